@@ -1,8 +1,8 @@
-"""Rows of an array gathered into a batch: by their numbers, in one pass without the GIL.
+"""Gather rows of an array into a batch, by index, in one pass without the GIL.
 
-A row is `num_runs` places of `count` items each, `item_nbytes` wide and `item_stride` apart: one run of one item where rows are
-contiguous, as also a slice of columns is. Rows are taken in random order, so the memory of a later one is asked for while an
-earlier one is copied; that hides most of the latency that a plain loop of copies waits for.
+A row is `num_runs` runs of `count` items each, `item_nbytes` wide and `item_stride` apart; contiguous rows, and slices of columns,
+are one run of one item. Rows are read in random order, so a later row is prefetched while an earlier one is copied; that hides most
+of the memory latency of a plain loop of copies.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
@@ -24,20 +24,20 @@ cdef extern from "streamed.h":
     void shml_copy_streamed(uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil
 
 cdef enum:
-    AHEAD = 16  # rows between asking and copying
+    AHEAD = 16  # rows between prefetch and copy
     LINE = 64
-    NBYTES_ASKED = 1024  # of a row: from there on the processor fetches ahead by itself
-    NBYTES_STREAMED = 1 << 18  # of a row: copied past the caches, since a batch of such does not stay in them
+    NBYTES_ASKED = 1024  # of a row; after these the processor prefetches by itself
+    NBYTES_STREAMED = 1 << 18  # rows of at least this many bytes bypass the caches: a batch of them does not stay in the caches
 
 
 cdef class RowGather:
-    """Rows of `row_nbytes` in memory that `keeper` keeps.
+    """Rows of `row_nbytes` in memory that `keeper` keeps alive.
 
     Args:
-        address, num_rows, row_stride: the first row, how many there are, bytes from one to the next.
+        address, num_rows, row_stride: address of the first row, number of rows, bytes from one row to the next.
         runs: byte offsets of a row's runs, in C order of its elements.
         count, item_nbytes, item_stride: the items of each run.
-        swap: bytes of each number, whose order is turned round; 1 leaves them.
+        swap: size of the numbers whose byte order is swapped; 1 swaps nothing.
     """
 
     cdef const uint8_t *_base
@@ -67,10 +67,10 @@ cdef class RowGather:
         self.row_nbytes = runs.shape[0] * count * item_nbytes
 
     def into(self, uintptr_t to, size_t nbytes, const int64_t[::1] indices):
-        """Copies the rows of these numbers, one behind the other; numbers below 0 count from the end.
+        """Copy the rows with these indices, one after another; negative indices count from the end.
 
         Raises:
-            IndexError: there is no such row; nothing is written then.
+            IndexError: a row does not exist; nothing is written then.
         """
         cdef Py_ssize_t i, n = indices.shape[0]
         cdef int64_t at, bad = -1
@@ -129,11 +129,11 @@ cdef class RowGather:
 cdef void copy_rows(
     uint8_t *to, const uint8_t *base, const int64_t *indices, Py_ssize_t n, int64_t num_rows, int64_t stride, size_t nbytes
 ) noexcept nogil:
-    """Rows that are one run each. All it needs is at hand in registers, which it is not behind a pointer to an object."""
+    """Copy rows of one run each. A function of its own keeps its values in registers instead of behind a pointer to an object."""
     cdef Py_ssize_t i
     cdef size_t line, asked = min(nbytes, <size_t>NBYTES_ASKED)
     cdef const uint8_t *row
-    if nbytes == 8:  # labels: a constant size needs no call
+    if nbytes == 8:  # labels: a constant size avoids a call
         for i in range(n):
             if i + AHEAD < n:
                 ask_for(base + (indices[i + AHEAD] + (num_rows if indices[i + AHEAD] < 0 else 0)) * stride)

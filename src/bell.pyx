@@ -1,10 +1,9 @@
-"""A semaphore's steady verbs: of a named one, or of one that lies in a memfd where /dev/shm cannot be written to.
+"""Wait for and post a semaphore: a named one, or one in a memfd where /dev/shm is not writable.
 
-Waiting on it is so that every signal handler gets its say:
-posix_ipc runs the handlers when a signal ends its wait, but keeps only KeyboardInterrupt of what they raise: an exit on SIGTERM or
-a time limit by SIGALRM would be lost. Here what a handler raises is raised. The wait is by the monotonic clock where the C library
-can do that, so a clock that is set does not prolong it. It is asked at run time (glibc 2.30 and newer can): wheels are built for
-an older one.
+Every signal handler runs during a wait, and its exception is raised. posix_ipc runs the handlers too, but keeps only
+KeyboardInterrupt of the exceptions they raise: an exit on SIGTERM or a time limit by SIGALRM would be lost. The wait uses the
+monotonic clock if the C library supports that, so setting the clock does not prolong it. Support is detected at run time (glibc
+2.30 and newer), because wheels are built for an older one.
 """
 
 cdef extern from *:
@@ -19,7 +18,7 @@ cdef extern from *:
 
     static int shml_sem_failed(sem_t *sem) { return sem == SEM_FAILED; }
 
-    /* The semaphore at the beginning of a file, or NULL and errno. */
+    /* Map the semaphore at the beginning of a file. Return NULL and set errno on failure. */
     static sem_t *shml_sem_map(int fd) {
         void *at = mmap(NULL, sizeof(sem_t), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
         return at == MAP_FAILED ? NULL : (sem_t *)at;
@@ -27,7 +26,7 @@ cdef extern from *:
 
     static void shml_sem_unmap(sem_t *sem) { munmap(sem, sizeof(sem_t)); }
 
-    /* Makes one there that nobody has posted; 0, or -1 and errno. */
+    /* Create a semaphore with the value 0 there. Return 0, or -1 and set errno. */
     static int shml_sem_make(int fd) {
         if (ftruncate(fd, sizeof(sem_t)) != 0) return -1;
         sem_t *sem = shml_sem_map(fd);
@@ -37,14 +36,14 @@ cdef extern from *:
         return failed;
     }
 
-    static int (*shml_clockwait)(sem_t *, clockid_t, const struct timespec *); /* NULL: this C library has none */
+    static int (*shml_clockwait)(sem_t *, clockid_t, const struct timespec *); /* NULL if this C library has none */
 
     static int shml_find_clockwait(void) {
         *(void **)&shml_clockwait = dlsym(RTLD_DEFAULT, "sem_clockwait");
         return shml_clockwait != NULL;
     }
 
-    /* 0, or the error number: ETIMEDOUT, EINTR. */
+    /* Return 0, or the error number: ETIMEDOUT, EINTR. */
     static int shml_sem_wait(sem_t *sem, double timeout_s) {
         struct timespec until;
         if (sem_trywait(sem) == 0) return 0;
@@ -79,19 +78,19 @@ from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
 
 import os
 
-IS_MONOTONIC = shml_find_clockwait()  # whether waits are by the clock that nobody sets
+IS_MONOTONIC = shml_find_clockwait()  # whether waits use the clock that cannot be set
 
 
 def make_semaphore(int fd):
-    """Makes a semaphore at the beginning of an empty file that can be written to; nobody has posted it."""
+    """Create a semaphore with the value 0 at the beginning of an empty, writable file."""
     if shml_sem_make(fd):
         PyErr_SetFromErrno(OSError)
 
 
 cdef class Bell:
-    """One process's open end of a semaphore that exists: a named one (the name begins with a slash), or the one in a file `fd`.
+    """This process's handle of an existing semaphore: a named one (the name begins with a slash), or the one in a file `fd`.
 
-    The descriptor is not needed any more once this is made.
+    The descriptor is not needed after construction.
     """
 
     cdef sem_t *_sem
@@ -120,19 +119,19 @@ cdef class Bell:
 
     @property
     def value(self):
-        """Pending rings."""
+        """Number of pending rings."""
         cdef int value
         if sem_getvalue(self._sem, &value):
             PyErr_SetFromErrno(OSError)
         return value
 
     def post(self):
-        """Rings once."""
+        """Ring once."""
         if sem_post(self._sem):
             PyErr_SetFromErrno(OSError)
 
     def wait(self, double timeout_s):
-        """Waits for a ring, without the GIL; False if none came in time or a signal came first. Raises what its handler does."""
+        """Wait for a ring, without the GIL. Return False after the timeout or a signal; raise what its handler raises."""
         cdef int failed
         with nogil:
             failed = shml_sem_wait(self._sem, timeout_s)
@@ -145,7 +144,7 @@ cdef class Bell:
         return False
 
     def post_up_to(self, int count):
-        """Rings so often that `count` rings are pending: more would only make workers scan for nothing."""
+        """Ring until `count` rings are pending: more would only make workers scan in vain."""
         cdef int value
         if sem_getvalue(self._sem, &value):
             PyErr_SetFromErrno(OSError)
@@ -155,6 +154,6 @@ cdef class Bell:
             value += 1
 
     def drain(self):
-        """Takes back all pending rings."""
+        """Remove all pending rings."""
         while sem_trywait(self._sem) == 0:
             pass

@@ -1,14 +1,15 @@
-/* What this x86-64 processor can do and its kernel lets programs use, asked of the processor itself. __builtin_cpu_supports asks the
- * compiler's own runtime, and zig's (0.17) answers no to everything: its wheels would be right, and slow.
+/* Detect what this x86-64 processor supports and its kernel lets programs use, by asking the processor itself.
+ * __builtin_cpu_supports asks the compiler's runtime, and zig's (0.17) answers no to everything: its wheels would be correct but
+ * slow.
  *
- * Source: Intel's manual, volume 1, 13.3 (what of the state the kernel keeps: XCR0), 14.3, 15.2; volume 2, CPUID. */
+ * Source: Intel's manual, volume 1, 13.3 (the state that the kernel saves: XCR0), 14.3, 15.2; volume 2, CPUID. */
 #ifndef SHML_CPU_H
 #define SHML_CPU_H
 
 #ifdef __x86_64__
 #include <cpuid.h>
 
-#define SHML_CPU_SSE42 1u        /* CRC32, too */
+#define SHML_CPU_SSE42 1u        /* and CRC32 */
 #define SHML_CPU_AVX2 2u
 #define SHML_CPU_AVX512 4u       /* F, BW, DQ and VL */
 #define SHML_CPU_VPCLMULQDQ 8u   /* and AVX-512 */
@@ -28,9 +29,9 @@ static unsigned shml_cpu_asked(void) {
     return has;
 }
 
-/* Whether all of these are there. */
+/* Return whether all of these are supported. */
 static inline int shml_cpu_has(unsigned wanted) {
-    static unsigned known; /* asked once: CPUID takes microseconds in virtual machines */
+    static unsigned known; /* detected once: CPUID takes microseconds in virtual machines */
     unsigned has = __atomic_load_n(&known, __ATOMIC_RELAXED);
     if (!has) __atomic_store_n(&known, has = shml_cpu_asked(), __ATOMIC_RELAXED);
     return (has & wanted) == wanted;

@@ -1,12 +1,13 @@
-/* CRC-32C (Castagnoli) of memory, alone or together with copying it.
+/* CRC-32C (Castagnoli) of memory, alone or while copying it.
 
-   The instruction takes 3 cycles and a new one may begin every cycle, so three stretches of a block are summed at once and joined:
-   the sum of the first is carried over as many zero bytes as the others have, a linear map that four tables of 256 words hold. The
-   copy goes along in the same registers: each byte is read once. Two block sizes, so that short inputs have three stretches too; the
-   long one is no multiple of 4096, or loads of one stretch would wait for stores of another that agree in their low 12 bits.
+   The instruction takes 3 cycles and one can start every cycle, so three stretches of a block are summed at once and combined:
+   the sum of the first is advanced over as many zero bytes as the others have, a linear map stored in four tables of 256 words.
+   The copy uses the same registers, so each byte is read once. There are two block sizes, so short inputs have three stretches
+   too; the long one is not a multiple of 4096, because then loads of one stretch would wait for stores of another whose
+   addresses agree in their low 12 bits.
 
-   SSE4.2 and ARMv8's crc extension are looked for at run time; without them, eight tables take eight bytes a turn. Where there are
-   products without carries of 512 bits, runs that are only summed go by those.
+   SSE4.2 and ARMv8's crc extension are detected at run time; without them, eight tables process eight bytes per step. On
+   processors with 512-bit carry-less multiplication, runs that are summed without a copy use it.
 
    Source: Mark Adler, crc32c.c, https://stackoverflow.com/a/17646775 (the zero operator); Intel, "Fast CRC Computation for iSCSI
    Polynomial Using CRC32 Instruction" (three stretches). */
@@ -22,7 +23,7 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-#define CRC_TARGET __attribute__((target("sse4.2,crc32"))) /* clang counts it as a feature of its own */
+#define CRC_TARGET __attribute__((target("sse4.2,crc32"))) /* clang treats it as a separate feature */
 #define CRC_EIGHT(crc, x) _mm_crc32_u64(crc, x)
 #define CRC_ONE(crc, x) _mm_crc32_u8((uint32_t)(crc), x)
 #elif defined(__aarch64__)
@@ -35,15 +36,15 @@
 #endif
 
 #define CRC_POLYNOMIAL 0x82F63B78u /* reflected */
-#define CRC_LONG 5184u             /* bytes of a stretch of a long block */
-#define CRC_SHORT 256u             /* and of a short one */
-#define CRC_AHEAD 512u             /* bytes that a streamed copy fetches ahead; measured */
+#define CRC_LONG 5184u             /* bytes in a stretch of a long block */
+#define CRC_SHORT 256u             /* bytes in a stretch of a short block */
+#define CRC_AHEAD 512u             /* bytes that a streamed copy prefetches; measured */
 
 static uint32_t crc_tables[8][256]; /* [k][b]: the sum of byte b with k zero bytes after it */
-static uint32_t crc_over_long[4][256]; /* [k][b]: byte k of a sum, carried over CRC_LONG zero bytes */
+static uint32_t crc_over_long[4][256]; /* [k][b]: byte k of a sum, advanced over CRC_LONG zero bytes */
 static uint32_t crc_over_short[4][256];
-static int crc_has_instruction; /* whether this processor has it */
-static int crc_is_wide; /* and products without carries of 512 bits */
+static int crc_has_instruction; /* whether this processor has the instruction */
+static int crc_is_wide; /* and 512-bit carry-less multiplication */
 
 static void crc_make_zeros(uint32_t tables[4][256], size_t nbytes) {
     uint32_t bits[32];
@@ -61,7 +62,7 @@ static void crc_make_zeros(uint32_t tables[4][256], size_t nbytes) {
         }
 }
 
-/* Fills the tables; once, before anything else here. */
+/* Fill the tables; call once, before anything else here. */
 static void crc_start(void) {
     for (uint32_t byte = 0; byte < 256; byte++) {
         uint32_t crc = byte;
@@ -85,12 +86,12 @@ static inline uint32_t crc_carried(uint32_t tables[4][256], uint32_t crc) {
     return tables[0][crc & 0xff] ^ tables[1][crc >> 8 & 0xff] ^ tables[2][crc >> 16 & 0xff] ^ tables[3][crc >> 24];
 }
 
-/* The sum without the instruction; `crc` and the result are not inverted. */
+/* Return the sum without the instruction; `crc` and the result are not inverted. */
 static uint32_t crc_by_tables(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) {
     if (to && nbytes) memcpy(to, at, nbytes);
     for (; nbytes >= 8; nbytes -= 8, at += 8) {
         uint64_t x;
-        memcpy(&x, at, 8); /* little-endian, as are all machines shmload runs on */
+        memcpy(&x, at, 8); /* little-endian, like all supported machines */
         x ^= crc;
         crc = crc_tables[7][x & 0xff] ^ crc_tables[6][x >> 8 & 0xff] ^ crc_tables[5][x >> 16 & 0xff] ^
               crc_tables[4][x >> 24 & 0xff] ^ crc_tables[3][x >> 32 & 0xff] ^ crc_tables[2][x >> 40 & 0xff] ^
@@ -102,7 +103,7 @@ static uint32_t crc_by_tables(uint32_t crc, uint8_t *to, const uint8_t *at, size
 
 #ifdef CRC_TARGET
 
-/* Three stretches of `block` bytes, as often as they fit. */
+/* Process three stretches of `block` bytes as often as they fit. */
 #define CRC_BLOCKS(block, tables)                                                      \
     while (nbytes >= 3 * (size_t)(block)) {                                            \
         uint64_t a = crc, b = 0, c = 0;                                                \
@@ -146,15 +147,15 @@ CRC_TARGET __attribute__((always_inline)) static inline uint32_t crc_by_instruct
 
 #if defined(__x86_64__)
 
-/* What stands `distance` bytes further on, so that both have the sum together: two products without carries. */
+/* Advance `x` by `distance` bytes onto `next`, so that the sum covers both: two carry-less multiplications. */
 #define CRC_FOLDED(x, next, distance) \
     _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(x, distance, 0x00), _mm512_clmulepi64_epi128(x, distance, 0x11), next, 0x96)
 #define CRC_FOLDED_16(x, next) \
     _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(x, by_16, 0x00), _mm_clmulepi64_si128(x, by_16, 0x11)), next)
 
-/* A run of 256 bytes or more, 256 at a time: a third of the time of the three stretches, which matters for records of some KiB, as
-   those are summed by themselves. Source: V. Gopal et al., Fast CRC computation for generic polynomials using PCLMULQDQ, 2009; the
-   factors are x^(8n+32) and x^(8n-32) modulo the polynomial for a distance of n bytes, as P. Cawley's fast-crc32 has them. */
+/* Sum a run of 256 bytes or more, 256 at a time, in a third of the time of the three stretches; this matters for records of some
+   KiB, which are summed separately. Source: V. Gopal et al., Fast CRC computation for generic polynomials using PCLMULQDQ, 2009;
+   the factors are x^(8n+32) and x^(8n-32) modulo the polynomial for a distance of n bytes, as in P. Cawley's fast-crc32. */
 __attribute__((target("sse4.2,crc32,pclmul,avx512f,avx512vl,vpclmulqdq"))) static uint32_t crc_of_wide_run(
     uint32_t crc, const uint8_t *at, size_t nbytes) {
     const __m512i by_256 = _mm512_broadcast_i32x4(_mm_setr_epi32((int)0xdcb17aa4, 0, (int)0xb9e02b86, 0));
@@ -180,7 +181,7 @@ __attribute__((target("sse4.2,crc32,pclmul,avx512f,avx512vl,vpclmulqdq"))) stati
     return crc_by_instruction(sum, NULL, at, nbytes, 0);
 }
 
-#define CRC_WIDE_FROM 512u /* bytes of a run from which folding is the faster way */
+#define CRC_WIDE_FROM 512u /* bytes of a run from which folding is faster */
 
 #endif
 
@@ -197,15 +198,15 @@ CRC_TARGET static uint32_t crc_of_copy(uint32_t crc, uint8_t *to, const uint8_t 
 
 #if defined(__x86_64__)
 
-/* A copy for what its reader takes from memory anyway: stores that go past the caches need not fetch what they overwrite. */
+/* A copy for data that its reader loads from memory anyway: stores that bypass the caches do not fetch what they overwrite. */
 CRC_TARGET static uint32_t crc_of_stream(uint64_t crc, uint8_t *restrict to, const uint8_t *restrict at, size_t nbytes) {
     const size_t head = -(uintptr_t)to & 63;
     if (nbytes < head + 3 * (size_t)CRC_LONG) return crc_of_copy((uint32_t)crc, to, at, nbytes);
-    crc = crc_of_copy((uint32_t)crc, to, at, head); /* whole lines of the cache from here on: CRC_LONG is some of them */
+    crc = crc_of_copy((uint32_t)crc, to, at, head); /* whole cache lines from here on: CRC_LONG is a multiple of one */
     for (to += head, at += head, nbytes -= head; nbytes >= 3 * (size_t)CRC_LONG; nbytes -= 3 * (size_t)CRC_LONG) {
         uint64_t a = crc, b = 0, c = 0;
         for (size_t line = 0; line < CRC_LONG; line += 64) {
-            _mm_prefetch((const char *)at + line + CRC_AHEAD, _MM_HINT_T0); /* a hint, which may lie behind the end */
+            _mm_prefetch((const char *)at + line + CRC_AHEAD, _MM_HINT_T0); /* only a hint; the address may be past the end */
             _mm_prefetch((const char *)at + line + CRC_LONG + CRC_AHEAD, _MM_HINT_T0);
             _mm_prefetch((const char *)at + line + 2 * CRC_LONG + CRC_AHEAD, _MM_HINT_T0);
             for (size_t i = line; i < line + 64; i += 8) {
@@ -226,7 +227,7 @@ CRC_TARGET static uint32_t crc_of_stream(uint64_t crc, uint8_t *restrict to, con
         at += 3 * CRC_LONG;
         to += 3 * CRC_LONG;
     }
-    _mm_sfence(); /* such stores are not ordered: who hears of the batch must see them */
+    _mm_sfence(); /* these stores are not ordered: the process that is told of the batch must see them */
     return crc_of_copy((uint32_t)crc, to, at, nbytes);
 }
 
@@ -252,19 +253,19 @@ static uint32_t crc_of_stream(uint32_t crc, uint8_t *to, const uint8_t *at, size
 
 #endif
 
-/* The CRC-32C of what `crc` is the sum of, with these bytes behind it; copies them to `to` unless that is NULL. */
+/* Return the CRC-32C of the data summed in `crc` followed by these bytes; copy them to `to` unless it is NULL. */
 static inline uint32_t crc32c_copied(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) {
     if (!crc_has_instruction) return ~crc_by_tables(~crc, to, at, nbytes);
     return ~(to ? crc_of_copy(~crc, to, at, nbytes) : crc_of_run(~crc, at, nbytes));
 }
 
-/* The same with a copy past the caches where there is a way: for what is larger than they are when it is read again. */
+/* The same with a copy that bypasses the caches where supported: for data larger than the caches when it is read again. */
 static inline uint32_t crc32c_streamed(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) {
     if (!crc_has_instruction) return ~crc_by_tables(~crc, to, at, nbytes);
     return ~crc_of_stream(~crc, to, at, nbytes);
 }
 
-/* As TFRecord stores it: the sum of data that holds sums is unsafe, says its author. */
+/* Mask a sum as TFRecord stores it: its author says that a sum over data that contains sums is unsafe. */
 static inline uint32_t crc_masked(uint32_t crc) { return (crc >> 15 | crc << 17) + 0xa282ead8u; }
 
 #endif

@@ -1,4 +1,4 @@
-"""CRC-32C of buffers: the checksum of TFRecord, by the processor's instruction where it has one; see crc32c.h."""
+"""CRC-32C of buffers: the checksum of TFRecord, with the processor's instruction if it has one; see crc32c.h."""
 
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint8_t, uint32_t
@@ -16,10 +16,10 @@ HAS_INSTRUCTION = bool(crc_has_instruction)
 
 
 def crc32c(source, uint32_t crc=0, bint by_tables=False):
-    """The sum of a C-contiguous buffer behind what `crc` is the sum of.
+    """Return the sum of the data summed in `crc` followed by a C-contiguous buffer.
 
     Args:
-        by_tables: do without the instruction.
+        by_tables: do not use the instruction.
     """
     cdef Py_buffer view
     PyObject_GetBuffer(source, &view, PyBUF_C_CONTIGUOUS)
@@ -33,13 +33,13 @@ def crc32c(source, uint32_t crc=0, bint by_tables=False):
 
 
 def copy_crc32c(to, source, bint by_tables=False, bint streams=False):
-    """Copies a C-contiguous buffer to the start of another and gives its sum.
+    """Copy a C-contiguous buffer to the start of another and return its sum.
 
     Args:
-        by_tables: do without the instruction.
-        streams: write past the caches.
+        by_tables: do not use the instruction.
+        streams: bypass the caches.
     Raises:
-        ValueError: `to` is the shorter one.
+        ValueError: `to` is shorter than `source`.
     """
     cdef Py_buffer view, room
     cdef uint32_t crc
@@ -64,5 +64,5 @@ def copy_crc32c(to, source, bint by_tables=False, bint streams=False):
 
 
 def masked(uint32_t crc):
-    """A sum as TFRecord stores it."""
+    """Return a sum as TFRecord stores it."""
     return crc_masked(crc)

@@ -1,4 +1,4 @@
-"""Cutting samples into batches whose padded size stays within a budget."""
+"""Cut samples into batches whose padded size stays within a budget."""
 
 from libc.stdint cimport int64_t
 
@@ -6,11 +6,11 @@ from libc.stdint cimport int64_t
 def cut(const int64_t[::1] lengths, int64_t budget, int64_t max_rows, int64_t[::1] starts):
     """Cut consecutive samples into batches: each takes samples while rows * longest <= budget and rows <= max_rows.
 
-    A sample longer than the budget is a batch of its own. Nothing is looked at twice, so neighbours should be alike.
+    A sample longer than the budget is a batch of its own. Each sample is examined once, so neighbors should have similar lengths.
 
     Args:
-        lengths: of the samples in their order; none above 2^31, and 0 counts as 1.
-        starts: out: where each batch starts, as many as there are samples at most.
+        lengths: lengths of the samples in their order; none above 2^31, and 0 counts as 1.
+        starts: output: first sample of each batch; at most as many as there are samples.
     Returns:
         the number of batches.
     """

@@ -1,10 +1,10 @@
-"""XXH64 of memory: the 64-bit digest that the audit writes of a delivered batch.
+"""XXH64 of memory: the 64-bit digest that the audit writes for a delivered batch.
 
     32 bytes a turn over four lanes | lanes merged | the rest by 8, 4 and 1 bytes | avalanche
 
-A fixed, published function, because audit files are read by other machines and later versions. Measured on one core against what
-Python brings: zlib.crc32 5 GB/s (and 32 bits give two of 65,000 batches the same value by chance), blake2b 0.9 GB/s, this 16 GB/s, about
-what the core reads from memory. It guards against mistakes and not against forgers.
+A fixed, published function, because audit files are read by other machines and later versions. Measured on one core against
+Python's own: zlib.crc32 5 GB/s (and with 32 bits two of 65,000 batches have the same value by chance), blake2b 0.9 GB/s, this 16
+GB/s, about as fast as the core reads from memory. It detects mistakes, not forgery.
 
 Source: Yann Collet, "xxHash fast digest algorithm", revision 0.1.1, section XXH64,
 https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md
@@ -18,7 +18,7 @@ cdef extern from *:
     void __builtin_prefetch(const void *) noexcept nogil
 
 cdef enum:
-    AHEAD = 2048  # bytes: what comes from another core's cache or from memory takes as long as hashing so many
+    AHEAD = 2048  # bytes: loads from another core's cache or from memory take as long as hashing this many
 
 cdef uint64_t P1 = 0x9E3779B185EBCA87
 cdef uint64_t P2 = 0xC2B2AE3D27D4EB4F
@@ -26,7 +26,7 @@ cdef uint64_t P3 = 0x165667B19E3779F9
 cdef uint64_t P4 = 0x85EBCA77C2B2AE63
 cdef uint64_t P5 = 0x27D4EB2F165667C5
 
-cdef size_t LONG_READ = 16384  # bytes from which hashing outlasts giving up the GIL and taking it again
+cdef size_t LONG_READ = 16384  # bytes from which hashing takes longer than releasing and reacquiring the GIL
 
 
 cdef inline uint64_t rotated(uint64_t x, int bits) noexcept nogil:
@@ -35,7 +35,7 @@ cdef inline uint64_t rotated(uint64_t x, int bits) noexcept nogil:
 
 cdef inline uint64_t eight(const uint8_t *at) noexcept nogil:
     cdef uint64_t x
-    memcpy(&x, at, 8)  # little-endian, as are all machines shmload runs on
+    memcpy(&x, at, 8)  # little-endian, like all supported machines
     return x
 
 
@@ -54,7 +54,7 @@ cdef uint64_t hashed(const uint8_t *at, size_t nbytes) noexcept nogil:
     if nbytes >= 32:
         a, b, c, d = P1 + P2, P2, 0, 0 - P1
         while end - at >= 32:
-            __builtin_prefetch(at + AHEAD)  # a hint, which may lie behind the end
+            __builtin_prefetch(at + AHEAD)  # only a hint; the address may be past the end
             a = stirred(a, eight(at))
             b = stirred(b, eight(at + 8))
             c = stirred(c, eight(at + 16))
@@ -90,12 +90,12 @@ cdef inline uint64_t hashed_without_gil(const uint8_t *at, size_t nbytes):
 
 
 def hash_at(uintptr_t address, size_t nbytes):
-    """XXH64 of `nbytes` at an address, which the caller keeps mapped; without the GIL if that is worth it."""
+    """Return the XXH64 of `nbytes` at an address, which the caller keeps mapped; without the GIL if that pays."""
     return hashed_without_gil(<const uint8_t *>address, nbytes)
 
 
 def hash_bytes(source):
-    """XXH64 of a C-contiguous buffer."""
+    """Return the XXH64 of a C-contiguous buffer."""
     cdef Py_buffer view
     PyObject_GetBuffer(source, &view, PyBUF_C_CONTIGUOUS)
     try:

@@ -1,4 +1,5 @@
-"""Draws that need no state: random words by position, and weighted indices from an alias table. draws.h says how, and whence."""
+"""Stateless draws: random words by position, and weighted indices from an alias table. See draws.h for the method and its sources.
+"""
 
 from libc.stdint cimport int64_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -14,14 +15,14 @@ cdef extern from "draws.h" nogil:
 
 
 def fill_words(uint64_t[::1] out, *, uint64_t seed, uint64_t epoch, uint64_t stream, uint64_t n, uint64_t start=0):
-    """Write the random words of positions [start, start + len(out)) into out; n keys them besides the seed."""
+    """Write the random words of positions [start, start + len(out)) into out; n is part of the key, besides the seed."""
     if out.shape[0]:
         with nogil:
             shml_draw_words(seed, n, epoch, stream, start, &out[0], out.shape[0])
 
 
 cdef class AliasTable:
-    """Draws indices in proportion to weights: 16 bytes an index, two memory accesses a draw.
+    """A table for drawing indices in proportion to weights: 16 bytes an index, two memory accesses a draw.
 
     Args:
         weights: in units of 2^-63 of the largest, so that one of them is 2^63; fewer than 2^31.

@@ -1,6 +1,6 @@
-"""Reading the flight recorder of a ring (src/events.h), inside the trainer or from another process, without disturbing anyone.
+"""Read the flight recorder of a ring (src/events.h), in the trainer or from another process, without disturbing any writer.
 
-What lies in the block is checked against its length once, and only what was checked is used afterwards.
+The block's offsets are checked against its length once, and only the checked values are used afterwards.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
@@ -34,12 +34,12 @@ RESULTS = {SHML_DONE: "done", SHML_VOID: "void", SHML_ERROR: "error"}
 
 
 cdef class Recorders:
-    """The recorders of one control block: of each worker, and, the last, of the trainer.
+    """The recorders of one control block: one for each worker and, last, the trainer's.
 
     Args:
-        control: mapping of the block; a read-only one will do.
+        control: mapping of the block; may be read-only.
     Raises:
-        ValueError: it is no control block of this version, it is damaged, or it has no recorders.
+        ValueError: not a control block of this version, damaged, or without recorders.
     """
 
     cdef object _control
@@ -83,24 +83,24 @@ cdef class Recorders:
 
     @property
     def capacity(self):
-        """Events that a recorder keeps."""
+        """Number of events that a recorder keeps."""
         return self._capacity
 
     @property
     def is_closing(self):
-        """Whether the loader has asked its workers to leave."""
+        """Whether the loader has asked its workers to exit."""
         return bool((<shml_header *><uintptr_t>self._control.address).is_closing)
 
     def pids(self):
-        """The process number of each worker, as it knows it; 0: it has not started."""
+        """Return the process ID of each worker as the worker itself sees it; 0 if it has not started."""
         return [self._workers[worker].pid for worker in range(self.num_workers)]
 
     def heads(self):
-        """How many events each owner has ever written."""
+        """Return how many events each owner has ever written."""
         return [self._recorder(owner).head for owner in range(self.num_workers + 1)]
 
     def most_unread(self, list since):
-        """Of all recorders, the largest number of events written after the numbers given."""
+        """Return the largest number of events that any recorder has written after the given numbers."""
         cdef uint64_t most = 0, head, seen
         cdef int owner
         for owner in range(self.num_workers + 1):
@@ -110,10 +110,10 @@ cdef class Recorders:
         return most
 
     def read(self, int owner, uint64_t since):
-        """The events from number `since` on that are still whole.
+        """Return the events numbered `since` or later that still exist.
 
         Returns:
-            (first, raw): the number of the first, and EVENT_NBYTES for each. Those from `since` to `first` were overwritten.
+            (first, raw): the number of the first, and EVENT_NBYTES bytes for each. Those from `since` to `first` were overwritten.
         """
         cdef shml_recorder *recorder = self._recorder(owner)
         if recorder.head <= since:

@@ -1,7 +1,7 @@
-# tf.train.Example and SequenceExample on the wire, without copying; included by records.pyx.
+# tf.train.Example and SequenceExample in protobuf's wire format, without copying; included by records.pyx.
 #
-# Every step goes through `Cursor`, whose functions are the only ones that look at bytes, and none looks beyond `end`. A field is
-# first surveyed (which map entry counts, of what kind, how many values) and written later from that entry, once there is a place.
+# Every step uses `Cursor`; only its functions read bytes, and none reads past `end`. A field is first surveyed (the effective map
+# entry, its kind, the number of values) and written later from that entry, once its place is known.
 
 cdef struct Cursor:
     const uint8_t *at
@@ -10,17 +10,17 @@ cdef struct Cursor:
 cdef struct FieldSpec:
     const uint8_t *name
     size_t name_nbytes
-    int kind  # of element: one of the codes below
+    int kind  # of an element: one of the codes below
     size_t itemsize
-    int64_t numel  # values of a row; of one step along the ragged dimension if is_ragged
+    int64_t numel  # values in a row; in one step along the ragged dimension if is_ragged
     bint is_ragged
     bint is_text  # one value of any length, as bytes
     const uint8_t *fill  # a row for records that lack the field, or NULL
 
 cdef struct Found:
-    const uint8_t *entry  # the map entry that counts (the last), NULL: none
+    const uint8_t *entry  # the effective map entry (the last one), or NULL
     size_t entry_nbytes
-    const uint8_t *since  # first list of the final kind: a oneof's other member has replaced what lies before
+    const uint8_t *since  # first list of the final kind; the oneof's other member, before it, is discarded
     const uint8_t *at  # the last payload
     size_t nbytes
     int64_t count  # values
@@ -28,9 +28,9 @@ cdef struct Found:
     int64_t steps  # extent of the ragged dimension
     int64_t num_frames
     int kind  # NOTHING, BYTES, FLOATS, INTS
-    bint is_list  # of feature_lists
+    bint is_list  # from feature_lists
 
-cdef struct Room:  # of one row; what lies in a file may change between its survey and its writing, so it is no bound
+cdef struct Room:  # for one row; a bound of its own, because the file may change between survey and writing
     uint8_t *at
     uint8_t *end
 
@@ -45,7 +45,7 @@ cdef enum:
         NO_SUCH_INDEX, CHANGED
 
 cdef enum:
-    MAX_DEPTH = 32  # of groups, which no writer of Examples makes
+    MAX_DEPTH = 32  # nesting of groups, which no writer of Examples uses
 
 
 cdef inline bint varint(Cursor *c, uint64_t *value) noexcept nogil:
@@ -149,7 +149,7 @@ cdef int write_floats(const FieldSpec *spec, uint8_t *to, const uint8_t *at, int
 
 
 cdef int walk_values(Cursor c, int kind, Found *found, const FieldSpec *spec, Room *to) noexcept nogil:
-    """The values of one list message: counted in `found`, or written if `to` is given."""
+    """Count the values of one list message in `found`, or write them if `to` is given."""
     cdef uint64_t number, value
     cdef int wire, problem
     cdef Cursor inner
@@ -220,7 +220,7 @@ cdef int walk_values(Cursor c, int kind, Found *found, const FieldSpec *spec, Ro
 
 
 cdef int walk_feature(Cursor c, Found *found, const FieldSpec *spec, Room *to) noexcept nogil:
-    """A Feature message, added to what was found of the same feature before; or written, if `to` is given."""
+    """Add a Feature message to what was found of the same feature before, or write it if `to` is given."""
     cdef uint64_t number
     cdef int wire, problem
     cdef Cursor inner
@@ -236,7 +236,7 @@ cdef int walk_feature(Cursor c, Found *found, const FieldSpec *spec, Room *to) n
         if not submessage(&c, &inner):
             return BAD_WIRE
         if to == NULL:
-            if found.kind != <int>number:  # a oneof: the other member goes
+            if found.kind != <int>number:  # a oneof: the other member is discarded
                 found.kind = number
                 found.since = start
                 found.count = found.num_pieces = 0
@@ -251,7 +251,7 @@ cdef int walk_feature(Cursor c, Found *found, const FieldSpec *spec, Room *to) n
 
 
 cdef int fits(const Found *found, const FieldSpec *spec, int64_t *steps) noexcept nogil:
-    """Whether what was found is a row of the field, and how many steps it has."""
+    """Check whether the values found form a row of the field, and set the number of its steps."""
     cdef int64_t step_nbytes = spec.numel * <int64_t>spec.itemsize
     cdef int64_t count = found.count
     steps[0] = 1
@@ -280,7 +280,7 @@ cdef int fits(const Found *found, const FieldSpec *spec, int64_t *steps) noexcep
 
 
 cdef int walk_entry(Found *found, const FieldSpec *spec, Room *to) noexcept nogil:
-    """The value of the map entry that counts: surveyed, or written if `to` is given."""
+    """Survey the value of the effective map entry, or write it if `to` is given."""
     cdef Cursor c, inner, frame
     cdef uint64_t number
     cdef int wire, problem = FINE
@@ -324,7 +324,7 @@ cdef int walk_entry(Found *found, const FieldSpec *spec, Room *to) noexcept nogi
 
 
 cdef int fits_frame(const Found *one, const FieldSpec *spec) noexcept nogil:
-    """Whether a Feature of a feature list is one step of the field."""
+    """Check whether a Feature of a feature list is one step of the field."""
     if one.kind == BYTES:
         if one.count != 1:
             return WRONG_COUNT
@@ -335,7 +335,7 @@ cdef int fits_frame(const Found *one, const FieldSpec *spec) noexcept nogil:
 
 
 cdef int find_entries(Cursor c, const FieldSpec *specs, int num_fields, Found *found, bint is_list) noexcept nogil:
-    """The map entries of a Features or FeatureLists message that are fields'; a later one takes the place of an earlier."""
+    """Find the map entries of the fields in a Features or FeatureLists message; a later entry replaces an earlier one."""
     cdef Cursor entry, inside, part, key
     cdef uint64_t number
     cdef int wire, i, which, guess = 0
@@ -372,7 +372,7 @@ cdef int find_entries(Cursor c, const FieldSpec *specs, int num_fields, Found *f
 
 
 cdef int survey_example(Cursor c, bint is_sequence, const FieldSpec *specs, int num_fields, Found *found, int *which) noexcept nogil:
-    """Finds every field of a record; `which` is the field a problem is about, -1: none."""
+    """Find every field of a record; `which` is the field that a problem is about, or -1."""
     cdef Cursor inner
     cdef uint64_t number
     cdef int wire, problem, i
@@ -395,7 +395,7 @@ cdef int survey_example(Cursor c, bint is_sequence, const FieldSpec *specs, int 
             if problem:
                 return problem
         if found[i].entry == NULL or (found[i].kind == NOTHING and not found[i].is_list):
-            found[i].entry = NULL  # a feature without a kind is as good as none
+            found[i].entry = NULL  # a feature without a kind counts as missing
             found[i].steps = 0
             if specs[i].fill == NULL and not (specs[i].is_ragged and not specs[i].is_text):
                 return MISSING

@@ -1,9 +1,9 @@
-/* What a file was when it was mapped, and whether it is still that.
+/* The state of a file when it was mapped, and whether it has changed.
 
-   Who reads behind the new end of a mapped file that was cut off is killed (SIGBUS), and one that was written over gives bytes nobody
-   meant to be together. So a reader asks before and after it reads. By name, since a descriptor kept open for each of some thousand
-   shards is more than most systems allow; a file that was replaced by another of its name, or removed, is still whole in its
-   mapping. */
+   Reading a mapped file past the end to which it was truncated kills the process (SIGBUS), and a file that was overwritten gives
+   a mix of old and new bytes. So a reader checks before and after it reads. It checks by name, because an open descriptor for
+   each of some thousand shards is more than most systems allow; a file that was replaced by another of its name, or removed, is
+   still complete in its mapping. */
 
 #ifndef SHMLOAD_FILE_STATE_H
 #define SHMLOAD_FILE_STATE_H
@@ -24,7 +24,7 @@ static inline void file_state_of(const struct stat *status, FileState *state) {
     state->mtime_ns = (int64_t)status->st_mtim.tv_sec * 1000000000 + status->st_mtim.tv_nsec;
 }
 
-/* Whether the very file that `was` describes has other contents now. */
+/* Return whether the same file that `was` describes has other contents now. */
 static inline int file_has_changed(const char *path, const FileState *was) {
     struct stat status;
     FileState now;

@@ -1,4 +1,4 @@
-# file_state.h as Cython sees it; included by mapped_file.pyx and records.pyx.
+# Cython declarations of file_state.h; included by mapped_file.pyx, records.pyx and tar_rows.pyx.
 
 from libc.stdint cimport int64_t, uint64_t
 

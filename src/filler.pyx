@@ -214,7 +214,7 @@ cdef class WorkerRing:
         num_begun += 1
         self.key, self.row, self.begun = key, row, num_begun
         self.index = PyLong_AsLongLongAndOverflow(key, &has_overflown) if PyLong_CheckExact(key) else -1
-        me.index = <uint64_t>self.index  # also -1 if the key has overflown
+        me.index = <uint64_t>self.index  # also -1 if the key has overflowed
         me.since_ns = shml_now_ns()
         me.row = <uint64_t>row
         me.now = self._claim.order << 16 | <uint64_t>(row & 0xFFFF)
@@ -373,16 +373,16 @@ cdef class WorkerRing:
 
 
 cdef class ChunkWriter:
-    """Writes the samples of a claimed chunk into their rows, or gathers them, one after another, and begins the next one of each.
+    """A writer of a claimed chunk: it writes samples into their rows, or gathers them, and begins the next sample each time.
 
-    This takes one call for each sample, because for small samples calls cost more than bytes.
+    It takes one call for each sample, because for small samples calls cost more than bytes.
 
     Args:
         part: the rows; None if samples are only gathered.
         keys: keys of the batch's samples.
         row: row of the sample that has been begun.
         begin: begins a sample, like `WorkerRing.begin_row`; None for the ring's own.
-        reseeder: seeds the global generators before a sample; None if they are not seeded, or by `begin`.
+        reseeder: seeds the global generators before a sample; None if they are not seeded, or seeded by `begin`.
         seed_rest: (left, seed, epoch, index, keys, row) -> None, seeds the generators that `reseeder` has left.
 
     Attributes:

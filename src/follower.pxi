@@ -1,15 +1,15 @@
-# A ring as a rank sees it that reads another rank's; included by trainer.pyx.
+# A ring as seen by a rank that reads another rank's ring; included by trainer.pyx.
 
 cdef extern from *:
     """
-    typedef struct { /* what the end of a follower's lease must know */
+    typedef struct { /* state that the end of a follower's lease needs */
         shml_share share;
         uint32_t rank;
         int num_forks;
     } shml_holder;
     static void shml_end_hold(void *context, uint32_t slot) {
         shml_holder *holder = (shml_holder *)context;
-        if (holder->num_forks == shml_num_forks) /* a forked child's copy says nothing about the slot */
+        if (holder->num_forks == shml_num_forks) /* the copy in a forked child does not hold the slot */
             shml_share_let_go(&holder->share, holder->rank, slot);
     }
     static void shml_report_ends(shml_local_ring *local_ring, shml_holder *holder) {
@@ -25,18 +25,18 @@ cdef extern from *:
 
 
 cdef class _Holder:
-    """Lives as long as a lease of this follower's, and the words in which the leases' ends are reported with it."""
+    """Owns the words in which the ends of leases are reported; lives as long as any lease of this follower."""
 
     cdef shml_holder _holder
     cdef object _memory
 
 
 cdef class FollowerRing:
-    """A ring that another rank leads: batches are found, leased and passed; nothing is published.
+    """A ring led by another rank: find, lease and pass batches, but publish nothing.
 
     Args:
         control: mapping of the leader's control block.
-        shared: what the ranks report to each other.
+        shared: the words that the ranks report to each other.
     """
 
     cdef shml_ring _ring
@@ -82,17 +82,18 @@ cdef class FollowerRing:
         return 0
 
     def find(self, Order order):
-        """The slot in which the leader has ordered a batch, -1: it has not yet. It stays there until it is passed."""
+        """Return the slot of a batch that the leader has ordered, or -1. The batch stays in that slot until it is passed."""
         self._slot(0)
         return shml_share_find(&self._shared._share, self._shared.me, self._shared.generation, order.epoch, order.step)
 
     def look(self, int slot):
-        """FILLING, READY or FAILED, of a slot that `find` gave. FILLING is also what its leader has yet to see to."""
+        """Return FILLING, READY or FAILED for a slot returned by `find`. FILLING includes all that the leader still has to handle.
+        """
         self._slot(slot)
         return shml_share_look(&self._shared._share, &self._ring, slot)
 
     def failure(self, int slot):
-        """Of a FAILED slot: the worker's error text; None: a sample has ended its workers."""
+        """Return the worker's error text of a FAILED slot, or None if a sample has crashed its workers."""
         self._slot(slot)
         cdef uint64_t order
         cdef shml_status status = shml_share_inspect(&self._shared._share, &self._ring, slot, &order)
@@ -102,18 +103,19 @@ cdef class FollowerRing:
         return (<const char *>shml_text_area(&self._ring, slot))[:nbytes]
 
     def payload(self, int slot):
-        """(version, path, offset, nbytes) of the payload of a slot that `find` gave."""
+        """Return (version, path, offset, nbytes) of the payload of a slot returned by `find`."""
         self._slot(slot)
         cdef shml_slot *record = &self._ring.slots[slot]
         return record.payload_version, <bytes>(<const char *>record.payload_path), record.payload_offset, record.payload_nbytes
 
     def let_go(self):
-        """Unmaps the payloads, as far as no lease is left: this rank takes nothing any more."""
+        """Unmap the payloads that have no lease; this rank takes no batches afterwards."""
         self._slot(0)
         shml_local_ring_close(self._local_ring)
 
     def set_payload(self, int slot, memory, uint64_t offset, uint64_t nbytes):
-        """Says where a slot's bytes lie in this process: a private mapping, so that what a program writes is its own."""
+        """Set where a slot's bytes are in this process: in a private mapping, so what a program writes does not reach other ranks.
+        """
         self._slot(slot)
         if nbytes > <uint64_t>memory.nbytes or offset > <uint64_t>memory.nbytes - nbytes:
             raise ValueError(f"slot of {nbytes} bytes at {offset} ends beyond its segment of {memory.nbytes}")
@@ -126,13 +128,13 @@ cdef class FollowerRing:
         place.nbytes = nbytes
 
     def is_free(self, int slot):
-        """Whether it can be leased. One that is READY may still have its last lease, not quite over in the thread that ends it."""
+        """Return whether a slot can be leased. A READY slot may still be leased while another thread ends its last lease."""
         self._slot(slot)
         shml_local_ring_collect(self._local_ring)
         return self._local_ring.places[slot].state == SHML_FREE
 
     def lease(self, int slot):
-        """Leases a READY slot that is free, and passes its batch."""
+        """Lease a READY slot that is free, and pass its batch."""
         if not self.is_free(slot):
             raise ValueError(f"slot {slot} is leased already")
         cdef shml_place *place = &self._local_ring.places[slot]
@@ -148,12 +150,14 @@ cdef class FollowerRing:
         return lease
 
     def skip(self, int slot):
-        """Passes a batch without a lease."""
+        """Pass a batch without a lease."""
         self._slot(slot)
         shml_share_skip(&self._shared._share, self._shared.me, slot)
 
     def wait(self, Order order, double timeout_s):
-        """Sleeps until something has changed in the ring, or that long; not if a batch (None: none) is in place or has failed."""
+        """Sleep until the ring changes or `timeout_s` has passed. Return at once if the batch of `order` is ready or has failed; if
+        `order` is None, no batch is checked.
+        """
         cdef uint32_t seen
         cdef int failed = 0
         shml_begin_sleep(self._ring.header, &seen)
@@ -170,12 +174,12 @@ cdef class FollowerRing:
             PyErr_CheckSignals()
 
     def wake(self):
-        """Wakes the other followers that sleep."""
+        """Wake the other followers that sleep."""
         shml_wake(&self._ring)
 
     @property
     def is_leader_waiting(self):
-        """Whether the leader sleeps until any slot changes hands: then its bell must be rung when one has been passed."""
+        """Whether the leader sleeps until any slot is released; if so, ring its bell after passing a slot."""
         return self._ring.header.awaited == <uint64_t>-1
 
     @property
@@ -185,15 +189,15 @@ cdef class FollowerRing:
 
     @property
     def num_leased(self):
-        """Slots that this rank has leased."""
+        """Number of slots that this rank has leased."""
         shml_local_ring_collect(self._local_ring)
         return self._local_ring.num_leased
 
     @property
     def num_lendable(self):
-        """Slots that it may have leased at a time, the newest lease's included."""
+        """Number of slots that this rank may have leased at a time, including the newest lease."""
         return shml_share_lendable(&self._shared._share)
 
     def count_copied_out(self):
-        """Adds to the batches copied to private memory."""
+        """Add 1 to the number of batches copied to private memory."""
         self.num_copied_out += 1

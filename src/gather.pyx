@@ -1,9 +1,9 @@
-"""Rows that lie anywhere in memory, copied to stand one after the other: how columns of arrow files get into a batch.
+"""Copy rows from anywhere in memory one after another: how columns of Arrow files get into a batch.
 
-Addresses come from the caller, who has checked every index and every offset against the buffers they belong to and keeps these
-alive; `out` is checked here. No Python object is made for a value, and the GIL is given up.
+The caller passes addresses. It has checked every index and every offset against the buffers they belong to, and keeps these alive;
+`out` is checked here. No Python object is created for a value, and the GIL is released.
 
-Also rows that are arrays, each filled up with zeros to the longest; and the numbers of rows that stand end to end.
+Also pads rows that are arrays with zeros to the longest, and numbers rows that are stored end to end.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -12,10 +12,10 @@ from libc.string cimport memcpy, memset
 
 
 def gather_rows(const int64_t[::1] addresses not None, Py_ssize_t nbytes, uint8_t[::1] out not None):
-    """Copies rows of `nbytes` each.
+    """Copy rows of `nbytes` each.
 
     Raises:
-        ValueError: `out` has not exactly room for them.
+        ValueError: `out` is not exactly as large as the rows.
     """
     cdef Py_ssize_t i, count = addresses.shape[0]
     if nbytes < 0 or out.shape[0] != count * nbytes:
@@ -24,7 +24,7 @@ def gather_rows(const int64_t[::1] addresses not None, Py_ssize_t nbytes, uint8_
         return
     cdef uint8_t *to = &out[0]
     with nogil:
-        if nbytes == 8:  # the compiler makes one load and one store of a copy whose size it knows
+        if nbytes == 8:  # if the size is a constant, the compiler makes one load and one store of a copy
             for i in range(count):
                 memcpy(to + 8 * i, <const void *><uintptr_t>addresses[i], 8)
         elif nbytes == 4:
@@ -39,10 +39,10 @@ def gather_rows(const int64_t[::1] addresses not None, Py_ssize_t nbytes, uint8_
 
 
 def gather_runs(const int64_t[::1] addresses not None, const int64_t[::1] nbytes not None, uint8_t[::1] out not None):
-    """Copies runs of different lengths, end to end.
+    """Copy runs of different lengths, end to end.
 
     Raises:
-        ValueError: a length is missing or negative, or `out` has not exactly room for them.
+        ValueError: a length is missing or negative, or `out` is not exactly as large as the runs.
     """
     cdef Py_ssize_t i, count = addresses.shape[0]
     cdef uint64_t total = 0
@@ -51,7 +51,7 @@ def gather_runs(const int64_t[::1] addresses not None, const int64_t[::1] nbytes
     for i in range(count):
         if nbytes[i] < 0:
             raise ValueError(f"run {i} is {nbytes[i]} bytes long")
-        if total <= <uint64_t>out.shape[0]:  # beyond it there is nothing to count, and sums wrap
+        if total <= <uint64_t>out.shape[0]:  # past it, counting is useless, and sums could wrap
             total += nbytes[i]
     if total != <uint64_t>out.shape[0]:
         raise ValueError(f"{count} runs of {total} bytes do not fit {out.shape[0]} bytes")
@@ -66,10 +66,11 @@ def gather_runs(const int64_t[::1] addresses not None, const int64_t[::1] nbytes
 
 
 def pad_runs(list runs not None, Py_ssize_t nbytes, uint8_t[::1] out not None):
-    """Copies the bytes of some arrays, each filled up with zeros to `nbytes`.
+    """Copy the bytes of some arrays, each padded with zeros to `nbytes`.
 
     Raises:
-        ValueError, BufferError: `out` has not exactly room for them, one has more bytes, or its memory cannot be had as it lies.
+        ValueError, BufferError: `out` is not exactly as large as the padded arrays, an array has more bytes, or its memory is not
+            contiguous.
     """
     cdef Py_buffer run
     cdef Py_ssize_t i, count = len(runs)
@@ -89,10 +90,10 @@ def pad_runs(list runs not None, Py_ssize_t nbytes, uint8_t[::1] out not None):
 
 
 def number_runs(list lengths not None, int64_t[::1] numbers not None, int64_t[::1] places not None):
-    """Writes of the elements of runs that stand end to end which run each is of, from 1 on, and its place in it, from 0 on.
+    """For runs stored end to end, write each element's run number, from 1 on, and its position in the run, from 0 on.
 
     Raises:
-        ValueError: the runs are longer than what they are written to.
+        ValueError: the runs are longer than `numbers` or `places`.
     """
     cdef Py_ssize_t i, at = 0, run = 0, length
     for given in lengths:

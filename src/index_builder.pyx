@@ -1,8 +1,8 @@
-"""Columns of a packed index while they grow: each entry is copied as it comes, and no object is kept.
+"""Columns of a packed index while they grow: each entry is copied as it arrives, and no object is kept.
 
-The bytes grow in private memory by doubling, which the C library does by moving pages, and are copied into the segment once, when
-their number is known (see index.h for how they lie). Text that is ASCII is copied from where it stands; other text is encoded for
-the moment, since PyUnicode_AsUTF8AndSize would leave a copy in every str.
+The bytes grow in private memory by doubling, for which the C library moves pages, and are copied into the segment once, when their
+number is known (see index.h for the layout). ASCII text is copied from the str itself; other text is encoded temporarily, because
+PyUnicode_AsUTF8AndSize would leave a copy in every str.
 """
 
 from cpython.bool cimport PyBool_Check
@@ -31,13 +31,13 @@ cdef extern from "Python.h":
     void *PyUnicode_DATA(object text)
     bytes PyUnicode_AsEncodedString(object text, const char *encoding, const char *errors)
 
-_KINDS = ("str", "str", "bytes", "int", "float", "bool", "array")  # by number; a column of nothing but None is of str
+_KINDS = ("str", "str", "bytes", "int", "float", "bool", "array")  # by number; a column of only None is of str
 _NUMERIC = "biufc"  # numpy's kinds of numbers
 _TAKEN = "str, bytes, int, float, bool, numpy numbers and numeric arrays"
 
 
 cdef class _Buffer:
-    """Bytes that grow."""
+    """A growing buffer."""
 
     cdef char *base
     cdef size_t nbytes, capacity
@@ -65,14 +65,14 @@ cdef class _Buffer:
 
 
 cdef class ColumnBuilder:
-    """One growing column; its first value that is not None says of which type all are.
+    """One growing column; its first value other than None sets the type of all.
 
     Args:
-        name: of the column, for its users and for errors; None for that of entries which are no rows.
+        name: name of the column, for its users and for errors; None if the entries are not rows.
     Attributes:
-        count: entries so far.
-        is_nullable: one of them was None.
-        dtype, shape: of an "array" column's rows; None and () in the others.
+        count: number of entries so far.
+        is_nullable: whether one of them was None.
+        dtype, shape: of an "array" column's rows; None and () for other kinds.
     """
 
     cdef readonly object name
@@ -104,12 +104,12 @@ cdef class ColumnBuilder:
         return memoryview(self._ends)
 
     def extend(self, values):
-        """Appends every one of an iterable's values."""
+        """Append all values of an iterable."""
         for value in values:
             self.append(value)
 
     def extend_array(self, array):
-        """Makes this the column of a numeric array's rows; only for a column that is empty."""
+        """Make this the column of a numeric array's rows; only for an empty column."""
         self._become_array(array.dtype, array.shape[1:])
         cdef const unsigned char[::1] view = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if view.shape[0]:
@@ -177,7 +177,7 @@ cdef class ColumnBuilder:
         return 0
 
     cdef int _become(self, value) except -1:
-        """Takes the type of the column's first value."""
+        """Adopt the type of the column's first value."""
         cdef int kind
         if PyUnicode_Check(value):
             kind = SHML_STR
@@ -225,10 +225,10 @@ cdef str _type(value):
 
 
 def pack_tuples(rows, tuple columns, row_type):
-    """Appends rows to the columns, a value each.
+    """Append rows to the columns, one value to each.
 
     Raises:
-        TypeError: a row is no `row_type`, or a value is not of its column's type.
+        TypeError: a row is not a `row_type`, or a value does not have its column's type.
         ValueError: a row has more or fewer values than there are columns.
     """
     cdef Py_ssize_t number, num_columns = len(columns)
@@ -242,10 +242,10 @@ def pack_tuples(rows, tuple columns, row_type):
 
 
 def pack_dicts(rows, tuple columns, tuple names):
-    """Appends dicts to the columns, which stand in the order of their names.
+    """Append dicts to the columns, which are in the order of their names.
 
     Raises:
-        TypeError: a row is no dict, or a value is not of its column's type.
+        TypeError: a row is not a dict, or a value does not have its column's type.
         ValueError: a row has other keys.
     """
     cdef Py_ssize_t number, num_columns = len(columns)

@@ -1,7 +1,7 @@
-"""Entries of a packed index, made when they are looked at (see index.h for how they lie).
+"""Entries of a packed index, created when they are accessed (see index.h for the layout).
 
-PackedRows is the fast half of shmload.SharedIndex, which derives from it: what is subscripted with an integer never leaves C.
-The memory is this process's own mapping of a finished segment, so nothing is checked but the index.
+PackedRows is the fast half of shmload.SharedIndex, which derives from it: a subscript with an integer never leaves C. The memory is
+this process's own mapping of a finished segment, so only the index is checked.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -38,9 +38,9 @@ cdef class PackedRows:
     cdef object _memory           # keeps the columns mapped
     cdef shml_column *_columns
     cdef Py_ssize_t _num_columns
-    cdef tuple _names             # keys of a dict's values; None if entries are no dicts
-    cdef object _row_type         # tuple, or a named tuple's class; None if entries are no tuples
-    cdef tuple _arrays            # of "array" columns; None at the others' places
+    cdef tuple _names             # keys of a dict's values; None if entries are not dicts
+    cdef object _row_type         # tuple, or a named tuple's class; None if entries are not tuples
+    cdef tuple _arrays            # arrays of the "array" columns; None for the others
     cdef Py_ssize_t _start, _step, _count  # entry i is row start + i * step
 
     def __cinit__(self, *args, **kwargs):
@@ -50,13 +50,13 @@ cdef class PackedRows:
         free(self._columns)
 
     def _bind(self, memory, columns, *, names, row_type, arrays, rows):
-        """Begins to read.
+        """Set the columns and rows to read.
 
         Args:
             memory: Mapping with the columns.
-            columns: per column its kind, where its words begin (-1: it has none), and where its data does.
-            names, row_type: what entries are: dicts, tuples, or if both are None the values of the one column.
-            rows: range of the rows this one shows.
+            columns: for each column its kind, the offset of its words (-1 if it has none), and the offset of its data.
+            names, row_type: what entries are: dicts, tuples, or if both are None the values of the only column.
+            rows: range of the rows to show.
         """
         cdef uintptr_t base = memory.address
         cdef Py_ssize_t number
@@ -92,17 +92,17 @@ cdef class PackedRows:
             yield self._entry(self._start + index * self._step)
 
     def take(self, indices):
-        """The entries at these indices, in their order, as a list.
+        """Return the entries at these indices, in their order, as a list.
 
         Args:
             indices: integers, negative ones from the end: a list, an array, a tensor.
         Raises:
-            IndexError: one is out of range.
+            IndexError: an index is out of range.
         """
         return [self._entry(self._row(PyNumber_AsSsize_t(index, IndexError))) for index in indices]
 
     def __getitems__(self, indices):
-        """`take`, by the name under which torch's fetchers look for it."""
+        """`take`, under the name that torch's fetchers call."""
         return self.take(indices)
 
     cdef Py_ssize_t _row(self, Py_ssize_t index) except -1:

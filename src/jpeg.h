@@ -1,12 +1,13 @@
-/* A part of a JPEG, decoded by a libjpeg-turbo that is bound at run time: only as many rows as it needs are read, only its columns
- * (and one MCU beside them) are transformed, upsampled and made RGB. The entropy-coded data up to its last row are read, unless
- * restart markers allow to leave some of them out (jpeg_cut.h).
+/* Decode a part of a JPEG with a libjpeg-turbo that is bound at run time. Only the rows down to the part's end are decoded, and
+ * only its columns (plus one MCU on each side) are transformed, upsampled and converted to RGB. The entropy-coded data is read up
+ * to the last row needed, unless restart markers allow skipping some of it (jpeg_cut.h).
  *
- * The pixels are those of the whole image, bit for bit: upsampling looks at the neighbours of a column, and at the edge of a crop
- * would take that for the image's; a margin of one MCU on each side keeps that away, of three where block smoothing looks
- * farther (progressive files). Rows are the library's own affair (jpeg_skip_scanlines keeps the context of the next ones).
+ * The pixels are those of the whole image, bit for bit. Upsampling reads the neighbors of a column, and at the edge of a crop it
+ * would treat that edge as the edge of the image; a margin of one MCU on each side prevents that, or three where block smoothing
+ * reads farther (progressive files). Rows need no margin: jpeg_skip_scanlines keeps the context of the next rows.
  *
- * Nothing is kept from one image to the next: a file without tables of its own would be decoded with the last one's.
+ * Nothing is kept from one image to the next: otherwise a file without its own tables would be decoded with the tables of the
+ * previous file.
  */
 #ifndef SHMLOAD_JPEG_H
 #define SHMLOAD_JPEG_H
@@ -16,20 +17,20 @@
 #include "jpeg_cut.h"
 #include "jpeg_guard.h"
 
-enum { JPEG_ROWS = 16 }; /* asked for at a time: more than one, or some upsamplers copy every other row */
+enum { JPEG_ROWS = 16 }; /* rows requested at a time: more than one, or some upsamplers copy every other row */
 
 typedef struct {
     const uint8_t *data;                /* the file */
     size_t nbytes;
     uint8_t *into;                      /* rows end to end, R G B */
-    size_t into_nbytes;                 /* room there */
-    unsigned reduction;                 /* 1, 2, 4 or 8: the image is shrunk to that fraction; all below is in its pixels */
-    unsigned height, width;             /* what the shrunk image has to have */
-    unsigned top, left, bottom, right;  /* wanted; `left` and `right` are then those of what was decoded */
+    size_t into_nbytes;                 /* its size in bytes */
+    unsigned reduction;                 /* 1, 2, 4 or 8: the image is reduced to that fraction; fields below are in its pixels */
+    unsigned height, width;             /* required size of the reduced image */
+    unsigned top, left, bottom, right;  /* requested part; `left` and `right` become those of the decoded columns */
     int strictness;                     /* JPEG_LENIENT, JPEG_WHOLE or JPEG_STRICT: which warnings are errors */
-    int num_passed_over;                /* warnings that were no errors */
+    int num_passed_over;                /* number of warnings that were not errors */
     int is_fast;                        /* fast DCT and upsampling */
-    char message[JPEG62_MESSAGE];       /* why it failed */
+    char message[JPEG62_MESSAGE];       /* cause of a failure */
 } jpeg_job;
 
 typedef struct {
@@ -38,7 +39,7 @@ typedef struct {
     jpeg_job *job;
 } jpeg_state;
 
-/* Leaves the columns beside the job's out. */
+/* Skip the columns outside the job's part. */
 static void jpeg_crop_columns(const jpeg62_library *library, jpeg_state *state) {
     jpeg62_decompress *cinfo = &state->cinfo;
     jpeg_job *job = state->job;
@@ -81,10 +82,10 @@ static void jpeg_read_part(const jpeg62_library *library, jpeg_state *state) {
             jpeg_refuse(&state->guard, "a JPEG whose decoder does not go on");
     }
     if (job->strictness != JPEG_LENIENT && cinfo->output_scanline == cinfo->output_height)
-        library->finish(cinfo); /* looks for what may be wrong behind the last row */
+        library->finish(cinfo); /* checks what may be wrong after the last row */
 }
 
-/* The one place errors jump to: `state` is the caller's, so what changed in it since is still there. */
+/* The only place that errors jump to. `state` belongs to the caller, so changes made to it before the jump are kept. */
 static int jpeg_guarded(const jpeg62_library *library, jpeg_state *state, void (*body)(const jpeg62_library *, jpeg_state *)) {
     if (setjmp(state->guard.failed))
         return 0;
@@ -107,7 +108,7 @@ static int jpeg_with_state(const jpeg62_library *library, jpeg_job *job, void (*
     return is_done;
 }
 
-/* Decodes the part out of a piece of the file; 0 if there is none, or it cannot be decoded. */
+/* Decode the part from a piece of the file. Return 0 if there is no such piece, or it cannot be decoded. */
 static int jpeg_decode_piece(const jpeg62_library *library, jpeg_job *job) {
     jpeg_wanted wanted = {
         job->data, job->nbytes, job->reduction, job->height, job->width, job->top, job->left, job->bottom, job->right, job->is_fast,
@@ -134,7 +135,7 @@ static int jpeg_decode_piece(const jpeg62_library *library, jpeg_job *job) {
     return is_done;
 }
 
-/* Decodes; 0 if it cannot, and then `message` says why. Damage in a piece is reported as what it is in the whole file. */
+/* Decode the part. On failure, return 0 and set `message`. Damage in a piece is reported as the whole file reports it. */
 static int jpeg_decode(const jpeg62_library *library, jpeg_job *job) {
     job->message[0] = 0;
     return jpeg_decode_piece(library, job) || jpeg_with_state(library, job, jpeg_read_part);
@@ -143,8 +144,8 @@ static int jpeg_decode(const jpeg62_library *library, jpeg_job *job) {
 static void jpeg_do_nothing(const jpeg62_library *library, jpeg_state *state) {
 }
 
-/* Finds the functions in a shared object or in what it depends on, and tries the ABI. 0 if it is not what is needed, and
- * then `message` says why. The object stays loaded. */
+/* Find the functions in a shared object or its dependencies, and test the ABI. If it does not match, return 0 and set `message`.
+ * The object stays loaded. */
 static int jpeg_bind(jpeg62_library *library, const char *path, char message[JPEG62_MESSAGE]) {
     static const char *const names[] = {
         "jpeg_std_error",         "jpeg_CreateDecompress",   "jpeg_mem_src",

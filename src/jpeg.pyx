@@ -1,7 +1,7 @@
-"""A part of a JPEG as RGB, by the libjpeg-turbo that some shared object of this process brings: nothing is linked at build time.
+"""Decode a part of a JPEG to RGB, with the libjpeg-turbo of a shared object in this process: nothing is linked at build time.
 
-src/libjpeg62.h has the library's structures, src/jpeg.h the decoding, src/jpeg_recode.h what writes files of which less has to be
-decoded; here are the checks that make it safe.
+src/libjpeg62.h defines the library's structures, src/jpeg.h decodes, and src/jpeg_recode.h writes files of which less has to be
+decoded; this module adds the checks that make them safe.
 """
 
 from libc.stdint cimport uint8_t
@@ -45,10 +45,10 @@ cdef bint is_bound = False
 
 
 def bind(bytes path not None):
-    """Takes the library that a shared object is linked with, or is.
+    """Bind the library that a shared object is linked with, or is.
 
     Raises:
-        ImportError: there is none, or one of another interface than libjpeg-turbo's of version 6.2.
+        ImportError: no library found, or one with another interface than libjpeg-turbo's of version 6.2.
     """
     global is_bound, bound
     cdef jpeg62_library found
@@ -69,22 +69,22 @@ def decode(
     object is_strict=True,
     bint is_fast=False,
 ):
-    """Decodes the rows and columns of a JPEG that a part of it needs, without the GIL.
+    """Decode the rows and columns that a part of a JPEG needs, without the GIL.
 
     Args:
         into: room for the rows of `part` from `first` to `end`, R G B each.
-        size: (height, width) of the image as the file's header has them, divided by `reduction` and rounded up.
-        part: (top, left, bottom, right) in pixels of the shrunk image.
+        size: (height, width) of the image as in the file's header, divided by `reduction` and rounded up.
+        part: (top, left, bottom, right) in pixels of the reduced image.
         reduction: 1, 2, 4 or 8: how much smaller the image is decoded.
-        is_strict: True: everything that the library warns of is an error. None: only what costs pixels is, such as damaged or
-            missing data. False: nothing is, and the library invents the pixels that are missing. What follows the last row that
-            is needed is not read.
-        is_fast: the fast DCT and upsampling.
+        is_strict: True: every warning of the library is an error. None: only warnings that cost pixels are errors, such as damaged
+            or missing data. False: no warning is an error, and the library invents the missing pixels. The data after the last row
+            needed is not read.
+        is_fast: use the fast DCT and upsampling.
     Returns:
-        (first, end, num_passed_over): the columns of the rows that were written, more than `part` has; and how many warnings of the
-            library were no errors.
+        (first, end, num_passed_over): the columns of the rows that were written, more than `part` has; and the number of warnings
+            of the library that were not errors.
     Raises:
-        ValueError: the data are damaged, no JPEG, or one that cannot become RGB; or `into` has no room.
+        ValueError: the data is damaged, not a JPEG, or not convertible to RGB; or `into` is too small.
         RuntimeError: no library is bound.
     """
     cdef jpeg_job job
@@ -117,14 +117,14 @@ def is_remark(str warning not None):
 
 
 def recode(bytes data not None, *, unsigned least_width=0):
-    """Codes a JPEG anew with restart markers, without the GIL: the same coefficients, tables of its own, one sequential scan.
+    """Re-encode a JPEG with restart markers, without the GIL: the same coefficients, new tables, one sequential scan.
 
     Args:
-        least_width: pixels between two markers: as few MCUs as have them and divide a row; 0: a row.
+        least_width: least pixels between two markers: as few MCUs as cover them and divide a row; 0: a row.
     Returns:
         The new file.
     Raises:
-        ValueError: it cannot be done without loss; with the cause.
+        ValueError: the file cannot be re-encoded without loss; the message has the cause.
         RuntimeError: no library is bound.
     """
     cdef jpeg_recoding job

@@ -1,11 +1,11 @@
-/* A JPEG of only those restart intervals that a part of the image needs, so that no others are entropy-decoded.
+/* Make a JPEG of only those restart intervals that a part of the image needs, so that no others are entropy-decoded.
  *
- * It is the file's own head with another height and width, and the file's own intervals with their markers numbered anew. Prediction
- * begins anew in each interval, so the coefficients are the same; where upsampling looks at neighbours the piece has one MCU more
- * on each side, so the pixels of the part are too. Markers are counted from the first on: one that is missing, misplaced or
- * unexpected means that intervals may not be those they are counted as, and there is no piece then.
+ * The result is the file's own head with another height and width, and the file's own intervals with their markers renumbered.
+ * Prediction restarts in each interval, so the coefficients are the same; where upsampling reads neighbors, the piece has one more
+ * MCU on each side, so the pixels of the part are the same too. Markers are counted from the first one: if one is missing,
+ * misplaced or unexpected, the intervals may have other numbers than counted, and no piece is made.
  *
- * Rejected: an index of the markers, kept beside the file (looking for them costs a hundredth of decoding what they delimit).
+ * Rejected: an index of the markers stored with the file (finding them costs a hundredth of decoding the data between them).
  */
 #ifndef SHMLOAD_JPEG_CUT_H
 #define SHMLOAD_JPEG_CUT_H
@@ -14,29 +14,30 @@
 
 #include "jpeg_segments.h"
 
-enum { JPEG_WORTH = 32 }; /* a piece pays if it leaves out one in so many of the MCUs that would be decoded without it */
+enum { JPEG_WORTH = 32 }; /* a piece is used only if it skips at least one in so many MCUs that would be decoded without it */
 
 typedef struct {
     const uint8_t *data;                /* the file */
     size_t nbytes;
-    unsigned reduction;                 /* the image is shrunk to that fraction; all below is in its pixels */
+    unsigned reduction;                 /* the image is reduced to that fraction; all fields below are in its pixels */
     unsigned height, width;             /* of the image */
-    unsigned top, left, bottom, right;  /* wanted */
-    int is_fast;                        /* upsampling looks at no neighbours */
+    unsigned top, left, bottom, right;  /* the requested part */
+    int is_fast;                        /* upsampling reads no neighbors */
 } jpeg_wanted;
 
 typedef struct {
-    uint8_t *data;                      /* a JPEG; for the caller to free */
+    uint8_t *data;                      /* a JPEG; freed by the caller */
     size_t nbytes;
-    unsigned height, width;             /* of it, shrunk as asked for */
-    unsigned top, left;                 /* where it begins in the image, shrunk as asked for */
+    unsigned height, width;             /* of the piece, reduced by `reduction` */
+    unsigned top, left;                 /* position of the piece in the image, reduced by `reduction` */
 } jpeg_piece;
 
-typedef struct { /* from the first to behind the last */
+typedef struct { /* half-open */
     unsigned first, end;
 } jpeg_range;
 
-/* The rows or columns of MCUs, each of `side` pixels, that hold some pixels, and one more on each side if they are mixed; whole groups. */
+/* Return the rows or columns of MCUs, each of `side` pixels, that contain the given pixels, plus one on each side if they are
+ * mixed, rounded outward to whole groups. */
 static jpeg_range jpeg_units(unsigned low, unsigned high, unsigned side, unsigned count, int is_mixed, unsigned group) {
     jpeg_range found = {low / side, (high - 1) / side + 1};
     if (is_mixed) {
@@ -55,13 +56,13 @@ static uint8_t *jpeg_append(uint8_t *to, const uint8_t *from, size_t nbytes) {
     return to + nbytes;
 }
 
-/* The file's head without what only describes it. */
+/* Write the file's head, without the segments that only describe the picture. */
 static uint8_t *jpeg_write_head(const jpeg_wanted *wanted, const jpeg_layout *layout, unsigned height, unsigned width, uint8_t *to) {
     to = jpeg_append(to, wanted->data, 2);
     for (size_t at = 2, end; at < layout->scan_at; at = end) {
         unsigned marker = wanted->data[at + 1];
         end = jpeg_segment_end(wanted->data, wanted->nbytes, at);
-        if (jpeg_is_kept(marker) && marker != JPEG_APP0 && marker != JPEG_APP14) /* those two say which colors these are */
+        if (jpeg_is_kept(marker) && marker != JPEG_APP0 && marker != JPEG_APP14) /* these two define the color space */
             continue;
         uint8_t size[4] = {height >> 8, height & 255, width >> 8, width & 255}, *segment = to;
         to = jpeg_append(to, wanted->data + at, end - at);
@@ -71,7 +72,7 @@ static uint8_t *jpeg_write_head(const jpeg_wanted *wanted, const jpeg_layout *la
     return to;
 }
 
-/* Copies the intervals of some rows and columns; NULL if the markers up to the last of them are not those there have to be. */
+/* Copy the intervals of some rows and columns. Return NULL if the markers up to the last of them are not as expected. */
 static uint8_t *jpeg_write_intervals(
     const jpeg_wanted *wanted, const jpeg_layout *layout, jpeg_range rows, jpeg_range columns, uint8_t *to
 ) {
@@ -82,7 +83,7 @@ static uint8_t *jpeg_write_intervals(
         if (at == NULL || file_end - at < 2)
             return NULL;
         at += 2;
-        if (at[-1] == 0) /* a byte of the data that is FF */
+        if (at[-1] == 0) /* an escaped FF byte of the data */
             continue;
         if (at[-1] != (number + 1 == layout->num_intervals ? JPEG_EOI : JPEG_RST0 + number % 8))
             return NULL;
@@ -101,7 +102,7 @@ static uint8_t *jpeg_write_intervals(
     return to;
 }
 
-/* Makes the piece; 0 if the file has no such intervals, or nothing could be left out that is worth it. */
+/* Make the piece. Return 0 if the file has no suitable intervals, or too few could be skipped. */
 static int jpeg_cut(const jpeg_wanted *wanted, jpeg_piece *piece) {
     jpeg_layout layout;
     if (!jpeg_read_layout(wanted->data, wanted->nbytes, &layout))

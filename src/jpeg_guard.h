@@ -1,5 +1,5 @@
-/* Calls into libjpeg-turbo that may fail: its error_exit must not return (its own ends the process), so it jumps to where the guard
- * was set. Between there and here lie the library's frames and ours, never Cython's.
+/* Guard calls into libjpeg-turbo that may fail: its error_exit must not return (the default one exits the process), so it jumps to
+ * where the guard was set. The frames in between are the library's and ours, never Cython's.
  */
 #ifndef SHMLOAD_JPEG_GUARD_H
 #define SHMLOAD_JPEG_GUARD_H
@@ -11,11 +11,11 @@
 
 #include "libjpeg62.h"
 
-enum { JPEG_MOST_SCANS = 500 }; /* a progressive file needs about 10; as libjpeg-turbo's own tools limit it against bombs */
+enum { JPEG_MOST_SCANS = 500 }; /* a progressive file needs about 10; libjpeg-turbo's own tools use this limit against bombs */
 
 enum {
-    JPEG_LENIENT, /* no warning is an error: the library invents pixels for data that are damaged or missing */
-    JPEG_WHOLE,   /* warnings are errors unless every pixel is intact in spite of them */
+    JPEG_LENIENT, /* no warning is an error: the library invents pixels for damaged or missing data */
+    JPEG_WHOLE,   /* warnings are errors unless they leave every pixel intact */
     JPEG_STRICT,  /* every warning is an error */
 };
 
@@ -24,8 +24,8 @@ typedef struct {
     jpeg62_progress progress;
     jmp_buf failed;
     int strictness;      /* JPEG_LENIENT, JPEG_WHOLE or JPEG_STRICT: which of the library's warnings are errors */
-    int num_passed_over; /* warnings so far that were no errors */
-    char *message; /* JPEG62_MESSAGE bytes: why it failed */
+    int num_passed_over; /* warnings so far that were not errors */
+    char *message; /* JPEG62_MESSAGE bytes: cause of the failure */
 } jpeg_guard;
 
 static jpeg_guard *jpeg_guard_of(jpeg62_common *cinfo) {
@@ -43,9 +43,9 @@ _Noreturn static void jpeg_refuse(jpeg_guard *guard, const char *why) {
     longjmp(guard->failed, 1);
 }
 
-/* Whether a warning of libjpeg-turbo says that the file breaks a rule and the picture is whole all the same. Its text is compared,
- * because numbers of messages differ between versions. Bytes before a restart marker (D0 to D7) are in the midst of a scan, where
- * the usual reason is damaged data. */
+/* Return whether a warning of libjpeg-turbo means that the file breaks a rule but every pixel is intact. Compares the text,
+ * because the numbers of messages differ between versions. Bytes before a restart marker (D0 to D7) are inside a scan, where the
+ * usual cause is damaged data. */
 static int jpeg_is_remark(const char *text) {
     static const char junk[] = "extraneous bytes before marker 0x";
     const char *at = strstr(text, junk);
@@ -77,7 +77,7 @@ static void jpeg_count_scans(jpeg62_common *cinfo) {
         jpeg_refuse(jpeg_guard_of(cinfo), "a JPEG of more than 500 scans");
 }
 
-/* Before anything else is done with a decompressor or a compressor; both keep it when they are created. */
+/* Set the guard, before any other call with a decompressor or compressor; both keep it when they are created. */
 static void jpeg_set_guard(const jpeg62_library *library, jpeg_guard *guard, jpeg62_common *cinfo) {
     cinfo->err = library->std_error(&guard->err);
     cinfo->client_data = guard;

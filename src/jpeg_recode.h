@@ -1,9 +1,9 @@
-/* A JPEG coded anew without loss: the same quantised coefficients in one sequential scan with Huffman tables of its own and a restart
- * marker after every so many MCUs. Coefficients are read and written by libjpeg-turbo; what only describes the picture (APPn, COM)
- * and what follows the image are copied byte by byte, so that colors, orientation and profiles stay what they are.
+/* Re-encode a JPEG without loss: the same quantized coefficients in one sequential scan with new Huffman tables and a restart
+ * marker after every so many MCUs. Coefficients are read and written by libjpeg-turbo; segments that only describe the picture
+ * (APPn, COM) and all bytes after the image are copied byte by byte, so colors, orientation and profiles stay the same.
  *
- * Refused is what the library finds damaged, and files whose pixels are not only their coefficients: decoders smooth progressive
- * files that are not complete.
+ * Refused are files that the library finds damaged, and files whose pixels depend on more than their coefficients: decoders smooth
+ * incomplete progressive files.
  */
 #ifndef SHMLOAD_JPEG_RECODE_H
 #define SHMLOAD_JPEG_RECODE_H
@@ -16,10 +16,10 @@
 typedef struct {
     const uint8_t *data;          /* the file */
     size_t nbytes;
-    unsigned least_width;         /* pixels of an interval: as few MCUs as have them and divide a row; 0: a row */
-    uint8_t *out;                 /* the new file; for the caller to free, also after a failure */
-    size_t out_nbytes, out_room;  /* of it, of the memory there */
-    char message[JPEG62_MESSAGE]; /* why it failed */
+    unsigned least_width;         /* least width of an interval in pixels: as few MCUs as cover it and divide a row; 0: a row */
+    uint8_t *out;                 /* the new file; freed by the caller, also after a failure */
+    size_t out_nbytes, out_room;  /* bytes used, bytes allocated */
+    char message[JPEG62_MESSAGE]; /* cause of a failure */
 } jpeg_recoding;
 
 typedef struct {
@@ -63,12 +63,12 @@ static void jpeg_end_output(jpeg62_compress *to) {
     recoder->job->out_nbytes = recoder->dest.next_output_byte - recoder->job->out;
 }
 
-/* Copies the segments that are kept from all of an image; their length. NULL: only counts it. */
+/* Copy the kept segments of a whole image and return their length. If `to` is NULL, only count it. */
 static size_t jpeg_copy_kept(const uint8_t *data, size_t nbytes, uint8_t *to) {
     size_t at = 2, total = 0;
     while (at + 1 < nbytes && !(data[at] == 0xFF && data[at + 1] == JPEG_EOI)) {
         size_t end = jpeg_segment_end(data, nbytes, at);
-        if (!end) { /* padding, entropy-coded data, restart markers: on to the next FF */
+        if (!end) { /* padding, entropy-coded data, restart markers: skip to the next FF */
             const uint8_t *next = memchr(data + at + 1, 0xFF, nbytes - at - 1);
             if (next == NULL)
                 break;
@@ -85,7 +85,7 @@ static size_t jpeg_copy_kept(const uint8_t *data, size_t nbytes, uint8_t *to) {
     return total;
 }
 
-/* MCUs between two markers. */
+/* Return the number of MCUs between two markers. */
 static unsigned jpeg_interval(const jpeg62_decompress *from, unsigned least_width) {
     unsigned side = from->num_components == 1 ? 8 : 8 * from->max_h_samp_factor;
     unsigned per_row = (from->image_width + side - 1) / side, interval = least_width / side + (least_width % side > 0);
@@ -130,13 +130,13 @@ static void jpeg_recode_guarded(const jpeg62_library *library, jpeg_recoder *rec
     jpeg_check_coefficients(recoder);
     size_t image_nbytes = job->nbytes - from->src->bytes_in_buffer, kept_nbytes = jpeg_copy_kept(job->data, image_nbytes, NULL);
     library->copy_parameters(from, to);
-    to->write_JFIF_header = to->write_Adobe_marker = 0; /* the file's own are copied */
+    to->write_JFIF_header = to->write_Adobe_marker = 0; /* the file's own segments are copied */
     to->optimize_coding = 1;
     to->restart_interval = jpeg_interval(from, job->least_width);
     recoder->dest = (jpeg62_destination){NULL, 0, jpeg_begin_output, jpeg_more_output, jpeg_end_output};
     to->dest = &recoder->dest;
     jpeg_grow(recoder, job->nbytes + job->nbytes / 4 + 4096);
-    jpeg_give_room(recoder, kept_nbytes); /* the segments' place: the library's first two bytes move to the front */
+    jpeg_give_room(recoder, kept_nbytes); /* room for the segments; the library's first two bytes move to the front */
     library->write_coefficients(to, coefficients);
     library->finish_compress(to);
     jpeg_copy_kept(job->data, image_nbytes, job->out + 2);
@@ -148,7 +148,7 @@ static void jpeg_recode_guarded(const jpeg62_library *library, jpeg_recoder *rec
     job->out_nbytes += behind;
 }
 
-/* Codes a file anew; 0 if it cannot be, and then `message` says why. */
+/* Re-encode a file. On failure, return 0 and set `message`. */
 static int jpeg_recode(const jpeg62_library *library, jpeg_recoding *job) {
     jpeg_recoder recoder;
     memset(&recoder, 0, sizeof(recoder));

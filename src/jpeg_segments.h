@@ -1,8 +1,8 @@
-/* The segments of a JPEG file, and how its restart intervals lie on the image.
+/* The segments of a JPEG file, and the positions of its restart intervals in the image.
  *
- * A restart marker ends an interval: behind it prediction begins anew and bits at a byte, so that an interval can be decoded alone.
- * Here are the files whose intervals can be counted off: one sequential Huffman scan of all components, intervals of whole rows of
- * MCUs, or such that divide a row.
+ * A restart marker ends an interval: after it, prediction restarts and the data starts at a byte, so an interval can be decoded
+ * alone. This file handles files whose intervals can be located by counting: one sequential Huffman scan of all components, with
+ * intervals that are whole rows of MCUs or divide a row.
  *
  * Source: ITU-T T.81, annexes A.2 (MCUs), B (segments), E.1.4 and F.2.2.5 (restarts).
  */
@@ -22,19 +22,19 @@ typedef struct {
     unsigned width, height;          /* pixels */
     unsigned mcu_width, mcu_height;  /* pixels; multiples of 8 */
     unsigned num_rows, per_row;      /* rows of MCUs, MCUs in each */
-    unsigned rows_per_interval;      /* 1 where a row is one or more intervals */
-    unsigned intervals_per_row;      /* 1 where an interval is one or more rows */
-    unsigned num_intervals;          /* of the file */
-    int mixes_rows, mixes_columns;   /* whether upsampling looks at the neighbours of a row, of a column */
-    size_t frame_at;                 /* byte at which the frame's segment begins */
-    size_t scan_at;                  /* byte at which the entropy-coded data begin */
+    unsigned rows_per_interval;      /* 1 if a row is one or more intervals */
+    unsigned intervals_per_row;      /* 1 if an interval is one or more rows */
+    unsigned num_intervals;          /* in the file */
+    int mixes_rows, mixes_columns;   /* whether upsampling reads the neighbors of a row, of a column */
+    size_t frame_at;                 /* first byte of the frame's segment */
+    size_t scan_at;                  /* first byte of the entropy-coded data */
 } jpeg_layout;
 
 static unsigned jpeg_number(const uint8_t *at) {
     return (unsigned)at[0] << 8 | at[1];
 }
 
-/* The end of the segment at `at`; 0 if there is none with a length that lies within the file. */
+/* Return the end of the segment at `at`, or 0 if there is no segment whose length lies within the file. */
 static size_t jpeg_segment_end(const uint8_t *data, size_t nbytes, size_t at) {
     if (nbytes < 4 || at > nbytes - 4 || data[at] != 0xFF || data[at + 1] < JPEG_SOF0 || data[at + 1] == 0xFF ||
         (data[at + 1] >= JPEG_RST0 && data[at + 1] <= JPEG_EOI))
@@ -43,7 +43,7 @@ static size_t jpeg_segment_end(const uint8_t *data, size_t nbytes, size_t at) {
     return length >= 2 && length <= nbytes - at - 2 ? at + 2 + length : 0;
 }
 
-/* Whether a segment says something about the picture and not about how it is coded. */
+/* Return whether a segment describes the picture and not its encoding. */
 static int jpeg_is_kept(unsigned marker) {
     return (marker >= JPEG_APP0 && marker <= JPEG_APP15) || marker == JPEG_COM;
 }
@@ -65,7 +65,7 @@ static int jpeg_read_frame(const uint8_t *segment, size_t length, jpeg_layout *l
         least_h = h < least_h ? h : least_h;
         least_v = v < least_v ? v : least_v;
     }
-    if (num == 1 && (most_h > 1 || most_v > 1)) /* its MCUs are single blocks, whatever the factors say: nobody writes that */
+    if (num == 1 && (most_h > 1 || most_v > 1)) /* MCUs are single blocks, whatever the factors say; no encoder writes this */
         return 0;
     layout->mixes_columns = least_h < most_h;
     layout->mixes_rows = least_v < most_v;
@@ -76,7 +76,7 @@ static int jpeg_read_frame(const uint8_t *segment, size_t length, jpeg_layout *l
     return 1;
 }
 
-/* Whether the scan is the one of a sequential file: every component, every coefficient. */
+/* Return whether the scan is the only one of a sequential file: every component, every coefficient. */
 static int jpeg_is_whole_scan(const uint8_t *segment, size_t length, unsigned num) {
     const uint8_t *last = segment + 5 + 2 * num;
     return length == 6 + 2 * num && segment[4] == num && last[0] == 0 && last[1] == 63 && last[2] == 0;
@@ -92,7 +92,7 @@ static int jpeg_divide(jpeg_layout *layout, unsigned interval) {
     return 1;
 }
 
-/* Reads the head of a file; 0 if its intervals are not such that lie on rows, or anything about it is out of the ordinary. */
+/* Read the head of a file. Return 0 if its intervals do not align with rows, or anything about the file is unusual. */
 static int jpeg_read_layout(const uint8_t *data, size_t nbytes, jpeg_layout *layout) {
     unsigned interval = 0;
     size_t at = 2, end;

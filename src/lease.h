@@ -1,12 +1,12 @@
-/* The trainer's private side of a ring: which slot is whose, and the leases.
+/* The trainer's private state of a ring: the owner of each slot, and the leases.
  *
- * Nothing here lies in shared memory. A lease counts the tensors made from one slot; each is a DLPack capsule whose deleter ends
- * up in torch's storage, so the count follows the storage and not the Python object that happened to be yielded. The deleter may
- * run in any thread and without the GIL: it only pushes the slot onto a lock-free stack that the trainer empties. In a forked child
- * the deleter works on the child's own copy of all this, and so gives back nothing; the bytes there are shared until
+ * Nothing here is in shared memory. A lease counts the tensors made from one slot; each is a DLPack capsule whose deleter ends up
+ * in torch's storage, so the count follows the storage and not the Python object that was yielded. The deleter may run in any
+ * thread and without the GIL: it only pushes the slot onto a lock-free stack, which the trainer empties. In a forked child the
+ * deleter works on the child's own copy of this state, so it returns no slot to the parent; the bytes there are shared until
  * shml_lease_make_private (see shm/fork_copies.py).
  *
- * A mapping is counted too: by its owner and by every lease in it, so that closing a loader never unmaps memory under a live tensor.
+ * A mapping is counted too: by its owner and by every lease in it, so closing a loader never unmaps memory under a live tensor.
  */
 #ifndef SHMLOAD_LEASE_H
 #define SHMLOAD_LEASE_H
@@ -47,59 +47,59 @@ static inline shml_map *shml_map_keep(shml_map *map) {
     return map;
 }
 
-enum { /* private slot states, the truth about who owns a slot */
+enum { /* private slot states, the only record of who owns a slot */
     SHML_FREE = 0,
     SHML_HELD = 1,     /* taken from the free list, about to be published */
     SHML_ORDERED = 2,
     SHML_LEASED = 3,
-    SHML_DRAINING = 4, /* abandoned while a worker still writes into it */
-    SHML_PARKED = 5,   /* out of use: a ring may be made for more batches than are under way now */
-    SHML_PENDING_COPIES = 6,  /* its lease has ended, and copies from it to a device may still be under way */
+    SHML_DRAINING = 4, /* abandoned while a worker still writes to it */
+    SHML_PARKED = 5,   /* unused: a ring may be created for more batches than are in progress now */
+    SHML_PENDING_COPIES = 6,  /* its lease has ended, but copies from it to a device may still be running */
 };
 
 struct shml_local_ring;
 
 typedef struct {
-    _Atomic int refs;       /* the Lease objects and every tensor made from them; 0: nobody has the slot */
+    _Atomic int refs;       /* the Lease objects and every tensor made from them; 0: the slot is not leased */
     uint32_t slot;
     struct shml_local_ring *local_ring; /* counted while refs > 0 */
     shml_map *map;          /* counted while refs > 0 */
     uint8_t *base;          /* the slot's first byte */
     uint64_t nbytes;
-    int is_private;         /* a forked child's: its bytes are its own by now */
+    int is_private;         /* in a forked child: its bytes are already a private copy */
 } shml_lease;
 
 typedef struct {
     uint64_t order;       /* newest order published here */
     shml_map *map;        /* payload, counted; NULL before the layout is known */
-    uint64_t offset;      /* of the slot in the payload, bytes */
-    uint64_t nbytes;      /* of the slot */
+    uint64_t offset;      /* offset of the slot in the payload, in bytes */
+    uint64_t nbytes;      /* size of the slot in bytes */
     int32_t next;         /* link in the stack of returned slots */
     int32_t state;
     int32_t reserved;     /* worker the order is for, SHML_ANYONE otherwise */
-    uint64_t leased_ns;   /* CLOCK_MONOTONIC when it was leased last */
-    uint64_t released_ns; /* CLOCK_MONOTONIC when that lease ended; whoever drops the last alias, before the push */
-    shml_lease lease;     /* a slot has one at a time; it lies here, so that a fork can ask for it whoever else drops it */
+    uint64_t leased_ns;   /* CLOCK_MONOTONIC at the start of the newest lease */
+    uint64_t released_ns; /* CLOCK_MONOTONIC at the end of that lease; written by the thread that drops the last alias */
+    shml_lease lease;     /* a slot has one at a time; stored here, so a fork can access it while other threads drop it */
 } shml_place;
 
 typedef struct shml_local_ring {
     _Atomic int refs;         /* the ring object, the list of all local rings, and every live lease */
-    _Atomic int32_t returned; /* head of the stack of slots whose last alias died, -1 empty */
-    _Atomic int poison;       /* debugging, what befalls a slot the moment it comes back: 0 nothing, 1 it is overwritten,
-                                 -n the process sends itself signal n and it is not back yet (once) */
+    _Atomic int32_t returned; /* head of the stack of slots whose last alias was dropped; -1 if empty */
+    _Atomic int poison;       /* for debugging, what happens to a slot when it is returned: 0 nothing, 1 it is overwritten, -n
+                                 the process sends itself signal n before the slot is returned (once) */
     uint32_t num_slots;
     uint32_t num_usable;      /* not parked */
     uint32_t num_free;
     uint32_t num_leased;      /* as the trainer last saw it */
     uint32_t num_pending_copies;
-    int32_t *pending_copies;         /* slots that came back and are not to be used yet, oldest first; NULL: a slot is free at once */
-    void (*ended)(void *context, uint32_t slot); /* called at a lease's end, in its thread, before the slot is back; NULL: nobody */
-    void *context;            /* what it is given; lives as long as the local ring has leases */
-    int32_t *free_list;       /* last in, first out: the ring in use stays as small and as cache-hot as it can */
+    int32_t *pending_copies;         /* returned slots that must not be used yet, oldest first; NULL: a returned slot is free now */
+    void (*ended)(void *context, uint32_t slot); /* called when a lease ends, in its thread, before the slot is returned; or NULL */
+    void *context;            /* argument of `ended`; lives as long as the local ring has leases */
+    int32_t *free_list;       /* last in, first out, so the part of the ring in use stays small and in the caches */
     shml_place *places;
 } shml_local_ring;
 
-/* The first `num_usable` slots are free, the others parked. */
+/* Return a new local ring whose first `num_usable` slots are free and whose others are parked; NULL: out of memory. */
 static inline shml_local_ring *shml_local_ring_new(uint32_t num_slots, uint32_t num_usable) {
     shml_local_ring *local_ring = (shml_local_ring *)calloc(1, sizeof(shml_local_ring));
     if (!local_ring) return NULL;
@@ -130,7 +130,7 @@ static inline void shml_local_ring_drop(shml_local_ring *local_ring) {
     free(local_ring);
 }
 
-/* The ring is gone: only leases hold its payloads from now on. */
+/* Release the ring's mappings: afterwards only leases keep its payloads mapped. */
 static inline void shml_local_ring_close(shml_local_ring *local_ring) {
     for (uint32_t s = 0; s < local_ring->num_slots; s++) {
         shml_map_drop(local_ring->places[s].map);
@@ -143,7 +143,7 @@ static inline void shml_local_ring_push_free(shml_local_ring *local_ring, uint32
     local_ring->free_list[local_ring->num_free++] = (int32_t)slot;
 }
 
-/* Takes a free slot off the list. */
+/* Take a free slot off the list. */
 static inline void shml_local_ring_pull_free(shml_local_ring *local_ring, uint32_t slot) {
     uint32_t at = 0;
     while (local_ring->free_list[at] != (int32_t)slot) at++;
@@ -151,7 +151,7 @@ static inline void shml_local_ring_pull_free(shml_local_ring *local_ring, uint32
     for (; at < local_ring->num_free; at++) local_ring->free_list[at] = local_ring->free_list[at + 1];
 }
 
-/* Takes in the slots that leases have given back since last time. Trainer only. Returns how many. */
+/* Collect the slots that leases have returned since the last call, and return how many. Trainer only. */
 static inline uint32_t shml_local_ring_collect(shml_local_ring *local_ring) {
     if (atomic_load_explicit(&local_ring->returned, memory_order_relaxed) < 0) return 0;
     int32_t slot = atomic_exchange_explicit(&local_ring->returned, -1, memory_order_acquire);
@@ -173,7 +173,8 @@ static inline uint32_t shml_local_ring_collect(shml_local_ring *local_ring) {
 
 static inline void shml_local_ring_poison(uint8_t *base, uint64_t nbytes) { memset(base, 0xA5, nbytes); }
 
-/* Has slots cool before they are free, and `ended` called at each lease's end. -1: no memory. Trainer only, before the first lease. */
+/* Make returned slots wait for device copies before they are free, and call `ended` at the end of each lease. Return -1 if out
+ * of memory. Trainer only, before the first lease. */
 static inline int shml_local_ring_cool(shml_local_ring *local_ring, void (*ended)(void *, uint32_t), void *context) {
     local_ring->pending_copies = (int32_t *)calloc(local_ring->num_slots, sizeof(int32_t));
     if (!local_ring->pending_copies) return -1;
@@ -182,7 +183,7 @@ static inline int shml_local_ring_cool(shml_local_ring *local_ring, void (*ended
     return 0;
 }
 
-/* Frees a slot that has cooled. -1: it does not cool. Trainer only. */
+/* Free a slot whose device copies have finished. Return -1 if it does not wait for copies. Trainer only. */
 static inline int shml_local_ring_cooled(shml_local_ring *local_ring, uint32_t slot) {
     uint32_t at = 0;
     while (at < local_ring->num_pending_copies && local_ring->pending_copies[at] != (int32_t)slot) at++;
@@ -196,7 +197,7 @@ static inline int shml_local_ring_cooled(shml_local_ring *local_ring, uint32_t s
     return 0;
 }
 
-/* Leases a slot that has a payload and no lease. Trainer only. */
+/* Lease a slot that has a payload and no lease. Trainer only. */
 static inline shml_lease *shml_lease_begin(shml_local_ring *local_ring, uint32_t slot) {
     shml_place *place = &local_ring->places[slot];
     shml_lease *lease = &place->lease;
@@ -213,7 +214,7 @@ static inline shml_lease *shml_lease_begin(shml_local_ring *local_ring, uint32_t
     return lease;
 }
 
-/* One reference more, if there is one at all: 1 if so. Needs the local ring, and that no slot is leased meanwhile. */
+/* Add a reference if there is at least one, and return 1 if so. Needs a live local ring in which no slot is leased meanwhile. */
 static inline int shml_lease_try_keep(shml_lease *lease) {
     int refs = atomic_load_explicit(&lease->refs, memory_order_relaxed);
     while (refs > 0)
@@ -221,13 +222,13 @@ static inline int shml_lease_try_keep(shml_lease *lease) {
     return 0;
 }
 
-/* The end of one alias; with the last one the slot goes back. Any thread; the GIL is not needed, but `ended` may take it. */
+/* Drop one alias; the last one returns the slot. Any thread; the GIL is not needed, but `ended` may take it. */
 static inline void shml_lease_drop(shml_lease *lease) {
     if (atomic_fetch_sub_explicit(&lease->refs, 1, memory_order_acq_rel) != 1) return;
     shml_local_ring *local_ring = lease->local_ring;
     shml_map *map = lease->map;
     int poison = atomic_load_explicit(&local_ring->poison, memory_order_relaxed);
-    if (poison > 0 && !local_ring->pending_copies) shml_local_ring_poison(lease->base, lease->nbytes); /* else once it has cooled: a copy may run */
+    if (poison > 0 && !local_ring->pending_copies) shml_local_ring_poison(lease->base, lease->nbytes); /* else after cooling */
     if (poison < 0) {
         atomic_store_explicit(&local_ring->poison, 0, memory_order_relaxed);
         kill(getpid(), -poison);
@@ -239,12 +240,12 @@ static inline void shml_lease_drop(shml_lease *lease) {
     do {
         local_ring->places[slot].next = head;
     } while (!atomic_compare_exchange_weak_explicit(&local_ring->returned, &head, slot, memory_order_release, memory_order_relaxed));
-    /* from here on the slot may be leased anew */
+    /* from here on the slot may be leased again */
     shml_map_drop(map);
     shml_local_ring_drop(local_ring);
 }
 
-/* In a forked child: puts a private copy of the slot's bytes where they lie, in whole pages. 0, or -1 if there is no memory. */
+/* In a forked child, replace the slot's pages with a private copy at the same address. Return 0, or -1 if memory is short. */
 static inline int shml_lease_make_private(shml_lease *lease) {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
     uintptr_t first = (uintptr_t)lease->base & ~(page - 1);
@@ -287,7 +288,7 @@ typedef struct dl_managed {
     dl_tensor tensor;
     void *manager;
     void (*deleter)(struct dl_managed *);
-    int64_t shape[]; /* ndim entries, ours */
+    int64_t shape[]; /* ndim entries, owned by this struct */
 } dl_managed;
 
 static void shml_dl_delete(dl_managed *managed) {
@@ -295,7 +296,7 @@ static void shml_dl_delete(dl_managed *managed) {
     free(managed);
 }
 
-/* A C-order array at `offset` of the lease's slot; takes a reference to the lease. NULL: out of memory. */
+/* Return a C-order array at `offset` of the lease's slot, with a reference to the lease. NULL: out of memory. */
 static inline dl_managed *shml_dl_new(shml_lease *lease, uint64_t offset, uint8_t code, uint8_t bits, int32_t ndim) {
     dl_managed *managed = (dl_managed *)malloc(sizeof(dl_managed) + (size_t)ndim * sizeof(int64_t));
     if (!managed) return NULL;

@@ -1,4 +1,4 @@
-# The trainer's hold on delivered slots, and the list of all holds of this process; included by trainer.pyx.
+# The trainer's leases of delivered slots, and the list of all leases of this process; included by trainer.pyx.
 
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_New
 from libc.string cimport memcpy
@@ -6,11 +6,11 @@ from cpython.object cimport PyObject
 
 cdef extern from *:
     """
-    static int shml_num_forks; /* between this process and the one that imported the module; getpid would be a system call */
+    static int shml_num_forks; /* forks between the process that imported the module and this one; getpid would be a system call */
     #if PY_VERSION_HEX < 0x030D0000
     #define Py_IsFinalizing _Py_IsFinalizing
     #endif
-    /* whether this is a thread of Python's, with the GIL or without: torch gives it up while it frees a tensor */
+    /* return whether this is a Python thread, with or without the GIL: torch releases the GIL while it frees a tensor */
     static inline int shml_has_python(void) {
         return Py_IsInitialized() && !Py_IsFinalizing() && PyGILState_GetThisThreadState() != NULL;
     }
@@ -23,10 +23,10 @@ cdef extern from *:
 
 
 cdef class _LocalRing:
-    """An entry in the list of all local rings of this process, by which a fork finds every lease."""
+    """An entry in the list of all local rings of this process, through which a fork finds every lease."""
 
     cdef shml_local_ring *_local_ring
-    cdef object _ended  # called at the ends of leases, if slots cool; it must live as long as a lease
+    cdef object _ended  # called when a lease ends, if slots wait for device copies; must live as long as any lease
     cdef int _num_forks
 
     def __dealloc__(self):
@@ -35,7 +35,7 @@ cdef class _LocalRing:
 
 
 cdef void _report_ended(void *context, uint32_t slot) noexcept nogil:
-    """Tells Python of a lease's end, in a thread that Python knows. It takes the GIL there, as torch does to free what is numpy's."""
+    """Tell Python that a lease has ended, if this thread belongs to Python. Takes the GIL, as torch does to free numpy's memory."""
     if not shml_has_python():
         return
     with gil:
@@ -46,14 +46,14 @@ cdef _call_ended(_LocalRing entry, uint32_t slot):
     cdef PyObject *kind
     cdef PyObject *value
     cdef PyObject *traceback
-    if entry._num_forks != shml_num_forks or entry._ended is None:  # a forked child's copy says nothing about the slot
+    if entry._num_forks != shml_num_forks or entry._ended is None:  # the copy in a forked child does not hold the slot
         return
-    PyErr_Fetch(&kind, &value, &traceback)  # memory is freed with exceptions under way, too
+    PyErr_Fetch(&kind, &value, &traceback)  # memory may be freed while an exception is being raised
     try:
         entry._ended(slot)
-    except KeyboardInterrupt:  # ^C came in here, where nobody can raise it
+    except KeyboardInterrupt:  # ^C arrived here, where it cannot be raised
         PyErr_SetInterrupt()
-    except BaseException:  # the slot has no event then, and whoever wants it waits for the whole device, which says what is wrong
+    except BaseException:  # the slot then has no event; its next user waits for the whole device, which reports the error
         pass
     finally:
         PyErr_Restore(kind, value, traceback)
@@ -73,7 +73,7 @@ cdef _LocalRing _enter(shml_local_ring *local_ring):
 
 
 def live_leases():
-    """A Lease more for every slot of this process that has one and lies in shared memory."""
+    """Return one more Lease for every slot of this process that is leased and in shared memory."""
     cdef Lease lease
     cdef shml_local_ring *local_ring
     found = []
@@ -89,19 +89,19 @@ def live_leases():
 
 
 def stop_poisoning():
-    """In a forked child: what dies here must not write into the parent's slots."""
+    """Disable poisoning in a forked child: tensors freed there must not write into the parent's slots."""
     for entry in _local_rings:
         (<_LocalRing>entry)._local_ring.poison = 0
 
 
 def harm_at_release(int number):
-    """For tests of faults: the next lease of this process that ends sends it a signal, before its slot is back."""
+    """For fault tests: when the next lease of this process ends, send this process a signal before the slot is returned."""
     for entry in _local_rings:
         (<_LocalRing>entry)._local_ring.poison = -number
 
 
 cdef void _drop_capsule(object capsule) noexcept:
-    """A capsule nobody consumed still holds its reference."""
+    """Release the reference of a capsule that was never consumed."""
     cdef dl_managed *managed
     if PyCapsule_IsValid(capsule, "dltensor"):
         managed = <dl_managed *>PyCapsule_GetPointer(capsule, "dltensor")
@@ -109,11 +109,11 @@ cdef void _drop_capsule(object capsule) noexcept:
 
 
 cdef class Lease:
-    """The trainer's hold on one delivered slot. It ends when this object and every tensor made from it are gone."""
+    """The trainer's lease of one delivered slot. It ends when this object and every tensor made from it are gone."""
 
     cdef shml_lease *_lease
-    cdef readonly uint64_t used_nbytes  # bytes of a packed batch; 0: rows lie as the layout says
-    cdef readonly bint has_note  # its worker sent one along
+    cdef readonly uint64_t used_nbytes  # bytes of a packed batch; 0 if the rows are placed as in the layout
+    cdef readonly bint has_note  # whether its worker sent a note with it
 
     def __dealloc__(self):
         if self._lease != NULL:
@@ -121,31 +121,31 @@ cdef class Lease:
 
     @property
     def slot(self):
-        """Which slot."""
+        """Number of the slot."""
         return self._lease.slot
 
     @property
     def address(self):
-        """Where the slot's bytes begin."""
+        """Address of the slot's first byte."""
         return <uintptr_t>self._lease.base
 
     @property
     def nbytes(self):
-        """Size of the slot."""
+        """Size of the slot in bytes."""
         return self._lease.nbytes
 
     def make_private(self):
-        """In a forked child: gives it its own copy of the slot, in place. False if there is no memory for it."""
+        """In a forked child, give the slot a private copy of its bytes, at the same address. Return False if memory is short."""
         return shml_lease_make_private(self._lease) == 0
 
     def bytes_at(self, uint64_t offset, uint64_t nbytes):
-        """A private copy of some of the slot's bytes."""
+        """Return a private copy of `nbytes` of the slot's bytes from `offset` on."""
         if offset + nbytes > self._lease.nbytes:
             raise ValueError(f"{nbytes} bytes at {offset} end beyond the slot of {self._lease.nbytes}")
         return (<const char *>self._lease.base)[offset:offset + nbytes]
 
     def meta(self):
-        """The last part of a packed batch (batch/packed_batch.py), which says what the others are."""
+        """Return the last part of a packed batch (batch/packed_batch.py), which describes the other parts."""
         cdef uint64_t[2] place
         if self._lease.nbytes < sizeof(place):
             raise ValueError(f"a slot of {self._lease.nbytes} bytes holds no packed batch")
@@ -155,7 +155,7 @@ cdef class Lease:
         return (<const char *>self._lease.base)[place[0]:place[0] + place[1]]
 
     cpdef capsule(self, uint64_t offset, int code, int bits, tuple shape):
-        """A DLPack capsule of a C-order array in the slot; whoever consumes it holds the lease.
+        """Return a DLPack capsule of a C-order array in the slot; its consumer holds the lease.
 
         Args:
             code, bits: DLPack's dtype.
@@ -177,11 +177,11 @@ cdef class Lease:
         return PyCapsule_New(managed, "dltensor", <void (*)(object) noexcept>_drop_capsule)
 
     def tensors(self, tuple plan, from_dlpack, tuple names=None):
-        """One tensor per entry of `plan`, each holding the lease: a list, or with `names` a dict.
+        """Return one tensor for each entry of `plan`, each of which holds the lease: a list, or a dict if `names` is given.
 
         Args:
             plan: per field (offset, code, bits, shape), or (-1, make, shape, dtype) for a field without bytes.
-            from_dlpack: makes a tensor of a capsule.
+            from_dlpack: makes a tensor from a capsule.
         """
         cdef list found = []
         cdef dict named = {}

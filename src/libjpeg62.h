@@ -1,8 +1,8 @@
 /* libjpeg-turbo's structures as its callers see them (ABI 62), so that the library can be bound at run time, without its headers.
  *
- * jpeg_CreateDecompress and jpeg_CreateCompress compare the version and the size of jpeg62_decompress and jpeg62_compress with their
- * own and refuse others: a library of ABI 7 or 8 is found out before it touches a field. Names are the library's, and all fields are
- * there: one left out would move all behind it.
+ * jpeg_CreateDecompress and jpeg_CreateCompress compare the version and the size of jpeg62_decompress and jpeg62_compress with
+ * their own and refuse others: a library of ABI 7 or 8 is detected before it touches a field. Names are the library's, and no field
+ * is omitted, because that would move all fields after it.
  *
  * Source: libjpeg-turbo, jpeglib.h and libjpeg.txt (https://libjpeg-turbo.org).
  */
@@ -24,26 +24,26 @@ typedef struct {
     void (*output_message)(jpeg62_common *cinfo);                     /* prints */
     void (*format_message)(jpeg62_common *cinfo, char *buffer);       /* into JPEG62_MESSAGE bytes */
     void (*reset_error_mgr)(jpeg62_common *cinfo);                    /* at the start of an image */
-    int msg_code;                                                     /* which message */
+    int msg_code;                                                     /* number of the message */
     union {
         int i[8];
         char s[80];
-    } msg_parm;                                                       /* what it says */
-    int trace_level;                                                  /* traces above are left out */
+    } msg_parm;                                                       /* its arguments */
+    int trace_level;                                                  /* traces above this level are omitted */
     long num_warnings;                                                /* so far */
-    const char *const *jpeg_message_table;                            /* texts, and a second table of a caller's own */
+    const char *const *jpeg_message_table;                            /* texts, and a second table of the caller */
     int last_jpeg_message;
     const char *const *addon_message_table;
     int first_addon_message, last_addon_message;
 } jpeg62_error;
 
 typedef struct {
-    void (*progress_monitor)(jpeg62_common *cinfo);     /* now and then: at least once a row of MCUs of each scan */
+    void (*progress_monitor)(jpeg62_common *cinfo);     /* called at least once per row of MCUs of each scan */
     long pass_counter, pass_limit;                      /* work done and to do in this pass */
     int completed_passes, total_passes;                 /* passes */
 } jpeg62_progress;
 
-struct jpeg62_common { /* what both of the structures below begin with */
+struct jpeg62_common { /* the common beginning of the two structures below */
     jpeg62_error *err;
     void *mem;
     jpeg62_progress *progress;
@@ -51,16 +51,16 @@ struct jpeg62_common { /* what both of the structures below begin with */
     int is_decompressor, global_state;
 };
 
-typedef struct { /* the beginning of jpeg_source_mgr: what is left of the file */
+typedef struct { /* the beginning of jpeg_source_mgr: the rest of the file */
     const uint8_t *next_input_byte;
     size_t bytes_in_buffer;
 } jpeg62_source;
 
-typedef struct { /* of a caller's own */
+typedef struct { /* provided by the caller */
     uint8_t *next_output_byte;                            /* where to write */
-    size_t free_in_buffer;                                /* bytes there */
+    size_t free_in_buffer;                                /* bytes left there */
     void (*init_destination)(jpeg62_compress *cinfo);
-    int (*empty_output_buffer)(jpeg62_compress *cinfo);   /* all of the buffer is written; sets the two above */
+    int (*empty_output_buffer)(jpeg62_compress *cinfo);   /* called when the buffer is full; sets the two fields above */
     void (*term_destination)(jpeg62_compress *cinfo);
 } jpeg62_destination;
 
@@ -68,22 +68,22 @@ struct jpeg62_decompress {
     jpeg62_error *err;         /* set by the caller before anything else */
     void *mem;                 /* memory manager */
     jpeg62_progress *progress; /* NULL: none */
-    void *client_data;         /* the caller's own */
+    void *client_data;         /* the caller's data */
     int is_decompressor, global_state;
     jpeg62_source *src;                                   /* source manager */
     unsigned image_width, image_height;                   /* pixels, from the header */
     int num_components, jpeg_color_space;                 /* in the file */
-    int out_color_space;                                  /* wanted */
-    unsigned scale_num, scale_denom;                      /* wanted size as a fraction */
+    int out_color_space;                                  /* requested */
+    unsigned scale_num, scale_denom;                      /* requested size as a fraction */
     double output_gamma;                                  /* ignored */
     int buffered_image, raw_data_out;                     /* modes */
-    int dct_method, do_fancy_upsampling;                  /* wanted */
-    int do_block_smoothing;                               /* for progressive files that are not complete */
+    int dct_method, do_fancy_upsampling;                  /* requested */
+    int do_block_smoothing;                               /* for incomplete progressive files */
     int quantize_colors, dither_mode, two_pass_quantize, desired_number_of_colors;
     int enable_1pass_quant, enable_external_quant, enable_2pass_quant;
     unsigned output_width, output_height;                 /* pixels, after jpeg_start_decompress; a crop changes the width */
-    int out_color_components, output_components;          /* a pixel */
-    int rec_outbuf_height;                                /* rows to ask for at a time */
+    int out_color_components, output_components;          /* per pixel */
+    int rec_outbuf_height;                                /* rows to request at a time */
     int actual_number_of_colors;
     uint8_t **colormap;
     unsigned output_scanline;                             /* next row */
@@ -93,7 +93,7 @@ struct jpeg62_decompress {
     unsigned output_iMCU_row;
     int (*coef_bits)[64];                                 /* accuracy of each coefficient; NULL unless progressive */
     void *quant_tbl_ptrs[4], *dc_huff_tbl_ptrs[4], *ac_huff_tbl_ptrs[4];
-    int data_precision;                                   /* bits a sample */
+    int data_precision;                                   /* bits per sample */
     void *comp_info;                                      /* components */
     int progressive_mode, arith_code;
     uint8_t arith_dc_L[16], arith_dc_U[16], arith_ac_K[16];
@@ -106,7 +106,7 @@ struct jpeg62_decompress {
     int CCIR601_sampling;
     void *marker_list;
     int max_h_samp_factor, max_v_samp_factor;             /* of all components */
-    int min_DCT_scaled_size;                              /* pixels that a block's side becomes: 8, or less if shrunk */
+    int min_DCT_scaled_size;                              /* size in pixels of a block's side: 8, or less if reduced */
     unsigned total_iMCU_rows;
     uint8_t *sample_range_limit;
     int comps_in_scan;
@@ -136,10 +136,10 @@ struct jpeg62_compress {
     int num_scans;
     const void *scan_info;                                /* NULL: one sequential scan */
     int raw_data_in, arith_code;
-    int optimize_coding;                                  /* Huffman tables made for the image */
+    int optimize_coding;                                  /* Huffman tables optimized for the image */
     int CCIR601_sampling, smoothing_factor, dct_method;
     unsigned restart_interval;                            /* MCUs; 0: none */
-    int restart_in_rows;                                  /* or in rows of them */
+    int restart_in_rows;                                  /* or in rows of MCUs */
     int write_JFIF_header;
     uint8_t JFIF_major_version, JFIF_minor_version, density_unit;
     uint16_t X_density, Y_density;
@@ -156,7 +156,7 @@ struct jpeg62_compress {
     int script_space_size;
 };
 
-typedef struct { /* its functions; a call that fails ends in error_exit */
+typedef struct { /* the library's functions; a call that fails ends in error_exit */
     jpeg62_error *(*std_error)(jpeg62_error *err);
     void (*create)(jpeg62_decompress *cinfo, int version, size_t nbytes);
     void (*mem_src)(jpeg62_decompress *cinfo, const unsigned char *data, unsigned long nbytes);

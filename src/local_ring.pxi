@@ -208,7 +208,7 @@ cdef class LocalRing:
 
     @property
     def num_usable(self):
-        """Slots that are not parked."""
+        """Number of slots that are not parked."""
         return self._local_ring.num_usable
 
     @property
@@ -259,13 +259,14 @@ cdef class LocalRing:
 
     @property
     def num_leased(self):
-        """Slots with a live lease."""
+        """Number of slots with a live lease."""
         self._collect()
         return self._local_ring.num_leased
 
     @property
     def num_lendable(self):
-        """Slots that may be leased at a time. A batch in the last of them is copied out, which leaves slots for the workers.
+        """Number of slots that may be leased at a time. A batch in the last of them is copied out, which leaves slots for the
+        workers.
 
         Every worker needs a slot to write into: its own slot if one worker fills a batch, or a part of one if workers share it.
         Otherwise a program that keeps its last batches would leave workers idle.
@@ -282,7 +283,7 @@ cdef class LocalRing:
         self._collect()
         return self._local_ring.num_free
 
-    # ------------------------------------------------------------ what it has counted
+    # ------------------------------------------------------------ counters
 
     def count_restart(self, uint32_t worker):
         """Count a replaced worker, when another process has taken its number."""
@@ -311,7 +312,7 @@ cdef class LocalRing:
                 "num_waits": h.num_waits, "num_copied_out": h.num_copied_out, "num_grown": h.num_grown,
                 "num_restarts": h.num_restarts, "generation": h.generation}
 
-    # ------------------------------------------------------------ what stats readers see
+    # ------------------------------------------------------------ stats readers
 
     def introduce(self, *, bytes dataset_name, bytes read_path, uint32_t rank, uint32_t world_size):
         """Write the loader's names and rank for stats readers. A name is cut to its capacity."""
@@ -334,7 +335,7 @@ cdef class LocalRing:
 
     @property
     def order_capacity(self):
-        """Bytes of an order that fit its area."""
+        """Size in bytes of a slot's order area."""
         return self._ring.header.order_capacity
 
     def worker(self, uint32_t worker):

@@ -1,4 +1,4 @@
-"""A file as a read-only buffer. Unlike mmap.mmap it keeps no descriptor open: of shards there are thousands."""
+"""A file as a read-only buffer. Unlike mmap.mmap it keeps no descriptor open, because there are thousands of shards."""
 
 from cpython.buffer cimport PyBuffer_FillInfo
 from libc.errno cimport errno
@@ -24,10 +24,10 @@ cdef extern from "<sys/mman.h>":
 
 
 cdef class MappedFile:
-    """The bytes of a file for as long as a buffer of them is held, even if it is removed or replaced meanwhile.
+    """The bytes of a file, valid while a buffer of them is held, even if the file is removed or replaced.
 
     Raises:
-        OSError: it cannot be opened or mapped.
+        OSError: the file cannot be opened or mapped.
     """
 
     cdef void *_at
@@ -66,7 +66,7 @@ cdef class MappedFile:
         return self._state.device, self._state.inode, self._state.nbytes, self._state.mtime_ns
 
     def has_changed(self):
-        """Whether that file, if its name still means it, was written to since."""
+        """Return whether the file was written to since, if its name still refers to it."""
         return bool(file_has_changed(self._path, &self._state))
 
 

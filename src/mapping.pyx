@@ -1,7 +1,7 @@
 """Memory mapped from a descriptor, unmapped when its last user is gone.
 
-A Mapping is a buffer: memoryview and numpy keep it alive by themselves. Leases hold the C mapping directly, so that `close()`
-of a loader and the death of its Python objects never pull memory from under a tensor.
+A Mapping is a buffer: memoryview and numpy keep it alive by themselves. Leases hold the C mapping directly, so that neither
+`close()` of a loader nor the death of its Python objects unmaps memory under a tensor.
 """
 
 from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
@@ -26,7 +26,7 @@ cdef extern from "sys/mman.h" nogil:
     int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_POPULATE, MAP_ANONYMOUS, MADV_DONTFORK
     void *MAP_FAILED
 
-cdef int MADV_POPULATE_WRITE = 23  # of Linux 5.14; older headers lack it
+cdef int MADV_POPULATE_WRITE = 23  # since Linux 5.14; older headers lack it
 cdef size_t PAGE_NBYTES = os.sysconf("SC_PAGESIZE")
 
 
@@ -39,7 +39,7 @@ def _can_populate():
     return not failed
 
 
-CAN_POPULATE = _can_populate()  # whether this kernel can (`Mapping.populate`)
+CAN_POPULATE = _can_populate()  # whether the kernel supports `Mapping.populate`
 
 
 cdef extern from "fcntl.h" nogil:
@@ -48,21 +48,22 @@ cdef extern from "fcntl.h" nogil:
 
 
 def give_back_pages(int fd, size_t nbytes):
-    """Frees the memory behind a segment though others still map it: what they read there from now on is zero."""
+    """Free the memory of a segment although others still map it: from now on they read zeros there."""
     if fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, nbytes):
         raise OSError(errno, f"fallocate to give back {nbytes} bytes: {os.strerror(errno)}")
 
 
 cdef class Mapping:
-    """`nbytes` of the file behind `fd`, shared. The descriptor may be closed afterwards.
+    """A shared mapping of `nbytes` of the file `fd`. The descriptor may be closed afterwards.
 
     Args:
         fd: descriptor of a segment, opened for reading and writing.
         nbytes: length of the mapping from the file's start.
-        populate: set up the page table now, for all of it.
-        inherit: whether forked children see it. Workers say False: nothing a sample forks may write into a slot.
-        writable: False is the kernel's word: a stray write ends the process instead of changing what others read.
-        private: what is written through it only this process sees (until MADV_DONTNEED); what others write shows where it has not.
+        populate: set up the whole page table now.
+        inherit: whether forked children see it. Workers pass False: a process forked by a sample must not write into a slot.
+        writable: if False, a stray write crashes this process instead of changing what others read.
+        private: writes are visible to this process only (until MADV_DONTNEED); in pages that it has not written, others' writes are
+            visible.
     """
 
     cdef shml_map *_map
@@ -100,10 +101,11 @@ cdef class Mapping:
         return self.nbytes
 
     def populate(self, size_t begin, size_t end):
-        """Puts memory behind these bytes, where there is none yet, so that writing to them cannot be a SIGBUS.
+        """Allocate memory for these bytes where there is none yet, so that writing to them cannot raise SIGBUS.
 
         Raises:
-            OSError: there is not enough (ENOMEM, or EFAULT where /dev/shm is full), or the kernel cannot (`CAN_POPULATE`).
+            OSError: there is not enough memory (ENOMEM, or EFAULT if /dev/shm is full), or the kernel does not support it
+                (`CAN_POPULATE`).
         """
         cdef int failed
         if begin > end or end > self.nbytes:
@@ -116,7 +118,7 @@ cdef class Mapping:
 
     @property
     def address(self):
-        """Where the mapping begins in this process."""
+        """Address of the mapping in this process."""
         return <uintptr_t>self._map.base
 
     @property

@@ -1,23 +1,24 @@
-/* Which member of a mixture each position belongs to, so that every prefix holds of every member what its weights say, within one.
+/* Assign each position to a member of a mixture, so that in every prefix each member's count is within one of its share.
  *
- * Write L_i(n) for what member i should have of the first n draws (the sum of its shares) and x_i(n) for what it has. Tijdeman's
- * theorem: for K members x can be chosen with |x_i(n) - L_i(n)| <= 1 - 1/(2K - 2) for all i and n, and by this rule. Draw k of a
- * member (counted from 0) has a window: it is open from the first n with L_i(n) - k >= 1/(2K - 2) on, since earlier the member
- * would be ahead by too much, and must be taken until the first n with L_i(n) - k > 1 - 1/(2K - 2), where it would be behind. At
- * every n the open draw with the earliest end is taken, of several the lowest member's. Shares may change from draw to draw.
+ * Let L_i(n) be the target of member i after the first n draws (the sum of its shares) and x_i(n) its count. Tijdeman's theorem:
+ * for K members, x can be chosen with |x_i(n) - L_i(n)| <= 1 - 1/(2K - 2) for all i and n, by this rule. Draw k of a member
+ * (counted from 0) has a window: it opens at the first n with L_i(n) - k >= 1/(2K - 2), because before that the member would be too
+ * far ahead, and must be taken no later than at the first n with L_i(n) - k > 1 - 1/(2K - 2), because otherwise the member would be
+ * too far behind. At every n the open draw with the earliest end is taken; of several, the lowest member's. Shares may change from
+ * draw to draw.
  *
- * Windows follow from (i, k), so the K counters are the whole state. Everything is in whole numbers: shares are in units of
- * 1/total, total <= 2^60; L and the bounds are 128 bits wide. The next window of a member follows from the last by an addition with
- * carry (as Bresenham's lines do); divisions are needed at the start and where shares change.
+ * Windows follow from (i, k), so the K counters are the whole state. All numbers are integers: shares are in units of 1/total,
+ * total <= 2^60; L and the bounds are 128 bits wide. A member's next window follows from the last one by an addition with carry (as
+ * in Bresenham's line algorithm); divisions are needed only at the start and where shares change.
  *
- * Up to SHML_SCAN_MAX members are looked at one by one, without branches (15 ns a draw for 10, where branches that nobody can
- * predict cost 47); more stand in two tournament trees, by opening and by end (76 ns for 200, where two heaps cost 105 and looking
- * at each 171).
+ * Up to SHML_SCAN_MAX members are compared one by one, without branches (15 ns a draw for 10 members; unpredictable branches cost
+ * 47); more members are kept in two tournament trees, by opening and by end (76 ns for 200; two heaps cost 105, and comparing each
+ * 171).
  *
  * A change here that alters one draw needs a new schedule version.
  *
  * Source: R. Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980. Rejected: the largest deficit first, and
- * Webster's divisors, which stray by 1.16 and 2.06 draws for 10 members.
+ * Webster's divisors, which deviate by 1.16 and 2.06 draws for 10 members.
  */
 #ifndef SHML_MIX_H
 #define SHML_MIX_H
@@ -27,27 +28,27 @@
 
 #define SHML_SCAN_MAX 48
 #define SHML_LAST_POSITION ((uint64_t)1 << 62)
-#define SHML_NEVER ((uint64_t)INT64_MAX - 1) /* beyond every position; INT64_MAX is no draw at all, which an open one may not be */
+#define SHML_NEVER ((uint64_t)INT64_MAX - 1) /* beyond every position; INT64_MAX means no draw, so no window may end there */
 
 typedef unsigned __int128 shml_wide;
 
 typedef struct {
     uint32_t num_members;
-    uint32_t num_pieces;     /* runs of positions over which shares stay the same */
-    uint64_t total;          /* shares of a piece add up to it; at most 2^60 */
+    uint32_t num_pieces;     /* runs of positions with constant shares */
+    uint64_t total;          /* sum of the shares of a piece; at most 2^60 */
     const uint64_t *starts;  /* first position of each piece; starts[0] == 0 */
     const uint64_t *shares;  /* [piece][member] */
     const shml_wide *before; /* [piece][member]: L at the piece's start, in units of 1/total */
     shml_wide open, late;    /* L - k at which a draw opens, and at which it is too late, in units of 1/total */
 } shml_shares;
 
-/* The first n at which L_i(n) reaches a target, and what it takes to find the next. */
+/* The first n at which L_i(n) reaches a target, and the values needed to find the next. */
 typedef struct {
     uint64_t at;    /* that n; SHML_NEVER at most */
     uint64_t over;  /* L_i(at) - target, below `share` */
     uint64_t step;  /* total / share */
     uint64_t carry; /* total % share */
-    uint64_t share; /* of the member in this piece */
+    uint64_t share; /* share of the member in this piece */
     uint64_t end;   /* last n of this piece */
     uint32_t piece;
 } shml_edge;
@@ -70,7 +71,7 @@ static inline shml_edge shml_edge_at(const shml_shares *shares, uint32_t member,
     return edge;
 }
 
-/* The edge of the member's next draw, whose target is `total` further on. */
+/* Compute the edge of the member's next draw, whose target is `total` further on. */
 static inline void shml_edge_next(const shml_shares *shares, uint32_t member, shml_edge *edge, uint64_t counter, shml_wide offset) {
     const uint64_t carries = edge->over < edge->carry;
     const uint64_t at = edge->at + edge->step + carries; /* both at most 2^63: no overflow */
@@ -82,22 +83,22 @@ static inline void shml_edge_next(const shml_shares *shares, uint32_t member, sh
     }
 }
 
-/* Working memory of a run, arrays of num_members but for the trees. */
+/* Working memory of a run: arrays of num_members, except for the trees. */
 typedef struct {
     shml_edge *open, *late;
-    int64_t *open_at, *late_at;      /* their `at`, close together for the scan */
-    uint32_t num_leaves;             /* 2^k >= num_members, or 0 where the scan is used */
-    int64_t *waiting, *ready;        /* trees of 2 * num_leaves: smallest open_at of what waits, smallest late_at of what is open */
-    uint32_t *waiting_of, *ready_of; /* whose it is */
+    int64_t *open_at, *late_at;      /* copies of `at`, close together for the scan */
+    uint32_t num_leaves;             /* 2^k >= num_members, or 0 if the scan is used */
+    int64_t *waiting, *ready;        /* trees of 2 * num_leaves: smallest open_at of waiting draws, smallest late_at of open ones */
+    uint32_t *waiting_of, *ready_of; /* the member of each node */
 } shml_run;
 
-/* Where a member's open draw ends; INT64_MAX where it is not open. */
+/* Return the end of a member's open draw, or INT64_MAX if it is not open. */
 static inline int64_t shml_end_of(const shml_run *run, int64_t i, int64_t n) {
     return (run->late_at[i] | ((n - run->open_at[i]) >> 63)) & INT64_MAX;
 }
 
-/* The member whose open draw ends first; num_members if none is open, which cannot be. Even and odd members are compared apart, so
- * that a comparison need not wait for the one before. */
+/* Return the member whose open draw ends first, or num_members if none is open, which cannot happen. Even and odd members are
+ * compared separately, so that a comparison does not wait for the previous one. */
 static inline uint32_t shml_scan(const shml_run *run, uint32_t num_members, int64_t n) {
     int64_t end[2] = {INT64_MAX, INT64_MAX}, found[2] = {num_members, num_members};
     for (int64_t i = 0; i + 1 < num_members; i += 2) {
@@ -118,7 +119,7 @@ static inline void shml_tree_set(int64_t *tree, uint32_t *of, uint32_t num_leave
     uint32_t i = num_leaves + leaf;
     tree[i] = value;
     while (i > 1) {
-        const uint32_t left = i & ~1u, right = i | 1u, is_right = tree[right] < tree[left]; /* of equals the lower member */
+        const uint32_t left = i & ~1u, right = i | 1u, is_right = tree[right] < tree[left]; /* of equals, the lower member */
         i >>= 1;
         tree[i] = is_right ? tree[right] : tree[left];
         of[i] = of[left] ^ ((of[left] ^ of[right]) & -is_right);
@@ -150,7 +151,7 @@ static inline void shml_run_begin(const shml_shares *shares, shml_run *run, cons
     }
 }
 
-/* Draw for positions [position, position + count): members into `out`, counters moved on. Returns how many were drawn. */
+/* Draw for positions [position, position + count): write members to `out`, advance the counters, return how many were drawn. */
 static inline size_t shml_run_draws(const shml_shares *shares, shml_run *run, uint64_t position, int64_t *counters, uint16_t *out,
                                     size_t count) {
     for (size_t j = 0; j < count; j++) {

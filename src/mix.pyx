@@ -1,6 +1,6 @@
-"""The draws of a mixture, and the orders of its members, round after round. mix.h says how members are drawn, and whence.
+"""The draws of a mixture, and the orders of its members, round after round. See mix.h for the method and its source.
 
-A run begins with any counters at their position: there is nothing else to keep between two runs.
+A run can begin at any position if its counters are known: nothing else is kept between two runs.
 """
 
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
@@ -35,7 +35,7 @@ cdef extern from "mix.h" nogil:
 cdef extern from *:
     """
     #include <stdlib.h>
-    /* What a piece begins with, and the two edges of a window; Cython has no 128-bit numbers. */
+    /* Compute the state at the start of each piece, and the two edges of a window; Cython has no 128-bit numbers. */
     static int shml_shares_finish(shml_shares *shares) {
         const uint32_t k = shares->num_members;
         uint32_t num_drawn = 0;
@@ -52,7 +52,7 @@ cdef extern from *:
             }
             num_drawn += (uint32_t)is_drawn;
         }
-        const uint64_t parts = num_drawn > 2 ? 2 * (uint64_t)num_drawn - 2 : 2; /* one member alone has windows of one draw */
+        const uint64_t parts = num_drawn > 2 ? 2 * (uint64_t)num_drawn - 2 : 2; /* a single member has windows of one draw */
         shares->before = before;
         shares->open = (shares->total + parts - 1) / parts;
         shares->late = (shml_wide)shares->total * (parts - 1) / parts + 1;
@@ -86,12 +86,12 @@ cdef uint64_t TABLE_MAX_N = 1 << 16
 
 
 cdef class Draws:
-    """Draws members by their shares, from any position whose counters are known.
+    """The draws of members by their shares, from any position whose counters are known.
 
     Args:
         starts: first position of each piece, rising from 0.
         shares: of each member in each piece, in units of 1/total; each piece adds up to total, which is at most 2^60.
-        scan_max: most members that are looked at one by one. Another than the default only for tests; draws do not depend on it.
+        scan_max: most members that are compared one by one. Changed only by tests; draws do not depend on it.
     """
 
     cdef shml_shares _shares
@@ -139,12 +139,12 @@ cdef class Draws:
         shml_shares_free(&self._shares)
 
     def run(self, uint64_t position, int64_t[::1] counters, uint16_t[::1] out):
-        """Write the members drawn at positions [position, position + len(out)) into out, and move the counters on.
+        """Write the members drawn at positions [position, position + len(out)) into out, and advance the counters.
 
         Args:
             counters: draws of each member before `position`.
         Raises:
-            ValueError: the counters are not of this position: no member may be drawn.
+            ValueError: the counters do not belong to this position: no member may be drawn.
         """
         cdef shml_run run
         cdef size_t k = self._shares.num_members, leaves = 2 * <size_t>self._num_leaves, done, count = out.shape[0]
@@ -177,15 +177,15 @@ cdef class Rounds:
     """A member's samples round after round: round r is the permutation of (seed, epoch, stream + r), or the samples' own order.
 
     Args:
-        size: of the member, at least 1.
-        stream: of round 0.
-        num_streams: after so many rounds the orders come again.
+        size: number of the member's samples, at least 1.
+        stream: stream of round 0.
+        num_streams: number of rounds after which the orders repeat.
     """
 
     cdef shml_key _key
     cdef shml_feistel _feistel
     cdef shml_network _network
-    cdef uint16_t *_table            # NULL where the network does the work, or the order is the samples' own
+    cdef uint16_t *_table            # NULL if the network is used, or the order is the samples' own
     cdef uint64_t _stream, _num_streams
     cdef bint _shuffled, _is_set
 

@@ -1,19 +1,19 @@
-"""Another rank's ring, as the node's other trainers and their workers see it: who of its worker pool is idle, whether its trainer waits.
+"""Another rank's ring, as seen by the node's other trainers and their workers: its idle workers, and whether its trainer waits.
 
-Only words that are there for stats readers are read, and what they say may be over when it is heard: it decides who is rung for and who is
-helped first, and nothing else.
+Only the words for stats readers are read. Their values may be outdated by the time they are used: they only decide which rank is
+woken and which is helped first.
 """
 
 include "ring.pxi"
 
 
 cdef class Neighbour:
-    """One neighbour's control block.
+    """One neighbor's control block.
 
     Args:
-        control: mapping of all of it.
+        control: mapping of the whole block.
     Raises:
-        ValueError: it is no control block of this layout version.
+        ValueError: not a control block of this layout version.
     """
 
     cdef shml_ring _ring
@@ -30,15 +30,15 @@ cdef class Neighbour:
 
     @property
     def num_idle(self):
-        """Workers of its worker pool that sleep until there is something to do."""
+        """Number of workers of its pool that sleep until there is work."""
         return shml_num_idle(&self._ring)
 
     @property
     def is_closing(self):
-        """Whether its trainer wants nothing any more."""
+        """Whether its trainer is closing."""
         return bool(self._ring.header.is_closing)
 
     @property
     def waiting_since_ns(self):
-        """CLOCK_MONOTONIC when its trainer began to wait for a batch; 0: it does not."""
+        """CLOCK_MONOTONIC when its trainer began to wait for a batch; 0 if it does not wait."""
         return self._ring.header.waiting_since_ns

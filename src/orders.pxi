@@ -30,7 +30,7 @@ cdef class Order:
 
     @property
     def nrows(self):
-        """Rows of the batch."""
+        """Number of rows of the batch."""
         return len(self.indices)
 
 
@@ -109,7 +109,7 @@ cdef class OrderRing(LocalRing):
         return self._order
 
     def expect(self, uint32_t nrows, uint64_t nbytes):
-        """Set the payload size of batches of up to `nrows` rows for `post`, which before that only posts packed ones."""
+        """Set the payload size of batches of up to `nrows` rows for `post`, which until then posts only packed batches."""
         self._expected_nrows = nrows
         self._expected_nbytes = nbytes
 
@@ -119,7 +119,7 @@ cdef class OrderRing(LocalRing):
         One call in place of `hold`, `publish` and the steps between them, which cost most with small batches.
 
         Returns:
-            the number of its chunks; 0 if the case is another, or no slot is free, and nothing was changed.
+            the number of its chunks; 0 if this is not the usual case or no slot is free (then nothing was changed).
         """
         self._guard()
         self._collect()

@@ -1,30 +1,30 @@
-/* Keyed bijections of [0, n), and the keys they and the samples are drawn from.
+/* Keyed bijections of [0, n), and the keys from which they and the samples are drawn.
  *
  * All randomness of the schedule is one function: Philox4x64-10, a block cipher used as a counter-based generator.
  *
  *     key     = (seed, n)                      n = 0 for sample keys
  *     counter = (block, epoch, stream, purpose)     block = the sample's index for sample keys
  *
- * Distinct inputs under one key give distinct outputs, so no two (epoch, stream) can share a stream of numbers, and seeds are
- * mixed with epochs by ten rounds of multiplication, never by addition (seed + epoch makes epoch 1 of seed 1 equal epoch 0 of
- * seed 2: a known bug of a peer).
+ * Distinct inputs under one key give distinct outputs, so no two (epoch, stream) can share a stream of numbers, and seeds are mixed
+ * with epochs by ten rounds of multiplication, never by addition (seed + epoch makes epoch 1 of seed 1 equal epoch 0 of seed 2: a
+ * known bug of another library).
  *
  * n <= 65,536: a Fisher-Yates shuffle into a table of uint16. A Feistel network on so few points is visibly not random.
  * n >  65,536: an 8-round unbalanced Feistel network on [0, left_size * 2^right_bits), the smallest such domain with
- * right_bits = ceil(log2(n) / 2). It exceeds n by less than one part in sqrt(n), so cycle walking (apply again until the value
- * is below n) is rare. Measured against the usual power-of-two domain: cost is flat in n, 1.5 times lower at n = 2^k + 1 and
- * 1.3 times higher just below 2^k, where one more multiplication in every second round shows.
+ * right_bits = ceil(log2(n) / 2). It exceeds n by less than one part in sqrt(n), so cycle walking (apply again until the value is
+ * below n) is rare. Measured against the usual power-of-two domain: cost is flat in n, 1.5 times lower at n = 2^k + 1 and 1.3 times
+ * higher just below 2^k, where one more multiplication in every second round shows.
  *
  * A call works on blocks of 512 positions held as two arrays of halves, one round over the whole block at a time, so that the
- * compiler vectorises every loop and no lane waits for another's multiplication; stragglers are gathered and walked together.
+ * compiler vectorizes every loop and no lane waits for another's multiplication; stragglers are gathered and walked together.
  *
  * A change here that alters one index needs a new schedule version.
  *
- * Sources: J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox).
- * M. Luby, C. Rackoff, "How to construct pseudorandom permutations from pseudorandom functions", 1988 (Feistel).
- * J. Black, P. Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002 (two radices, cycle walking).
- * R. Durstenfeld, "Algorithm 235: random permutation", 1964. D. Lemire, "Fast random integer generation in an interval", 2019.
- * C. Wellons, "Prospecting for hash functions", 2018 (the multipliers of the round function, called lowbias32 there).
+ * Sources: J. K. Salmon, M. A. Moraes, R. O. Dror, D. E. Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011 (Philox). M.
+ * Luby, C. Rackoff, "How to construct pseudorandom permutations from pseudorandom functions", 1988 (Feistel). J. Black, P. Rogaway,
+ * "Ciphers with arbitrary finite domains", CT-RSA 2002 (two radices, cycle walking). R. Durstenfeld, "Algorithm 235: random
+ * permutation", 1964. D. Lemire, "Fast random integer generation in an interval", 2019. C. Wellons, "Prospecting for hash
+ * functions", 2018 (the multipliers of the round function, called lowbias32 there).
  */
 #ifndef SHML_PERMUTATION_H
 #define SHML_PERMUTATION_H
@@ -35,7 +35,7 @@
 #include "cpu.h"
 
 #define SHML_MAX_ROUNDS 8
-#define SHML_BLOCK 512         /* positions worked on together: 14 KiB of stack, inside the L1 cache */
+#define SHML_BLOCK 512         /* positions processed together: 14 KiB of stack, inside the L1 cache */
 #define SHML_FOR_PERMUTATION 1 /* purposes: the last word of the counter, so that no two uses share a stream */
 #define SHML_FOR_SAMPLE 2
 
@@ -43,7 +43,7 @@ typedef struct {
     uint64_t word[4];
 } shml_words;
 
-/* One block of Philox4x64-10. */
+/* Compute one block of Philox4x64-10. */
 static inline shml_words shml_philox(shml_words counter, uint64_t key0, uint64_t key1) {
     for (int round = 0; round < 10; round++) {
         unsigned __int128 first = (unsigned __int128)0xD2E7470EE14C6C93u * counter.word[0];
@@ -75,7 +75,7 @@ typedef struct {
     const shml_key *key;
     uint64_t block;    /* next block to draw */
     shml_words words;  /* the current one */
-    unsigned num_left; /* 32-bit halves of it not yet used */
+    unsigned num_left; /* number of its unused 32-bit halves */
 } shml_stream;
 
 static inline uint32_t shml_next32(shml_stream *stream) {
@@ -88,7 +88,7 @@ static inline uint32_t shml_next32(shml_stream *stream) {
     return (uint32_t)(stream->num_left % 2 ? word >> 32 : word);
 }
 
-/* An unbiased number below `bound`: Lemire's multiplication, drawn again in the rare short interval. */
+/* Return an unbiased number below `bound`: Lemire's multiplication, repeated in the rare short interval. */
 static inline uint32_t shml_below(shml_stream *stream, uint32_t bound) {
     uint64_t product = (uint64_t)shml_next32(stream) * bound;
     if ((uint32_t)product < bound) {
@@ -112,7 +112,7 @@ static inline void shml_shuffle(const shml_key *key, uint16_t *table) {
 /* ---- the Feistel network, n > 65,536 ---- */
 
 typedef struct {
-    uint64_t n;                            /* values of the permutation are below it */
+    uint64_t n;                            /* the permutation's values are below n */
     uint32_t left_size;                    /* left half is in [0, left_size), at most 2^31; rounds add to it modulo left_size */
     int right_bits;                        /* right half is in [0, 2^right_bits), 1 to 31 bits; rounds xor into it */
     int num_rounds;                        /* even, at most SHML_MAX_ROUNDS; fewer only to show that tests can fail */
@@ -141,7 +141,7 @@ SHML_INLINE uint32_t shml_mix(uint32_t x, const uint32_t *key) {
     return (x ^ key[1]) * 0x846ca68bu; /* callers use its high bits */
 }
 
-/* The network once over `count` <= SHML_BLOCK values, each below left_size * 2^right_bits, in place. */
+/* Apply the network once to `count` <= SHML_BLOCK values, each below left_size * 2^right_bits, in place. */
 SHML_INLINE void shml_encrypt_body(const shml_feistel *feistel, uint64_t *values, int count) {
     uint32_t left[SHML_BLOCK], right[SHML_BLOCK];
     const int right_bits = feistel->right_bits;
@@ -155,7 +155,7 @@ SHML_INLINE void shml_encrypt_body(const shml_feistel *feistel, uint64_t *values
         const uint32_t odd[2] = {feistel->round_key[round + 1][0], feistel->round_key[round + 1][1]};
         for (int i = 0; i < count; i++) {
             uint32_t sum = left[i] + (uint32_t)(((uint64_t)shml_mix(right[i], even) * size) >> 32);
-            uint32_t reduced = sum - size; /* wraps to a large number where sum < size: the smaller one is sum mod size */
+            uint32_t reduced = sum - size; /* wraps to a large number if sum < size: the smaller one is sum mod size */
             sum = sum < reduced ? sum : reduced;
             right[i] ^= shml_mix(sum, odd) >> (32 - right_bits);
             left[i] = sum;
@@ -164,7 +164,7 @@ SHML_INLINE void shml_encrypt_body(const shml_feistel *feistel, uint64_t *values
     for (int i = 0; i < count; i++) values[i] = ((uint64_t)left[i] << right_bits) | right[i];
 }
 
-/* Its inverse: the rounds backwards. */
+/* Apply the inverse: the rounds in reverse order. */
 SHML_INLINE void shml_decrypt_body(const shml_feistel *feistel, uint64_t *values, int count) {
     uint32_t left[SHML_BLOCK], right[SHML_BLOCK];
     const int right_bits = feistel->right_bits;
@@ -179,15 +179,15 @@ SHML_INLINE void shml_decrypt_body(const shml_feistel *feistel, uint64_t *values
         for (int i = 0; i < count; i++) {
             right[i] ^= shml_mix(left[i], odd) >> (32 - right_bits);
             uint32_t difference = left[i] - (uint32_t)(((uint64_t)shml_mix(right[i], even) * size) >> 32);
-            uint32_t raised = difference + size; /* where difference wrapped below zero this wraps back into [0, size) */
+            uint32_t raised = difference + size; /* if difference wrapped below zero, this wraps back into [0, size) */
             left[i] = difference < raised ? difference : raised;
         }
     }
     for (int i = 0; i < count; i++) values[i] = ((uint64_t)left[i] << right_bits) | right[i];
 }
 
-/* The same loops for several instruction sets; the first call's CPU decides. Plain target attributes instead of target_clones,
- * which needs ifunc support (absent in musl) and does not start under the sanitizers. Other architectures use the base. */
+/* Compile the same loops for several instruction sets; the CPU of the first call decides. Plain target attributes, because
+ * target_clones needs ifunc support (absent in musl) and does not start under the sanitizers. Other architectures use the base. */
 #define SHML_CLONES(target, suffix) \
     target static void shml_encrypt_##suffix(const shml_feistel *feistel, uint64_t *values, int count) { \
         shml_encrypt_body(feistel, values, count); \
@@ -204,7 +204,7 @@ SHML_CLONES(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), avx51
 
 typedef void (*shml_network)(const shml_feistel *, uint64_t *, int);
 
-/* Names of the instruction sets, slowest first: 0 base, 1 avx2, 2 avx512. */
+/* Return the best instruction set, slowest first: 0 base, 1 avx2, 2 avx512. */
 static inline int shml_best_isa(void) {
 #ifdef __x86_64__
     if (shml_cpu_has(SHML_CPU_AVX512)) return 2;
@@ -221,8 +221,8 @@ static inline shml_network shml_network_for(int isa, int is_inverse) {
     return is_inverse ? shml_decrypt_base : shml_encrypt_base;
 }
 
-/* Map `count` values below n, in place: the network, then again for those that fell outside [0, n). Every cycle of the network
- * through a value below n returns to [0, n), so the walk ends. */
+/* Map `count` values below n, in place: the network, then again for those outside [0, n). Every cycle of the network through a
+ * value below n returns to [0, n), so the walk ends. */
 static inline void shml_map_values(const shml_feistel *feistel, shml_network network, uint64_t *values, size_t count) {
     uint64_t walking[SHML_BLOCK];
     int place[SHML_BLOCK];

@@ -1,4 +1,5 @@
-"""Keyed bijections of [0, n) over whole arrays, and the keys of per-sample randomness. permutation.h says how, and whence.
+"""Keyed bijections of [0, n) over whole arrays, and the keys of per-sample randomness. See permutation.h for the method and its
+sources.
 
 Positions and indices are int64 as in torch; seeds, epochs and streams are uint64. Values are checked before the GIL is released.
 """
@@ -34,7 +35,7 @@ cdef object _out_of_range(seed, epoch, index, stream):
 
 
 def sample_key(seed, epoch, index, stream=0):
-    """The 64-bit key of one sample's randomness in one epoch; all four are in [0, 2^64).
+    """Return the 64-bit key of one sample's randomness in one epoch; all four are in [0, 2^64).
 
     Args:
         stream: keys of different streams are independent: one for each use of randomness within a sample.
@@ -47,7 +48,7 @@ def sample_key(seed, epoch, index, stream=0):
 
 
 def sample_key_pair(seed, epoch, index, stream=0):
-    """128 bits for one sample, as two words: the key of a Philox of its own. The first word is `sample_key`'s."""
+    """Return 128 bits for one sample as two words, the key of a Philox generator of its own. The first word is `sample_key`'s."""
     cdef shml_words words
     try:
         words = shml_sample_words(seed, epoch, index, stream)
@@ -60,16 +61,16 @@ cdef class KeyedPermutation:
     """A bijection of [0, n) chosen by (seed, epoch, stream, n).
 
     Args:
-        n: 1 to 2^62; everything else goes in by keyword.
-        num_rounds: rounds of the Feistel network, 2 to 8 and even. Fewer than 8 only for tests that must fail.
-        table_max_n: largest n that is shuffled into a table. 0 only for tests of the network on small n.
-        isa: one of ISAS, the slowest first; None takes the fastest this CPU has. Values do not depend on it.
+        n: 1 to 2^62; all other arguments are keyword-only.
+        num_rounds: rounds of the Feistel network, 2 to 8 and even. Fewer than 8 only in tests that must fail.
+        table_max_n: largest n that is shuffled into a table. 0 only in tests of the network on small n.
+        isa: one of ISAS, the slowest first; None: the fastest of this CPU. Values do not depend on it.
     """
 
     cdef shml_key _key
     cdef shml_feistel _feistel
     cdef shml_network _forward, _backward
-    cdef uint16_t *_table            # NULL until first used, and for ever where the network does the work
+    cdef uint16_t *_table            # NULL until first used, and always if the network is used
     cdef uint16_t *_inverse_table    # NULL until first used
     cdef bint _has_table
 
@@ -110,11 +111,11 @@ cdef class KeyedPermutation:
             shml_map_values(&self._feistel, self._forward, <uint64_t *>&out[0], count)
 
     def take(self, const int64_t[::1] positions, int64_t[::1] out):
-        """Write the values at `positions` into out, of the same length; they may be the same memory."""
+        """Write the values at `positions` into `out`, which has the same length; they may be the same memory."""
         self._map(positions, out, False)
 
     def inverse(self, const int64_t[::1] values, int64_t[::1] out):
-        """Write the positions at which `values` stand into out, of the same length; they may be the same memory."""
+        """Write the positions of `values` into `out`, which has the same length; they may be the same memory."""
         self._map(values, out, True)
 
     cdef int _map(self, const int64_t[::1] given, int64_t[::1] out, bint is_inverse) except -1:
@@ -126,7 +127,7 @@ cdef class KeyedPermutation:
             raise ValueError(f"out must hold {count} values, it holds {out.shape[0]}")
         if count == 0:
             return 0
-        for i in range(count):  # as unsigned numbers negative ones are the largest
+        for i in range(count):  # converted to unsigned, negative numbers are the largest
             if <uint64_t>given[i] > largest:
                 largest = <uint64_t>given[i]
         if largest >= self._key.n:
@@ -153,7 +154,7 @@ cdef class KeyedPermutation:
                 shml_shuffle(&self._key, table)
             if self._table == NULL:
                 self._table = table
-            else:  # another thread was first, and made the same one
+            else:  # another thread was first and made the same table
                 free(table)
         return self._table
 

@@ -176,7 +176,7 @@ static inline void shml_create(shml_ring *ring, void *base, uint32_t num_slots, 
     h->magic = SHML_MAGIC;
 }
 
-/* ---------------------------------------------------------------- trainer's verbs */
+/* ---------------------------------------------------------------- trainer's operations */
 
 /* Publish the order that the caller has written into the slot's plain fields: all fields before any word.
  * `reserved` is the only worker that may claim it, or SHML_ANYONE. */
@@ -288,7 +288,7 @@ static inline void shml_count(shml_u64 *counter, uint64_t more) {
     atomic_store_explicit(counter, atomic_load_explicit(counter, memory_order_relaxed) + more, memory_order_relaxed);
 }
 
-/* ---------------------------------------------------------------- worker's verbs */
+/* ---------------------------------------------------------------- worker's operations */
 
 /* Record a claim for stats readers. Relaxed, because the exchange of shml_finish publishes it in any case. */
 static inline void shml_count_claim(shml_worker *me, uint64_t now_ns) {
@@ -315,11 +315,11 @@ static inline void shml_count_fetch(shml_worker *me, uint64_t nbytes, int is_rem
     strncpy(me->node, node, sizeof me->node);
 }
 
-/* Find the oldest chunk open to worker w whose order is later than `after`. Return its word and fill `claim`, or return UINT64_MAX.
- * Helpers, whose numbers follow the worker pool's, skip orders that have ended a worker: the ring's own pool finds the sample that
- * causes it, so that it does not end one helper after the other.
- * In a static ring, orders newer than `last_order` are ignored, because a scan overtaken by two publications could take the later
- * batch first and break per-worker random streams. */
+/* Find the oldest chunk open to worker w whose order is later than `after`. Return its word and fill `claim`, or return
+ * UINT64_MAX. Helpers, whose numbers follow the worker pool's, skip orders that have crashed a worker: the ring's own pool finds
+ * the sample that causes it, so that it does not crash one helper after another. In a static ring, orders newer than
+ * `last_order` are ignored, because a scan overtaken by two publications could take the later batch first and break per-worker
+ * random streams. */
 static inline uint64_t shml_find_open(const shml_ring *ring, uint32_t w, uint64_t after, shml_claim *claim) {
     const shml_header *h = ring->header;
     uint64_t reserved = SHML_RESERVED + (uint64_t)w;

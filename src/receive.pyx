@@ -1,8 +1,8 @@
-"""A socket's bytes into a file, with their checksum, in one loop without the GIL.
+"""Receive a socket's bytes into a file, with their checksum, in one loop without the GIL.
 
-The bytes go through a buffer that stays in the processor's nearest caches: the checksum finds them there, and so does the copy into
-the file. Python's own loop over the same calls takes 24 us of interpreter for each 64 KiB, and its threads hand the GIL to each
-other twice on the way; here they meet once a look.
+The bytes go through a buffer that stays in the processor's nearest caches, where both the checksum and the copy into the file find
+them. Python's own loop over the same calls takes 24 us of interpreter for each 64 KiB, and its threads hand over the GIL twice in
+each turn; here they hand it over once a call.
 """
 
 from libc.errno cimport EAGAIN, EINTR, errno
@@ -42,10 +42,10 @@ cdef enum: ROOM = 1 << 16
 cdef struct Way:
     int socket
     int file
-    int64_t until_ms  # when it is time for a look
+    int64_t until_ms  # when the call has to return
     uint32_t crc
-    bint is_over      # the other side has ended
-    bint is_late      # it is time, or a signal has come
+    bint is_over      # the other side has closed the connection
+    bint is_late      # the time is over, or a signal has arrived
     int socket_error
     int file_error
 
@@ -57,7 +57,7 @@ cdef int64_t _now_ms() noexcept nogil:
 
 
 cdef int64_t _gather(Way *way, uint8_t *room, int64_t wanted) noexcept nogil:
-    """Fills the room as far as bytes come; says in `way` why it stopped before."""
+    """Fill the room while bytes arrive; if it stops earlier, set the reason in `way`."""
     cdef int64_t have = 0, left_ms
     cdef ssize_t got
     cdef pollfd waits
@@ -98,17 +98,18 @@ cdef int64_t _put(Way *way, const uint8_t *room, int64_t nbytes, int64_t offset)
 
 
 def receive(int socket, int file, int64_t offset, int64_t nbytes, uint32_t crc, int look_ms):
-    """Writes what comes from a socket into a file, until all has come or something else happens.
+    """Write bytes from a socket into a file, until all have arrived or something else happens.
 
     Args:
         socket: read without blocking, whatever its own mode.
         file: open for writing.
-        offset: in the file.
-        nbytes: how many are wanted.
-        crc: the CRC-32C of what came before.
-        look_ms: after so long it returns with what has come, when it would have to wait for more.
+        offset: position in the file.
+        nbytes: number of bytes wanted.
+        crc: the CRC-32C of the preceding bytes.
+        look_ms: time after which it returns the bytes received so far if it would have to wait for more.
     Returns:
-        bytes written, their checksum behind `crc`, whether the other side has ended, error numbers of socket and file (0: none).
+        bytes written, the checksum of `crc`'s bytes followed by these, whether the other side has closed, error numbers of socket
+            and file (0: none).
     """
     cdef uint8_t room[ROOM]
     cdef int64_t done = 0, have
@@ -118,7 +119,7 @@ def receive(int socket, int file, int64_t offset, int64_t nbytes, uint32_t crc, 
     way.socket_error = way.file_error = 0
     with nogil:
         while done < nbytes and not (way.is_over or way.is_late or way.socket_error or way.file_error):
-            # whole pages of the file: one that is begun twice is looked up twice
+            # write whole pages of the file: a page that is begun twice is looked up twice
             have = _gather(&way, room, min(<int64_t>ROOM - (offset + done) % ROOM, nbytes - done))
             done += _put(&way, room, have, offset + done)
     return done, way.crc, way.is_over, way.socket_error, way.file_error

@@ -1,4 +1,4 @@
-# The frames of a TFRecord file: lengths, sums, and where records begin; included by records.pyx.
+# The frames of a TFRecord file: lengths, sums, and offsets of records; included by records.pyx.
 #
 # record: u64 length | u32 masked sum of the length | data | u32 masked sum of the data
 
@@ -8,7 +8,7 @@ from libc.stdlib cimport free, realloc
 cdef enum:
     NO_SUMS, LENGTH_SUMS, ALL_SUMS
 cdef enum:
-    OVERHEAD = 16  # bytes of a record beside its data
+    OVERHEAD = 16  # bytes of a record besides its data
 
 cdef struct Record:
     int64_t index, file, start
@@ -21,7 +21,7 @@ PROBLEMS = (
 
 
 cdef inline int framed(const uint8_t *file, uint64_t file_nbytes, uint64_t start, int verify, uint64_t *nbytes) noexcept nogil:
-    """The length of the record at `start`; its data lies within the file if the answer is FINE."""
+    """Read the length of the record at `start`. If the result is FINE, its data is within the file."""
     cdef uint32_t stored
     cdef uint64_t length
     if start > file_nbytes or file_nbytes - start < 12:
@@ -37,9 +37,9 @@ cdef inline int framed(const uint8_t *file, uint64_t file_nbytes, uint64_t start
 
 
 def record_starts(const uint8_t[::1] file):
-    """Where the records of a file begin, and where the last one ends, by walking from length to length.
+    """Find where the records of a file begin and the last one ends, by walking from length to length.
 
-    Every length's own sum is checked before the length is believed.
+    The sum of each length is checked before the length is used.
 
     Returns:
         (int64 offsets as bytes, name of the problem or "", where it is)

@@ -1,18 +1,18 @@
-# Where the rows of a batch go, and how a value gets there; included by records.pyx.
+# The places of a batch's rows, and copying values to them; included by records.pyx.
 
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
 cdef enum:
-    HUGE_VALUE = 1 << 18  # bytes from which a value is copied past the caches: a batch of such does not stay in them
+    HUGE_VALUE = 1 << 18  # values of at least this many bytes bypass the caches: a batch of them does not stay in the caches
 
 
 cdef class _Targets:
     """The fields' buffers, held while they are written to."""
 
     cdef Py_buffer *views
-    cdef uint8_t **to  # where each field's next row goes; NULL: nowhere
+    cdef uint8_t **to  # where each field's next row goes; NULL: not written
     cdef int _num_held
 
     def __cinit__(self, list targets not None, int num_fields):
@@ -60,7 +60,7 @@ cdef inline uint64_t row_nbytes(const FieldSpec *spec, const Found *found) noexc
 
 
 cdef inline bint is_plain(const Found *found, const FieldSpec *spec) noexcept nogil:
-    """Whether the row is one run of bytes on the wire, as it is in memory."""
+    """Return whether the row is one run of bytes in the record, the same as in memory."""
     if found.is_list or found.num_pieces > 1:
         return False
     return (found.kind == BYTES and found.count == 1) or (found.kind == FLOATS and spec.kind == FLOAT32 and found.count > 0)

@@ -1,7 +1,7 @@
-"""Records framed, and Examples encoded, into one growing buffer; its owner writes that to a file now and then.
+"""Frame records, and encode Examples, into one growing buffer, which its owner writes to a file from time to time.
 
-Lengths of protobuf stand before what they measure, so an Example is sized first and written second, each value once: straight to where
-the record lies, and a long one is summed on the way.
+In protobuf a length precedes the data, so an Example is first sized and then written. Each value is written once, directly to its
+place in the record, and a long one is summed during the copy.
 """
 
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBuffer_Release, PyObject_GetBuffer
@@ -20,15 +20,15 @@ BYTES, FLOATS, INTS = 1, 2, 3
 cdef enum:
     KIND_BYTES = 1, KIND_FLOATS, KIND_INTS
 cdef enum:
-    LONG_VALUE = 16384  # bytes from which a value is summed while it is copied
+    LONG_VALUE = 16384  # values of at least this many bytes are summed while they are copied
 
 cdef struct Feature:
     int kind
-    Py_ssize_t first  # of its buffers
+    Py_ssize_t first  # index of its first buffer
     Py_ssize_t num_buffers
-    size_t values_nbytes  # of a packed field's payload, or of a bytes_list's blocks
-    size_t list_nbytes  # of the list message
-    size_t nbytes  # of the Feature message
+    size_t values_nbytes  # bytes of a packed field's payload, or of a bytes_list's blocks
+    size_t list_nbytes  # bytes of the list message
+    size_t nbytes  # bytes of the Feature message
 
 cdef inline size_t varint_nbytes(uint64_t value) noexcept nogil:
     cdef size_t nbytes = 1
@@ -48,7 +48,7 @@ cdef inline uint8_t *put_varint(uint8_t *at, uint64_t value) noexcept nogil:
 
 
 cdef inline size_t block_nbytes(size_t nbytes) noexcept nogil:
-    """Of a tag of one byte, the length and so many bytes."""
+    """Return the size of a one-byte tag, the length and this many bytes."""
     return 1 + varint_nbytes(nbytes) + nbytes
 
 
@@ -65,7 +65,7 @@ cdef size_t ints_nbytes(const int64_t *values, size_t count) noexcept nogil:
 
 
 cdef uint8_t *put_ints(uint8_t *at, const uint8_t *end, const uint64_t *values, size_t count) noexcept nogil:
-    """Varints up to `end` at most: the values may have grown since they were measured."""
+    """Write varints up to `end` at most: the values may have grown since they were measured."""
     cdef size_t i
     for i in range(count):
         if end - at < 10 and <Py_ssize_t>varint_nbytes(values[i]) > end - at:
@@ -75,23 +75,23 @@ cdef uint8_t *put_ints(uint8_t *at, const uint8_t *end, const uint64_t *values, 
 
 
 cdef inline size_t entry_nbytes(size_t name_nbytes, size_t value_nbytes) noexcept nogil:
-    """Of a map entry."""
+    """Return the size of a map entry."""
     return block_nbytes(name_nbytes) + block_nbytes(value_nbytes)
 
 
 cdef class RecordBuffer:
-    """Framed records, end to end. A record that fails leaves no trace."""
+    """Framed records, end to end. A record that fails leaves the buffer unchanged."""
 
     cdef uint8_t *_data
     cdef size_t _room
     cdef readonly size_t nbytes
-    # of the Example that is being written:
+    # of the Example being written:
     cdef Py_buffer *_buffers
     cdef Py_ssize_t _num_buffers, _buffers_room
     cdef Feature *_features
     cdef Py_ssize_t _num_features, _features_room
     cdef uint8_t *_at
-    cdef const uint8_t *_summed  # up to here, `_crc` is the sum
+    cdef const uint8_t *_summed  # `_crc` is the sum up to here
     cdef uint32_t _crc
 
     def __dealloc__(self):
@@ -101,10 +101,10 @@ cdef class RecordBuffer:
         free(self._features)
 
     def append(self, data):
-        """Frames one record.
+        """Frame one record.
 
         Returns:
-            the bytes it takes in the file.
+            the number of bytes that it takes in the file.
         """
         cdef Py_buffer view
         PyObject_GetBuffer(data, &view, PyBUF_C_CONTIGUOUS)
@@ -116,13 +116,13 @@ cdef class RecordBuffer:
             PyBuffer_Release(&view)
 
     def append_example(self, list fields not None):
-        """Encodes and frames a tf.train.Example.
+        """Encode and frame a tf.train.Example.
 
         Args:
-            fields: (encoded name, kind, buffers) each, in the order they are written: any number of buffers of BYTES, one of little-endian
-                float32 for FLOATS, one of int64 for INTS.
+            fields: (encoded name, kind, buffers) each, in the order in which they are written: any number of buffers of BYTES, one
+                of little-endian float32 for FLOATS, one of int64 for INTS.
         Returns:
-            the bytes it takes in the file.
+            the number of bytes that it takes in the file.
         """
         cdef size_t nbytes
         try:
@@ -135,10 +135,10 @@ cdef class RecordBuffer:
             self._release()
 
     def append_sequence(self, list context not None, list feature_lists not None):
-        """Encodes and frames a tf.train.SequenceExample.
+        """Encode and frame a tf.train.SequenceExample.
 
         Args:
-            context: as `append_example`'s fields.
+            context: like the `fields` of `append_example`.
             feature_lists: (encoded name, list of (kind, buffers)) each.
         """
         cdef size_t context_nbytes, nbytes, lists_nbytes = 0
@@ -168,14 +168,14 @@ cdef class RecordBuffer:
             self._release()
 
     cdef size_t _measure(self, list fields) except? 0:
-        """Takes the buffers of some fields; the bytes of the Features message."""
+        """Hold the buffers of some fields. Return the size of the Features message."""
         cdef size_t nbytes = 0
         for name, kind, values in fields:
             nbytes += block_nbytes(entry_nbytes(len(name), self._hold(kind, values)))
         return nbytes
 
     cdef size_t _hold(self, int kind, list values) except? 0:
-        """Takes the buffers of one feature; the bytes of its message."""
+        """Hold the buffers of one feature. Return the size of its message."""
         cdef Feature *feature
         cdef Py_buffer *view
         cdef void *more
@@ -204,7 +204,7 @@ cdef class RecordBuffer:
             else:
                 feature.values_nbytes += ints_nbytes(<const int64_t *>view.buf, view.len // 8)
         feature.list_nbytes = feature.values_nbytes
-        if kind != KIND_BYTES and feature.values_nbytes:  # as protobuf's own writers: an empty list has no packed field
+        if kind != KIND_BYTES and feature.values_nbytes:  # like protobuf's own writers: an empty list has no packed field
             feature.list_nbytes = block_nbytes(feature.values_nbytes)
         feature.nbytes = block_nbytes(feature.list_nbytes)
         return feature.nbytes
@@ -223,7 +223,7 @@ cdef class RecordBuffer:
         return 0
 
     cdef int _put_name(self, bytes name, size_t value_nbytes) except -1:
-        """The map entry up to its value's bytes."""
+        """Write the map entry up to its value's bytes."""
         self._at = put_head(self._at, 0x0a, entry_nbytes(len(name), value_nbytes))
         self._at = put_head(self._at, 0x0a, len(name))
         self._copy(<const uint8_t *><const char *>name, len(name))
@@ -231,7 +231,7 @@ cdef class RecordBuffer:
         return 0
 
     cdef int _put(self, const Feature *feature) except -1:
-        """A Feature's bytes, exactly as many as it was measured to have."""
+        """Write a Feature's bytes, exactly as many as were measured."""
         cdef Py_buffer *view
         cdef Py_ssize_t i
         cdef const uint8_t *end
@@ -252,7 +252,7 @@ cdef class RecordBuffer:
         return 0
 
     cdef int _begin(self, size_t nbytes) except -1:
-        """Makes room for a record and its frame."""
+        """Make room for a record and its frame."""
         cdef void *more
         cdef uint64_t length = nbytes
         cdef uint32_t crc
@@ -270,7 +270,7 @@ cdef class RecordBuffer:
         return 0
 
     cdef size_t _end(self) except 0:
-        """Sums what is not summed yet; from here the record counts."""
+        """Sum the remaining bytes and complete the record."""
         cdef size_t nbytes
         cdef uint32_t crc = crc_masked(crc32c_copied(self._crc, NULL, self._summed, self._at - self._summed))
         memcpy(self._at, &crc, 4)
@@ -290,7 +290,7 @@ cdef class RecordBuffer:
             self._at += nbytes
 
     def write_to(self, file):
-        """Writes all to a file's `write` and is empty again."""
+        """Write everything to a file's `write`, and empty the buffer."""
         cdef uint8_t[::1] view
         if self.nbytes:
             view = <uint8_t[:self.nbytes]>self._data

@@ -1,13 +1,13 @@
-"""TFRecord files in memory: where records begin, and reading a batch of them into rows, all without the GIL.
+"""TFRecord files in memory: find where records begin, and read a batch of them into rows, all without the GIL.
 
     record: u64 length | u32 masked sum of the length | data | u32 masked sum of the data
 
-A record is surveyed first: headers checked, fields found; nothing is copied. Then each field is written where it belongs: at once, or if
-a row's size depends on the record, after the survey of the whole batch. The sum of a small record is taken in the survey, when its
-bytes come into the cache anyway; that of a large one while its bytes are copied.
+A record is surveyed first: its header is checked and its fields are found, but nothing is copied. Then each field is written to its
+place: at once, or, if a row's size depends on the record, after the survey of the whole batch. The sum of a small record is
+computed in the survey, which loads its bytes into the cache anyway; the sum of a large one while its bytes are copied.
 
-Files may be cut off or written over at any time. Their state is compared before the survey and after the last byte was taken; in
-between, nothing read twice is a bound for what is written: rows end where the survey said.
+Files may be truncated or overwritten at any time. Their state is compared before the survey and after the last byte was read; in
+between, no value that is read twice bounds a write: rows end where the survey said.
 """
 
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBuffer_Release, PyObject_GetBuffer
@@ -44,20 +44,20 @@ KINDS = {
 cdef enum:
     FORM_RAW, FORM_EXAMPLE, FORM_SEQUENCE
 cdef enum:
-    LONG_RECORD = 16384  # bytes from which a record is summed while it is copied
+    LONG_RECORD = 16384  # records of at least this many bytes are summed while they are copied
 
 
 cdef class RecordReader:
-    """Reads records of some files by a list of fields.
+    """A reader of records of some files, according to a list of fields.
 
     Args:
-        files: C-contiguous buffers, kept.
-        states: (path, device, inode, nbytes, mtime_ns) of each as `MappedFile` gives it; None: it is private memory.
-        ends: int64; how many records there are up to and with each file.
-        starts: int64; where each record begins in its file.
+        files: C-contiguous buffers; references are kept.
+        states: (path, device, inode, nbytes, mtime_ns) of each file as returned by `MappedFile`; None for private memory.
+        ends: int64; number of records up to and including each file.
+        starts: int64; offset of each record in its file.
         fields: (name, kind, itemsize, numel, is_ragged, is_text, fill or None) each.
         form: 0 raw, 1 Example, 2 SequenceExample.
-        verify: 0 nothing but bounds, 1 sums of lengths, 2 all sums.
+        verify: 0 only bounds, 1 sums of lengths, 2 all sums.
     """
 
     cdef Py_buffer *_views
@@ -106,13 +106,13 @@ cdef class RecordReader:
         free(self._specs)
 
     def survey(self, const int64_t[::1] indices not None, list targets=None):
-        """Finds the fields of some records.
+        """Find the fields of some records.
 
         Args:
-            targets: buffers for the rows of all fields, as `Survey.write` takes them. Each record is then written right after it was
-                found, while it is in the nearest cache: for fields of which neither is ragged or text.
+            targets: buffers for the rows of all fields, as in `Survey.write`. Each record is then written right after it was found,
+                while it is in the nearest cache; only for fields that are neither ragged nor text.
         Returns:
-            a `Survey`; its `problem` says what is wrong with the first bad one.
+            a `Survey`; its `problem` describes the first bad record.
         Raises:
             ValueError: a buffer is too small, or rows of a field have no fixed size.
         """
@@ -144,7 +144,7 @@ cdef class RecordReader:
         return self._mappings[file].path != NULL and file_has_changed(self._mappings[file].path, &self._mappings[file].was)
 
     cdef void _locate(self, Record *record, int64_t index) noexcept nogil:
-        """Where a record begins; file -1: there is none. Asks for its first lines, as it is read next."""
+        """Find where a record begins (file -1 if it does not exist), and prefetch its first lines, because it is read next."""
         cdef int64_t low = 0, high = self._ends.shape[0], middle
         cdef const uint8_t *at
         cdef int line
@@ -160,7 +160,7 @@ cdef class RecordReader:
         record.file, record.start = low, self._starts[index]
         at = <const uint8_t *>(<uintptr_t>self._views[low].buf + <uintptr_t>record.start)
         for line in range(16):
-            __builtin_prefetch(at + 64 * line)  # a hint, which may lie behind the end
+            __builtin_prefetch(at + 64 * line)  # only a hint; the address may be past the end
 
     cdef bint _survey_row(self, Survey survey, Py_ssize_t row) noexcept nogil:
         cdef Record *record = &survey.records[row]
@@ -196,19 +196,19 @@ cdef class RecordReader:
             problem = survey_example(c, self._form == FORM_SEQUENCE, self._specs, self.num_fields, found, &which)
         if problem:
             if self._verify == ALL_SUMS and record.nbytes >= LONG_RECORD and not is_intact(record):
-                problem = BAD_SUM  # the cause of the other one
+                problem = BAD_SUM  # it caused the other problem
             survey.fail(problem, row, which)
             return False
         return True
 
 
 cdef struct Mapping:
-    const char *path  # NULL: private memory, which does not change
+    const char *path  # NULL for private memory, which does not change
     FileState was
 
 
 cdef class Survey:
-    """Records found, not yet copied."""
+    """Records that are found but not copied yet."""
 
     cdef RecordReader _reader  # keeps the files mapped
     cdef Record *records
@@ -245,13 +245,13 @@ cdef class Survey:
                 found.kind, found.count, found.nbytes)
 
     def place(self, Py_ssize_t row):
-        """(index, file, start) of a row's record."""
+        """Return (index, file, start) of a row's record."""
         if not 0 <= row < self.num_rows:
             raise IndexError(f"row {row} of {self.num_rows}")
         return self.records[row].index, self.records[row].file, self.records[row].start
 
     def is_still_so(self):
-        """Whether no file has changed since its record was found; else `problem` says which. Asked when all is read."""
+        """Return whether no file has changed since its records were found; otherwise set `problem`. Call it after all reads."""
         cdef Py_ssize_t row
         cdef int64_t file
         with nogil:
@@ -265,11 +265,11 @@ cdef class Survey:
         return self._problem == FINE
 
     def steps(self, int field):
-        """The extent of a ragged field in each row."""
+        """Return the extent of a ragged field in each row."""
         return [self.found[row * self._reader.num_fields + field].steps for row in range(self.num_rows)]
 
     def texts(self, int field):
-        """The values of a text field, as bytes; one object each."""
+        """Return the values of a text field, as one bytes object each."""
         cdef Py_ssize_t row
         cdef Found *found
         cdef list values = []
@@ -282,10 +282,10 @@ cdef class Survey:
         return values
 
     def write(self, list targets):
-        """Writes every field: the rows of a field lie end to end in its C-contiguous buffer; None where it is text.
+        """Write every field: the rows of a field end to end into its C-contiguous buffer, which is None for text.
 
         Returns:
-            whether all is well; else `problem` says what is not.
+            whether no problem was found; otherwise `problem` describes it.
         Raises:
             ValueError: a buffer is too small.
         """
@@ -314,7 +314,7 @@ cdef class Survey:
         cdef uint32_t stored, crc
         cdef size_t before
         if self._reader._verify == ALL_SUMS and record.nbytes >= LONG_RECORD:
-            for i in range(num_fields):  # the largest payload that is copied as it stands is summed on the way
+            for i in range(num_fields):  # the largest payload that is copied unchanged is summed during the copy
                 if to[i] != NULL and found[i].entry != NULL and is_plain(&found[i], &specs[i]):
                     if found[i].nbytes >= LONG_RECORD and (fused < 0 or found[i].nbytes > found[fused].nbytes):
                         fused = i

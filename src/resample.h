@@ -1,10 +1,11 @@
 /* Antialiased resampling of a part of an 8-bit RGB image, one row of the result at a time.
  *
- * Definition: every pixel of the result is the mean of the source pixels weighted by a triangle around its centre, as wide as the
- * reduction (at least two source pixels), first down the columns, then along the rows. Pillow's BILINEAR is the same sum with its
- * rows first and rounded to 8 bits in between; here 15 bits lie between the two, so that the results differ by a level at most.
+ * Definition: every pixel of the result is the mean of the source pixels weighted by a triangle around its center, as wide as the
+ * reduction (at least two source pixels), first down the columns, then along the rows. Pillow's BILINEAR is the same sum, but
+ * starts with the rows and rounds to 8 bits in between; here the intermediate has 15 bits, so the results differ by at most one
+ * level.
  *
- * All arithmetic behind the weights is on integers: a machine with other vectors, or none, gives the same bytes.
+ * All arithmetic after the weights uses integers: a machine with other vector instructions, or none, gives the same bytes.
  *
  * Source of the definition: P. Heckbert, Fundamentals of Texture Mapping and Image Warping, 1989; of the pairing of taps for
  * multiply-add instructions: Pillow-SIMD (https://github.com/uploadcare/pillow-simd).
@@ -23,7 +24,7 @@
 #include <immintrin.h>
 #endif
 
-#define RESAMPLE_BETWEEN_BITS 7 /* fraction of a level between the passes: 255 << 7 still is an int16 */
+#define RESAMPLE_BETWEEN_BITS 7 /* fraction of a level between the passes: 255 << 7 still fits an int16 */
 #define RESAMPLE_DOWN_BITS 22   /* most bits of a column's weights: 255 << 22 is an int32 */
 #define RESAMPLE_ALONG_BITS 16  /* most bits of a row's weights: 255 << (7 + 16) is an int32 */
 
@@ -36,14 +37,14 @@ typedef struct {
 
 typedef struct {
     resample_span *spans; /* one for each pixel of the result, in its order */
-    int16_t *weights;     /* `stride` for each, those behind `count` are 0; they add up to 1 << bits */
+    int16_t *weights;     /* `stride` for each, 0 after the first `count`; they add up to 1 << bits */
     int32_t stride;       /* even */
-    int32_t pairs;        /* of weights, that the longest span has */
+    int32_t pairs;        /* pairs of weights of the longest span */
     int32_t bits;
-    int32_t first, end;   /* source pixels that any span touches */
+    int32_t first, end;   /* source pixels that any span uses */
 } resample_axis;
 
-/* Weights that one pixel of the result can have, and one more. */
+/* Return the number of weights that one pixel of the result can have, plus one. */
 static inline int32_t resample_stride(double length, int32_t size, int32_t available) {
     double reduction = length / size;
     double most = ceil(reduction < 1 ? 1 : reduction) * 2 + 2;
@@ -51,8 +52,8 @@ static inline int32_t resample_stride(double length, int32_t size, int32_t avail
     return (stride + 2) & ~1;
 }
 
-/* Fills an axis: `size` pixels from the source's [from, from + length), of which only pixels in [low, high) exist.
- * `exact` holds size x stride doubles. */
+/* Fill an axis: `size` pixels from the source's [from, from + length), of which only pixels in [low, high) exist. `exact` has
+ * room for size x stride doubles. */
 static void resample_fill(
     resample_axis *axis, double from, double length, int32_t size, int32_t low, int32_t high, int32_t most_bits, int is_flipped,
     double *exact
@@ -76,7 +77,7 @@ static void resample_fill(
                     start = x + 1;
                     continue;
                 }
-                weight = 1; /* nothing in reach: the nearest there is */
+                weight = 1; /* nothing in reach: use the nearest pixel */
             }
             weights[count++] = weight;
             total += weight;
@@ -96,7 +97,7 @@ static void resample_fill(
     while (axis->bits < most_bits && largest * (double)(1 << (axis->bits + 1)) <= 32766)
         axis->bits++;
     int32_t one = 1 << axis->bits;
-    for (int32_t i = 0; i < size; i++) { /* what is rounded off one weight goes to the next */
+    for (int32_t i = 0; i < size; i++) { /* the rounding error of a weight is carried to the next */
         double sum = 0;
         int32_t given = 0, count = axis->spans[i].count;
         int16_t *weights = axis->weights + (size_t)i * axis->stride;
@@ -110,7 +111,7 @@ static void resample_fill(
     }
 }
 
-/* Makes an axis one of the source's pixels from `origin` on, of which there are `count`; 0 if it needs others. */
+/* Make an axis relative to the source's `count` pixels from `origin` on. Return 0 if it needs other pixels. */
 static int resample_shift(resample_axis *axis, int32_t size, int32_t origin, int32_t count) {
     if (axis->first < origin || axis->end > origin + count)
         return 0;
@@ -126,21 +127,21 @@ typedef struct {
     const uint8_t *source;   /* (rows, columns, 3) */
     size_t row_nbytes;       /* of the source */
     int32_t height, width;   /* of the result */
-    int is_planar;           /* the result is (3, height, width), else (height, width, 3) */
+    int is_planar;           /* the result is (3, height, width), otherwise (height, width, 3) */
     int vectors;             /* RESAMPLE_... */
-    const float *levels;     /* (3, 256): what each level of each channel becomes; NULL: itself, a byte */
+    const float *levels;     /* (3, 256): the value of each level of each channel; NULL: the level itself, one byte */
     void *result;
     int16_t *between;        /* room for resample_between values, zeroed */
-    int32_t *wide;           /* room for (width + 3) / 4 x 4 x along.pairs x 4: its weights as the vectors want them */
+    int32_t *wide;           /* room for (width + 3) / 4 x 4 x along.pairs x 4: the row weights in the order of the vector loops */
     uint8_t *row;            /* room for 3 x (width + 4) bytes */
 } resample_job;
 
-/* Values between the passes, and room behind them for spans that are shorter than the longest. */
+/* Return the number of values between the passes, with room after them for spans shorter than the longest. */
 static inline size_t resample_between(const resample_axis *along) {
     return (size_t)(along->end - along->first) * 3 + (size_t)along->pairs * 6 + 8;
 }
 
-/* Weights of the rows for two pixels at a time: for each pair of taps four times that of the first, four times that of the second. */
+/* Write the row weights for two pixels at a time: for each pair of taps, four copies for the first pixel, four for the second. */
 static void resample_widen(resample_job *job) {
     const resample_axis *along = &job->along;
     int32_t *to = job->wide;
@@ -153,7 +154,7 @@ static void resample_widen(resample_job *job) {
             }
 }
 
-/* One row between the passes, from its value `begin` on: the weighted mean of rows of the source. */
+/* Compute one row between the passes, from its value `begin` on: the weighted mean of rows of the source. */
 static void resample_down_plain(const resample_job *job, int32_t y, int32_t begin, int32_t width) {
     const resample_axis *down = &job->down;
     const uint8_t *top = job->source + down->spans[y].start * job->row_nbytes + (size_t)job->along.first * 3;
@@ -167,7 +168,7 @@ static void resample_down_plain(const resample_job *job, int32_t y, int32_t begi
     }
 }
 
-/* Four pixels of the result from `x` on, as bytes r, g, b, anything. */
+/* Compute four pixels of the result from `x` on, as bytes r, g, b, undefined. */
 static void resample_along_plain(const resample_job *job, int32_t x, uint32_t pixels[4]) {
     const resample_axis *along = &job->along;
     int32_t shift = along->bits + RESAMPLE_BETWEEN_BITS;
@@ -187,7 +188,7 @@ static void resample_along_plain(const resample_job *job, int32_t x, uint32_t pi
 }
 
 #ifdef __SSE2__
-/* As resample_down_plain, 16 values and two rows at a time. */
+/* Like resample_down_plain, 16 values and two rows at a time. */
 static void resample_down_sse2(const resample_job *job, int32_t y, int32_t begin, int32_t width) {
     const resample_axis *down = &job->down;
     const int16_t *weights = down->weights + (size_t)y * down->stride;
@@ -200,7 +201,7 @@ static void resample_down_sse2(const resample_job *job, int32_t y, int32_t begin
     }
     for (int32_t i = begin; i < width; i += 16) {
         if (i > width - 16)
-            i = width - 16; /* the last ones once more, rather than one by one */
+            i = width - 16; /* compute the last values twice instead of one by one */
         __m128i a = half, b = half, c = half, d = half;
         const uint8_t *row = top + i;
         for (int32_t k = 0; k < count; k += 2, row += 2 * job->row_nbytes) {
@@ -221,7 +222,7 @@ static void resample_down_sse2(const resample_job *job, int32_t y, int32_t begin
     }
 }
 
-/* As resample_along_plain, all channels and two source pixels at a time. */
+/* Like resample_along_plain, all channels and two source pixels at a time. */
 static inline void resample_along_sse2(const resample_job *job, int32_t x, uint32_t pixels[4]) {
     const resample_axis *along = &job->along;
     const __m128i shift = _mm_cvtsi32_si128(along->bits + RESAMPLE_BETWEEN_BITS);
@@ -243,7 +244,7 @@ static inline void resample_along_sse2(const resample_job *job, int32_t x, uint3
     _mm_storeu_si128((__m128i *)pixels, _mm_packus_epi16(sums[0], sums[2]));
 }
 
-/* As resample_down_sse2, 32 values at a time. */
+/* Like resample_down_sse2, 32 values at a time. */
 __attribute__((target("avx2"))) static void resample_down_avx2(const resample_job *job, int32_t y, int32_t width) {
     const resample_axis *down = &job->down;
     const int16_t *weights = down->weights + (size_t)y * down->stride;
@@ -278,7 +279,7 @@ __attribute__((target("avx2"))) static void resample_down_avx2(const resample_jo
     }
 }
 
-/* As resample_along_sse2, two pixels at a time. */
+/* Like resample_along_sse2, two pixels at a time. */
 __attribute__((target("avx2"))) static inline __m256i resample_two_avx2(const resample_job *job, int32_t x) {
     const resample_axis *along = &job->along;
     const __m256i paired = _mm256_setr_epi8( /* r0 g0 b0 r1 g1 b1 ... -> r0 r1 g0 g1 b0 b1 */
@@ -304,7 +305,7 @@ __attribute__((target("avx2"))) static inline void resample_along_avx2(const res
 }
 #endif
 
-/* Four pixels of r, g, b, anything to the three planes of a row. */
+/* Copy four pixels of r, g, b, undefined to the three planes of a row. */
 static inline void resample_to_planes(const uint32_t pixels[4], uint8_t *red, uint8_t *green, uint8_t *blue) {
 #ifdef __SSE2__
     __m128i all = _mm_loadu_si128((const __m128i *)pixels);        /* r0 g0 b0 x0 r1 ... */
@@ -324,17 +325,17 @@ static inline void resample_to_planes(const uint32_t pixels[4], uint8_t *red, ui
 #endif
 }
 
-/* Puts four pixels from `x` on into `row`: end to end, or as planes of width + 4. */
+/* Write four pixels from `x` on to `row`: end to end, or as planes of width + 4. */
 static inline void resample_put(const resample_job *job, int32_t x, const uint32_t pixels[4]) {
     size_t plane = (size_t)job->width + 4;
     if (job->is_planar)
         resample_to_planes(pixels, job->row + x, job->row + plane + x, job->row + 2 * plane + x);
     else
         for (int i = 0; i < 4; i++)
-            memcpy(job->row + 3 * (size_t)(x + i), &pixels[i], 4); /* the fourth byte is the next pixel's first */
+            memcpy(job->row + 3 * (size_t)(x + i), &pixels[i], 4); /* the fourth byte is overwritten by the next pixel */
 }
 
-/* The job is copied, since a byte that is written could be one of its own, for all that the compiler knows. */
+/* Copies the job, because the compiler must assume that a written byte could be part of the original. */
 static void resample_row_plain(const resample_job *job, int32_t y, int32_t num_between) {
     const resample_job own = *job;
     uint32_t pixels[4];
@@ -367,7 +368,7 @@ __attribute__((target("avx2"))) static void resample_row_avx2(const resample_job
 }
 #endif
 
-/* The best vector instructions that this machine has. */
+/* Return the best vector instructions of this machine. */
 static inline int resample_best(void) {
 #ifdef __SSE2__
     return shml_cpu_has(SHML_CPU_AVX2) ? RESAMPLE_AVX2 : RESAMPLE_SSE2;
@@ -376,7 +377,7 @@ static inline int resample_best(void) {
 #endif
 }
 
-/* Puts `row` in its place, as bytes or as what `levels` makes of them. */
+/* Store `row` in the result, as bytes or through `levels`. */
 static void resample_store(resample_job *job, int32_t y) {
     size_t width = job->width, plane = width * (size_t)job->height;
     if (job->is_planar) {
@@ -401,7 +402,7 @@ static void resample_store(resample_job *job, int32_t y) {
     }
 }
 
-/* Everything, once the axes are filled. */
+/* Compute the whole result, once the axes are filled. */
 static void resample_run(resample_job *job) {
     int32_t num_between = (job->along.end - job->along.first) * 3;
     resample_widen(job);

@@ -1,6 +1,6 @@
-"""A part of an RGB image, resampled, mirrored, normalized and laid out, straight into the row of a batch: one pass, without the GIL.
+"""Resample, mirror, normalize and lay out a part of an RGB image directly into the row of a batch: one pass, without the GIL.
 
-src/resample.h has the definition and the loops; here are the checks that make them safe.
+src/resample.h has the definition and the loops; this module adds the checks that make them safe.
 """
 
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -53,8 +53,8 @@ cdef extern from "resample.h" nogil:
     int resample_best()
     void resample_run(resample_job *job)
 
-cdef int32_t LONGEST = 1 << 24  # pixels of a side: nothing that is computed from it overflows
-cdef double SLACK = 0.001  # pixels that a window's float arithmetic may lie beyond the image
+cdef int32_t LONGEST = 1 << 24  # pixels of a side, so that no value computed from it overflows
+cdef double SLACK = 0.001  # pixels by which a window's float arithmetic may exceed the image
 
 cdef enum Outcome:
     DONE, NO_MEMORY, LACKING
@@ -74,21 +74,22 @@ def resample(
     const float[:, ::1] levels=None,
     int vectors=2,
 ):
-    """Resamples a box of an image to a size.
+    """Resample a box of an image to a size.
 
     Args:
-        image: shape (height, width, 3); all of it, or a part that has the pixels which count.
+        image: shape (height, width, 3); the whole image, or a part that contains the pixels needed.
         out: C-contiguous, (height, width, 3) or, planar, (3, height, width) of `size`; uint8, or float32 with `levels`.
         size: (height, width) of the result.
-        box: (top, left, height, width) in pixels of the whole image; fractions count.
-        clip: (top, left, bottom, right), whole pixels: only those within are looked at.
+        box: (top, left, height, width) in pixels of the whole image; fractions are allowed.
+        clip: (top, left, bottom, right), whole pixels: only those within are used.
         origin: (top, left) of the part.
-        whole: (height, width) of the image that it is a part of. Default: `image` is all of it.
-        is_flipped: left to right.
-        levels: shape (3, 256): what each level of each channel becomes.
-        vectors: the best instructions to use, of 0 none, 1 SSE2, 2 AVX2; which ones they are changes no byte.
+        whole: (height, width) of the image that contains the part. Default: `image` is the whole image.
+        is_flipped: mirror left to right.
+        is_planar: store the channels one after another.
+        levels: shape (3, 256): the value of each level of each channel.
+        vectors: the best instructions to use: 0 none, 1 SSE2, 2 AVX2; the result does not depend on it.
     Raises:
-        ValueError: they do not go together.
+        ValueError: the arguments do not fit together.
     """
     cdef resample_job job
     cdef Py_buffer view
@@ -168,15 +169,15 @@ def resample(
 
 
 def look_up(const uint8_t[:, :, ::1] image not None, float[:, :, ::1] out not None, const float[:, ::1] levels not None, bint is_planar):
-    """Writes what each level of each channel becomes, for whole images that are one after the other.
+    """Replace each level of each channel by its value in `levels`, for whole images stored one after another.
 
     Args:
-        image: planar (images, channels, pixels), else (images, pixels, channels).
+        image: planar (images, channels, pixels), otherwise (images, pixels, channels).
         out: of the same shape.
         levels: shape (channels, 256).
-        is_planar: how the images are laid out.
+        is_planar: layout of the images.
     Raises:
-        ValueError: they do not go together.
+        ValueError: the arguments do not fit together.
     """
     cdef Py_ssize_t n = image.shape[0]
     cdef Py_ssize_t channels = image.shape[1] if is_planar else image.shape[2]
@@ -225,7 +226,7 @@ cdef Outcome _run(
     int32_t num_columns,
     int is_flipped,
 ) noexcept nogil:
-    """Does a job."""
+    """Run a job."""
     cdef resample_axis *down = &job.down
     cdef resample_axis *along = &job.along
     cdef size_t height = job.height

@@ -1,10 +1,11 @@
-"""Columns of a batch in a slot: writing one sample's value into its row.
+"""Columns of a batch in a slot: write one sample's value into its row.
 
-A column knows the address of its first row and what it accepts. `put` answers False if the value does not fit: the caller decides
-what that means. A sample of several values is taken apart here, too: for small samples the calls between cost more than the bytes.
+A column knows the address of its first row and the values it accepts. `put` returns False if a value does not fit; the caller
+decides what to do then. A sample of several values is taken apart here too: for small samples, the calls in between would cost more
+than the bytes.
 
-Values are taken through the buffer protocol, one `Py_buffer` each, since a
-typed memoryview per call costs several times as much; the copy runs without the GIL when it is long enough to matter.
+Values are read through the buffer protocol with one `Py_buffer` each, because a typed memoryview per call costs several times as
+much; the copy runs without the GIL when it is long enough to matter.
 """
 
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBuffer_Release, PyObject_GetBuffer
@@ -22,8 +23,8 @@ cdef extern from "Python.h":
 cdef extern from "streamed.h":
     void shml_copy_streamed(uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil
 
-cdef size_t HUGE_COPY = 1 << 18  # bytes of a row that is copied past the caches: a batch of such does not stay in them
-cdef size_t LONG_COPY = 16384  # bytes from which a copy outlasts giving up the GIL and taking it again
+cdef size_t HUGE_COPY = 1 << 18  # rows of at least this many bytes bypass the caches: a batch of them does not stay in the caches
+cdef size_t LONG_COPY = 16384  # bytes from which a copy takes longer than releasing and reacquiring the GIL
 
 import inspect
 
@@ -34,7 +35,8 @@ cdef extern from *:
     """
     #include <stdint.h>
 
-    /* DLPack 1.3, https://dmlc.github.io/dlpack/latest/c_api.html: what a tensor's class offers as __dlpack_c_exchange_api__ */
+    /* DLPack 1.3, https://dmlc.github.io/dlpack/latest/c_api.html: the struct that a tensor's class offers as
+     * __dlpack_c_exchange_api__ */
     typedef struct { int32_t device_type, device_id; } shml_dl_device;
     typedef struct { uint8_t code, bits; uint16_t lanes; } shml_dl_dtype;
     typedef struct {
@@ -49,12 +51,12 @@ cdef extern from *:
         uint32_t major, minor; /* of the version */
         void *previous;
         void *allocate, *managed_from_object, *managed_to_object;
-        int (*tensor_from_object)(void *object, shml_dl_tensor *tensor); /* borrows; -1 and an exception if it is no such memory */
+        int (*tensor_from_object)(void *object, shml_dl_tensor *tensor); /* borrows; -1 and an exception for other memory */
         void *current_stream;
     } shml_dl_exchange;
     enum { SHML_DL_MAJOR = 1, SHML_DL_CPU = 1 };
 
-    /* What `value.name` and `value.name()` look up each time, for a type's attribute and its method without arguments. */
+    /* Return what `value.name` and `value.name()` look up each time: a type's attribute, and its method without arguments. */
     static getter shml_getter_of(PyObject *descriptor) {
         return Py_IS_TYPE(descriptor, &PyGetSetDescr_Type) ? ((PyGetSetDescrObject *)descriptor)->d_getset->get : NULL;
     }
@@ -93,18 +95,18 @@ cdef object _MISSING = object()
 
 
 cdef class Part:
-    """Where one part of a sample goes: a column, or several in the structure of the sample."""
+    """The target of one part of a sample: a column, or several columns in the structure of the sample."""
 
     cdef bint write(self, object value, Py_ssize_t row) except -1:
         return False
 
     def put(self, value, Py_ssize_t row):
-        """Writes the part's value of one sample into a row. False: it is not of the kind and shape that the column has."""
+        """Write the part's value of one sample into a row. Return False if its kind or shape is not the column's."""
         return self.write(value, row)
 
 
 cdef class DictPart(Part):
-    """Parts by key, of samples that are dicts with exactly these."""
+    """Parts by key, for samples that are dicts with exactly these keys."""
 
     cdef tuple _keys, _parts
 
@@ -122,7 +124,7 @@ cdef class DictPart(Part):
 
 
 cdef class SequencePart(Part):
-    """Parts by place, of samples that are sequences of one of these types and as long."""
+    """Parts by position, for samples that are sequences of one of these types and this length."""
 
     cdef tuple _kinds, _parts
 
@@ -140,7 +142,7 @@ cdef class SequencePart(Part):
 
 
 cdef class Column(Part):
-    """Rows of `row_nbytes` from `address` on, in memory that `keeper` keeps mapped. This one takes no value at all."""
+    """Rows of `row_nbytes` from `address` on, in memory that `keeper` keeps mapped. The base class accepts no value."""
 
     cdef uint8_t *_base
     cdef readonly size_t row_nbytes
@@ -188,7 +190,7 @@ cdef class BoolColumn(Column):
 
 
 cdef class ArrayColumn(Column):
-    """Rows of a numpy dtype and shape; accepts ndarray (and memmap) or numpy scalars of exactly those."""
+    """Rows of a numpy dtype and shape; accepts ndarray (and memmap) or numpy scalars of exactly this dtype and shape."""
 
     cdef object _dtype, _rows
     cdef tuple _shape
@@ -222,15 +224,15 @@ cdef class ArrayColumn(Column):
 
 
 cdef class TensorColumn(Column):
-    """Rows of a torch dtype and shape; accepts plain contiguous or strided CPU tensors of exactly those.
+    """Rows of a torch dtype and shape; accepts plain contiguous or strided CPU tensors of exactly this dtype and shape.
 
-    Where torch offers DLPack's C functions (from 2.10 on), a tensor says by one call where it lies and of what it is: 0.1 us instead
-    of 0.8. What is behind those is asked of the tensor itself: whether a gradient or a sign is pending.
+    If torch offers DLPack's C functions (from 2.10 on), one call returns a tensor's address, type and shape: 0.1 us instead of 0.8.
+    What they do not tell is read from the tensor itself: whether it requires a gradient or has a pending sign.
 
     Args:
         rows: a tensor (capacity, *shape) over the same memory.
-        code: DLPack's of the element type.
-        is_plain: whether a tensor is nothing but bytes of this process's memory, for older torches.
+        code: DLPack's code of the element type.
+        is_plain: returns whether a tensor is only bytes in this process's memory; for older versions of torch.
     """
 
     cdef object _dtype, _shape, _rows, _type, _is_plain
@@ -252,7 +254,7 @@ cdef class TensorColumn(Column):
         self._has_sign = rows.dtype.is_floating_point
         capsule = getattr(self._type, "__dlpack_c_exchange_api__", None)
         cdef shml_dl_exchange *exchange
-        if PyCapsule_IsValid(capsule, "dlpack_exchange_api") and not rows.dtype.is_complex:  # a conjugate's bytes are not its values
+        if PyCapsule_IsValid(capsule, "dlpack_exchange_api") and not rows.dtype.is_complex:  # conjugation may be pending
             exchange = <shml_dl_exchange *>PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
             requires_grad, is_neg = (inspect.getattr_static(self._type, name) for name in ("requires_grad", "is_neg"))
             self._requires_grad, self._is_neg = shml_getter_of(requires_grad), shml_method_of(is_neg)
@@ -322,7 +324,7 @@ cdef inline void _copy(void *to, const void *source, size_t nbytes):
 
 
 def copy_bytes(uintptr_t to, source, size_t nbytes):
-    """Copies the first `nbytes` of a contiguous buffer to an address, without the GIL if that is worth it."""
+    """Copy the first `nbytes` of a contiguous buffer to an address, without the GIL if that pays."""
     cdef Py_buffer view
     PyObject_GetBuffer(source, &view, PyBUF_C_CONTIGUOUS)
     try:
@@ -334,5 +336,5 @@ def copy_bytes(uintptr_t to, source, size_t nbytes):
 
 
 def copy_from(uintptr_t to, uintptr_t source, size_t nbytes):
-    """Copies `nbytes` from one address to another, without the GIL if that is worth it."""
+    """Copy `nbytes` from one address to another, without the GIL if that pays."""
     _copy(<void *>to, <const void *>source, nbytes)

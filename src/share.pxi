@@ -1,4 +1,4 @@
-# What the ranks that read one ring report to each other, as one of them sees it; included by trainer.pyx.
+# What the ranks that share one ring report to each other, as seen by one of them; included by trainer.pyx.
 
 cdef extern from "share.h" nogil:
     ctypedef struct shml_share_header:
@@ -43,25 +43,25 @@ REPORT_CLOSED = SHML_REPORT_CLOSED
 
 
 def share_nbytes(uint32_t num_ranks, uint32_t num_slots):
-    """Bytes that ranks need to share a ring."""
+    """Return the number of bytes that ranks need to share a ring."""
     return shml_share_nbytes(num_ranks, num_slots)
 
 
 cdef class Share:
-    """The words of src/share.h.
+    """The shared words of src/share.h.
 
     Args:
         memory: mapping, `share_nbytes(...)` long.
-        me: this process's number among the ranks that share; 0 leads.
-        num_ranks, num_slots: the leader writes them into zeroed memory; 0: they stand there.
+        me: this process's number among the ranks that share the ring; 0 is the leader.
+        num_ranks, num_slots: written by the leader into zeroed memory; 0: read from the memory.
     """
 
     cdef shml_share _share
     cdef readonly object memory
     cdef readonly int me, num_ranks, num_slots
-    cdef public uint64_t generation  # among whose batches those are that are published now
+    cdef public uint64_t generation  # generation of the batches that are published now
     cdef uint64_t _num_ordered  # batches
-    cdef uint64_t _newest_generation  # of the newest batch, as what follows; what is ordered again is no newer
+    cdef uint64_t _newest_generation  # of the newest batch, as the next line; a batch that is ordered again is not newer
     cdef int64_t _newest_epoch, _newest_step
 
     def __cinit__(self, memory, *, uint32_t me, uint32_t num_ranks=0, uint32_t num_slots=0):
@@ -89,17 +89,17 @@ cdef class Share:
         self.generation = 1
 
     def report(self, uint32_t word, uint64_t value):
-        """Writes a word of this rank's record."""
+        """Write a word of this rank's record."""
         shml_share_report(&self._share, self.me, word, value)
 
     def reported(self, uint32_t rank, uint32_t word):
-        """A word of a rank's record."""
+        """Return a word of a rank's record."""
         if rank >= <uint32_t>self.num_ranks:
             raise IndexError(f"rank {rank} of {self.num_ranks} that share a ring")
         return shml_share_reported(&self._share, rank, word)
 
     def is_passed(self, uint32_t slot):
-        """Whether every follower is done with what is in a slot."""
+        """Return whether every follower is done with a slot's batch."""
         if slot >= <uint32_t>self.num_slots:
             raise IndexError(f"slot {slot} of a ring with {self.num_slots}")
         return bool(shml_share_is_passed(&self._share, slot))

@@ -1,12 +1,13 @@
-"""Reading a control block from outside: what the trainer and its workers have written there, at one moment, as plain Python.
+"""Read a control block from outside: what the trainer and its workers have written to it, at one moment, as plain Python values.
 
-Nothing is written and nothing locked: the mapping may be, and of another process's block should be, read-only. A block may be
-any file under a fitting name, so nothing in it is believed before it has been checked against the mapping's length: sizes and
-offsets must be what a trainer of this version would have planned. They are taken down then, and never read again. What the words
-mean is said in shmload/observe/live.
+Nothing is written and nothing is locked: the mapping may be read-only, and should be for another process's block. A block may be
+any file with a matching name, so nothing in it is trusted before it has been checked against the mapping's length: sizes and
+offsets must be those that a trainer of this version would have planned. They are then copied and never read again. The meaning of
+the words is explained in shmload/observe/live.
 
-A word is read whole, but one word after the other while their owners go on. Where two must fit together (a worker's sample and
-since when; a slot and its order) they are read again until the one that is written last has stood still meanwhile.
+Each word is read atomically, but the words are read one after another while their owners continue. Where two must fit together (a
+worker's sample and its start time; a slot and its order), they are read again until the one that is written last has not changed
+during the read.
 """
 
 include "ring.pxi"
@@ -30,16 +31,16 @@ cdef extern from *:
 
 ABI = SHML_ABI
 
-cdef int LOOKS = 4  # at words that must fit together; a writer that is quicker than that gets a figure of two moments
+cdef int LOOKS = 4  # reads of words that must fit together; if the writer is faster than that, the figures are of two moments
 
 
 cdef class StatsReader:
-    """One control block, as anybody may see it who can read it.
+    """One control block, as any process that can read it sees it.
 
     Args:
         control: mapping of the whole file.
     Raises:
-        ValueError: it is no control block of this layout version, or its sizes and offsets do not fit it.
+        ValueError: not a control block of this layout version, or its sizes and offsets do not fit it.
     """
 
     cdef object _control
@@ -81,13 +82,14 @@ cdef class StatsReader:
         self.num_workers = num_workers
 
     def snapshot(self):
-        """Every word that stats readers understand, by its name in src/layout.h; `time_ns` is when, on CLOCK_MONOTONIC.
+        """Return every word that stats readers understand, by its name in src/layout.h; `time_ns` is the time of the read, on
+        CLOCK_MONOTONIC.
 
         Returns:
             the header's words, with `workers` and `slots`, a dict each. A slot's `claims` are (worker, first row, end row).
         Raises:
-            ValueError: a slot's words cannot be: the block is damaged.
-        Cost: about 1 us a slot and worker.
+            ValueError: a slot's words are impossible: the block is damaged.
+        Cost: about 1 us for each slot and worker.
         """
         cdef shml_header *h = self._header
         cdef uint64_t since = 0, waited = 0

@@ -1,12 +1,12 @@
-"""Tar headers, and the scan of a whole shard: which samples it holds, and where their members lie.
+"""Scan tar headers, and whole shards: which samples a shard contains, and where their members are.
 
-    header 512 bytes | payload, filled up to 512 | header ... | two blocks of zeros | zeros to the end
+    header 512 bytes | payload, padded to 512 | header ... | two blocks of zeros | zeros to the end
 
-What would make a reader silently see less than was written is an error: a missing end marker, data behind it, a sparse member, a
-long name without its member.
+Anything that would make a reader silently see less than was written is an error: a missing end marker, data after it, a sparse
+member, a long name without its member.
 
-`TarHeaders` is the state of one reader, fed block by block by a stream, or by `TarScan` from a mapped shard without the GIL.
-Samples are adjacent members of one key, as webdataset groups them; dot files and `__meta__` members do not count.
+`TarHeaders` is the state of one reader. It is fed block by block by a stream, or by `TarScan` from a mapped shard without the GIL.
+Samples are adjacent members with the same key, as in webdataset; dot files and `__meta__` members are ignored.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -15,14 +15,14 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcmp, memcpy
 
 cdef enum:
-    EXTENSION_LIMIT = 65535  # different extensions in a shard: they are numbered in 16 bits
-    NUM_SLOTS = 1 << 17  # of the table of extensions, a power of two
+    EXTENSION_LIMIT = 65535  # different extensions in a shard; they are numbered in 16 bits
+    NUM_SLOTS = 1 << 17  # size of the table of extensions, a power of two
 
 include "tar_headers.pxi"
 
 
 cdef Py_ssize_t _split(const uint8_t *name, Py_ssize_t nbytes) noexcept nogil:
-    """Where the dot between key and extension is; -1: the member belongs to no sample."""
+    """Return the position of the dot between key and extension, or -1 if the member belongs to no sample."""
     cdef Py_ssize_t i, base = 0, first = nbytes
     for i in range(nbytes):
         if name[i] == c'/':
@@ -38,7 +38,7 @@ cdef Py_ssize_t _split(const uint8_t *name, Py_ssize_t nbytes) noexcept nogil:
 
 
 def split_name(const uint8_t[::1] name not None):
-    """(key, extension in lower case) of a member's name; None if it belongs to no sample."""
+    """Return (key, extension in lower case) of a member's name, or None if it belongs to no sample."""
     cdef Py_ssize_t at = _split(&name[0], name.shape[0]) if name.shape[0] else -1
     if at < 0:
         return None
@@ -74,12 +74,12 @@ cdef class TarScan:
     """The samples of a shard, found by reading every header of it.
 
     Attributes:
-        num_samples, num_members: that belong to samples.
-        cause, offset: what is wrong with the shard and where, if something is; else "" and where the scan ended.
+        num_samples, num_members: number of samples, and of the members that belong to them.
+        cause, offset: the defect of the shard and its offset; if there is none, "" and the offset where the scan ended.
         offsets, sizes: of the members' payloads; uint64.
         member_extensions: numbers of the members' extensions; uint16.
-        first: number of each sample's first member, and one for the end; uint64.
-        key_ends, keys: the samples' keys end to end; uint64, text.
+        first: number of each sample's first member, and the number of all members; uint64.
+        key_ends, keys: the samples' keys, end to end; uint64, text.
         extensions: in lower case, in the order of their numbers.
     """
 
@@ -211,7 +211,7 @@ cdef class TarScan:
         return True
 
     cdef int32_t _extension(self, const uint8_t *at, Py_ssize_t nbytes) noexcept nogil:
-        """The number of an extension, which is added if it is new."""
+        """Return the number of an extension; a new extension is added."""
         cdef Buffer *all = &self._buffers[EXTENSIONS]
         cdef uint64_t begin = all.nbytes, start, zero = 0
         cdef uint32_t hashed = 2166136261, slot, number  # FNV-1a

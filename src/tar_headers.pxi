@@ -1,13 +1,13 @@
-# What stands in the headers of a tar file: names, sizes, kinds; included by tar.pyx.
+# The headers of a tar file: names, sizes, kinds; included by tar.pyx.
 #
-# Headers are ustar's (with a prefix), GNU's (with 'L' and 'K' members for long names, numbers in base 256) or those before ustar; PAX
-# 'x' and 'g' members override path and size. Every header's checksum is verified.
+# Supported are ustar headers (with a prefix), GNU headers (with 'L' and 'K' members for long names, numbers in base 256) and
+# headers older than ustar; PAX 'x' and 'g' members override path and size. Every header's checksum is verified.
 #
-# Source: POSIX.1-2017 pax; GNU tar manual, "Basic Tar Format"; CPython's tarfile.py for what old archives do.
+# Source: POSIX.1-2017 pax; GNU tar manual, "Basic Tar Format"; CPython's tarfile.py for the quirks of old archives.
 
 cdef enum:
     BLOCK = 512
-    NAME_LIMIT = 65536  # bytes of a name; a path ends at 4096 everywhere
+    NAME_LIMIT = 65536  # bytes of a name; every system limits a path to 4096
 
 END, FILE, OTHER, LONG_NAME, LONG_LINK, PAX, PAX_GLOBAL = range(7)
 
@@ -24,7 +24,7 @@ cdef enum Kind:
 
 cdef struct Name:
     uint8_t *at  # room for NAME_LIMIT bytes
-    Py_ssize_t nbytes  # -1: there is none
+    Py_ssize_t nbytes  # -1 if there is no name
 
 
 cdef bint _keep(Name *name, const uint8_t *at, Py_ssize_t nbytes) noexcept nogil:
@@ -44,7 +44,7 @@ cdef inline Py_ssize_t _length(const uint8_t *at, Py_ssize_t limit) noexcept nog
 
 
 cdef int64_t _octal(const uint8_t *at, int nbytes) noexcept nogil:
-    """A number as tar writes it: octal digits ended by a blank or NUL, or base 256; -1 if it is none."""
+    """Parse a number of a tar header: octal digits ended by a blank or NUL, or base 256. Return -1 if it is not a number."""
     cdef int64_t number = 0
     cdef int i = 0
     if at[0] & 0x80:
@@ -76,7 +76,7 @@ cdef bint _is_zero(const uint8_t *at, uint64_t nbytes) noexcept nogil:
 
 
 cdef bint _sum_holds(const uint8_t *block) noexcept nogil:
-    """Whether a header's checksum is right, over unsigned bytes or, as some old programs have it, signed ones."""
+    """Return whether a header's checksum is right, over unsigned bytes or, as in some old programs, signed bytes."""
     cdef int64_t wanted = _octal(block + 148, 8), found = 8 * 32, signed_found = 8 * 32
     cdef int i
     for i in range(BLOCK):
@@ -87,12 +87,12 @@ cdef bint _sum_holds(const uint8_t *block) noexcept nogil:
 
 
 cdef class TarHeaders:
-    """What a reader of one tar file knows between two headers.
+    """The state of a reader of one tar file between two headers.
 
     Attributes:
-        size: bytes of the payload behind the header read last.
-        name: of the file whose header was read last.
-        cause: what was wrong, once something was; "" before.
+        size: bytes of the payload after the newest header.
+        name: name of the file of the newest header.
+        cause: the first defect found; "" before.
     """
 
     cdef Name _name, _pax, _pax_global, _gnu
@@ -126,13 +126,13 @@ cdef class TarHeaders:
         return self._cause.decode()
 
     def read_header(self, const uint8_t[::1] block not None):
-        """Takes a header; answers FILE, OTHER (a folder, a link), LONG_NAME, LONG_LINK, PAX, PAX_GLOBAL, END, or -1: see `cause`."""
+        """Read a header. Return FILE, OTHER (a folder, a link), LONG_NAME, LONG_LINK, PAX, PAX_GLOBAL, END, or -1: see `cause`."""
         if block.shape[0] != BLOCK:
             raise ValueError(f"a tar header has {BLOCK} bytes; got {block.shape[0]}")
         return self._header(&block[0])
 
     def read_payload(self, int kind, const uint8_t[::1] payload not None):
-        """Takes the payload of a LONG_NAME, PAX or PAX_GLOBAL header; answers whether it is sound."""
+        """Read the payload of a LONG_NAME, PAX or PAX_GLOBAL header. Return whether it is valid."""
         return self._payload(kind, &payload[0] if payload.shape[0] else NULL, payload.shape[0])
 
     cdef int _fail(self, const char *cause) noexcept nogil:
@@ -165,10 +165,10 @@ cdef class TarHeaders:
         self._take_name(block, is_ustar)
         cdef bint is_file = flag == c'0' or flag == 0 or flag == c'7'
         if flag == 0 and self._name.nbytes and self._name.at[self._name.nbytes - 1] == c'/':
-            is_file = False  # how archives before ustar mark folders
+            is_file = False  # archives older than ustar mark folders this way
             self._size = 0
         if c'1' <= flag <= c'6':
-            self._size = 0  # these have no payload, whatever the field says
+            self._size = 0  # these kinds have no payload, whatever the field says
         elif self._pax_size >= 0:
             self._size = self._pax_size
         elif self._pax_global_size >= 0:
@@ -205,7 +205,7 @@ cdef class TarHeaders:
         return True
 
     cdef bint _records(self, const uint8_t *at, uint64_t nbytes, Name *path, int64_t *size) noexcept nogil:
-        """PAX records, each "<its length> <keyword>=<value>\\n"; an empty value takes an earlier one back."""
+        """Read PAX records, each "<its length> <keyword>=<value>\\n"; an empty value removes an earlier one."""
         cdef uint64_t begin = 0, cursor, length, end, value
         cdef int64_t number
         while begin < nbytes:
@@ -215,15 +215,15 @@ cdef class TarHeaders:
                 length = 10 * length + (at[cursor] - c'0')
                 cursor += 1
             if cursor == begin and _is_zero(at + begin, nbytes - begin):
-                return True  # some writers fill up with zeros
+                return True  # some writers pad with zeros
             if cursor == begin or cursor >= nbytes or at[cursor] != c' ' or length > nbytes - begin:
                 self._fail(b"a PAX header holds a broken record")
                 return False
             cursor += 1
-            if length <= cursor - begin:  # a length counts itself: 0 would put the end before the beginning, and lead on nowhere
+            if length <= cursor - begin:  # a length includes itself: 0 would put the end before the beginning, and never advance
                 self._fail(b"a PAX header holds a broken record")
                 return False
-            end = begin + length - 1  # of the value; a newline stands there
+            end = begin + length - 1  # of the value; a newline is at this position
             value = cursor
             while value < end and at[value] != c'=':
                 value += 1

@@ -1,6 +1,6 @@
-# What is parsed of a member's payload: the header of a .npy, a number in ASCII; included by tar_rows.pyx.
+# Parse member payloads: the header of a .npy, a number in ASCII; included by tar_rows.pyx.
 #
-# Only what numpy itself writes is taken here, and nothing beyond a payload's end is looked at. The rest is Python's to read.
+# Only headers as numpy itself writes them are accepted, and nothing past a payload's end is read. Python reads the rest.
 
 cdef enum:
     MAX_DIMENSIONS = 32
@@ -20,7 +20,7 @@ cdef inline const uint8_t *_blanks(const uint8_t *at, const uint8_t *end) noexce
 
 
 cdef const uint8_t *_shape(const uint8_t *at, const uint8_t *end, Npy *npy) noexcept nogil:
-    """Behind the tuple of a header's shape; NULL if it is none."""
+    """Parse the tuple of a header's shape. Return the position after it, or NULL if it is not a shape."""
     cdef int64_t number
     npy.ndim = 0
     if at >= end or at[0] != c'(':
@@ -46,7 +46,7 @@ cdef const uint8_t *_shape(const uint8_t *at, const uint8_t *end, Npy *npy) noex
 
 
 cdef bint _parse(const uint8_t *at, uint64_t size, const uint8_t *descr, Py_ssize_t descr_nbytes, Npy *npy) noexcept nogil:
-    """Reads the header of a C-order array of type `descr`; whether it is one, and as plain as numpy writes it."""
+    """Parse the header of a C-order array of type `descr`. Return whether it is one, in the plain form that numpy writes."""
     cdef const uint8_t *end
     cdef const uint8_t *key
     cdef int found = 0
@@ -110,14 +110,14 @@ cdef bint _parse(const uint8_t *at, uint64_t size, const uint8_t *descr, Py_ssiz
 cdef bint _fits(
     Npy *npy, const int64_t[::1] shape, uint64_t itemsize, int64_t *extents, Py_ssize_t num_extents
 ) noexcept nogil:
-    """Whether an array has the shape and as many bytes as that takes; notes the ragged extents."""
+    """Return whether an array has the given shape and exactly as many bytes as it takes; write the ragged extents to `extents`."""
     cdef uint64_t numel = 1
     cdef Py_ssize_t i, k = 0
     if npy.ndim != shape.shape[0]:
         return False
     for i in range(npy.ndim):
         if numel and npy.shape[i] and numel > npy.nbytes // <uint64_t>npy.shape[i]:
-            return False  # more values than bytes; and the product cannot overflow
+            return False  # more values than bytes; the check also keeps the product from overflowing
         numel *= npy.shape[i]
         if shape[i] == -1:
             if k == num_extents:
@@ -130,7 +130,7 @@ cdef bint _fits(
 
 
 cdef bint _number(const uint8_t *at, uint64_t size, int64_t *number) noexcept nogil:
-    """A decimal number between blanks that fits 63 bits."""
+    """Parse a decimal number between blanks; it must fit in 63 bits."""
     cdef const uint8_t *end
     cdef uint64_t found = 0
     cdef bint is_negative

@@ -1,11 +1,12 @@
-"""From the members of mapped tar shards into rows of a batch: .npy payloads, numbers in ASCII, raw bytes, text.
+"""Copy members of mapped tar shards into rows of a batch: .npy payloads, numbers in ASCII, raw bytes, text.
 
-`TarRows` knows where the shards are mapped and finds a field's member for each index of a batch; the `Members` it gives copy
-them. Each method does what it can without the GIL and answers the first row that it cannot do: a missing member, a byte order or
-an array order that needs a conversion, a damaged payload. Python reads that row, or says what is wrong with it, and goes on.
+`TarRows` knows where the shards are mapped and finds a field's member for each index of a batch; the `Members` it returns copies
+them. Each method copies without the GIL as many rows as it can, and returns the first row that it cannot handle: a missing member,
+a byte order or array order that needs a conversion, a damaged payload. Python reads that row, or raises an error for it, and
+continues.
 
-The header of a .npy payload that equals the last accepted one byte for byte is not parsed again: within a shard all rows of a
-fixed field have the same.
+A .npy header that equals the last accepted one byte for byte is not parsed again: within a shard all rows of a fixed field have the
+same header.
 """
 
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -24,22 +25,22 @@ cdef struct Shard:
     const uint8_t *base  # of the mapped file; NULL until it is opened
     const uint64_t *offsets  # of the members' payloads
     const uint64_t *sizes
-    const uint16_t *extensions  # number of each member's
-    const uint64_t *first  # member of each sample
-    const uint8_t *ranks  # (field, extension) -> which of the field's alternatives it is, NO_RANK: none
+    const uint16_t *extensions  # number of each member's extension
+    const uint64_t *first  # first member of each sample
+    const uint8_t *ranks  # (field, extension) -> rank among the field's alternatives, NO_RANK if none
     uint64_t num_extensions
-    const char *path  # NULL: memory that does not change
+    const char *path  # NULL for memory that does not change
     FileState was  # when it was mapped
-    uint64_t asked  # number of the last look at its file
+    uint64_t asked  # number of the last check of its file
 
 include "tar_payloads.pxi"
 
 
 cdef class TarRows:
-    """The shards of a dataset, as far as they are mapped.
+    """The shards of a dataset that are mapped so far.
 
     Args:
-        starts: index of each shard's first sample, and one for the end.
+        starts: index of each shard's first sample, and the number of all samples.
     """
 
     cdef Shard *_shards
@@ -71,10 +72,10 @@ cdef class TarRows:
         bytes path=None,
         tuple state=None,
     ):
-        """Takes a mapped shard and its index, whose numbers the caller has checked.
+        """Add a mapped shard and its index, whose numbers the caller has checked.
 
         Args:
-            path, state: of the file, as `MappedFile` gives it; None: it is private memory.
+            path, state: of the file, as returned by `MappedFile`; None for private memory.
         """
         if not 0 <= shard < self._num_shards or data.shape[0] == 0 or first.shape[0] < 1:
             raise ValueError(f"no shard {shard} of {data.shape[0]} bytes among {self._num_shards}")
@@ -91,7 +92,7 @@ cdef class TarRows:
         opened.base = &data[0]
 
     def unopened(self, const int64_t[::1] indices not None):
-        """The number of a shard that these samples need and that is not open; -1 if there is none."""
+        """Return the number of a shard that these samples need and that is not open, or -1."""
         cdef Py_ssize_t i, shard, found = -1
         with nogil:
             for i in range(indices.shape[0]):
@@ -102,12 +103,12 @@ cdef class TarRows:
         return found
 
     def changed(self, const int64_t[::1] indices not None):
-        """The number of a shard of these samples, all open, that was written to since it was mapped; -1 if there is none."""
+        """Return the number of an open shard of these samples whose file was written to since it was mapped, or -1."""
         cdef Py_ssize_t i, found = -1
         cdef Shard *shard
         cdef uint64_t look
         self._num_looks += 1
-        look = self._num_looks  # no other thread's: what that one has looked at is looked at again
+        look = self._num_looks  # unique to this call, so files that another thread has checked are checked again
         with nogil:
             for i in range(indices.shape[0]):
                 shard = self._shards + self._shard_of(indices[i])
@@ -119,7 +120,7 @@ cdef class TarRows:
         return found
 
     def find(self, const int64_t[::1] indices not None, int field):
-        """A field's members of these samples, whose shards are open."""
+        """Return a field's members of these samples, whose shards must be open."""
         cdef Members found = Members.__new__(Members, self, indices.shape[0])
         cdef Py_ssize_t i
         with nogil:
@@ -151,11 +152,11 @@ cdef class TarRows:
 
 
 cdef class Members:
-    """One field's members in a batch; a missing one has no address."""
+    """One field's members in a batch; a missing member has address NULL."""
 
     cdef const uint8_t **at
     cdef uint64_t *sizes
-    cdef const uint8_t **_data  # of .npy payloads that `extents` has accepted
+    cdef const uint8_t **_data  # of .npy payloads accepted by `extents`
     cdef readonly Py_ssize_t count
     cdef object _keeper
 
@@ -174,7 +175,7 @@ cdef class Members:
         free(self._data)
 
     def read_npy(self, rows, Py_ssize_t row, bytes descr not None, const int64_t[::1] shape not None):
-        """Copies the arrays of one type and shape to `rows` from `row` on, as far as they are that; the row it stops at."""
+        """Copy arrays to `rows` from `row` on while they have this type and shape. Return the row where it stopped."""
         cdef Py_buffer out
         cdef Npy npy
         cdef const uint8_t *accepted = NULL
@@ -210,7 +211,7 @@ cdef class Members:
         const int64_t[::1] shape not None,
         uint64_t itemsize,
     ):
-        """Writes the ragged extents (-1 in `shape`) of the arrays from `row` on to `found`; the row it stops at."""
+        """Write the ragged extents (-1 in `shape`) of the arrays from `row` on to `found`. Return the row where it stopped."""
         cdef Npy npy
         cdef const uint8_t *wanted = descr
         cdef Py_ssize_t descr_nbytes = len(descr)
@@ -227,7 +228,7 @@ cdef class Members:
         return row
 
     def raw_extents(self, int64_t[:, ::1] found not None, Py_ssize_t row, uint64_t itemsize):
-        """The same for members that are nothing but values end to end."""
+        """The same for members that consist only of values, end to end."""
         if found.shape[0] != self.count or found.shape[1] != 1 or row < 0:
             raise ValueError(f"{found.shape[0]} rows of extents do not go with {self.count} members")
         with nogil:
@@ -238,7 +239,7 @@ cdef class Members:
         return row
 
     def copy_ragged(self, values, const uint64_t[::1] ends not None):
-        """Copies what `extents` has accepted to `values`, row after row; each ends at the byte that `ends` says."""
+        """Copy the data accepted by `extents` to `values`, row after row; each row ends at its byte offset in `ends`."""
         cdef Py_buffer out
         cdef Py_ssize_t row
         cdef uint64_t begin = 0
@@ -255,7 +256,7 @@ cdef class Members:
             PyBuffer_Release(&out)
 
     def read_ints(self, rows, Py_ssize_t row, int itemsize, bint is_signed):
-        """Parses numbers into `rows` from `row` on, as far as they are numbers that fit; the row it stops at."""
+        """Parse numbers into `rows` from `row` on while they are valid and fit. Return the row where it stopped."""
         cdef Py_buffer out
         cdef int64_t number, low, high
         PyObject_GetBuffer(rows, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
@@ -272,14 +273,14 @@ cdef class Members:
                 while row < self.count and self.at[row] != NULL:
                     if not _number(self.at[row], self.sizes[row], &number) or not low <= number <= high:
                         break
-                    memcpy(<uint8_t *>out.buf + row * itemsize, &number, itemsize)  # the low bytes: little-endian
+                    memcpy(<uint8_t *>out.buf + row * itemsize, &number, itemsize)  # little-endian, so the low bytes come first
                     row += 1
         finally:
             PyBuffer_Release(&out)
         return row
 
     def read_raw(self, rows, Py_ssize_t row):
-        """Copies members as large as a row; the row it stops at."""
+        """Copy members from `row` on while they are as large as a row. Return the row where it stopped."""
         cdef Py_buffer out
         cdef uint64_t nbytes
         PyObject_GetBuffer(rows, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
@@ -296,7 +297,7 @@ cdef class Members:
         return row
 
     def payloads(self, bint is_text):
-        """The members as a list of bytes, or of str; None where one is missing or not UTF-8."""
+        """Return the members as a list of bytes, or of str; None for a member that is missing or not UTF-8."""
         found = []
         cdef Py_ssize_t row
         for row in range(self.count):

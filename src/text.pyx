@@ -2,10 +2,9 @@
 
     count * 8 bytes: where each value ends (uint64, from the start of the text) | the values' bytes end to end
 
-A column is bytes, ASCII, or UTF-8 with lone surrogates, which a file name may hold, as Python's "surrogatepass" writes them. ASCII
-needs no look at its bytes on the way back. A value that is plain ASCII is copied from where it stands. Others are encoded into bytes
-of their own: asking the str itself for its UTF-8 would make it keep that copy, and a dataset that holds its strings would grow by
-them.
+A column is bytes, ASCII, or UTF-8 with lone surrogates, which a file name may contain, as in Python's "surrogatepass". ASCII is
+converted back without checking its bytes. A plain ASCII value is copied from the str itself. Other values are encoded into separate
+bytes: asking the str itself for its UTF-8 would make it keep that copy, and a dataset that holds its strings would grow by them.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -31,9 +30,9 @@ cdef class TextColumn:
     """Values ready to be written; `kind` is BYTES, ASCII or UTF8.
 
     Args:
-        values: all str, or all bytes; of a subclass, such as numpy's, they come back as these.
+        values: all str, or all bytes; values of a subclass, such as numpy's, come back as str or bytes.
     Raises:
-        TypeError: they are not.
+        TypeError: the values have other or mixed types.
     """
 
     cdef list _pieces
@@ -64,7 +63,7 @@ cdef class TextColumn:
         self.nbytes = 8 * len(values) + total
 
     def write(self, uint8_t[::1] room not None):
-        """Writes the column at the start of `room`, which has at least `nbytes`."""
+        """Write the column to the start of `room`, which has at least `nbytes`."""
         cdef Py_ssize_t i, nbytes, count = len(self._pieces)
         cdef uint64_t end = 0
         cdef object piece
@@ -87,10 +86,10 @@ cdef class TextColumn:
 
 
 def read_text(uintptr_t address, uint64_t nbytes, Py_ssize_t count, int kind):
-    """The column of `count` values of a kind at an address, as a new list; `nbytes` is how much may be read there.
+    """Return the column of `count` values of a kind at an address as a new list; `nbytes` may be read there.
 
     Raises:
-        ValueError: the column is torn.
+        ValueError: the column is corrupt.
     """
     cdef const uint8_t *ends = <const uint8_t *>address
     cdef const char *text = <const char *>address + 8 * count

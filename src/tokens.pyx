@@ -1,7 +1,7 @@
-"""Windows of tokens widened into a batch, and the plan that packs documents into windows. Loops without the GIL.
+"""Windows of tokens widened into a batch, and the plan that packs documents into windows. The loops run without the GIL.
 
-A plan (formats/tokens.py) is what windows are made of: pieces of documents. Best-fit decreasing keeps the open windows in stacks
-by the room they have left, with one bit for every room that some window has, so the tightest fit is the next bit that is set.
+A plan (formats/tokens.py) lists the pieces of documents in each window. Best-fit decreasing keeps the open windows in stacks by the
+room left in them, with one bit for each amount of room that some window has, so the tightest fit is the next bit that is set.
 
 Source: H. Ding et al., Fewer truncations improve language modeling, ICML 2024 (best-fit packing).
 """
@@ -20,9 +20,9 @@ cdef extern from *:
     void ask_for(const void *at) noexcept nogil
 
 cdef enum:
-    AHEAD = 4  # windows between asking and copying
+    AHEAD = 4  # windows between prefetch and copy
     LINE = 64
-    NBYTES_ASKED = 4096  # of a window: behind that the processor fetches ahead by itself
+    NBYTES_ASKED = 4096  # of a window; after these the processor prefetches by itself
 
 ctypedef fused source_t:
     uint8_t
@@ -57,7 +57,8 @@ cdef void _pad(void *to, int64_t value, bint is_long, size_t n) noexcept nogil:
 
 
 cdef Py_ssize_t _last_begun(const int64_t[::1] begins, int64_t at) noexcept nogil:
-    """The last file that begins at or before `at`, which is one that is not empty; `begins` ends with the end of all."""
+    """Return the last file that begins at or before `at`, which is not empty; the last entry of `begins` is the end of all files.
+    """
     cdef Py_ssize_t low = 0, high = begins.shape[0] - 1, middle
     while high - low > 1:
         middle = (low + high) // 2
@@ -69,21 +70,21 @@ cdef Py_ssize_t _last_begun(const int64_t[::1] begins, int64_t at) noexcept nogi
 
 
 cdef class WindowReader:
-    """Reads windows of tokens.
+    """A reader of windows of tokens.
 
-    Tokens may lie in several files. They are numbered through: a window or a piece belongs to one file.
+    Tokens may be in several files, with one numbering for all; a window or a piece belongs to one file.
 
     Args:
-        addresses: of each file's first token.
+        addresses: address of each file's first token.
         file_begins: number of each file's first token, and the number of all tokens.
         window_begins: number of each file's first window, and the number of all windows; not used with a plan.
         kind: numpy's letter and size of a token, such as "u2".
         window: tokens of a row.
-        num_windows: rows there are.
-        stride: from one window of a file to the next, or 0 where a plan (`ends`, `starts`, `lengths`) says where they are.
-        pad: the token that fills what a window has left.
-        is_long: write int64, not int32.
-        keeper: keeps the tokens mapped.
+        num_windows: number of rows.
+        stride: tokens from one window of a file to the next, or 0 if a plan (`ends`, `starts`, `lengths`) defines the windows.
+        pad: the token that fills the rest of a window.
+        is_long: write int64 instead of int32.
+        keeper: an object that keeps the tokens mapped.
     """
 
     cdef const int64_t[::1] _addresses, _file_begins, _window_begins
@@ -108,10 +109,10 @@ cdef class WindowReader:
         self._keeper = keeper
 
     def into(self, uintptr_t tokens, uintptr_t segments, uintptr_t positions, size_t nbytes, const int64_t[::1] indices):
-        """Writes windows to rows; segment ids and positions (int32) too, where their address is not 0.
+        """Write windows to rows, and segment ids and positions (int32) if their addresses are not 0.
 
         Raises:
-            IndexError: there is no such window; nothing is written then.
+            IndexError: a window does not exist; nothing is written then.
         """
         cdef Py_ssize_t i, n = indices.shape[0]
         cdef int64_t at, bad = -1
@@ -138,7 +139,8 @@ cdef class WindowReader:
             raise IndexError(f"index {indices[bad]} is out of range for {self.num_windows} samples")
 
     cdef void _ask(self, int64_t at) noexcept nogil:
-        """Has a window brought near that is copied soon: they lie anywhere, and waiting for one costs more than widening it."""
+        """Prefetch a window that is copied soon: windows are anywhere in memory, and waiting for one costs more than widening it.
+        """
         cdef const uint8_t *window = self._at_stride(at + self.num_windows if at < 0 else at)
         cdef int64_t line = 0, nbytes = min(self._window * self._size, <int64_t>NBYTES_ASKED)
         while line < nbytes:
@@ -168,7 +170,7 @@ cdef class WindowReader:
                 positions[j] = 0
 
     cdef const uint8_t *_at_stride(self, int64_t window) noexcept nogil:
-        """The first token of a window that lies at the stride."""
+        """Return the first token of a window placed by the stride."""
         cdef Py_ssize_t file = _last_begun(self._window_begins, window)
         return <const uint8_t *><uintptr_t>self._addresses[file] + (window - self._window_begins[file]) * self._stride * self._size
 
@@ -196,7 +198,7 @@ cdef class WindowReader:
 
 
 def document_offsets(const source_t[::1] tokens, int64_t separator):
-    """Where documents begin, and behind them the number of tokens; a separator belongs to the document that it ends."""
+    """Return the offset of each document, and the number of tokens at the end; a separator belongs to the document that it ends."""
     cdef Py_ssize_t i, n = tokens.shape[0], k = 1
     cdef int64_t count = 0
     cdef bint has_tail
@@ -217,7 +219,7 @@ def document_offsets(const source_t[::1] tokens, int64_t separator):
 
 
 def check_offsets(const int64_t[::1] offsets, int64_t num_tokens):
-    """The first offset that lies below the one before it, below 0 or beyond the tokens; -1 if none does."""
+    """Return the first offset that is below its predecessor, below 0 or past the tokens; or -1."""
     cdef Py_ssize_t i, bad = -1
     cdef int64_t before = 0
     with nogil:
@@ -230,7 +232,8 @@ def check_offsets(const int64_t[::1] offsets, int64_t num_tokens):
 
 
 def cut(const int64_t[::1] offsets, const int64_t[::1] order, int64_t window, int64_t stride):
-    """Pieces of documents, in that order: at most a window long, `stride` apart, none that begins where another has reached the end."""
+    """Cut documents, in this order, into pieces of at most a window, `stride` apart; none begins after another has reached the end.
+    """
     cdef Py_ssize_t i, k = 0, count = 0
     cdef int64_t at, end
     if not 0 < stride <= window:
@@ -260,7 +263,8 @@ def cut(const int64_t[::1] offsets, const int64_t[::1] order, int64_t window, in
 
 
 def cross(const int64_t[::1] offsets, int64_t window, int64_t stride):
-    """The plan of windows that lie `stride` apart whatever the documents are: each document's part of a window is a piece."""
+    """Return the plan of windows that are `stride` apart whatever the documents are: each document's part of a window is a piece.
+    """
     cdef Py_ssize_t num_documents = offsets.shape[0] - 1, document = 0, i, at_document, k
     cdef int64_t first = offsets[0], num_windows = 0, at, end, next_at
     cdef int is_filling
@@ -296,10 +300,10 @@ def cross(const int64_t[::1] offsets, int64_t window, int64_t stride):
 
 
 def pack(const int32_t[::1] lengths, int32_t window, int64_t block):
-    """Best-fit decreasing within blocks of pieces.
+    """Pack pieces by best-fit decreasing within blocks of pieces.
 
     Returns:
-        the window of each piece, and how many windows there are. Windows are numbered as they were opened.
+        the window of each piece, and the number of windows. Windows are numbered in the order in which they were opened.
     """
     cdef Py_ssize_t n = lengths.shape[0], first
     cdef int64_t num_windows = 0
@@ -322,9 +326,10 @@ def pack(const int32_t[::1] lengths, int32_t window, int64_t block):
 cdef int _pack_block(
     const int32_t *lengths, Py_ssize_t n, int32_t window, int64_t *window_of, int64_t *num_windows
 ) noexcept nogil:
-    """Returns 1 if there is no memory."""
+    """Return 1 if out of memory."""
     cdef Py_ssize_t num_words = window // 64 + 1, i, k, word
-    cdef int64_t *heads = <int64_t *>malloc((<size_t>window + 2) * sizeof(int64_t))  # counts while sorting, then the stacks' tops
+    cdef int64_t *heads = <int64_t *>malloc((<size_t>window + 2) * sizeof(int64_t))  # counters while sorting, then the tops of the
+                                                                                     # stacks
     cdef int64_t *below = <int64_t *>malloc(n * sizeof(int64_t))  # the window under each one in its stack
     cdef int64_t *order = <int64_t *>malloc(n * sizeof(int64_t))
     cdef uint64_t *rooms = <uint64_t *>calloc(num_words, sizeof(uint64_t))
@@ -343,7 +348,7 @@ cdef int _pack_block(
         heads[window - lengths[i] + 1] += 1
     for i in range(1, window + 2):
         heads[i] += heads[i - 1]
-    for i in range(n):  # longest first, and of equal ones the first first
+    for i in range(n):  # longest first; equal lengths keep their order
         order[heads[window - lengths[i]]] = i
         heads[window - lengths[i]] += 1
     for i in range(window + 2):
@@ -379,7 +384,7 @@ cdef int _pack_block(
 
 
 def by_window(const int64_t[::1] window_of, int64_t num_windows, const int64_t[::1] starts, const int32_t[::1] lengths):
-    """The plan: (ends, starts, lengths), pieces of a window in the order in which they came."""
+    """Return the plan: (ends, starts, lengths), with the pieces of a window in the given order."""
     cdef Py_ssize_t i, n = window_of.shape[0]
     ends_made, starts_made, lengths_made = np.zeros(num_windows + 1, np.int64), np.empty(n, np.int64), np.empty(n, np.int32)
     cdef int64_t[::1] ends = ends_made, to_starts = starts_made

@@ -40,7 +40,7 @@ if shml_watch_forks():
 # Results of `look` for an ordered slot.
 FILLING = 0   # a chunk is unclaimed or being filled
 READY = 1     # every row is in place
-FAILED = 2    # a chunk ended in an error, or was dropped after it had ended its workers
+FAILED = 2    # a chunk ended in an error, or was dropped after it had crashed its workers
 REPACK = 3    # its samples have no fixed rows, so it must be ordered again as one packed chunk
 # Results of `state`, apart from leased and draining.
 FREE = SHML_FREE
@@ -70,11 +70,11 @@ include "follower.pxi"
 
 
 cdef class TrainerRing(HostRing):
-    """A ring with all of the trainer's verbs; the arguments are LocalRing's."""
+    """A ring with all operations of the trainer; takes LocalRing's arguments."""
 
     cdef uint64_t _look_ns
     cdef int _awaited
-    cdef readonly bint is_draining  # a slot drains
+    cdef readonly bint is_draining  # whether a slot drains
 
     # ------------------------------------------------------------ looking and leasing
 

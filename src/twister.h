@@ -1,12 +1,13 @@
 /* Freshly seeded states of Mersenne Twisters, sixteen at a time.
  *
- * random, numpy and torch each hold 624 words, and seeding fills them by a recurrence in which every word waits for the one before:
- * about 2,000 multiplications, one after the other, of 5 us. Sixteen seeds side by side take the vector units no longer than one.
+ * random, numpy and torch each hold 624 words, and seeding fills them by a recurrence in which every word depends on the
+ * previous one: about 2,000 multiplications in sequence, 5 us. With vector units, sixteen seeds side by side take no longer than
+ * one.
  *
- *     plain: init_genrand of the key's low 32 bits. np.random.seed(key & 0xFFFFFFFF) and torch's manual_seed(key) both make it
- *     mixed: init_by_array of the key's 32-bit words, least significant first. random.seed(key) makes it
+ *     plain: init_genrand of the key's low 32 bits; equal to np.random.seed(key & 0xFFFFFFFF) and torch's manual_seed(key)
+ *     mixed: init_by_array of the key's 32-bit words, least significant first; equal to random.seed(key)
  *
- * Lanes lie side by side while they are computed, words[word][lane], and are transposed to words[lane][word] afterwards.
+ * Lanes are adjacent while they are computed, words[word][lane], and are transposed to words[lane][word] afterwards.
  *
  * Source: M. Matsumoto, T. Nishimura, mt19937ar.c (2002), http://www.math.sci.hiroshima-u.ac.jp/m-mat/MT/MT2002/emt19937ar.html */
 #ifndef SHML_TWISTER_H
@@ -35,7 +36,7 @@ typedef struct {
 
 static inline uint32_t shml_twister_next(uint32_t word, uint32_t factor) { return (word ^ (word >> 30)) * factor; }
 
-/* The words that init_by_array begins from, init_genrand(19650218), and one more, which is read and does not count. */
+/* Compute the words from which init_by_array begins, init_genrand(19650218), and one more, which is read but has no effect. */
 static inline void shml_twister_base(uint32_t *base) {
     base[0] = 19650218;
     for (uint32_t i = 1; i <= SHML_TWISTER_WORDS; i++) base[i] = shml_twister_next(base[i - 1], 1812433253u) + i;
@@ -44,7 +45,7 @@ static inline void shml_twister_base(uint32_t *base) {
 typedef uint32_t shml_vector4 __attribute__((vector_size(16)));
 typedef uint32_t shml_vector8 __attribute__((vector_size(32)));
 
-/* Four words of four lanes, words[word][lane], to out[lane][word]. `stride`: lanes in a row of `words`. */
+/* Copy four words of four lanes from words[word][lane] to out[lane][word]. `stride`: lanes in a row of `words`. */
 SHML_INLINE void shml_transpose(const uint32_t *words, size_t stride, uint32_t *out) {
 #ifdef __x86_64__
     __m128i a = _mm_loadu_si128((const __m128i *)words), b = _mm_loadu_si128((const __m128i *)(words + stride));
@@ -69,7 +70,7 @@ SHML_INLINE void shml_transpose(const uint32_t *words, size_t stride, uint32_t *
 #endif
 }
 
-/* Words of each of `width` lanes, words[word][lane], to words `at` on of their states: four, or with wide registers eight. */
+/* Copy words of each of `width` lanes, words[word][lane], to words `at` on of their states: four, or eight with wide registers. */
 SHML_INLINE void shml_put_one(const uint32_t *words, int width, uint32_t at, uint32_t (*out)[SHML_TWISTER_WORDS]) {
     memcpy(&out[0][at], words, 16 * (size_t)width);
 }
@@ -79,7 +80,7 @@ SHML_INLINE void shml_put_base(const uint32_t *words, int width, uint32_t at, ui
 }
 
 #ifdef __x86_64__
-/* As shml_transpose in both halves of a register; then halves are exchanged. */
+/* Like shml_transpose in both halves of a register; then the halves are exchanged. */
 __attribute__((target("avx2"))) static inline void shml_put_avx2(const uint32_t *words, int width, uint32_t at,
                                                                  uint32_t (*out)[SHML_TWISTER_WORDS]) {
     for (int lane = 0; lane < width; lane += 8) {
@@ -103,8 +104,8 @@ __attribute__((target("avx2"))) static inline void shml_put_avx2(const uint32_t 
 }
 #endif
 
-/* The states of N vectors' worth of keys. A macro, as C has no types for arguments. A key below 2^32 has one word, which init_by_array
- * takes again and again; it adds the word's number within the key. */
+/* Compute the states of N vectors of keys. A macro, because C has no type arguments. A key below 2^32 has one word, which
+ * init_by_array uses repeatedly; it adds the word's number within the key. */
 #define SHML_SEED_BODY(put, GROUP, vector, N) \
     enum { WIDTH = N * sizeof(vector) / 4, WORDS = SHML_TWISTER_WORDS }; \
     vector group[GROUP][N], mixed[WORDS][N], added[2][N], p[N], m[N]; \
@@ -120,7 +121,7 @@ __attribute__((target("avx2"))) static inline void shml_put_avx2(const uint32_t 
     memcpy(added[1], low, sizeof p); \
     memcpy(added[0], high, sizeof p); \
     for (uint32_t i = 0; i < WORDS; i += GROUP) { \
-        for (uint32_t j = i; j < i + GROUP; j++) { /* two chains a vector, each of which waits for itself only */ \
+        for (uint32_t j = i; j < i + GROUP; j++) { /* two chains a vector, each of which depends only on itself */ \
             for (int v = 0; v < N; v++) { \
                 group[j - i][v] = p[v]; \
                 p[v] = (p[v] ^ (p[v] >> 30)) * 1812433253u + (j + 1); \
@@ -130,7 +131,7 @@ __attribute__((target("avx2"))) static inline void shml_put_avx2(const uint32_t 
         } \
         put((const uint32_t *)group, WIDTH, i, out->plain); \
     } \
-    for (int v = 0; v < N; v++) { /* one word further, which is the second again */ \
+    for (int v = 0; v < N; v++) { /* one more word, which is the second again */ \
         m[v] = mixed[WORDS - 1][v]; \
         mixed[1][v] = m[v] = (((m[v] ^ (m[v] >> 30)) * 1664525u) ^ mixed[1][v]) + added[0][v]; \
     } \
@@ -158,13 +159,12 @@ SHML_SEED(, base, 4, shml_vector4, 4)
 SHML_SEED(__attribute__((target("avx2"))), avx2, 8, shml_vector8, 2)
 #endif
 
-/* The states of the first `count` keys, at most SHML_LANES. All of `keys` is read.
- * isa: as shml_best_isa() counts them. */
+/* Compute the states of the first `count` keys, at most SHML_LANES. All of `keys` is read. isa: as numbered by shml_best_isa(). */
 static inline void shml_seed_twisters(const uint32_t *base, const uint64_t *keys, int count, int isa, shml_twisters *out) {
     if (count == 1)
         shml_seed_one(base, keys, out);
 #ifdef __x86_64__
-    else if (isa >= 1) /* wider ones gain nothing: what waits is the chains */
+    else if (isa >= 1) /* wider ones gain nothing: the chains' latency is the limit */
         shml_seed_avx2(base, keys, out);
 #endif
     else

@@ -1,4 +1,4 @@
-"""The states that random, numpy and torch are seeded to before a sample, and their way into the generators. twister.h says how."""
+"""The states to which random, numpy and torch are seeded before a sample, and writing them into the generators. See twister.h."""
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
@@ -17,18 +17,19 @@ cdef extern from "Python.h":
     int64_t PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
 
 NUM_LANES = SHML_LANES
-RANDOM, NUMPY, TORCH = 1, 2, 4  # which generators, as bits
+RANDOM, NUMPY, TORCH = 1, 2, 4  # generators, as bits
 
 cdef uint32_t _base[625]
 shml_twister_base(_base)
 
 
 def seeded(list keys not None, isa=None):
-    """The words of random.seed(key), and those of np.random.seed(key & 0xFFFFFFFF) and torch's manual_seed(key), for each key.
+    """Return for each key the words of random.seed(key), and those of np.random.seed(key & 0xFFFFFFFF) and torch's
+    manual_seed(key).
 
     Args:
         keys: at most 16, in [0, 2^64).
-        isa: which instructions, as `permutation.ISAS` counts them; None: the fastest this CPU has.
+        isa: instruction set, a position in `permutation.ISAS`; None: the fastest of this CPU.
     """
     cdef uint64_t lanes[16]
     cdef int count = len(keys), at
@@ -48,20 +49,22 @@ def seeded(list keys not None, isa=None):
 
 
 cdef class Reseeder:
-    """Seeds the three global generators from a sample's key, by writing into their memory where that is known.
+    """A reseeder of the three global generators. It writes the states of a sample's key into their memory where its layout is
+    known.
 
-    Written is only what can be written while another thread draws without the GIL: it may then read words of both states, and never
-    beyond them. A generator that has been drawn from, or holds half a pair of gaussians, is left to its public call instead.
+    It writes only what can be written while another thread draws without the GIL: that thread may then read words of both states,
+    but never past them. A generator that has been drawn from, or that holds one of a pair of gaussians, is left to its public call
+    instead.
 
     Args:
-        stream: of the samples' keys.
+        stream: stream of the samples' keys.
 
     Attributes:
-        key: of the sample begun last.
-        random_at: address of the words of Python's generator, which its place among them precedes; 0: unknown.
-        numpy_at: address of the words of numpy's, which the place follows; 0: unknown.
-        own_at: address where numpy says which bit generator it draws from: a user may put in another.
-        gauss_at: address of numpy's left gaussian: whether there is one, and which.
+        key: key of the newest sample.
+        random_at: address of the words of Python's generator, preceded by its position among them; 0: unknown.
+        numpy_at: address of the words of numpy's, followed by its position; 0: unknown.
+        own_at: address where numpy stores the bit generator that it draws from: a user may replace it.
+        gauss_at: address of numpy's stored gaussian: whether there is one, and its value.
         torch_at: address of the words of torch's, within ATen's CPUGeneratorImpl; 0: unknown.
     """
 
@@ -76,26 +79,26 @@ cdef class Reseeder:
         free(self._states)
 
     def watch(self, random, numpys_own, dict modules not None):
-        """Takes note of the generators.
+        """Store references to the generators.
 
         Args:
-            random: Python's own.
+            random: Python's own generator.
             numpys_own: numpy's bit generator.
-            modules: sys.modules, where torch may appear later.
+            modules: sys.modules, to which torch may be added later.
         """
         self._randoms, self._numpy, self._modules = random.__dict__, numpys_own, modules
 
     def watch_torch(self, module):
-        """Takes note of torch's generator."""
+        """Store a reference to torch's generator."""
         self._torchs, self._torch = module.__dict__, module.default_generator
 
     def begin(self, uint64_t seed, uint64_t epoch, int64_t index, list keys, Py_ssize_t row):
-        """Seeds the generators for a sample.
+        """Seed the generators for a sample.
 
         Args:
-            keys: what is probably read, from `row` on, where this sample is; None: nothing is known of it.
+            keys: the indices that are probably read next, from `row` on, where this sample is; None if unknown.
         Returns:
-            which generators are left to be seeded with `key` by their public calls; TORCH, too, when torch is first seen.
+            the generators that must be seeded with `key` by their public calls; includes TORCH when torch is first seen.
         """
         return self.seed(seed, epoch, index, keys, row)
 
@@ -108,7 +111,7 @@ cdef class Reseeder:
         self._next = at + 1
         self.key = self._keys[at]
 
-        words = <uint8_t *>self.random_at  # whose draws keep the GIL: all of it may be written
+        words = <uint8_t *>self.random_at  # its draws hold the GIL, so all of it may be written
         if words != NULL:
             (<int32_t *>(words - 4))[0] = SHML_TWISTER_WORDS
             memcpy(words, self._states.mixed[at], SHML_TWISTER_NBYTES)
@@ -137,7 +140,7 @@ cdef class Reseeder:
         return left
 
     def are_as_seeded(self):
-        """Whether the three stand where the last `begin` has put them: nothing was drawn. False, too, where one cannot be looked into."""
+        """Return whether nothing was drawn from the three since the last `begin`; False also if one of them cannot be inspected."""
         cdef int at = self._next - 1
         cdef const uint8_t *words
         if at < 0 or at >= self._count or self.random_at == 0 or self.numpy_at == 0:
@@ -158,7 +161,7 @@ cdef class Reseeder:
                 and memcmp(words - 20, &self.key, 8) == 0 and memcmp(words, self._states.plain[at], SHML_TWISTER_NBYTES) == 0)
 
     cdef int _look_ahead(self, uint64_t seed, uint64_t epoch, int64_t index, list keys, Py_ssize_t row) except -1:
-        """Computes the states of this sample and of those that come behind it."""
+        """Compute the states of this sample and of the next ones."""
         cdef int count = 1, at, has_overflown
         cdef object key
         self._count = 0
@@ -183,27 +186,28 @@ cdef class Reseeder:
 
 
 cdef inline bint _is_fresh(const uint8_t *words) noexcept:
-    """Whether nothing has been drawn from torch's generator since it was seeded.
+    """Return whether nothing has been drawn from torch's generator since it was seeded.
 
-    Around its words stand, in ATen's CPUGeneratorImpl: the seed (-20, 8 bytes), how many words are left (-12, 4), whether it is seeded
-    (-8, 1), the next word (-4, 4); a float gaussian (2500, 4) and whether there is one (2504, 1), a double one (2508, 8; 2516, 1).
+    Next to its words, ATen's CPUGeneratorImpl stores: the seed (-20, 8 bytes), the number of words left (-12, 4), whether it is
+    seeded (-8, 1), the next word (-4, 4); a float gaussian (2500, 4) and whether there is one (2504, 1), a double one (2508, 8;
+    2516, 1).
     """
     return ((<const int32_t *>(words - 12))[0] == 1 and (words - 8)[0] == 1 and (<const int32_t *>(words - 4))[0] == 0
             and words[2504] == 0 and words[2516] == 0)
 
 
 def sample_words(uint64_t seed, uint64_t epoch, int64_t index, uint64_t stream):
-    """256 bits for one sample, as four words; the first one is `permutation.sample_key`'s."""
+    """Return 256 bits for one sample as four words; the first one is `permutation.sample_key`'s."""
     cdef shml_words words = shml_sample_words(seed, epoch, <uint64_t>index, stream)
     return words.word[0], words.word[1], words.word[2], words.word[3]
 
 
 def reseed_pythons(uint64_t seed, uint64_t epoch, int64_t index, list generators not None, list streams not None, size_t offset):
-    """What seed(sample_key(seed, epoch, index, stream)) does to Python's generators, each with its own stream.
+    """Seed Python's generators as seed(sample_key(seed, epoch, index, stream)) does, each with its own stream.
 
     Args:
-        generators: of type random.Random itself.
-        offset: of the words within such an object; their place precedes them.
+        generators: generators whose type is exactly random.Random.
+        offset: offset of the words in such an object; the position among them precedes them.
     """
     cdef uint64_t keys[16]
     cdef Py_ssize_t first, at
@@ -228,10 +232,11 @@ def reseed_pythons(uint64_t seed, uint64_t epoch, int64_t index, list generators
 
 
 def reseed_congruences(uint64_t seed, uint64_t epoch, int64_t index, list places not None, list streams not None):
-    """Sets numpy's PCG64s to a state and an increment of a sample's own words, each to those of its own stream.
+    """Set numpy's PCG64s to a state and an increment made from a sample's words, each from its own stream.
 
     Args:
-        places: addresses of the two, 128 bits each, the low half first, and of half a word that may be left: whether there is one, and it.
+        places: addresses of the two, 128 bits each, the low half first, and of the stored half word: whether there is one, and its
+            value.
     """
     cdef shml_words words
     cdef uint64_t *state
@@ -245,15 +250,15 @@ def reseed_congruences(uint64_t seed, uint64_t epoch, int64_t index, list places
 
 
 def rekey_philox(size_t place, uint64_t first, uint64_t second):
-    """Sets one of numpy's Philox generators to the beginning of a key's stream.
+    """Set one of numpy's Philox generators to the beginning of a key's stream.
 
     Args:
-        place: address of what it holds: the addresses of its counter and its key, where it stands in its buffer, the buffer, and half
-            a word that may be left.
+        place: address of its state: the addresses of its counter and its key, its position in its buffer, the buffer, and the
+            stored half word.
         first, second: the key.
     """
     cdef uint64_t *state = <uint64_t *>place
     memset(<void *>state[0], 0, 32)
     (<uint64_t *>state[1])[0], (<uint64_t *>state[1])[1] = first, second
-    (<int32_t *>(state + 2))[0] = 4  # nothing in it
+    (<int32_t *>(state + 2))[0] = 4  # the buffer is empty
     memset(state + 3, 0, 40)

@@ -1,7 +1,8 @@
-"""What a worker process asks of the system: to die with its parent, and to keep the memory that it frees.
+"""Process-wide settings of a worker: die with its parent, and keep freed memory.
 
-It dies whatever the main thread does meanwhile. A plain C thread waits on the parent's pidfd. It needs no GIL and no help from the interpreter, so a worker inside a long call of
-C code still goes within a millisecond. (PR_SET_PDEATHSIG would fire when the parent's *thread* that started the worker ends.)
+The worker dies whatever its main thread is doing: a plain C thread waits on the parent's pidfd. It needs no GIL and no help from
+the interpreter, so a worker inside a long call of C code is still killed within a millisecond. (PR_SET_PDEATHSIG would fire when
+the parent's *thread* that started the worker ends.)
 """
 
 cdef extern from *:
@@ -29,7 +30,7 @@ cdef extern from *:
         pthread_attr_setstacksize(&attributes, 64 * 1024);
         pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
         sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before); /* the watcher takes no signals: they are the main thread's */
+        pthread_sigmask(SIG_SETMASK, &all, &before); /* the watcher takes no signals: they belong to the main thread */
         int failed = pthread_create(&thread, &attributes, shml_watch, (void *)(intptr_t)pidfd);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
         pthread_attr_destroy(&attributes);
@@ -51,7 +52,7 @@ import os
 
 
 def die_with(int pid):
-    """Kills this process with SIGKILL as soon as process `pid` is gone; at once if it is gone already.
+    """Kill this process with SIGKILL as soon as process `pid` has ended; at once if it has already ended.
 
     Raises:
         OSError: the kernel has no pidfd, or the thread could not be started.
@@ -66,11 +67,11 @@ def die_with(int pid):
 
 
 def keep_freed():
-    """Has malloc keep up to 64 MiB of what is freed, and take less than 32 MiB from what it keeps.
+    """Make malloc keep up to 64 MiB of freed memory, and serve requests below 32 MiB from it.
 
-    A worker makes arrays of the same sizes again and again. Otherwise each of 128 KiB and more comes as fresh pages, which the kernel
-    fills with zeros: for a sample of 150 KB that costs more than to copy it. These are glibc's own limits, which it reaches by itself
-    only if it happens to meet an array as large.
+    A worker allocates arrays of the same sizes again and again. Without this, each array of 128 KiB or more gets fresh pages, which
+    the kernel fills with zeros: for a sample of 150 KB that costs more than copying it. These are glibc's own upper limits, which
+    it reaches by itself only after it has freed an array of that size.
     """
     if not any(name in os.environ for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")):
         shml_keep_freed()

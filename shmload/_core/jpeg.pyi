@@ -1,4 +1,4 @@
-"""A part of a JPEG as RGB, by a libjpeg-turbo that is bound at run time."""
+"""Decode a part of a JPEG to RGB, with a libjpeg-turbo that is bound at run time."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A part of an RGB image, resampled, mirrored, normalized and laid out, straight into the row of a batch."""
+"""Resample, mirror, normalize and lay out a part of an RGB image directly into the row of a batch."""
 
 from typing import Any
 

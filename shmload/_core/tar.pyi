@@ -1,4 +1,4 @@
-"""Tar headers, and the scan of a whole shard."""
+"""Scan tar headers, and whole shards."""
 
 from typing_extensions import Buffer
 
@@ -11,7 +11,7 @@ PAX: int
 PAX_GLOBAL: int
 
 class TarHeaders:
-    """What a reader of one tar file knows between two headers."""
+    """The state of a reader of one tar file between two headers."""
 
     @property
     def size(self) -> int: ...

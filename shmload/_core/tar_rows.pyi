@@ -1,11 +1,11 @@
-"""From the members of mapped tar shards into rows of a batch."""
+"""Copy members of mapped tar shards into rows of a batch."""
 
 from typing import Any
 
 from numpy.typing import NDArray
 
 class TarRows:
-    """The shards of a dataset, as far as they are mapped."""
+    """The shards of a dataset that are mapped so far."""
 
     def __new__(cls, starts: NDArray[Any]) -> TarRows: ...
     def open(
@@ -25,7 +25,7 @@ class TarRows:
     def find(self, indices: NDArray[Any], field: int) -> Members: ...
 
 class Members:
-    """One field's members in a batch; a missing one has no address."""
+    """One field's members in a batch; a missing member has address NULL."""
 
     count: int
     def __new__(cls, keeper: object, count: int) -> Members: ...

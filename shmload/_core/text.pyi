@@ -15,7 +15,7 @@ class TextColumn:
     kind: int
     def __init__(self, values: list[Any]) -> None: ...
     def write(self, room: NDArray[Any]) -> None:
-        """Writes the column at the start of `room`, which has at least `nbytes`."""
+        """Write the column to the start of `room`, which has at least `nbytes`."""
 
 def read_text(address: int, nbytes: int, count: int, kind: int) -> list[Any]:
-    """The column of `count` values of a kind at an address, as a new list; `nbytes` is how much may be read there."""
+    """Return the column of `count` values of a kind at an address as a new list; `nbytes` may be read there."""

@@ -257,7 +257,7 @@ class ShmLoader(DataLoader[T]):
 
     @property
     def shuffle(self) -> bool | None:
-        """The argument. Not in `vars(loader)`, from which programs rebuild loaders with a sampler, which excludes shuffle."""
+        """Return the argument. It is not in `vars(loader)`, because programs rebuild loaders from those, with a sampler."""
         return self._shuffle
 
     # Iteration
@@ -345,7 +345,7 @@ class ShmLoader(DataLoader[T]):
 
     @property
     def last_indices(self) -> NDArray[np.int64] | list[Any] | None:
-        """Indices of the samples in the last batch, row by row; None before the first batch and for an iterable dataset.
+        """Return the indices of the samples in the last batch, row by row; None before the first batch and for an iterable dataset.
 
         An int64 array, or the sampler's list of keys, after skipping and substitution; a list of one key with batch_size=None. It
         is not a copy, so do not change it.

@@ -120,7 +120,7 @@ class OwnRank:
 
     @property
     def given(self) -> tuple[int, int] | None:
-        """The values as given; None if they were not."""
+        """Return the values as given; None if they were not."""
         rank, world_size = self._given
         return None if rank is None or world_size is None else (rank, world_size)
 

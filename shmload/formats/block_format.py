@@ -29,7 +29,7 @@ class BlockFormat(ABC):
 
     @property
     def index_name(self) -> str:
-        """What a kept index belongs to: the format, and those of its options that decide where blocks begin."""
+        """Return the identity of a kept index: the format, and those of its options that decide where blocks begin."""
         return self.name
 
     @abstractmethod

@@ -76,15 +76,15 @@ class GroupedDataset(ColumnDataset):
 
     @property
     def block_starts(self) -> NDArray[np.int64]:
-        """The row that each group begins with, and the number of rows; int64, shape `(groups + 1,)`."""
+        """Return the row that each group begins with, and the number of rows; int64, shape `(groups + 1,)`."""
         return cast("NDArray[np.int64]", cast(Any, self._opened).starts)
 
     @property
     def block_size(self) -> int:
-        """Rows of the largest group, for `BlockShuffle`, which works best if all groups have one size."""
+        """Return the number of rows of the largest group, for `BlockShuffle`, which works best if all groups have one size."""
         return max(int(np.diff(self.block_starts).max(initial=0)), 1)
 
     @property
     def num_decoded(self) -> int:
-        """Groups that this process has decoded."""
+        """Return the number of groups that this process has decoded."""
         return int(cast(Any, self._opened).cache.num_decoded)

@@ -44,7 +44,7 @@ class Head:
 
     @property
     def stem(self) -> str:
-        """The name in lower case, without a compression's ending and without a number after the format's ending."""
+        """Return the name in lower case, without a compression's ending and without a number after the format's ending."""
         return without_number(packing_of(self.path.name.lower())[0])
 
     def starts_with(self, magic: bytes) -> bool:

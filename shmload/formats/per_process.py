@@ -35,7 +35,7 @@ class PerProcess(Generic[T]):
 
     @property
     def is_open(self) -> bool:
-        """Whether this process has opened it."""
+        """Return whether this process has opened it."""
         return self._held is not None and self._held[0] in (0, os.getpid())
 
     def get(self, open: Callable[[], T]) -> T:

@@ -65,7 +65,7 @@ class ColumnLayout:
 
     @property
     def type(self) -> str:
-        """The type as shown to users: "str", "str | None", "int64", "float32[3, 2]"."""
+        """Return the type as shown to users: "str", "str | None", "int64", "float32[3, 2]"."""
         if not self.dtype:
             return f"{self.kind} | None" if self.is_nullable else self.kind
         return self.dtype + (str(list(self.shape)) if self.shape else "")
@@ -605,12 +605,12 @@ class SharedIndex(PackedRows, Sequence[Any]):
 
     @property
     def columns(self) -> dict[str | int, str]:
-        """Types by name: keys of dicts, fields of named tuples, positions in tuples; 0 if entries are not rows."""
+        """Return the types by name: keys of dicts, fields of named tuples, positions in tuples; 0 if entries are not rows."""
         return {column.name: column.type for column in self._layout.columns}
 
     @property
     def nbytes(self) -> int:
-        """Size of the shared memory in bytes; the same for a slice."""
+        """Return the size of the shared memory in bytes; the same for a slice."""
         return int(self._memory.mapping.nbytes)
 
     def column(self, name: str | int) -> Any:

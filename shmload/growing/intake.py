@@ -76,7 +76,7 @@ class Intake:
 
     @property
     def bad(self) -> dict[str, str]:
-        """Files that cannot be used, and the reason for each."""
+        """Return the files that cannot be used, and the reason for each."""
         return {name: found for name, (_, _, found) in self._known.items() if isinstance(found, str)}
 
     def known(self, name: str, status: os.stat_result) -> Found | None:

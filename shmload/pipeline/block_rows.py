@@ -83,7 +83,7 @@ class BlockRow(Row):
 
     @property
     def expansion(self) -> Expansion:
-        """The stages that run on each block."""
+        """Return the stages that run on each block."""
         return self._expansion
 
     def item(self, key: int) -> Block:

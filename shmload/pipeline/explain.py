@@ -194,7 +194,7 @@ class _Summary:
 
     @property
     def _maker(self) -> Where:
-        """The process that makes items."""
+        """Return the process that makes items."""
         return "workers" if self._num_workers else "trainer"
 
     def _shares(self, where: Where) -> dict[int, float]:

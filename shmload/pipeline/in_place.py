@@ -78,7 +78,7 @@ class ChosenProgram(RowProgram):
 
     @property
     def __getitems__(self) -> Callable[[Sequence[int]], list[Any]] | None:
-        """A function that reads several samples, or None if the dataset cannot."""
+        """Return a function that reads several samples, or None if the dataset cannot."""
         return self._read_several if ability_of(self._choice.dataset, "__getitems__") else None
 
     def _read_several(self, keys: Sequence[int]) -> list[Any]:

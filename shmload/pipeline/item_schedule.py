@@ -53,7 +53,7 @@ class StreamSchedule(BatchSchedule):
 
     @cached_property
     def stride(self) -> int:
-        """Number of items in one step, over all ranks."""
+        """Return the number of items in one step, over all ranks."""
         return int(self.order.batch_size or 1) * self.world_size
 
     @property
@@ -67,7 +67,7 @@ class StreamSchedule(BatchSchedule):
 
     @property
     def stream(self) -> dict[str, Any]:
-        """Description of keys and positions, for the header of an audit."""
+        """Return the description of keys and positions, for the header of an audit."""
         return {"members": self.order.source.members, "is_endless": self.is_endless}
 
     def number(self, step: int) -> int:

@@ -86,7 +86,7 @@ class Join(RunningPipeline, Fluent):
 
     @property
     def last_member(self) -> int | None:
-        """Number of the member that was drawn last; None before the first draw."""
+        """Return the number of the member that was drawn last; None before the first draw."""
         return self.engine.last_member
 
     def as_source(self) -> JoinSource:

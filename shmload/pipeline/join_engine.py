@@ -57,12 +57,12 @@ class JoinEngine:
 
     @property
     def num_steps(self) -> int:
-        """Number of draws until the end; of an endless Join, one epoch of each member."""
+        """Return the number of draws until the end; of an endless Join, one epoch of each member."""
         return sum(map(len, self._members)) if self._draws.is_endless else self._draws.n
 
     @property
     def is_ended(self) -> bool:
-        """True if nothing is left until the next epoch begins."""
+        """Return whether nothing is left until the next epoch begins."""
         return not self._draws.is_endless and sum(self._counters) >= self._draws.n
 
     def begin_pass(self) -> None:

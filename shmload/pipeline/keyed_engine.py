@@ -74,12 +74,12 @@ class KeyedEngine(PipelineEngine):
 
     @property
     def rounds(self) -> int:
-        """Number of single items of each rank in the groups that are fetched next."""
+        """Return the number of single items of each rank in the groups that are fetched next."""
         return self._stream.rounds
 
     @property
     def num_ready(self) -> int:
-        """Number of single items that were fetched and not asked for yet."""
+        """Return the number of single items that were fetched and not asked for yet."""
         return len(self._fetched)
 
     def where(self, _: int = 0) -> str:
@@ -206,7 +206,7 @@ class KeyedEngine(PipelineEngine):
 
     @property
     def _is_over(self) -> bool:
-        """True if no rank has anything left in this epoch; an incomplete last step may have been dropped."""
+        """Return whether no rank has anything left in this epoch; an incomplete last step may have been dropped."""
         return self.position >= self.schedule.end_of(self.epoch, rank=0)
 
     def end(self) -> None:

@@ -74,12 +74,12 @@ class PipelineEngine(ABC):
     @property
     @abstractmethod
     def valid(self) -> int | None:
-        """Number of rows of the last batch that are not padding, or None before the first batch and for single items."""
+        """Return the number of rows of the last batch that are not padding, or None before the first batch and for single items."""
 
     @property
     @abstractmethod
     def num_steps(self) -> int:
-        """Number of batches or items of this rank in the epoch.
+        """Return the number of batches or items of this rank in the epoch.
 
         Raises:
             TypeError: it is not known before the items are read.
@@ -88,7 +88,7 @@ class PipelineEngine(ABC):
     @property
     @abstractmethod
     def is_ended(self) -> bool:
-        """True if nothing is left for this rank until the next epoch begins."""
+        """Return whether nothing is left for this rank until the next epoch begins."""
 
     @abstractmethod
     def end(self) -> None:
@@ -111,7 +111,7 @@ class PipelineEngine(ABC):
     @property
     @abstractmethod
     def place(self) -> PipelinePlace:
-        """The current place; at the end of an epoch, its position is the number of items."""
+        """Return the current place; at the end of an epoch, its position is the number of items."""
 
     @abstractmethod
     def go(self, place: PipelinePlace) -> None:

@@ -71,19 +71,19 @@ class Plan:
 
     @property
     def collate_fn(self) -> Any:
-        """The loader's `collate_fn`."""
+        """Return the loader's `collate_fn`."""
         if self.collate is None:
             return list
         return BatchProgram(self.collate.ragged, self.made_batches) if self.made_batches else None
 
     @property
     def is_expanding(self) -> bool:
-        """True if items of the source are blocks of delivered items."""
+        """Return whether items of the source are blocks of delivered items."""
         return isinstance(self.source, BlockRow | StreamRow)
 
     @property
     def is_streamed(self) -> bool:
-        """True if the trainer reads the source item by item."""
+        """Return whether the trainer reads the source item by item."""
         return isinstance(self.source, StreamRow)
 
     @property
@@ -102,6 +102,6 @@ class Plan:
 
     @property
     def uneven(self) -> Any:
-        """The rule for the last step of a pipeline that does not repeat."""
+        """Return the rule for the last step of a pipeline that does not repeat."""
         is_whole = self.collate is not None and not self.collate.return_partial_batch
         return "drop" if is_whole else self.partition.uneven

@@ -204,7 +204,7 @@ class Shuffle:
 
     @property
     def is_buffered(self) -> bool:
-        """True if it works without known positions."""
+        """Return whether it works without known positions."""
         return self.buffer_size is not None
 
     def over(self, below: Keys) -> Keys:

@@ -52,12 +52,12 @@ class Keys:
 
     @property
     def dataset(self) -> Any:
-        """The dataset whose unchanged samples are the items, or None."""
+        """Return the dataset whose unchanged samples are the items, or None."""
         return None
 
     @property
     def held(self) -> Sequence[tuple[str, Any]]:
-        """Objects besides the identity that determine its items, each with a name for error messages."""
+        """Return the objects besides the identity that determine its items, each with a name for error messages."""
         return ()
 
     def keys_at(self, start: int, stop: int) -> NDArray[np.int64]:

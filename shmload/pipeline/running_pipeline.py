@@ -49,7 +49,7 @@ class RunningPipeline:
 
     @property
     def is_ended(self) -> bool:
-        """True if nothing is left until the next epoch begins."""
+        """Return whether nothing is left until the next epoch begins."""
         return self.engine.is_ended
 
     def begin_next_epoch(self) -> None:

@@ -145,7 +145,7 @@ class Items(Fluent, Row):
 
     @property
     def label(self) -> str:
-        """Display name of the source, with its arguments."""
+        """Return the display name of the source, with its arguments."""
         return f"Items({type(self.items).__name__} of {self.n})"
 
     @property
@@ -234,7 +234,7 @@ class Stream(Fluent):
 
     @property
     def label(self) -> str:
-        """Display name of the source, with its arguments."""
+        """Return the display name of the source, with its arguments."""
         return f"Stream({shown(self.iterable) if callable(self.iterable) else type(self.iterable).__name__})"
 
     def as_source(self) -> StreamItems:

@@ -45,7 +45,7 @@ class StreamItems:
 
     @property
     def is_spent_once_read(self) -> bool:
-        """True if it is an iterator, which cannot be restarted."""
+        """Return whether it is an iterator, which cannot be restarted."""
         return not isinstance(self.iterable, type) and hasattr(self.iterable, "__next__")
 
 

@@ -212,7 +212,7 @@ class RemoteSamples(_Ordered, TarDataset):
 
     @property
     def epoch_schedule(self) -> Callable[..., SnapshotSchedule] | None:
-        """The schedule of a followed dataset, which ShmLoader uses with a seed: the samples of each rank, step and epoch."""
+        """Return the schedule of a followed dataset, which ShmLoader uses with a seed: the samples of each rank, step and epoch."""
         return self._epoch_schedule if self._follows else None
 
     def _epoch_schedule(self, *, seed: int, world_size: int, batch_size: int, shuffle: bool, uneven: Uneven) -> SnapshotSchedule:

@@ -76,7 +76,7 @@ class PrivateFolder:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the owner has removed it. A folder without a lock was recreated by a process that was still using it."""
+        """Return whether the owner has removed it. A folder without a lock was recreated by a process that was still using it."""
         return not os.path.exists(f"{self.path}/{_LOCK}")
 
     def close(self) -> None:

@@ -92,12 +92,12 @@ class ShardEntry:
 
     @property
     def generation(self) -> str:
-        """The generation that contains the shard."""
+        """Return the generation that contains the shard."""
         return self.name.partition("/")[0]
 
     @property
     def stored(self) -> tuple[int, str]:
-        """Size and checksum of the object in the store."""
+        """Return the size and checksum of the object in the store."""
         return (self.nbytes, self.crc32c) if self.packed is None else (self.packed.nbytes, self.packed.crc32c)
 
     @classmethod
@@ -150,12 +150,12 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Hash of the shards and their order: 16 hexadecimal digits."""
+        """Return the hash of the shards and their order: 16 hexadecimal digits."""
         return sha256(json.dumps([shard.told() for shard in self.shards]).encode("ascii")).hexdigest()[:16]
 
     @property
     def generations(self) -> tuple[str, ...]:
-        """The generations that were appended to each other, the oldest first."""
+        """Return the generations that were appended to each other, the oldest first."""
         return tuple(dict.fromkeys(shard.generation for shard in self.shards))
 
     def at(self, generation: str) -> Manifest:
@@ -330,12 +330,12 @@ class RemoteShard:
 
     @property
     def stored_nbytes(self) -> int:
-        """Size of the object in the store."""
+        """Return the size of the object in the store."""
         return self.packed_nbytes if self.packing else self.nbytes
 
     @property
     def version(self) -> str:
-        """A value that changes with the contents of the shard."""
+        """Return a value that changes with the contents of the shard."""
         return self.etag or f"crc32c-{self.crc32c}"
 
 
@@ -448,7 +448,7 @@ class Shards:
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """Size of each shard in bytes."""
+        """Return the size of each shard in bytes."""
         return np.array(self.values("nbytes"), np.int64)
 
     @property
@@ -457,7 +457,7 @@ class Shards:
 
     @property
     def largest(self) -> int:
-        """Size of the largest shard in bytes."""
+        """Return the size of the largest shard in bytes."""
         return int(self.sizes.max())
 
     def too_large(self, nbytes: int) -> RemoteShard | None:

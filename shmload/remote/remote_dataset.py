@@ -123,7 +123,7 @@ class Passes:
 
     @property
     def next(self) -> int:
-        """Number of the next pass."""
+        """Return the number of the next pass."""
         return int(self._board[2])
 
     @contextmanager
@@ -317,7 +317,7 @@ class RemoteDataset(IterableDataset[Any]):
 
     @property
     def num_samples(self) -> int:
-        """Number of samples in all shards, before any stage."""
+        """Return the number of samples in all shards, before any stage."""
         return self._source.num_samples
 
     def __len__(self) -> int:
@@ -401,7 +401,7 @@ class RemoteDataset(IterableDataset[Any]):
 
     @property
     def given_rank(self) -> tuple[int, int] | None:
-        """Rank and world size as passed to the constructor; None if they were not."""
+        """Return the rank and world size as passed to the constructor; None if they were not."""
         return self._world.given
 
     def keyed_items(self) -> RemoteUnits:

@@ -62,7 +62,7 @@ class RemoteSource:
 
     @property
     def window(self) -> int:
-        """Number of shards whose samples are mixed.
+        """Return the number of shards whose samples are mixed.
 
         It depends only on the arguments and the shards, so it is the same on all ranks.
         """
@@ -73,14 +73,14 @@ class RemoteSource:
 
     @property
     def starts(self) -> array[int]:
-        """Index of each shard's first sample, and the end."""
+        """Return the index of each shard's first sample, and the end."""
         if self._starts is None:
             self._starts = array("q", np.cumsum([0, *self.local.counts()], dtype=np.int64).tobytes())
         return self._starts
 
     @property
     def has_chosen(self) -> bool:
-        """Whether only some of the shards' samples are used."""
+        """Return whether only some of the shards' samples are used."""
         return self._chosen is not None
 
     @property
@@ -89,7 +89,7 @@ class RemoteSource:
 
     @property
     def url(self) -> str:
-        """URL of the dataset's folder if it has a manifest, else ""."""
+        """Return the URL of the dataset's folder if it has a manifest, else ""."""
         home = self.local.shards.home
         return "" if home is None else home.url
 

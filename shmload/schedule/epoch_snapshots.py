@@ -22,7 +22,7 @@ class Sized(Protocol):
 
     @property
     def n(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
 
 
 S = TypeVar("S", bound=Sized)

@@ -73,12 +73,12 @@ class FollowingEngine:
 
     @property
     def num_queued(self) -> int:
-        """Number of batches expected and not delivered."""
+        """Return the number of batches expected and not delivered."""
         return len(self._queue)
 
     @property
     def front(self) -> Order | None:
-        """The order that `next` will deliver."""
+        """Return the order that `next` will deliver."""
         return self._queue[0] if self._queue else None
 
     def abandon(self) -> None:

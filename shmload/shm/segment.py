@@ -282,7 +282,7 @@ class Segment:
 
     @property
     def unreserved_nbytes(self) -> int:
-        """Bytes that have no memory yet; 0 in a forked child, which does not own the segment."""
+        """Return the number of bytes that have no memory yet; 0 in a forked child, which does not own the segment."""
         return max(self.nbytes - os.fstat(self.fd).st_blocks * 512, 0) if os.getpid() == self._pid else 0
 
 

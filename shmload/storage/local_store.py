@@ -47,7 +47,7 @@ class LocalStore:
 
     @property
     def url(self) -> str:
-        """The folder's path."""
+        """Return the folder's path."""
         return str(self.root)
 
     def head(self, key: str) -> StoredObject:

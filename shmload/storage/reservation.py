@@ -52,12 +52,12 @@ class Reservation:
 
     @property
     def path(self) -> str:
-        """The path of the file until it is published."""
+        """Return the path of the file until it is published."""
         return f"{self._session.folder}/{NEW}/{self.name}"
 
     @property
     def fd(self) -> int:
-        """The file's descriptor, open for reading and writing. Do not close it, and do not use it after `publish`."""
+        """Return the file's descriptor, open for reading and writing. Do not close it, and do not use it after `publish`."""
         self._check_open()
         return self._file.fd
 

@@ -40,7 +40,7 @@ class Store(Protocol):
 
     @property
     def url(self) -> str:
-        """The URL of the root, without credentials."""
+        """Return the URL of the root, without credentials."""
 
     def head(self, key: str) -> StoredObject:
         """Return the object's length and version without reading its bytes."""

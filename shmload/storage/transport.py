@@ -126,7 +126,7 @@ class Answer:
 
     @property
     def nbytes(self) -> int | None:
-        """Number of remaining bytes of the body; None if the server has not announced it."""
+        """Return the number of remaining bytes of the body; None if the server has not announced it."""
         return self._response.length
 
     def reading(self, out: memoryview) -> Iterator[int]:

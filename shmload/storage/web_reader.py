@@ -55,7 +55,7 @@ class Version:
 
     @property
     def condition(self) -> dict[str, str]:
-        """Headers that request this version. Servers never match weak etags, and do not know those that we make from times."""
+        """Return the headers that request this version. Servers never match weak etags, or those that we make from times."""
         return {"If-Match": f'"{self.etag}"'} if self.etag and not self.etag.startswith(("W/", "time:")) else {}
 
     def see(self, found: str) -> None:

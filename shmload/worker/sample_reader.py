@@ -62,7 +62,7 @@ class SampleReader:
 
     @property
     def begun(self) -> int:
-        """Number of the last begin, for `sample_info` and `sample_rng`."""
+        """Return the number of the last begin, for `sample_info` and `sample_rng`."""
         return self._ring.begun
 
     def sample(self) -> Sample:
@@ -72,7 +72,7 @@ class SampleReader:
 
     @property
     def threads(self) -> ThreadPoolExecutor | None:
-        """Threads that read several samples at once; None if the loader has none.
+        """Return the threads that read several samples at once; None if the loader has none.
 
         Also None if a worker died while reading the claimed rows, because reading them one by one finds the one that causes it.
         """
@@ -80,7 +80,7 @@ class SampleReader:
 
     @property
     def reads_all(self) -> bool:
-        """Whether the samples of a batch are read together, not one by one."""
+        """Return whether the samples of a batch are read together, not one by one."""
         return self._job.plan.path == "__getitems__" or self.threads is not None
 
     def keys(self) -> Any:

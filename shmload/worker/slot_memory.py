@@ -58,7 +58,7 @@ class SlotMemory:
 
     @property
     def layout(self) -> Layout:
-        """The settled layout."""
+        """Return the settled layout."""
         if self._layout is None:
             self._layout = Layout.loads(self._ring.layout_text)
         return self._layout

@@ -67,7 +67,7 @@ class Expanding:
 
     @property
     def kind(self) -> str:
-        """The stage without its functions, for a pipeline's identity."""
+        """Return the stage without its functions, for a pipeline's identity."""
         return type(self).__name__
 
     def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:

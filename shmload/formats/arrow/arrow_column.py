@@ -54,12 +54,12 @@ class ArrowColumn:
 
     @property
     def element_nbytes(self) -> int:
-        """Bytes of one element of the first dimension, or of a row without dimensions."""
+        """Return the number of bytes of one element of the first dimension, or of a row without dimensions."""
         return 1 if self.dtype in (str, bytes) else prod(self.inner) * int(self.dtype.itemsize)
 
     @property
     def inner(self) -> tuple[int, ...]:
-        """The extents after the first."""
+        """Return the extents after the first dimension."""
         return tuple(e for e in self.extents[1:] if e is not None)
 
     def read(self, rows: Indices, out: NDArray[Any]) -> None:

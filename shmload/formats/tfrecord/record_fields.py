@@ -55,17 +55,17 @@ class RecordField:
 
     @property
     def is_text(self) -> bool:
-        """Whether it is read as one str or bytes."""
+        """Return whether it is read as one str or bytes."""
         return self.element is None or self.decode is not None
 
     @property
     def is_ragged(self) -> bool:
-        """Whether its rows differ in extent."""
+        """Return whether its rows differ in extent."""
         return None in self.shape
 
     @property
     def numel(self) -> int:
-        """Values of a row, or of one step along the ragged dimension."""
+        """Return the number of values of a row, or of one step along the ragged dimension."""
         return math.prod(extent for extent in self.shape if extent is not None)
 
     def native(self) -> tuple[Any, ...]:

@@ -103,12 +103,12 @@ class Record:
 
     @property
     def number(self) -> int:
-        """Number of the shard, at the end of its name; numbers of a part begin with `PackPart.first_number`."""
+        """Return the number of the shard, at the end of its name; numbers of a part begin with `PackPart.first_number`."""
         return int(self.shard.name.rpartition("-")[2].partition(".")[0])
 
     @property
     def stop(self) -> int:
-        """Position after its last sample."""
+        """Return the position after its last sample."""
         return self.first + self.shard.num_samples
 
 
@@ -124,7 +124,7 @@ class PackPart:
 
     @property
     def first_number(self) -> int:
-        """Number of its first shard. Numbers of other parts are lower, or higher by at least `MOST_SHARDS`."""
+        """Return the number of its first shard. Numbers of other parts are lower, or higher by at least `MOST_SHARDS`."""
         return (self.number - 1) * MOST_SHARDS
 
     def span(self, total: int) -> tuple[int, int]:
@@ -165,7 +165,7 @@ class ShardFile:
 
     @property
     def path(self) -> Path:
-        """Path under which this process can open the file."""
+        """Return the path under which this process can open the file."""
         return Path(f"/proc/self/fd/{self._file.fileno()}")
 
     def append(self, records: memoryview, num_samples: int) -> None:

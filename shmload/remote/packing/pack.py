@@ -112,7 +112,7 @@ class PackOptions:
 
     @property
     def coding(self) -> MemberCoding:
-        """The transformation of members, without the generation, which encryption needs and which is not known yet."""
+        """Return the transformation of members, without the generation, which encryption needs and which is not known yet."""
         return MemberCoding(self.restart_markers, self.compression_level if self.compress == "samples" else None)
 
 

@@ -15,7 +15,7 @@ from shmload.pipeline.stream_rows import StreamRow
 from shmload.worker.decoding_protocol import is_decoder
 from shmload.worker.stage_engine import Each
 
-PREFETCHED = 2  # minimum of batches ordered ahead for each worker
+PREFETCHED = 2  # minimum number of batches ordered ahead for each worker
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class PoolOptions:
         )
 
     def prefetch_factor(self, rows: int) -> int:
-        """Return how many batches of `rows` items to order ahead for each worker."""
+        """Return the number of batches of `rows` items to order ahead for each worker."""
         return max(PREFETCHED, -(-(self.buffer_size or 0) // (rows * self.num_workers)))
 
 
@@ -54,7 +54,7 @@ class Plan:
     Attributes:
         source: row of keys, or of blocks.
         item_stages, batch_stages: functions of items before Collate, and of batches after it.
-        made_batches: functions of batches in the process that makes them.
+        made_batches: functions of batches that run in the process that makes the batches.
         tail: Scans, and functions of an item after a Scan, which run in the trainer.
         is_in_order: whether items arrive in order, or as they are finished.
     """

@@ -120,7 +120,7 @@ class ShardEntry:
         return cls(**{**given, "index": IndexEntry(**index), "packed": None if packed is None else PackedObject(**packed)})
 
     def told(self) -> dict[str, Any]:
-        """Return the entry in its JSON form."""
+        """Return the entry in its JSON form, which `of` reads."""
         found = asdict(self)
         return found if self.packed is not None else {name: value for name, value in found.items() if name != "packed"}
 
@@ -150,7 +150,7 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Return the hash of the shards and their order: 16 hexadecimal digits."""
+        """Return a hash of the shards and their order: 16 hexadecimal digits."""
         return sha256(json.dumps([shard.told() for shard in self.shards]).encode("ascii")).hexdigest()[:16]
 
     @property
@@ -164,7 +164,7 @@ class Manifest:
         Args:
             generation: one of its `generations`.
         Raises:
-            ObjectMissing: there is no such generation.
+            ObjectMissing: the dataset has no such generation.
         """
         if generation not in self.generations:
             raise ObjectMissing(
@@ -225,7 +225,7 @@ class Manifest:
         return found
 
     def dump(self) -> bytes:
-        """Return the manifest as bytes: the same ones for equal manifests."""
+        """Return the manifest as bytes. Equal manifests give the same bytes."""
         content: dict[str, Any] = {"format": FORMAT, "version": VERSION, **asdict(self)}
         content["shards"] = [shard.told() for shard in self.shards]
         if not self.key:
@@ -279,7 +279,7 @@ def _check(given: Any, kinds: dict[str, Kind], name: str, where: str, optional: 
     """Raise unless `given` is an object with exactly the required keys, any of the optional keys, and valid values."""
     if not isinstance(given, dict):
         raise _wrong(name, where, f"an object with {', '.join(kinds)} is needed; got {_short(given)}")
-    if given.keys() != kinds.keys():  # fast path: there may be a million
+    if given.keys() != kinds.keys():  # checked only then, because there may be a million
         if absent := [key for key in kinds if key not in given]:
             raise _wrong(name, where, f"{', '.join(absent)} is missing")
         kinds = {**kinds, **{key: kind for key, kind in (optional or {}).items() if key in given}}
@@ -308,7 +308,7 @@ class RemoteShard:
         etag: ETag of the object; "" if the manifest identifies it.
         num_samples, crc32c, index: from the manifest; None without one.
         layout: the format of its samples.
-        packing: its compression, or ""; if compressed, `stored_nbytes` is the size of the stored object.
+        packing: its compression, or "" if it is not compressed. `stored_nbytes` is the size of the stored object.
         has_index: whether there is an index next to it, made by `shmload index`.
     """
 

@@ -58,7 +58,7 @@ class Spool:
 
     Args:
         nbytes: estimated size of all files together.
-        folder: where to create the files; None: in memory, or in the system's temporary folder if memory is short.
+        folder: where to create the files. If None, in memory, or in the system's temporary folder if memory is short.
     """
 
     def __init__(self, nbytes: int, folder: str | None) -> None:
@@ -410,7 +410,7 @@ class Generation:
             )
 
     def _clean(self, manifest: Manifest) -> None:
-        """Remove what is no longer needed: other generations, records of shards, and the claim."""
+        """Remove objects that are not needed any more: other generations, records of shards, and the claim."""
         claimed = self._claimed()
         kept = {name for shard in manifest.shards for name in (shard.name, shard.index.name)}
         kept |= {f"{generation}/{_VERSIONS}" for generation in manifest.generations}

@@ -43,7 +43,7 @@ class Leases:
 
     @property
     def nbytes(self) -> int:
-        """Total size of the files in bytes."""
+        """Return the total size of the files in bytes."""
         return sum(kept.nbytes for kept in self.files)
 
     def release(self) -> None:
@@ -89,7 +89,7 @@ class Lease(Leases):
 
     @property
     def fd(self) -> int:
-        """Return a descriptor for reading, opened at first use and closed with the lease."""
+        """Return a descriptor for reading, which is opened at first use and closed with the lease."""
         if self._fd < 0:
             self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         return self._fd

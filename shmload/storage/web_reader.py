@@ -1,4 +1,4 @@
-"""Reading objects over HTTP, shared by S3-compatible stores and plain web servers.
+"""Read objects over HTTP: the base of S3-compatible stores and plain web servers.
 
 An object is read by ranges, several at once, each directly into its destination. No answer is trusted: the range, the total size,
 the length and the version that it reports are compared with the request and with the other ranges. After a failure only the missing
@@ -73,7 +73,7 @@ class Version:
 
 
 class WebReader(ABC):
-    """Reads objects over HTTP. Subclasses say how to send a request."""
+    """Reads objects over HTTP. Subclasses define how a request is sent."""
 
     retry_policy: RetryPolicy
     parallel: int

@@ -332,7 +332,7 @@ class ShmLoader(DataLoader[T]):
 
     @property
     def first_step(self) -> int:
-        """Step at which the next iteration begins: 0, or the position of a loaded state.
+        """Return the step at which the next iteration begins: 0, or the position of a loaded state.
 
         A progress bar of a resumed loader begins there: `tqdm(loader, initial=loader.first_step)`.
         """
@@ -340,7 +340,7 @@ class ShmLoader(DataLoader[T]):
 
     @property
     def valid(self) -> int | None:
-        """Seed mode: number of rows of the last batch that are not padding; None before the first batch."""
+        """Return the number of rows of the last batch that are not padding, in seed mode; None before the first batch."""
         return self._passes.valid
 
     @property
@@ -430,7 +430,7 @@ class ShmLoader(DataLoader[T]):
         """
         try:
             total: int | None = len(self)
-        except TypeError:  # of an iterable dataset without a length
+        except TypeError:  # an iterable dataset may have no length
             total = None
         done = self.first_step
         count = samples_counter(self._config(), is_final=True)
@@ -461,7 +461,7 @@ class ShmLoader(DataLoader[T]):
         )
 
     def _rank_text(self) -> str:
-        """Describe the part of the samples that this rank reads, if the loader divides them."""
+        """Return a text about the part of the samples that this rank reads, if the loader divides them."""
         if self.seed is None or self._has_own_order:
             return ""
         try:

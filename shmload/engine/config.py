@@ -100,7 +100,7 @@ class LoaderConfig:
 
     @property
     def snapshot_every(self) -> int:
-        """Interval in batches at which workers report their positions; 0 for never. Out of order, only they give the position."""
+        """Return the interval in batches at which workers report positions; 0 for never. Out of order, reports are needed."""
         if self.seed is not None:
             return 0
         return self.snapshot_every_n_steps if self.in_order else min(self.snapshot_every_n_steps, 1)
@@ -113,7 +113,7 @@ class LoaderConfig:
 
     @property
     def num_samples(self) -> int | None:
-        """Length of the dataset now; None if it has none."""
+        """Return the length of the dataset now; None if it has none."""
         try:
             return len(self.dataset)
         except (TypeError, NotImplementedError):

@@ -456,7 +456,7 @@ class Engine:
         return [order for order in self._queue if order.slot >= 0 and self._ring.rows(order.slot)[1] > 1]
 
     def _pack_divided(self) -> None:
-        """Order again, as one packed chunk each, the batches that were divided into chunks and that no worker has begun.
+        """Order again the batches that were divided into chunks and that no worker has begun, each as one packed chunk.
 
         Otherwise each would be packed only when it is the next batch, and the other workers would have nothing to do until then.
         """

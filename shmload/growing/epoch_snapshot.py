@@ -66,7 +66,7 @@ def snapshot_path(run: Path, epoch: int) -> Path:
 
 
 def read_snapshot(path: Path) -> Snapshot | None:
-    """Return the snapshot in a file, or None if there is no such file.
+    """Return the snapshot in a file; None if the file does not exist.
 
     Raises:
         ShardCorrupt: the file is damaged.

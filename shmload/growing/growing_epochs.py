@@ -77,7 +77,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
         """Begin an epoch from a state without a snapshot.
 
         Raises:
-            StateMismatch: there is no such epoch.
+            StateMismatch: the epoch does not exist.
         """
         if epoch > MAX_EPOCH:
             raise StateMismatch(

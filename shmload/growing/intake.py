@@ -131,7 +131,7 @@ def count_records(path: str) -> int:
         path: the file.
 
     Raises:
-        ShardCorrupt: it is torn or damaged, or no TFRecord file, or empty.
+        ShardCorrupt: it is torn, damaged or empty, or not a TFRecord file.
     """
     file = WalkedFile(path, "auto", MAX_INFLATED_BYTES)
     offsets = file.offsets()

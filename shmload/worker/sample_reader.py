@@ -74,7 +74,7 @@ class SampleReader:
     def threads(self) -> ThreadPoolExecutor | None:
         """Return the threads that read several samples at once; None if the loader has none.
 
-        Also None if a worker died while reading the claimed rows, because reading them one by one finds the one that causes it.
+        They are also None if a worker died while reading the claimed rows, because reading one by one finds the row that causes it.
         """
         return None if self._threads is None or self._ring.is_suspect else self._threads
 

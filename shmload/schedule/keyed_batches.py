@@ -133,7 +133,7 @@ class BatchSchedule(AnySchedule):
 
     @property
     def rows_per_rank(self) -> int | None:
-        """Return None, because batches have different sizes; otherwise the rows of a rank's step."""
+        """Return None, because batches have different sizes."""
         return None
 
     @property

@@ -26,7 +26,7 @@ class DpexDataLoader(ShmLoader[T]):
         dataset: as in ShmLoader; it is pickled and sent to each node once.
         distribute_mode: decode on the cluster. With num_workers=0 the trainer reads and this has no effect.
         head_address: address of the cluster's head; "auto" means the cluster that runs on this machine.
-        num_workers: number of actors, or of processes on this machine; 0: the trainer reads.
+        num_workers: number of actors, or of processes on this machine. With 0, the trainer reads.
         batch_size, shuffle, sampler, batch_sampler, collate_fn, pin_memory, drop_last: as torch's DataLoader.
         timeout, worker_init_fn, multiprocessing_context, generator: as torch's DataLoader.
         prefetch_factor: as torch's DataLoader; the default has no effect without workers.

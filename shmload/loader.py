@@ -257,7 +257,7 @@ class ShmLoader(DataLoader[T]):
 
     @property
     def shuffle(self) -> bool | None:
-        """The argument. Not in `vars(loader)`, from which programs rebuild loaders with a sampler, which excludes shuffle."""
+        """Return the argument. It is not in `vars(loader)`, because programs rebuild loaders from those, with a sampler."""
         return self._shuffle
 
     # Iteration
@@ -332,7 +332,7 @@ class ShmLoader(DataLoader[T]):
 
     @property
     def first_step(self) -> int:
-        """Step at which the next iteration begins: 0, or the position of a loaded state.
+        """Return the step at which the next iteration begins: 0, or the position of a loaded state.
 
         A progress bar of a resumed loader begins there: `tqdm(loader, initial=loader.first_step)`.
         """
@@ -340,12 +340,12 @@ class ShmLoader(DataLoader[T]):
 
     @property
     def valid(self) -> int | None:
-        """Seed mode: number of rows of the last batch that are not padding; None before the first batch."""
+        """Return the number of rows of the last batch that are not padding, in seed mode; None before the first batch."""
         return self._passes.valid
 
     @property
     def last_indices(self) -> NDArray[np.int64] | list[Any] | None:
-        """Indices of the samples in the last batch, row by row; None before the first batch and for an iterable dataset.
+        """Return the indices of the samples in the last batch, row by row; None before the first batch and for an iterable dataset.
 
         An int64 array, or the sampler's list of keys, after skipping and substitution; a list of one key with batch_size=None. It
         is not a copy, so do not change it.
@@ -430,7 +430,7 @@ class ShmLoader(DataLoader[T]):
         """
         try:
             total: int | None = len(self)
-        except TypeError:  # of an iterable dataset without a length
+        except TypeError:  # an iterable dataset may have no length
             total = None
         done = self.first_step
         count = samples_counter(self._config(), is_final=True)
@@ -461,7 +461,7 @@ class ShmLoader(DataLoader[T]):
         )
 
     def _rank_text(self) -> str:
-        """Describe the part of the samples that this rank reads, if the loader divides them."""
+        """Return a text about the part of the samples that this rank reads, if the loader divides them."""
         if self.seed is None or self._has_own_order:
             return ""
         try:

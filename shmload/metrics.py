@@ -23,7 +23,7 @@ log = logging.getLogger("shmload")
 class EventCount:
     """A number of events in this process.
 
-    Thread/process safety: any number of threads may add; a forked child goes on from its parent's number.
+    Thread/process safety: any number of threads may add; a forked child continues from its parent's number.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ def callbacks_of_environment() -> list[EpochCallback]:
 
 
 def _to_log_or_stderr(metrics: EpochMetrics) -> None:
-    """Log the line, or print it to stderr if the logger has no handler, because whoever set the variable wants to see it."""
+    """Log the line, or print it to stderr if the logger has no handler: the user has set the variable in order to see it."""
     if log.isEnabledFor(logging.INFO) and log.hasHandlers():
         to_log(metrics)
     else:

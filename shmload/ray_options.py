@@ -11,14 +11,14 @@ _SET_BY_LOADER = {"concurrency_groups", "get_if_exists", "lifetime", "max_concur
 
 @dataclass(frozen=True, kw_only=True)
 class Ray:
-    """Where and how the actors of a loader run: `ShmLoader(..., backend=shmload.Ray(...))`. `backend="ray"` means `Ray()`.
+    """The options of a loader's actors: `ShmLoader(..., backend=shmload.Ray(...))`. `backend="ray"` means `Ray()`.
 
     Args:
         address: address of the cluster's head; "auto" means the cluster that runs on this machine.
-        actor_options: what each actor asks of the cluster, as Ray's `.options` takes it, for example `{"num_cpus": 2}`. Without a
-            `scheduling_strategy`, actors are placed near the blocks of a `RayDataset`, or else spread by free CPUs.
+        actor_options: the resources that each actor requests, as arguments of Ray's `.options`, for example `{"num_cpus": 2}`.
+            Without a `scheduling_strategy`, actors are placed near the blocks of a `RayDataset`, or else spread by free CPUs.
         connect_timeout_s: seconds that the cluster may take to answer, at first and after a lost connection.
-        ship_timeout_s: seconds until an actor has found a CPU and received the dataset; in torch mode, until all have. None: no
+        ship_timeout_s: seconds until an actor has found a CPU and received the dataset; in torch mode, until all have. None for no
             limit.
         num_local_workers: processes of this machine that read along with the actors, into the same ring. Torch mode and
             `get_worker_info()` count them after the actors.

@@ -1,4 +1,4 @@
-"""The process's surroundings: its rank and launcher, the user's frame, and what an object or a package provides."""
+"""The process's surroundings: its rank and launcher, the user's frame, and the abilities of objects and packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from threading import Lock
 from types import FrameType, MethodType
 from typing import Any, NamedTuple
 
-OWN_CPUS = "SHMLOAD_RANK_CPUS"  # set by `shmload.launch`: how many of the node's processors belong to this rank alone
+OWN_CPUS = "SHMLOAD_RANK_CPUS"  # set by `shmload.launch`: the number of the node's processors that belong to this rank alone
 log = logging.getLogger("shmload")
 
 
@@ -86,7 +86,7 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None) 
 
 
 def source_of_rank() -> str:
-    """Return what `rank_and_world_size` reads the rank from if none is given, for messages."""
+    """Return the source from which `rank_and_world_size` reads the rank if none is given, for messages."""
     if _distributed() is not None:
         return "torch.distributed"
     return "RANK and WORLD_SIZE" if os.environ.get("WORLD_SIZE") else "the launcher's environment"
@@ -120,7 +120,7 @@ class OwnRank:
 
     @property
     def given(self) -> tuple[int, int] | None:
-        """The values as given; None if they were not."""
+        """Return the values as given; None if they were not."""
         rank, world_size = self._given
         return None if rank is None or world_size is None else (rank, world_size)
 
@@ -155,9 +155,9 @@ def _place_by_environment() -> tuple[int, int]:
 
 
 def ability_of(value: Any, name: str) -> Any:
-    """Return what an object's class defines, or the object was given, under a name.
+    """Return an attribute that an object's class defines, or that the object was given; None otherwise.
 
-    None: there is nothing, or only what a `__getattr__` answers, or a property that raises.
+    An attribute that only a `__getattr__` provides, or a property that raises, counts as missing.
     """
     try:
         inspect.getattr_static(value, name)
@@ -171,9 +171,9 @@ def ability_of(value: Any, name: str) -> Any:
 
 
 def package_ability(value: Any, name: str) -> Any:
-    """Return the same for a name that only classes of this package, and their subclasses, define on purpose.
+    """Return an attribute that a class of this package, or a subclass, defines on purpose; None otherwise.
 
-    None: no base class from this package defines the name, so an attribute of that name means something else.
+    If no base class from this package defines the name, an attribute of that name means something else.
     """
     for kind in type(value).__mro__:
         if name in vars(kind) and kind.__module__.partition(".")[0] == "shmload":
@@ -186,7 +186,7 @@ def package_ability(value: Any, name: str) -> Any:
 
 
 def takes_arguments(function: Any, num: int) -> bool:
-    """Return whether an object can be called with so many positional arguments."""
+    """Return whether an object can be called with `num` positional arguments."""
     if isinstance(function, MethodType):
         return callable(function.__func__) and _binds_self(function.__func__, num)
     return callable(function) and _binds(function, num)

@@ -101,7 +101,7 @@ class Batch:
 
     @property
     def num_rows(self) -> int:
-        """Number of delivered rows."""
+        """Return the number of delivered rows."""
         return 0 if self.keys is None else len(self.keys)
 
 

@@ -1,8 +1,8 @@
-"""Recording a loader's deliveries: always the newest order, and with an audit all of them in a file.
+"""Record a loader's deliveries: always the newest order, and with an audit all deliveries in a file.
 
 Every record is one write() to a file of this process, so nothing is lost if the trainer is killed. Nothing is synced to the disk,
 so a machine that loses power may lose the last seconds. The file is created at the first delivery, or at a pass's end, with the
-mode that the user's umask allows, because like a log or a checkpoint it is for people who look after the run.
+mode that the user's umask allows, because others may have to read it, like a log or a checkpoint.
 
 If a record cannot be written (a full disk), training continues: one warning, and another attempt with every batch. What was not
 recorded is not proven, so `shmload verify` reports it as missing, with the reason if a later record could be written.
@@ -56,7 +56,7 @@ class Recorder:
     """Records one loader's deliveries.
 
     Args:
-        folder: folder of the audit files; created if missing. None: nothing is written.
+        folder: folder of the audit files; created if missing. If None, nothing is written.
         has_indices: whether samples have indices; False for an iterable dataset.
     Raises:
         OSError: the folder cannot be created.

@@ -27,7 +27,7 @@ class TypedArray(NamedTuple):
 
     @property
     def spec(self) -> tuple[str, tuple[int, ...]]:
-        """The array's field in a schema."""
+        """Return the array's field in a schema: its element type and the shape of a row."""
         return self.dtype, self.array.shape[1:]
 
 

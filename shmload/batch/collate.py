@@ -1,7 +1,7 @@
 """Collating samples directly into the bytes of a slot, without a batch in between.
 
 The result equals that of torch's default collate: arrays and numbers are stacked, text becomes lists, and dicts, lists and tuples
-of these are turned inside out. There are two degrees of strictness for other samples:
+of these are transposed. There are two degrees of strictness for other samples:
 
 * strict (torch mode, unless `ragged` is given): anything unusual is left to torch's own collate, which may also reject it;
 * with a `Ragged` rule: all samples are accepted. Arrays of different shapes become ragged fields and dataclasses become one

@@ -1,4 +1,4 @@
-"""From a leased slot to the batch that the trainer sees: of fixed rows, or of a packed batch (`ragged.py`).
+"""Build the batch that the trainer sees from a leased slot: from fixed rows, or from a packed batch (`ragged.py`).
 
 Each array is a DLPack capsule over the slot; torch's storage owns the capsule and with it the lease, so whatever aliases the
 storage (a slice, `.numpy()`, a parameter, an autograd graph) keeps the slot from being used again.

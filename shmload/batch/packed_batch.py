@@ -116,7 +116,7 @@ class Packer:
         return self.array(value) or self.foreign(value)
 
     def objects(self, values: list[Any]) -> Node | None:
-        """Return the node of a list of objects of one class that need pickle; None for any other list.
+        """Return the node of objects of one class that need pickle; None for any other list.
 
         One pickle names each class once and holds an object that several of them refer to once, as torch's does.
         """
@@ -130,7 +130,7 @@ class Packer:
         return ("value", values) if kinds <= ATOMS else None
 
     def text(self, values: list[Any] | TextRuns) -> Node:
-        """Return the node of a list of str or of bytes, which must not be empty."""
+        """Return the node of a non-empty list of str or bytes."""
         column = values if isinstance(values, TextRuns) else TextColumn(values)
         return "text", len(values), column.nbytes, self.place(column.nbytes, column.write), column.kind
 
@@ -206,7 +206,7 @@ class _ForeignPickler(pickle.Pickler):
 
 
 def placed(node: Node) -> Any:
-    """Stand for an array inside a pickle; the unpickler calls its own builder in place of this function."""
+    """Mark the place of an array in a pickle. The unpickler calls its own builder in place of this function."""
     raise SampleError(f"an array at {node} can only be unpickled with its batch")
 
 

@@ -1,7 +1,7 @@
 """Ragged fields: rows of different shapes, delivered as a list, padded, end to end, or as one `torch.nested` tensor.
 
 Which fields are ragged must not depend on the data: otherwise a batch whose rows happen to be equal in shape would have another
-structure than its neighbors. So a field is ragged if the dataset's schema says so (a `None` dimension), if `ragged={"name":
+structure than its neighbors. So a field is ragged if the dataset's schema declares it (a `None` dimension), if `ragged={"name":
 mode}` does, or, with a mode other than "list" and no schema, if it is an array of one or more dimensions. Only "list" decides by
 the batch, because a stacked tensor is read like a list of its rows.
 """
@@ -37,7 +37,7 @@ AS_TORCH_OR_LIST = AsTorchOrList("list")
 
 @dataclass(frozen=True)
 class Ragged:
-    """How ragged fields are delivered.
+    """The rule by which ragged fields are delivered.
 
     Attributes:
         of_field: delivery modes of declared ragged fields, by name.

@@ -226,7 +226,7 @@ class _Arena:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of the rows so far."""
+        """Return the number of bytes of the rows so far."""
         return self._used * self._field.element.itemsize + self.spilt_nbytes
 
     def reserve(self, extents: Any) -> Any:

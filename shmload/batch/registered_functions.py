@@ -1,4 +1,4 @@
-"""Collate functions that programs register with torch's default collate, and what torch ships."""
+"""Collate functions that programs register with torch's default collate, and those that torch ships."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RegisteredFunctions:
         return partial(self.table[kind], collate_fn_map=self.table) if is_users and kind in self.table else None
 
 
-_SHIPPED: dict[Any, str] = {  # the entries of torch's table, by the names of their functions; two more are those of `_is_shipped`
+_SHIPPED: dict[Any, str] = {  # the entries of torch's table, by the names of their functions; `_is_shipped` knows two more
     float: "collate_float_fn",
     int: "collate_int_fn",
     str: "collate_str_fn",
@@ -59,7 +59,7 @@ def _is_shipped(kind: Any, function: Any, torchs: Any) -> bool:
 
 
 def _may_apply(kind: Any, types: tuple[type, ...]) -> bool:
-    """Return whether a table's entry may be that of an instance of one of these types, or of a subclass."""
+    """Return whether an entry for `kind` may apply to an instance of one of these types, or of a subclass."""
     if isinstance(kind, tuple):
         return any(_may_apply(one, types) for one in kind)
     return not isinstance(kind, type) or any(issubclass(kind, one) or issubclass(one, kind) for one in types)

@@ -19,7 +19,7 @@ from shmload.batch.layout import Field, Layout, array_over, is_plain_tensor, str
 
 
 class SingleRow:
-    """The `out` of `read_batch_into` for a batch of one row, on top of the `out` of `read_into`.
+    """The `out` of `read_batch_into` for a batch of one row, built on the `out` of `read_into`.
 
     Args:
         out: views of one row (`RowOut`, `RaggedOut`).

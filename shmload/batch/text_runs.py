@@ -1,4 +1,4 @@
-"""Columns of text whose values are in memory as UTF-8 or bytes: copied to the slot, and made objects only one by one."""
+"""Columns of text whose values are in memory as UTF-8 or bytes. They are copied to the slot, and become objects on access."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shmload index`: build the indexes beside files and objects, so that the first start of a training need not.
+"""`shmload index`: build the indexes next to files and objects, so that the first start of a training does not have to.
 
 Exit code 0: success; 1: an index could not be kept; 2: bad usage, or a path is missing, has an unknown format, or is empty or
 damaged (the others are indexed nevertheless).

@@ -112,10 +112,10 @@ def pack(
 
 
 def cipher_of(key_file: Path | None, key_variable: str | None) -> "SampleCipher | None":
-    """Return the cipher with the key that the options name, or None.
+    """Return the cipher with the key that the options name, or None without a key.
 
     Raises:
-        OSError, ValueError: there is no such key, or both options are given.
+        OSError, ValueError: the key does not exist, or both options are given.
     """
     from shmload.formats.encryption import SampleCipher, key_in_file, key_in_variable
 

@@ -26,10 +26,10 @@ class CudaDevice:
     """One CUDA device.
 
     Args:
-        index: index of the device. None: the device that is current at the first call that needs one.
+        index: index of the device, or None for the device that is current at the first call that needs one.
 
     Attributes:
-        name: how messages name it.
+        name: name of the device in messages.
     """
 
     def __init__(self, index: int | None = None) -> None:

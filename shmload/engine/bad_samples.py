@@ -60,7 +60,7 @@ class BadSamples:
 
     @property
     def are_tolerated(self) -> bool:
-        """Whether a bad sample is skipped or replaced instead of raised."""
+        """Return whether a bad sample is skipped or replaced instead of raised."""
         return self._on_error != "raise"
 
     def replaced(

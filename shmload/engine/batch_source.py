@@ -35,27 +35,27 @@ class BatchSource(Protocol):
 
     @property
     def num_queued(self) -> int:
-        """Number of orders submitted and not delivered."""
+        """Return the number of orders submitted and not delivered."""
 
     @property
     def front(self) -> Order | None:
-        """The order that `next` will deliver."""
+        """Return the order that `next` will deliver."""
 
     @property
     def layout(self) -> Layout | None:
-        """Offsets of the fields in a slot; None until they are known."""
+        """Return the offsets of the fields in a slot; None until they are known."""
 
     @property
     def wants_pinned(self) -> bool:
-        """Whether the loader must copy batches to pinned memory, because the ring is not pinned."""
+        """Return whether the loader must copy batches to pinned memory, because the ring is not pinned."""
 
     @property
     def releases(self) -> Releases | None:
-        """Streams to wait for when a lease ends; None if nothing is pinned."""
+        """Return the streams to wait for when a lease ends; None if nothing is pinned."""
 
     @property
     def holders(self) -> Holders | None:
-        """The record of code that holds batches; None if that is not recorded."""
+        """Return the record of code that holds batches; None if that is not recorded."""
 
     def submit(self, order: Order) -> None:
         """Queue an order after those submitted before.

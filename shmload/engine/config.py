@@ -72,24 +72,24 @@ class LoaderConfig:
 
     @property
     def total_workers(self) -> int:
-        """Number of workers of all kinds."""
+        """Return the number of workers of all kinds."""
         return self.num_workers + (0 if self.ray is None else self.ray.num_local_workers)
 
     @property
     def ray(self) -> Ray | None:
-        """Options of the Ray cluster that the workers run on; None if they are processes of this machine."""
+        """Return the options of the Ray cluster that the workers run on; None if they are processes of this machine."""
         if self.backend == "process":
             return None
         return Ray() if self.backend == "ray" else self.backend
 
     @property
     def is_iterable(self) -> bool:
-        """Whether the dataset is an IterableDataset."""
+        """Return whether the dataset is an IterableDataset."""
         return isinstance(self.dataset, IterableDataset)
 
     @cached_property
     def plan(self) -> ReadPlan:
-        """The read plan, which is decided once."""
+        """Return the read plan, which is decided once."""
         return plan_of(
             self.dataset,
             collate_fn=self.custom_collate_fn,
@@ -100,20 +100,20 @@ class LoaderConfig:
 
     @property
     def snapshot_every(self) -> int:
-        """Interval in batches at which workers report their positions; 0 for never. Out of order, only they give the position."""
+        """Return the interval in batches at which workers report positions; 0 for never. Out of order, reports are needed."""
         if self.seed is not None:
             return 0
         return self.snapshot_every_n_steps if self.in_order else min(self.snapshot_every_n_steps, 1)
 
     @property
     def custom_collate_fn(self) -> Callable[[Any], Any] | None:
-        """The user's collate_fn; None if it is torch's default."""
+        """Return the user's collate_fn; None if it is torch's default."""
         default = default_collate if self.auto_collation else default_convert
         return None if self.collate_fn is default else self.collate_fn
 
     @property
     def num_samples(self) -> int | None:
-        """Length of the dataset now; None if it has none."""
+        """Return the length of the dataset now; None if it has none."""
         try:
             return len(self.dataset)
         except (TypeError, NotImplementedError):
@@ -121,7 +121,7 @@ class LoaderConfig:
 
     @property
     def num_steps(self) -> int:
-        """Number of batches of a pass in torch mode; 0 if unknown."""
+        """Return the number of batches of a pass in torch mode; 0 if unknown."""
         try:
             return 0 if self.is_iterable else len(self.index_sampler)
         except Exception:  # of the user's sampler, which may have no length
@@ -129,7 +129,7 @@ class LoaderConfig:
 
     @property
     def reads_inline(self) -> bool:
-        """Whether a loader without workers reads the dataset with shmload's reader instead of torch's."""
+        """Return whether a loader without workers reads the dataset with shmload's reader instead of torch's."""
         if self.plan.layout is not None or self.on_error != "raise":
             return True
         if self.is_iterable or not self.auto_collation:

@@ -166,12 +166,12 @@ class Engine:
 
     @property
     def num_queued(self) -> int:
-        """Number of orders submitted and not delivered, including those sent ahead to a device."""
+        """Return the number of orders submitted and not delivered, including those sent ahead to a device."""
         return len(self._queue) if self._feed is None else len(self._queue) + len(self._feed.ahead)
 
     @property
     def front(self) -> Order | None:
-        """The order that `next` will deliver."""
+        """Return the order that `next` will deliver."""
         if self._feed is not None and self._feed.ahead:
             return self._feed.ahead[0].outcome.order
         return self._queue[0] if self._queue else None
@@ -456,7 +456,7 @@ class Engine:
         return [order for order in self._queue if order.slot >= 0 and self._ring.rows(order.slot)[1] > 1]
 
     def _pack_divided(self) -> None:
-        """Order again, as one packed chunk each, the batches that were divided into chunks and that no worker has begun.
+        """Order again the batches that were divided into chunks and that no worker has begun, each as one packed chunk.
 
         Otherwise each would be packed only when it is the next batch, and the other workers would have nothing to do until then.
         """
@@ -588,10 +588,10 @@ class Engine:
 
     @property
     def layout(self) -> Layout | None:
-        """Offsets of the fields in a slot; None until they are known."""
+        """Return the offsets of the fields in a slot; None until they are known."""
         return self._publisher.layout
 
     @property
     def wants_pinned(self) -> bool:
-        """Whether the loader must copy batches to pinned memory, because the ring is not pinned."""
+        """Return whether the loader must copy batches to pinned memory, because the ring is not pinned."""
         return self._options.num_sent is None and (self._pending_copies is None or not self._pending_copies.pins.has_failed)

@@ -34,7 +34,7 @@ class Ring:
         order_bell: (native ring, doorbell of the workers) -> the doorbell to use in its place.
 
     Attributes:
-        native: the ring's protocol, as the trainer runs it.
+        native: the trainer's end of the ring's protocol.
         control: mapping of the control block, which is in `control_segment`.
         group: owner of all segments and doorbells.
         num_slots: slots in total, in use or parked.
@@ -120,7 +120,7 @@ class Ring:
         """Return each worker's post, with which it attaches to the ring.
 
         Args:
-            options: the engine's.
+            options: options of the engine.
             neighbours: rings of other ranks in which the workers help.
         """
         bells, num_workers = list(self.order_bells), options.num_workers

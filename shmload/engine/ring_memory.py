@@ -134,7 +134,7 @@ class RingMemory:
 
     @property
     def is_sparse(self) -> bool:
-        """Whether any segment is not reserved to its end yet."""
+        """Return whether any segment is not reserved to its end yet."""
         return bool(self._sparse)
 
     def reserve_more(self) -> None:

@@ -23,7 +23,7 @@ class Span:
 
     @property
     def name(self) -> str:
-        """The kind, with the number of the batch if there is one."""
+        """Return the kind, with the number of the batch if there is one."""
         return f"{self.kind} {self.args['step']}" if "step" in self.args else self.kind
 
 

@@ -20,7 +20,7 @@ Event = dict[str, Any]
 
 
 def write(timelines: Sequence[Timeline], path: Path) -> None:
-    """Write a trace. An existing file is replaced once the new one is complete; pipes and devices are written to."""
+    """Write a trace. An existing file is replaced once the new one is complete; a pipe or a device is written to directly."""
     about = {
         "tool": "shmload",
         "begin_ns": begin_of(timelines),  # CLOCK_MONOTONIC at the trace's time 0

@@ -50,7 +50,7 @@ class Setting(NamedTuple):
 
     @property
     def num_ahead(self) -> int:
-        """Number of batches in progress."""
+        """Return the number of batches in progress."""
         return self.num_workers * self.prefetch
 
 

@@ -78,7 +78,7 @@ class WorkerSet:
 
     @property
     def payload_nbytes(self) -> int:
-        """Bytes of all payloads now."""
+        """Return the size of all payloads now, in bytes."""
         return self._memory.nbytes
 
     def forget(self, worker: int) -> None:

@@ -1,17 +1,17 @@
-"""Formats that samples are stored in: read in place, write, index. Names are imported at first use.
+"""Formats in which samples are stored: read in place, write, index. Names are imported at first use.
 
 A format (format.py) recognizes its files, finds the samples in them, decodes and describes them. known_formats.py lists the
-formats for `inspect`, `index`, `pack` and `RemoteDataset`. Local datasets follow one pattern: a library or native code finds
-where the bytes of a row are, and one loop without the GIL copies the rows of a batch into the slot.
+formats for `inspect`, `index`, `pack` and `RemoteDataset`. Local datasets follow one pattern: a library or native code finds the
+bytes of each row, and one loop without the GIL copies the rows of a batch into the slot.
 
-* Bytes that lie in a file in one piece (.npy, safetensors, plain HDF5, Arrow) are mapped and gathered like any array.
-* Compressed bytes are decoded in blocks (row groups, chunks) into a cache bounded in bytes, and a batch is one gather over the
-  cached blocks. A batch that touches more blocks than the cache holds is copied block by block.
-* Rows of 256 KiB and more are written past the processor's caches (src/streamed.h), because such a batch does not fit them and an
-  ordinary copy would first fetch every line that it overwrites.
+* Bytes that are contiguous in a file (.npy, safetensors, plain HDF5, Arrow) are mapped and gathered like any array.
+* Compressed bytes are decoded in blocks (row groups, chunks) into a cache limited in bytes, and a batch is one gather over the
+  cached blocks. A batch that needs more blocks than the cache can hold is copied block by block.
+* Rows of 256 KiB and more are written past the processor's caches (src/streamed.h), because such a batch does not fit in them and
+  an ordinary copy would first fetch every line that it overwrites.
 
-An index that is kept beside a file is believed only if its checksum, the file's size and time, and every bound hold, because its
-numbers become addresses.
+An index that is kept next to a file is trusted only if its checksum, the file's size and time, and every bound are valid, because
+its numbers become addresses.
 """
 
 from __future__ import annotations

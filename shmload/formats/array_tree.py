@@ -20,7 +20,7 @@ class ArrayTreeDataset(ColumnDataset):
     """Rows of arrays in one file or folder, by their paths within it, read by the library of the format."""
 
     _library: str
-    _extra: str  # that installs the library
+    _extra: str  # the extra that installs the library
     _is_folder = False  # whether the path may be a folder
 
     def __init__(
@@ -38,7 +38,7 @@ class ArrayTreeDataset(ColumnDataset):
 
     @abstractmethod
     def _column(self, name: str, array: Any, cache: BlockCache, module: Any) -> Column:
-        """Return an array as a column."""
+        """Return the column of an array."""
 
     def _open(self) -> Opened:
         module = library(self._library, self._extra)
@@ -50,6 +50,6 @@ class ArrayTreeDataset(ColumnDataset):
             return Columns(num_rows, {name: self._column(name, array, cache, module) for name, array in arrays.items()})
         except (NoField, ShardCorrupt):
             raise
-        except Exception as error:  # damaged metadata raise errors of many types
+        except Exception as error:  # damaged metadata raises errors of many types
             kind = type(self).__name__.removesuffix("Dataset")
             raise ShardCorrupt(f"{self.path}: no sound {kind} data: {type(error).__name__}: {error}") from error

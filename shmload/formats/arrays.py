@@ -40,7 +40,7 @@ def npy_place(path: str | os.PathLike[str]) -> ArrayPlace:
     """Read the header of a .npy file.
 
     Raises:
-        ShardCorrupt: it is not a .npy file, or shorter than its header says.
+        ShardCorrupt: it is not a .npy file, or it is shorter than its header requires.
     """
     check_file(path, "ArrayDataset")
     path = os.path.abspath(path)
@@ -95,7 +95,7 @@ def _npz_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
     try:
         with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             return dict(file.items())
-    except Exception as error:  # from zip, zlib or numpy's parser
+    except Exception as error:  # raised by zip, zlib or numpy's parser
         raise ShardCorrupt(f"{os.fspath(path)}: no sound .npz file: {type(error).__name__}: {error}") from error
 
 
@@ -110,7 +110,7 @@ class HeldArrays:
         self.add(values)
 
     def add(self, values: Mapping[str, Any]) -> None:
-        """Add arrays. Must be called before the arrays are shared."""
+        """Add arrays. Call this before the arrays are shared."""
         for name, value in values.items():
             place = npy_place(value) if isinstance(value, (str, os.PathLike)) else _place_in_file(value)
             if place is None:

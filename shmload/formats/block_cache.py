@@ -1,4 +1,4 @@
-"""A cache of decoded blocks (row groups, chunks), least recently used first out, within a number of bytes."""
+"""A cache of decoded blocks (row groups, chunks), limited in bytes. The least recently used blocks are evicted first."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class BlockCache:
     A block that is larger than the cache is decoded and used, but not kept. An evicted block lives as long as it is being read.
 
     Args:
-        capacity_bytes: of all blocks that are kept.
-    Thread/process safety: one thread decodes at a time, since few of these libraries let several; reading takes no lock.
+        capacity_bytes: size limit of all blocks that are kept.
+    Thread/process safety: one thread decodes at a time, because few of these libraries allow more; reading takes no lock.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -29,8 +29,8 @@ class BlockCache:
         """Return a block, decoding it if it is not in the cache.
 
         Args:
-            key: of the block.
-            decode: returns the block and the bytes it takes.
+            key: key of the block.
+            decode: returns the block and its size in bytes.
         """
         with self._lock:
             found = self._blocks.get(key)

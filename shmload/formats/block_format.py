@@ -1,4 +1,4 @@
-"""The base of formats whose shards are blocks end to end: a subclass says where blocks begin and what their bytes mean."""
+"""The base of formats whose shards are blocks end to end: a subclass defines where blocks begin and what their bytes mean."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["BlockFormat"]
 class BlockFormat(ABC):
     """A format whose shards are blocks end to end. A subclass has `name`, `index` and `decode`, and is a frozen dataclass.
 
-    Files are recognized by the endings of their names, and described by their first samples, unless a subclass knows better.
+    Files are recognized by the endings of their names, and described by their first samples, unless a subclass does so otherwise.
     """
 
     name: ClassVar[str]
@@ -29,7 +29,7 @@ class BlockFormat(ABC):
 
     @property
     def index_name(self) -> str:
-        """What a kept index belongs to: the format, and those of its options that decide where blocks begin."""
+        """Return the identity of a kept index: the format, and those of its options that decide where blocks begin."""
         return self.name
 
     @abstractmethod

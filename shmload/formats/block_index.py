@@ -1,8 +1,8 @@
 """The index of a shard: where its blocks begin, and how the index is packed to be kept.
 
-A *block* is what is read and decoded at once. That is one sample, except for a row group of Parquet, which holds many. The index
-of a shard is made once, from headers or a footer that are read by ranges where the format has any, and kept beside the copies of
-the shards. Nothing in a shard or an index is trusted before it was checked.
+A *block* is the part that is read and decoded at once. That is one sample, except for a row group of Parquet, which contains many.
+The index of a shard is made once, by ranges if the format has headers or a footer, and kept next to the copies of the shards.
+Nothing in a shard or an index is used before it was checked.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Bounds = NDArray[np.int64]
 _MAGIC = b"SHMLOAD BLOCK INDEX 1\n"
 
 
-PIECE = 4 << 20  # bytes a request, if one block follows the other
+PIECE = 4 << 20  # bytes per request, if one block follows the other
 
 
-_PEEK = 64 << 10  # bytes a request, if most of the bytes that follow are skipped
+_PEEK = 64 << 10  # bytes per request, if most of the bytes that follow are skipped
 
 
 class Index(Protocol):
-    """The places of the samples of a shard."""
+    """The positions of the samples of a shard."""
 
     path: str
 
@@ -49,12 +49,12 @@ class Index(Protocol):
 
 @dataclass(frozen=True)
 class RecordIndex:
-    """The places of the blocks of a shard, end to end.
+    """The positions of the blocks of a shard, end to end.
 
     Attributes:
         path: the shard's URL.
         bounds: offset of each block, and the end of the last one; shape `(blocks + 1,)`.
-        firsts: number of the first sample of each block, and the number of samples; None: each block is one sample.
+        firsts: number of the first sample of each block, and the number of samples; None if each block is one sample.
         extra: bytes that the format needs to decode a block, such as the shard's header or footer.
     """
 
@@ -68,7 +68,7 @@ class RecordIndex:
         return len(self.bounds) - 1 if self.firsts is None else int(self.firsts[-1])
 
     def key(self, sample: int) -> str:
-        """Return a key for a sample without a name: the name of its shard and its number."""
+        """Return a key for a sample without a name: the name of its shard, and its number."""
         return f"{_stem(self.path)}-{sample}"
 
     def block(self, sample: int) -> tuple[int, int]:
@@ -84,7 +84,7 @@ class RecordIndex:
         return begin, int(self.bounds[block + 1]) - begin
 
     def pack(self, layout: str, nbytes: int) -> bytes:
-        """Return the index as bytes to be kept. Blocks of equal length take no room."""
+        """Return the index as bytes to be saved. Blocks of equal length take no space."""
         steps = np.diff(self.bounds)
         is_even = len(steps) > 1 and bool(np.all(steps == steps[0]))
         arrays = [] if is_even else [self.bounds]
@@ -131,7 +131,7 @@ class RecordIndex:
 
 
 def _checksum(head: dict[str, Any], body: bytes) -> int:
-    """Return the checksum of an index and its head, because the head gives the places of blocks of equal length."""
+    """Return the checksum of an index and its head, which contains the positions of blocks of equal length."""
     return crc32c(json.dumps(head).encode() + body)
 
 
@@ -149,7 +149,7 @@ class Pieces:
         self._begin, self._data = 0, memoryview(b"")
 
     def __call__(self, offset: int, size: int) -> memoryview:
-        """Return bytes of the shard; fewer than asked for at its end."""
+        """Return bytes of the shard; fewer than requested at its end."""
         at, end = offset - self._begin, min(offset + size, self._nbytes)
         if at < 0 or end > self._begin + len(self._data):
             is_near = offset - (self._begin + len(self._data)) < PIECE

@@ -1,4 +1,4 @@
-"""The table of offsets and the values that MosaicML's and LitData's shards have in common."""
+"""The table of offsets and the values that are common to MosaicML's and LitData's shards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shmload.formats.block_index import Bounds, Read
 
 
 def offsets_table(url: str, nbytes: int, read: Read) -> tuple[Bounds, int]:
-    """Return the offsets of samples, which are uint32s after their number at the beginning, and the end of that table."""
+    """Return the offsets of samples, and the end of their table: the shard begins with their number and the offsets, as uint32."""
     head = bytes(memoryview(read(0, min(4, nbytes))).cast("B"))
     count = int.from_bytes(head, "little")
     end = 4 * (count + 2)
@@ -31,7 +31,7 @@ def text_of(data: Any) -> str:
 
 
 def raw_image(data: Any) -> NDArray[np.uint8]:
-    """Return a raw image of PIL as an array: width, height, length of the mode, mode, pixels."""
+    """Return a raw PIL image as an array: width, height, length of the mode, mode, pixels."""
     width, height, length = struct.unpack_from("<3I", data)
     mode, pixels = text_of(data[12 : 12 + length]), data[12 + length :]
     channels = {"L": (), "P": (), "RGB": (3,), "RGBA": (4,), "CMYK": (4,), "YCbCr": (3,), "LA": (2,), "HSV": (3,), "LAB": (3,)}

@@ -26,7 +26,7 @@ class Opened(Protocol):
 
 
 class ColumnDataset(ABC):
-    """Samples that are rows of named columns. A pickled dataset is its arguments; each process opens the file at its first read."""
+    """Samples that are rows of named columns. A pickled dataset contains its arguments; each process opens the file itself."""
 
     def __init__(self, source: str) -> None:
         self._source = source  # for its repr
@@ -41,7 +41,7 @@ class ColumnDataset(ABC):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Type and shape of each field, {"x": ("float32", (8,))}; None is an extent that differs between rows. Opens the file."""
+        """Return type and shape of each field, {"x": ("float32", (8,))}; None is a ragged extent. This opens the file."""
         return self._opened.schema
 
     def __len__(self) -> int:
@@ -57,11 +57,11 @@ class ColumnDataset(ABC):
 
         Args:
             indices: integers, shape `(rows,)`; negative ones count from the end.
-            out: an array for each field of `schema`, with a leading dimension of `rows`; text and ragged fields as a ShmLoader's
-                batch takes them.
+            out: an array for each field of `schema`, with a leading dimension of `rows`; text and ragged fields are in the form of
+                a ShmLoader's batch.
         Raises:
             IndexError: an index is out of range.
-            ShardCorrupt: the file is not what its format says.
+            ShardCorrupt: the file does not match its format.
         """
         opened = self._opened
         opened.read(checked_indices(indices, opened.num_rows), out)
@@ -76,15 +76,15 @@ class GroupedDataset(ColumnDataset):
 
     @property
     def block_starts(self) -> NDArray[np.int64]:
-        """The row that each group begins with, and the number of rows; int64, shape `(groups + 1,)`."""
+        """Return the row that each group begins with, and the number of rows; int64, shape `(groups + 1,)`."""
         return cast("NDArray[np.int64]", cast(Any, self._opened).starts)
 
     @property
     def block_size(self) -> int:
-        """Rows of the largest group, for `BlockShuffle`, which works best if all groups have one size."""
+        """Return the number of rows of the largest group, for `BlockShuffle`, which works best if all groups have one size."""
         return max(int(np.diff(self.block_starts).max(initial=0)), 1)
 
     @property
     def num_decoded(self) -> int:
-        """Groups that this process has decoded."""
+        """Return the number of groups that this process has decoded."""
         return int(cast(Any, self._opened).cache.num_decoded)

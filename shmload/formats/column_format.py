@@ -1,4 +1,4 @@
-"""The base of formats that a dataset with a schema reads from local files, and what `shmload inspect` shows of such a dataset."""
+"""The base of formats that a dataset with a schema reads from local files, and their description for `shmload inspect`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["ColumnFormat", "describe_dataset"]
 
 
 class ColumnFormat(ABC):
-    """A format that only a dataset of local files reads: its library wants a file and finds rows by itself."""
+    """A format that only a dataset of local files reads, because its library needs a file and finds rows itself."""
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -40,15 +40,15 @@ class ColumnFormat(ABC):
 
 
 def describe_dataset(title: str, head: Head, open: Callable[[Path], Any], num_samples: int) -> Summary:
-    """Return what there is to say of a dataset with a schema. If rows differ in size, only the first ones are sized.
+    """Return the description of a dataset with a schema. If rows differ in size, only the first ones are measured.
 
     Args:
-        title: of the format.
-        head: of the path.
+        title: title of the format.
+        head: head of the path.
         open: returns the dataset of a path.
-        num_samples: how many of the first samples to show.
+        num_samples: number of samples to show, from the first one on.
     Raises:
-        ValueError: it cannot be opened; names the path.
+        ValueError: it cannot be opened; the message names the path.
     """
     try:
         dataset = open(head.path)

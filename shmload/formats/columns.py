@@ -1,7 +1,7 @@
 """Columns that are mapped from a file, or decoded block by block, and copied into the rows of a batch.
 
-The rows of a batch are sorted by block first, so that each block is decoded and looked up once, and are written to the places that
-they were asked for.
+The rows of a batch are sorted by block first, so that each block is decoded and looked up once, and are written to the requested
+positions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shmload.formats.row_numbers import Indices
 Load = Callable[[int, int], Any]  # (first row, row after the last) -> their values
 
 
-BLOCK_NBYTES = 1 << 20  # of a block, if the file is not divided into chunks
+BLOCK_NBYTES = 1 << 20  # size of a block, if the file is not divided into chunks
 
 
 class Columns:
@@ -55,7 +55,7 @@ class Blocks:
 
     Args:
         where: file and field, for errors.
-        rows_per_block: as the file divides them.
+        rows_per_block: number of rows of a block, as the file is divided.
     """
 
     def __init__(self, where: str, num_rows: int, rows_per_block: int, load: Load, cache: BlockCache) -> None:
@@ -75,7 +75,7 @@ class Blocks:
             yield places, self.block(block), rows[places] - block * self.rows_per_block
 
     def block(self, number: int) -> Any:
-        """Return one block, decoded."""
+        """Return one block after decoding it."""
         return self.cache.get((self.where, number), lambda: self._decoded(number))
 
     def _decoded(self, number: int) -> tuple[Any, int]:
@@ -114,7 +114,7 @@ class FixedColumn:
             return
         begins = np.empty(len(numbers), np.int64)
         blocks = [self._blocks.block(number) for number in numbers.tolist()]
-        for number, block in enumerate(blocks):  # rows are copied from these addresses, so that blocks are checked
+        for number, block in enumerate(blocks):  # rows are copied from these addresses, so blocks are checked
             if block.dtype != self._dtype or block.shape[1:] != self._shape or not block.flags.c_contiguous:
                 raise ShardCorrupt(f"{self._blocks.where}: has a block of {block.dtype} {block.shape}, not {self.spec}")
             begins[number] = block.__array_interface__["data"][0]
@@ -146,6 +146,6 @@ Column = MappedColumn | FixedColumn | ListedColumn
 
 
 def native(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
-    """Return a stored dtype in this machine's byte order; None if no tensor has it."""
+    """Return a stored dtype in this machine's byte order; None if no tensor can have it."""
     found = of_numpy(dtype.newbyteorder("="))
     return None if found is None else found.numpy

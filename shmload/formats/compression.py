@@ -88,7 +88,7 @@ def expanded_pieces(kind: str, file: Any) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class _Streams:
-    """How to decompress the streams of a format, and what may be between them.
+    """The way to decompress the streams of a format, and the bytes that may be between them.
 
     Attributes:
         begin: creates the decompressor of a stream: an object with `decompress`, `eof` and `unused_data`.

@@ -49,7 +49,7 @@ class SampleCipher:
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the key, 8 hexadecimal digits, which distinguishes keys and reveals nothing else about them."""
+        """Return a hash of the key, 8 hexadecimal digits, which distinguishes keys and reveals nothing else about them."""
         return hmac.digest(self._key, b"shmload: which key is this?", sha256)[:4].hex()
 
     def encrypt(self, data: bytes, name: bytes, generation: str) -> bytes:

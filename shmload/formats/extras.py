@@ -10,10 +10,10 @@ def library(name: str, extra: str) -> Any:
     """Return a module of an optional package.
 
     Args:
-        name: of the module.
-        extra: of shmload that installs the package.
+        name: name of the module.
+        extra: the extra of shmload that installs the package.
     Raises:
-        ModuleNotFoundError: it is not installed; names the extra that brings it.
+        ModuleNotFoundError: it is not installed; the message names the extra that installs it.
     """
     try:
         return importlib.import_module(name)

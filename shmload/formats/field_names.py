@@ -1,4 +1,4 @@
-"""Checks of the names of fields, which users give and files have."""
+"""Checks of the names of fields, given by users or found in files."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 
 def named_fields(fields: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
-    """Return field -> what the file calls it.
+    """Return a mapping from the name of each field to its name in the file.
 
     Args:
-        fields: this mapping, or the file's names, which then are the fields'.
+        fields: this mapping, or names in the file, which are then also the names of the fields.
     Raises:
         TypeError: it is a single string.
     """
@@ -28,14 +28,14 @@ def names_of(names: Sequence[str], argument: str) -> list[str]:
 
 
 class NoField(ValueError):
-    """Data are sound but cannot be a field of a batch, so that the user has to leave them out."""
+    """Raised if data is valid but cannot be a field of a batch, so that the user has to leave it out."""
 
 
 def one_length(lengths: Mapping[str, int], where: str) -> int:
-    """Return the number of rows that all fields have.
+    """Return the number of rows, which is the same for all fields.
 
     Raises:
-        NoField: fields differ in it, or there are no fields.
+        NoField: fields differ in their number of rows, or there are no fields.
     """
     if not lengths:
         raise NoField(f"{where}: has no array with rows to be a field")

@@ -20,12 +20,12 @@ Read = Callable[[int, int], Buffer]  # (offset, nbytes) -> the bytes there
 
 
 class Format(Protocol):
-    """A format of samples. An instance holds the options that samples are read with, and can be pickled.
+    """A format of samples. An instance has the options for reading samples, and can be pickled.
 
     Attributes:
-        name: what `layout=` takes; for index files, too, so it never changes.
-        title: how `shmload inspect` and messages call it.
-        endings: of the names of its files, in lower case, without the ending of a compression. Empty: names do not tell.
+        name: the value of `layout=` that selects it. It is also stored in index files, so it never changes.
+        title: its name in the output of `shmload inspect` and in messages.
+        endings: endings of the names of its files, in lower case, without that of a compression. Empty if names do not identify it.
     """
 
     name: ClassVar[str]
@@ -36,81 +36,81 @@ class Format(Protocol):
         """Return whether a file, folder or object is of this format, by its first bytes and its name.
 
         Args:
-            head: what it begins with.
+            head: the beginning of the file, folder or object.
         """
 
     def index(self, url: str, nbytes: int, read: Read) -> Any:
-        """Return where the samples of a shard are, as a `RecordIndex` or the like. Only what is needed is read.
+        """Return the positions of a shard's samples, as a `RecordIndex` or a similar object. Only the necessary bytes are read.
 
         Args:
-            url: of the shard, for errors.
-            nbytes: of the shard.
+            url: URL of the shard, for errors.
+            nbytes: size of the shard.
             read: returns the bytes of a range.
         Raises:
-            ShardCorrupt: the shard is not what the format says; names the offset and the cause.
+            ShardCorrupt: the shard does not match its format; the message names the offset and the cause.
         """
 
     def decode(self, index: Any, data: memoryview, sample: int) -> dict[str, Any]:
         """Return the fields of a sample, in memory of their own.
 
         Args:
-            index: as `index` returned it.
+            index: a result of `index`.
             data: the bytes of the sample's block.
             sample: its number within the shard.
         Raises:
-            ValueError: the bytes are not what the format says; the caller adds the shard and the offset.
+            ValueError: the bytes do not match the format; the caller adds the shard and the offset.
         """
 
     def describe(self, head: Head, num_samples: int) -> Summary:
-        """Return what `shmload inspect` shows of a local file or folder.
+        """Return the output of `shmload inspect` for a local file or folder.
 
         Args:
-            head: of the path, which `recognize` has accepted.
-            num_samples: how many of the first samples to show.
+            head: head of the path, which `recognize` has accepted.
+            num_samples: number of samples to show, from the first one on.
         Raises:
             OSError, ValueError: the file cannot be read, or is damaged.
         """
 
 
 class ShardFormat(Format, Protocol):
-    """A format that `RemoteDataset` reads; `BlockFormat` implements the methods below by those of `Format`."""
+    """A format that `RemoteDataset` reads. `BlockFormat` implements the methods below by means of those of `Format`."""
 
     def scan(self, url: str, nbytes: int, read: Read) -> bytes:
-        """Return the packed index of a shard, of which only what is needed is read.
+        """Return the packed index of a shard. Only the necessary bytes are read.
 
         Raises:
-            ShardCorrupt: the shard is not what the format says; names the offset and the cause.
+            ShardCorrupt: the shard does not match its format; the message names the offset and the cause.
         """
 
     def pack(self, url: str, data: Any) -> bytes:
-        """Return the packed index of a shard whose bytes are here."""
+        """Return the packed index of a shard, given all of its bytes."""
 
     def unpack(self, url: str, packed: Any, nbytes: int) -> Any | None:
         """Return an index that was packed for a shard of `nbytes` bytes; None if it is damaged or of another shard."""
 
     def known(self, url: str, nbytes: int) -> Any | None:
-        """Return the index of a shard if nothing has to be read for it, else None."""
+        """Return the index of a shard if it is known without reading the shard, else None."""
 
     def sample(self, index: Any, number: int, read: Read) -> dict[str, Any]:
         """Return the fields of one sample, in memory of their own.
 
         Raises:
-            ShardCorrupt: its bytes are not what the format says.
+            ShardCorrupt: its bytes do not match the format.
         """
 
     def span(self, index: Any, number: int) -> tuple[int, int]:
-        """Return the (offset, nbytes) of the range that a sample is read from."""
+        """Return the (offset, nbytes) of the range from which a sample is read."""
 
 
 @runtime_checkable
 class IndexedBeside(Protocol):
-    """A format whose local dataset keeps an index beside each file.
+    """A format whose local dataset keeps an index next to each file.
 
     Attributes:
-        index_suffix: what the name of the index adds to the name of the file.
+        index_suffix: the suffix that is added to the name of the file.
     """
 
     index_suffix: ClassVar[str]
 
     def write_index(self, path: str) -> int:
-        """Write the index beside a file unless one that fits is there. Return the number of samples."""
+        """Write the index next to a file, unless a valid one exists. Return the number of samples."""

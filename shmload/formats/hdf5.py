@@ -1,4 +1,4 @@
-"""HDF5: `HDF5Dataset` reads rows of the datasets of a file by their number."""
+"""HDF5: `HDF5Dataset` reads rows of the datasets of a file by number."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from shmload.formats.head import Head
 class HDF5Dataset(ArrayTreeDataset):
     """Rows of the datasets of an HDF5 file; the first axis counts samples.
 
-    A dataset that is stored in one piece is mapped, and its rows are copied without the GIL. A chunked or compressed one
-    is decoded a chunk's rows at a time, through h5py, into a cache of this process; see `ParquetDataset` on random order and
-    blocks. Rows that are strings are text, rows of variable length ragged. Enums are the integers that are stored; those that h5py
-    writes for booleans are bool.
+    A contiguous dataset is mapped, and its rows are copied without the GIL. A chunked or compressed dataset is decoded one chunk at
+    a time, through h5py, into a cache of this process; see `ParquetDataset` about random order and blocks. Strings become text, and
+    rows of variable length become ragged. Enums become the stored integers, except that those which h5py writes for booleans become
+    bool.
 
     Args:
-        path: the file. It must not be changed or shortened while it is in use.
-        fields: name -> path within the file, {"image": "/train/x"}, or a list of paths, which then are the names; by default every
-            dataset of the file, by its path.
-        cache_bytes: of decoded chunks, for each process that reads.
+        path: the file. It must not be changed or truncated while it is in use.
+        fields: name -> path within the file, {"image": "/train/x"}, or a list of paths, which are then also the names. The default
+            is every dataset of the file, by its path.
+        cache_bytes: size limit of the decoded chunks, for each process that reads.
     Raises:
         ModuleNotFoundError: h5py is not installed (extra `hdf5`).
-        ShardCorrupt: on reading: the file is not what the format says.
-        ValueError: on reading: a field is no array of a type that tensors have, or fields differ in length.
-    Thread/process safety: any number of readers; h5py holds a lock of its own while it decodes, so only processes do that in
+        ShardCorrupt: on reading: the file does not match its format.
+        ValueError: on reading: a field is not an array of a type that tensors have, or fields differ in length.
+    Thread/process safety: any number of readers. h5py holds a lock while it decodes, so only different processes decode in
         parallel.
     """
 
@@ -88,7 +88,7 @@ class HDF5Dataset(ArrayTreeDataset):
             return ListedColumn(
                 blocks(lambda a, b: [value.astype(dtype, copy=False) for value in dataset[a:b]], 1024), (dtype.name, (None,))
             )
-        # the offset of the numbers, if they are one piece of this file; else None, also if nothing was written yet
+        # the offset of the numbers if they are contiguous in this file; else None, also if nothing was written yet
         offset, kind = dataset.id.get_offset(), dataset.id.get_type()
         if isinstance(kind, h5py.h5t.TypeEnumID):
             kind = kind.get_super()  # the integers that are stored

@@ -17,9 +17,9 @@ from shmload.formats.paths import without_number
 
 __all__ = ["COMPRESSIONS", "PEEK", "Head", "head_of", "head_of_object"]
 
-_STEP = 64 << 10  # bytes a request of an object that is compressed
+_STEP = 64 << 10  # bytes per request, for an object that is compressed
 PEEK = 1536  # bytes: three blocks of a tar file
-COMPRESSIONS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": "zstd"}  # as names end, and as they are called
+COMPRESSIONS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": "zstd"}  # ending of names -> name of the compression
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Head:
     """The beginning of a path.
 
     Attributes:
-        path: of a file or folder; of an object on a store only its name is known.
+        path: path of a file or folder; of an object on a store only its name is known.
         begin: its first bytes, expanded if it is compressed as a whole; empty for a folder.
         compression: "gzip", "bzip2", "xz", "zstd", "zlib", or empty.
-        nbytes: of the file as it is stored.
+        nbytes: size of the file as it is stored.
         is_folder: whether it is a folder.
         is_local: whether `path` can be opened.
     """
@@ -44,7 +44,7 @@ class Head:
 
     @property
     def stem(self) -> str:
-        """The name in lower case, without a compression's ending and without a number after the format's ending."""
+        """Return the name in lower case, without a compression's ending and without a number after the format's ending."""
         return without_number(packing_of(self.path.name.lower())[0])
 
     def starts_with(self, magic: bytes) -> bool:
@@ -52,7 +52,7 @@ class Head:
         return not self.compression and self.begin.startswith(magic)
 
     def read(self) -> Any:
-        """Return all bytes of the file, expanded if it is compressed; mapped if it is not."""
+        """Return all bytes of the file: expanded if it is compressed, else mapped."""
         with open(self.path, "rb") as file:
             if not self.compression:
                 return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -62,7 +62,7 @@ class Head:
             return expanded_file(kind, file).read()
 
     def nbytes_in_all(self) -> int:
-        """Return the bytes of the file, or of all files in the folder."""
+        """Return the size of the file, or of all files in the folder, in bytes."""
         if not self.is_folder:
             return self.nbytes
         return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(self.path) for name in names)
@@ -72,7 +72,7 @@ def head_of(path: Path) -> Head:
     """Return the head of a path.
 
     Args:
-        path: of a file or folder.
+        path: path of a file or folder.
     Raises:
         OSError: it cannot be read.
         ValueError: it is empty, or neither a file nor a folder.
@@ -95,8 +95,8 @@ def head_of_object(name: str, nbytes: int, read: Callable[[int, int], Any]) -> H
     """Return the head of an object on a store.
 
     Args:
-        name: of the object.
-        nbytes: of the object.
+        name: name of the object.
+        nbytes: size of the object.
         read: (offset, nbytes) -> the bytes there.
     Raises:
         ValueError: it is compressed, and damaged.
@@ -125,7 +125,7 @@ def _expanded(path: Path, begin: bytes, nbytes: int, open: Callable[[], Any]) ->
                 return Head(path, expanded_file(kind, file).read(PEEK), COMPRESSIONS[kind], nbytes)
         except (OSError, ValueError) as error:
             raise ValueError(f"{path}, offset 0: {error}") from error
-    if begin[:1] == b"\x78" and int.from_bytes(begin[:2], "big") % 31 == 0:  # perhaps a zlib stream
+    if begin[:1] == b"\x78" and int.from_bytes(begin[:2], "big") % 31 == 0:  # it may be a zlib stream
         try:
             return Head(path, zlib.decompressobj().decompress(begin, PEEK), "zlib", nbytes)
         except zlib.error:

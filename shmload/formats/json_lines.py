@@ -48,7 +48,7 @@ class JsonLines(BlockFormat):
 
     def index(self, url: str, nbytes: int, read: Read) -> RecordIndex:
         ends: list[Bounds] = []
-        before = b""  # the first byte that is not blank of the line that continues in this piece
+        before = b""  # the first byte of the continued line that is not blank
         for at in range(0, nbytes, PIECE):
             piece = bytes(memoryview(read(at, min(PIECE, nbytes - at))).cast("B"))
             if at == 0 and (packing := compression_of(piece)):
@@ -73,5 +73,5 @@ _BLANKS = b" \t\r\n"  # white space of JSON
 
 
 def is_lines(name: str) -> bool:
-    """Return whether a name says JSON lines, compressed or not. The bytes of text do not tell."""
+    """Return whether a name indicates JSON lines, compressed or not, because the bytes of text do not."""
     return packing_of(name.lower())[0].endswith(JsonLines.endings)

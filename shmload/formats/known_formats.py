@@ -1,8 +1,8 @@
-"""The registry of formats: which format a name, or the first bytes of a file, belong to.
+"""The registry of formats: find the format for a name, or for the first bytes of a file.
 
 Installed packages add formats by entry points of the group "shmload.formats", which name their classes.
 
-LitData's chunks are not listed, because only the index.json beside them tells what they are (`remote/listing.py`).
+LitData's chunks are not listed, because only the index.json next to them identifies their format (`remote/listing.py`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["formats", "is_shard_format", "layout_named", "layout_of", "recognize
 
 log = logging.getLogger("shmload")
 
-_FORMATS: list[type[Any]] = [  # in the order in which they are asked
+_FORMATS: list[type[Any]] = [  # in the order in which they are tried
     NumpyRows,
     Parquet,
     HDF5,
@@ -51,11 +51,11 @@ _FORMATS: list[type[Any]] = [  # in the order in which they are asked
 def register(format: type[Format]) -> None:
     """Make a format known by its name, by the names of files, and by their first bytes, until the program ends.
 
-    A class that has the name of a known format takes its place. Worker processes need no call of their own, because shards travel
+    A class with the name of a known format replaces it. Worker processes do not need to call this, because shards are sent to them
     with their format.
 
     Args:
-        format: a class of formats; called without arguments it returns a format with its default options.
+        format: the class of a format; calling it without arguments returns a format with its default options.
     Raises:
         TypeError: a part of the protocol is missing.
     """
@@ -65,18 +65,18 @@ def register(format: type[Format]) -> None:
 
 
 def formats() -> list[Format]:
-    """Return all formats with their default options, in the order in which they are asked."""
+    """Return all formats with their default options, in the order in which they are tried."""
     _load_plugins()
     return [cast(Format, kind()) for kind in _FORMATS]
 
 
 @cache
 def _load_plugins() -> None:
-    """Register the formats of installed packages, once. One that cannot be imported is logged, and left out."""
+    """Register the formats of installed packages, once. A format that cannot be imported is logged and left out."""
     for entry in entry_points(group="shmload.formats"):
         try:
             register(entry.load())
-        except Exception as error:  # of another package's code
+        except Exception as error:  # raised by the code of another package
             log.warning("the format %s of %s is left out: %s: %s", entry.name, entry.value, type(error).__name__, error)
 
 
@@ -94,10 +94,10 @@ def recognize_path(path: Path) -> tuple[Format, Head]:
     """Return the format of a file or folder, and its head.
 
     Args:
-        path: of the file or folder.
+        path: path of the file or folder.
     Raises:
         OSError: it cannot be read.
-        ValueError: it is empty, or of no known format.
+        ValueError: it is empty, or of an unknown format.
     """
     head = head_of(path)
     if (found := recognize(head)) is not None:
@@ -108,10 +108,10 @@ def recognize_path(path: Path) -> tuple[Format, Head]:
 
 
 def layout_of(key: str) -> ShardFormat | None:
-    """Return the format that the name of an object says, or None.
+    """Return the format that the name of an object indicates, or None.
 
     Args:
-        key: of the object, without the ending of a compression.
+        key: key of the object, without the ending of a compression.
     """
     _load_plugins()
     name = without_number(key.rsplit("/", 1)[-1].lower())
@@ -119,7 +119,7 @@ def layout_of(key: str) -> ShardFormat | None:
 
 
 def layout_named(given: str | ShardFormat) -> ShardFormat:
-    """Return the format of a name, or a fresh copy of a format, because what it caches belongs to the shards of one dataset.
+    """Return the format with a given name, or a fresh copy of a format, whose caches belong to the shards of one dataset.
 
     Args:
         given: a name, or a format with options.

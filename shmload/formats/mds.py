@@ -1,4 +1,4 @@
-"""The format of MosaicML Streaming's shards, version 2: each shard says what the bytes of its columns mean.
+"""The format of MosaicML Streaming's shards, version 2. Each shard defines what the bytes of its columns mean.
 
 Format: https://github.com/mosaicml/streaming (its MDSWriter).
 """
@@ -46,7 +46,7 @@ _MDS_PLAIN: dict[str, Callable[[Any], Any]] = {
 
 
 def _mds_array(data: Any, config: str) -> NDArray[Any]:
-    """Return an array whose dtype and shape are in the column's encoding, or before the values."""
+    """Return an array. Its dtype and shape are in the column's encoding, or come before the values."""
     dtype, _, sizes = config.partition(":")
     at = 0
     if not dtype:
@@ -83,7 +83,7 @@ def _columns_of(extra: bytes) -> tuple[list[str], list[str], list[int | None]]:
 
 @dataclass(frozen=True)
 class Mds(BlockFormat):
-    """Shards of MosaicML Streaming, version 2. Encoded images stay bytes; raw ones of PIL become arrays (height, width, channels).
+    """Shards of MosaicML Streaming, version 2. Encoded images stay bytes; raw PIL images become arrays (height, width, channels).
 
     Args:
         allow_pickle: read columns of pickles, which can run any code.

@@ -1,4 +1,4 @@
-"""The format of Megatron-LM's tokens: a `.bin` file of tokens and the `.idx` file beside it."""
+"""The format of Megatron-LM's tokens: a `.bin` file of tokens and the `.idx` file next to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shmload.formats.summary import Sizes, Summary
 
 
 class MegatronTokens(ColumnFormat):
-    """A pair of files of tokens. Its documents are the samples that are shown; `TokenDataset` reads windows of them."""
+    """A pair of token files. The samples that are shown are its documents; `TokenDataset` reads windows of them."""
 
     name: ClassVar[str] = "tokens"
     title: ClassVar[str] = "tokens"
@@ -38,7 +38,7 @@ class MegatronTokens(ColumnFormat):
     def describe(self, head: Head, num_samples: int) -> Summary:
         idx, bin = head.path.with_suffix(".idx"), head.path.with_suffix(".bin")
         if head.begin.startswith(tokens.MAGIC):
-            idx = head.path  # whatever it is called
+            idx = head.path  # its name may have any ending
         name, offsets = tokens.read_index(idx)
         dtype, nbytes, num = np.dtype(name), os.path.getsize(bin), int(offsets[-1])
         if num * dtype.itemsize != nbytes:

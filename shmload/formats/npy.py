@@ -44,7 +44,7 @@ class NumpyRows(BlockFormat):
         file = io.BytesIO(bytes(memoryview(read(0, min(_PEEK, nbytes))).cast("B")))
         try:
             shape, is_fortran, dtype = npy_head(file)
-        except Exception as error:  # numpy's parser raises whatever a hostile header provokes
+        except Exception as error:  # numpy's parser may raise anything for a malicious header
             raise ShardCorrupt(f"{url}: is not an .npy file: {error}") from error
         if (is_fortran and len(shape) > 1) or dtype.kind not in "biufc" or not shape:
             raise ShardCorrupt(

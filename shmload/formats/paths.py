@@ -40,7 +40,7 @@ def check_local(path: str | os.PathLike[str], reader: str) -> None:
 
     Args:
         path: the path to check.
-        reader: the class that was to read it, for the error.
+        reader: the class that was asked to read it, for the error.
     Raises:
         ValueError: it is a URL.
     """
@@ -58,9 +58,9 @@ def check_file(path: str | os.PathLike[str], reader: str, remedy: str = _JOIN) -
     """Raise if `path` is a URL or a folder. Used by readers of a single file.
 
     Args:
-        path: what the user gave.
-        reader: the class that was to read it, for the error.
-        remedy: what the error advises instead of a folder.
+        path: the user's argument.
+        reader: the class that was asked to read it, for the error.
+        remedy: the error's advice in place of a folder.
     Raises:
         ValueError: it is a URL or a folder; the message names some of the folder's files.
     """
@@ -103,7 +103,7 @@ _ABOUT = re.compile(
 
 
 def is_about(key: str) -> bool:
-    """Return whether a file describes a dataset, as README.md and dataset_info.json do, and so is not a shard of it."""
+    """Return whether a file, such as README.md or dataset_info.json, describes a dataset and so is not a shard of it."""
     return _ABOUT.fullmatch(key.rpartition("/")[2]) is not None
 
 
@@ -196,10 +196,10 @@ def expanded_below(
 
 
 def check_replaceable(path: str | os.PathLike[str]) -> None:
-    """Raise unless an atomic write may replace what is at `path`, if anything.
+    """Raise unless an atomic write may replace an existing file at `path`.
 
     Raises:
-        ValueError: it is a folder, a device or a pipe, which root could overwrite.
+        ValueError: `path` is a folder, a device or a pipe, which root could overwrite.
     """
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -213,7 +213,7 @@ def make_half(path: str | os.PathLike[str]) -> tuple[int, str]:
 
 
 class AtomicWriter(ABC):
-    """A writer whose file appears atomically: complete after its `with` block, or not at all if the block raised."""
+    """A writer whose file appears atomically: complete after the `with` block, or not at all if the block raised."""
 
     @abstractmethod
     def close(self) -> None: ...
@@ -256,7 +256,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes, *, is_new: bool = Fal
 
 
 def write_if_possible(path: str | os.PathLike[str], data: bytes) -> None:
-    """Call `write_whole` for a file that is optional; errors, such as a full disk, are ignored."""
+    """Call `write_whole` for a file that is optional. Errors, such as a full disk, are ignored."""
     with suppress(OSError):
         write_whole(path, data)
 
@@ -277,7 +277,7 @@ def npy_head_of(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]
     """Parse the header in the bytes of a .npy file, and also return its size. Results are cached, because samples share headers.
 
     Raises:
-        as npy_head.
+        The same as npy_head.
     """
     at = 10 if data[6:7] == b"\1" else 12
     return _parsed_head(bytes(data[: at + int.from_bytes(data[8:at], "little")]))
@@ -293,7 +293,7 @@ _STEP = 1 << 20  # bytes inflated per step
 
 
 def inflated(data: Any, kind: str, limit: int, remedy: str = "") -> bytes:
-    """Decompress a whole "gzip" or "zlib" stream. Several gzip members may follow each other, and then zeros.
+    """Decompress a whole "gzip" or "zlib" stream. A gzip stream may have several members, followed by zeros.
 
     Args:
         data: the compressed bytes.
@@ -346,7 +346,7 @@ def shard_paths(
     Args:
         given: names, with braces.
         reader: for errors, the class that reads only local files; None allows URLs.
-        endings: endings of the files that a folder is replaced by; without any, a folder stays as it is.
+        endings: endings of the files that replace a folder; if empty, a folder stays unchanged.
     Raises:
         FileNotFoundError: a folder has no such file.
         ValueError: there are no names, a brace has no partner, or the reader was given a URL.

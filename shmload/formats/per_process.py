@@ -1,8 +1,8 @@
-"""An object that every process makes for itself, at its first use, such as an open file of a library that does not survive a fork.
+"""An object that every process opens for itself at its first use, such as a file of a library that does not survive a fork.
 
-A forked child neither uses nor closes what its parent opened, because closing would run the library on a state whose locks and
-threads stayed in the parent. The child opens its own. The lock that keeps two threads from opening twice belongs to the process,
-too: a lock that another thread held at the fork would never be released in the child.
+A forked child neither uses nor closes an object that its parent opened, because closing would run the library on a state whose
+locks and threads stayed in the parent. The child opens its own. The lock that prevents two threads from opening twice belongs to
+the process, too: a lock that another thread held at the fork would never be released in the child.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ T = TypeVar("T")
 
 
 class PerProcess(Generic[T]):
-    """An object that is opened once per process. It gets `open` at each use and does not keep it, so that no reference circle keeps
-    its owner alive.
+    """An object that is opened once per process.
+
+    It gets `open` at each use and does not keep it, so that no reference cycle keeps its owner alive.
 
     Args:
-        is_inherited: whether a forked child goes on using its parent's object, as it may if files are only mapped.
+        is_inherited: whether a forked child continues to use its parent's object, which is allowed if files are only mapped.
     """
 
     def __init__(self, is_inherited: bool = False) -> None:
         self._is_inherited = is_inherited
-        self._held: tuple[int, T] | None = None  # and the process that opened it
+        self._held: tuple[int, T] | None = None  # the object, and the process that opened it
         self._inherited: list[object] = []
         self._lock = ForkLock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PerProcess, (self._is_inherited,)  # the process that unpickles it opens it anew
+        return PerProcess, (self._is_inherited,)  # the process that unpickles it opens it again
 
     @property
     def is_open(self) -> bool:
-        """Whether this process has opened it."""
+        """Return whether this process has opened it."""
         return self._held is not None and self._held[0] in (0, os.getpid())
 
     def get(self, open: Callable[[], T]) -> T:

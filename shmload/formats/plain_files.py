@@ -23,7 +23,7 @@ _SOUND_ENDINGS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".mp4")
 
 @dataclass(frozen=True)
 class PlainFiles(BlockFormat):
-    """Objects of which each is one sample: images, sounds. The field is the object's extension, the key its name without that.
+    """Objects, such as images, each of which is one sample. The field is the object's extension, the key its name without it.
 
     `recognize` and `describe` know pictures: a single one, or a folder of them with a subfolder for each class.
     """
@@ -37,7 +37,7 @@ class PlainFiles(BlockFormat):
             return False
         if head.is_folder:
             return next(_pictures_below(head.path), None) is not None
-        return head.begin[:2] != b"BM" and picture_format(head.begin) is not None  # two bytes prove nothing outside a folder
+        return head.begin[:2] != b"BM" and picture_format(head.begin) is not None  # outside a folder, two bytes are no proof
 
     def known(self, url: str, nbytes: int) -> RecordIndex:
         return RecordIndex(url, np.array([0, nbytes], np.int64))
@@ -78,7 +78,7 @@ _PICTURES = {b"\xff\xd8\xff": "JPEG", b"\x89PNG\r\n\x1a\n": "PNG", b"GIF8": "GIF
 
 
 def picture_format(begin: bytes) -> str | None:
-    """Return the picture format that some bytes begin as, or None."""
+    """Return the picture format that these first bytes indicate, or None."""
     if begin[:4] == b"RIFF" and begin[8:12] == b"WEBP":
         return "WebP"
     return next((kind for magic, kind in _PICTURES.items() if begin.startswith(magic)), None)

@@ -85,7 +85,7 @@ class RayDataset(GroupedDataset):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Type and shape of each field, as for ParquetDataset."""
+        """Return type and shape of each field, as for ParquetDataset."""
         return self._schema
 
     def __len__(self) -> int:
@@ -141,7 +141,7 @@ class RayStream(IterableDataset[dict[str, Any]]):
         num_readers: number of workers that read a Dataset, each its own blocks. Must be 1 for a DataIterator.
         columns, schema, fill_null: as for ParquetDataset.
     Raises:
-        TypeError: `source` is neither.
+        TypeError: `source` is neither of these.
         ValueError: a DataIterator with several readers, or a Dataset that several ranks would each read completely. On reading: the
             loader's number of workers differs from `num_readers`; blocks with different columns, or rows that cannot be fields of a
             batch.

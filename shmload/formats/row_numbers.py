@@ -1,4 +1,4 @@
-"""Checks of the row numbers that a dataset is asked for."""
+"""Checks of the row numbers that are requested from a dataset."""
 
 from __future__ import annotations
 

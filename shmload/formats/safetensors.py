@@ -1,9 +1,10 @@
-"""safetensors: `SafetensorsDataset` reads rows of the tensors of a file by their number.
+"""safetensors: `SafetensorsDataset` reads rows of the tensors of a file by number.
 
     u64 little-endian: bytes of the header | JSON: name -> {dtype, shape, data_offsets: [begin, end]} | the tensors end to end
 
-The library checks the header: names, shapes, that tensors are end to end and fill the file. Their offsets are then read from the
-header, and rows of any type are copied from the mapped file, because the library gives only whole slices, and no bfloat16 to numpy.
+The library checks the header: names, shapes, and that the tensors are end to end and fill the file. Their offsets are then read
+from the header, and rows of any type are copied from the mapped file, because the library returns only whole slices, and no
+bfloat16 to numpy.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ DTYPES = {name[0].upper() + name.lstrip("intufloa"): name for name in _NUMBERS i
 
 
 class SafetensorsDataset(ColumnDataset):
-    """Rows of the tensors of a safetensors file, which have equal first dimensions, the number of samples.
+    """Rows of the tensors of a safetensors file. The first dimension of all tensors is the number of samples.
 
-    The file is mapped, and rows are copied without the GIL; it must not be changed or shortened while it is in use.
+    The file is mapped, and rows are copied without the GIL. It must not be changed or truncated while it is in use.
 
     Args:
         path: the file.
-        fields: the tensors that samples have, in a list, or name -> tensor, {"image": "train.x"}; all by default, by name.
+        fields: the tensors that samples have: a list, or name -> tensor, {"image": "train.x"}. The default is all, by name.
     Raises:
         ModuleNotFoundError: safetensors is not installed (extra `safetensors`).
-        ShardCorrupt: on reading: the file is not what the format says.
-        ValueError: on reading: tensors have no rows, or differ in their number.
+        ShardCorrupt: on reading: the file does not match its format.
+        ValueError: on reading: tensors have no rows, or differ in their number of rows.
     Thread/process safety: any number of readers.
     """
 
@@ -89,15 +90,15 @@ class SafetensorsDataset(ColumnDataset):
 
 
 def header_of(path: str) -> tuple[dict[str, Any], int]:
-    """Return (the entry of each tensor in the header, the offset of the first byte after the header).
+    """Return (entry of each tensor in the header, offset of the first byte after the header).
 
     Raises:
-        ShardCorrupt: the file is not one of safetensors, or truncated.
+        ShardCorrupt: the file is not a safetensors file, or is truncated.
     """
     library("safetensors", "safetensors")
     from safetensors import SafetensorError, safe_open
 
-    os.stat(path)  # whose error names the file
+    os.stat(path)  # its error names the file
     try:
         with safe_open(path, framework="numpy"):
             pass
@@ -116,7 +117,7 @@ class Safetensors(ColumnFormat):
     title: ClassVar[str] = "safetensors"
 
     def recognize(self, head: Head) -> bool:
-        nbytes = int.from_bytes(head.begin[:8], "little")  # of its header: up to 100 MB, by the format's own rule
+        nbytes = int.from_bytes(head.begin[:8], "little")  # size of the header: up to 100 MB, by the format's own rule
         return not head.compression and head.begin[8:9] == b"{" and 2 <= nbytes <= 100_000_000
 
     def open(self, path: Path) -> SafetensorsDataset:

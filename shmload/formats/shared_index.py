@@ -51,7 +51,7 @@ class ColumnLayout:
     Attributes:
         name: key of a dict, field of a named tuple, or position in a plain tuple; 0 if entries are not rows.
         kind: "str", "bytes", "int", "float", "bool" or "array".
-        dtype, shape: of one entry; dtype is "" for text.
+        dtype, shape: type and shape of one entry; dtype is "" for text.
         ends, data: offsets of the words (-1 without words) and of the values.
     """
 
@@ -65,7 +65,7 @@ class ColumnLayout:
 
     @property
     def type(self) -> str:
-        """The type as shown to users: "str", "str | None", "int64", "float32[3, 2]"."""
+        """Return the type in the form shown to users: "str", "str | None", "int64", "float32[3, 2]"."""
         if not self.dtype:
             return f"{self.kind} | None" if self.is_nullable else self.kind
         return self.dtype + (str(list(self.shape)) if self.shape else "")
@@ -174,7 +174,7 @@ def _refuse_tables(entries: Any) -> None:
     """Reject iterables that would yield something other than their entries.
 
     Raises:
-        TypeError: the message says what to call instead.
+        TypeError: the iterable is a table; the message names the method to call instead.
     """
     if isinstance(entries, (str, bytes)):
         raise TypeError(f"a {type(entries).__name__} is one entry, and an index needs many: give a list of them")
@@ -232,7 +232,7 @@ class Sent(np.ndarray[Any, Any]):
 
     @property
     def address(self) -> int:
-        """Address of the first byte."""
+        """Return the address of the first byte."""
         return self.ctypes.data
 
 
@@ -283,7 +283,7 @@ class IndexMemory:
         return memory
 
     def ticket(self) -> Any:
-        """Return what a pickle contains in place of the memory; `attach` accepts it."""
+        """Return the object that a pickle contains in place of the memory; `attach` accepts it."""
         return travel.carried(self.mapping) if self.reference is None or travel.is_abroad() else self.reference
 
     @classmethod
@@ -333,12 +333,12 @@ Fingerprint = str | bytes | int | None
 class _Board(NamedTuple):
     layout: IndexLayout
     fingerprint: Fingerprint  # given by the user
-    digest: str  # of the entries
+    digest: str  # hash of the entries
     ways: tuple[Reference, ...]
 
 
 def share(name: str, pack: Callable[[], Packed], fingerprint: Fingerprint, *, is_packed: bool) -> tuple[IndexLayout, IndexMemory]:
-    """Return the index that this run has under `name`, and build it if no process has yet.
+    """Return the index that this run has under `name`. Build it if no process has done so yet.
 
     Args:
         pack: builds the index; called by one process of the node, or by each if the entries must be compared.
@@ -487,7 +487,7 @@ def _pack_parquet(path: Path) -> Packed:
                 for name, builder, column in zip(batch.schema.names, builders, batch.columns, strict=True):
                     try:
                         values = column.to_pylist()
-                    except Exception as error:  # from Python's dates or time zones
+                    except Exception as error:  # raised by Python's dates or time zones
                         raise ValueError(f"column {name!r} of {column.type}: {type(error).__name__}: {error}") from error
                     builder.extend(values)
     except OSError as error:
@@ -531,7 +531,7 @@ class SharedIndex(PackedRows, Sequence[Any]):
     Args:
         entries: any iterable, which is consumed once and never stored as a list; or a function without arguments that returns one.
         name: processes of a run on the same node that pass the same name share one copy. The first one builds it while the others
-            wait. Their function is then not called; an iterable of theirs is packed again to compare the entries.
+            wait. The others' function is then not called; their iterable is packed again to compare the entries.
         fingerprint: identifies the entries of a name: a different fingerprint is an error, and equal ones skip the comparison.
     Raises:
         TypeError, ValueError, OverflowError: an entry cannot be stored, or differs in kind from the previous ones; the message
@@ -605,12 +605,12 @@ class SharedIndex(PackedRows, Sequence[Any]):
 
     @property
     def columns(self) -> dict[str | int, str]:
-        """Types by name: keys of dicts, fields of named tuples, positions in tuples; 0 if entries are not rows."""
+        """Return the types by name: keys of dicts, fields of named tuples, positions in tuples; 0 if entries are not rows."""
         return {column.name: column.type for column in self._layout.columns}
 
     @property
     def nbytes(self) -> int:
-        """Size of the shared memory in bytes; the same for a slice."""
+        """Return the size of the shared memory in bytes; the same for a slice."""
         return int(self._memory.mapping.nbytes)
 
     def column(self, name: str | int) -> Any:
@@ -621,7 +621,7 @@ class SharedIndex(PackedRows, Sequence[Any]):
         Returns:
             An array or an index, which keeps the memory alive.
         Raises:
-            KeyError: there is no such column.
+            KeyError: the index has no such column.
         """
         found = next((column for column in self._layout.columns if column.name == name), None)
         if found is None:

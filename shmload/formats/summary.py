@@ -1,4 +1,4 @@
-"""What `shmload inspect` shows of a path, and how values and types are put in words."""
+"""The output of `shmload inspect` for a path, and descriptions of values and types in words."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-SHOWN = 6  # values of an array
-SHOWN_CHARACTERS = 60  # of text
-SIZED = 1000  # samples whose size is looked up where that means to read them
+SHOWN = 6  # number of values shown of an array
+SHOWN_CHARACTERS = 60  # number of characters shown of a text
+SIZED = 1000  # number of samples whose size is determined, if that requires reading them
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Sizes:
     min: int
     median: int
     max: int
-    num_samples: int  # whose sizes are known
+    num_samples: int  # number of samples whose sizes are known
 
     @classmethod
     def of(cls, sizes: Iterable[int]) -> Sizes | None:
@@ -34,17 +34,17 @@ class Sizes:
 
 @dataclass
 class Summary:
-    """What `shmload inspect` shows of one path.
+    """The output of `shmload inspect` for one path.
 
     Attributes:
-        path: that was given.
+        path: the path.
         format: the title of its format.
-        nbytes: of the file, or of all files in the folder.
-        num_samples: in it.
+        nbytes: size of the file, or of all files in the folder.
+        num_samples: number of samples in it.
         fields: name -> type and shape in words: "float32 (28, 28)".
-        sizes: of its samples.
-        samples: the first ones, whole.
-        notes: what else is worth knowing.
+        sizes: sizes of its samples.
+        samples: the first samples, not shortened.
+        notes: further remarks.
     """
 
     path: str
@@ -65,7 +65,7 @@ class Summary:
 
 
 def shortened(value: Any) -> str:
-    """Return a value in one line."""
+    """Return a value as text in one line."""
     if isinstance(value, str):
         return repr(value if len(value) <= SHOWN_CHARACTERS else value[: SHOWN_CHARACTERS - 3] + "...")
     if isinstance(value, (bytes, bytearray)):
@@ -90,7 +90,7 @@ def described(spec: Any) -> str:
 
 
 def nbytes_of(sample: Mapping[str, Any]) -> int:
-    """Return the bytes of the values of a sample."""
+    """Return the total size of the values of a sample in bytes."""
     total = 0
     for value in sample.values():
         held = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
@@ -109,7 +109,7 @@ RECORDS_SEEN = 100  # records whose fields are listed
 
 
 def fields_seen(samples: Sequence[Mapping[str, Any]], counts: Mapping[str, int], num_seen: int) -> dict[str, str]:
-    """Return, by field, the types and shapes of values in words, and in how many of the samples seen the field is."""
+    """Return, by field, the types and shapes of its values in words, and the number of samples in which it was seen."""
     found = {}
     for name, num in counts.items():
         shapes: dict[str, set[tuple[int, ...]]] = defaultdict(set)

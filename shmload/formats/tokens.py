@@ -81,14 +81,15 @@ def read_index(path: str | os.PathLike[str]) -> tuple[str, NDArray[np.int64]]:
 
 
 def checked_offsets(index: Any, num_tokens: int, source: str = "") -> NDArray[np.int64]:
-    """Return the offsets of a document index, given as an array or the path of a .npy file.
+    """Check and return the offsets of a document index, given as an array or the path of a .npy file.
 
     Args:
         index: the array or path.
         num_tokens: number of tokens.
         source: path of the file from which an array was read.
     Raises:
-        ShardCorrupt: the offsets in a file are invalid; ValueError: those of an array are.
+        ShardCorrupt: the offsets in a file are invalid.
+        ValueError: the offsets in an array are invalid.
     """
     if isinstance(index, (str, os.PathLike)):
         source = os.fspath(index)
@@ -238,7 +239,7 @@ class TokenDataset(HeldDataset):
 
     @property
     def density(self) -> float:
-        """Fraction of the windows' positions that contain tokens, 0 to 1; the rest is padding."""
+        """Return the fraction of the windows' positions that contain tokens, 0 to 1; the rest is padding."""
         lengths = self._held.arrays.get("lengths")
         if lengths is None or not len(self):
             return 1.0
@@ -318,7 +319,7 @@ def _paired(tokens: Any, document_index: Any) -> tuple[list[Any], list[Any]]:
 
     Raises:
         FileNotFoundError: a pattern matches no file.
-        ValueError: no file was given, or not one index for each.
+        ValueError: no file was given, or the number of indexes differs from that of the files.
     """
     files = _several(tokens)
     if files is None:
@@ -345,7 +346,7 @@ def _several(given: Any) -> list[Any] | None:
 
 
 def _begins(lengths: Iterable[int]) -> NDArray[np.int64]:
-    """Return the beginning of each of several consecutive runs, and the end of the last one."""
+    """Return the beginning of each of several consecutive runs, followed by the end of the last one."""
     return np.cumsum([0, *lengths], dtype=np.int64)
 
 

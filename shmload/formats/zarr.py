@@ -1,4 +1,4 @@
-"""Zarr: `ZarrDataset` reads rows of Zarr arrays by their number."""
+"""Zarr: `ZarrDataset` reads rows of Zarr arrays by number."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def _zarr_files(folder: str) -> list[str]:
 class ZarrDataset(ArrayTreeDataset):
     """Rows of the arrays of a Zarr group, or of one array, of format 2 or 3; the first axis counts samples.
 
-    Rows are decoded a chunk's (or shard's) at a time into a cache of this process; see `ParquetDataset` on random order and
-    blocks. A chunk that is not there holds the array's fill value: the format says so, and so a lost chunk is no error.
+    Rows are decoded one chunk (or shard) at a time into a cache of this process; see `ParquetDataset` about random order and
+    blocks. A missing chunk contains the array's fill value, according to the format, so a lost chunk is not an error.
 
     Args:
         path: the folder.
-        fields: name -> path within the group, {"image": "train/x"}, or a list of paths, which then are the names; by default its
-            arrays, by name, or the one array as "data".
-        cache_bytes: of decoded chunks, for each process that reads.
+        fields: name -> path within the group, {"image": "train/x"}, or a list of paths, which are then also the names. The default
+            is all of its arrays, by name, or the one array as "data".
+        cache_bytes: size limit of the decoded chunks, for each process that reads.
     Raises:
         ModuleNotFoundError: zarr is not installed (extra `zarr`).
-        ShardCorrupt: on reading: metadata or a chunk is not what the format says.
-        ValueError: on reading: a field is no array of a type that tensors have, or fields differ in length.
+        ShardCorrupt: on reading: metadata or a chunk does not match the format.
+        ValueError: on reading: a field is not an array of a type that tensors have, or fields differ in length.
     Thread/process safety: any number of readers; one thread of a process decodes at a time.
     """
 

@@ -32,7 +32,7 @@ class CacheFile(NamedTuple):
 
     @property
     def generation(self) -> int:
-        """The generation of a file that a writer published; -1 for a file that another program added."""
+        """Return the generation of a file that a writer published; -1 for a file that another program added."""
         return -1 if (found := _OWN.fullmatch(self.name)) is None else int(found[1])
 
     def is_replaced(self, status: os.stat_result) -> bool:

@@ -150,7 +150,7 @@ class CacheWriter(AtomicWriter):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether this writer is waiting for room."""
+        """Return whether this writer is waiting for room."""
         return self._statistics.is_waiting
 
     @contextmanager
@@ -271,7 +271,7 @@ class _ReservedFile(os.PathLike[str]):
 
     @property
     def needed(self) -> int:
-        """Bytes of the whole file."""
+        """Return the size of the whole file in bytes."""
         return self.nbytes + len(self._late)
 
     def settle(self) -> None:

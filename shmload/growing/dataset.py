@@ -74,7 +74,7 @@ class GrowingDataset:
 
     @property
     def run_path(self) -> Path:
-        """The folder that contains this run's snapshots."""
+        """Return the folder that contains this run's snapshots."""
         if self._joined is not None:
             return self._joined.run.path
         assert self._run_path is not None
@@ -120,7 +120,7 @@ class GrowingDataset:
 
     @property
     def read_batch_into(self) -> Callable[[Any, Any], None] | None:
-        """A function that reads samples of one epoch into rows; None if a decoder is needed."""
+        """Return a function that reads samples of one epoch into rows; None if a decoder is needed."""
         return None if self._records.read_batch_into is None else self._read_batch_into
 
     def _read_batch_into(self, indices: Any, out: Any) -> None:

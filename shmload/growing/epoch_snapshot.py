@@ -32,22 +32,22 @@ class Snapshot:
 
     @cached_property
     def ends(self) -> NDArray[np.int64]:
-        """Number of records up to and including each file."""
+        """Return the number of records up to and including each file."""
         return np.cumsum([file.num_records for file in self.files], dtype=np.int64)
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """Number of records before each file."""
+        """Return the number of records before each file."""
         return np.concatenate([np.zeros(1, np.int64), self.ends[:-1]])
 
     @property
     def n(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
         return int(self.ends[-1]) if self.files else 0
 
     @cached_property
     def digest(self) -> str:
-        """A digest of the snapshot, which differs between snapshots."""
+        """Return a digest of the snapshot, which differs between snapshots."""
         return hashlib.blake2b(self.dumps(), digest_size=8).hexdigest()
 
     def place(self, record: int) -> tuple[str, int]:
@@ -66,7 +66,7 @@ def snapshot_path(run: Path, epoch: int) -> Path:
 
 
 def read_snapshot(path: Path) -> Snapshot | None:
-    """Return the snapshot in a file, or None if there is no such file.
+    """Return the snapshot in a file; None if the file does not exist.
 
     Raises:
         ShardCorrupt: the file is damaged.

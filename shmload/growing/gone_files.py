@@ -20,7 +20,7 @@ class Gone:
 
     @cached_property
     def num_samples(self) -> int:
-        """Number of samples that are gone."""
+        """Return the number of samples that are gone."""
         return sum(file.num_records for file, gone in zip(self.snapshot.files, self.is_gone, strict=True) if gone)
 
     @cached_property

@@ -66,7 +66,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
 
     @property
     def run(self) -> GrowingRun:
-        """This rank's membership in its run."""
+        """Return this rank's membership in its run."""
         return self._library.folder.evicting(lambda: self._joined.run)
 
     def named(self, snapshot: Snapshot) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
         """Begin an epoch from a state without a snapshot.
 
         Raises:
-            StateMismatch: there is no such epoch.
+            StateMismatch: the epoch does not exist.
         """
         if epoch > MAX_EPOCH:
             raise StateMismatch(

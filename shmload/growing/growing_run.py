@@ -200,7 +200,7 @@ class JoinedRun:
 
     @property
     def run(self) -> GrowingRun:
-        """This rank's membership in the run."""
+        """Return this rank's membership in the run."""
         if self._run is None:
             self._run = GrowingRun(self._folder, run_name(self._name, self.world_size), None)
         return self._run

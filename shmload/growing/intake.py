@@ -76,7 +76,7 @@ class Intake:
 
     @property
     def bad(self) -> dict[str, str]:
-        """Files that cannot be used, and the reason for each."""
+        """Return the files that cannot be used, and the reason for each."""
         return {name: found for name, (_, _, found) in self._known.items() if isinstance(found, str)}
 
     def known(self, name: str, status: os.stat_result) -> Found | None:
@@ -131,7 +131,7 @@ def count_records(path: str) -> int:
         path: the file.
 
     Raises:
-        ShardCorrupt: it is torn or damaged, or no TFRecord file, or empty.
+        ShardCorrupt: it is torn, damaged or empty, or not a TFRecord file.
     """
     file = WalkedFile(path, "auto", MAX_INFLATED_BYTES)
     offsets = file.offsets()

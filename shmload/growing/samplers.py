@@ -78,7 +78,7 @@ class Samplers:
 
     @property
     def states(self) -> list[dict[str, Any]]:
-        """The worker_id, pid (0 if it does not run), state, restarts, and newest error of each sampler."""
+        """Return the worker_id, pid (0 if it does not run), state, restarts, and newest error of each sampler."""
         with suppress(FileNotFoundError):  # the supervisor has not started yet, or has ended
             self._newest = json.loads(self._report.path.read_bytes())
         return self._newest
@@ -106,7 +106,7 @@ class Samplers:
 
     @property
     def are_done(self) -> bool:
-        """Whether every sampler has finished or was given up."""
+        """Return whether every sampler has finished or was given up."""
         states = self.states
         return bool(states) and all(state["state"] in ("finished", "given up") for state in states)
 

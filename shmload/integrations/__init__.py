@@ -1,4 +1,4 @@
-"""ShmLoader inside frameworks: what their ways to prepare a loader share."""
+"""Rebuild a ShmLoader for a framework: code shared by the integrations."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ ORDERING = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
 
 def orders_itself(loader: ShmLoader[Any]) -> bool:
-    """Whether the schedule of seed mode rules, and no sampler."""
+    """Return whether the loader's seed decides the order of samples, and not a sampler."""
     return loader.seed is not None and not loader._has_own_order
 
 
 def rebuilt(loader: _Loader, **ordering: Any) -> _Loader:
-    """A loader of the same class with the same arguments, those that say which samples excepted.
+    """Return a loader of the same class with the same arguments, except those in `ordering`, which decide the order of samples.
 
-    It is built as a ShmLoader, whatever its class's own constructor takes, and has what else that has set.
+    The class's own constructor is not called; other attributes of the loader are copied.
 
     Raises:
-        StateMismatch: it has been given a state, which is of another order.
+        StateMismatch: the loader has loaded a state, which belongs to another order.
     """
     position = loader.__getstate__()["position"]
     has_begun = position and (not position["is_finished"] if loader.seed is None else position["epoch"] or position.get("step"))
@@ -38,10 +38,10 @@ def rebuilt(loader: _Loader, **ordering: Any) -> _Loader:
 
 
 def changed(loader: _Loader, **arguments: Any) -> _Loader:
-    """A loader with other arguments, none of which is in `ORDERING`, that stands where this one stands.
+    """Return a loader with other arguments, none of which is in `ORDERING`. It continues at this loader's position.
 
     Raises:
-        StateMismatch: it stands within an epoch that has other batches with these arguments.
+        StateMismatch: the loader is within an epoch whose batches differ with these arguments.
     """
     state = {**loader.__getstate__(), **arguments}
     position = state.pop("position")

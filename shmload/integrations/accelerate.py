@@ -1,17 +1,17 @@
-"""Accelerate's `Accelerator.prepare`, for a ShmLoader.
+"""Prepare a ShmLoader for Accelerate, in place of `Accelerator.prepare`.
 
-`accelerator.prepare(loader)` reads a DataLoader's attributes, builds a plain torch DataLoader from them and drops the loader it was
-given, without a word. `prepare` here wraps the loader itself in a `DataLoaderShard`, Accelerate's own face of a prepared loader, so
-all that Accelerate does around iteration stays Accelerate's code: devices, `end_of_dataloader` and `remainder` (on which gradient
-accumulation and `gather_for_metrics` stand), `save_state`. `accelerator.prepare` passes the result through unchanged.
+`accelerator.prepare(loader)` reads a DataLoader's attributes, builds a plain torch DataLoader from them and silently discards the
+loader that it was given. `prepare` here wraps the loader itself in a `DataLoaderShard`, the class of Accelerate's prepared loaders.
+So everything that Accelerate does around iteration remains Accelerate's code: devices, `save_state`, and `end_of_dataloader` and
+`remainder`, which gradient accumulation and `gather_for_metrics` need. `accelerator.prepare` passes the result through unchanged.
 
-Who gives each process its part:
+How samples are divided among processes:
 
-    seed mode                              the loader itself, by rank and world_size
-    torch mode, or a sampler of the user's Accelerate, by its own batch sampler, put into a copy of the loader
+    seed mode                    by the loader itself, with rank and world_size
+    torch mode, or own sampler   by Accelerate, with its own batch sampler, which is put into a copy of the loader
 
-Like Accelerate's own it reads one batch ahead, to know the last one; what it says of its state and of `valid` is always of the
-batch that the trainer has. Nothing is copied on the CPU: the tensors still lie in the ring.
+Like Accelerate's own loaders, it reads one batch ahead in order to recognize the last one. The state and `valid` always describe
+the batch that the trainer has. Nothing is copied on the CPU: the tensors are still in the ring.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _END = object()
 
 
 class PreparedLoader(DataLoaderShard):
-    """A ShmLoader as Accelerate wants it; attributes it lacks are the loader's (`stats()`, `close()`, `dataset`, ...).
+    """A ShmLoader prepared for Accelerate. Attributes that it lacks are the loader's (`stats()`, `close()`, `dataset`, ...).
 
-    `len()`, iteration, `state_dict()`, `load_state_dict()` and `set_epoch()` are as the loader's own; `accelerator.save_state`
-    saves the loader's state and `load_state` loads it. Made by `prepare`.
+    `len()`, iteration, `state_dict()`, `load_state_dict()` and `set_epoch()` behave as the loader's own; `accelerator.save_state`
+    saves the loader's state and `load_state` loads it. `prepare` makes these objects.
 
     Args:
-        loader: what is prepared.
-        options: as of Accelerate's DataLoaderShard.
+        loader: the loader to wrap.
+        options: arguments of Accelerate's DataLoaderShard.
     """
 
     def __init__(self, loader: ShmLoader[Any], **options: Any) -> None:
@@ -47,10 +47,10 @@ class PreparedLoader(DataLoaderShard):
         self._is_accelerate_prepared = True
         self.base_dataloader = loader
         self.valid: int | None = loader.valid
-        self.use_stateful_dataloader = True  # what save_state and load_state look at
+        self.use_stateful_dataloader = True  # read by save_state and load_state
         self.dl_state_dict = loader.state_dict()
         if orders_itself(loader):
-            self.load_state_dict(loader.state_dict())  # it goes on where the loader stands
+            self.load_state_dict(loader.state_dict())  # continue at the loader's position
             self.batch_sampler = ScheduledBatches(loader)
 
     def __iter__(self) -> Iterator[Any]:
@@ -60,7 +60,7 @@ class PreparedLoader(DataLoaderShard):
         return self._pass()
 
     def _pass(self) -> Iterator[Any]:
-        """One pass in seed mode. Unlike Accelerate's it sets no epoch: the loader counts its own, a pass left early included."""
+        """Run one pass in seed mode. The epoch is not set, unlike in Accelerate: the loader also counts passes that end early."""
         self.begin()
         try:
             batches = iter(self.base_dataloader)
@@ -71,34 +71,34 @@ class PreparedLoader(DataLoaderShard):
                 failure = None
                 try:
                     ahead = next(batches, _END)
-                except Exception as error:  # of the batch behind this one, which is still to be given
+                except Exception as error:  # an error of the next batch: yield this batch first
                     failure = error
                 self.end_of_dataloader = ahead is _END
                 yield batch
                 if failure is not None:
                     raise failure
-            self._update_state_dict()  # of a rank that has no row in the last step: that is over, too
+            self._update_state_dict()  # after the last step, also for a rank that has no row in it
         finally:
             self.end()
 
     def _update_state_dict(self) -> None:
-        """Notes where the trainer will be; called when its batch is there and the one ahead is not."""
+        """Record the state after the trainer's batch. Call this before the next batch is read."""
         if not self.end_of_dataloader:
             self.valid = self.base_dataloader.valid
         self.dl_state_dict = self.base_dataloader.state_dict()
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's state after the batch that the trainer has, whatever was read ahead."""
+        """Return the loader's state after the batch that the trainer has, even if another batch was read ahead."""
         state: dict[str, Any] = self.dl_state_dict
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As `ShmLoader.load_state_dict`; `state_dict` is what `state_dict()` gave here or of the loader itself."""
+        """Load a state, as `ShmLoader.load_state_dict` does. `state_dict` comes from this object or from the loader itself."""
         self.base_dataloader.load_state_dict(state_dict)
         self._update_state_dict()
 
     def set_epoch(self, epoch: int) -> None:
-        """Makes the next pass that `epoch`. A state just loaded stays if it is of that epoch: training loops set it every time."""
+        """Make the next pass that `epoch`. A state of that epoch stays loaded, because training loops call this every time."""
         super().set_epoch(epoch)
         if orders_itself(self.base_dataloader):
             self.base_dataloader.set_epoch(epoch)
@@ -109,16 +109,16 @@ class PreparedLoader(DataLoaderShard):
 
 
 class ScheduledBatches(BatchSampler):
-    """What Accelerate asks the batch sampler of a prepared `loader` for, where the loader's schedule rules and not a sampler.
+    """The batch sampler that Accelerate sees if the seed of the prepared `loader` decides the order of samples.
 
-    It cannot be iterated: `accelerate.skip_first_batches` would read other samples through a plain DataLoader.
+    It cannot be iterated, because `accelerate.skip_first_batches` would read other samples through a plain DataLoader.
     """
 
     def __init__(self, loader: ShmLoader[Any]) -> None:
         self.batch_size = loader.batch_size or 1
         self.num_processes = _num_ranks(loader)
         self.drop_last = loader.drop_last
-        # join_uneven_inputs reads and sets it; `uneven` decides all the same
+        # join_uneven_inputs reads and sets it; the loader's `uneven` has the last word
         self.even_batches = loader.uneven != "exact"
         self._num_steps = len(loader)
 
@@ -133,20 +133,21 @@ class ScheduledBatches(BatchSampler):
 
 
 def prepare(accelerator: Accelerator, loader: ShmLoader[Any], *, device_placement: bool | None = None) -> PreparedLoader:
-    """Prepares a ShmLoader as `accelerator.prepare` prepares a DataLoader, and keeps it a ShmLoader.
+    """Prepare a ShmLoader as `accelerator.prepare` prepares a DataLoader, without replacing it.
 
-    Give the result to `accelerator.prepare` with the model and the optimizer, or not: it is registered either way.
-    In seed mode a prepared loader goes on where the loader stands. A loop holds two or three batches at a time, and
-    transformers.Trainer two accumulations of them: `prefetch_factor * num_workers` above that keeps all of them in the ring.
+    The result is registered with the Accelerator; passing it to `accelerator.prepare` with the model and the optimizer is optional.
+    In seed mode, it continues at the loader's position. A training loop holds two or three batches at a time, and
+    transformers.Trainer the batches of two accumulations: to keep all of them in the ring, make `prefetch_factor * num_workers`
+    larger than that.
 
     Args:
-        accelerator: made before the loader, which asks it for ranks.
-        loader: not closed; it is read by the result from now on.
-        device_placement: whether batches are moved to `accelerator.device`. None: as the Accelerator says.
+        accelerator: the Accelerator; make it before the loader, which asks it for ranks.
+        loader: the loader; it stays open, and from now on only the result should read it.
+        device_placement: whether batches are moved to `accelerator.device`. If None, the Accelerator's own setting decides.
     Raises:
-        TypeError: not a ShmLoader, or one of an iterable dataset, which gains nothing here.
-        ValueError: the Accelerator's and the loader's ways to divide the samples do not go together.
-        StateMismatch: Accelerate divides, and the loader has been given a state.
+        TypeError: `loader` is not a ShmLoader, or it has an iterable dataset, for which this function has no advantage.
+        ValueError: the Accelerator and the loader divide the samples in ways that contradict each other.
+        StateMismatch: Accelerate divides the samples, and the loader has loaded a state.
     """
     if isinstance(loader, DataLoaderShard):
         return accelerator.prepare_data_loader(loader)  # type: ignore[no-any-return]  # passed through

@@ -1,16 +1,16 @@
-"""Ray Train's `prepare_data_loader`, for a ShmLoader.
+"""Prepare a ShmLoader for Ray Train, in place of `ray.train.torch.prepare_data_loader`.
 
-`ray.train.torch.prepare_data_loader(loader)` builds a plain torch DataLoader out of a loader's attributes, with a
-DistributedSampler, and drops the loader it was given with its seed, its workers' backend and its state, without a word. `prepare`
-here keeps it a ShmLoader, and does the same around it by the loader's own arguments:
+`ray.train.torch.prepare_data_loader(loader)` builds a plain torch DataLoader from a loader's attributes, with a DistributedSampler,
+and silently discards the loader that it was given, with its seed, its workers' backend and its state. `prepare` here keeps the
+loader a ShmLoader, and does the same by the loader's own arguments:
 
-    in seed mode                                `rank` and `world_size`: the loader divides, for any number of workers
-    in torch mode, or with an order of its own  a DistributedSampler
-    batches on the worker's GPU                 `device`
+    in seed mode                       `rank` and `world_size`: the loader divides the samples, for any number of workers
+    in torch mode, or with a sampler   a DistributedSampler
+    batches on the worker's GPU        `device`
 
-So nothing is wrapped: `state_dict()`, `stats()`, `valid`, `set_epoch()` are the loader's. What goes to `ray.train.report`
-beside the model is its `state_dict()`; in seed mode that of any one worker is good for all, also for another number of workers with
-the same global batch.
+Nothing is wrapped, so `state_dict()`, `stats()`, `valid` and `set_epoch()` are the loader's. Give its `state_dict()` to
+`ray.train.report` together with the model. In seed mode, the state of any one worker resumes all workers, also another number of
+workers with the same global batch.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ _Loader = TypeVar("_Loader", bound=ShmLoader[Any])
 
 
 def prepare(loader: _Loader, *, add_dist_sampler: bool = True, move_to_device: bool = True) -> _Loader:
-    """Prepares a ShmLoader in a worker of Ray Train as `ray.train.torch.prepare_data_loader` does a DataLoader.
+    """Prepare a ShmLoader in a worker of Ray Train, as `ray.train.torch.prepare_data_loader` prepares a DataLoader.
 
-    The result goes on where the loader stands; the loader itself is not read any more.
+    The result continues at the loader's position. Do not read the loader itself any more.
 
     Args:
-        loader: not closed. Where it was given no rank, the worker's of all workers is its own.
-        add_dist_sampler: in torch mode, or with a sampler of yours, divide the samples by a DistributedSampler, unless there is
-            one already. Call `set_epoch` before each epoch then, as with Ray's. In seed mode the loader divides in any case.
-        move_to_device: deliver batches on the worker's GPU, if it has one and the loader no `device`.
+        loader: the loader; it stays open. If it has no rank, it gets this worker's rank among all workers.
+        add_dist_sampler: in torch mode, or if the loader has a sampler of yours, divide the samples by a DistributedSampler, unless
+            the loader has one already. Call `set_epoch` before each epoch then, as with Ray's function. In seed mode, the loader
+            always divides the samples itself.
+        move_to_device: deliver batches on the worker's GPU, if it has one and the loader has no `device`.
     Returns:
         another loader of the same class.
     Raises:
-        RuntimeError: this is no worker of Ray Train.
-        TypeError: not a ShmLoader.
-        ValueError: a sampler of yours would be thrown away.
-        StateMismatch: the loader stands within an epoch that was divided over another number of ranks, or, where a sampler divides,
-            has been given a state.
+        RuntimeError: this is not a worker of Ray Train.
+        TypeError: `loader` is not a ShmLoader.
+        ValueError: a sampler of yours would be discarded.
+        StateMismatch: the loader is within an epoch that was divided among another number of ranks, or a sampler divides the
+            samples and the loader has loaded a state.
     """
     if not isinstance(loader, ShmLoader):
         raise TypeError(f"prepare takes a ShmLoader; give a {type(loader).__name__} to ray.train.torch.prepare_data_loader")
@@ -71,7 +72,7 @@ def _is_divided(loader: ShmLoader[Any]) -> bool:
 
 
 def _divided(loader: _Loader, rank: int, world_size: int) -> _Loader:
-    """One that reads this worker's part of what it read."""
+    """Return a loader that reads this worker's part of the samples."""
     has_batches_of_its_own = loader.batch_size is None and loader.batch_sampler is not None
     if has_batches_of_its_own or type(loader.sampler) not in (RandomSampler, SequentialSampler):
         name = type(loader.batch_sampler if has_batches_of_its_own else loader.sampler).__name__

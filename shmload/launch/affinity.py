@@ -1,4 +1,4 @@
-"""Divide the cores of a machine among ranks: a pure function of the cores and of the NUMA node of each rank's GPU.
+"""Divide the cores of a machine among ranks, given its cores and the NUMA node of each rank's GPU.
 
 Shares are equal to within one core, because ranks wait for each other. Every core is assigned, because decoding needs them all.
 The hardware threads of a core stay together. Within these rules a rank gets cores of its GPU's node; ranks without a known node

@@ -47,7 +47,7 @@ Tell = Callable[[str], None]
 
 
 class RaisingSignals(Signals):
-    """Signals of which the first interrupts the agent, even in a long rendezvous; later ones are kept."""
+    """Keep signals, but let the first one interrupt the agent, even in a long rendezvous."""
 
     def _catch(self, number: int, frame: Any) -> None:
         super()._catch(number, frame)

@@ -1,7 +1,7 @@
-"""Make the environment of a rank: torch.distributed's variables, as torchrun sets them, and a place to meet.
+"""Make the environment of a rank: torch.distributed's variables, as torchrun sets them, and a meeting point.
 
-Ranks meet at a loopback port that no other process can take: the launcher keeps a socket bound to it while it runs and never
-listens, so rank 0 can listen there, and the kernel gives the port to no one else. Both sides must set SO_REUSEADDR; servers do,
+Ranks meet at a loopback port that no other process can take. The launcher keeps a socket bound to the port while it runs, and never
+listens, so rank 0 can listen there and the kernel gives the port to no other process. Both sides must set SO_REUSEADDR; servers do,
 including torch's. Rejected: choosing a free port and releasing it, because another process may take it before rank 0 listens.
 """
 

@@ -116,10 +116,10 @@ class Printer:
         return pipe
 
     def finish(self, timeout_s: float | None = None) -> None:
-        """Print the remaining output and end. All ranks have ended; other processes that hold the pipes open are not waited for.
+        """Print the remaining output and end. Call this when all ranks have ended; other processes that hold a pipe are ignored.
 
         Args:
-            timeout_s: seconds to wait for the reader of the output; None: as long as it takes.
+            timeout_s: seconds to wait for the reader of the output, or None to wait without limit.
         """
         if self._wake < 0:
             return

@@ -1,4 +1,4 @@
-"""Describe the failure of a run: the first rank to fail and its own words, then what became of the others."""
+"""Describe the failure of a run: the first rank to fail with its own traceback, then how the others ended."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Ending:
 
     @property
     def failed(self) -> bool:
-        """Whether it failed on its own."""
+        """Return whether it failed without being asked to end."""
         return not self.asked and (self.report is not None or self.exitcode not in (0, None))
 
     def __str__(self) -> str:

@@ -1,6 +1,6 @@
-"""Keep signals to the launcher until it looks.
+"""Keep signals to the launcher until it asks for them.
 
-An exception raised by a handler could fall between the start of a rank and its record.
+They are not raised in the handler, because an exception could fall between the start of a rank and its record.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Signals:
         return self
 
     def install(self) -> None:
-        """Install the handlers, again if somebody has replaced them since."""
+        """Install the handlers; call it again if other code may have replaced them."""
         for number in self._before:
             signal.signal(number, self._catch)
 

@@ -48,7 +48,7 @@ class SpawnedRanks:
         start: starts the process of one rank.
         rank_specs: the ranks to start.
         grace_s: seconds between SIGTERM and SIGKILL.
-        port: the socket that holds the meeting port, closed when all ranks have ended; None: another machine holds it.
+        port: the socket that reserves the meeting port, closed when all ranks have ended; None if another machine reserves it.
     """
 
     def __init__(self, start: Start, rank_specs: Sequence[RankSpec], grace_s: float, port: socket.socket | None) -> None:
@@ -279,15 +279,15 @@ def spawn(
     """Run `fn(local_rank, *args)` in one process per GPU, each with torch.distributed's environment.
 
     `torch.distributed.init_process_group()` needs no arguments there, and a ShmLoader finds its rank and world size itself. Each
-    rank has processors of its own, near its GPU, which its loader's workers also use. Lines that a rank prints appear here with its
-    rank in front. The first rank to fail ends all ranks. No rank outlives this process. `shmload launch` does the same for scripts.
+    rank has its own processors, near its GPU, which its loader's workers also use. Lines that a rank prints are printed here after
+    the rank's number. If one rank fails, all are ended. No rank outlives this process. `shmload launch` does the same for scripts.
     See docs/launch.md.
 
     Args:
         fn: a function at the top level of a module, unless `start_method="fork"`.
         args: its arguments after the local rank; pickled, unless `start_method="fork"`.
-        nprocs: number of processes. None: one for each visible CUDA device, at least one.
-        join: wait until all ranks have ended. False: return while they run.
+        nprocs: number of processes. If None, one for each visible CUDA device, and at least one.
+        join: wait until all ranks have ended. If False, return while they run.
         start_method: "spawn", or "fork", which requires that this process has not used CUDA.
         grace_s: seconds between SIGTERM and SIGKILL when ranks are ended.
         pin: give each rank processors of its own: whole cores, by NUMA node, of those that this process may use. With fewer cores

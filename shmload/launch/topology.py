@@ -49,7 +49,7 @@ def num_devices(host: Host) -> int:
 
 
 def device_nodes(host: Host) -> list[int | None]:
-    """Return the NUMA node of each CUDA device in CUDA's order, or None if it is unknown. An empty list: nothing is known.
+    """Return the NUMA node of each CUDA device in CUDA's order, None for an unknown node. The list is empty if nothing is known.
 
     NVIDIA's driver lists devices by PCI address, which is CUDA's order among devices of one kind. CUDA itself is not used, because
     a process that has initialized it cannot fork ranks any more.
@@ -62,4 +62,4 @@ def device_nodes(host: Host) -> list[int | None]:
             return []
         addresses = [addresses[int(name)] for name in names]
     nodes = [int(host.text(f"sys/bus/pci/devices/{address.lower()}/numa_node") or -1) for address in addresses]
-    return [node if node >= 0 else None for node in nodes]  # -1: the firmware does not tell
+    return [node if node >= 0 else None for node in nodes]  # -1 means that the firmware does not report it

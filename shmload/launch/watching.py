@@ -21,9 +21,9 @@ from shmload.launch.rank_specs import RankSpec
 from shmload.launch.signals import SIGNALS, Signals
 from shmload.processes.child import Child, Children
 
-_BLAME_S = 0.1  # a signal to one rank may be a signal to all, and the launcher's own still on its way
-_DOUBLED_S = 0.5  # a ^C later than that after the first is impatience; `timeout` and terminals send some twice at once
-DRAIN_S = 2.0  # how long the reader of the output may take after a failure
+_BLAME_S = 0.1  # seconds; a signal to one rank may be one to all, and the launcher's own may arrive a moment later
+_DOUBLED_S = 0.5  # seconds; `timeout` and terminals send some ^C twice at once, and only a later one is a second request
+DRAIN_S = 2.0  # seconds that the reader of the output has after a failure
 _LAST_NBYTES = 16384  # of a log, searched for a traceback
 
 
@@ -81,10 +81,10 @@ class RankWatch:
                 os.eventfd_write(self._wake, 1)
 
     def close(self, timeout_s: float | None) -> None:
-        """Print the rest of the output. All ranks have ended.
+        """Print the rest of the output. Call this when all ranks have ended.
 
         Args:
-            timeout_s: seconds to wait for the reader of the output; None: as long as it takes.
+            timeout_s: seconds to wait for the reader of the output, or None to wait without limit.
         """
         self.printer.finish(timeout_s)
         with self._waking:
@@ -109,12 +109,12 @@ class RankWatch:
 
     @property
     def living(self) -> list[RunningRank]:
-        """The ranks that have not ended."""
+        """Return the ranks that have not ended."""
         return [one for one in self.ranks if one.child.exit_code is None]
 
     @property
     def fates(self) -> list[str]:
-        """What became of the ranks that were asked to end."""
+        """Describe how the ranks that were asked to end have ended."""
         return fates([one.ending for one in self.ranks], self._grace_s)
 
     def failure(self, failed: Sequence[RunningRank]) -> str:
@@ -129,11 +129,11 @@ class RankWatch:
         return failure_text(cause, last, [ending for ending in endings if ending is not cause], len(endings), self._grace_s)
 
     def first_failed(self, signals: Signals, timeout_s: float | None) -> list[RunningRank]:
-        """Look once, and return the ranks that have failed. Wait a moment for a signal that is sent to the launcher as well.
+        """Look once, and return the ranks that have failed. After a failure, wait briefly for a signal to the launcher as well.
 
         Args:
             signals: signals to the launcher.
-            timeout_s: seconds to wait for something to happen; None: as long as it takes.
+            timeout_s: seconds to wait for something to happen, or None to wait without limit.
         """
         failed = self.look(timeout_s)
         until = monotonic() + _BLAME_S * any(-(one.ending.exitcode or 0) in SIGNALS for one in failed)
@@ -142,10 +142,10 @@ class RankWatch:
         return failed
 
     def look(self, timeout_s: float | None) -> list[RunningRank]:
-        """Wait for something to happen and record it. Return the ranks that have failed since the last look.
+        """Wait for an event and record it. Return the ranks that have failed since the last call.
 
         Args:
-            timeout_s: seconds to wait; None: as long as it takes.
+            timeout_s: seconds to wait, or None to wait without limit.
         """
         ended, happened = self._children.wait(timeout_s)
         if self._wake in happened:
@@ -162,7 +162,7 @@ class RankWatch:
         return failed
 
     def _read_report(self, one: RunningRank) -> None:
-        """Read what there is of a report, and close the pipe if its writer has closed it."""
+        """Read the available part of a report, and close the pipe if its writer has closed it."""
         try:
             while data := os.read(one.report_fd, 65536):
                 one.reported += data
@@ -178,7 +178,7 @@ class RankWatch:
         one.report_fd = -1
 
     def _reap(self, one: RunningRank) -> None:
-        """Record how a rank ended. Its id and its group's stay its own until its exit code is collected."""
+        """Record how a rank ended. Until its exit code is collected, its process id and group id cannot be reused."""
         if one.report_fd >= 0:
             self._read_report(one)
         if one.report_fd >= 0:  # a process that the rank has started holds the other end
@@ -186,7 +186,7 @@ class RankWatch:
         try:
             found = os.waitid(os.P_PIDFD, one.child.pidfd, os.WEXITED | os.WNOWAIT)
             if one.ending.asked or (found and found.si_status):
-                os.killpg(one.child.pid, signal.SIGTERM)  # the processes that it has started and left behind
+                os.killpg(one.child.pid, signal.SIGTERM)  # end the processes that the rank has started and not ended
         except OSError:  # it left its group, or the program has collected its exit code, and its id may be reused
             pass
         one.ending.exitcode = self._children.reap(one.child)

@@ -12,9 +12,9 @@ def after_batch(function: Callable[[Any], Any], batch: Any, where: str) -> Any:
     """Return `function(batch)`. An error that it raises gets a note with the batch's position.
 
     Args:
-        function: the user's.
-        batch: the batch, just delivered.
-        where: its position, for messages.
+        function: the user's `after_batch`.
+        batch: the batch that was just delivered.
+        where: the batch's position, for messages.
     """
     try:
         return function(batch)

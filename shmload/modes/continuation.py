@@ -1,8 +1,8 @@
 """Continue the trainer's generators where a saved run left them, without moving the program's own.
 
-A resumed pass draws its order from generators set to where the saved run's were, and the program's generators are restored
+A resumed pass draws its order from generators set to their states in the saved run, and the program's generators are restored
 afterwards. If the program then neither draws from a generator nor seeds it, the saved run would not have done so either. The next
-pass is drawn from where the resumed one stopped. A generator that the program has used or set since is used as it is.
+pass then draws from where the resumed one stopped. A generator that the program has used or set since is used as it is.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ class Continuation:
     """The place of each global generator in the saved run, while the program leaves that generator alone."""
 
     def __init__(self) -> None:
-        self._left: Origin | None = None  # where the program's generators were when the newest pass had begun
-        self._place: Origin | None = None  # where the saved run's would have been then
+        self._left: Origin | None = None  # the states of the program's generators when the newest pass had begun
+        self._place: Origin | None = None  # the states that the saved run's generators would have had then
 
     def keep(self, place: Origin) -> None:
-        """Draw later passes from `place`, as long as the program leaves its generators alone."""
+        """Let later passes draw from `place`, as long as the program does not change its generators."""
         self._left, self._place = origin_of(None), place
 
     def forget(self) -> None:
-        """Draw later passes from the program's generators."""
+        """Let later passes draw from the program's generators."""
         self._left = self._place = None
 
     def place(self, generator: torch.Generator | None) -> Origin:
-        """Return where the next pass draws from.
+        """Return the generators' states from which the next pass draws.
 
         Args:
-            generator: the loader's own, which is always used as it is.
+            generator: the loader's own generator, which is always used as it is.
         """
         now = origin_of(generator)
         if self._place is None or self._left is None:
@@ -47,7 +47,7 @@ class Continuation:
 
     @contextmanager
     def drawing(self, generator: torch.Generator | None) -> Iterator[bool]:
-        """Draw what a pass draws at its beginning from `place`. Yield whether the program's generators are restored afterwards."""
+        """Let a pass make its first draws from `place` inside. Yield whether the program's generators are restored afterwards."""
         if self._place is None:
             yield False
             return
@@ -56,7 +56,7 @@ class Continuation:
 
     @contextmanager
     def drawing_from(self, place: Origin) -> Iterator[bool]:
-        """Draw what a pass draws at its beginning from `place`. Yield whether the program's generators are restored afterwards."""
+        """Let a pass make its first draws from `place` inside. Yield whether the program's generators are restored afterwards."""
         if place.is_now():
             self.forget()
             yield False
@@ -70,7 +70,7 @@ class Continuation:
         """Return a checksum of each generator's place, which shows later whether a program has restored it.
 
         Args:
-            is_torch_enough: leave out Python's and numpy's. About 5 us instead of 60.
+            is_torch_enough: leave out Python's and numpy's generators. This takes about 5 us instead of 60.
         """
         if is_torch_enough and self._place is None:
             return {"of_torch": zlib.crc32(torch.get_rng_state().numpy().data)}
@@ -79,7 +79,7 @@ class Continuation:
 
 
 def marks_of(origin: Origin) -> Marks:
-    """Return a checksum of each global generator's place."""
+    """Return a checksum of each global generator's state."""
     return {name: zlib.crc32(origin.bytes_of(name)) for name in GENERATORS}
 
 

@@ -13,10 +13,12 @@ from shmload.batch.registered_functions import registered_functions
 
 
 def collated(samples: Any, ragged: Ragged | None) -> Any:
-    """Return the batch of some samples: torch's default collate, or, with a rule, also of samples that torch does not take.
+    """Return the batch of some samples, in private memory.
+
+    Without a rule, this is torch's default collate. With a rule, samples that torch rejects are also accepted.
 
     Args:
-        samples: a list, or what the dataset's `__getitems__` returned.
+        samples: a list, or the result of the dataset's `__getitems__`.
         ragged: the rule for samples that differ in shape, or None.
     """
     packed = None if ragged is None else pack_samples(samples, ragged, registered_functions())

@@ -48,7 +48,7 @@ class EpochWatches:
         """Begin to measure a pass, and report an earlier one that has not ended as incomplete.
 
         Args:
-            config: the loader's for this pass.
+            config: the loader's arguments for this pass.
             builder: makes the loader's engines.
             deliveries: its `last` is the order of the batch just yielded.
             epoch: number of the pass.
@@ -156,7 +156,7 @@ class EpochWatch:
 
 
 def nbytes_of(batch: Any) -> int:
-    """Bytes of the tensors, arrays and strings in a batch."""
+    """Return the total size of the tensors, arrays and strings in a batch, in bytes."""
     if isinstance(batch, torch.Tensor):
         if batch.is_nested:
             return nbytes_of(batch.values())
@@ -177,11 +177,11 @@ def nbytes_of(batch: Any) -> int:
 def samples_counter(config: LoaderConfig, *, is_final: bool = False) -> Callable[[Order, Any], int]:
     """Return a function of an order and its batch that returns the number of samples delivered.
 
-    The end of an iterable dataset and `__getitems__` may give another number than was ordered.
+    The number may differ from the number ordered, at the end of an iterable dataset or with `__getitems__`.
 
     Args:
         config: arguments of the loader.
-        is_final: whether the function gets what `after_batch` returns, which need not show its samples.
+        is_final: whether the function gets the result of `after_batch`, whose number of samples may not be recognizable.
     """
     is_iterable = config.is_iterable
     shows_rows = is_iterable or (config.plan.has_getitems and config.custom_collate_fn is None)
@@ -195,7 +195,7 @@ def samples_counter(config: LoaderConfig, *, is_final: bool = False) -> Callable
 
 
 def rows_of(batch: Any) -> int | None:
-    """Return the number of samples in a batch, of default collation; None if the batch does not show it.
+    """Return the number of samples in a batch made by default collation; None if it cannot be recognized.
 
     A list is either the columns of tuples, which have equally many rows, or the rows of a column: text, or arrays that differ in
     shape.

@@ -34,10 +34,10 @@ _NO_BLOCK = (-1, 0, np.empty((0, 0), np.int64))
 class Epochs:
     """The epochs of one loader, for the current length of its dataset and the current ranks.
 
-    A step is what the schedule counts: steps, or batches of all ranks where an order makes the batches.
+    A step is the unit that the schedule counts: one step, or a batch of all ranks if an order makes the batches.
 
     Args:
-        config: the loader's when it is constructed; each pass has its own.
+        config: the loader's arguments at construction; each pass has its own.
 
     Attributes:
         rank: this process's rank in the schedule.
@@ -65,7 +65,7 @@ class Epochs:
         """Make the schedule for the current length of the dataset and the current ranks, which may have changed.
 
         Args:
-            config: the loader's for the next pass.
+            config: the loader's arguments for the next pass.
 
         Returns:
             whether the schedule has changed. Orders that were sent to workers are then invalid, and their dataset may be outdated.
@@ -149,7 +149,7 @@ class Epochs:
         return self._schedule.end_of(epoch, self.rank)
 
     def end_of_all(self, epoch: int) -> int:
-        """Return the step after the last one of any rank. A rank with fewer steps goes through the whole epoch all the same."""
+        """Return the step after the last one of any rank. A rank with fewer steps still goes through the whole epoch."""
         if self._schedule is not None:
             return self._schedule.end_of(epoch, rank=0)
         try:

@@ -30,7 +30,7 @@ class InlineReader:
 
     Args:
         job: how the dataset is read.
-        bad_samples: what to do about samples that cannot be read.
+        bad_samples: the policy for samples that cannot be read.
     """
 
     def __init__(self, job: Job, bad_samples: BadSamples) -> None:
@@ -72,7 +72,7 @@ class InlineReader:
         return NOTHING
 
     def _bad_rows(self, keys: list[Any], epoch: int) -> list[int]:
-        """Return the rows that cannot be read, beginning with the one that just failed; none if the batch as a whole failed."""
+        """Return the rows that cannot be read, from the one that just failed on; empty if the batch as a whole failed."""
         bad = [] if self._row < 0 else [self._row]
         for row in range(self._row + 1, len(keys)):
             try:

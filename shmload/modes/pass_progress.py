@@ -1,9 +1,9 @@
 """The progress of a pass in torch mode, from which its state is made.
 
-A resumed loader restores workers and sampler to the last snapshot and reads the batches between that and the saved position again
-without yielding them: none with `snapshot_every_n_steps=1`. An order is complete when its batch was yielded, was lost to an error,
-or had no sample left. The number of yielded batches is not a position, because some orders yield none, and with in_order=False
-they come in another order.
+A resumed loader restores workers and sampler to the last snapshot, and reads the batches between the snapshot and the saved
+position again without yielding them. With `snapshot_every_n_steps=1` there are none. An order is complete when its batch was
+yielded, was lost to an error, or had no sample left. The number of yielded batches is not a position, because some orders yield no
+batch, and with in_order=False they arrive in another order.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class PassProgress:
         self._identity = identity(config)
         self._is_iterable = is_endless(config.index_sampler)
         self._goes_by_number = not self._is_iterable and not config.in_order and config.total_workers > 1
-        # a snapshot is then taken when a state is asked for: batches read out of order are not read again up to a place
+        # if so, each state takes its own snapshot, because batches read out of order cannot be read again up to a position
         self.is_always_current = self._every == 1 or self._goes_by_number
         self.sampler, self.base_seed, self._shared_seed = sampler, base_seed, shared_seed
         self._notes: list[bytes] = [SAME] * self._num_workers
-        self._first_notes = list(self._notes)  # of the pass's beginning
+        self._first_notes = list(self._notes)  # the notes at the beginning of the pass
         self._is_current = [True] * self._num_workers
         self.fetcher: Any = None
         self.last_worker = self._num_workers - 1  # the one whose batch was delivered last
@@ -105,7 +105,7 @@ class PassProgress:
         self._take_snapshot()
 
     def workers_at_end(self) -> list[Snapshot]:
-        """Return the workers' snapshots between two passes, however rare snapshots are during a pass."""
+        """Return the workers' snapshots between two passes, even if snapshots are rare during a pass."""
         notes = [pickle.loads(note) if note else {} for note in self._notes] or [self._read_here()]
         return [after_pass(note) for note in notes]
 
@@ -119,7 +119,7 @@ class PassProgress:
 
     @property
     def num_complete(self) -> int:
-        """Number of complete orders that a record counts: of an iterable dataset, without those that ended an iterator."""
+        """Return the number of complete orders that a record counts. For an iterable dataset, those that end an iterator do not."""
         return sum(self._counts) if self._is_iterable else self.done.first
 
     def noted(self, worker: int, note: Note | None) -> None:
@@ -129,13 +129,13 @@ class PassProgress:
             self._notes[worker] = note.snapshot
 
     def ended(self, step: int, worker: int) -> None:
-        """Record an order as complete that did not end its worker's iterator."""
+        """Record that an order is complete and did not end its worker's iterator."""
         self.done.add(step)
         self._counts[worker] += 1
         self.sampler.forget(self.done.first if self.is_always_current else self._snapshot[0])
 
     def delivered(self) -> None:
-        """Take a snapshot if one is due after a batch was yielded. Need not be called if `is_always_current`."""
+        """Take a snapshot if one is due after a batch was yielded. Calling this is optional if `is_always_current`."""
         if self._every and self.done.first - self._snapshot[0] >= self._every and all(self._is_current):
             self._take_snapshot()
 
@@ -164,7 +164,7 @@ class PassProgress:
         if self._is_iterable:
             state.update(counts=list(self._counts), counted=counted, last_worker=self.last_worker, beyond=[])
         state["workers"] = [pickle.loads(note) if note else {} for note in notes] or [self._read_here()]
-        if self._is_iterable and notes and not has_own_states(state["workers"]):  # all of the pass is read again
+        if self._is_iterable and notes and not has_own_states(state["workers"]):  # the whole pass is read again
             state["workers"] = [pickle.loads(note) if note else {} for note in self._first_notes]
         return state
 
@@ -196,8 +196,8 @@ def fresh_state(config: LoaderConfig, finished: PassProgress | None, origin: Ori
     """Return the state before a pass.
 
     Args:
-        origin: the generators' states that the pass would be drawn from.
-        finished: the last pass, if there was one: a stateful dataset continues from it if its workers do.
+        origin: the generators' states from which the pass would draw.
+        finished: the last pass, if there was one. A stateful dataset continues from it if its workers do.
     """
     workers: list[Snapshot] = []
     base_seed = None  # it is drawn when the pass begins

@@ -1,6 +1,6 @@
 """A progress bar over a loader's batches: batches of the total, samples/s, and the share of the time spent waiting.
 
-The loop itself draws it, a few times a second, so no thread is needed. It appears on stderr, and only if that is a terminal.
+The loop itself draws the bar, a few times a second, so no thread is needed. It appears on stderr, and only if that is a terminal.
 """
 
 from __future__ import annotations

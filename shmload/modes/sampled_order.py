@@ -1,7 +1,7 @@
 """The order of a user's sampler in seed mode: the sampler chooses the samples, the seed determines the randomness within them.
 
-Such an order has no formula, so a state records how the sampler reached its position (see sampler_reader.py), at the size that
-this takes.
+Such an order has no formula, so a state records how the sampler reached its position (see sampler_reader.py). Its size depends on
+the sampler.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class SampledOrder:
         return batches
 
     def state_dict(self, epoch: int, step: int, *, is_begun: bool) -> dict[str, Any]:
-        """Return the state before a batch that is the next to be delivered.
+        """Return the state before the next batch to be delivered.
 
         Args:
             epoch, step: position of the batch.
@@ -110,7 +110,7 @@ class SampledOrder:
         """Move to the position where a state was taken, and return it as (epoch, step).
 
         Args:
-            state: what `state_dict` returned.
+            state: a result of `state_dict`.
             is_trusted: whether pickles in it may be opened.
         Raises:
             StateMismatch: it comes from another kind of loader or seed, is damaged, or contains a pickle that is not trusted.

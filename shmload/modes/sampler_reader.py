@@ -35,11 +35,11 @@ class SamplerReader:
 
     Args:
         sampler: yields the keys of one batch.
-        generator: the loader's own, if it was given one.
-        every: ask a stateful sampler for its state every so many batches, or, if 0, only when the pass begins.
-        iterator: of the sampler, just begun as torch begins it.
+        generator: the loader's own generator, if it has one.
+        every: ask a stateful sampler for its state after every `every` batches, or, if 0, only when the pass begins.
+        iterator: the sampler's iterator, just started as torch starts it.
         origin: the generators' states before that.
-        seed_between: whether torch draws its workers' base seed after beginning the iterator, not before.
+        seed_between: whether torch draws its workers' base seed after starting the iterator, not before.
         keeps_places: record the generators' states along with a stateful sampler's.
 
     Attributes:
@@ -90,11 +90,11 @@ class SamplerReader:
         return batches_of(sampler, num_skipped)
 
     def resume(self, state: SamplerState, num_early: int = 1) -> None:
-        """Continue where an earlier pass gave its state.
+        """Continue where an earlier pass returned its state.
 
         Args:
-            num_early: take so many batches while the generators are the saved run's. A sampler that draws when its first batch is
-                taken must draw then, unless the program has restored its generators itself.
+            num_early: number of batches to take while the generators are set to the saved run's states. A sampler that draws when
+                its first batch is taken must draw then, unless the program has restored its generators itself.
         """
         self.num_taken = state["taken"]
         sampler = _innermost(self._sampler)
@@ -106,7 +106,7 @@ class SamplerReader:
                 self.place = self._go_to(Origin.loads(state["origin"]))
             self._load(own)
             if self.num_taken == length_hint(self._sampler, -1) and list(islice(self._iterator, 1)):
-                self._load(own)  # the sampler has begun its next pass by itself: back to this one's end
+                self._load(own)  # the sampler has already begun its next pass: return to this one's end
                 self._iterator, self._ended = iter(()), own
         elif "origin" in state:
             self._origin, self._origin_texts = Origin.loads(state["origin"]), None
@@ -149,7 +149,7 @@ class SamplerReader:
 
     @property
     def num_ahead(self) -> int:
-        """Number of batches that the sampler has been asked for so far."""
+        """Return the number of batches that the sampler has been asked for so far."""
         return max(self.num_taken, self._num_drawn)
 
     def _replay(self, num_early: int) -> None:
@@ -200,12 +200,12 @@ class SamplerReader:
         return copy.deepcopy({"sampler": sampler, "iterator": iterator})
 
     def forget(self, num_delivered: int) -> None:
-        """Drop the states from before so many batches were taken."""
+        """Drop the states from before `num_delivered` batches were taken."""
         while len(self._states) > 1 and self._states[1][0] <= num_delivered:
             self._states.popleft()
 
     def state(self, num_delivered: int) -> SamplerState:
-        """Return the state when so many batches had been taken, or the last one before that; drop older ones."""
+        """Return the state after `num_delivered` batches were taken, or the last one before that; drop older ones."""
         state: SamplerState = {"taken": num_delivered}
         if self._epoch is not None:
             state["epoch"] = self._epoch
@@ -238,9 +238,9 @@ def state_before(index_sampler: Any, origin: Origin, own: SamplerState | None = 
     """Return the state before a pass over a sampler.
 
     Args:
-        index_sampler: the loader's.
-        origin: the generators' states that the pass would be drawn from.
-        own: what a stateful sampler gave at the end of the pass before.
+        index_sampler: the loader's index sampler.
+        origin: the generators' states from which the pass would draw.
+        own: the state that a stateful sampler had at the end of the previous pass.
     """
     state: SamplerState = {"taken": 0, "origin": origin.dumps(is_torchs_own(index_sampler))}
     if not is_endless(index_sampler):
@@ -278,7 +278,7 @@ class _Batches:
         return {name: part.state_dict() if is_stateful(part) else None for name, part in parts.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` returned."""
+        """Load a result of `state_dict`."""
         sampler: Any = self._batches.sampler
         if state["sampler"] is not None:
             sampler.load_state_dict(state["sampler"])

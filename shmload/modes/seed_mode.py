@@ -104,12 +104,12 @@ class SeedIterator:
 
 
 class SeedStream:
-    """The batches of one loader in seed mode. They can be requested in any sequence, and are ordered ahead in the usual one.
+    """The batches of one loader in seed mode. Any batch can be requested; batches are ordered ahead in the usual sequence.
 
     The loader and each of its passes refer to it, and its workers end when the last of them is deleted.
 
     Attributes:
-        config: the loader's for the newest pass, which the loader sets.
+        config: the loader's arguments for the newest pass, set by the loader.
         valid: number of rows of the batch just yielded that are not padding.
     """
 
@@ -319,7 +319,7 @@ class SeedStream:
         """Let the next pass begin where the state was taken.
 
         Args:
-            state: what `state_dict` returned.
+            state: a result of `state_dict`.
             is_trusted: whether pickles in it may be opened; by default as the loader's `trust_state`.
         """
         self._refresh()
@@ -338,7 +338,7 @@ class SeedStream:
 
     def go_on_as_copy(self, state: dict[str, Any]) -> None:
         """Continue at the position of the loader that this one was copied from."""
-        self.load_state_dict(state, is_trusted=True)  # trusted: it comes from a copy, or from a pickle that has been opened already
+        self.load_state_dict(state, is_trusted=True)  # trusted: it comes from a copy, or from a pickle that was already opened
 
     def _position(self) -> tuple[int, int]:
         """Return (epoch, step) of the next batch of any rank. A last step without a row for this rank still counts as pending."""

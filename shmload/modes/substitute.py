@@ -12,7 +12,7 @@ def next_of_dataset(config: LoaderConfig, order: Order, row: int) -> int:
     """Return the index that follows a bad sample's in the dataset.
 
     Args:
-        config: the loader's.
+        config: the loader's arguments.
         order: the order of the batch.
         row: the row of the bad sample.
 

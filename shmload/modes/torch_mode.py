@@ -59,8 +59,8 @@ class TorchPasses:
     """The state of a loader between passes: the newest pass's progress, and the state from which the next continues.
 
     Attributes:
-        config: the loader's for the newest pass, which the loader sets.
-        progress: of the newest pass. It outlives the iterator, because a loop that was left can be resumed.
+        config: the loader's arguments for the newest pass, set by the loader.
+        progress: the progress of the newest pass. It outlives the iterator, because a loop that was left can be resumed.
     """
 
     valid = None  # because no row is padding
@@ -81,7 +81,7 @@ class TorchPasses:
         """Begin the next pass.
 
         Args:
-            loader: the object that torch's iterators get as their loader.
+            loader: the object that torch's iterators see as their loader.
         """
         state, self._loaded = self._loaded, None
         config, generator = self.config, self.config.generator
@@ -107,7 +107,8 @@ class TorchPasses:
     def _resumed(self, kind: type[TorchIterator | TorchInlineIterator], loader: DataLoader[Any], state: TorchState) -> _Iterator:
         """Return the rest of a pass. Generators that the program has restored itself are used as they are.
 
-        Only if both runs have workers, or neither: else a sampler draws its order at another time than in the saved run.
+        This is only possible if both runs have workers, or neither has. Otherwise a sampler draws its order at another time than in
+        the saved run.
         """
         marks = state.get("generators", {})
         is_same_kind = bool(self.config.num_workers) == bool(state["num_workers"])
@@ -140,7 +141,7 @@ class TorchPasses:
         """Let the next pass begin where the state was taken.
 
         Args:
-            state: what `state_dict` returned.
+            state: a result of `state_dict`.
         Raises:
             StateMismatch: the state belongs to another loader or is damaged.
         """
@@ -250,8 +251,8 @@ class _Iterator(BaseIterator):
             self._watch = passes.watches.begin(passes.config, passes.builder, log, self._pass)
 
     def _reader_of_sampler(self, origin: Origin, generator: torch.Generator | None, **options: Any) -> SamplerReader:
-        """Replace the sampler's iterator, which torch has just begun, by a reader. `origin`: the generators' states before."""
-        if is_endless(self._index_sampler):  # the pass has drawn everything that it draws
+        """Replace the sampler's iterator, which torch has just started, by a reader. `origin` is the generators' states before."""
+        if is_endless(self._index_sampler):  # the pass draws nothing more
             origin = origin_of(generator)
         reader = SamplerReader(
             self._index_sampler, generator, iterator=self._sampler_iter, origin=origin, keeps_places=True, **options
@@ -284,9 +285,9 @@ class TorchIterator(_Iterator):
     """One pass (or, with persistent workers, all passes) of a loader with workers.
 
     Args:
-        loader: the object that torch's iterators get as their loader.
+        loader: the object that torch's iterators see as their loader.
         passes: the loader's passes.
-        state: of an earlier pass, from which this one continues.
+        state: the state of an earlier pass, from which this one continues.
         is_early: take the first batch from the sampler at once.
     """
 
@@ -395,13 +396,13 @@ class TorchIterator(_Iterator):
         engine.begin_pass(passes.config.num_steps, epoch_base=self._pass - self._epoch)
 
     def _finish(self, engine: Engine) -> None:
-        """Wait for all orders and drop their batches, because torch's workers also finish what they were sent."""
+        """Wait for all orders and drop their batches, because torch's workers also finish the work that they were sent."""
         while engine.num_queued:
             outcome = engine.next()
             self.progress.noted(outcome.order.worker, outcome.note)
 
     def _lost(self, engine: Engine, order: Order, note: Note | None, error: BaseException) -> None:
-        """Count a batch that an error has replaced, at torch's pace."""
+        """Count a batch that an error has replaced, and continue ordering as torch does."""
         if isinstance(error, WorkerDied) and self._passes.config.ray is not None:  # its actor is not replaced
             engine.break_off(functools.partial(WorkerDied, str(error)))
             return
@@ -412,7 +413,7 @@ class TorchIterator(_Iterator):
         self._go_on_ordering(engine)
 
     def _read_again(self, num_left: list[int]) -> None:
-        """Let each worker read so many batches of an iterable dataset again, without yielding them."""
+        """Let each worker read `num_left` batches of an iterable dataset again, without yielding them."""
         engine, num_to_send = self._engine, list(num_left)
         assert engine is not None
         while any(num_left):
@@ -516,9 +517,9 @@ class TorchInlineIterator(_Iterator, SingleProcessIterator):
     """One pass without workers, read by torch's fetcher, or by InlineReader if samples decode in place or may be bad.
 
     Args:
-        loader: the object that torch's iterators get as their loader.
+        loader: the object that torch's iterators see as their loader.
         passes: the loader's passes.
-        state: of an earlier pass, from which this one continues.
+        state: the state of an earlier pass, from which this one continues.
         is_early: take the first batch from the sampler at once.
     """
 
@@ -572,7 +573,7 @@ class TorchInlineIterator(_Iterator, SingleProcessIterator):
             self._read_again_to(state["done"])
 
     def _read_again(self, num_batches: int) -> None:
-        """Read so many batches of an iterable dataset again, without yielding them."""
+        """Read `num_batches` batches of an iterable dataset again, without yielding them."""
         with self.progress.reading_again():
             for _ in range(num_batches):
                 with suppress(Exception):  # the saved run lost it as well
@@ -605,10 +606,10 @@ class TorchInlineIterator(_Iterator, SingleProcessIterator):
 
 
 def _put_at(reader: SamplerReader, state: TorchState | None, *, is_early: bool) -> TorchState | None:
-    """Move a sampler to where a state was taken. Return the state if that is in the middle of a pass.
+    """Move a sampler to where a state was taken. Return the state if it was taken within a pass.
 
     Args:
-        is_early: have a sampler draw now that draws when its first batch is taken.
+        is_early: let a sampler that draws when its first batch is taken draw now.
     """
     if state is None:
         return None

@@ -35,11 +35,11 @@ def is_torchs_own(index_sampler: Any) -> bool:
 
 
 def batches_of(index_sampler: Any, num_skipped: int = 0) -> Iterator[Any] | None:
-    """Return an iterator over what one of torch's own samplers yields, with batches as arrays; None for another sampler.
+    """Return an iterator over the batches of one of torch's own samplers, as arrays; None for another sampler.
 
     Args:
-        index_sampler: the loader's.
-        num_skipped: leave out so many at the beginning.
+        index_sampler: the loader's index sampler.
+        num_skipped: number of batches to leave out at the beginning.
     """
     if type(index_sampler) is SequentialSampler:  # samples come one by one
         return iter(range(len(index_sampler))[num_skipped:])

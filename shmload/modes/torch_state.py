@@ -5,11 +5,12 @@ A state contains:
     {"version", "mode": "torch", "batch_size", "drop_last", "n",    which loader it belongs to
      "position", "is_finished",                                     batches delivered; whether the pass has ended
      "check",                                                       see schedule/state_checksum.py
-     "details"}                                                     the rest, as one string (see schedule/state_codec.py):
+     "details"}                                                     the rest, in one string (see schedule/state_codec.py):
 
      "snapshot", "num_workers", "last_worker", "base_seed", "shared_seed",  where a resumed loader starts reading
      "done", "beyond",                                              all orders before `done` are complete, and these after it
-     "counts", "counted"                                            of an iterable dataset: complete orders by worker, now and then
+     "counts", "counted"                                            of an iterable dataset: complete orders by worker, now and in
+                                                                    the snapshot
      "ahead"                                                        batches that the sampler had been asked for
      "generators"                                                   checksums of the global generators (see continuation.py)
      "sampler": {...}, "workers": [...]                             see sampler_reader.py and worker/snapshot.py

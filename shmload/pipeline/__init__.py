@@ -1,4 +1,4 @@
-"""Composable, resumable pipelines, in the words of the Conveyer library: stages in a row over the one engine.
+"""Composable, resumable pipelines, in the terms of the Conveyer library: a list of stages, run by one engine.
 
     stages (plain values) ──compose.py──▶ Plan ──engines.py──▶ KeyedEngine or BlockEngine ──▶ batches
 
@@ -7,14 +7,14 @@ worker pool. A source is one row of keys over all epochs: key = item + epoch * n
 and adds the number of the member (join_source.py). `StreamSchedule` (item_schedule.py) deals positions to ranks. A step is
 identified by its first position, which is also the state, so any number of ranks can continue.
 
-`KeyedEngine` runs one ShmLoader in seed mode over that schedule. How many items are fetched together affects when they arrive,
-never which. If a stage makes more or fewer items than it gets, blocks of items travel instead (block_rows.py; as columns, if they
-are all alike: block_columns.py), and `BlockEngine` cuts them into batches. Its blocks come from a `KeyedEngine`
-(block_sources.py), or are ordered as samples of a sampler (fed_blocks.py): those of a `Stream`, which the trainer reads
-(stream_feed.py), and those that are taken in the order in which they are finished. Both engines share places and states
-(pipeline_engine.py).
+`KeyedEngine` runs one ShmLoader in seed mode over that schedule. The number of items that are fetched together affects when they
+arrive, never which items arrive. If a stage makes more or fewer items than it gets, blocks of items are passed instead
+(block_rows.py; as columns, if the items are all alike: block_columns.py), and `BlockEngine` cuts them into batches. Its blocks come
+from a `KeyedEngine` (block_sources.py), or are ordered as samples of a sampler (fed_blocks.py): the blocks of a `Stream`, which the
+trainer reads (stream_feed.py), and blocks that are delivered in the order in which they are finished. Both engines share places and
+states (pipeline_engine.py).
 
-`in_place.py` passes a dataset's own way of decoding through stages that only choose items. `explain.py` names the bottleneck.
+`in_place.py` lets a dataset decode in place through stages that only choose items. `explain.py` names the bottleneck.
 """
 
 from shmload.pipeline.async_map import AsyncMap

@@ -1,4 +1,4 @@
-"""AsyncMap: a coroutine function of each item, several of them waiting at a time."""
+"""AsyncMap: apply a coroutine function to each item, with several items waiting at a time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from shmload.worker.stage_engine import Expanding, FailedItem, StageContext
 
 @dataclass(frozen=True)
 class AsyncMap(Expanding):
-    """A coroutine function of each item, for requests: several wait at a time. Items keep their order.
+    """A stage that applies a coroutine function, such as a request, to each item. Several items wait at a time; order is kept.
 
-    It runs in the process that expands blocks, in an event loop that its thread keeps, so a client can be reused for the next item.
+    It runs in the process that expands blocks, in an event loop that the thread keeps, so a client can be reused for the next item.
 
     Args:
         fn: item -> a coroutine that returns an item.
-        in_flight: how many items of one block wait at a time, in each worker.
+        in_flight: number of items of one block that wait at a time, in each worker.
     Raises:
         ValueError, TypeError: an argument is invalid.
     """
@@ -89,7 +89,7 @@ T = TypeVar("T")
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in a loop of this thread; a loop that runs already, as in a notebook, is suspended meanwhile."""
+    """Run a coroutine in a loop of this thread. A loop that is already running, as in a notebook, is suspended until it ends."""
     own = _idle.loops.pop() if _idle.loops and _idle.loops[-1].pid == os.getpid() else _OwnLoop()
     outer = asyncio._get_running_loop()
     task = None if outer is None else _swap_task(outer, None)

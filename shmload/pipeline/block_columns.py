@@ -1,11 +1,11 @@
-"""Columns: the items of a block as arrays, so a batch of them is a slice of what its worker has written.
+"""Columns: the items of a block as arrays, so that a batch is a slice of what its worker has written.
 
     items of a block      {"x": a, "y": 1}  {"x": b, "y": 2}  {"x": c, "y": 3}
     its columns           {"x": [a b c], "y": [1 2 3]}
     batches of two        {"x": [a b], "y": [1 2]}  and, with the next block's first item, {"x": [c d], "y": [3 4]}
 
-Only items that are all alike become columns, and a batch of them equals, byte for byte, the collated items. If that is not certain,
-blocks stay lists of items, or become lists again.
+Only items that are all alike become columns, and a batch of columns equals the collated items, byte for byte. If that is not
+certain, blocks stay lists of items, or become lists again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BlockColumns(NamedTuple):
 
     Attributes:
         size: number of items.
-        kinds: of the leaves, in order: "number", "scalar", "array", "tensor" or "text".
+        kinds: kinds of the leaves, in order: "number", "scalar", "array", "tensor" or "text".
         tree: an item with a column in place of each leaf; tensors of shape (size, ...) or Texts.
     """
 
@@ -44,7 +44,7 @@ class BlockColumns(NamedTuple):
 
 
 class _Unlike(Exception):
-    """The items are not all alike, or of a kind that columns cannot contain."""
+    """Raised if the items are not all alike, or of a kind that columns cannot contain."""
 
 
 def columns_of(items: Sequence[Any]) -> BlockColumns | None:
@@ -110,7 +110,7 @@ def length(block: Block) -> int:
 
 
 def part_of(pieces: Sequence[Piece], first: int, stop: int) -> list[Piece]:
-    """Return items `first` to `stop` of some pieces."""
+    """Return items `first` to `stop` of the items of several pieces."""
     found, at = [], 0
     for block, begins, ends in pieces:
         start, end = max(first - at, 0), min(stop - at, ends - begins)
@@ -121,7 +121,7 @@ def part_of(pieces: Sequence[Piece], first: int, stop: int) -> list[Piece]:
 
 
 def batch_of(pieces: Sequence[Piece]) -> Any:
-    """Return the batch of some items, or None if their columns do not fit together. The batch of one piece aliases its block."""
+    """Return the batch of the pieces' items, or None if their columns do not fit together. A single piece is not copied."""
     first = pieces[0][0]
     if not isinstance(first, BlockColumns):
         return None
@@ -160,7 +160,7 @@ def _sliced(pieces: list[tuple[Any, int, int]]) -> Any:
 
 
 def items_of(pieces: Sequence[Piece]) -> list[Any]:
-    """Return the items exactly like those which the stages made."""
+    """Return the items exactly as the stages made them."""
     found: list[Any] = []
     for block, start, stop in pieces:
         if isinstance(block, BlockColumns):

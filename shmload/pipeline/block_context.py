@@ -1,4 +1,4 @@
-"""BlockContext: names the items of a block in errors, and lets the other items continue."""
+"""BlockContext: name the items of a block in errors, and let the other items continue."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ IN_WORKER = "in a worker of this pipeline"
 
 
 class BlockContext(StageContext):
-    """What the stages of a block share; a place is a position in the row below.
+    """The context that the stages of a block share. A place is a position in the row below.
 
     Args:
-        row: whose items they are; has key() and name().
+        row: the row of the items; it has key() and name().
     """
 
     def __init__(self, row: Any) -> None:

@@ -1,9 +1,9 @@
 """BlockEngine: runs a pipeline whose stages make more or fewer items, or whose items arrive as they are finished.
 
-source of blocks ──▶ lists of items ──end to end──▶ steps ──this rank's part──▶ an item, or a batch of them
+source of blocks ──▶ lists of items ──concatenated──▶ steps ──this rank's part──▶ an item, or a batch of items
 
 A step is the next global batch of the items, regardless of where blocks end. A place is the block of its first item, and the number
-of items of that block in front of it: the same on all ranks, whatever their number.
+of items before it in that block. It is the same on all ranks, for any number of ranks.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class BlockEngine(PipelineEngine):
     """Runs a plan whose source is a row of blocks.
 
     Args:
-        plan: what to run.
+        plan: the plan to run.
         blocks: delivers the blocks.
-        position: in which order they arrive.
+        position: records the position, for blocks in order or as they are finished.
     """
 
     def __init__(self, plan: Plan, blocks: BlockSource, position: OrderedPosition | UnorderedPosition) -> None:
@@ -105,7 +105,7 @@ class BlockEngine(PipelineEngine):
         return pieces if world == 1 else part_of(pieces, first, first + count)
 
     def _take(self, count: int) -> tuple[list[Piece], int]:
-        """Consume `count` items, or what is left of the epoch; return them and their number."""
+        """Consume `count` items, or the rest of the epoch; return them and their number."""
         pieces: list[Piece] = []
         num_taken = 0
         while num_taken < count and self._has_more():

@@ -1,10 +1,11 @@
-"""Positions in a sequence of blocks: which block is being consumed, and how many of its items have been.
+"""Positions in a sequence of blocks: which block is being consumed, and how many of its items have been consumed.
 
     in order       block 5, 3 of its items             all blocks before it have been consumed
     unordered      low 4, partial {7: 3}, also 5       all blocks below 4, 3 items of block 7, and all of block 5
 
-What a block contains is the same either way; only when it arrives varies. An unordered position therefore lists the blocks beyond
-the first missing one that have been consumed, as runs. There is at most one more run than the workers have blocks under way.
+The contents of a block are the same either way; only the time of its arrival varies. An unordered position therefore lists the
+blocks after the first missing one that have been consumed, as runs. There is at most one more run than the workers have blocks in
+progress.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ class OrderedPosition:
     """A position among blocks that arrive in order.
 
     Attributes:
-        block: the one whose items come next.
+        block: the block whose items come next.
         offset: number of its items already consumed.
     """
 
@@ -29,14 +30,14 @@ class OrderedPosition:
         return set()
 
     def arrive(self, number: int) -> None:
-        """Note which block has arrived."""
+        """Record which block has arrived."""
 
     def lose(self, number: int) -> None:
-        """Note that a block was lost; `number` comes next."""
+        """Record that a block was lost; `number` comes next."""
         self.block, self.offset = number, 0
 
     def finish(self) -> int:
-        """Note that the block is consumed; return the first block that a resume may need."""
+        """Record that the block is consumed; return the first block that a resume may need."""
         self.block, self.offset = self.block + 1, 0
         return self.block
 
@@ -107,7 +108,7 @@ class UnorderedPosition:
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield each run of consecutive numbers in ascending ones, as (first, length)."""
+    """Yield each run of consecutive numbers in an ascending sequence, as (first, length)."""
     first = 0
     for at in range(1, len(numbers) + 1):
         if at == len(numbers) or numbers[at] != numbers[at - 1] + 1:

@@ -1,8 +1,8 @@
-"""Rows of blocks: what stages make of fixed-size blocks of a row.
+"""Rows of blocks: the results of stages on fixed-size blocks of a row.
 
-After a Filter, nobody knows which source item becomes item 1,000 before the items in front of it have been read. So the row below
-is cut into blocks of `size` items, and the result of a block depends on that block alone: stages start over with each block. A
-position is (block, number of its items already consumed), and resuming reads at most one block again.
+After a Filter, it is unknown which source item becomes item 1,000 until the items before it have been read. So the row below is cut
+into blocks of `size` items, and the result of a block depends on that block alone: stages start over with each block. A position is
+(block, number of its items already consumed), and resuming reads at most one block again.
 
     row          0 1 2 3 | 4 5 6 7 | 8 9          blocks of 4
     Filter(odd)    1   3 |   5   7 |   9
@@ -34,17 +34,17 @@ def columned(items: list[Any], context: StageContext) -> Block:
     """Return the items as columns if possible.
 
     Args:
-        items: of a block.
+        items: items of a block.
         context: ignored.
     """
     return columns_of(items) or items
 
 
 class Expansion:
-    """A function that runs stages on the items of a block, and returns the form in which the block travels to the trainer.
+    """A function that runs stages on the items of a block, and returns the form in which the block is sent to the trainer.
 
     Args:
-        stages: (name, stage): functions of an item, and Expanding ones.
+        stages: pairs (name, stage); a stage is a function of an item, or Expanding.
         finish: (items, context) -> that form.
         behind: stages that the trainer runs afterwards.
     """
@@ -58,8 +58,8 @@ class Expansion:
         """Run the stages.
 
         Args:
-            items: of the block.
-            context: whose place `items` sets.
+            items: the items of the block.
+            context: the context, whose place is set while `items` is read.
         """
         made = list(passed(items, self._runs, context))
         return made if self.finish is None else self.finish(made, context)
@@ -83,7 +83,7 @@ class BlockRow(Row):
 
     @property
     def expansion(self) -> Expansion:
-        """The stages that run on each block."""
+        """Return the stages that run on each block."""
         return self._expansion
 
     def item(self, key: int) -> Block:

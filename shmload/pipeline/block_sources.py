@@ -1,4 +1,4 @@
-"""BlockSource: where a BlockEngine gets its blocks, and the source for rows that can be read at any position."""
+"""BlockSource: the protocol of a BlockEngine's source of blocks, and the source for rows that can be read at any position."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class BlockSource(Protocol):
         """Continue at a block.
 
         Args:
-            own: what `state_at` returned there.
+            own: the result of `state_at` there.
             consumed: blocks not to deliver again.
         """
 
@@ -44,10 +44,10 @@ class BlockSource(Protocol):
         """Return what the source needs to continue at a block besides its number, or None."""
 
     def forget(self, block: int) -> None:
-        """Drop what only a resume before that block would need."""
+        """Drop data that only a resume before that block would need."""
 
     def first(self, epoch: int) -> Generator[Block]:
-        """Yield the blocks of an epoch from its start, read in this process, apart from those on their way."""
+        """Yield the blocks of an epoch from its start, read in this process, without the blocks in progress."""
 
     def stats(self) -> dict[str, Any]:
         """Return the statistics of the loader that makes the blocks."""
@@ -60,7 +60,7 @@ class KeyedBlocks:
     """A BlockSource for rows that can be read at any position: the single items of a KeyedEngine.
 
     Args:
-        plan: of the pipeline.
+        plan: plan of the pipeline.
         options: arguments for ShmLoader.
         about: the stages, for displays.
     """

@@ -30,18 +30,18 @@ class MadeBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class Bucket(Expanding):
-    """Makes batches of items of similar length, which need little padding. It replaces Collate.
+    """A stage that makes batches of items of similar length, which need little padding. It replaces Collate.
 
-    An item goes to the bucket of the first boundary that is not below its length, or to the last bucket; a full bucket becomes a
-    batch. Items left at the end of a block become smaller batches, so choose a `block_size` of many batches.
+    An item goes to the bucket of the first boundary that is not less than its length, or to the last bucket. A full bucket becomes
+    a batch. Items left at the end of a block become smaller batches, so choose a `block_size` of many batches.
 
     Args:
         length: item -> its length.
-        boundaries: ascending.
-        batch_size: items of a batch.
-        max_tokens: instead of `batch_size`, the maximum of number of items times longest length. A longer item is a batch of its
-            own.
-        ragged: as of Collate.
+        boundaries: ascending lengths.
+        batch_size: number of items of a batch.
+        max_tokens: instead of `batch_size`, the maximum of number of items times longest length. A longer item is a batch by
+            itself.
+        ragged: as for Collate.
     Raises:
         ValueError, TypeError: an argument is invalid, or arguments contradict each other.
     """

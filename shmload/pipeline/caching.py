@@ -1,8 +1,8 @@
-"""Cache: items of a row are made once, and afterwards read from a file or from memory.
+"""Cache: make the items of a row once, and afterwards read them from a file or from memory.
 
-The file is an SQLite database in a folder. Its name is a hash of what makes the items: the sources with their contents, the stages'
-arguments, and the code of their functions and methods. So a changed pipeline uses another file, and an item that several processes
-make at once is written once.
+The file is an SQLite database in a folder. Its name is a hash of everything that determines the items: the sources with their
+contents, the stages' arguments, and the code of their functions and methods. So a changed pipeline uses another file, and an item
+that several processes make at the same time is written once.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from shmload.pipeline.rows import Derived, Keys
 from shmload.processes.file_lock import locked
 from shmload.shm import travel
 
-BUSY_S = 60.0  # how long a write waits for other writers
+BUSY_S = 60.0  # seconds that a write waits for other writers
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Keeps the items of the stages before it, which then run only once for each item.
+    """A stage that keeps the items of the stages before it, which then run only once for each item.
 
     Put it where item p is the same in every epoch: after sources, Maps and position stages, but before a Shuffle. Random values
     that functions drew the first time are kept.
 
     Args:
-        folder: of the file, which all processes and runs share. Trust it as you trust pickles. Without one, items are kept in the
-            memory of each process that makes them.
-        version: a word that becomes part of the hash. Change it with anything that the hash does not cover: files that functions
-            read, and other functions that they call. Methods of classes are covered.
+        folder: folder for the file, which all processes and runs share. Trust it as you trust pickles. Without one, items are kept
+            in the memory of each process that makes them.
+        version: a word that becomes part of the hash. Change it when anything changes that the hash does not cover: files that
+            functions read, and other functions that they call. Methods of classes are covered.
     Raises:
         TypeError: an argument has another type.
     """
@@ -55,7 +55,7 @@ class Cache:
         """Return the cached row.
 
         Raises:
-            ValueError: its items differ from epoch to epoch, or what makes them cannot be hashed.
+            ValueError: its items differ from epoch to epoch, or something that determines them cannot be hashed.
         """
         if not below.is_fixed:
             raise ValueError(
@@ -65,7 +65,7 @@ class Cache:
 
 
 class Cached(Derived):
-    """See Cache."""
+    """The row of a Cache."""
 
     def __init__(self, below: Keys, folder: Path | None, version: str) -> None:
         super().__init__(below, below.n, "Cache")
@@ -132,7 +132,7 @@ def _read(file: sqlite3.Connection, place: int) -> bytes | None:
 
 
 def fingerprint(row: Keys, version: str) -> str:
-    """Return a hash of what makes the items of a row.
+    """Return a hash of everything that determines the items of a row.
 
     Raises:
         ValueError: a source or a function contains something that cannot be pickled, and so cannot be hashed.
@@ -217,5 +217,5 @@ def _digest(value: Any) -> bytes:
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing in it yet
+    except ValueError:  # the cell is still empty
         return None

@@ -1,4 +1,4 @@
-"""Rows made of several rows: side by side, one after the other, or in turn."""
+"""Rows made of several rows: zipped, concatenated, or interleaved."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Interleaved(Row):
         self._starts = [start for start, _, _, _ in self._phases]
 
     def _made(self, left: list[int]) -> Iterator[tuple[int, list[int], list[int], list[int]]]:
-        """Yield phases of equal rounds: (start, rows that take part, ends of their turns, items taken of each row before)."""
+        """Yield phases of equal rounds: (start, rows that take part, ends of their turns, items taken from each row before)."""
         start, had = 0, [0] * len(left)
         while active := [row for row, count in enumerate(left) if count]:
             num_rounds = min(left[row] // self._length for row in active) or 1

@@ -19,7 +19,7 @@ from shmload.worker.stage_engine import Each, Expanding
 
 
 def buffered(buffer_size: int) -> BufferedShuffle:
-    """Return the stage that Shuffle(buffer_size) stands for: it draws once the buffer is full and one more item has come."""
+    """Return the stage for Shuffle(buffer_size). It draws an item once the buffer is full and one more item has arrived."""
     return BufferedShuffle(buffer_size + 1, initial=buffer_size + 1)
 
 
@@ -30,7 +30,7 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
         stages: in order.
         block_size: number of items expanded together, if stages make more or fewer items.
     Raises:
-        TypeError, ValueError: they do not make a pipeline; the message says which stage and why.
+        TypeError, ValueError: the stages do not make a pipeline; the message names the stage and the reason.
     """
     if not stages:
         raise ValueError(f"a pipeline begins with {_SOURCES}; got no stages")
@@ -133,7 +133,7 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
     if is_unordered and tail:
         raise ValueError("with in_order=False a Scan would carry another state each time: it needs an order")
     if expanding or tail or stream or is_unordered:
-        if of_items:  # no stage before made more or fewer items
+        if of_items:  # no earlier stage made more or fewer items
             expanding, of_items = [(each.name, each) for each in of_items], []
         expansion = Expansion(expanding, None if tail else _finish_of(collate, is_bucketed), [stage for _, stage in tail])
         source = BlockRow(source, expansion, block_size) if stream is None else StreamRow(stream, expansion, block_size)
@@ -142,7 +142,7 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
 
 
 def _finish_of(collate: Collate | None, is_bucketed: bool) -> Any:
-    """Return the function that puts a block's items into the form in which they travel, so workers do most of the collating."""
+    """Return the function that converts a block's items to the form in which they are sent, so workers do most of the collating."""
     if collate is None:
         return None
     if is_bucketed:

@@ -2,8 +2,8 @@
 
     stages ──compose──▶ a Plan ──engine_of──▶ an engine: batches, or items one by one
 
-The engine reads and delivers the items, and knows the position. `RunningPipeline` has what users call on a Join, too. The Conveyer
-adds copies, costs and statistics.
+The engine reads and delivers the items, and keeps the position. `RunningPipeline` has the methods that a Join has, too. The
+Conveyer adds copies, costs and statistics.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Conveyer(RunningPipeline):
     Raises:
         TypeError, ValueError: the stages do not make a pipeline, or the options are unknown.
     Iteration continues from the current position: without end if the source repeats, otherwise to the end of its epoch. Iterating
-    again begins the next epoch. Arrays and tensors are in shared memory and stay valid for as long as anything refers to them.
+    again begins the next epoch. Arrays and tensors are in shared memory, and stay valid as long as anything refers to them.
     Example:
         >>> from shmload.pipeline import Collate, Conveyer, Map, Permutation
         >>> with Conveyer([Permutation(10, seed=7), Map(lambda i: {"i": i}), Collate(5)]) as pipeline:
@@ -83,11 +83,11 @@ class Conveyer(RunningPipeline):
 
     @property
     def valid(self) -> int | None:
-        """Number of rows of the last batch that are not padding; None before the first batch, and for single items."""
+        """Return the number of rows of the last batch that are not padding; None before the first batch, and for single items."""
         return self.engine.valid
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the stages and the position; a copy has no workers and no fetched items."""
+        """Return the stages and the position. A copy has no workers and no fetched items."""
         options = {**self.options, "block_size": self.block_size}
         return {"stages": self.stages, "options": options, "place": self.engine.place}
 
@@ -106,12 +106,12 @@ class Conveyer(RunningPipeline):
         their side effects.
 
         Args:
-            items: make this many, but at least one batch.
-            seconds: or as many as fit in this time; one item is always finished, however long it takes.
+            items: number of items to make; at least one batch is made.
+            seconds: stop after this time, even with fewer items. One item is always finished, however long it takes.
         Returns:
             figures of this process and moment; `str()` of it is a table.
         Raises:
-            ValueError: `items` or `seconds` is not above 0.
+            ValueError: `items` or `seconds` is not positive.
         """
         if not (items > 0 and seconds > 0):
             raise ValueError(f"explain needs items and seconds above 0; got items={items}, seconds={seconds}")
@@ -126,7 +126,7 @@ def _stages_of(given: Any) -> list[Any]:
     """Return the stages of a list, or of a pipeline made by methods.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: it is neither of these.
     """
     if isinstance(given, Conveyer) or not isinstance(given, Iterable):  # iterating a Conveyer would read its items, without end
         raise TypeError(f"Conveyer takes a list of stages, or a pipeline as methods make it; got a {type(given).__name__}")

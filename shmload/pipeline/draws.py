@@ -1,4 +1,4 @@
-"""The draws of a Join: position -> member, by the mixture of weights."""
+"""The draws of a Join: map a position to a member, in proportion to weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Draws:
     """The sequence of members that an epoch of a Join draws from; the same in every epoch.
 
     Args:
-        sizes: items of each member's own epoch; MAX_N if it is endless.
+        sizes: number of items of each member's own epoch; MAX_N if it is endless.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[Any], stop: Stop) -> None:

@@ -18,7 +18,7 @@ def engine_of(plan: Plan, options: Mapping[str, Any], about: Sequence[tuple[str,
     """Return the engine for a plan.
 
     Args:
-        plan: what to run.
+        plan: the plan to run.
         options: arguments for ShmLoader.
         about: (name, where it runs) of each stage, for displays.
     """

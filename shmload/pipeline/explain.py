@@ -1,8 +1,8 @@
-"""Explain a pipeline: what each stage takes, where it runs, and which part is the bottleneck.
+"""Explain a pipeline: the cost of each stage, where it runs, and which part is the bottleneck.
 
-    measured_run.py: a run with counters ──▶ StageCost of each stage ──▶ what the workers can make, and the trainer
+    measured_run.py: a run with counters ──▶ StageCost of each stage ──▶ rates of the workers and of the trainer
 
-engine/bottleneck.py judges these times, or the waits of the pipeline itself if it runs.
+engine/bottleneck.py judges these times, or the waits of the pipeline itself if it is running.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class StageCost:
     """The cost of one stage of a pipeline.
 
     Attributes:
-        name: the stage with its arguments, as "Map(read)".
+        name: the stage with its arguments, such as "Map(read)".
         where: "workers", "trainer", or "by place" for a stage that only chooses items and costs almost nothing.
         us_per_item: microseconds for each item that it receives, or for each row of a batch after Collate; None if not measured.
-        num_in, num_out: items that it received and made while it was measured; batches after Collate.
+        num_in, num_out: number of items that it received and made while it was measured; batches after Collate.
     """
 
     name: str
@@ -98,7 +98,7 @@ def _workers(number: int) -> str:
     return f"{number} worker{'s' * (number != 1)}"
 
 
-# ------------------------------------------------------------ what it comes to
+# ------------------------------------------------------------ the result
 
 
 def explained(
@@ -108,9 +108,9 @@ def explained(
 
     Args:
         stages, block_size: of the Conveyer.
-        engine: that runs them.
-        stats: of the loader that runs, if any.
-        items, seconds: as of Conveyer.explain.
+        engine: the engine that runs them.
+        stats: statistics of the running loader, if any.
+        items, seconds: as for Conveyer.explain.
     """
     places = places_of(stages, engine.plan)
     measured: MeasuredRun | None = None
@@ -125,10 +125,10 @@ def explained(
 
 
 class _Summary:
-    """Derives an Explanation from what was measured.
+    """Derives an Explanation from measurements.
 
     Args:
-        reason: why nothing was measured, if nothing was.
+        reason: why nothing was measured; empty if something was.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class _Summary:
         self._num_workers, self._num_ranks = plan.pool.num_workers, plan.partition.n_ranks
         self._is_expanding = plan.is_expanding
         ends = [number + isinstance(stage, Bucket) for number, stage in enumerate(stages) if isinstance(stage, Collate | Bucket)]
-        self._of_batches = min([*ends, len(stages)])  # the first stage that is given batches, or makes them of single items
+        self._of_batches = min([*ends, len(stages)])  # the first stage that receives batches, or makes batches of items
         scans = [number for number, stage in enumerate(stages) if isinstance(stage, Scan)]
         self._behind_blocks = min([*scans, self._of_batches])
         self._stats = stats
@@ -186,7 +186,7 @@ class _Summary:
         return StageCost(name, where, us, count.num_in, count.num_out)
 
     def _us(self, where: Where) -> float | None:
-        """Return the microseconds per delivered item of all stages that run there, or None if not known."""
+        """Return the microseconds per delivered item of all stages that run there; None if not known."""
         if self._measured is None or not self._measured.num_rows:
             return None
         finishing = self._measured.counts[-1].ns / 1e3 / self._num_items(0)
@@ -194,11 +194,11 @@ class _Summary:
 
     @property
     def _maker(self) -> Where:
-        """The process that makes items."""
+        """Return the process that makes items."""
         return "workers" if self._num_workers else "trainer"
 
     def _shares(self, where: Where) -> dict[int, float]:
-        """Return for each stage that runs there its microseconds per delivered item."""
+        """Return the microseconds per delivered item of each stage that runs there."""
         assert self._measured is not None
         return {
             number: self._measured.counts[number].ns / 1e3 / self._num_items(number)
@@ -207,7 +207,7 @@ class _Summary:
         }
 
     def _num_items(self, number: int) -> float:
-        """Return how many delivered items a stage worked for. Each rank makes all blocks, but delivers only its part."""
+        """Return the number of delivered items that a stage worked for. Each rank makes all blocks, but delivers only its part."""
         assert self._measured is not None
         if self._is_expanding and number < self._behind_blocks and self._measured.counts[-1].num_out:
             return self._measured.counts[-1].num_out / self._num_ranks
@@ -220,18 +220,18 @@ class _Summary:
         return 1e6 * busy_s / num_samples if num_samples else None
 
     def _workers_busy(self) -> float | None:
-        """Return in per cent for how much of their time running workers have been busy; None if none runs."""
+        """Return the percentage of their time that running workers have been busy; None if none is running."""
         busy = [worker["busy_share"] for worker in self._stats.get("workers", []) if worker["started_ns"]]
         return sum(busy) / len(busy) if busy and "time" in self._stats else None
 
     # ------------------------------------------------------------ the bottleneck
 
     def _bottleneck(self, workers_us: float | None, trainer_us: float) -> Bottleneck:
-        """Judge a running pipeline by its own times, and one that does not run by those that were measured.
+        """Judge a running pipeline by its own times, and one that is not running by the measured times.
 
         Args:
             workers_us: microseconds between two items if only the workers took time; None without workers, or if not known.
-            trainer_us: the same of the trainer.
+            trainer_us: the same for the trainer.
         """
         busy, is_measured = self._workers_busy(), self._measured is not None and self._measured.num_rows > 0
         parts = self._shares(self._maker) if is_measured else {}

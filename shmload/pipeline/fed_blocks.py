@@ -1,7 +1,7 @@
-"""FedBlocks: blocks whose numbers, and contents if necessary, the trainer sends to the workers one by one.
+"""FedBlocks: send the numbers of blocks, and their contents if necessary, from the trainer to the workers one by one.
 
-A block is a sample that the sampler of a ShmLoader orders, so workers, crash replay and back-pressure are the loader's. This is how
-the blocks of a Stream are read, and blocks that arrive in the order in which they are finished.
+A block is a sample that the sampler of a ShmLoader orders, so workers, crash replay and back-pressure are the loader's. The blocks
+of a Stream are read in this way, and blocks that are delivered in the order in which they are finished.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shmload.pipeline.stream_feed import BlockKey, Feed, StreamProgram
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.sample_rng import sample_info, sample_of
 
-ANY_NUMBER = 1 << 30  # of workers may be replaced
+ANY_NUMBER = 1 << 30  # any number of workers may be replaced
 
 
 class BlockProgram:
@@ -50,7 +50,7 @@ class BlockProgram:
 
 
 class Numbers:
-    """The numbers of a row's blocks, from a place on: the feed of a row that workers can read themselves."""
+    """The numbers of a row's blocks, from a given one on: the feed of a row that workers can read themselves."""
 
     def __init__(self, row: BlockRow) -> None:
         self._row = row
@@ -129,7 +129,7 @@ class FedBlocks:
         pool = self.pool
         program: Any = BlockProgram(self.row) if self._is_placed else StreamProgram(self.row)
         options: dict[str, Any] = {"seed": self.row.seed}
-        if not self.in_order:  # torch mode; everything an item draws comes from the program's own generators
+        if not self.in_order:  # torch mode; all random numbers of an item come from the program's own generators
             generator = torch.Generator().manual_seed(self.row.seed % (1 << 63))
             options = {"in_order": False, "generator": generator, "max_restarts": ANY_NUMBER}
         if pool.num_workers:

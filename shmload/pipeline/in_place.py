@@ -1,4 +1,4 @@
-"""Pipelines that only choose items: their dataset is read as ShmLoader would read it itself.
+"""Pipelines that only choose items: their dataset is read as if ShmLoader read it directly.
 
     Items(folder), Shuffle(), Take(1000), Collate(32)      key ──places──▶ index ──▶ folder.read_into(index, row of the batch)
 
@@ -32,7 +32,7 @@ class Choice:
     """Maps the keys of a row to indices of a dataset.
 
     Args:
-        rows: from the last stage to the first, each of which chooses among the items of the next one; the last is the source.
+        rows: rows from the last stage to the first; each chooses among the items of the next one, and the last is the source.
     """
 
     def __init__(self, rows: Sequence[Any]) -> None:
@@ -41,7 +41,7 @@ class Choice:
 
     @classmethod
     def of(cls, row: Keys) -> Choice | None:
-        """Return the choice of a row, or None if its items are not unchanged samples of one dataset."""
+        """Return the choice that a row makes, or None if its items are not unchanged samples of one dataset."""
         rows: list[Any] = [row]
         while type(rows[-1]) in _CHOOSING:
             rows.append(rows[-1].below)
@@ -71,14 +71,14 @@ class ChosenProgram(RowProgram):
 
     @property
     def _choice(self) -> Choice:
-        """Return a new Choice: storing one would change the attribute path to the dataset, which keys its own generators."""
+        """Return a new Choice. Storing it would change the attribute path to the dataset, which keys the dataset's generators."""
         found = Choice.of(self._source)
         assert found is not None
         return found
 
     @property
     def __getitems__(self) -> Callable[[Sequence[int]], list[Any]] | None:
-        """A function that reads several samples, or None if the dataset cannot."""
+        """Return a function that reads several samples, or None if the dataset cannot."""
         return self._read_several if ability_of(self._choice.dataset, "__getitems__") else None
 
     def _read_several(self, keys: Sequence[int]) -> list[Any]:

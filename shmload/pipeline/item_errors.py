@@ -1,4 +1,4 @@
-"""Errors of single items: each item has its own outcome, even if several were fetched together."""
+"""Errors of single items. Each item has its own outcome, even if several were fetched together."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class NamedErrors(BadSamples):
         return super().replaced(order, bad, lambda: self.named(order, bad, error()))
 
     def named(self, order: Order, bad: Sequence[int], error: BaseException) -> BaseException:
-        """Add the items' names to an error that lacks them; errors of functions have them already."""
+        """Add the items' names to an error that lacks them. Errors of functions already have them."""
         if isinstance(error, SampleTimeout | WorkerDied):
             names = ", ".join(self._name(int(order.indices[row])) for row in bad)
             error.add_note(f"shmload: {names}; sample_timeout_s is the timeout of DistributedBatchedMap")
@@ -41,7 +41,7 @@ class NamedErrors(BadSamples):
 
 
 class ItemErrors(NamedErrors):
-    """A policy that leaves bad items out of a group fetched together, and keeps their errors."""
+    """A policy that omits bad items from a group fetched together, and keeps their errors."""
 
     def __init__(self, name: Callable[[int], str]) -> None:
         super().__init__("skip", None, None, name)

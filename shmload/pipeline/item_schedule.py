@@ -1,4 +1,4 @@
-"""The schedule of a pipeline: which items each rank receives at each step."""
+"""The schedule of a pipeline: the items that each rank receives at each step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ItemStream(KeyedBatches):
         self.source, self.batch_size = source, batch_size
         self.n, self.identity = source.n, f"pipeline({source.identity})"
         self.rounds = 1  # single items fetched together, from the next ordered step on
-        self.rounds_at: dict[int, int] = {}  # step -> rounds, of ordered steps that were not delivered yet, if more than one
+        self.rounds_at: dict[int, int] = {}  # step -> rounds, for ordered steps that were not delivered yet, if more than one
         self.epoch = 0  # the current epoch of a source that does not repeat
 
     def schedule(self, *, seed: int, uneven: Uneven, world_size: int) -> StreamSchedule:
@@ -47,13 +47,13 @@ class ItemStream(KeyedBatches):
 
 @dataclass(frozen=True)
 class StreamSchedule(BatchSchedule):
-    """Pure map (position, rank) -> keys."""
+    """A pure map of (position, rank) to keys."""
 
     order: Any  # a Stream
 
     @cached_property
     def stride(self) -> int:
-        """Number of items in one step, over all ranks."""
+        """Return the number of items in one step, over all ranks."""
         return int(self.order.batch_size or 1) * self.world_size
 
     @property
@@ -67,7 +67,7 @@ class StreamSchedule(BatchSchedule):
 
     @property
     def stream(self) -> dict[str, Any]:
-        """Description of keys and positions, for the header of an audit."""
+        """Return a description of keys and positions, for the header of an audit."""
         return {"members": self.order.source.members, "is_endless": self.is_endless}
 
     def number(self, step: int) -> int:
@@ -125,7 +125,7 @@ class StreamSchedule(BatchSchedule):
         return len(positions) if self.is_endless else int((positions < self.n).sum())
 
     def counters(self, epoch: int, step: int) -> Any:
-        """Return what a resume needs besides the position: for a Join, how many items of each member were drawn."""
+        """Return the counters that a resume needs besides the position: for a Join, the number of items drawn from each member."""
         return self.order.source.counters_at(self._at(epoch, self.position(step))) or None
 
     def index_after(self, epoch: int, step: int, rank: int, row: int, distance: int) -> int:

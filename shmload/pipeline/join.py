@@ -26,10 +26,10 @@ class Join(RunningPipeline, Fluent):
     Args:
         members: (pipeline, weight) pairs; a pipeline is a Conveyer, a source, a pipeline made by methods, or a Join. Weights are
             positive and finite and need not add up to 1. The members' lengths as weights result in exactly one epoch of each.
-        stop: when an epoch of the Join ends. "first": before a member that does not repeat would begin its next epoch; "all": when
-            each has been read completely, while shorter members begin their next epoch; "repeat": never. In the next epoch of the
-            Join its members continue where they were.
-        seed: of the items' random numbers, if the Join is the first stage of a Conveyer.
+        stop: when an epoch of the Join ends. "first" ends it before a member that does not repeat would begin its next epoch; "all"
+            ends it when each member has been read completely, while shorter members begin their next epoch; "repeat" never ends it.
+            In the next epoch of the Join, its members continue where they were.
+        seed: seed of the items' random numbers, if the Join is the first stage of a Conveyer.
 
     Attributes:
         is_endless: whether it never ends.
@@ -86,14 +86,14 @@ class Join(RunningPipeline, Fluent):
 
     @property
     def last_member(self) -> int | None:
-        """Number of the member that was drawn last; None before the first draw."""
+        """Return the number of the member that was drawn last; None before the first draw."""
         return self.engine.last_member
 
     def as_source(self) -> JoinSource:
         """Return the members' items as one row, for the first stage of a pipeline with one worker pool.
 
         Raises:
-            ValueError: a member delivers batches, or a rank's part.
+            ValueError: a member delivers batches, or only a rank's part.
         """
         return JoinSource(plans_of(self.members, "Join"), self.weights, self.stop, self.seed)
 

@@ -1,4 +1,4 @@
-"""JoinEngine: calls the members of a Join in turn; each member has its own engine and workers."""
+"""JoinEngine: call the members of a Join in turn. Each member has its own engine and workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class JoinEngine:
 
     Args:
         members: the pipelines.
-        draws: which member is next.
+        draws: decides which member is next.
 
     Attributes:
         last_member: number of the member drawn last, or None.
@@ -30,7 +30,7 @@ class JoinEngine:
         self.last_member: int | None = None
 
     def pull(self) -> Any:
-        """Return the next item or batch of the member whose turn it is. What it raises counts as its turn."""
+        """Return the next item or batch of the member whose turn it is. A call that raises also counts as its turn."""
         if self.is_ended:
             raise StopIteration
         self.last_member = member = self._draws.member_at(sum(self._counters))
@@ -57,12 +57,12 @@ class JoinEngine:
 
     @property
     def num_steps(self) -> int:
-        """Number of draws until the end; of an endless Join, one epoch of each member."""
+        """Return the number of draws until the end; for an endless Join, until each member has delivered one epoch."""
         return sum(map(len, self._members)) if self._draws.is_endless else self._draws.n
 
     @property
     def is_ended(self) -> bool:
-        """True if nothing is left until the next epoch begins."""
+        """Return whether nothing is left until the next epoch begins."""
         return not self._draws.is_endless and sum(self._counters) >= self._draws.n
 
     def begin_pass(self) -> None:
@@ -85,7 +85,7 @@ class JoinEngine:
         """Continue where a state was taken.
 
         Raises:
-            StateMismatch: it belongs to other pipelines; the message says which member differs. Nothing is changed then.
+            StateMismatch: it belongs to other pipelines; the message names the member that differs. Nothing is changed then.
         """
         if not isinstance(state, Mapping) or state.get("mode") != "join":
             raise StateMismatch(f"a Join's state is a dict as state() returns it, of mode 'join'; got {state!r:.200}")

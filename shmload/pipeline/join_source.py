@@ -32,8 +32,8 @@ class JoinSource(Keys):
     """The items of several pipelines as one row.
 
     Args:
-        plans: of the members.
-        weights, stop, seed: see Join.
+        plans: plans of the members.
+        weights, stop, seed: as for Join.
     Raises:
         ValueError: the members are too large for 62-bit keys.
     """
@@ -112,7 +112,7 @@ class JoinSource(Keys):
     # ------------------------------------------------------------ position
 
     def counters_at(self, position: int) -> list[int]:
-        """Return the draws of each member before a position, in its epoch, then those of members that are Joins, in theirs."""
+        """Return the draws of each member in its epoch before a position, followed by those of members that are Joins."""
         epoch, place = self._place(position)
         counters = self._draws.drawn.counters_at(place)
         had = self._before(epoch) + counters
@@ -122,7 +122,7 @@ class JoinSource(Keys):
         ]
 
     def go_on_at(self, position: int, counters: Sequence[int]) -> None:
-        """Adopt what `counters_at` returned for that position.
+        """Continue at a position, with the counters that `counters_at` returned for it.
 
         Raises:
             StateMismatch: these counters are impossible there. Nothing is changed then.
@@ -136,7 +136,7 @@ class JoinSource(Keys):
             drawn.learn(place, its)
 
     def _checked(self, position: int, counters: Sequence[int]) -> Iterator[tuple[Drawn, int, Sequence[int]]]:
-        """Yield the counters of each Join at every depth, with the position they belong to."""
+        """Yield the counters of each Join at every depth, with the position to which they belong."""
         epoch, place = self._place(position)
         done = len(self._sources)
         self._draws.drawn.check_at(place, counters[:done])
@@ -149,5 +149,5 @@ class JoinSource(Keys):
 
 
 def _num_keys(members: Any) -> int:
-    """Return an upper bound of the keys of an epoch."""
+    """Return an upper bound on the keys of an epoch."""
     return members if isinstance(members, int) else len(members) * max(map(_num_keys, members))

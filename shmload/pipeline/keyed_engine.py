@@ -1,11 +1,11 @@
-"""KeyedEngine: runs a pipeline in which the key of every item is known beforehand.
+"""KeyedEngine: run a pipeline in which the key of every item is known in advance.
 
 source: a row of keys ──▶ slots, filled by workers with the row program ──▶ batches, or single items
 
 The loader that reads the pipeline is in seed mode, with the item order as its batch sampler. Order, ranks, crash replay and
 resume are the loader's. This engine adds the position, which counts the items that all ranks have consumed, also within a group
-that was fetched together. Single items are fetched in groups: one at a time if an item takes long, up to 64 if it takes less than
-fetching it.
+that was fetched together. Single items are fetched in groups: one at a time if making an item takes long, up to 64 if it takes less
+time than fetching.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from shmload.pipeline.plan import Plan
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.state import make_state
 
-WORTH_S = 1e-3  # work of one worker that makes a group worth fetching: beyond it, fetching costs little
-MOST = 64  # items of a group
+WORTH_S = 1e-3  # seconds of one worker's work that make a group worth fetching: beyond it, fetching costs little
+MOST = 64  # maximum number of items of a group
 
 
 class KeyedEngine(PipelineEngine):
     """Runs a plan whose source has a key for every position.
 
     Args:
-        plan: what to run.
+        plan: the plan to run.
         options: arguments for ShmLoader.
         about: (name, where it runs) of each stage, for displays.
 
@@ -54,10 +54,10 @@ class KeyedEngine(PipelineEngine):
         self._loader: ShmLoader[Any] | None = None
         self._iterator: Any = None
         self._errors = ItemErrors(plan.source.name)
-        self._fetched: deque[Outcome] = deque()  # items of the last group that were not asked for yet
+        self._fetched: deque[Outcome] = deque()  # items of the last group that were not requested yet
         self._num_fetched, self._next_look = 0, 8
         self._next_of_loader = (0, 0)  # where the loader's next pass begins by default
-        self._has_moved = False  # to the place of a state, from which nothing was asked for yet
+        self._has_moved = False  # to the place of a state, after which nothing was requested yet
 
     # ------------------------------------------------------------ items
 
@@ -74,12 +74,12 @@ class KeyedEngine(PipelineEngine):
 
     @property
     def rounds(self) -> int:
-        """Number of single items of each rank in the groups that are fetched next."""
+        """Return the number of single items of each rank in the groups that are fetched next."""
         return self._stream.rounds
 
     @property
     def num_ready(self) -> int:
-        """Number of single items that were fetched and not asked for yet."""
+        """Return the number of single items that were fetched and not requested yet."""
         return len(self._fetched)
 
     def where(self, _: int = 0) -> str:
@@ -136,7 +136,7 @@ class KeyedEngine(PipelineEngine):
         self._fetched.extend(outcomes)
 
     def _rounds_now(self, loader: ShmLoader[Any]) -> int:
-        """Return how many rounds of items to fetch together from now on, given what they have cost so far.
+        """Return the number of rounds of items to fetch together from now on, given their cost so far.
 
         This affects when items arrive, never which. It is decided after 8 fetches, then each time their number has doubled.
         """
@@ -156,11 +156,11 @@ class KeyedEngine(PipelineEngine):
     # ------------------------------------------------------------ the loader
 
     def _running(self) -> Any:
-        """Return the loader's pass, and begin it at the position if none runs."""
+        """Return the loader's pass. Begin one at the position if there is none."""
         if self._iterator is None:
             if self._loader is None:
                 self._loader = self._make_loader()
-            if self._next_of_loader != (self.epoch, self.position):  # an audit must not take each start for a resume
+            if self._next_of_loader != (self.epoch, self.position):  # so that an audit does not take each start for a resume
                 self._loader.load_state_dict(dict(make_state(self.schedule, epoch=self.epoch, step=self.position)))
             self._iterator = iter(self._loader)
             self._next_of_loader = (self.epoch + 1, 0)
@@ -206,7 +206,7 @@ class KeyedEngine(PipelineEngine):
 
     @property
     def _is_over(self) -> bool:
-        """True if no rank has anything left in this epoch; an incomplete last step may have been dropped."""
+        """Return whether no rank has anything left in this epoch; an incomplete last step may have been dropped."""
         return self.position >= self.schedule.end_of(self.epoch, rank=0)
 
     def end(self) -> None:

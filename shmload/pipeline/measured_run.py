@@ -1,7 +1,7 @@
-"""Run a pipeline for a limited time with counters on its stages, from the place where it is, in this process.
+"""Run a pipeline in this process for a limited time, from its current place, with counters on its stages.
 
-The engine is the one that runs the pipeline without workers, so items are made, and draw, as in a worker. Time of a batch that no
-stage takes is attributed to Collate, or to the source if a dataset decodes into the batch.
+The engine is the one that runs the pipeline without workers, so items are made, and draw random numbers, as in a worker. Time of a
+batch that is not spent in any stage is attributed to Collate, or to the source if a dataset decodes into the batch.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class MeasuredRun:
     """A run of an engine without workers, over a pipeline's stages with counters.
 
     Args:
-        stages: of the pipeline.
+        stages: stages of the pipeline.
         end_ns: when to stop.
-        batch_size, block_size: instead of the pipeline's own.
+        batch_size, block_size: used instead of the pipeline's own.
 
     Attributes:
-        counts: as of StageCounters, up to the last batch that was finished.
-        num_rows: items that were delivered.
+        counts: as in StageCounters, up to the last batch that was finished.
+        num_rows: number of items that were delivered.
         error: the first error of an item.
-        is_whole: whether it ended before the time was over.
+        is_whole: whether the run ended before its time was over.
     """
 
     def __init__(self, stages: Sequence[Any], end_ns: int, batch_size: int, block_size: int) -> None:
@@ -49,14 +49,14 @@ class MeasuredRun:
         self.counts = counts = self._counters.counts
         self._of_source = counts[0] if isinstance(plan.program, ChosenProgram) else None  # its dataset decodes into the batch
         self._of_collate = next((counts[number] for number, stage in enumerate(stages) if isinstance(stage, Collate)), None)
-        self._rest = self._of_source or self._of_collate or self._counters.others  # takes time that no stage takes
+        self._rest = self._of_source or self._of_collate or self._counters.others  # gets the time that is not spent in any stage
         self._pull = self._counters.timed(self._engine.pull, self._rest, StageCount())
         self.num_rows, self._num_reads, self._first_ns = 0, 0, 0
         self.error: Exception | None = None
         self.is_whole = True
 
     def make(self, place: PipelinePlace, items: int) -> None:
-        """Make items from a place on, or from the beginning of its epoch if that is at its end."""
+        """Make items from a place on. If the place is at the end of its epoch, begin at the start of that epoch."""
         num_failed = 0
         with closing(self._engine):
             self._engine.go(place)
@@ -102,7 +102,7 @@ def measure(stages: Sequence[Any], plan: Plan, block_size: int, place: PipelineP
     Args:
         stages, plan, block_size: of the Conveyer.
         place: where to begin.
-        items, seconds: as of Conveyer.explain.
+        items, seconds: as for Conveyer.explain.
     """
     begin, whole_ns, whole_block = perf_counter_ns(), int(seconds * 1e9), block_size
     batch_size = min(plan.collate.batch_size, items) if plan.collate is not None else 1

@@ -15,7 +15,7 @@ def plans_of(members: Sequence[Any], name: str) -> list[Plan]:
 
     Args:
         members: Conveyers, sources, or lists of stages.
-        name: of the source.
+        name: name of the source.
 
     Raises:
         ValueError: a member is not a pipeline of single items at known positions.

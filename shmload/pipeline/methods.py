@@ -47,7 +47,7 @@ class Fluent:
         """Return the Conveyer of these stages.
 
         Args:
-            options: as of Conveyer.
+            options: as for Conveyer.
         """
         return Conveyer(self.stages, **options)
 
@@ -55,8 +55,8 @@ class Fluent:
         """Explain what each stage costs, where it runs, and what the bottleneck is: see `Conveyer.explain`.
 
         Args:
-            items: make this many, but at least one batch.
-            seconds: or as many as fit in this time.
+            items: number of items to make; at least one batch is made.
+            seconds: stop after this time, even with fewer items.
         """
         with self.conveyer() as pipeline:
             return pipeline.explain(items=items, seconds=seconds)
@@ -66,7 +66,7 @@ class Fluent:
             yield from pipeline
 
     def map(self, fn: Callable[[Any], Any], *, workers: int = 0, **options: Any) -> Pipeline:
-        """`Map(fn)`, or with workers `DistributedBatchedMap(fn, workers, **options)`; after `batch` a function of whole batches.
+        """Add `Map(fn)`, or with workers `DistributedBatchedMap(fn, workers, **options)`. After `batch`, `fn` gets whole batches.
 
         Raises:
             TypeError: there are options for workers, but no workers.
@@ -76,77 +76,77 @@ class Fluent:
         return self._then(DistributedBatchedMap(fn, workers, **options) if workers else Map(fn))
 
     def filter(self, fn: Callable[[Any], Any]) -> Pipeline:
-        """`Filter(fn)`."""
+        """Add `Filter(fn)`."""
         return self._then(Filter(fn))
 
     def flat_map(self, fn: Callable[[Any], Iterable[Any]]) -> Pipeline:
-        """`FlatMap(fn)`."""
+        """Add `FlatMap(fn)`."""
         return self._then(FlatMap(fn))
 
     def scan(self, fn: Callable[[Any, Any], tuple[Any, Any]], initial: Any = None) -> Pipeline:
-        """`Scan(fn, initial)`."""
+        """Add `Scan(fn, initial)`."""
         return self._then(Scan(fn, initial))
 
     def take(self, n: int) -> Pipeline:
-        """`Take(n)`."""
+        """Add `Take(n)`."""
         return self._then(Take(n))
 
     def skip(self, n: int) -> Pipeline:
-        """`Skip(n)`."""
+        """Add `Skip(n)`."""
         return self._then(Skip(n))
 
     def repeat(self, times: int | None = None) -> Pipeline:
-        """`Repeat(times)`."""
+        """Add `Repeat(times)`."""
         return self._then(Repeat(times))
 
     def enumerate(self, start: int = 0) -> Pipeline:
-        """`Enumerate(start)`."""
+        """Add `Enumerate(start)`."""
         return self._then(Enumerate(start))
 
     def window(self, size: int, step: int = 1) -> Pipeline:
-        """`Window(size, step)`."""
+        """Add `Window(size, step)`."""
         return self._then(Window(size, step))
 
     def shuffle(self, seed: int | None = None, *, buffer_size: int | None = None) -> Pipeline:
-        """`Shuffle(seed, buffer_size=...)`."""
+        """Add `Shuffle(seed, buffer_size=...)`."""
         return self._then(Shuffle(seed, buffer_size=buffer_size))
 
     def pack(self, window: int, **options: Any) -> Pipeline:
-        """`Pack(window, **options)`."""
+        """Add `Pack(window, **options)`."""
         return self._then(Pack(window, **options))
 
     def zip(self, *others: Any) -> Pipeline:
-        """`Zip(self, *others)`."""
+        """Return `Zip(self, *others)` as a pipeline."""
         return Pipeline((Zip(self, *others),))
 
     def chain(self, *others: Any) -> Pipeline:
-        """`Chain(self, *others)`."""
+        """Return `Chain(self, *others)` as a pipeline."""
         return Pipeline((Chain(self, *others),))
 
     def interleave(self, *others: Any, block_length: int = 1) -> Pipeline:
-        """`Interleave(self, *others, block_length=block_length)`."""
+        """Return `Interleave(self, *others, block_length=block_length)` as a pipeline."""
         return Pipeline((Interleave(self, *others, block_length=block_length),))
 
     def bucket(
         self, length: Callable[[Any], int], boundaries: Sequence[int], batch_size: int | None = None, **options: Any
     ) -> Pipeline:
-        """`Bucket(length, boundaries, batch_size, **options)`."""
+        """Add `Bucket(length, boundaries, batch_size, **options)`."""
         return self._then(Bucket(length, boundaries, batch_size, **options))
 
     def cache(self, folder: Any = None, *, version: str = "") -> Pipeline:
-        """`Cache(folder, version)`."""
+        """Add `Cache(folder, version)`."""
         return self._then(Cache(folder, version))
 
     def map_batches(self, fn: Callable[[Any], Any]) -> Pipeline:
-        """`BatchMap(fn)`, after `batch`."""
+        """Add `BatchMap(fn)`, after `batch`."""
         return self._then(BatchMap(fn))
 
     def partition(self, rank: int, n_ranks: int, *, uneven: Uneven = "pad") -> Pipeline:
-        """`Partition(rank, n_ranks, uneven=uneven)`."""
+        """Add `Partition(rank, n_ranks, uneven=uneven)`."""
         return self._then(Partition(rank, n_ranks, uneven=uneven))
 
     def batch(self, batch_size: int, return_partial_batch: bool = True, *, ragged: Any = "list") -> Pipeline:
-        """`Collate(batch_size, return_partial_batch, ragged=ragged)`."""
+        """Add `Collate(batch_size, return_partial_batch, ragged=ragged)`."""
         return self._then(Collate(batch_size, return_partial_batch, ragged=ragged))
 
 
@@ -154,7 +154,7 @@ class Pipeline(Fluent):
     """A list of stages.
 
     Args:
-        stages: as of Conveyer, which checks them.
+        stages: as for Conveyer, which checks them.
     """
 
     def __init__(self, stages: Iterable[Any]) -> None:

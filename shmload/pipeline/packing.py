@@ -1,4 +1,4 @@
-"""Pack: token sequences packed into windows of one length."""
+"""Pack: pack token sequences into windows of one length."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from shmload.worker.stage_engine import Expanding, FailedItem, StageContext
 
 @dataclass(frozen=True)
 class Pack(Expanding):
-    """Packs token sequences into windows of one length: dicts of `tokens`, `segment_ids` and `position_ids`.
+    """A stage that packs token sequences into windows of one length: dicts of `tokens`, `segment_ids` and `position_ids`.
 
-    Each sequence is in one window; a sequence longer than a window is cut. `segment_ids` number a window's sequences from
-    1, 0 is padding; `position_ids` begin at 0 in each.
+    Each sequence is in one window; a sequence longer than a window is cut. `segment_ids` number a window's sequences from 1, with 0
+    for padding; `position_ids` begin at 0 in each sequence.
 
     Args:
-        window: tokens of each window, at least 1.
+        window: number of tokens of each window, at least 1.
         pad: token that fills up a window.
-        strategy: "greedy" continues the window begun last, or begins another; "best_fit" takes the window of the block with the
-            least sufficient room.
+        strategy: "greedy" continues the newest window or begins another; "best_fit" takes the window of the block with the least
+            sufficient room.
     Raises:
         ValueError: an argument is invalid.
     Source: H. Ding et al., Fewer truncations improve language modeling, ICML 2024 (best fit).

@@ -1,7 +1,7 @@
-"""PipelineEngine: what every way of running a Plan has in common, above all its position and its state.
+"""PipelineEngine: the base of all engines that run a Plan, with position and state.
 
-A `PipelinePlace` is a position in a pipeline's row, (epoch, position), and what else the engine needs to continue there. A state is
-a place, the identity of the schedule, and a checksum.
+A `PipelinePlace` is a position in a pipeline's row, (epoch, position), and everything else that the engine needs to continue there.
+A state is a place, the identity of the schedule, and a checksum.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class PipelinePlace(NamedTuple):
     """A position in a pipeline from which any number of ranks can continue.
 
     Attributes:
-        position: items of this epoch that all ranks have consumed, or of all epochs if the source repeats; of pipelines that
-            expand blocks, blocks instead of items.
+        position: number of items of this epoch that all ranks have consumed, or of all epochs if the source repeats. For pipelines
+            that expand blocks, it counts blocks instead of items.
         counters: what the engine needs besides the position, or None.
         children: saved states of Scans and of a Stream's iterable.
     """
@@ -40,8 +40,8 @@ class PipelineEngine(ABC):
     """Runs a Plan from any place.
 
     Args:
-        plan: what to run.
-        schedule: which keys each step has; it also identifies the pipeline in states.
+        plan: the plan to run.
+        schedule: maps each step to its keys; it also identifies the pipeline in states.
 
     Attributes:
         epoch: the current one; 0 if the source repeats.
@@ -74,12 +74,12 @@ class PipelineEngine(ABC):
     @property
     @abstractmethod
     def valid(self) -> int | None:
-        """Number of rows of the last batch that are not padding, or None before the first batch and for single items."""
+        """Return the number of rows of the last batch that are not padding, or None before the first batch and for single items."""
 
     @property
     @abstractmethod
     def num_steps(self) -> int:
-        """Number of batches or items of this rank in the epoch.
+        """Return the number of batches or items of this rank in the epoch.
 
         Raises:
             TypeError: it is not known before the items are read.
@@ -88,11 +88,11 @@ class PipelineEngine(ABC):
     @property
     @abstractmethod
     def is_ended(self) -> bool:
-        """True if nothing is left for this rank until the next epoch begins."""
+        """Return whether nothing is left for this rank until the next epoch begins."""
 
     @abstractmethod
     def end(self) -> None:
-        """Note that the epoch has ended for this rank, which may happen before it ends for others."""
+        """Record that the epoch has ended for this rank, which may happen before it ends for others."""
 
     @abstractmethod
     def begin_pass(self) -> None:
@@ -111,7 +111,7 @@ class PipelineEngine(ABC):
     @property
     @abstractmethod
     def place(self) -> PipelinePlace:
-        """The current place; at the end of an epoch, its position is the number of items."""
+        """Return the current place; at the end of an epoch, its position is the number of items."""
 
     @abstractmethod
     def go(self, place: PipelinePlace) -> None:
@@ -119,7 +119,7 @@ class PipelineEngine(ABC):
 
     @abstractmethod
     def check(self, place: PipelinePlace) -> None:
-        """Check what a state says about a place.
+        """Check a place that comes from a state.
 
         Raises:
             StateMismatch: this pipeline has no such place.

@@ -15,7 +15,7 @@ from shmload.pipeline.stream_rows import StreamRow
 from shmload.worker.decoding_protocol import is_decoder
 from shmload.worker.stage_engine import Each
 
-PREFETCHED = 2  # minimum of batches ordered ahead for each worker
+PREFETCHED = 2  # minimum number of batches ordered ahead for each worker
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class PoolOptions:
         )
 
     def prefetch_factor(self, rows: int) -> int:
-        """Return how many batches of `rows` items to order ahead for each worker."""
+        """Return the number of batches of `rows` items to order ahead for each worker."""
         return max(PREFETCHED, -(-(self.buffer_size or 0) // (rows * self.num_workers)))
 
 
@@ -54,7 +54,7 @@ class Plan:
     Attributes:
         source: row of keys, or of blocks.
         item_stages, batch_stages: functions of items before Collate, and of batches after it.
-        made_batches: functions of batches in the process that makes them.
+        made_batches: functions of batches that run in the process that makes the batches.
         tail: Scans, and functions of an item after a Scan, which run in the trainer.
         is_in_order: whether items arrive in order, or as they are finished.
     """
@@ -71,19 +71,19 @@ class Plan:
 
     @property
     def collate_fn(self) -> Any:
-        """The loader's `collate_fn`."""
+        """Return the loader's `collate_fn`."""
         if self.collate is None:
             return list
         return BatchProgram(self.collate.ragged, self.made_batches) if self.made_batches else None
 
     @property
     def is_expanding(self) -> bool:
-        """True if items of the source are blocks of delivered items."""
+        """Return whether items of the source are blocks of delivered items."""
         return isinstance(self.source, BlockRow | StreamRow)
 
     @property
     def is_streamed(self) -> bool:
-        """True if the trainer reads the source item by item."""
+        """Return whether the trainer reads the source item by item."""
         return isinstance(self.source, StreamRow)
 
     @property
@@ -102,6 +102,6 @@ class Plan:
 
     @property
     def uneven(self) -> Any:
-        """The rule for the last step of a pipeline that does not repeat."""
+        """Return the rule for the last step of a pipeline that does not repeat."""
         is_whole = self.collate is not None and not self.collate.return_partial_batch
         return "drop" if is_whole else self.partition.uneven

@@ -18,14 +18,14 @@ from shmload.worker.stage_arguments import set_whole
 
 
 class Selected(Derived):
-    """The part of each epoch of the row below that a slice takes; of a repeating row, the part of all its items.
+    """A row of the items that a slice selects from each epoch of the row below, or from all items of a repeating row.
 
     Args:
         below: that row.
         part: the slice.
         n: number of items of an epoch.
         what: the stage, with its arguments.
-        repeating: whether it repeats; None: as the row below.
+        repeating: whether the row repeats; None if it repeats like the row below.
     """
 
     def __init__(self, below: Keys, part: Sliced, n: int, what: str, *, repeating: bool | None = None) -> None:
@@ -40,10 +40,10 @@ class Selected(Derived):
 
 @dataclass(frozen=True)
 class Take:
-    """The first items of each epoch; of a repeating source, the next `n` items in every epoch.
+    """A stage that selects the first items of each epoch; of a repeating source, the next `n` items in every epoch.
 
     Args:
-        n: how many, at least 1; all, if there are fewer.
+        n: number of items, at least 1; all, if there are fewer.
     """
 
     n: int
@@ -59,10 +59,10 @@ class Take:
 
 @dataclass(frozen=True)
 class Skip:
-    """All but the first items of each epoch; of a repeating source, all but its very first items.
+    """A stage that selects all but the first items of each epoch; of a repeating source, all but its very first items.
 
     Args:
-        n: how many, from 0.
+        n: number of items to leave out, at least 0.
     """
 
     n: int
@@ -74,7 +74,7 @@ class Skip:
         """Return the row after this stage.
 
         Raises:
-            ValueError: nothing is left.
+            ValueError: no item is left.
         """
         part = Sliced(self.n, None, 1)
         n = below.n if below.repeating else part.count(below.n)
@@ -85,7 +85,7 @@ class Skip:
 
 @dataclass(frozen=True)
 class Repeat:
-    """Combines several epochs into one.
+    """A stage that combines several epochs into one.
 
     Args:
         times: number of epochs, at least 1; None repeats without end.
@@ -114,7 +114,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Enumerate:
-    """Pairs of a number and the item. Counting starts over in each epoch, unless the source repeats.
+    """A stage that makes pairs of a number and the item. Counting starts over in each epoch, unless the source repeats.
 
     Args:
         start: the first number.
@@ -131,7 +131,7 @@ class Enumerate:
 
 
 class Enumerated(Derived):
-    """See Enumerate."""
+    """The row of an Enumerate."""
 
     def __init__(self, below: Keys, start: int) -> None:
         super().__init__(below, below.n, f"Enumerate({start})")
@@ -143,10 +143,10 @@ class Enumerated(Derived):
 
 @dataclass(frozen=True)
 class Window:
-    """Lists of consecutive items: n-grams, or with `step=size` disjoint groups. An incomplete window is left out.
+    """A stage that makes lists of consecutive items: n-grams, or with `step=size` disjoint groups. Incomplete windows are left out.
 
     Args:
-        size: items of each window, at least 1.
+        size: number of items of each window, at least 1.
         step: distance between the first items of two windows, at least 1.
     """
 
@@ -167,7 +167,7 @@ class Window:
 
 
 class Windows(Selected):
-    """See Window."""
+    """The row of a Window."""
 
     def __init__(self, below: Keys, size: int, step: int) -> None:
         part = Sliced(0, None if below.repeating else max(below.n - size + 1, 0), step)  # the first item of each window
@@ -184,10 +184,10 @@ class Windows(Selected):
 
 @dataclass(frozen=True)
 class Shuffle:
-    """A random order of each epoch's items, a new one in each epoch; each item occurs once.
+    """A stage that puts each epoch's items into a random order, a new one in each epoch. Each item occurs once.
 
     Args:
-        seed: of the order, 0 to 2**64 - 1; None takes the source's.
+        seed: seed of the order, 0 to 2**64 - 1; None takes the source's.
         buffer_size: take a random item of a buffer of this size each time, for items whose positions are not known; `seed` is
             ignored then.
     """
@@ -204,7 +204,7 @@ class Shuffle:
 
     @property
     def is_buffered(self) -> bool:
-        """True if it works without known positions."""
+        """Return whether it works without known positions."""
         return self.buffer_size is not None
 
     def over(self, below: Keys) -> Keys:
@@ -216,7 +216,7 @@ _SHUFFLES = key_streams.SAMPLES + 4  # differs from the stream of a Permutation 
 
 
 class Shuffled(Derived):
-    """See Shuffle."""
+    """The row of a Shuffle."""
 
     def __init__(self, below: Keys, seed: int) -> None:
         super().__init__(below, below.n, f"Shuffle(seed={seed})")

@@ -1,4 +1,4 @@
-"""Row programs: the datasets that workers read, from a key to the result of a pipeline's functions."""
+"""Row programs: the datasets that workers read. They map a key to the result of a pipeline's functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RowProgram:
         stage = None
         try:
             item = self._source.item(key)
-            for stage in self._stages.values():  # like `through`, but saves one call per item
+            for stage in self._stages.values():  # like `through`, but without an extra call per item
                 item = stage.function(item)
         except Exception as error:
             error = noted(error, "" if stage is None else stage.name, self._source.name(key))
@@ -57,7 +57,7 @@ class InPlaceProgram(RowProgram):
 
 
 class ItemProgram(RowProgram):
-    """A row program for single items made by workers, which returns the exception of an item in its place."""
+    """A row program for single items made by workers. It returns the exception of an item in its place."""
 
     def __getitem__(self, key: int) -> Any:
         try:

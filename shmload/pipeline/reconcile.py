@@ -16,11 +16,11 @@ _OF_PLACE = ("epoch", "position", "counters", "children", CHECK)  # fields of a 
 def reconcile(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the state to load on every rank, given one state of each rank.
 
-    It is the least advanced state, so nothing is lost. Items that other ranks consumed beyond it are delivered again, and a warning
-    says which. After equal steps all states are equal, so any of them can be used.
+    It is the least advanced state, so nothing is lost. Items after it that other ranks have consumed are delivered again, and a
+    warning names them. After equal steps all states are equal, so any of them can be used.
 
     Args:
-        states: of a Conveyer or a Join, in any order.
+        states: states of a Conveyer or a Join, in any order.
     Raises:
         StateMismatch: the states belong to different pipelines; the message says what differs.
     """

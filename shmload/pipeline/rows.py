@@ -32,11 +32,11 @@ class Keys:
 
     Attributes:
         n: number of items of an epoch.
-        identity: names the order; a state saved under another one is refused.
-        members: structure of the keys, for audits: n of a plain source, the list of its members' structures of a Join.
+        identity: names the order; a state saved under another identity is refused.
+        members: structure of the keys, for audits: n of a plain source; for a Join, the list of its members' structures.
         num_counters: number of counters that a resume needs besides the position.
         is_fixed: whether item p is the same in every epoch, except for random numbers.
-        parts: the rows it is made of.
+        parts: the rows that it is made of.
     """
 
     is_fixed = False
@@ -48,16 +48,16 @@ class Keys:
     members: Any
     num_counters = 0
     pools: Sequence[Any] = ()  # workers that its members request
-    n_workers = 0  # that it requests itself
+    n_workers = 0  # workers that it requests itself
 
     @property
     def dataset(self) -> Any:
-        """The dataset whose unchanged samples are the items, or None."""
+        """Return the dataset whose unchanged samples are the items, or None."""
         return None
 
     @property
     def held(self) -> Sequence[tuple[str, Any]]:
-        """Objects besides the identity that determine its items, each with a name for error messages."""
+        """Return the objects besides the identity that determine its items, each with a name for error messages."""
         return ()
 
     def keys_at(self, start: int, stop: int) -> NDArray[np.int64]:
@@ -81,11 +81,11 @@ class Keys:
         return int(self.keys_at(position, position + 1)[0])
 
     def counters_at(self, position: int) -> list[int]:
-        """Return what a resume at a position needs besides the position."""
+        """Return the counters that a resume at a position needs besides the position."""
         return []
 
     def go_on_at(self, position: int, counters: Sequence[int]) -> None:
-        """Adopt what `counters_at` returned; raise StateMismatch if it is impossible."""
+        """Continue with the counters that `counters_at` returned; raise StateMismatch if they are impossible."""
         if counters:
             raise StateMismatch(f"a {type(self).__name__} has no counters; the state has {counters!r:.200}")
 
@@ -112,11 +112,11 @@ class Row(Keys):
 
 
 class Mapped(Row):
-    """The items of a row after functions."""
+    """A row of the results of functions on the items of another row."""
 
     def __init__(self, below: Keys, stages: Sequence[Each]) -> None:
         super().__init__(below.n, below.identity, repeating=below.repeating, seed=below.seed)
-        self.below, self._functions = below, {stage.name: stage for stage in stages}  # by name: an error of pickling shows it
+        self.below, self._functions = below, {stage.name: stage for stage in stages}  # by name: an error of pickling shows the name
         self.is_fixed, self.parts = below.is_fixed, (below,)
 
     @property
@@ -126,7 +126,7 @@ class Mapped(Row):
     def item(self, key: int) -> Any:
         item = self.below.at(key)
         try:
-            for stage in self._functions.values():  # what `through` does, without a call more for each item
+            for stage in self._functions.values():  # like `through`, but without an extra call per item
                 item = stage.function(item)
         except Exception as error:
             error = noted(error, stage.name, self.below.name(self.below.key(key)))
@@ -141,7 +141,7 @@ class Derived(Row):
         below: that row.
         n: number of items of an epoch.
         what: the stage that makes it, with its arguments.
-        repeating: whether it repeats; None: as the row below.
+        repeating: whether the row repeats; None if it repeats like the row below.
     """
 
     def __init__(self, below: Keys, n: int, what: str, *, repeating: bool | None = None) -> None:

@@ -1,4 +1,4 @@
-"""RunningPipeline: calls, iteration, states and the end, for a Conveyer and for a Join alike."""
+"""RunningPipeline: the calls, iteration, states and close that a Conveyer and a Join have in common."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class RunningPipeline:
     """A pipeline that delivers batches or items.
 
     Args:
-        engine: makes them, and knows the position.
+        engine: makes the batches or items, and keeps the position.
     """
 
     def __init__(self, engine: PipelineEngine | JoinEngine) -> None:
@@ -27,7 +27,7 @@ class RunningPipeline:
 
         Raises:
             StopIteration: a pipeline that does not repeat has reached the end of its epoch.
-            what a function raised, with the item's name; that batch or item is lost, and the next call continues after it.
+            any exception of a function, with the item's name; that batch or item is lost, and the next call continues after it.
             SampleTimeout, WorkerDied: an item took too long, or ended its worker twice.
         """
         with self._turns:
@@ -49,7 +49,7 @@ class RunningPipeline:
 
     @property
     def is_ended(self) -> bool:
-        """True if nothing is left until the next epoch begins."""
+        """Return whether nothing is left until the next epoch begins."""
         return self.engine.is_ended
 
     def begin_next_epoch(self) -> None:
@@ -57,14 +57,14 @@ class RunningPipeline:
         self.engine.begin_next_epoch()
 
     def state(self) -> dict[str, Any]:
-        """Return the position: JSON-able, the same on all ranks after equal steps. Call it at any time.
+        """Return the position, which JSON can represent, and which is the same on all ranks after equal steps. Call it at any time.
 
-        It has less than 1 KiB, and 64 bytes more for each member of a Join.
+        It takes less than 1 KiB, and 64 bytes more for each member of a Join.
         """
         return self.engine.state()
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken, by any rank, on any number of ranks and workers; also while the pipeline runs.
+        """Continue where any rank took `state`, on any number of ranks and workers. It can be called while the pipeline runs.
 
         Raises:
             StateMismatch: the state belongs to another pipeline; the message says what differs. Nothing is changed then.
@@ -77,7 +77,7 @@ class RunningPipeline:
     # ------------------------------------------------------------ end
 
     def close(self) -> None:
-        """End the workers. What was delivered stays valid; a closed pipeline delivers nothing more."""
+        """End the workers. Delivered batches stay valid; a closed pipeline delivers nothing more."""
         self._is_closed = True
         self.engine.close()
 

@@ -1,4 +1,4 @@
-"""Scan: a function that carries a state from item to item."""
+"""Scan: apply a function that carries a state from item to item."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shmload.worker.stage_arguments import check_function
 
 @dataclass(frozen=True)
 class Scan:
-    """A function that carries a state from item to item, such as a running mean. The state is part of the position.
+    """A stage that applies a function with a state, such as a running mean, to each item. The state is part of the position.
 
     It runs in the trainer over the items of all ranks in order, so every rank has the same state. The stages after it run there,
     too. Each epoch begins with `initial`.
@@ -43,7 +43,7 @@ def saved(state: Any, whose: str) -> str:
     """Serialize a user's state for the state of a pipeline.
 
     Raises:
-        TypeError: only pickle could write it.
+        TypeError: the state contains something that only pickle could write.
     """
     text = sealed(UsersOwn(state))
     if '{"$pickle": ' in text:

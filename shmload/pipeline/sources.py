@@ -43,7 +43,7 @@ class Source(Fluent, Keys):
     def keys_at(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the keys at positions [start, stop); key = item + epoch * n.
 
-        So random numbers keyed by it are new in every epoch (for the largest n, in the first few).
+        So random numbers keyed by the key are new in every epoch (for the largest n, in the first few).
         """
         n = self.n_elements
         out = np.empty(stop - start, np.int64)
@@ -57,7 +57,7 @@ class Source(Fluent, Keys):
         return out
 
     def _fill(self, epoch: int, place: int, out: NDArray[np.int64]) -> None:
-        """Write the items of an epoch from a position on."""
+        """Write the items of an epoch, beginning at a position."""
         raise NotImplementedError
 
 
@@ -68,7 +68,7 @@ class Range(Source):
     Args:
         n_elements: number of items, at least 1.
         repeating: whether epochs follow each other without end; if False, each pass is one epoch.
-        seed: of the items' random numbers from `shmload.sample_rng()` and the global generators, 0 to 2**64 - 1.
+        seed: seed of the items' random numbers from `shmload.sample_rng()` and the global generators, 0 to 2**64 - 1.
     Raises:
         ValueError, TypeError: an argument is invalid.
     """
@@ -91,7 +91,8 @@ class Permutation(Source):
     Args:
         n_elements: number of items, at least 1.
         repeating: whether epochs follow each other without end; if False, each pass is one epoch.
-        seed: of the order, and of the items' random numbers from `shmload.sample_rng()` and the global generators, 0 to 2**64 - 1.
+        seed: seed of the order, and of the items' random numbers from `shmload.sample_rng()` and the global generators, 0 to
+            2**64 - 1.
     Raises:
         ValueError, TypeError: an argument is invalid.
     """
@@ -108,14 +109,14 @@ class Permutation(Source):
 
 
 class Items(Fluent, Row):
-    """The items of a sequence or dataset, which has a length and can be indexed, in order.
+    """The items of a sequence or dataset, in order. It must have a length and be indexable.
 
     Args:
         items: a list, an array, a dataset of torch or `shmload.formats`, or a `RemoteDataset` (in its own order of each epoch).
             Each worker reads its own copy.
         repeating: whether epochs follow each other without end.
-        seed: of the items' random numbers from `shmload.sample_rng()` and the global generators, 0 to 2**64 - 1.
-        n_workers: worker processes that it requests, in addition to those of DistributedBatchedMap.
+        seed: seed of the items' random numbers from `shmload.sample_rng()` and the global generators, 0 to 2**64 - 1.
+        n_workers: number of worker processes that it requests, in addition to those of DistributedBatchedMap.
     Raises:
         ValueError, TypeError: it is empty, or cannot be indexed.
     """
@@ -145,7 +146,7 @@ class Items(Fluent, Row):
 
     @property
     def label(self) -> str:
-        """Display name of the source, with its arguments."""
+        """Return the display name of the source, with its arguments."""
         return f"Items({type(self.items).__name__} of {self.n})"
 
     @property
@@ -164,13 +165,13 @@ class Items(Fluent, Row):
 
 
 class Generate(Fluent, Row):
-    """Samples that a function draws or computes for each position.
+    """Items that a function draws or computes for each position.
 
     Args:
         fn: position -> item; positions continue across epochs. Random numbers from `shmload.sample_rng()` are keyed by the item.
         n_elements: number of items of an epoch, at least 1.
         repeating: whether epochs follow each other without end.
-        seed: of the items' random numbers from `shmload.sample_rng()` and the global generators, 0 to 2**64 - 1.
+        seed: seed of the items' random numbers from `shmload.sample_rng()` and the global generators, 0 to 2**64 - 1.
     Raises:
         ValueError, TypeError: an argument is invalid.
     """
@@ -201,12 +202,13 @@ class Stream(Fluent):
     items in each pass, except for changes by `set_epoch(epoch)`, which is called before each pass if it exists.
 
     Args:
-        iterable: iterated again for each epoch; or a function that returns an iterator. An iterator has one epoch.
+        iterable: an iterable, which is iterated again for each epoch, or a function that returns an iterator. An iterator has only
+            one epoch.
         resume: "state" resumes by the iterable's own state, which becomes part of the pipeline's, if the iterable or its iterator
-            has `state_dict()` and `load_state_dict()`; "count" reads the earlier items again. Use that for an iterable whose own
+            has `state_dict()` and `load_state_dict()`; "count" reads the earlier items again. Use "count" for an iterable whose own
             state is not exact, such as a shuffled one of Hugging Face, which forgets its buffer.
-        seed: of the random numbers of a block of items, 0 to 2**64 - 1.
-        n_workers: worker processes that it requests, in addition to those of DistributedBatchedMap.
+        seed: seed of the random numbers of a block of items, 0 to 2**64 - 1.
+        n_workers: number of worker processes that it requests, in addition to those of DistributedBatchedMap.
     Raises:
         ValueError, TypeError: it is not iterable, or another argument is invalid.
     Example:
@@ -234,7 +236,7 @@ class Stream(Fluent):
 
     @property
     def label(self) -> str:
-        """Display name of the source, with its arguments."""
+        """Return the display name of the source, with its arguments."""
         return f"Stream({shown(self.iterable) if callable(self.iterable) else type(self.iterable).__name__})"
 
     def as_source(self) -> StreamItems:

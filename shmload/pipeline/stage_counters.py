@@ -1,8 +1,8 @@
-"""Counters of stages: items in, items out, and nanoseconds without those of the stages that a stage calls.
+"""Counters of stages: items in, items out, and nanoseconds without those of inner stages.
 
     Map(fn)   ──counted──▶   the same Map, whose `fn` is counted   ──compose──▶   a Plan like any other
 
-Counting is a property of the stages from which a Plan is compiled, so a pipeline that only runs does not pay for it.
+Counting is a property of the stages from which a Plan is compiled, so a pipeline without counters does not pay for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shmload.worker.stage_engine import Expanding, StageContext
 
 
 class EnoughError(BaseException):
-    """The time for counting is over. It is no Exception, so no handler mistakes it for an error of an item."""
+    """Raised when the time for counting is over. It is not an Exception, so no handler mistakes it for an error of an item."""
 
 
 @dataclass
@@ -41,12 +41,12 @@ class StageCounters:
     """Counters of a pipeline's stages.
 
     Args:
-        num_stages: of the pipeline.
+        num_stages: number of stages of the pipeline.
         end_ns: when to stop.
 
     Attributes:
-        counts: one for each stage, and one for putting blocks into the form in which they travel: blocks in, items out.
-        others: the time that no stage takes.
+        counts: one for each stage, and one for the conversion of blocks to the form in which they are sent: blocks in, items out.
+        others: the time that is not spent in any stage.
     """
 
     def __init__(self, num_stages: int, end_ns: int) -> None:
@@ -69,12 +69,12 @@ class StageCounters:
         return least[1], least[0] - least[1]
 
     def timed(self, function: Callable[..., Any], count: StageCount, flow: StageCount) -> Callable[..., Any]:
-        """Return a function that does the same, adds its own time to `count`, and its calls and results to `flow`."""
+        """Return a function that calls `function`, adds its own time to `count`, and its calls and results to `flow`."""
         inner = self._inner
 
         def counted(*arguments: Any) -> Any:
             begin = perf_counter_ns()
-            if begin > self._end_ns and count.num_in > 1:  # the first item goes all the way, however long it takes
+            if begin > self._end_ns and count.num_in > 1:  # the first item is always finished, however long it takes
                 raise EnoughError
             flow.num_in += 1
             inner.append(0)
@@ -127,7 +127,7 @@ class StageCounters:
 
     def _function(self, count: StageCount, function: Any) -> Any:
         counted: Any = self.timed(function, count, count)
-        counted.uncounted = function  # which distinguishes a pipeline from others
+        counted.uncounted = function  # the original function identifies the pipeline
         if is_decoder(function):
             counted.schema, counted.batch_type = function.schema, getattr(function, "batch_type", None)
             counted.read_into = self.timed(function.read_into, count, count)

@@ -37,7 +37,7 @@ def name_of(stage: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return an argument of a stage as text, shortened; of a function its name."""
+    """Return an argument of a stage as text, shortened; a function is shown by its name."""
     while isinstance(value, partial):
         value = value.func
     if callable(value):

@@ -15,10 +15,10 @@ from shmload.worker.stage_arguments import MAX_WORKERS, check_flag, check_functi
 
 @dataclass(frozen=True)
 class Map:
-    """A function of each item, or after Collate of each batch, in the trainer.
+    """A stage that applies a function to each item, or after Collate to each batch, in the trainer.
 
-    Before Collate it runs where items are loaded: in the workers of any DistributedBatchedMap of the pipeline, or in the trainer
-    if there is none.
+    Before Collate, the function runs where items are loaded: in the workers of any DistributedBatchedMap of the pipeline, or in the
+    trainer if there is none.
 
     Args:
         fn: item -> item, or batch -> batch.
@@ -37,7 +37,7 @@ TIMEOUT_S = 60 * 60  # default limit for one item in a worker
 
 @dataclass(frozen=True)
 class DistributedBatchedMap:
-    """A function of each item that worker processes run ahead of time, in order.
+    """A stage that applies a function to each item in worker processes, ahead of time and in order.
 
     Args:
         mapping_fn: item -> value. Random numbers from `shmload.sample_rng()`, or from the global generators of random, numpy and
@@ -45,9 +45,9 @@ class DistributedBatchedMap:
             is the last stage before Collate (docs/own_format.md).
         n_workers: number of processes for this rank. Several such stages share one pool of all their processes.
         buffer_size: number of items loaded ahead; at least two batches per worker, which is also the default.
-        timeout: seconds one item may take; then its worker is killed, and the error says what it was doing. None: no limit.
-        in_order: False delivers items as they are finished, in blocks of the Conveyer's `block_size`, so a slow item does not delay
-            others. The items are the same, and a resume delivers exactly the rest. Only for a single rank.
+        timeout: seconds that one item may take; then its worker is killed, and the error says what it was doing. None for no limit.
+        in_order: if False, deliver items as they are finished, in blocks of the Conveyer's `block_size`, so that a slow item does
+            not delay others. The items are the same, and a resume delivers exactly the rest. Only for a single rank.
     Raises:
         ValueError, TypeError: an argument is invalid.
     """
@@ -72,19 +72,19 @@ class DistributedBatchedMap:
 
 @dataclass(frozen=True)
 class Partition:
-    """Gives each rank its own part of the items; the parts are disjoint and cover all of them.
+    """A stage that gives each rank its own part of the items; the parts are disjoint and cover all of them.
 
     Ranks take turns, batch by batch with a Collate and item by item without one, so after equal steps all have advanced equally.
     Put it anywhere before Collate: a rank does not load what it does not deliver.
 
     Args:
-        rank: of this process, from 0.
+        rank: rank of this process, from 0.
         n_ranks: number of processes that share the items.
         uneven: how the last step divides fewer items than a whole round, if the pipeline does not repeat: "pad" gives ranks without
             an item of their own one from the start of the epoch (`valid` is the number of real rows), "drop" leaves the rest out,
             "exact" gives the first ranks more.
     Raises:
-        ValueError: `rank` is not below `n_ranks`, or `uneven` is another word.
+        ValueError: `rank` is not less than `n_ranks`, or `uneven` is another word.
     """
 
     rank: int
@@ -101,11 +101,13 @@ class Partition:
 
 @dataclass(frozen=True)
 class Collate:
-    """Makes batches: arrays and numbers are stacked as tensors in shared memory; strings, and what cannot be stacked, become lists.
+    """A stage that makes batches.
+
+    Arrays and numbers are stacked as tensors in shared memory; strings, and values that cannot be stacked, become lists.
 
     Args:
         batch_size: number of items of one rank's batch.
-        return_partial_batch: False leaves out a shorter last batch. Batches of a repeating pipeline continue across the ends of
+        return_partial_batch: if False, leave out a shorter last batch. Batches of a repeating pipeline continue across the ends of
             epochs.
         ragged: how to deliver fields whose shapes differ from item to item: "list", "pad", "jagged", "nested", or by field
             (docs/samples.md).
@@ -126,12 +128,14 @@ class Collate:
 
 @dataclass(frozen=True)
 class BatchMap:
-    """A function of each batch in the process that makes it: a worker, if there are any. It follows Collate, before any Map.
+    """A stage that applies a function to each batch in the process that makes it: a worker, if there are any.
+
+    It follows Collate, before any Map.
 
     Random numbers from `shmload.sample_rng()`, or from the global generators, are keyed by the batch.
 
     Args:
-        fn: batch -> batch; it receives what Collate made, in private memory.
+        fn: batch -> batch; it receives the batch that Collate made, in private memory.
     Raises:
         TypeError: `fn` cannot be called.
     """

@@ -39,7 +39,7 @@ class _ItemNames:
 
 
 class BlockKey(NamedTuple):
-    """An ordered block, with its items, or their pickle, if the worker cannot read them itself."""
+    """An ordered block. If the worker cannot read its items itself, it contains them, or their pickle."""
 
     epoch: int
     block: int
@@ -50,7 +50,7 @@ class BlockKey(NamedTuple):
 
 
 class StreamProgram:
-    """A dataset whose keys are the blocks: it returns the block's number, and the result of the stages."""
+    """A dataset whose keys are blocks. It returns the block's number, and the result of the stages."""
 
     def __init__(self, row: StreamRow) -> None:
         self._expansion, self._size, self._seed = row.expansion, row.size, row.seed
@@ -82,8 +82,8 @@ class Feed:
     """Reads a stream block by block, from any place.
 
     Args:
-        stream: to read.
-        size: items of a block.
+        stream: the stream to read.
+        size: number of items of a block.
         is_sent: whether items are pickled, for workers.
     Attributes:
         own: block -> the iterable's own state before it, as text, if it has one.
@@ -155,7 +155,7 @@ class Feed:
         return self._stepped(iterator, first, has_moved=text is not None), None if holder is None else holder.state_dict
 
     def _stepped(self, iterator: Iterator[Any], first: int, *, has_moved: bool) -> Iterator[Any]:
-        """Yield the items after the stream's steps, starting with number `first` of them."""
+        """Yield the items after the stream's steps, beginning with number `first` of them."""
         steps = self._stream.steps
         num_skipped = sum(step.n for step in steps if isinstance(step, Skip))
         at = first + num_skipped if has_moved and first else 0
@@ -188,7 +188,7 @@ def _is_stateful(one: Any) -> bool:
 
 
 def _sent(items: list[Any], epoch: int, first: int) -> bytes:
-    """Pickle items for a worker; one that cannot be pickled is replaced by its failure, and the others are sent."""
+    """Pickle items for a worker. An item that cannot be pickled is replaced by its failure; the others are sent."""
     with suppress(Exception):
         return travel.dumps(items)
     found: list[Any] = []

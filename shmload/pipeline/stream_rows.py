@@ -10,18 +10,18 @@ from shmload.pipeline.block_rows import Expansion
 from shmload.pipeline.position_stages import Enumerate, Skip, Take
 from shmload.pipeline.rows import Row
 
-UNKNOWN = 1 << 52  # stands in for the unknown number of blocks of an epoch
+UNKNOWN = 1 << 52  # replaces the unknown number of blocks of an epoch
 
 
 @dataclass(frozen=True, eq=False)
 class StreamItems:
-    """The items of an iterable, in its order; see Stream.
+    """The items of an iterable, in order; see Stream.
 
     Args:
         iterable: an iterable, or a function that makes an iterator.
         resume: "state" or "count".
-        seed: of what items draw at random.
-        n_workers: worker processes that it requests.
+        seed: seed of the items' random numbers.
+        n_workers: number of worker processes that it requests.
         steps: stages that choose or number its items.
     """
 
@@ -45,7 +45,7 @@ class StreamItems:
 
     @property
     def is_spent_once_read(self) -> bool:
-        """True if it is an iterator, which cannot be restarted."""
+        """Return whether it is an iterator, which cannot be restarted."""
         return not isinstance(self.iterable, type) and hasattr(self.iterable, "__next__")
 
 

@@ -17,7 +17,7 @@ class TrainerStages:
     """Stages with the states that their Scans carry from item to item.
 
     Args:
-        stages: (name, Scan or function of an item).
+        stages: pairs of a name and a Scan or a function of an item.
     """
 
     def __init__(self, stages: Sequence[tuple[str, Any]]) -> None:

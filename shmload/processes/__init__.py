@@ -1,1 +1,1 @@
-"""Processes of this machine: which one, does it live, how did it end; locks and descriptors that belong to one process alone."""
+"""Processes of this machine: identity, exit codes, children, file locks, and descriptors that forked children close."""

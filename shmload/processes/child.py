@@ -1,11 +1,11 @@
-"""Processes that this one has started: watched together by their pidfds, ended in order, each with its exit code.
+"""Child processes: watched together by their pidfds, ended in order, each with its exit code.
 
-A pidfd names one process for good, so no signal can reach another process that got the same id. Three things may go wrong between a
-start and the first look, and none of them is an error here:
+A pidfd refers to one process for good, so no signal can reach another process that got the same id. Three things may happen between
+a start and the first look; none of them is an error here:
 
-* the process has ended already, and nobody keeps its exit code: the program ignores SIGCHLD, or waits for all of its children
+* the process has ended already, and the kernel keeps no exit code: the program ignores SIGCHLD, or waits for all of its children
 * another part of the program collects the exit code first
-* no descriptor is left: the process is killed, because a process that nobody watches must not run
+* no descriptor is left: the process is killed, because a process that cannot be watched must not run
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Child:
 
     Args:
         pid: its process id.
-        collect: waits for the process, which has ended, and returns its exit code. None: by its pidfd, which works for any child of
-            this process.
+        collect: waits for the ended process and returns its exit code. If None, the code is collected by the pidfd, which works for
+            any child of this process.
 
     Attributes:
         pid: its process id.
@@ -54,7 +54,7 @@ class Child:
 
     @property
     def lives(self) -> bool:
-        """Whether the process has not ended."""
+        """Return whether the process is still running."""
         return self.pidfd >= 0 and not has_ended(self.pidfd)
 
     def send(self, number: int) -> None:
@@ -128,7 +128,7 @@ def has_ended(pidfd: int, timeout_s: float | None = 0.0) -> bool:
 
     Args:
         pidfd: the process.
-        timeout_s: seconds to wait for that; None: as long as it takes.
+        timeout_s: seconds to wait for its end, or None to wait without limit.
     """
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
@@ -139,7 +139,7 @@ T = TypeVar("T", bound=Child)
 
 
 class Children(Generic[T]):
-    """Children that are watched in one poll, with other descriptors if need be."""
+    """Children that are watched in one poll, if needed together with other descriptors."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
@@ -155,16 +155,16 @@ class Children(Generic[T]):
         """Watch a child until `reap`.
 
         Args:
-            child: it has not been reaped.
+            child: a process that has not been reaped.
         """
         self._by_pidfd[child.pidfd] = child
         self._poll.register(child.pidfd, select.POLLIN)
 
     def reap(self, child: T) -> int:
-        """Wait until a child has ended, watch it no longer, and return its exit code.
+        """Wait until a child has ended, stop watching it, and return its exit code.
 
         Args:
-            child: one of these.
+            child: a process that was added.
         """
         del self._by_pidfd[child.pidfd]
         self._poll.unregister(child.pidfd)
@@ -179,7 +179,7 @@ class Children(Generic[T]):
         self._poll.register(fd, select.POLLIN)
 
     def unwatch(self, fd: int) -> None:
-        """Watch a descriptor of `watch` no longer.
+        """Stop watching a descriptor that was given to `watch`.
 
         Args:
             fd: the descriptor.
@@ -191,10 +191,10 @@ class Children(Generic[T]):
         return [self._by_pidfd[fd] for fd, _ in self._poll.poll(0) if fd in self._by_pidfd]
 
     def wait(self, timeout_s: float | None) -> tuple[list[T], set[int]]:
-        """Wait until something happens. Return the children that have ended, and the other descriptors that have input.
+        """Wait for an event. Return the children that have ended, and the other descriptors that have input.
 
         Args:
-            timeout_s: seconds to wait; None: as long as it takes.
+            timeout_s: seconds to wait, or None to wait without limit.
         """
         found = self._poll.poll(None if timeout_s is None else max(timeout_s, 0) * 1000)
         ended = [self._by_pidfd[fd] for fd, _ in found if fd in self._by_pidfd]
@@ -203,14 +203,14 @@ class Children(Generic[T]):
     def end(
         self, grace_s: float, look: Callable[[float | None], object], *, is_enough: Callable[[], bool] = lambda: False
     ) -> list[T]:
-        """Wait for all children to end, then kill the others. Return those that were killed.
+        """Wait for all children to end, then kill those that still run. Return those that were killed.
 
-        An exception in the first wait, such as ^C, ends the patience: the rest is killed and reaped before it is raised.
+        An exception in the first wait, such as ^C, ends the grace period: the rest are killed and reaped before it is raised.
 
         Args:
             grace_s: seconds before the others are killed.
-            look: waits so many seconds for something to happen, and reaps children that have ended.
-            is_enough: asked after each look; True ends the grace period.
+            look: waits up to the given number of seconds for an event, and reaps children that have ended.
+            is_enough: called after each look; True ends the grace period.
         """
         deadline = monotonic() + grace_s
         killed: list[T] = []

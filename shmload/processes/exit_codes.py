@@ -1,4 +1,4 @@
-"""Exit codes of processes, also where another part of the program has collected them first."""
+"""Exit codes of processes, even if another part of the program has collected them first."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import signal
 import subprocess
 from typing import Any
 
-UNKNOWN_EXIT = 255  # as multiprocessing's fork server and asyncio have it
+UNKNOWN_EXIT = 255  # the value that multiprocessing's fork server and asyncio use
 
 
 def settle(process: Any) -> int:
-    """Wait for a process of multiprocessing's that has ended, and return its exit code.
+    """Wait for a multiprocessing process that has ended, and return its exit code.
 
-    UNKNOWN_EXIT: the code is lost, because the program ignores SIGCHLD or waits for all of its children itself. multiprocessing
-    would take such a process for one that still runs.
+    Return UNKNOWN_EXIT if the code is lost, because the program ignores SIGCHLD or waits for all of its children itself.
+    multiprocessing would treat such a process as still running.
     """
     process.join()
     if process.exitcode is None:
@@ -24,7 +24,7 @@ def settle(process: Any) -> int:
 
 
 def settle_popen(process: subprocess.Popen[Any]) -> int:
-    """Wait for a process of subprocess's, and return its exit code; UNKNOWN_EXIT where subprocess would say 0 for a lost code.
+    """Wait for a subprocess and return its exit code, or UNKNOWN_EXIT where subprocess would return 0 for a lost code.
 
     Args:
         process: the process.

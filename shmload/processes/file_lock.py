@@ -1,12 +1,12 @@
-"""File locks (flock) that tell whether their owner lives.
+"""File locks (flock) that show whether their owner is alive.
 
 The kernel releases a lock when its process ends, however it ends. Unlike a process id, a lock means the same in every PID namespace
 that reaches the file. Three rules keep that true:
 
-* A lock belongs to the open file, so any copy of its descriptor and any mapping of the file would keep it. Forked children
+* A lock belongs to the open file, so it lasts as long as any copy of its descriptor or any mapping of the file. So forked children
   close their copies (private_fds.py), exec does too (O_CLOEXEC), and `close` unlocks before it closes.
-* A file that was opened may have been removed, and another one created under its name, before the lock was granted. Whoever removes
-  locked files checks `is_at` once it has the lock.
+* After a file was opened and before the lock was granted, the file may have been removed and another one created under its name.
+  Code that removes locked files calls `is_at` once it has the lock.
 * On a file system without locks, every attempt raises OSError; the caller decides whether that means alive or an error.
 """
 
@@ -22,10 +22,10 @@ from shmload.processes import private_fds
 
 
 class FileLock:
-    """An open file that this process may lock, for itself or shared. It is closed with its last reference at the latest.
+    """An open file that this process can lock, exclusively or shared. It is closed at the latest with its last reference.
 
     Args:
-        fd: the file's descriptor, opened close-on-exec; closed in every forked child from now on.
+        fd: the file's descriptor, opened close-on-exec; every child forked from now on closes its copy.
 
     Attributes:
         fd: the descriptor, or -1 after `close`.
@@ -83,7 +83,7 @@ class FileLock:
             private_fds.close(fd)
 
     def __del__(self) -> None:
-        if sys is not None and not sys.is_finalizing():  # at exit, module globals are gone before the last objects
+        if sys is not None and not sys.is_finalizing():  # at exit, module globals may be deleted before the last objects
             self.close()
 
 
@@ -106,7 +106,7 @@ def is_locked(path: str | os.PathLike[str]) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return not _try(fd, fcntl.LOCK_SH)  # shared, so that two that ask at once do not see each other
+        return not _try(fd, fcntl.LOCK_SH)  # shared, so that two processes that ask at once do not see each other
     finally:
         os.close(fd)
 
@@ -121,7 +121,7 @@ def _try(fd: int, kind: int) -> bool:
 
 @contextmanager
 def locked(path: str | os.PathLike[str]) -> Iterator[int]:
-    """Hold the lock on a file, which is created if missing, inside the block. Yield the file's descriptor.
+    """Hold the lock on a file inside the block; create the file if it is missing. Yield the file's descriptor.
 
     Args:
         path: the file.

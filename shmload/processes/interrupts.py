@@ -11,7 +11,7 @@ from typing import Any
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Lets ^C wait until the block is done: a worker started but not recorded would be one too many."""
+    """Delay ^C until the block has ended, because a worker that was started but not recorded would never be stopped."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

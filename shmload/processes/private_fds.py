@@ -43,7 +43,7 @@ def is_kept(fd: int) -> bool:
 
 
 def close(fd: int) -> None:
-    """Close a registered descriptor. Do nothing if it is closed already, as it is in a forked child."""
+    """Close a registered descriptor. Do nothing if it is closed already, for example in a forked child."""
     if is_kept(fd):
         del _descriptors[fd]
         os.close(fd)

@@ -1,14 +1,14 @@
-"""When a process that fails again and again is started anew, and when it is given up."""
+"""When to restart a process that fails again and again, and when to give up."""
 
 from __future__ import annotations
 
 
 class RestartPolicy:
-    """Counts failures in a row.
+    """Counts consecutive failures.
 
     Args:
-        max_restarts: failures in a row that are tolerated.
-        pause_s: seconds before the first restart; the pause doubles with each failure in a row.
+        max_restarts: consecutive failures that are tolerated.
+        pause_s: seconds before the first restart; the pause doubles with each consecutive failure.
         max_pause_s: the longest pause.
 
     Attributes:
@@ -28,7 +28,7 @@ class RestartPolicy:
         self.in_a_row = 1 if after_success else self.in_a_row + 1
         if self.in_a_row > self._max_restarts:
             return None
-        return min(self._pause_s * 2.0 ** min(self.in_a_row - 1, 99), self._max_pause_s)  # a float ends at 2**1024
+        return min(self._pause_s * 2.0 ** min(self.in_a_row - 1, 99), self._max_pause_s)  # 2**1024 overflows a float
 
     def succeeded(self) -> None:
         """Forget the failures so far."""

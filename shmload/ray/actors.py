@@ -378,7 +378,7 @@ def same_layout(one: bytes, other: bytes) -> bool:
 
 
 class Decoder:
-    """One worker of a loader, on any node. It starts without the dataset, which is meanwhile put into the object store."""
+    """One worker of a loader, on any node. It starts without the dataset, which is put into the object store at the same time."""
 
     def __init__(self, setting: ActorSetting) -> None:
         post = setting.post

@@ -270,7 +270,7 @@ class StandIn:
 
 
 class Dispatcher:
-    """A thread that claims orders for workers which share a bell.
+    """A thread that claims orders for workers that share a bell.
 
     Args:
         cluster: the connection to the actors.
@@ -347,7 +347,7 @@ class Dispatcher:
             pass
 
     def _wait(self) -> None:
-        """Wait for orders. Meanwhile, workers without a task are marked as waiting."""
+        """Wait for orders. During that time, workers without a task are marked as waiting."""
         idle = [free[0].ring for free in self._free if len(free) == self._num_each]
         for ring in idle:
             ring.waiting(True)

@@ -1,17 +1,17 @@
-"""Shards on an object store: packing a dataset into them, and reading it back. Names are imported at first use.
+"""Shards on an object store: pack a dataset into shards, and read it back. Names are imported at first use.
 
-    listing.py           which shards there are; looked up once, and pickled with the dataset
-    manifest.py          what is known of each shard
-    fetch.py             gets their bytes
+    listing.py           finds the shards, once; the list is pickled with the dataset
+    manifest.py          sizes and checksums of each shard
+    fetch.py             fetches their bytes
     local_shards.py      keeps copies of the shards of three windows, fetched by a thread
     remote_dataset.py    order, passes and stages
 
-A format says where the blocks of a shard are (formats/block_index.py) and what the bytes of a sample mean. Order, cache, ranges and
-resume know nothing of formats. Bytes are checksummed while they are received, in pieces of 64 KiB that are still in the processor's
-cache (src/receive.pyx). A tar shard without an index is read through ranges into address space of the file's size, which the
-ordinary scan reads.
+A format defines where the blocks of a shard are (formats/block_index.py) and what the bytes of a sample mean. Order, cache, ranges
+and resume do not depend on the format. Bytes are checksummed while they are received, in pieces of 64 KiB that are still in the
+processor's cache (src/receive.pyx). A tar shard without an index is read through ranges into address space of the file's size,
+which the ordinary scan reads.
 
-Rejected: a reader for each format (as many caches and orders as formats); reading compressed shards as streams (no resume, no
+Rejected: a reader for each format (it would need its own cache and order); reading compressed shards as streams (no resume, no
 shuffle); splitting by shard (unequal counts); a sliding shuffle buffer (cannot be entered in the middle); dealing samples to
 workers (a short batch for each).
 """

@@ -39,7 +39,7 @@ def name_of(shard: RemoteShard) -> str:
 def fetch_of(shards: Shards, shard: RemoteShard) -> Fetch:
     """Return a function that fetches a shard for the cache: parallel range requests, repeated once if the checksum is wrong.
 
-    What it raises:
+    The function raises:
         ShardCorrupt: the shard has changed since the dataset was created, or does not match the manifest.
         StoreError: the store does not answer, or the disk is full.
     """
@@ -235,7 +235,7 @@ def _made(shards: Shards, shard: RemoteShard, copy: Any) -> bytes:
 
 
 def index_beside(shard: RemoteShard) -> tuple[int, bytes] | None:
-    """Return (decompressed size of the shard, packed index) from the index next to it; None without one of this version."""
+    """Return (decompressed size of the shard, packed index) from the index next to it; None if there is none of this version."""
     try:
         text = bytes(shard.store.get(shard.key + SIDECAR))
     except ObjectMissing:

@@ -1,10 +1,10 @@
-"""A packed dataset that is followed: each epoch reads what was appended before it begins.
+"""Follow a packed dataset: each epoch reads what was appended before the epoch begins.
 
 An epoch reads a snapshot: the first `n` samples, up to the end of a generation. Appending only adds at the end, so a sample has the
 same number in every snapshot, and a worker that gets a number beyond those it knows reads the manifest again.
 
 The first rank that settles an epoch writes its snapshot to the store of torch.distributed's process group, by one compare-and-set.
-A state names the snapshot by a digest of its shards. It can be resumed as long as the manifest begins with these shards.
+A state identifies the snapshot by a digest of its shards, and can be resumed as long as the manifest begins with these shards.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["FollowedEpochs", "ShardSnapshot"]
 
 
 class ShardSnapshot(NamedTuple):
-    """The first `n` samples, of shards with this digest."""
+    """The first `n` samples, in the shards that have this digest."""
 
     n: int
     digest: str
@@ -31,7 +31,7 @@ class FollowedEpochs(EpochSnapshots[ShardSnapshot]):
     """The epochs of one loader of a followed dataset. Ranks agree through the store of torch.distributed's process group.
 
     Args:
-        source: the samples; knows all shards that any snapshot has.
+        source: the samples; it knows the shards of every snapshot.
         world_size: number of ranks that read the same snapshots.
     """
 
@@ -51,14 +51,14 @@ class FollowedEpochs(EpochSnapshots[ShardSnapshot]):
 
         Raises:
             StoreError: the store does not answer, or ranks have no way to agree.
-            ShardCorrupt: the dataset was packed anew.
+            ShardCorrupt: the dataset was packed again.
         """
         manifest = self._source.follow()
         found = ShardSnapshot(manifest.num_samples, manifest.digest)
         return self._agreed(epoch, found) if self.world_size > 1 else found
 
     def _agreed(self, epoch: int, ours: ShardSnapshot) -> ShardSnapshot:
-        """Return what all ranks read in an epoch: our snapshot, unless another rank was first."""
+        """Return the snapshot that all ranks read in an epoch: ours, unless another rank was first."""
         from shmload.torch_names import default_store
 
         if (store := default_store()) is None:
@@ -77,18 +77,18 @@ class FollowedEpochs(EpochSnapshots[ShardSnapshot]):
         return agreed
 
     def named(self, snapshot: ShardSnapshot) -> dict[str, Any]:
-        """Return what a state says of a snapshot."""
+        """Return the description of a snapshot for a state."""
         return snapshot._asdict()
 
     def restart(self, epoch: int) -> None:
-        """Begin an epoch whose state names no snapshot. One that was read ahead, before the state was loaded, does not count."""
+        """Begin an epoch whose state names no snapshot. Forget one that was settled ahead, before the state was loaded."""
         self._snapshots, self._begun, self._unsettled = {}, epoch - 1, -1
 
     def resume(self, named: Mapping[str, Any], epoch: int) -> None:
-        """Read the snapshot that a state names in its epoch.
+        """Let an epoch read the snapshot that a state describes.
 
         Raises:
-            StateMismatch: the dataset does not begin with it.
+            StateMismatch: the dataset does not begin with this snapshot.
         """
         manifest = self._source.follow()
         found = next((each for each in _snapshots_of(manifest) if each._asdict() == named), None)

@@ -40,7 +40,7 @@ _GAP_NBYTES = 64 << 10  # bytes that may be read in vain to get a sample's membe
 
 
 class _NotHere(Exception):
-    """A shard has no complete local copy."""
+    """Raised if a shard has no complete local copy."""
 
 
 class _Indexes(Sequence[ShardIndex]):
@@ -114,8 +114,8 @@ class RemoteRecords(_Ordered):
 
     Args:
         source: source of the RemoteDataset.
-        fields: fields of the samples, from the layout's and "__key__" and "__url__"; None: all fields of the layout.
-        decode: functions of a field's value, by field: {"image": ImageDecoder(...)}; None, or False as in TarDataset, decodes none.
+        fields: fields of the samples, from the layout's and "__key__" and "__url__"; None for all fields of the layout.
+        decode: functions of a field's value, by field: {"image": ImageDecoder(...)}. None, or False as in TarDataset, decodes none.
     Raises:
         ValueError: on reading: a sample lacks a field.
         ShardCorrupt: on reading: a shard does not match its layout, or has changed.
@@ -168,7 +168,7 @@ class RemoteRecords(_Ordered):
 
 
 def _plain(made: dict[str, Any]) -> dict[str, Any]:
-    """Return a sample without key and URL. Plain files have a key of their own."""
+    """Return a sample without key and URL, because plain files have a key field of their own."""
     return {name: value for name, value in made.items() if name not in ("__key__", "__url__")}
 
 
@@ -183,7 +183,7 @@ class RemoteSamples(_Ordered, TarDataset):
         fields, schema, decode, allow_pickle: as for TarDataset.
         follow: each epoch includes what was appended before it.
     Raises:
-        ValueError: `follow` for a part of a dataset, for one without a manifest, or for one at a `generation`.
+        ValueError: `follow` is given for a part of a dataset, for one without a manifest, or for one at a `generation`.
     """
 
     def __init__(
@@ -212,7 +212,7 @@ class RemoteSamples(_Ordered, TarDataset):
 
     @property
     def epoch_schedule(self) -> Callable[..., SnapshotSchedule] | None:
-        """The schedule of a followed dataset, which ShmLoader uses with a seed: the samples of each rank, step and epoch."""
+        """Return the schedule of a followed dataset, which ShmLoader uses with a seed: the samples of each rank, step and epoch."""
         return self._epoch_schedule if self._follows else None
 
     def _epoch_schedule(self, *, seed: int, world_size: int, batch_size: int, shuffle: bool, uneven: Uneven) -> SnapshotSchedule:
@@ -229,7 +229,7 @@ class RemoteSamples(_Ordered, TarDataset):
         return super().block_shuffle(window, nodes=nodes, global_batch=global_batch)
 
     def _checked(self, indices: Any) -> NDArray[np.int64]:
-        """Return valid indices. If one is beyond the known samples, first add what has been appended."""
+        """Check indices and return them. If one is beyond the known samples, first add what has been appended."""
         if self._follows and len(indices) and max(indices) >= len(self):
             self._source.follow()
         return checked_indices(indices, len(self))
@@ -252,7 +252,7 @@ class RemoteSamples(_Ordered, TarDataset):
         source.begin()
         for shard in dict.fromkeys((np.searchsorted(source.starts, numbers, "right") - 1).tolist()):
             self._enter(shard)
-            source.local.copy(shard)  # before a batch that begins the next window announces that one
+            source.local.copy(shard)  # before a batch that begins the next window announces that window
         try:
             super()._read_batch_into(cast(Any, numbers), out)
         except _NotHere:
@@ -280,7 +280,7 @@ class RemoteSamples(_Ordered, TarDataset):
             first = np.zeros(len(numbers) + 1, np.uint64)
             nothing.open(0, np.zeros(1, np.uint8), empty, empty, np.zeros(0, np.uint16), first, ranks)
             rows = np.arange(len(numbers))
-            for column in self._columns:  # no member is found natively, so each row is read in Python
+            for column in self._columns:  # native code finds no member, so each row is read in Python
                 column.read(nothing.find(rows, column.number), out, partial(self._row, numbers, column))
             if self.schema is not None and KEY in self.schema:
                 out[KEY] = [local.index(shard).key(sample) for shard, sample in places]

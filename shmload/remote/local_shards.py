@@ -1,14 +1,14 @@
 """The local copies of a dataset's shards: a folder with a size limit, filled before the shards are needed.
 
-    reader      announces which shards come next, takes the ones it needs, waits for those being fetched
-    prefetcher  a thread that fetches coming shards which no process has begun to fetch
+    reader      announces which shards come next, takes the ones that it needs, waits for those that are being fetched
+    prefetcher  a thread that fetches the announced shards that no process has begun to fetch
 
 All processes that share the folder share its files: one of them fetches a shard, the others map it. A process holds leases on the
-shards that it has announced, so that they are not evicted, and releases those that it has passed. If other processes hold the whole
-folder, samples are read one by one from the store. That is slower, but always correct, and processes never wait for each other's
-space.
+shards that it has announced, so that they are not evicted, and releases those that it has passed. If other processes have leased
+the whole folder, samples are read one by one from the store. That is slower, but always correct, and processes never wait for each
+other to free space.
 
-Without a folder of the user's, shards are kept in a `PrivateFolder`, which is removed with the dataset and its workers. Its owner
+If the user gives no folder, shards are kept in a `PrivateFolder`, which is removed with the dataset and its workers. Its owner
 holds a lock on a file in it, and forked workers share this lock. When the last of them has exited or crashed, the lock is free, and
 the next owner that creates a private folder removes all unlocked ones.
 
@@ -76,7 +76,7 @@ class PrivateFolder:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the owner has removed it. A folder without a lock was recreated by a process that was still using it."""
+        """Return whether the owner has removed it. A folder without a lock was recreated by a process that was still using it."""
         return not os.path.exists(f"{self.path}/{_LOCK}")
 
     def close(self) -> None:
@@ -123,7 +123,8 @@ class Prefetcher:
     """Fetches shards in a thread, in the order of the last request.
 
     Args:
-        fetch: a method, (shard) -> "done": continue with the next shard; "again": call once more; "over": drop the rest.
+        fetch: a method that fetches a shard and returns "done" to continue with the next one, "again" to be called once more, or
+            "over" to drop the rest.
     """
 
     def __init__(self, fetch: Callable[[int], Fetched]) -> None:
@@ -176,7 +177,7 @@ class LocalShards:
 
     Args:
         shards: the shards of the dataset.
-        folder: folder for the copies; None: a private folder, which is removed with this object.
+        folder: folder for the copies. If None, a private folder, which is removed with this object.
         capacity_bytes: size limit of all copies in the folder, including those of other datasets and processes.
     """
 
@@ -194,7 +195,7 @@ class LocalShards:
         os.makedirs(self._indexes_folder, exist_ok=True)
         self.cache = Cache(f"{place}/shards", capacity_bytes, durable=self._private is None)
         for store in self._stores():
-            alike = f"{store.url}\0{store.retry_policy}"  # another dataset of the folder may be more patient
+            alike = f"{store.url}\0{store.retry_policy}"  # another dataset in the folder may have a more patient retry policy
             store.outage = Outage(f"{self._indexes_folder}/{sha256(alike.encode()).hexdigest()[:40]}.outage")
 
     def _stores(self) -> list[Any]:
@@ -203,7 +204,7 @@ class LocalShards:
         return [store for store in found.values() if isinstance(store, WebReader | FilesystemStore)]
 
     def try_anew(self) -> None:
-        """Try stores again that did not answer, because a new pass begins."""
+        """Try stores that did not answer once more, because a new pass begins."""
         for store in self._stores():
             if store.outage is not None:
                 store.outage.try_anew()
@@ -211,7 +212,7 @@ class LocalShards:
     def _begin(self) -> None:
         self._pid = _process
         self._lock = threading.Lock()
-        self._copies: dict[int, tuple[NDArray[np.uint8], Lease]] = {}  # the shards that are here
+        self._copies: dict[int, tuple[NDArray[np.uint8], Lease]] = {}  # the shards that have copies here
         self._indexes: dict[int, Any] = {}
         self._making: dict[int, threading.Lock] = {}  # one lock per index that is being built
         self._wanted: list[int] = []  # in the order in which they are needed
@@ -257,7 +258,7 @@ class LocalShards:
         return fetch_index(self.shards, shard, self._indexes_folder, copy)
 
     def _index_all(self, numbers: list[int]) -> None:
-        """Index shards. One of the processes that share the folder does so while the others wait for the files."""
+        """Index shards. One of the processes that share the folder does this, while the others wait for the files."""
         with contextlib.ExitStack() as stack:
             if os.path.isdir(self._indexes_folder):  # after close, each process indexes for itself
                 stack.enter_context(locked(f"{self._indexes_folder}/.lock"))
@@ -286,7 +287,7 @@ class LocalShards:
     # ------------------------------------------------------------ copies
 
     def copy(self, number: int) -> NDArray[np.uint8] | None:
-        """Return a shard's bytes, fetched if necessary; None if there is no room, or a whole copy is not worthwhile."""
+        """Return a shard's bytes, fetched if necessary; None if the copy does not fit, or a whole copy is not worthwhile."""
         self._here()
         held = self._copies.get(number)
         if held is not None:
@@ -305,7 +306,7 @@ class LocalShards:
             return None  # its owner, another process, has removed it
 
     def copies(self, numbers: Sequence[int]) -> None:
-        """Fetch the shards that `copy` would fetch, small ones in parallel, because their cost is mostly latency."""
+        """Fetch the shards that `copy` would fetch, small ones in parallel, because most of their cost is latency."""
         self._here()
         missing = [number for number in dict.fromkeys(numbers) if number not in self._copies]
         if len(missing) > 1 and self._is_small(missing):
@@ -343,7 +344,7 @@ class LocalShards:
     def announce(self, coming: Sequence[int], num_held: int) -> None:
         """Announce which shards will be needed, in order; a shard may occur several times.
 
-        Shards that were announced before, and are not any more, are released by `let_go_passed`.
+        Shards that were announced before, and no longer are, are released by `let_go_passed`.
 
         Args:
             coming: the order as far as it is known; it determines the order of eviction.
@@ -367,7 +368,7 @@ class LocalShards:
         self._prefetcher.wish(wanted)
 
     def let_go_passed(self) -> None:
-        """Release the shards that were announced before and are not any more."""
+        """Release the shards that were announced before and no longer are."""
         if not self.keeps_all:
             self._let_go(self._copies.keys() - set(self._wanted))
 
@@ -378,11 +379,11 @@ class LocalShards:
                 self.num_dropped += 1
 
     def _obtain(self, number: int, timeout_s: float) -> NDArray[np.uint8]:
-        """Return a shard's bytes, and fetch it unless another process or thread does.
+        """Return a shard's bytes, and fetch them unless another process or thread does.
 
         Raises:
-            TimeoutError: another one is still fetching it.
-            CacheFull: there is no room for it.
+            TimeoutError: another process or thread is still fetching them.
+            CacheFull: the shard does not fit.
         """
         shard = self.shards.all[number]
         fetch, cache, private = fetch_of(self.shards, shard), self.cache, self._private
@@ -421,7 +422,7 @@ class LocalShards:
         try:
             try:
                 self._obtain(number, 0)
-            except CacheFull:  # wait until a shard in the way has been passed
+            except CacheFull:  # wait until a shard that takes the space has been passed
                 if not room_s:
                     raise
                 is_second = True

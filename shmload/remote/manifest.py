@@ -92,12 +92,12 @@ class ShardEntry:
 
     @property
     def generation(self) -> str:
-        """The generation that contains the shard."""
+        """Return the generation that contains the shard."""
         return self.name.partition("/")[0]
 
     @property
     def stored(self) -> tuple[int, str]:
-        """Size and checksum of the object in the store."""
+        """Return the size and checksum of the object in the store."""
         return (self.nbytes, self.crc32c) if self.packed is None else (self.packed.nbytes, self.packed.crc32c)
 
     @classmethod
@@ -120,7 +120,7 @@ class ShardEntry:
         return cls(**{**given, "index": IndexEntry(**index), "packed": None if packed is None else PackedObject(**packed)})
 
     def told(self) -> dict[str, Any]:
-        """Return the entry in its JSON form."""
+        """Return the entry in its JSON form, which `of` reads."""
         found = asdict(self)
         return found if self.packed is not None else {name: value for name, value in found.items() if name != "packed"}
 
@@ -150,12 +150,12 @@ class Manifest:
 
     @property
     def digest(self) -> str:
-        """Hash of the shards and their order: 16 hexadecimal digits."""
+        """Return a hash of the shards and their order: 16 hexadecimal digits."""
         return sha256(json.dumps([shard.told() for shard in self.shards]).encode("ascii")).hexdigest()[:16]
 
     @property
     def generations(self) -> tuple[str, ...]:
-        """The generations that were appended to each other, the oldest first."""
+        """Return the generations that were appended to each other, the oldest first."""
         return tuple(dict.fromkeys(shard.generation for shard in self.shards))
 
     def at(self, generation: str) -> Manifest:
@@ -164,7 +164,7 @@ class Manifest:
         Args:
             generation: one of its `generations`.
         Raises:
-            ObjectMissing: there is no such generation.
+            ObjectMissing: the dataset has no such generation.
         """
         if generation not in self.generations:
             raise ObjectMissing(
@@ -225,7 +225,7 @@ class Manifest:
         return found
 
     def dump(self) -> bytes:
-        """Return the manifest as bytes: the same ones for equal manifests."""
+        """Return the manifest as bytes. Equal manifests give the same bytes."""
         content: dict[str, Any] = {"format": FORMAT, "version": VERSION, **asdict(self)}
         content["shards"] = [shard.told() for shard in self.shards]
         if not self.key:
@@ -279,7 +279,7 @@ def _check(given: Any, kinds: dict[str, Kind], name: str, where: str, optional: 
     """Raise unless `given` is an object with exactly the required keys, any of the optional keys, and valid values."""
     if not isinstance(given, dict):
         raise _wrong(name, where, f"an object with {', '.join(kinds)} is needed; got {_short(given)}")
-    if given.keys() != kinds.keys():  # fast path: there may be a million
+    if given.keys() != kinds.keys():  # checked only then, because there may be a million
         if absent := [key for key in kinds if key not in given]:
             raise _wrong(name, where, f"{', '.join(absent)} is missing")
         kinds = {**kinds, **{key: kind for key, kind in (optional or {}).items() if key in given}}
@@ -308,7 +308,7 @@ class RemoteShard:
         etag: ETag of the object; "" if the manifest identifies it.
         num_samples, crc32c, index: from the manifest; None without one.
         layout: the format of its samples.
-        packing: its compression, or ""; if compressed, `stored_nbytes` is the size of the stored object.
+        packing: its compression, or "" if it is not compressed. `stored_nbytes` is the size of the stored object.
         has_index: whether there is an index next to it, made by `shmload index`.
     """
 
@@ -330,12 +330,12 @@ class RemoteShard:
 
     @property
     def stored_nbytes(self) -> int:
-        """Size of the object in the store."""
+        """Return the size of the object in the store."""
         return self.packed_nbytes if self.packing else self.nbytes
 
     @property
     def version(self) -> str:
-        """A value that changes with the contents of the shard."""
+        """Return a value that changes with the contents of the shard."""
         return self.etag or f"crc32c-{self.crc32c}"
 
 
@@ -448,7 +448,7 @@ class Shards:
 
     @cached_property
     def sizes(self) -> NDArray[np.int64]:
-        """Size of each shard in bytes."""
+        """Return the size of each shard in bytes."""
         return np.array(self.values("nbytes"), np.int64)
 
     @property
@@ -457,7 +457,7 @@ class Shards:
 
     @property
     def largest(self) -> int:
-        """Size of the largest shard in bytes."""
+        """Return the size of the largest shard in bytes."""
         return int(self.sizes.max())
 
     def too_large(self, nbytes: int) -> RemoteShard | None:

@@ -32,7 +32,7 @@ def pass_over(samples: Iterator[Any], number: int, what: str) -> None:
     """Skip the samples that are already packed.
 
     Raises:
-        ValueError: there are fewer samples than that, so the packed ones would wrongly be kept.
+        ValueError: there are fewer samples, so the packed ones would wrongly be kept.
     """
     if (found := sum(1 for _ in islice(samples, number))) < number:
         raise ValueError(

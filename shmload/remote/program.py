@@ -1,11 +1,11 @@
 """Program: the stages of a fluent reader, and what is known about its items before any sample is read.
 
-`shuffle` keeps the number of items, not which is which. `select`, `unbatched` and `then` end that knowledge.
+After `shuffle`, the number of items is known, but not their order. After `select`, `unbatched` and `then`, neither is known.
 
 Only this reader has the stages Batching, Slicing and Piping, because a pipeline promises more: its Collate makes tensors in shared
 memory, Take and Skip know the position of every item, and a generator over a whole pass could not resume from a block.
 
-`repetitions` and `limit` are numbers and not stages like Repeat and Take, because they count what all workers of a rank deliver.
+`repetitions` and `limit` are numbers, not stages like Repeat and Take, because they count the items of all workers of a rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shmload.worker.stage_engine import DROP, END, Each, Expanding, Handler, Sta
 
 
 class SamplePlace(NamedTuple):
-    """The sample that an item was made of.
+    """The sample from which an item was made.
 
     Attributes:
         is_batch: the sample is the first one of a batch.
@@ -34,7 +34,7 @@ class SamplePlace(NamedTuple):
 
 
 class SampleContext(StageContext):
-    """What the stages of a pass share; the place is None if it is unknown, as of items that the user's own generator has made."""
+    """The context that the stages of a pass share. `place` is None if unknown, as for items made by the user's generator."""
 
     place: SamplePlace | None = None
 
@@ -48,7 +48,7 @@ class SampleContext(StageContext):
         return DROP if handler(error) else END
 
     def placed(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Yield items, each of which says its place itself, or is of an unknown one."""
+        """Yield items, and set the place of each: the place is read from the item, or is unknown."""
         for item in items:
             is_named = isinstance(item, Mapping) and "__key__" in item and "__url__" in item
             self.place = SamplePlace(item["__url__"], item["__key__"]) if is_named else None
@@ -97,7 +97,7 @@ class Batching(Expanding):
 
 @dataclass(frozen=True)
 class Slicing(Expanding):
-    """Some of the items of each worker, for items whose position in the whole pass is unknown before they are read."""
+    """Some of the items of each worker, used for items whose position in the whole pass is unknown before they are read."""
 
     start: int
     stop: int | None
@@ -109,7 +109,7 @@ class Slicing(Expanding):
 
 @dataclass(frozen=True)
 class Piping(Expanding):
-    """A function of the iterator. It may take several items for one, so an item it gives is of the place that it says itself."""
+    """A function of the iterator. It may consume several items to make one, so the place of its items is read from the items."""
 
     function: Callable[..., Iterable[Any]]
     args: tuple[Any, ...]
@@ -128,12 +128,12 @@ class Program:
     """The stages of a reader.
 
     Attributes:
-        stages: each with its name.
+        stages: pairs of name and stage.
         units: which samples make up the items, as far as that is known.
-        known: "units": the k-th item is the k-th unit; "number": there are as many items as units; "nothing".
-        unknown: the stage that ended the knowledge.
-        repetitions: epochs in a pass; None: without end.
-        limit: items of a pass; None: all.
+        known: "units" if the k-th item is the k-th unit; "number" if there are as many items as units; else "nothing".
+        unknown: the stage after which less is known.
+        repetitions: number of epochs in a pass; None for no end.
+        limit: number of items of a pass; None for all.
         length: the value of len(), if it is given.
     """
 
@@ -154,7 +154,7 @@ class Program:
         return self if self.known == "nothing" else replace(self, known="nothing", unknown=name)
 
     def count(self, num_samples: int) -> int:
-        """Return the number of items of a pass over so many samples.
+        """Return the number of items of a pass over `num_samples` samples.
 
         Raises:
             TypeError: it is unknown.
@@ -176,8 +176,8 @@ class Program:
         """Return the items made of samples.
 
         Args:
-            samples: of a worker's units.
-            seed: of the stages' random numbers in this worker and epoch.
+            samples: the samples of a worker's units.
+            seed: seed of the stages' random numbers in this worker and epoch.
         """
         seeded = (
             (name, replace(stage, seed=seed + number) if isinstance(stage, BufferedShuffle) else stage)

@@ -10,17 +10,17 @@ keep only a few shards at a time, however many there are.
 
 The fluent methods each return a new dataset with one more stage, and keep track of the number of items (remote/program.py).
 
-`Passes` numbers the passes over a dataset, in agreement between all workers of a rank. A loader does not tell an iterable dataset
-the epoch, and its workers, which may be new processes for every pass, each begin an iterator of their own. What these have in
-common is the base seed that torch draws for a pass; persistent workers keep the seed, so they also count their turns. The workers
-agree through a board in shared memory:
+`Passes` numbers the passes over a dataset so that all workers of a rank agree. A loader does not tell an iterable dataset the
+epoch, and its workers, which may be new processes for every pass, each begin their own iterator. They have in common the base seed
+that torch draws for a pass; persistent workers keep the seed, so they also count their turns. The workers agree through a board in
+shared memory:
 
     nonce | number of the next pass | (base seed, turn, number) of the newest passes
 
 A worker that finds its seed and turn on the board joins that pass; otherwise it begins a new one. A late worker of an abandoned
 pass finds its own entry, or takes an unused number, and does not change the passes of others.
 
-The board is a memfd. Forked workers inherit it, and others open it as /proc/<trainer>/fd. A copy on another machine counts for
+The board is a memfd. Forked workers inherit it, and others open it as /proc/<trainer>/fd. A copy on another machine counts by
 itself, beginning with the next pass. Because that machine cannot report back, this pass counts as begun here.
 """
 
@@ -99,7 +99,7 @@ class Passes:
         """Return the number of the pass that an iterator begins.
 
         Args:
-            base_seed: the seed that torch drew for the workers; None in the trainer, where each iterator is a pass of its own.
+            base_seed: the seed that torch drew for the workers; None in the trainer, where each iterator is a separate pass.
         """
         with self._held() as board:
             number = int(board[2])
@@ -123,7 +123,7 @@ class Passes:
 
     @property
     def next(self) -> int:
-        """Number of the next pass."""
+        """Return the number of the next pass."""
         return int(self._board[2])
 
     @contextmanager
@@ -196,14 +196,14 @@ def _cipher_of(key: bytes | None, shards: Shards) -> SampleCipher | None:
 
 
 class RemoteDataset(IterableDataset[Any]):
-    """The samples of shards in a store: dicts of fields, `__key__` and `__url__`. An IterableDataset.
+    """An IterableDataset of the samples of shards in a store: dicts of fields, with `__key__` and `__url__`.
 
     The fields of tar shards are the members as bytes, by extension. For other layouts (Parquet, TFRecord, JSON lines, .npy,
     MosaicML's and LitData's shards, images), the layout decodes the fields: shmload.remote.layouts.
 
     The folder is listed once, when the dataset is created. If a later upload replaces these shards, reading them is an error; a
-    dataset is never a mix of two uploads. If there is a manifest (from upload_cv_dataset or `shmload pack`), everything is known at
-    once; for other shards, the headers are read on first use, and their index is kept in the cache folder.
+    dataset is never a mix of two uploads. If there is a manifest (from upload_cv_dataset or `shmload pack`), all sizes and counts
+    are known at once; for other shards, the headers are read on first use, and their index is kept in the cache folder.
 
     In each epoch, every sample is delivered exactly once over all ranks and workers. Each pass is the next epoch, and its order
     depends on `seed` and the epoch number. Shards are prefetched into a folder of at most `cache_bytes`.
@@ -212,16 +212,16 @@ class RemoteDataset(IterableDataset[Any]):
         client: from make_client, or boto3's; None if `bucket` is a local folder or a URL; a dict of options for a URL of another
             cloud (`open_store`).
         bucket, folder: the location of the dataset.
-        shuffle: False reads shards and samples in their stored order.
+        shuffle: if False, read shards and samples in their stored order.
         seed: seed of all orders, 0 to 2^64 - 1.
         cache_folder: folder for copies of shards, which all processes of this machine share and later runs reuse; None uses a
             private folder that is removed with the dataset and its workers.
         cache_bytes: size limit of that folder; 0 keeps nothing and reads each sample separately. All users of a folder must pass
             the same number.
-        window: number of shards whose samples are mixed; None: up to 16, as long as three windows fit into `cache_bytes`. Must be
-            the same on all ranks.
+        window: number of shards whose samples are mixed. If None, up to 16, as long as three windows fit into `cache_bytes`. Must
+            be the same on all ranks.
         ahead_bytes: limit for prefetching, in whole shards after the current window, as far as `cache_bytes` has room; 0 fetches
-            only the current window. None: two windows, or everything if it fits and there is no `block_shuffle`. Does not change
+            only the current window. If None, two windows, or everything if it fits and there is no `block_shuffle`. Does not change
             the order.
         uneven: what to do if the ranks do not divide the samples evenly: "pad" repeats some from the start of the epoch, "drop"
             omits some, "exact" gives the last ranks one less.
@@ -301,7 +301,7 @@ class RemoteDataset(IterableDataset[Any]):
 
         Args:
             urls: URLs of objects, with braces expanded, or of a folder.
-            client: for s3://, or a dict of options for other clouds, as in `open_store`; None: a client configured by the
+            client: for s3://, or a dict of options for other clouds, as in `open_store`. If None, a client configured by the
                 environment.
             shuffle: as for the class.
             seed: as for the class.
@@ -317,7 +317,7 @@ class RemoteDataset(IterableDataset[Any]):
 
     @property
     def num_samples(self) -> int:
-        """Number of samples in all shards, before any stage."""
+        """Return the number of samples in all shards, before any stage."""
         return self._source.num_samples
 
     def __len__(self) -> int:
@@ -359,7 +359,7 @@ class RemoteDataset(IterableDataset[Any]):
         return RemoteRecords(self._source, **options)
 
     def split(self, parts: Mapping[str, float], seed: int = 0) -> dict[str, Self]:
-        """Split the samples into disjoint parts: the same ones on every rank, whatever the workers and the cache.
+        """Split the samples into disjoint parts, which are the same on every rank, with any workers and any cache.
 
         Each part is a dataset over the same shards and the same cache folder, with the stages of this dataset. It can be split
         again, or read with `indexed()`. To subsample, pass fractions that add up to less than 1.
@@ -401,7 +401,7 @@ class RemoteDataset(IterableDataset[Any]):
 
     @property
     def given_rank(self) -> tuple[int, int] | None:
-        """Rank and world size as passed to the constructor; None if they were not."""
+        """Return the rank and world size as passed to the constructor; None if they were not."""
         return self._world.given
 
     def keyed_items(self) -> RemoteUnits:
@@ -637,12 +637,12 @@ class RemoteDataset(IterableDataset[Any]):
     def slice(self, *bounds: int | None) -> Self:
         """Select a slice of the items of a rank's pass: slice(stop), slice(start, stop), slice(start, stop, step).
 
-        After shuffle, select, unbatched or then, each worker counts its own items.
+        After shuffle, select, unbatched or then, each worker counts its items separately.
 
         Args:
             bounds: as in itertools.islice.
         Raises:
-            TypeError: there are no arguments, or more than three.
+            TypeError: there are not one to three arguments.
         """
         if not 1 <= len(bounds) <= 3:
             raise TypeError(f"slice takes stop, or start, stop and perhaps step; got {len(bounds)} arguments")

@@ -36,8 +36,8 @@ class RemoteSource:
 
     Args:
         local: the local copies of the shards.
-        window: number of shards whose samples are mixed; None: up to 16, as long as three windows fit into the cache.
-        ahead_bytes: limit for prefetching shards after the current window; None: two windows.
+        window: number of shards whose samples are mixed. If None, up to 16, as long as three windows fit into the cache.
+        ahead_bytes: limit for prefetching shards after the current window. If None, two windows.
         chosen: indices of the samples to use among all samples, ascending, int64; None uses all.
         cipher: decrypts members; None if they are not encrypted.
     """
@@ -62,7 +62,7 @@ class RemoteSource:
 
     @property
     def window(self) -> int:
-        """Number of shards whose samples are mixed.
+        """Return the number of shards whose samples are mixed.
 
         It depends only on the arguments and the shards, so it is the same on all ranks.
         """
@@ -73,14 +73,14 @@ class RemoteSource:
 
     @property
     def starts(self) -> array[int]:
-        """Index of each shard's first sample, and the end."""
+        """Return the index of each shard's first sample, and the number of all samples."""
         if self._starts is None:
             self._starts = array("q", np.cumsum([0, *self.local.counts()], dtype=np.int64).tobytes())
         return self._starts
 
     @property
     def has_chosen(self) -> bool:
-        """Whether only some of the shards' samples are used."""
+        """Return whether only some of the shards' samples are used."""
         return self._chosen is not None
 
     @property
@@ -89,7 +89,7 @@ class RemoteSource:
 
     @property
     def url(self) -> str:
-        """URL of the dataset's folder if it has a manifest, else ""."""
+        """Return the URL of the dataset's folder if it has a manifest, else ""."""
         home = self.local.shards.home
         return "" if home is None else home.url
 
@@ -172,7 +172,7 @@ class RemoteSource:
             self.local.announce(coming, len(windows[0]) + self._num_ahead(coming[len(windows[0]) :], windows[1:_AHEAD]))
 
     def _num_ahead(self, behind: Sequence[int], windows: Sequence[Sequence[int]]) -> int:
-        """Return how many of the shards after the current window are prefetched."""
+        """Return the number of shards after the current window to prefetch."""
         if self.ahead_bytes is None:
             return sum(map(len, windows))
         taken = np.cumsum(self.local.shards.sizes[behind])

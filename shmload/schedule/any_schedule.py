@@ -1,4 +1,4 @@
-"""What a loader asks of every schedule, with the answers of a schedule whose epochs are all alike."""
+"""The interface of all schedules, with the implementation for a schedule whose epochs are all alike."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AnySchedule:
 
     @property
     def stream(self) -> dict[str, Any] | None:
-        """Describe how positions and keys number the items of a stream (a pipeline). None: this is not a stream."""
+        """Return how positions and keys number the items of a stream (a pipeline); None if this is not a stream."""
         return None
 
     def behind(self, step: int) -> int:
@@ -39,14 +39,14 @@ class AnySchedule:
         return -(-step // self.stride)
 
     def begins(self, epoch: int) -> None:
-        """Note that a pass over `epoch` begins and that earlier epochs are finished."""
+        """Record that a pass over `epoch` begins and that earlier epochs are finished."""
 
     def ended(self) -> None:
-        """Note that no pass is running."""
+        """Record that no pass is running."""
 
     def children(self, epoch: int) -> dict[str, Any] | None:
-        """Return what a state in `epoch` holds besides its position."""
+        """Return the part of a state in `epoch` besides its position."""
         return None
 
     def go_on_from(self, children: Mapping[str, Any], epoch: int) -> None:
-        """Restore what `children` returned, before a resume in `epoch`."""
+        """Restore a result of `children`, before a resume in `epoch`."""

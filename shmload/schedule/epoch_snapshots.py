@@ -1,10 +1,10 @@
-"""Which snapshot of a growing dataset each epoch reads, the same in all ranks.
+"""The snapshot of a growing dataset that each epoch reads, the same in all ranks.
 
-The first rank that needs an epoch's snapshot settles it where all ranks look; the others find it there. No rank waits for another,
-so ranks may order batches ahead at their own pace. Where they look is up to the dataset: a folder of the run, or the store of
+The first rank that needs an epoch's snapshot settles it in a place that all ranks can see; the others find it there. No rank waits
+for another, so ranks may order batches ahead at their own pace. The dataset chooses the place: a folder of the run, or the store of
 torch.distributed.
 
-A state names the snapshot of an epoch that has begun. Before that, the epoch may be settled anew and then read more.
+A state names the snapshot of an epoch that has begun. Before that, the epoch may be settled again, with more samples.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Sized(Protocol):
 
     @property
     def n(self) -> int:
-        """Number of samples."""
+        """Return the number of samples."""
 
 
 S = TypeVar("S", bound=Sized)
@@ -32,7 +32,7 @@ class EpochSnapshots(ABC, Generic[S]):
     """The snapshots of one loader's epochs.
 
     Attributes:
-        identity: what states call this kind of order.
+        identity: the name of this kind of order in states.
         not_yet: errors that leave an epoch unsettled while an earlier one is read.
     """
 
@@ -42,15 +42,15 @@ class EpochSnapshots(ABC, Generic[S]):
 
     def __init__(self) -> None:
         self._snapshots: dict[int, S] = {}
-        self._begun = -1  # the epoch that is read; -1: none
+        self._begun = -1  # the epoch that is read; -1 if none is
         self._unsettled = -1  # an epoch that could not be settled ahead of its time
 
     def snapshot(self, epoch: int, *, is_ahead: bool = False) -> S:
-        """Return an epoch's snapshot. The first rank that asks settles it.
+        """Return an epoch's snapshot. The first rank that asks for it settles it.
 
         Args:
             epoch: the epoch.
-            is_ahead: whether an earlier epoch is still read, which must not be disturbed or delayed.
+            is_ahead: whether an earlier epoch is still being read, which must not be disturbed or delayed.
 
         Raises:
             Exception: one of `not_yet`.
@@ -65,11 +65,11 @@ class EpochSnapshots(ABC, Generic[S]):
 
     @abstractmethod
     def named(self, snapshot: S) -> dict[str, Any]:
-        """Return what a state says of a snapshot."""
+        """Return the description of a snapshot for a state."""
 
     @abstractmethod
     def resume(self, named: Mapping[str, Any], epoch: int) -> None:
-        """Read the snapshot that a state names in its epoch, and no other. Call `_read_from`.
+        """Let an epoch read the snapshot that a state describes, and no other. Call `_read_from`.
 
         Raises:
             StateMismatch: it cannot be read any more.
@@ -82,7 +82,7 @@ class EpochSnapshots(ABC, Generic[S]):
         self._snapshots, self._begun = {epoch: snapshot}, epoch
 
     def state(self, epoch: int) -> dict[str, Any] | None:
-        """Return what a state says of an epoch's snapshot, or None before the epoch has begun."""
+        """Return the description of an epoch's snapshot for a state, or None before the epoch has begun."""
         snapshot = self._snapshots.get(epoch)
         return None if snapshot is None or epoch != self._begun else self.named(snapshot)
 
@@ -90,7 +90,7 @@ class EpochSnapshots(ABC, Generic[S]):
         """Continue in a state's epoch.
 
         Args:
-            named: what the state says of the snapshot; None if it was taken before the epoch began.
+            named: the state's description of the snapshot; None if the state was taken before the epoch began.
             epoch: the epoch.
 
         Raises:
@@ -102,7 +102,7 @@ class EpochSnapshots(ABC, Generic[S]):
             self.resume(named, epoch)
 
     def is_settled(self, epoch: int) -> bool:
-        """Return whether an epoch has a snapshot, or must get one now. Try to settle an epoch that lies ahead, without waiting.
+        """Return whether an epoch has a snapshot, or must get one now. Try to settle a later epoch without waiting.
 
         Args:
             epoch: the epoch.
@@ -114,7 +114,7 @@ class EpochSnapshots(ABC, Generic[S]):
         try:
             self.snapshot(epoch, is_ahead=True)
         except self.not_yet:
-            self._unsettled = epoch  # not tried again with each batch; what is in the way is raised when the epoch begins
+            self._unsettled = epoch  # not tried again with each batch; the error is raised when the epoch begins
             return False
         return True
 
@@ -130,10 +130,10 @@ class EpochSnapshots(ABC, Generic[S]):
         self._snapshots = {each: kept for each, kept in self._snapshots.items() if each >= epoch - 1}
 
     def opened(self, epoch: int, snapshot: S) -> None:
-        """Do what is due before an epoch is read."""
+        """Prepare for an epoch that is about to be read."""
 
     def ended(self) -> None:
-        """Release what the epochs hold, because none is read any more."""
+        """Release the epochs' resources, because no epoch is read any more."""
 
     def keys(self, epoch: int, records: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the indices of records of an epoch.

@@ -8,7 +8,7 @@ Seed mode accepts such an order as `batch_sampler=`. The batches of an epoch are
     step 3                   3   4   5
     step 6                               6   7
 
-A step is named by the number of batches that all ranks have read before it, which is also the position in a state. So a run on
+A step is identified by the number of batches that all ranks have read before it, which is also the position in a state. So a run on
 another number of ranks can continue at any step with exactly the remaining batches, without a division.
 """
 
@@ -133,12 +133,12 @@ class BatchSchedule(AnySchedule):
 
     @property
     def rows_per_rank(self) -> int | None:
-        """Return the rows of a rank's step. None: batches have different sizes."""
+        """Return None, because batches have different sizes."""
         return None
 
     @property
     def rest_rule(self) -> Uneven:
-        """Return what happens to a last step with fewer batches than ranks."""
+        """Return the rule for a last step with fewer batches than ranks."""
         return self.uneven
 
     def end_of(self, epoch: int, rank: int) -> int:

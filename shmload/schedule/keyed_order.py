@@ -22,7 +22,7 @@ class KeyedOrder(ABC):
     from torch's global generator, as torch's RandomSampler does.
 
     Attributes:
-        num_needed: the largest index plus one; a loader refuses a dataset with fewer samples. None: any dataset is long enough.
+        num_needed: the largest index plus one; a loader refuses a dataset with fewer samples. None accepts a dataset of any length.
     """
 
     num_needed: int | None = None

@@ -1,7 +1,7 @@
 """The member of a mixture at each position, computed in blocks from the nearest position whose counters are known.
 
 Each draw depends on the draws before it (src/mix.h), so a distant position is reached by drawing from a known one, at 15 to 75 ns
-a draw. Known are the start of the epoch, the position of a loaded state, the ends of blocks, and every position where each member
+per draw. Known are the start of the epoch, the position of a loaded state, the ends of blocks, and every position where each member
 has exactly its share.
 """
 
@@ -38,7 +38,7 @@ class Block:
 
 
 class Drawn:
-    """The draws of one mixture. They are the same in every epoch; the seed only decides which sample a draw stands for.
+    """The draws of one mixture. They are the same in every epoch; the seed only decides which sample a draw selects.
 
     Args:
         n: number of positions in an epoch, at most 2^62.

@@ -85,7 +85,8 @@ class Shares:
     def even_before(self, position: int) -> tuple[int, list[int]] | None:
         """Return the last position up to `position` where every member has exactly its share, and the counters there.
 
-        For small shares this happens periodically: every 4 draws for weights of 3 and 1. None: the piece has no such position.
+        For small shares this happens periodically: every 4 draws for weights of 3 and 1. Return None if the piece has no such
+        position.
         """
         piece = bisect_right(self.starts, position) - 1
         start, shares = self.starts[piece], self.pieces[piece]
@@ -114,7 +115,7 @@ def check_weights(weights: Sequence[Any], num_members: int, where: str) -> None:
 
 
 def exact_weight(weight: Any) -> Fraction:
-    """Return the exact number that a weight means; a float means the decimal it prints as."""
+    """Return the exact number that a weight stands for; a float is the decimal that it prints as."""
     if isinstance(weight, Rational):
         return Fraction(int(weight.numerator), int(weight.denominator))  # numpy integers would overflow
     return Fraction(str(weight))

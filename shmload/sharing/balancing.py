@@ -1,12 +1,12 @@
 """Load balancing between ranks of a node that read different samples: idle workers of one rank fill chunks of another's ring.
 
-`Helpers` are the neighbors' workers in this rank's ring, as its trainer handles them: admitted, watched, and their chunks
-recovered.
+`Helpers` are the neighbors' workers in this rank's ring, from the view of its trainer, which admits and watches them, and recovers
+their chunks.
 
 A helper is a child of another rank, which replaces it if it dies. Here it has a record after those of the worker pool, and it is
-admitted once its process is held by a pidfd (src/helpers.h): its end is then detected like that of a worker, once all its threads
-are gone. Its death is not blamed on its current sample, because its own rank may have ended; but no other helper touches that
-batch again, so the worker pool finds out.
+admitted once this trainer has its pidfd (src/helpers.h): its end is then detected like that of a worker, once all its threads are
+gone. Its death is not blamed on its current sample, because its own rank may have ended; but no other helper touches that batch
+again, so the worker pool finds a sample that kills its worker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Helpers:
         ring: the trainer's end of the ring.
         rank_group: the ranks of the node.
         num_workers: the number of workers of each rank.
-        rings: what each neighbor has posted about its ring, by its number in the rank group.
+        rings: the information that each neighbor has posted about its ring, by its number in the rank group.
     """
 
     def __init__(self, ring: TrainerRing, rank_group: RankGroup, num_workers: int, rings: dict[int, dict[str, Any]]) -> None:
@@ -49,7 +49,7 @@ class Helpers:
         self._poll = select.poll()
 
     def check(self) -> int:
-        """Admit waiting helpers, and recover the chunks of those that have ended. Return how many chunks. Cost: one poll."""
+        """Admit waiting helpers, and recover the chunks of those that have ended. Return the number of chunks. Cost: one poll."""
         num_taken_back = 0
         for pidfd, _ in self._poll.poll(0):
             record = next(record for record, (fd, _) in self._watched.items() if fd == pidfd)
@@ -122,14 +122,14 @@ class Helpers:
 
 
 class PeerPool(NamedTuple):
-    """The worker pool of a neighbor, as this rank wakes it."""
+    """The worker pool of a neighbor, with the means to wake it."""
 
     neighbour: Neighbour
     bell: Doorbell
 
 
 class NodeBell(Doorbell):
-    """The worker pool's bell for orders. It also wakes the neighbors' idle workers for what its own idle workers cannot claim."""
+    """The worker pool's bell for orders. It also wakes the neighbors' idle workers for chunks that its own workers cannot claim."""
 
     ring: TrainerRing
     peer_pools: dict[int, PeerPool]  # by number in the rank group, the next one first
@@ -151,7 +151,7 @@ class Balancer(RankHook):
     """The hook of a rank whose neighbors' idle workers fill chunks of its ring.
 
     Args:
-        rank_group: these ranks.
+        rank_group: the ranks of the node.
     """
 
     def __init__(self, rank_group: RankGroup) -> None:
@@ -168,7 +168,7 @@ class Balancer(RankHook):
         return self._bell
 
     def peer_rings(self, ring: Ring) -> tuple[PeerRing, ...]:
-        """Announce this rank's ring, and return the rings of all ranks that still run and could make one."""
+        """Announce this rank's ring, and return the rings of all ranks that still run and have created one."""
         rank_group, num_workers = self._rank_group, ring.num_workers
         num_ranks = len(rank_group.members)
         rank_group.announce(
@@ -201,7 +201,7 @@ class Balancer(RankHook):
                     control_path=peer["control"],
                     ready_bell=peer["ready"],
                     grants_bell=peer["grants"],
-                    first_record=num_workers * (num_ranks - steps),  # from there, this rank is so many ranks further
+                    first_record=num_workers * (num_ranks - steps),  # this rank is `num_ranks - steps` ranks after the ring's
                 )
             )
         return tuple(peer_rings)
@@ -230,7 +230,7 @@ class Balancer(RankHook):
         }
 
     def closed(self) -> None:
-        """Release the helpers, which leave by themselves; the neighbors continue."""
+        """Release the helpers, which end their work by themselves; the neighbors continue."""
         self._peer_pools.clear()
         if self.helpers is not None:
             self.helpers.close()

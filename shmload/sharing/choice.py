@@ -1,4 +1,4 @@
-"""Choose what a loader with `share="node"` reads from: its own ring, as leader, with helpers or alone, or its leader's ring."""
+"""Choose the batch source of a loader with `share="node"`: its own ring, as leader, with helpers or alone, or its leader's ring."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shmload.engine.builder import EngineBuilder
     from shmload.engine.config import LoaderConfig
 
-SLOTS_PER_FOLLOWER = 3  # as many batches as the user of a loader with one rank and one worker may keep
+SLOTS_PER_FOLLOWER = 3  # as many as the batches that the user of a loader with one rank and one worker may keep
 
 _next_number = itertools.count()  # numbers loaders in the order in which they begin to read, which is the same in all ranks
 _numbers: WeakKeyDictionary[EngineBuilder, int] = WeakKeyDictionary()
@@ -39,7 +39,7 @@ def shared_engine(
     *,
     records_holders: bool = False,
 ) -> BatchSource:
-    """Return what one rank reads from, once all ranks of the node have joined.
+    """Return the batch source of one rank, once all ranks of the node have joined.
 
     Raises:
         ValueError, RankLeft: see `gather`.
@@ -67,7 +67,7 @@ def shared_engine(
 
 
 def _promise(config: LoaderConfig) -> dict[str, Any]:
-    """Return what must be equal in ranks that read one ring: which batches there are, and how far ahead they are read."""
+    """Return the values that must be equal in ranks that read one ring: those that determine the batches, and the prefetching."""
     plan = config.plan
     collate_fn = config.custom_collate_fn
     orders = (given for given in (config.sampler, config.batch_sampler) if isinstance(given, KeyedOrder | KeyedBatches))

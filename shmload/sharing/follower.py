@@ -1,6 +1,6 @@
 """A rank that reads the ring of its group's leader: orders in, batches out, like an engine.
 
-It is no `Engine`, because it has no ring, no workers and no slots of its own to fill. An order only says which batch is expected;
+It is not an `Engine`, because it has no ring, workers or slots of its own to fill. An order only identifies the expected batch;
 whether the batch is ready is in the leader's owner words.
 """
 
@@ -33,7 +33,7 @@ class FollowingEngine:
     """The `BatchSource` of a rank that reads the ring of its group's leader.
 
     Args:
-        options: the loader's.
+        options: the loader's options for its engine.
         rank_group: the ranks that read the ring.
     """
 
@@ -44,7 +44,7 @@ class FollowingEngine:
         self._options, self._rank_group = options, rank_group
         self._pid = os.getpid()
         self._is_closed = False
-        self.turns = Turns()  # like any engine's
+        self.turns = Turns()  # like those of any engine
         self._queue: deque[Order] = deque()
         self.layout: Layout | None = None  # offsets of the fields, once they are known
         self._memory: dict[bytes, Mapping] = {}
@@ -73,12 +73,12 @@ class FollowingEngine:
 
     @property
     def num_queued(self) -> int:
-        """Number of batches expected and not delivered."""
+        """Return the number of batches expected and not delivered."""
         return len(self._queue)
 
     @property
     def front(self) -> Order | None:
-        """The order that `next` will deliver."""
+        """Return the order that `next` will deliver."""
         return self._queue[0] if self._queue else None
 
     def abandon(self) -> None:
@@ -87,7 +87,7 @@ class FollowingEngine:
         self._rank_sync.abandoned()
 
     def begin_pass(self, num_steps: int, *, step_stride: int = 1, epoch_base: int = 0) -> None:
-        """Count passes; readers of statistics look at the leader."""
+        """Count passes. Readers of statistics look at the leader."""
         self._rank_sync.pass_begins()
 
     def leave_pass(self) -> None:
@@ -115,7 +115,7 @@ class FollowingEngine:
             slot, lease = self._taken(order)
         except Exception:
             raise
-        except BaseException:  # ^C: the batch may have been passed on, and it does not come twice
+        except BaseException:  # at a ^C the batch may have been passed on, and it does not come twice
             self.close()
             raise
         try:
@@ -129,7 +129,7 @@ class FollowingEngine:
                 batch, _ = deliver_rows(self.layout, lease, order.nrows)
             if self._ring.num_leased >= self._ring.num_lendable and self._copy_out.must_copy(str):
                 batch = copied(batch)
-        except Exception as error:  # for example, of an object that does not unpickle
+        except Exception as error:  # for example, raised by an object that does not unpickle
             return Outcome(order, None, None, error)
         finally:
             del lease
@@ -210,7 +210,7 @@ class FollowingEngine:
     # ------------------------------------------------------------ looking at it
 
     def counters(self) -> dict[str, Any]:
-        """Return what `shmload top` shows of the leader's ring; `num_copied_out` is this rank's own."""
+        """Return the leader's counters for `shmload top`, except that `num_copied_out` is this rank's own."""
         return {**self._reader.report(), "num_copied_out": self._ring.num_copied_out, "shared_by": len(self._rank_group.members)}
 
     def totals(self) -> dict[str, float]:

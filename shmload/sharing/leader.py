@@ -11,7 +11,7 @@ from shmload.engine.engine import WAIT_S
 from shmload.engine.ring import Ring
 from shmload.sharing.rank_group import RankSync
 
-LINGER_S = 5.0  # how long a closing leader waits for ranks that have not read its ready batches yet
+LINGER_S = 5.0  # seconds that a closing leader waits for ranks that have not read its ready batches yet
 
 
 class Leader(RankSync):
@@ -33,7 +33,7 @@ class Leader(RankSync):
         self._rank_group.close()
 
     def _wait(self, order: Order | None) -> None:
-        self._ring.begin_wait(ANY_SLOT)  # so that ranks ring when they have released a slot
+        self._ring.begin_wait(ANY_SLOT)  # so that ranks ring the bell when they have released a slot
         try:
             self._ready.wait(WAIT_S)
         finally:
@@ -43,7 +43,7 @@ class Leader(RankSync):
         return {"shared_by": len(self._rank_group.members)}
 
     def closing(self, *, is_broken: bool) -> None:
-        """Wait a while for slower ranks, which may still have to open segments of this ring."""
+        """Wait a limited time for slower ranks, which may still have to open segments of this ring."""
         self.leave()
         deadline = monotonic() + LINGER_S
         while not is_broken and not self.are_done() and monotonic() < deadline:

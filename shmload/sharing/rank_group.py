@@ -1,4 +1,4 @@
-"""Groups of ranks that read together: each rank of a node posts what it reads on a board, and ranks with the same data are a group.
+"""Groups of ranks that read together: each rank of a node posts its data on a board, and ranks with the same data are a group.
 
 The board is JSON: a member for each local rank, then for each group how to attach to its leader's ring. All ranks that the
 launcher has started on this node take part, once for each ring of each loader, in the order in which loaders begin to read. No
@@ -28,19 +28,19 @@ from shmload.shm.names import meeting_stem
 from shmload.shm.segment import Group
 from shmload.world import local_place
 
-MEET_S = 300.0  # for the others to arrive, if the loader has no timeout: they may have more to import and to open
+MEET_S = 300.0  # seconds to wait for the others, if the loader has no timeout: they may have more to import and to open
 _ENDED = '{} has ended before all ranks of this node had begun to read (share="node")'
-LOOK_MS = 10  # between looks at the board; starting a worker pool takes longer than that
+LOOK_MS = 10  # milliseconds between looks at the board; starting a worker pool takes longer
 
 
 class RankInfo(NamedTuple):
-    """One rank: its process, and the data it reads."""
+    """One rank: its process, and the data that it reads."""
 
     local_rank: int
     pid: int
     began: str  # the process's start time, which distinguishes it from a later process with the same id
     data: tuple[int, int]  # the rank and world size whose batches it reads
-    promise: dict[str, Any]  # what must be equal in all ranks that read these
+    promise: dict[str, Any]  # values that must be equal in all ranks that read these data
     cpus: list[int]
 
     def __str__(self) -> str:
@@ -49,9 +49,9 @@ class RankInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks that share something, with this rank's number among them. `pidfds` has the others' by number.
+    """Ranks that share something, and this rank's number among them. `pidfds` maps the others' numbers to their pidfds.
 
-    Either all read the same, and the first leads; or each reads something else, and they are all ranks of the node.
+    Either all read the same data, and the first is the leader; or each reads other data, and the group is all ranks of the node.
     """
 
     members: list[RankInfo]
@@ -66,14 +66,14 @@ class RankGroup:
         return len({member.data for member in self.members}) == len(self.members)
 
     def announce(self, ring: dict[str, Any]) -> None:
-        """Post how to attach to this rank's ring; `{"failed": why}` if there is none."""
+        """Post the information that others need to attach to this rank's ring, or `{"failed": why}` without a ring."""
         with self.meeting.at_board():
             board = json.loads(self.meeting.read())
             board["rings"][str(self.members[self.me].local_rank)] = ring
             self.meeting.write(json.dumps(board).encode())
 
     def rings(self, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
-        """Return how to attach to the rings of these ranks, once each has posted it; without ranks that ended before."""
+        """Return how to attach to the rings of these ranks, once each has posted it. Ranks that ended before are left out."""
         poll = poll_of(self.pidfds.values())
         ended: set[int] = set()
         while True:
@@ -89,7 +89,7 @@ class RankGroup:
             poll.poll(LOOK_MS)
 
     def ring(self) -> dict[str, Any]:
-        """Return how to attach to the leader's ring, once it has posted that.
+        """Return how to attach to the leader's ring, once the leader has posted it.
 
         Raises:
             RankLeft: the leader has ended, or could not create its ring.
@@ -117,15 +117,15 @@ def poll_of(pidfds: Iterable[int]) -> select.poll:
 
 
 def gather(name: str, data: tuple[int, int], promise: dict[str, Any], timeout_s: float) -> RankGroup:
-    """Wait for all ranks of the node; return those that read the same data as this one, or all if no two read the same.
+    """Wait for all ranks of the node. Return those that read the same data as this one, or all if no two read the same data.
 
     Args:
-        name: the name of the ring among this run's.
+        name: the name of the ring, unique in this run.
         data: the rank and world size whose batches this rank reads.
-        promise: what must be equal within a group.
-        timeout_s: how long the others may take; 0: MEET_S.
+        promise: values that must be equal within a group.
+        timeout_s: seconds to wait for the others; 0 is MEET_S.
     Raises:
-        ValueError: no launcher has said which ranks this node has and which of them this is, or the ranks of a group promise
+        ValueError: no launcher has set which ranks this node has and which of them this is, or the ranks of a group promise
             different things.
         RankLeft: a rank has ended, or has not arrived in time.
     """
@@ -209,15 +209,15 @@ def _check_promises(rank_group: list[RankInfo]) -> None:
 
 
 class RankSync(RankHook):
-    """The progress of ranks that read one ring, seen from one of them: each rank publishes its own, and checks the others'.
+    """The progress of ranks that read one ring, from the view of one rank, which publishes its own and checks that of the others.
 
-    Ranks count the batches that they have taken since all began at one place: that is a *generation*. It ends for all at the same
-    batch, when the program leaves the loop, resumes or sets another epoch; then they wait for each other and compare their
-    places.
+    Ranks count the batches that they have taken since all began at one place; these batches are a *generation*. It ends for all at
+    the same batch, when the program leaves the loop, resumes or sets another epoch. Then the ranks wait for each other and compare
+    their places.
 
     Args:
         rank_group: the ranks.
-        timeout_s: how long they may take to arrive at one place; 0: no limit.
+        timeout_s: seconds to wait for ranks to arrive at one place; 0 for no limit.
     """
 
     def __init__(self, rank_group: RankGroup, timeout_s: float) -> None:
@@ -230,11 +230,11 @@ class RankSync(RankHook):
         self._begins = True  # whether the ranks have yet to begin this generation together
 
     def attach(self, share: Share, sleep: Callable[[Order | None], None], ring_others: Callable[[], None]) -> None:
-        """Receive what is available once there is a ring.
+        """Receive the objects that exist once there is a ring.
 
         Args:
-            share: the ranks' words.
-            sleep: (order, or None for none in particular) sleeps until something may have changed, at most 20 ms.
+            share: the words that ranks share.
+            sleep: function of an order, or of None for no particular order; sleeps until something may have changed, at most 20 ms.
             ring_others: wakes ranks that sleep.
         """
         self._share, self._sleep, self._ring_others = share, sleep, ring_others
@@ -247,7 +247,7 @@ class RankSync(RankHook):
         self._ring_others()
 
     def abandoned(self) -> None:
-        """Begin a new generation, because what is ordered is no longer wanted."""
+        """Begin a new generation, because the ordered batches are not wanted any more."""
         self._count_before, self._count = self._count, 0
         self._share.generation += 1
         self._begins = True
@@ -267,7 +267,7 @@ class RankSync(RankHook):
         """Ensure that all ranks arrive at a batch in the same way.
 
         Raises:
-            RankLeft: a rank does not, or has ended.
+            RankLeft: a rank arrives differently, or has ended.
         """
         if self._begins:
             self._begin(order)
@@ -303,7 +303,7 @@ class RankSync(RankHook):
         return 0
 
     def are_done(self) -> bool:
-        """Return whether no other rank has yet to take a batch that this one has taken."""
+        """Return whether all other ranks have taken every batch that this one has taken."""
         self._see_ended()
         mine, reported = self._share.generation, self._share.reported
         return all(
@@ -318,7 +318,7 @@ class RankSync(RankHook):
         return (rank for rank in range(self._share.num_ranks) if rank != self._share.me)
 
     def _left(self, rank: int) -> tuple[int, int]:
-        """Return the pass that a rank has left before its end (0 if none), and the batches it had taken by then."""
+        """Return the pass that a rank has left before its end (0 if none), and the number of batches that it had taken by then."""
         return divmod(self._share.reported(rank, trainer.REPORT_LEFT), 1 << 32)
 
     def _begin(self, order: Order) -> None:
@@ -370,5 +370,5 @@ class RankSync(RankHook):
 
 
 def _odd(generation: int) -> int:
-    """Return what is added to the words of the place where a generation begins."""
+    """Return the number to add to the words of the place where a generation begins."""
     return trainer.REPORT_ODD * (generation & 1)

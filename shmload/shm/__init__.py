@@ -1,1 +1,1 @@
-"""Shared memory and bells between processes: the only place that knows /dev/shm, memfd and the resource tracker."""
+"""Shared memory and bells between processes: the only room that uses /dev/shm, memfd and the resource tracker."""

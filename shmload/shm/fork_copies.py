@@ -1,4 +1,4 @@
-"""Private copies of leased batches for a forked child of the trainer: it sees the bytes of the moment of the fork.
+"""Private copies of leased batches for a forked child of the trainer, which contain the bytes at the moment of the fork.
 
 A slot is shared memory. Without a copy, a child would see the next batch's bytes once the parent has dropped its batch. So each
 fork with live leases takes one more reference to every one of them and makes a pipe; the child replaces those slots by private
@@ -6,8 +6,8 @@ copies and closes its end; the parent waits for that, and then drops the referen
 open: then the slots stay the parent's until the child ends or execs. If the child takes longer than GRACE_S, the parent continues,
 and looks again at its next fork and in `settle`.
 
-Memory: a child costs the bytes of the slots leased at its fork, whether it looks at them or not; usually that is one batch. The
-worker pool's own workers never look at a batch, and cost nothing (`ours`).
+Memory: a child costs the bytes of the slots leased at its fork, even if it never reads them; usually that is one batch. The
+worker pool's own workers never read a batch, and cost nothing (`ours`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from shmload._core.trainer import Lease, live_leases, stop_poisoning
 from shmload.processes import private_fds
 
-GRACE_S = 1.0  # how long a fork waits for its child's copies
+GRACE_S = 1.0  # seconds that a fork waits for its child's copies
 
 
 class _Fork(NamedTuple):

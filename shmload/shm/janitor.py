@@ -1,4 +1,4 @@
-"""Remove what dead owners have left in /dev/shm, and nothing else.
+"""Remove the files that dead owners have left in /dev/shm, and no others.
 
 A group is dead if no process holds the lock on its control segment (processes/file_lock.py). The janitor takes that lock itself and
 keeps it until the names are gone, the control segment's last, so no owner can begin in between, and of two janitors one passes by.
@@ -44,8 +44,8 @@ class Leftover(NamedTuple):
         age_s: seconds since the newest of them changed.
         uid: their owner.
         pid: the process id of the loader, in its PID namespace; 0 if unknown.
-        why: why the loader is taken for dead.
-        error: why the files could not be removed; "" if they were, or if removing was not tried.
+        why: the reason why the loader is considered dead.
+        error: the reason why the files could not be removed; "" if they were removed, or if removing was not tried.
     """
 
     stem: str

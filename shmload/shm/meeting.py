@@ -1,4 +1,4 @@
-"""The rendezvous of the processes of one run on one node: a board that all can read, and one at a time can write.
+"""The rendezvous of the processes of one run on one node: a board that all can read, and that one at a time can write.
 
     <stem>-control   the board. Each attending process holds a shared flock on it, so the janitor sees that the meeting is alive
     <stem>-gate      a process that reads or writes the board holds an exclusive flock on it, and others wait for that lock
@@ -29,7 +29,7 @@ from shmload.shm import reaper
 from shmload.shm.names import SHM_DIR
 
 _DIGEST_NBYTES = 16
-_NUM_PLACES = 16  # of one meeting
+_NUM_PLACES = 16  # number of places of one meeting
 
 
 class Meeting:
@@ -51,7 +51,7 @@ class Meeting:
         """Enter the gate alone, waiting without limit while another process is inside, and attend the meeting from then on.
 
         Raises:
-            OSError: there is no place to meet at.
+            OSError: there is no place for the meeting.
             PermissionError: other users have taken all places.
         """
         gate = self._enter()

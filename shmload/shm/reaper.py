@@ -1,11 +1,11 @@
 """A shell that removes this process's names from /dev/shm when the process is killed.
 
-A small shell in a session of its own, so that a kill of the trainer's process group does not reach it, waits on a pipe whose other
-end only the trainer holds. When that end closes, the shell removes every file with the process's stem from /dev/shm and ends. It is
-started with a process's first group, and asked to leave after the last group has been closed.
+A small shell waits on a pipe whose other end only the trainer holds. It has its own session, so a kill of the trainer's process
+group does not reach it. When the other end closes, the shell removes every file with the process's stem from /dev/shm and ends.
+It is started with a process's first group, and asked to leave after the last group has been closed.
 
-Workers end by themselves when the trainer does, once their interpreters have started. The shell kills those that still import the
-user's program then. It knows each with its start time, so a process that has got the same id since is left alone.
+Workers end by themselves when the trainer does, once their interpreters have started. The shell then kills those that still import
+the user's program. It knows the start time of each, so it never kills a later process with the same id.
 
 A meeting (meeting.py) may outlive the process. The shell knows the meetings, waits until the other processes have left them too,
 and then removes them under their locks. Without a `flock` command (util-linux, busybox) their files, a few hundred bytes, stay for
@@ -49,7 +49,7 @@ for board in $boards; do
   (exec 9<"$board" && flock 9 && [ /proc/self/fd/9 -ef "$board" ] && rm -f -- "${{board%control}}gate" "$board") &
 done"""
 
-_LEAVE_S = 2.0  # how long the shell may take to end before it is killed; it has nothing left to do
+_LEAVE_S = 2.0  # seconds that the shell may take to end before it is killed; it has no work left
 # loaders are made and closed in several threads, and by the garbage collector, which may run while this thread holds the lock
 _lock = threading.RLock()
 _groups = 0
@@ -97,7 +97,7 @@ def _start() -> None:
 
 
 def watch(pid: int) -> None:
-    """Have a started worker killed if this process is killed. Idempotent.
+    """Let the shell kill a started worker if this process is killed. Idempotent.
 
     Args:
         pid: the worker's process.
@@ -124,7 +124,7 @@ def forget(pid: int) -> None:
 
 
 def attend(board: str) -> None:
-    """Have a meeting's files removed after this process is killed. Idempotent.
+    """Let the shell remove a meeting's files after this process is killed. Idempotent.
 
     Args:
         board: the meeting's board.

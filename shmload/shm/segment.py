@@ -67,7 +67,7 @@ class CgroupMemory(NamedTuple):
     Attributes:
         folder: its directory in the cgroup file system.
         version: 1 or 2.
-        limit, used: bytes; `used` includes shared memory that its processes were the first to touch.
+        limit, used: in bytes; `used` includes shared memory that its processes were the first to touch.
         rest: bytes still available. Page cache that the kernel would drop counts as free.
     """
 
@@ -113,7 +113,7 @@ def memory(root: Path = Path("/")) -> list[CgroupMemory]:
 
 
 def cpus(root: Path = Path("/")) -> float | None:
-    """Return how many processors' time this process may use; None if no cgroup limits that."""
+    """Return how many processors' time this process may use; None if no cgroup limits it."""
     found = []
     for version, folder in folders("cpu", root):
         try:
@@ -159,7 +159,7 @@ def shm_free_bytes(root: str = SHM_DIR) -> int:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Return the bytes this process may still allocate: the free memory, limited by every cgroup it is in."""
+    """Return the bytes that this process may still allocate: the free memory, limited by each of its cgroups."""
     return min([free_memory_bytes(root), *(cgroup.rest for cgroup in memory(root))])
 
 
@@ -171,7 +171,7 @@ def check_fits(nbytes: int, slots: tuple[int, int] | None = None, root: Path = P
         slots: (number, bytes each) of a ring.
         root: the root of the file system.
     Raises:
-        RingTooSmall: with bytes needed and free, how many slots would fit, and what to change.
+        RingTooSmall: the memory is too small. The message has the bytes needed and free, how many slots would fit, and a remedy.
     """
     free = max(available_bytes(root) - unreserved_bytes(), 0)
     if nbytes > free:
@@ -202,7 +202,7 @@ class Segment:
     """`nbytes` of shared memory, owned by this process until `close`.
 
     Attributes:
-        path: what another process of this user opens to attach.
+        path: the path that another process of this user opens to attach.
         kind: "shm" or "memfd".
         fd: the owner's descriptor.
         num_reserved: bytes from the start that are certain to have memory.
@@ -226,8 +226,8 @@ class Segment:
             name: the name; never reused.
             nbytes: the size.
             kind: "auto" takes a memfd if /dev/shm is too small, read-only or missing.
-            slots: (number, bytes each) that it will hold, for the error message.
-            num_reserved: bytes to reserve at once, from the start; None: all.
+            slots: (number, bytes each) of the slots that it will contain, for the error message.
+            num_reserved: bytes to reserve at once, from the start; None for all.
         Raises:
             RingTooSmall: there is not enough memory, or `kind` demands "shm" and /dev/shm has no room.
         """
@@ -282,7 +282,7 @@ class Segment:
 
     @property
     def unreserved_nbytes(self) -> int:
-        """Bytes that have no memory yet; 0 in a forked child, which does not own the segment."""
+        """Return the number of bytes that have no memory yet; 0 in a forked child, which does not own the segment."""
         return max(self.nbytes - os.fstat(self.fd).st_blocks * 512, 0) if os.getpid() == self._pid else 0
 
 
@@ -344,7 +344,7 @@ def open_segment(path: str) -> int:
 
 
 def map_segment(path: str, **options: bool) -> Mapping:
-    """Map all of another process's segment. Raises OSError as `open_segment` does."""
+    """Map all of another process's segment. It raises OSError in the same cases as `open_segment`."""
     fd = open_segment(path)
     try:
         return Mapping(fd, os.fstat(fd).st_size, **options)
@@ -439,7 +439,7 @@ class Doorbell(Bell):
     """One semaphore. The process that created it removes its name with `close`.
 
     Args:
-        name: begins with a slash; what `attach` takes.
+        name: begins with a slash; the argument of `attach`.
         fd: the memfd that contains it; -1 for a named semaphore.
     """
 
@@ -454,7 +454,7 @@ class Doorbell(Bell):
         Args:
             name: begins with a slash. A bell in a memfd gets another name.
         Raises:
-            OSError: neither kind can be created, for lack of memory or of descriptors.
+            OSError: a bell of neither kind can be created, for lack of memory or of descriptors.
         """
         if posix_ipc is None:
             return cls._unnamed(name)

@@ -1,11 +1,11 @@
 """Pickles for processes of this machine, which map shared memory, and for other machines, which must receive its contents.
 
 An object with shared memory calls `is_abroad()` while it is pickled; if so, it pickles `carried(memory)` in place of its path.
-That memory is not part of the pickle but follows it, whole, and so do the arrays that have at least LEAST_NBYTES: what pickle's
-protocol 5 hands out as buffers, and the storages of torch's tensors. The receiver reads them in place without a copy, so they are
-read-only there; a tensor cannot be, and is copied. Anything smaller is pickled as usual, and arrays are writable. The limit is
-where sharing begins to pay: what a dataset writes to (counts, a buffer for one sample) is smaller; large data that it only reads
-should not exist once per process.
+That memory is not part of the pickle but follows it, whole. So do arrays of at least LEAST_NBYTES: the buffers of pickle's
+protocol 5, and the storages of torch's tensors. The receiver reads them in place without a copy, so they are read-only there; a
+tensor cannot be read-only, and is copied. Anything smaller is pickled as usual, and its arrays are writable. The limit is the size
+from which sharing pays: objects that a dataset writes to (counts, a buffer for one sample) are smaller; large data that it only
+reads should not exist once per process.
 
     head: number of pieces, length of each  |  pickle  |  piece  |  piece ...     each at a multiple of 64 bytes
 
@@ -95,7 +95,7 @@ class Parcel:
         Args:
             fd: the file.
         Raises:
-            OSError: there is no room.
+            OSError: the file system is full.
         """
         _write(fd, memoryview(self._head), 0)
         for piece, (begin, _) in zip(self._pieces, self._places, strict=True):

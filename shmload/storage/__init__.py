@@ -1,10 +1,9 @@
-"""Stores of shards behind one small protocol, and folders that keep copies of them within a budget.
+"""Stores of shards with one small protocol, and folders that keep copies of the shards within a budget.
 
-Nothing that a store answers is believed: place, length and version of each answer are compared with the request, and a body that
-breaks off is continued from where it ended. All retries are made by retry.py. Buckets use botocore, with one client per process
-and its own retries turned off. Only head requests and ranged reads use a thin transport over `http.client` (transport.py): bytes
-are written once, each look at the socket counts as progress, and it survives a fork. Over one range it takes half of boto3's CPU
-time.
+No answer of a store is trusted: the range, length and version of each answer are compared with the request, and a body that breaks
+off is continued from where it ended. All retries are made by retry.py. Buckets use botocore, with one client per process and its
+own retries turned off. Only head requests and ranged reads use a thin transport over `http.client` (transport.py): bytes are
+written once, each read of the socket counts as progress, and it survives a fork. For one range it takes half of boto3's CPU time.
 
 Rejected: urllib3, because its pool takes 1.25 times the CPU time for a signed range of 64 KiB, and its `read` copies (1.7 times for
 4 MiB).

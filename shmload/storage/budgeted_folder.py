@@ -91,7 +91,6 @@ class BudgetedFolder:
         StoreError: the folder's file system has no locks.
     Cost: 0.1 ms for a reservation and its publication in a folder of 10,000 files, 10 us for a lease.
     Thread/process safety: all methods may be called from any thread and process.
-    Thread/process safety: all methods, from any thread and process.
     Example:
         >>> import tempfile
         >>> folder = BudgetedFolder(tempfile.mkdtemp(), 1000)
@@ -260,7 +259,7 @@ class BudgetedFolder:
             session.close()
 
     def _let_go(self, session: Session, inos: tuple[int, ...]) -> None:
-        """End leases. A method, so that a lease keeps this object and with it the session alive."""
+        """End leases. This is a method, so that a lease keeps this object and with it the session alive."""
         session.let_go(inos)
 
     def _obtain(self, name: str | None, nbytes: int, timeout_s: float | None, order: Order) -> Lease | Reservation:
@@ -364,7 +363,7 @@ class BudgetedFolder:
         ledger.remove(kept.name)
 
     def _allocate(self, fd: int, start: int, nbytes: int, timeout_s: float | None, order: Order) -> None:
-        """Allocate a file's blocks, so that later writes cannot meet a full disk. Evicts if the disk is smaller than the budget."""
+        """Allocate a file's blocks, so that later writes cannot meet a full disk. Evict if the disk is smaller than the budget."""
         if not nbytes:
             return
 

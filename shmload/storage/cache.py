@@ -45,10 +45,10 @@ Fetch = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class LocalCacheStatistics:
-    """What a process has used of a cache, and the state of the cache's folder.
+    """One process's use of a cache, and the state of the cache's folder.
 
     Attributes:
-        num_hits: number of objects that were there, or that another process fetched meanwhile.
+        num_hits: number of objects that were there, or that another process was fetching.
         num_fetched: number of objects that this process fetched.
         nbytes_fetched: bytes of the objects that this process fetched.
         folder: state of the folder, which all processes share.
@@ -61,7 +61,7 @@ class LocalCacheStatistics:
 
 
 class Cache:
-    """A budget of disk space for copies of remote objects. Any number of ranks and workers of a machine may use one folder.
+    """Copies of remote objects within a budget of disk space. Any number of ranks and workers of a machine may use one folder.
 
     It can be pickled and used after a fork or spawn; each process announces its own needs. A killed process leaves no partial
     file that others can see: the next process that needs room removes what it was writing.
@@ -69,7 +69,7 @@ class Cache:
     Args:
         folder: path of a folder on a local disk; created if missing.
         capacity_bytes: maximum of the files' total length; all users of the folder must give the same.
-        durable: whether to sync a file to the disk before it becomes visible, so that a power failure truncates none. Without it,
+        durable: whether to sync a file to the disk before it becomes visible, so that no power failure truncates it. Without it,
             bytes may be missing after a power failure, although the length is right.
     Attributes:
         path: path of the folder.
@@ -116,10 +116,10 @@ class Cache:
                 self._coming.remove(digest)  # only after it is leased, because the announcement keeps its file until then
 
     def expect(self, keys: Iterable[str]) -> None:
-        """Announce what this process will open, in order. This replaces an earlier announcement.
+        """Announce the objects that this process will open, in order. This replaces an earlier announcement.
 
-        `open` removes a key from the announcement, in whatever order. This process first evicts files that it has not announced,
-        least recently used first, then those that it needs last; files that it needs before the one that asks for room stay.
+        `open` removes a key from the announcement, in any order. This process first evicts files that it has not announced, least
+        recently used first, then those that it needs last. Files that it needs before the one that asks for room stay.
 
         Args:
             keys: keys as they will be given to `open`; repeat a key that will be opened twice.

@@ -21,7 +21,7 @@ _AWS_HOST = re.compile(r"s3[.-]([a-z]{2}(?:-[a-z]+)+-\d)\.amazonaws\.com(?:\.cn)
 
 @dataclass(frozen=True)
 class Client(S3Endpoint):
-    """How to reach an S3-compatible store. Made by `make_client`.
+    """The address, credentials and policies of an S3-compatible store. Made by `make_client`.
 
     It holds no connection, so it can be pickled, forked and stored. A pickle contains the credentials, so send it only to processes
     of your own. Its repr and its errors do not contain them.
@@ -125,12 +125,12 @@ def make_client(
 
 
 def client_of(given: Any) -> Client:
-    """Return a client as it is, or make one with the endpoint, region and credentials of boto3's S3 client.
+    """Return a client unchanged, or make one with the endpoint, region and credentials of boto3's S3 client.
 
     Args:
         given: a `Client` or boto3's S3 client.
     Raises:
-        TypeError: `given` is neither.
+        TypeError: `given` is neither of these.
     """
     if isinstance(given, Client):
         return given

@@ -44,8 +44,7 @@ class Credentials:
         return self._renewed
 
     def frozen(self) -> Any:
-        """Return the current keys, all from the same renewal. botocore's repr of them shows the secret, so keep them in no
-        variable.
+        """Return the current keys, all from the same renewal. Keep them in no variable, because botocore's repr shows the secret.
 
         Raises:
             StoreError: renewal failed.

@@ -33,17 +33,17 @@ class Leases:
 
     @property
     def names(self) -> list[str]:
-        """Names of the files within the folder, oldest first."""
+        """Return the names of the files within the folder, oldest first."""
         return [kept.name for kept in self.files]
 
     @property
     def paths(self) -> list[str]:
-        """Paths of the files, oldest first."""
+        """Return the paths of the files, oldest first."""
         return [f"{self.folder}/{kept.name}" for kept in self.files]
 
     @property
     def nbytes(self) -> int:
-        """Total size of the files in bytes."""
+        """Return the total size of the files in bytes."""
         return sum(kept.nbytes for kept in self.files)
 
     def release(self) -> None:
@@ -79,17 +79,17 @@ class Lease(Leases):
 
     @property
     def name(self) -> str:
-        """The file's name within the folder."""
+        """Return the file's name within the folder."""
         return self.files[0].name
 
     @property
     def path(self) -> str:
-        """The file's path."""
+        """Return the file's path."""
         return f"{self.folder}/{self.name}"
 
     @property
     def fd(self) -> int:
-        """A descriptor for reading, opened at first use and closed with the lease."""
+        """Return a descriptor for reading, which is opened at first use and closed with the lease."""
         if self._fd < 0:
             self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         return self._fd

@@ -1,11 +1,11 @@
 """Stores that are reached through fsspec: gs://, az://, abfs://, hf://, oci://, sftp:// and others.
 
 A file system is opened in the process that uses it and never passed on, because the connections, event loops and threads of
-fsspec's libraries do not survive a fork. A child leaves its parent's file systems alone and opens its own.
+fsspec's libraries do not survive a fork. A child does not use its parent's file systems, and opens its own.
 
-These libraries share little: ranges, a listing, and some version of an object, if only its time. None can read on the condition
-that an object is unchanged, so its version is requested after each read, and an object that was replaced is an error, as in other
-stores. A store on the Hugging Face hub is pinned to one commit, the newest at its first use, so nothing in it changes.
+These libraries have little in common: ranges, a listing, and some version of an object, if only its time. None can make a read
+depend on the object being unchanged, so its version is requested after each read, and an object that was replaced is an error, as
+in other stores. A store on the Hugging Face hub is pinned to one commit, the newest at its first use, so nothing in it changes.
 
 S3 and web servers have stores of their own (s3_store.py, http_store.py), which take a fraction of the CPU.
 """
@@ -45,7 +45,7 @@ _PACKAGES = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss":
 _VERSIONS = ("etag", "ETag", "generation", "blob_id", "sha", "checksum")  # names that file systems give to an object's version
 _TIMES = ("mtime", "last_modified", "LastModified", "updated", "modified", "created")
 _TRANSIENT = {"OSError", "EOFError", "TimeoutError", "ClientError", "ServiceRequestError", "ServiceResponseError", "TransportError"}
-_TRANSIENT |= {"SSHException"}  # by name, because nobody installs all of these libraries
+_TRANSIENT |= {"SSHException"}  # by name, because usually not all of these libraries are installed
 
 _PART_NBYTES = 8 << 20  # a large read consists of parts of this size, several of which are read at once
 T = TypeVar("T")

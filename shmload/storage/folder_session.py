@@ -109,7 +109,7 @@ class Session:
             file.close()
 
     def close(self) -> None:
-        """Release all that this process holds, now or when the lock is released. Has no effect in a forked child."""
+        """Release everything that this process holds, now or when the lock is released. Has no effect in a forked child."""
         if self.pid == os.getpid():
             self.is_closed = True
             self._settle()

@@ -3,8 +3,8 @@
     <folder>/.shmload/ledger    identifies the last change of the folder
     <folder>/.shmload/new/      files that are being written, each locked by its writer and as long as its reservation
 
-The folder is the truth, and each process has a copy, because a listing of 10,000 files takes 40 ms. An exclusive flock on the
-ledger is the folder's lock, and only its holder may change files. Before the first change the holder marks the ledger as dirty;
+The folder itself is authoritative. Each process has a copy, because a listing of 10,000 files takes 40 ms. An exclusive flock on
+the ledger is the folder's lock, and only its holder may change files. Before the first change the holder marks the ledger as dirty;
 after the last it writes a new token and the folder's modification time. A process lists the folder if the token differs from that
 of its copy, or if the ledger is dirty (its writer was killed), damaged, missing, or older than the folder (another program added
 or removed a file). So nothing needs recovery after a kill.
@@ -28,7 +28,7 @@ from shmload.processes.file_lock import FileLock
 HIDDEN = ".shmload"  # name of the folder that holds the control files
 NEW = f"{HIDDEN}/new"  # where files are while they are written
 OURS = stat.S_ISVTX  # marks a published file; on Linux the bit has no other meaning for files, and a listing includes it
-_HEADER = struct.Struct("<Q8sq")  # dirty, token of the last change, the folder's time of change
+_HEADER = struct.Struct("<Q8sq")  # whether it is dirty, token of the last change, the folder's time of change
 
 
 class PublishedFile(NamedTuple):
@@ -166,7 +166,7 @@ class Ledger:
 
 
 def _status(entry: os.DirEntry[str]) -> os.stat_result:
-    """Return the entry's status, or zeros if the file has been removed meanwhile."""
+    """Return the entry's status, or zeros if the file has been removed since."""
     try:
         return entry.stat(follow_symlinks=False)
     except FileNotFoundError:

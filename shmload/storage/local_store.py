@@ -47,7 +47,7 @@ class LocalStore:
 
     @property
     def url(self) -> str:
-        """The folder's path."""
+        """Return the folder's path."""
         return str(self.root)
 
     def head(self, key: str) -> StoredObject:
@@ -140,7 +140,7 @@ class LocalStore:
                     os.unlink(half)
 
     def _walk(self, folder: Path, prefix: str) -> Iterator[StoredObject]:
-        """Yield all files below, in order of their keys: "a-b" comes before "a/b", so a folder sorts as its name and a slash."""
+        """Yield all files below a folder in order of their keys: "a-b" comes before "a/b", so folders sort as name plus "/"."""
         found: list[tuple[str, str]] = []
         with _named("list", folder), contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
             found = sorted((entry.name + "/" * entry.is_dir(), entry.path) for entry in entries)
@@ -153,7 +153,7 @@ class LocalStore:
             try:
                 state = os.stat(path)
             except FileNotFoundError:
-                continue  # deleted meanwhile, or a dangling link
+                continue  # deleted since it was listed, or a dangling link
             if stat.S_ISREG(state.st_mode):
                 yield _describe(prefix + name, state)
 

@@ -70,7 +70,7 @@ class Outage:
         return found if found is not None and found.text and found.at >= max(begun, self._begun) else None
 
     def try_anew(self) -> None:
-        """Replace an existing record, so that operations which begin from now on try the store."""
+        """Replace an existing record, so that operations that begin from now on try the store."""
         if os.path.exists(self._path):
             self._write(OutageRecord("", monotonic(), is_silent=False))
 

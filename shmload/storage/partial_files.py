@@ -17,6 +17,6 @@ def remove_abandoned(folder: Path) -> None:
     """Remove partial files that have not been written to for a day, because their writers were killed."""
     with os.scandir(folder) as entries:
         for entry in entries:
-            with contextlib.suppress(OSError):  # it has been renamed meanwhile, or belongs to another user
+            with contextlib.suppress(OSError):  # it has been renamed since, or belongs to another user
                 if entry.name.startswith(PARTIAL_PREFIX) and entry.stat().st_mtime < time.time() - _ABANDONED_S:
                     os.unlink(entry.path)

@@ -76,7 +76,7 @@ class ProcessLeases:
         self._changed()
 
     def drop(self, inos: Iterable[int]) -> None:
-        """End leases."""
+        """End the leases of files."""
         freed = []
         for ino in inos:
             self._counts[ino] -= 1
@@ -103,7 +103,7 @@ class ProcessLeases:
         os.pwrite(self._file.fd, _LEASE_HEADER.pack(self._capacity_bytes, self._version), 0)
 
     def leased(self) -> set[int]:
-        """Return the inodes that any living process has leased. Removes the files of dead processes."""
+        """Return the inodes that any living process has leased. Remove the files of dead processes."""
         found = set(self._counts)
         for name in self._living():
             version, inos = self._others.get(name, (-1, frozenset()))

@@ -52,17 +52,17 @@ class Reservation:
 
     @property
     def path(self) -> str:
-        """The path of the file until it is published."""
+        """Return the path of the file until it is published."""
         return f"{self._session.folder}/{NEW}/{self.name}"
 
     @property
     def fd(self) -> int:
-        """The file's descriptor, open for reading and writing. Do not close it, and do not use it after `publish`."""
+        """Return the file's descriptor, open for reading and writing. Do not close it, and do not use it after `publish`."""
         self._check_open()
         return self._file.fd
 
     def grow(self, nbytes: int, *, timeout_s: float | None = 0.0) -> None:
-        """Reserve `nbytes` more. Written bytes stay.
+        """Reserve `nbytes` more bytes. Bytes that were written before stay.
 
         Args:
             nbytes: number of additional bytes.
@@ -134,7 +134,7 @@ class Reservation:
         return Lease(folder, (kept,), self._let_go)
 
     def abandon(self) -> None:
-        """Remove the file and return its room. Does nothing after `publish`, or in a forked child."""
+        """Remove the file and return its room. Do nothing after `publish`, or in a forked child."""
         if not self._is_open or self._session.is_closed or self._session.pid != os.getpid():
             return
         self._is_open = False

@@ -1,4 +1,4 @@
-"""Retrying operations on a store: how often, for how long, and with which pauses."""
+"""Retry operations on a store: how often, for how long, and with which pauses."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TransientError(Exception):
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often and for how long an operation is retried.
+    """The number and duration of retries of an operation.
 
     Attributes:
         retries: number of retries without progress between them.
@@ -51,13 +51,13 @@ class RetryPolicy:
 
 
 class Retry:
-    """The tries of one operation: counts them and waits between them.
+    """Counts the tries of one operation and waits between them.
 
     Args:
         retry_policy: how often and for how long to retry.
         doing: the operation in words, for the error.
-        outage: shared record of the store's outage, so that this operation fails with others on the same store; None: the operation
-            uses all of its tries.
+        outage: shared record of the store's outage, so that this operation fails with others on the same store. If None, the
+            operation uses all of its tries.
     Raises:
         StoreError: the store did not answer another operation less than `stall_s` ago.
     """
@@ -71,7 +71,7 @@ class Retry:
         if outage is not None and (recent := outage.since(self._since - retry_policy.stall_s)) is not None:
             if recent.is_silent:
                 raise StoreError(recent.text)
-            self._retries = 0  # a store that refuses costs no time and may have recovered
+            self._retries = 0  # retrying a store that refuses costs no time, and it may have recovered
 
     def progressed(self) -> None:
         """Forget earlier failures, because bytes arrived."""
@@ -85,17 +85,18 @@ class Retry:
 
     @property
     def left_s(self) -> float:
-        """Seconds until no further try begins; at least 0.1."""
+        """Return the seconds until no further try begins; at least 0.1."""
         return max(self.retry_policy.timeout_s - (monotonic() - self._since), 0.1)
 
     def failed(self, failure: TransientError) -> None:
-        """Wait before the next try. The pause doubles each time and is shortened by up to half at random, so that readers spread
-        out.
+        """Wait before the next try.
+
+        The pause doubles each time, and is shortened by up to half at random, so that readers spread out.
 
         Args:
             failure: why the try failed.
         Raises:
-            StoreError: no tries are left, or another operation on this store has used up its own meanwhile.
+            StoreError: no tries are left, or another operation on this store has used up its own in the meantime.
         """
         self.num_failed += 1
         if failure.of_store:

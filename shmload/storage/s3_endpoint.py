@@ -12,7 +12,7 @@ __all__ = ["S3Endpoint"]
 
 @dataclass(frozen=True)
 class S3Endpoint:
-    """How to reach an S3-compatible store. It holds no connection, so it can be pickled, forked and stored.
+    """The address, credentials and policies of an S3-compatible store. It has no connection, so it can be pickled and forked.
 
     Attributes:
         endpoint: scheme, host and port.

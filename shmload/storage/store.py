@@ -1,7 +1,7 @@
 """The interface of every store: objects under keys.
 
-Keys are relative to the store's root and use "/" between parts, whatever the store is. An object is written as a whole or not at
-all, so no reader ever sees half of one. A change between two reads shows in the object's `etag`.
+Keys are relative to the store's root and use "/" between parts in every store. An object is written as a whole or not at all, so no
+reader ever sees half of one. A change between two reads shows in the object's `etag`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Store(Protocol):
 
     @property
     def url(self) -> str:
-        """The URL of the root, without credentials."""
+        """Return the URL of the root, without credentials."""
 
     def head(self, key: str) -> StoredObject:
         """Return the object's length and version without reading its bytes."""

@@ -42,7 +42,7 @@ _LOOK_MS = 200  # milliseconds between two chances for the caller to stop
 
 
 class _SingleReads(io.BufferedReader):
-    """A reader that returns what one read of the socket gives, so that a slow body is noticed, and only complete lines."""
+    """A reader that returns the bytes of one read of the socket, so that a slow body is noticed, and only complete lines."""
 
     def readline(self, size: int | None = -1, /) -> bytes:
         line = super().readline(size)
@@ -60,7 +60,7 @@ class _Response(http.client.HTTPResponse):
         self.fp = _SingleReads(self.fp.detach())
 
     def readinto(self, buffer: Any) -> int:
-        """Read what one read of the socket gives. Python's own method waits for the whole of each chunk of a chunked body."""
+        """Read the bytes that one read of the socket returns. Python's own method waits for each chunk of a chunked body."""
         inner: Any = self
         if not self.chunked or self.fp is None or inner._method == "HEAD":
             return super().readinto(buffer)
@@ -126,11 +126,11 @@ class Answer:
 
     @property
     def nbytes(self) -> int | None:
-        """Number of remaining bytes of the body; None if the server has not announced it."""
+        """Return the number of remaining bytes of the body; None if the server has not announced it."""
         return self._response.length
 
     def reading(self, out: memoryview) -> Iterator[int]:
-        """Read until `out` is full or the body ends. Yields the number of bytes so far after each read of the socket."""
+        """Read until `out` is full or the body ends. Yield the number of bytes so far after each read of the socket."""
         done, stall = 0, _StallDetector(self._transport.stall_s)
         while done < len(out):
             try:
@@ -144,7 +144,7 @@ class Answer:
             stall.check(done)
 
     def num_read_ahead(self) -> int:
-        """Return how many bytes of the body are buffered; wait for some if there are none. Returns 0 at the body's end."""
+        """Return how many bytes of the body are buffered. If none are, wait for some. Return 0 at the body's end."""
         if self._response.isclosed():
             return 0
         try:
@@ -159,7 +159,7 @@ class Answer:
     def to_file(self, fd: int, offset: int, nbytes: int, crc: int) -> Iterator[tuple[int, int]]:
         """Receive a plain body directly into a file. No bytes of it may be buffered.
 
-        Yields after each read of the socket the number of bytes so far and the CRC-32C, which continues `crc`.
+        After each read of the socket, yield the number of bytes so far and the CRC-32C, which continues `crc`.
 
         Args:
             fd: descriptor of the file.
@@ -264,7 +264,7 @@ class Transport:
                 if not isinstance(error, (OSError, http.client.HTTPException)):
                     raise
                 if used and not isinstance(error, TimeoutError):
-                    continue  # the server closed the idle connection meanwhile
+                    continue  # the server has closed the idle connection
                 raise self._failure(error, proxy) from None
             if proxy is not None and response.status == 407:
                 response.close()

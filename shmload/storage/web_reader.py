@@ -1,4 +1,4 @@
-"""Reading objects over HTTP, shared by S3-compatible stores and plain web servers.
+"""Read objects over HTTP: the base of S3-compatible stores and plain web servers.
 
 An object is read by ranges, several at once, each directly into its destination. No answer is trusted: the range, the total size,
 the length and the version that it reports are compared with the request and with the other ranges. After a failure only the missing
@@ -55,7 +55,7 @@ class Version:
 
     @property
     def condition(self) -> dict[str, str]:
-        """Headers that request this version. Servers never match weak etags, and do not know those that we make from times."""
+        """Return the headers that request this version. Servers never match weak etags, or those that we make from times."""
         return {"If-Match": f'"{self.etag}"'} if self.etag and not self.etag.startswith(("W/", "time:")) else {}
 
     def see(self, found: str) -> None:
@@ -73,7 +73,7 @@ class Version:
 
 
 class WebReader(ABC):
-    """Reads objects over HTTP. Subclasses say how to send a request."""
+    """Reads objects over HTTP. Subclasses define how a request is sent."""
 
     retry_policy: RetryPolicy
     parallel: int

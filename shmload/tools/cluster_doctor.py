@@ -26,7 +26,7 @@ from shmload.tools.doctor import Finding, Level, mib
 START_S = 60.0  # for all actors: an image or an environment may still be in transfer
 BATCH_NBYTES = 8 << 20
 NUM_BATCHES = 4  # in transfer at once, as with a loader; the object store of each side must hold them
-SLOW = 100e6  # bytes a second: a network of one gigabit
+SLOW = 100e6  # bytes per second: a network of one gigabit
 
 
 class Scout:
@@ -81,10 +81,10 @@ class NodeState:
 
 
 def examine_cluster(address: str = "auto") -> list[Finding]:
-    """Return the findings about a cluster, node by node. Joins it as a driver, and leaves it.
+    """Return the findings about a cluster, node by node. It joins the cluster as a driver, and leaves it at the end.
 
     Args:
-        address: the address of the head; "auto": that in RAY_ADDRESS, or on this machine.
+        address: the address of the head. "auto" means the address in RAY_ADDRESS, or a cluster on this machine.
     """
     try:
         import ray
@@ -150,7 +150,7 @@ def by_value(cloudpickle: Any) -> Iterator[None]:
 
 
 def _pace(ray: Any, scout: Any) -> float:
-    """Return the bytes a second at which finished batches come from an actor's node, several at once."""
+    """Return the bytes per second at which finished batches come from an actor's node, several at once."""
     ray.get(scout.batch.remote(BATCH_NBYTES), timeout=START_S)  # the nodes' first connection
     ready = [scout.batch.remote(BATCH_NBYTES) for _ in range(NUM_BATCHES)]
     ray.wait(ready, num_returns=len(ready), timeout=START_S, fetch_local=False)

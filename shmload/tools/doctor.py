@@ -34,7 +34,7 @@ class Finding:
 
     Attributes:
         check: the name of the check.
-        level: "problem": something fails; "advice": it works, but could be better or deserves a look; "good".
+        level: "problem" if something fails; "advice" if it works but could be better or should be checked; "good" otherwise.
         text: what was found and, unless it is good, the consequence.
         remedy: what to change; empty if nothing.
     """
@@ -351,7 +351,7 @@ def try_semaphore() -> None:
 def check_segments(
     host: Host, named: Callable[[], None] = try_segment, memfd: Callable[[], None] = segment.try_memfd
 ) -> CheckResult:
-    """Check that one of the two kinds of segment can be created, which a ring needs."""
+    """Check that a segment can be created, of at least one of the two kinds that a ring can use."""
     no_segment, no_memfd = _fails(named), _fails(memfd)
     if no_segment and no_memfd:
         return problem(
@@ -367,7 +367,7 @@ def check_segments(
 
 
 def check_semaphores(host: Host, semaphore: Callable[[], None] = try_semaphore) -> CheckResult:
-    """Check that semaphores work, with which a loader wakes its workers."""
+    """Check the semaphores by which a loader wakes its workers."""
     if why := _fails(semaphore):
         return problem(
             f"no loader with workers can start: a semaphore cannot be made ({why})",

@@ -39,7 +39,7 @@ def index(path: Path) -> tuple[str, bool]:
     Args:
         path: the file.
     Returns:
-        what was done, as text, and whether an index that is needed could not be written.
+        text about what was done, and whether an index that is needed could not be written.
     Raises:
         OSError, ValueError: as `describe`.
     """
@@ -61,7 +61,7 @@ def index(path: Path) -> tuple[str, bool]:
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
-    """Return what distinguishes a file from the next one at the same path; empty if there is none."""
+    """Return values that distinguish a file from a later one at the same path; empty if there is no file."""
     if not path.exists():
         return ()
     status = path.stat()
@@ -107,7 +107,7 @@ def _packed(path: Path, num_samples: int) -> Summary:
 
 
 def _cache(path: Path) -> Summary:
-    """Return how full, how old and how fast a growing cache is, and what its writers do: one fact a line."""
+    """Return how full, how old and how fast a growing cache is, and what its writers do: one fact per line."""
     from shmload.growing.sample_cache import SampleCache
 
     stats = SampleCache.look(path)

@@ -97,7 +97,7 @@ def call(factory: Any, arguments: Mapping[str, Any], spec: str, *, what: str = "
 
 
 def is_map_style(candidate: object) -> bool:
-    """Return whether it has samples by index. An IterableDataset with a length has not: its `__getitem__` only raises."""
+    """Return whether it has samples by index. An IterableDataset with a length does not: its `__getitem__` only raises."""
     return hasattr(candidate, "__len__") and hasattr(candidate, "__getitem__") and not is_iterable(candidate)
 
 
@@ -119,7 +119,7 @@ def names(values: Iterable[str]) -> list[str]:
 
 
 def numbers(option: str, values: Iterable[str]) -> tuple[int, ...]:
-    """Return the same as integers.
+    """Return options that may be repeated or contain commas as integers.
 
     Raises:
         BenchError: one of them is not an integer.

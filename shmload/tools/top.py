@@ -26,15 +26,15 @@ from shmload.engine.stats import Report, describe
 from shmload.engine.time_shares import Snapshot
 
 HISTORY = 60  # looks whose samples per second are kept
-FINDING_SHARE = 20  # the search for loaders in /proc takes at most one part in so many of the time
-FINDING_S = 2.0  # and happens at most once in this time
+FINDING_SHARE = 20  # the search for loaders in /proc takes at most 1 / FINDING_SHARE of the time
+FINDING_S = 2.0  # and happens at most once in this many seconds
 
 
 class Watch:
     """The loaders of this host, or of some of its processes.
 
     Args:
-        pids: trainers, or the processes that have started them; empty: all loaders.
+        pids: trainers, or the processes that have started them. If empty, all loaders are shown.
     """
 
     def __init__(self, pids: Iterable[int] = ()) -> None:
@@ -119,7 +119,7 @@ def totals(reports: list[Report]) -> Report:
 
 WORKERS_MAX = 16  # rows of a loader's table: the workers that have been busy with a sample for longest
 BAR, WIDE = 24, 100  # cells of a bar; half as many in a terminal with fewer columns
-LATE_S = 1.0  # a sample that takes longer is colored
+LATE_S = 1.0  # seconds; a sample that takes longer is colored
 SPARKS = "▁▂▃▄▅▆▇█"
 SLOTS = (("leased", "held", "magenta"), ("ready", "ready", "green"), ("filling", "filling", "yellow"),
          ("draining", "draining", "red"), ("free", "free", "bright_black"))  # fmt: skip
@@ -171,7 +171,7 @@ def picture(look: Report, width: int) -> RenderableType:
 
 
 def _job(loader: Report) -> tuple[Any, ...] | None:
-    """Return what the ranks of one run have in common; None for a loader that is not one of several ranks."""
+    """Return the fields that the ranks of one run have in common; None for a loader that is not one of several ranks."""
     return None if loader["world_size"] < 2 else (loader["parent_pid"], loader["world_size"])
 
 
@@ -344,7 +344,7 @@ def append_bar(text: Text, parts: list[tuple[float, str]], width: int) -> None:
 
 
 def sparkline(values: list[float]) -> str:
-    """Return one character a value; the highest value fills its cell."""
+    """Return one character per value; the highest value fills its cell."""
     top = max(values, default=0.0)
     return "".join(SPARKS[min(int(value / top * len(SPARKS)), len(SPARKS) - 1)] if top else SPARKS[0] for value in values)
 

@@ -19,10 +19,10 @@ SEARCH_S = 0.1  # interval between searches for new rings: torch mode creates on
 
 @dataclass
 class Recording:
-    """The rings that are being recorded. No context manager is needed: the mappings end with the object.
+    """The rings that are being recorded. Their mappings end with the object, so it need not be closed.
 
     Args:
-        pid: the trainer whose rings to record; None: all rings.
+        pid: the trainer whose rings to record; None for all rings.
     """
 
     pid: int | None = None
@@ -37,7 +37,7 @@ class Recording:
                 continue
             try:
                 tape = Tape(RingReader.open(path).control, with_history=True)
-            except FileNotFoundError:  # it has just gone
+            except FileNotFoundError:  # it has just been removed
                 continue
             except (OSError, ValueError) as error:
                 self.refused[name] = f"{path}: {error.strerror if isinstance(error, OSError) else error}"
@@ -60,4 +60,4 @@ class Recording:
             pause = min(max(pause * min(FILLED_SHARE / max(most, 0.01), 2.0), SHORTEST_S), LONGEST_S)
             if now >= end:
                 return
-            sleep(min(pause, end - now))  # nothing wakes a reader of statistics
+            sleep(min(pause, end - now))  # there is no event to wait for

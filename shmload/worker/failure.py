@@ -17,9 +17,9 @@ class Failure(NamedTuple):
     Attributes:
         kind: type of the exception.
         text: the formatted traceback.
-        where: "in DataLoader worker process 0" or similar; empty: the text is complete.
+        where: "in DataLoader worker process 0" or similar; empty if the text is complete.
         note: added to the exception, for example the sample.
-        rows: rows of the batch that could not be read; empty: unknown, or the batch failed as a whole.
+        rows: rows of the batch that could not be read; empty if they are unknown, or if the batch failed as a whole.
         worker: state of the worker after the batch in torch mode, a dumped `Note`; empty if none is due.
     """
 
@@ -86,7 +86,7 @@ def no_end(error: StopIteration, who: str) -> RuntimeError:
 
     Args:
         error: the StopIteration.
-        who: description of the function that raised it.
+        who: description of the function that raised it, for the message.
     """
     made = RuntimeError(
         f"{who} raised StopIteration, which would have ended the pass early without an error: catch it there, or call "

@@ -40,7 +40,7 @@ class HelperRing(WorkerRing):
 
     @property
     def worker_id(self) -> int:
-        """Number of the worker in its own pool, as used in samples and errors."""
+        """Return the number of the worker in its own pool, as used in samples and errors."""
         return self._own_id
 
 
@@ -72,7 +72,7 @@ class HelpedRank:
 
     @property
     def has_gone(self) -> bool:
-        """Whether its loader has closed or its trainer has ended."""
+        """Return whether its loader has closed or its trainer has ended."""
         return self.neighbour.is_closing or bool(self._poll.poll(0))
 
     def claims(self, ticket: int) -> bool:

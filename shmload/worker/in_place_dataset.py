@@ -173,7 +173,7 @@ def are_integers(keys: Any) -> bool:
 
 
 def _as_array(keys: list[Any]) -> Any:
-    """Return integers, also those of a tensor, as the array that `read_batch_into` takes; return anything else unchanged."""
+    """Convert integers, also those of a tensor, to the array that `read_batch_into` takes; return anything else unchanged."""
     try:
         return np.array(list(map(operator.index, keys)), np.int64)
     except (TypeError, OverflowError):

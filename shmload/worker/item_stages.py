@@ -17,13 +17,13 @@ from shmload.worker.stage_engine import Expanding, FailedItem, StageContext
 
 
 def answered(fn: Callable[[Any], Any], items: Iterator[Any], name: str, context: StageContext) -> Iterator[tuple[Any, Any]]:
-    """Yield each item with a function's answer; a failed item comes with None.
+    """Yield each item with the result of a function; a failed item comes with None.
 
     Args:
         fn: the function.
-        items: to ask it of.
-        name: of the stage, for messages.
-        context: shared by all stages.
+        items: the arguments of the function.
+        name: name of the stage, for messages.
+        context: the context that all stages share.
     """
     for item in items:
         if type(item) is FailedItem:
@@ -88,19 +88,19 @@ class FlatMap(Expanding):
                     yield context.failed(error, name)
                     break
                 yield value
-                context.place = place  # a later stage that holds items back has changed it
+                context.place = place  # a later stage that delays items has changed it
 
 
 @dataclass(frozen=True)
 class BufferedShuffle(Expanding):
     """Delivers a random item of a buffer each time.
 
-    The keyed Shuffle of pipelines stays apart, because it mixes a whole epoch, and needs the position of every item for that.
+    It is separate from the keyed Shuffle of pipelines, which mixes a whole epoch, and needs the position of every item for that.
 
     Args:
         size: number of items in the full buffer.
         initial: number of items in the buffer before the first is delivered; until it is full, it grows by one with each item.
-        seed: of Python's random numbers; None draws from `sample_rng()`. The two users' orders differ for good, because states
+        seed: seed of Python's random numbers; None draws from `sample_rng()`. Both orders must stay different, because saved states
             continue in them.
     """
 

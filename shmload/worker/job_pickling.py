@@ -1,4 +1,4 @@
-"""Pickle a job once for all workers, and find out what in it only multiprocessing can pickle."""
+"""Pickle a job once for all workers, and find the parts of it that only multiprocessing can pickle."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class _Sources(travel.LocalPickler):
     """A pickler for all workers, which records the modules of the pickled objects.
 
     Attributes:
-        needs_process: something in it has to be pickled by multiprocessing while a process starts: shared memory, a socket, or an
-            object with a reducer of the user's that was registered with `multiprocessing.reduction.ForkingPickler`.
+        needs_process: whether a part of it must be pickled by multiprocessing while a process starts: shared memory, a socket, or
+            an object with a reducer of the user's that was registered with `multiprocessing.reduction.ForkingPickler`.
     """
 
     def __init__(self, file: io.BytesIO, modules: set[str]) -> None:

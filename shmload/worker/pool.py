@@ -55,11 +55,11 @@ class WorkerPool(Protocol):
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the current workers, in worker order."""
+        """Return the process ids of the current workers, in worker order."""
 
     @property
     def processes(self) -> list[BaseProcess]:
-        """The workers' multiprocessing processes, in worker order; a worker of another kind is left out."""
+        """Return the workers' multiprocessing processes, in worker order; a worker of another kind is left out."""
 
     def reads_samples(self, worker_id: int) -> bool:
         """Return whether the worker's own process reads samples, so that a sample can end it or time out."""
@@ -126,12 +126,12 @@ class ProcessPool:
 
     @property
     def pids(self) -> list[int]:
-        """The process ids of the current workers, in worker order."""
+        """Return the process ids of the current workers, in worker order."""
         return [self._workers[worker].pid for worker in sorted(self._workers)]
 
     @property
     def processes(self) -> list[BaseProcess]:
-        """The workers' process objects, in worker order."""
+        """Return the workers' process objects, in worker order."""
         return [self._workers[worker].process for worker in sorted(self._workers)]
 
     def reads_samples(self, worker_id: int) -> bool:

@@ -41,8 +41,8 @@ def main(post: Post, inherited: Job | None) -> None:
 
     Args:
         post: the worker's number, bells and segments.
-        inherited: the job, if it was inherited by a fork or could only be pickled with the process; None: read it from the segment
-            with the pickled job, which all workers share.
+        inherited: the job, if it was inherited by a fork or could only be pickled with the process. If None, read it from the
+            segment with the pickled job, which all workers share.
     """
     die_with(post.trainer_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the whole process group; the trainer handles it

@@ -49,7 +49,7 @@ class ReadPlan:
 
     @property
     def rows(self) -> Layout | None:
-        """Layout of rows, if it is known before the first sample is read."""
+        """Return the layout of rows, if it is known before the first sample is read."""
         return None if self.is_whole else self.layout
 
     def in_place(self, dataset: Any) -> InPlace | None:

@@ -56,7 +56,7 @@ class GlobalGenerators:
 
     @functools.cached_property
     def reseeder(self) -> Reseeder:
-        """The native reseeder of the generators whose addresses are known."""
+        """Return the native reseeder of the generators whose addresses are known."""
         return _reseeder()
 
     def begin(self, seed: int, epoch: int, index: int, keys: list[Any] | None, row: int) -> None:

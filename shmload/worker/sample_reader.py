@@ -62,7 +62,7 @@ class SampleReader:
 
     @property
     def begun(self) -> int:
-        """Number of the last begin, for `sample_info` and `sample_rng`."""
+        """Return the number of the last begin, for `sample_info` and `sample_rng`."""
         return self._ring.begun
 
     def sample(self) -> Sample:
@@ -72,15 +72,15 @@ class SampleReader:
 
     @property
     def threads(self) -> ThreadPoolExecutor | None:
-        """Threads that read several samples at once; None if the loader has none.
+        """Return the threads that read several samples at once; None if the loader has none.
 
-        Also None if a worker died while reading the claimed rows, because reading them one by one finds the one that causes it.
+        They are also None if a worker died while reading the claimed rows, because reading one by one finds the row that causes it.
         """
         return None if self._threads is None or self._ring.is_suspect else self._threads
 
     @property
     def reads_all(self) -> bool:
-        """Whether the samples of a batch are read together, not one by one."""
+        """Return whether the samples of a batch are read together, not one by one."""
         return self._job.plan.path == "__getitems__" or self.threads is not None
 
     def keys(self) -> Any:

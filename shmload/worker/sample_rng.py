@@ -183,7 +183,7 @@ def begin_sample(
 
 
 def begin_many(*, can_repeat: bool, compares: bool = False, own: OwnGenerators | None = None) -> None:
-    """Note that further samples are read in one call together with the sample that was started last.
+    """Record that further samples are read in one call together with the sample that was started last.
 
     Args:
         can_repeat: whether they can be read again one by one, if `drew_for_many` returns True.
@@ -238,7 +238,7 @@ def _states(own: OwnGenerators | None) -> tuple[Any, ...]:
 
 
 def end_samples() -> None:
-    """Note that no sample is being decoded."""
+    """Record that no sample is being decoded."""
     now = _threads.now
     now.reading = now.watch = None
 

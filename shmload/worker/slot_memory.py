@@ -18,7 +18,7 @@ from shmload.batch.row_placer import RowPlacer
 from shmload.errors import RingTooSmall, SampleError
 
 BLOCK_NBYTES = 1 << 16  # bytes of a segment that get memory together
-PREPARED_MAX = 4096  # a worker remembers so many chunks that have memory
+PREPARED_MAX = 4096  # number of chunks that a worker remembers to have memory
 LOOK_AGAIN_S = 0.1  # longest sleep, because a ring of the bell may be lost with a killed process
 
 
@@ -58,7 +58,7 @@ class SlotMemory:
 
     @property
     def layout(self) -> Layout:
-        """The settled layout."""
+        """Return the settled layout."""
         if self._layout is None:
             self._layout = Layout.loads(self._ring.layout_text)
         return self._layout
@@ -195,7 +195,7 @@ class SlotMemory:
         """Propose a layout until one is settled, this or another worker's. Return False if the batch is no longer wanted.
 
         Args:
-            text: the layout as bytes; empty: samples have no fixed rows.
+            text: the layout as bytes; empty if samples have no fixed rows.
         """
         ring = self._ring
         if len(text) > ring.layout_capacity:

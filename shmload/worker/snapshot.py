@@ -59,7 +59,7 @@ class Snapshots:
         self._source, self._num_workers = source, num_workers
         self._streams = streams
         self._last_streams = self._streams.positions()
-        self._last: bytes | None = None  # the last snapshot that was sent; None: send the next one even if it is equal
+        self._last: bytes | None = None  # the last snapshot that was sent; if None, the next one is sent even if it is equal
         self._last_iterator: Any = None
         # otherwise only the streams can change; determined once, not for every batch
         self._has_own = source is not None or is_stateful(job.dataset)

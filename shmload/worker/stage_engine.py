@@ -1,10 +1,10 @@
-"""The stage engine: runs stages on items, for pipelines and for the fluent remote reader.
+"""The stage engine: run stages on items, for pipelines and for the fluent remote reader.
 
     Each         a function of each item
     Expanding    makes more or fewer items, or another order: Filter, FlatMap, BufferedShuffle (item_stages.py), ...
 
-Stages pass items on as they are. All stages of a run share a `StageContext`, whose place says where the current item comes from.
-The source sets it, and so does a stage that holds items back or makes several of one. So an error names the right item, and items
+Stages pass items to each other directly. All stages of a run share a `StageContext`, whose place is the origin of the current item.
+The source sets it, and so does a stage that delays items or makes several of one. So an error names the right item, and items
 need no wrappers.
 """
 
@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from shmload.worker.failure import Failure, no_end
 
 Handler = Callable[[Exception], bool]
-DROP = object()  # takes the place of an item that is left out
-END = object()  # takes the place of an item that ends the pass
+DROP = object()  # replaces an item that is left out
+END = object()  # replaces an item that ends the pass
 
 
 @dataclass(frozen=True)
@@ -37,27 +37,27 @@ class Each:
 
 
 class FailedItem(NamedTuple):
-    """Takes the place of an item that could not be made, and lets the others continue."""
+    """Replaces an item that could not be made, and lets the others continue."""
 
     failure: Failure
 
 
 class StageContext:
-    """What the stages of a run share.
+    """The context that the stages of a run share.
 
     Attributes:
-        place: where the current item comes from.
+        place: the origin of the current item.
     """
 
     place: Any = None
 
     def failed(self, error: Exception, stage: str, handler: Handler | None = None) -> Any:
-        """Return what takes the place of the current item, or raise the error.
+        """Return the replacement of the current item, or raise the error.
 
         Args:
-            error: that the stage raised.
-            stage: its name, or empty for the source.
-            handler: of the stage.
+            error: the error that the stage raised.
+            stage: name of the stage, or empty for the source.
+            handler: the stage's handler.
         """
         raise NotImplementedError
 
@@ -67,16 +67,16 @@ class Expanding:
 
     @property
     def kind(self) -> str:
-        """The stage without its functions, for a pipeline's identity."""
+        """Return the stage without its functions, for a pipeline's identity."""
         return type(self).__name__
 
     def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
         """Yield the stage's output, in order.
 
         Args:
-            items: of a block, or of a pass.
-            name: of the stage, for messages.
-            context: shared by all stages.
+            items: the items of a block, or of a pass.
+            name: name of the stage, for messages.
+            context: the context that all stages share.
         """
         raise NotImplementedError
 
@@ -85,7 +85,7 @@ Run = tuple[str, Expanding | list[Each]]
 
 
 def grouped(stages: Iterable[tuple[str, Expanding | Each]]) -> list[Run]:
-    """Return stages, each with its name, for `passed`: neighbouring functions run together."""
+    """Prepare stages, each with its name, for `passed`. Neighboring functions run together."""
     runs: list[Run] = []
     for name, stage in stages:
         if isinstance(stage, Expanding):
@@ -98,12 +98,12 @@ def grouped(stages: Iterable[tuple[str, Expanding | Each]]) -> list[Run]:
 
 
 def passed(items: Iterator[Any], runs: Iterable[Run], context: StageContext) -> Iterator[Any]:
-    """Return the items after stages.
+    """Return the items after they have passed through stages.
 
     Args:
-        items: from the source.
-        runs: from `grouped`.
-        context: shared by the source and all stages.
+        items: the items of the source.
+        runs: a result of `grouped`.
+        context: the context that the source and all stages share.
     """
     for name, run in runs:
         items = _mapped(items, run, context) if isinstance(run, list) else run.run(items, name, context)
@@ -129,13 +129,13 @@ def _mapped(items: Iterator[Any], stages: Sequence[Each], context: StageContext)
 
 
 def through(stages: Iterable[Each], value: Any, name: Callable[[int], str] | None = None, key: int = 0) -> Any:
-    """Return a value after functions, one after the other; a note on their exception names the function and the value.
+    """Apply functions to a value, one after the other. A note on their exception names the function and the value.
 
     Args:
         stages: the functions.
         value: the first one's argument.
         name: key -> name of the value.
-        key: of the value.
+        key: key of the value.
     """
     stage = None
     try:

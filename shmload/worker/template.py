@@ -87,7 +87,7 @@ def serve(number: int) -> NoReturn:
                 continue
             modules, fds, _, _ = socket.recv_fds(control, _ORDER_NBYTES, _ORDER_FDS)
             if not modules:
-                os._exit(0)  # without cleanup: the trainer may kill it meanwhile, and modules have nothing to clean up
+                os._exit(0)  # without cleanup: the trainer may kill it during that, and modules have nothing to clean up
             for name in modules.decode().split():
                 with suppress(Exception):  # the worker that needs the module imports it again, and reports the error
                     importlib.import_module(name)

@@ -21,7 +21,7 @@ from shmload.worker.sample_rng import kept_generators
 
 
 def prepare(dataset: Any, worker_id: int, num_workers: int, base_seed: int) -> None:
-    """Seed random, torch and numpy as torch's worker does, and set what get_worker_info() returns."""
+    """Seed random, torch and numpy as torch's worker does, and set the result of get_worker_info()."""
     set_thread_name("pt_data_worker")
     torch.set_num_threads(1)
     seed = base_seed + worker_id
@@ -137,7 +137,7 @@ class Origin:
 
 
 def origin_of(generator: torch.Generator | None) -> Origin:
-    """Return the present states. About 40 us.
+    """Return the present states. Takes about 40 us.
 
     Args:
         generator: the loader's own, if it has one.
@@ -147,7 +147,7 @@ def origin_of(generator: torch.Generator | None) -> Origin:
 
 
 def torch_origin(generator: torch.Generator | None) -> Origin:
-    """Return the present states of torch's generators alone, which can only be dumped with `is_torch_enough`. About 5 us.
+    """Return the present states of torch's generators alone, which can only be dumped with `is_torch_enough`. Takes about 5 us.
 
     Args:
         generator: the loader's own, if it has one.

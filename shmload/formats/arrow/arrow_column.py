@@ -1,9 +1,9 @@
 """A column of an arrow table as addresses: where the bytes of each row are, chunk by chunk.
 
-Arrow keeps the values of a column end to end, however deeply lists are nested around them; offsets (or a fixed length) say where
-each row begins. So a row of a column whose lists have one length is one run of bytes at an address that follows from its number,
-and a row of text or of a ragged list is one run between two offsets. Nothing is copied or decoded to find them. If the buffers are
-those of a mapped file, every worker reads the same pages.
+Arrow keeps the values of a column end to end, even if they are in nested lists; offsets (or a fixed length) define where each row
+begins. So if all lists have one length, a row is one run of bytes at an address that follows from its number, and a row of text or
+of a ragged list is one run between two offsets. Nothing is copied or decoded to find the rows. If the buffers are those of a mapped
+file, every worker reads the same pages.
 
 Offsets are checked before they are used: nothing outside the values of a chunk is ever read.
 """
@@ -33,13 +33,13 @@ class ArrowColumn:
     """A column of one or several groups, as addresses of its rows.
 
     Attributes:
-        name: of the column.
-        dtype: of the values, as numpy's; str or bytes for text.
+        name: name of the column.
+        dtype: numpy's dtype of the values; str or bytes for text.
         extents: shape of a row; a leading None means that rows differ in length.
         is_variable: whether the first dimension may differ between rows, by the arrow type.
         starts: row number at which each chunk begins, and the number of rows.
         chunks: a `Chunk` for each arrow chunk, shape `(chunks, 4)`.
-        offset_nbytes: bytes of one offset; 0 if rows have one length.
+        offset_nbytes: number of bytes of one offset; 0 if rows have one length.
         table: keeps the memory alive.
     """
 
@@ -48,18 +48,18 @@ class ArrowColumn:
     extents: tuple[int | None, ...]
     is_variable: bool
     starts: Indices
-    chunks: NDArray[np.int64]  # a Chunk each
+    chunks: NDArray[np.int64]  # a Chunk for each arrow chunk
     offset_nbytes: int
     table: Any = field(repr=False)  # its repr would print all values
 
     @property
     def element_nbytes(self) -> int:
-        """Bytes of one element of the first dimension, or of a row without dimensions."""
+        """Return the number of bytes of one element of the first dimension, or of a row without dimensions."""
         return 1 if self.dtype in (str, bytes) else prod(self.inner) * int(self.dtype.itemsize)
 
     @property
     def inner(self) -> tuple[int, ...]:
-        """The extents after the first."""
+        """Return the extents after the first dimension."""
         return tuple(e for e in self.extents[1:] if e is not None)
 
     def read(self, rows: Indices, out: NDArray[Any]) -> None:
@@ -80,7 +80,7 @@ class ArrowColumn:
         """Return the addresses and the numbers of elements of ragged rows.
 
         Raises:
-            SampleError: offsets lead out of the values.
+            SampleError: an offset is outside the values.
         """
         chunk, local = self._located(rows)
         origins, _, first, last = self.chunks[chunk].T
@@ -114,7 +114,7 @@ class ArrowColumn:
                 out[...] = held
 
     def text(self, rows: Indices, *, strips_nul: bool) -> TextRuns:
-        """Return rows of text as addresses, from which they are copied later.
+        """Return the addresses of rows of text. The text is copied later.
 
         Args:
             strips_nul: leave out the NULs at the end of values, as numpy's arrays of text do.
@@ -125,7 +125,7 @@ class ArrowColumn:
         return TextRuns(addresses, lengths, is_bytes=self.dtype is bytes, owner=self.table)
 
     def _located(self, rows: Indices) -> tuple[Any, Indices]:
-        """Return the chunk of each row, and its number within the chunk."""
+        """Return the chunk of each row, and the number of the row within the chunk."""
         if len(self.starts) == 2:
             return np.zeros(len(rows), np.int64), rows
         chunk = np.searchsorted(self.starts, rows, "right") - 1
@@ -137,7 +137,7 @@ class TextLists:
     """A column whose rows are lists of text, which only pyarrow reads.
 
     Attributes:
-        name: of the column.
+        name: name of the column.
         table: a ChunkedArray of the rows.
     """
 
@@ -162,7 +162,7 @@ def _strip_nul(addresses: Indices, lengths: Indices) -> None:
 
 
 def column_of(name: str, column: Any) -> ArrowColumn | None:
-    """Return a ChunkedArray as addresses; None unless its rows are plain numbers, text or lists of numbers, without nulls."""
+    """Return the addresses of a ChunkedArray; None unless its rows are numbers, text or lists of numbers, without nulls."""
     depth, leaf = 0, column.type
     while is_list(leaf):
         depth, leaf = depth + 1, leaf.value_type
@@ -193,7 +193,7 @@ def column_of(name: str, column: Any) -> ArrowColumn | None:
 
 
 def _walked(array: Any, dtype: Any) -> tuple[Chunk, tuple[int | None, ...]] | None:
-    """Return one chunk and the shape of its rows; None if it has nulls inside, or lists in lists that differ in length."""
+    """Return one chunk and the shape of its rows; None if it contains nulls, or lists in lists that differ in length."""
     if dtype in (str, bytes):
         _, offsets, data = array.buffers()
         places = _offsets_of(array, offsets, 0, len(array))
@@ -233,7 +233,7 @@ def _walked(array: Any, dtype: Any) -> tuple[Chunk, tuple[int | None, ...]] | No
 
 def _offsets_of(array: Any, buffer: Any, first: int, count: int) -> NDArray[Any]:
     """Return the `count + 1` offsets of `count` rows of an array, starting at row `first`."""
-    if not count:  # there may be no buffer
+    if not count:  # then the buffer may be missing
         return np.zeros(1, np.int64)
     nbytes = offset_nbytes(array.type)
     return np.frombuffer(buffer, f"int{8 * nbytes}", count + 1, (array.offset + first) * nbytes)
@@ -243,6 +243,6 @@ def _common_length(places: NDArray[Any]) -> int | None:
     """Return the length of every row; None if they differ."""
     count, total = len(places) - 1, int(places[-1]) - int(places[0])
     length = total // count if count else 0
-    if total != length * count:  # most ragged columns differ in their sum already
+    if total != length * count:  # the sums of most ragged columns differ already
         return None
     return length if (np.diff(places) == length).all() else None

@@ -1,8 +1,8 @@
 """Rows by number from tables in groups, such as row groups of Parquet files or blocks of Ray Data.
 
-The groups of a batch are joined to one table whose chunks are theirs (`ArrowColumn`), so that one native copy per column serves a
-batch, however many groups its rows come from. A batch that touches more groups than the cache can hold takes its rows from one
-group after the other: it never holds more than one of them beside the cache.
+The groups of a batch are joined to one table whose chunks are those of the groups (`ArrowColumn`). So one native copy per column
+makes a batch, even if its rows come from many groups. A batch that needs more groups than the cache can hold takes its rows from
+one group after the other: it never holds more than one of them in addition to the cache.
 
 pyarrow's own threads are not used: they do not exist in a forked worker, and the workers decode in parallel.
 """
@@ -33,10 +33,10 @@ class Groups(ABC):
     Attributes:
         starts: row number at which each group begins, and the number of rows.
     Args:
-        schema: of the dataset.
+        schema: schema of the dataset.
         sizes: (rows, bytes) of each group, none of which is empty.
         fill_null: values in place of nulls, by column.
-        cache_bytes: of decoded groups.
+        cache_bytes: size limit of the decoded groups.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class Groups(ABC):
         self._cache_bytes = cache_bytes
         self.cache = BlockCache(cache_bytes)
         self._nowhere = np.full(len(sizes), -1, np.int64)
-        self._last: tuple[Table, Indices] = {}, self._nowhere  # a table of some groups, and where each begins in it, or -1
-        self._num_joined = 0  # groups, since all groups in the cache were joined
+        self._last: tuple[Table, Indices] = {}, self._nowhere  # a table of some groups; where each begins in it, or -1
+        self._num_joined = 0  # number of groups joined since all groups in the cache were joined
 
     @abstractmethod
     def _load(self, group: int) -> Mapping[str, Any]:
@@ -59,7 +59,7 @@ class Groups(ABC):
 
     @abstractmethod
     def _where(self, group: int) -> str:
-        """Return how errors name a group."""
+        """Return the name of a group for errors."""
 
     def read(self, rows: Indices, out: Any) -> None:
         """Write these rows to a batch."""
@@ -83,13 +83,13 @@ class Groups(ABC):
         group_of = np.searchsorted(self.starts, rows, "right") - 1
         table, begins = self._last
         if (begins[group_of] < 0).any():
-            table, begins = self._last = {}, self._nowhere  # it would keep groups that the cache may evict now
+            table, begins = self._last = {}, self._nowhere  # the old table would keep groups that the cache may evict now
             groups = np.unique(group_of)
             if len(groups) > 1 and int(self._nbytes[groups].sum()) > self._cache_bytes:
                 return self._picked(rows, group_of, groups)
             tables = {group: self._group(group) for group in groups.tolist()}
             self._num_joined += len(tables)
-            if self._num_joined >= self.cache.num_decoded:  # joining all costs no more than joining these did
+            if self._num_joined >= self.cache.num_decoded:  # joining all groups costs no more than joining these did
                 tables, self._num_joined = {**tables, **self.cache.held()}, 0
             held = np.array(list(tables))
             lengths = self.starts[held + 1] - self.starts[held]
@@ -99,7 +99,7 @@ class Groups(ABC):
         return table, begins[group_of] + rows - self.starts[group_of]
 
     def _picked(self, rows: Indices, group_of: Indices, groups: Indices) -> tuple[Table, Indices]:
-        """Return a table of these rows alone, taken from one group after the other."""
+        """Return a table of only these rows, taken from one group after the other."""
         numbers, tables, count = np.empty(len(rows), np.int64), [], 0
         for group in groups.tolist():
             places = np.flatnonzero(group_of == group)
@@ -129,7 +129,7 @@ class Groups(ABC):
 
 
 def _column(name: str, values: Any, where: str, spec: Any) -> ArrowColumn | TextLists:
-    """Return a column of a group, or of some of its rows, after checking it against the schema's `spec`."""
+    """Return a column of a group, or of some of its rows, after comparing it with the schema's `spec`."""
     if values.null_count:
         raise SampleError(
             f"{where}: column {name!r} has {values.null_count} nulls, which no array holds: give fill_null={{{name!r}: value}}, or "
@@ -155,7 +155,7 @@ def _column(name: str, values: Any, where: str, spec: Any) -> ArrowColumn | Text
 
 
 def _joined(tables: Sequence[Table]) -> Table:
-    """Return the tables of several groups as one, whose chunks are theirs."""
+    """Return the tables of several groups as one table, with the same chunks."""
     return tables[0] if len(tables) == 1 else {name: _one_column([table[name] for table in tables]) for name in tables[0]}
 
 

@@ -1,7 +1,7 @@
-"""The one reader of arrow tables in files: Parquet and Arrow IPC, of local files and of ranges of objects.
+"""The reader of arrow tables in files: Parquet and Arrow IPC, in local files and in ranges of objects.
 
 pyarrow is imported at the first use. Its threads are not used, because they do not exist in a forked worker. All tables are
-validated, because pyarrow follows damaged offsets wherever they lead.
+validated, because pyarrow reads at damaged offsets without a check.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = [
 
 
 def checked_columns(available: Sequence[str], columns: Sequence[str] | None, where: str) -> list[str]:
-    """Return the columns to be read.
+    """Return the names of the columns to read.
 
     Args:
         available: the names of a table's columns.
-        columns: those that were asked for; None: all.
+        columns: the requested columns, or None for all.
         where: the file or block, for errors.
     Raises:
-        NoField: a column is not there, or its name is not unique.
+        NoField: a column is missing, or its name is not unique.
     """
     if columns is not None and (unknown := [name for name in columns if name not in available]):
         raise NoField(f"{where}: columns names {unknown}, which are not there; it has {list(available)}")
@@ -51,10 +51,10 @@ def checked_columns(available: Sequence[str], columns: Sequence[str] | None, whe
 
 
 def parquet_file(path: str) -> Any:
-    """Return a local file as an open `pyarrow.parquet.ParquetFile`.
+    """Open a local file as a `pyarrow.parquet.ParquetFile`.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         ShardCorrupt: the file is empty, or its footer is damaged.
     """
     if not os.path.isfile(path):
@@ -65,16 +65,16 @@ def parquet_file(path: str) -> Any:
 
 
 def parquet_part(where: str, begin: int, data: bytes, nbytes: int, metadata: Any) -> Any:
-    """Return a `pyarrow.parquet.ParquetFile` of which only one range is there, such as a row group.
+    """Return a `pyarrow.parquet.ParquetFile` that has only one range of its bytes, such as a row group.
 
     Args:
         where: the file and the row group, for errors.
         begin: offset of the range.
-        data: its bytes.
-        nbytes: of the file before its footer.
-        metadata: pyarrow's, of the footer.
+        data: bytes of the range.
+        nbytes: size of the file before its footer.
+        metadata: pyarrow's metadata of the footer.
     Raises:
-        ShardCorrupt: the metadata are of another file.
+        ShardCorrupt: the metadata belong to another file.
     """
     return _opened(library("pyarrow", "parquet").PythonFile(_Part(begin, data, nbytes), "r"), where, metadata)
 
@@ -101,13 +101,13 @@ def parquet_metadata(where: str, footer: bytes) -> Any:
 
 
 def readable_groups(where: str, footer: bytes, metadata: Any, columns: Sequence[str] | None, remedy: str) -> list[RowGroup]:
-    """Return the row groups that a footer lists, if no column to be read is encrypted.
+    """Return the row groups that a footer lists, unless a column to read is encrypted.
 
     Args:
         where: the file, for errors.
-        footer: its bytes.
-        metadata: pyarrow's, of the same footer.
-        columns: that are to be read; None: all.
+        footer: bytes of the footer.
+        metadata: pyarrow's metadata of the same footer.
+        columns: the columns to read, or None for all.
         remedy: how to read other columns; ends the message.
     Raises:
         NoField: columns are encrypted.
@@ -122,13 +122,13 @@ def readable_groups(where: str, footer: bytes, metadata: Any, columns: Sequence[
 
 
 def check_encryption(path: str, file: Any, columns: Sequence[str] | None, remedy: str) -> None:
-    """Raise if columns of a local file that are to be read are encrypted.
+    """Raise if a column to read in a local file is encrypted.
 
     Args:
-        path: of the file.
-        file: as `parquet_file` returned it.
-        columns: that are to be read; None: all.
-        remedy: as of `readable_groups`.
+        path: path of the file.
+        file: the file, from `parquet_file`.
+        columns: the columns to read, or None for all.
+        remedy: as for `readable_groups`.
     Raises:
         NoField: columns are encrypted.
         ShardCorrupt: the footer is damaged.
@@ -142,9 +142,9 @@ def row_group(file: Any, number: int, columns: Sequence[str], where: str) -> Any
     """Return a row group as a table.
 
     Args:
-        file: as `parquet_file` returned it.
-        number: of the row group.
-        columns: that are decoded.
+        file: the file, from `parquet_file`.
+        number: number of the row group.
+        columns: the columns to decode.
         where: the file and the row group, for errors.
     Raises:
         ShardCorrupt: its bytes are damaged.
@@ -152,14 +152,14 @@ def row_group(file: Any, number: int, columns: Sequence[str], where: str) -> Any
     arrow = library("pyarrow", "parquet")
     try:
         table = file.read_row_group(number, columns=list(columns), use_threads=False)
-        table.validate(full=True)  # that text is UTF-8, and offsets are in order
+        table.validate(full=True)  # checks that text is UTF-8, and that offsets are in order
     except (arrow.ArrowException, OSError, ValueError) as error:
         raise ShardCorrupt(f"{where}: {error}") from error
     return table
 
 
 def ipc_file(data: Any) -> Any:
-    """Return an open Arrow IPC file (Feather version 2) in memory, which may be a mapped file. Nothing is copied.
+    """Open an Arrow IPC file (Feather version 2) in memory, which may be a mapped file. Nothing is copied.
 
     Raises:
         pyarrow.ArrowException, OSError: it is damaged.
@@ -179,7 +179,7 @@ def ipc_batch(file: Any, number: int) -> Any:
 
 
 class _Part(io.RawIOBase):
-    """A file of which one range is there."""
+    """A file that has only one range of its bytes."""
 
     def __init__(self, begin: int, data: bytes, nbytes: int) -> None:
         self._begin, self._data, self._nbytes, self._at = begin, data, nbytes, 0

@@ -1,4 +1,4 @@
-"""The schema of a dataset, from the arrow schemas of its files or blocks and what the user asks for."""
+"""The schema of a dataset, from the arrow schemas of its files or blocks and the user's own entries."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def fields_of(schema: Any, path: str, names: Sequence[str] | None) -> list[Any]:
     """Return the arrow fields of the columns that samples have.
 
     Raises:
-        NoField: a column is not there, or its name is not unique.
+        NoField: a column is missing, or its name is not unique.
     """
     return [schema.field(name) for name in checked_columns(schema.names, names, path)]
 
@@ -29,10 +29,10 @@ def spec_of(field: Any, path: str, asked: Any) -> Any:
     Args:
         asked: the user's own entry, or None.
     Raises:
-        NoField: its rows cannot be a field of a batch, or not the one that was asked for.
+        NoField: its rows cannot be a field of a batch, or not the requested one.
     """
     kind = plain_type(field.type)
-    shape = getattr(field.type, "shape", None)  # of tensors
+    shape = getattr(field.type, "shape", None)  # tensor types have a shape
     if asked is None and shape is not None and is_list(kind):
         asked = dtype_of(kind.value_type), tuple(shape)
     extents: list[int | None] = []
@@ -76,10 +76,10 @@ def schema_of(
 
     Args:
         schemas: the arrow schema of each table, by its name in errors.
-        names: of the columns; None: all of the first one's.
-        what: how messages call the tables, in the plural.
+        names: names of the columns, or None for all columns of the first table.
+        what: what messages call the tables, in the plural.
     Raises:
-        NoField: they differ, or rows of a column cannot be a field of a batch.
+        NoField: the tables differ, or rows of a column cannot be a field of a batch.
     """
     first = next(iter(schemas))
     fields = fields_of(schemas[first], first, names)

@@ -1,4 +1,4 @@
-"""Which arrow types can be fields of a batch, and as which numpy types they are read."""
+"""The arrow types that can be fields of a batch, and the numpy dtype of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_list(kind: Any) -> bool:
 
 
 def offset_nbytes(kind: Any) -> int:
-    """Return the bytes of one offset of a type; 0 if it has no offsets."""
+    """Return the number of bytes of one offset of a type; 0 if it has no offsets."""
     if isinstance(kind, pa.FixedSizeListType):
         return 0
     return 8 if str(kind).startswith("large_") else 4  # of lists, strings and binary values

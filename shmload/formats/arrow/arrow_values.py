@@ -14,7 +14,7 @@ _NUMBERS = {*SCALARS, "float", "double", "halffloat", "bool"}  # types whose col
 
 
 def array_or_values(values: Any) -> Any:
-    """Return a column of numbers as a numpy array, any other as it is."""
+    """Return a column of numbers as a numpy array, and any other column unchanged."""
     if values.null_count == 0 and str(values.type) in _NUMBERS:
         return values.to_numpy(zero_copy_only=False)
     return values
@@ -24,14 +24,14 @@ def value_of(column: Any, row: int, where: str, name: str) -> Any:
     """Return a row's value.
 
     Args:
-        column: as `array_or_values` returned it.
+        column: a result of `array_or_values`.
         where: the file and the row, which begin the message of an error.
     Raises:
         SampleError: Python's type does not hold the value.
     """
     try:
         return _cell(column, row)
-    except Exception as error:  # of Python's dates, of time zones, of pyarrow
+    except Exception as error:  # raised by Python's dates, by time zones or by pyarrow
         raise SampleError(
             f"{where}: column {name!r} of {column.type} has a value that Python's type does not hold "
             f"({type(error).__name__}: {error}); leave it out by layout=Parquet(columns=...), or read the file by ParquetDataset, "
@@ -44,8 +44,8 @@ def _cell(column: Any, row: int) -> Any:
     if isinstance(column, np.ndarray):
         return value
     if column.null_count and isinstance(alone := array_or_values(column.slice(row, 1)), np.ndarray):
-        return alone[0]  # a number, of the type that it has in a row group without nulls
-    inner = getattr(value, "values", None)  # of a list; a struct has a method of that name
+        return alone[0]  # a number of the type that it has in a row group without nulls
+    inner = getattr(value, "values", None)  # the values of a list; a struct has a method of that name
     if getattr(inner, "null_count", 1) == 0 and isinstance(numbers := array_or_values(inner), np.ndarray):
         return numbers.copy()
     if (kind := _in_microseconds(column.type)) != column.type:
@@ -54,7 +54,7 @@ def _cell(column: Any, row: int) -> Any:
 
 
 def _in_microseconds(kind: Any) -> Any:
-    """Return a type whose times of day have microseconds, as Python's have."""
+    """Return a type whose times of day are in microseconds, as in Python."""
     arrow = library("pyarrow", "parquet")
     if arrow.types.is_list(kind):
         inner = _in_microseconds(kind.value_type)

@@ -1,4 +1,4 @@
-"""Crops: which part of an image becomes the row, and at which size.
+"""Crops: the part of an image that becomes the row, and its size there.
 
 Crops follow torchvision. A `Window` describes a crop in pixels of the stored image. Where torchvision resizes and then crops,
 one window describes both steps, so only the requested pixels are computed.
@@ -33,7 +33,7 @@ class Crop(Protocol):
 
     @property
     def shape(self) -> tuple[int | None, int | None]:
-        """Height and width of every result; None if they depend on the image."""
+        """Return height and width of every result; None if they depend on the image."""
 
     def window(self, height: int, width: int, rng: np.random.Generator) -> Window:
         """Return the window of an image. If it is smaller than `shape`, the result is padded with black (`centered_slices`).
@@ -56,7 +56,7 @@ class _SizedCrop:
 
     @property
     def shape(self) -> tuple[int | None, int | None]:
-        """Height and width of every result."""
+        """Return height and width of every result."""
         return height_and_width(self.size, type(self).__name__)
 
 
@@ -122,7 +122,7 @@ class Resize(_SizedCrop):
 
     @property
     def shape(self) -> tuple[int | None, int | None]:
-        """Height and width of every result; None if they depend on the image."""
+        """Return height and width of every result; None if they depend on the image."""
         return (None, None) if isinstance(self.size, int) else super().shape
 
     def window(self, height: int, width: int, rng: np.random.Generator) -> Window:

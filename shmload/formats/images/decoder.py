@@ -105,7 +105,7 @@ class ImageDecoder:
 
     @property
     def spec(self) -> tuple[str, Shape]:
-        """Type and shape of the result, as in a schema: ("uint8", (3, 224, 224)). A None in the shape depends on the image."""
+        """Return type and shape of the result, as in a schema: ("uint8", (3, 224, 224)). None depends on the image."""
         height, width = self._crop.shape
         shape = (3, height, width) if self.layout == "CHW" else (height, width, 3)
         return "uint8" if self._levels is None else "float32", shape

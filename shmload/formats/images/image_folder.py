@@ -118,7 +118,7 @@ class ImageFolder:
 
     @property
     def targets(self) -> NDArray[np.int64]:
-        """Every sample's label; int64, shape `(len(self),)`.
+        """Return every sample's label; int64, shape `(len(self),)`.
 
         Raises:
             ValueError: the samples have no labels.

@@ -1,4 +1,4 @@
-"""The format of LitData's chunks: the index.json beside them says what the bytes of an item mean.
+"""The format of LitData's chunks. The index.json next to them defines what the bytes of an item mean.
 
 Format: https://github.com/Lightning-AI/litData (its BinaryWriter).
 """
@@ -48,7 +48,7 @@ def _lit_dtype(kind: str, code: int) -> str:
 
 
 def _lit_array(kind: str, code: str, data: Any) -> NDArray[Any]:
-    """Return a flat array of the type that the format names, or one with a header: type, number of axes, axes."""
+    """Return a flat array of the type that the format names, or an array with a header: type, number of axes, axes."""
     if kind.startswith("no_header"):
         return np.frombuffer(data, _lit_dtype(kind, int(code))).copy()
     order = ">" if kind == "tensor" else "<"
@@ -72,23 +72,24 @@ _LIT_PLAIN: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class LitData(BlockFormat):
-    """Chunks of LitData, by the configuration in their index.json. Encoded images stay bytes; tensors become arrays.
+    """Chunks of LitData, read according to the configuration in their index.json. Encoded images stay bytes; tensors become arrays.
 
-    Items that are dicts have their keys as fields; of a tuple or list the fields are "0", "1", ...; anything else is "value".
+    If items are dicts, the fields are their keys. If they are tuples or lists, the fields are "0", "1", ... Any other item is the
+    field "value".
 
     Args:
-        data_format: of each leaf: "int", "no_header_tensor:17".
-        tree: how leaves make an item: None is a leaf, a list or a dict holds more of them.
-        block_size: tokens of a sample, where chunks are tokens end to end.
+        data_format: format of each leaf, such as "int" or "no_header_tensor:17".
+        tree: how leaves make an item: None is a leaf, and a list or a dict contains more of them.
+        block_size: number of tokens of a sample, if chunks are tokens end to end.
         allow_pickle: read leaves of pickles, which can run any code.
-        cache_bytes: of chunks that are rows of Arrow, as LitData writes dicts of numbers, bytes and text: what is decoded of them,
-            and what is fetched where the cache does not hold them; of frames that hold several items: what they expand to. For
-            each dataset in each process.
-        encryption: what decrypts items or whole chunks, by its `decrypt(bytes)`: LitData's own FernetEncryption or RSAEncryption,
-            or Fernet of the package cryptography. Shown nowhere; worker processes are given it. Copies stay encrypted; what a whole
-            chunk decrypts to is kept within `cache_bytes`, and a chunk that is larger is decrypted for each of its items.
-        is_zipped: whether each item is a frame of zstd, as its index.json says.
-        is_sealed: whether whole chunks are encrypted, as it says, and not their items.
+        cache_bytes: size limit, for each dataset in each process, of decoded chunks. For chunks of Arrow rows, which LitData writes
+            for dicts of numbers, bytes and text, it limits the decoded data, and the fetched data if the cache does not hold it.
+            For frames that contain several items, it limits the expanded data.
+        encryption: an object whose `decrypt(bytes)` decrypts items or whole chunks: LitData's own FernetEncryption or
+            RSAEncryption, or Fernet of the package cryptography. It is shown nowhere, and is passed to worker processes. Copies
+            stay encrypted; decrypted chunks are kept within `cache_bytes`, and a larger chunk is decrypted for each of its items.
+        is_zipped: whether each item is a frame of zstd, according to index.json.
+        is_sealed: whether whole chunks are encrypted instead of their items, according to index.json.
     """
 
     name: ClassVar[str] = "litdata"
@@ -132,7 +133,7 @@ class LitData(BlockFormat):
         return RecordIndex(url, bounds)
 
     def _unsealed(self, url: str, nbytes: int, read: Read) -> tuple[tuple[RecordIndex, memoryview], int]:
-        """Return ((the index of the items, the decrypted chunk), its bytes)."""
+        """Return ((index of the items, decrypted chunk), size of the chunk in bytes)."""
         try:
             plain = self._decrypted(memoryview(read(0, nbytes)))
         except ValueError as error:
@@ -186,7 +187,7 @@ class LitData(BlockFormat):
         return {str(k): value for k, value in enumerate(item)} if isinstance(item, list) else {"value": item}
 
     def _plain(self, data: memoryview) -> memoryview:
-        """Return an item's bytes, decrypted or expanded."""
+        """Return an item's bytes after decryption or decompression."""
         if self.encryption is not None and not self.is_sealed:
             data = self._decrypted(data)
         return memoryview(b"".join(expanded_pieces("zst", io.BytesIO(data)))) if self.is_zipped else data
@@ -194,7 +195,7 @@ class LitData(BlockFormat):
     def _decrypted(self, data: memoryview) -> memoryview:
         try:
             return memoryview(self.encryption.decrypt(bytes(data)))
-        except Exception as error:  # a library's own
+        except Exception as error:  # raised by a library
             raise ValueError(f"it was damaged, or encrypted with another key than that of encryption= ({_kind(error)})") from error
 
     def _leaf(self, given: str, data: Any) -> Any:
@@ -213,7 +214,7 @@ def _kind(value: Any) -> str:
 
 
 def _opened(data: Any) -> tuple[tuple[Any, int], int]:
-    """Return ((the file, rows of each of its batches), its bytes, which are on the disk if the copy is mapped)."""
+    """Return ((file, rows of each of its batches), size in bytes, which are on the disk if the copy is mapped)."""
     file = ipc_file(data)
     return (file, max(file.get_batch(0).num_rows, 1)), memoryview(data).nbytes
 
@@ -224,7 +225,7 @@ def _batch(file: Any, number: int) -> tuple[dict[str, Any], int]:
 
 
 def _of_arrow(url: str, nbytes: int, read: Read, num_samples: int) -> RecordIndex:
-    """Return the index of a chunk whose offsets are all equal, and whose end names an Arrow IPC file before it."""
+    """Return the index of a chunk of Arrow rows: its offsets are all equal, and its end names an Arrow IPC file before it."""
     tail = bytes(memoryview(read(max(nbytes - 12, 0), min(nbytes, 12))).cast("B"))
     begin = nbytes - 12 - int.from_bytes(tail[:4], "little")
     if tail[4:] != b"LDARW01\0" or begin < 0:
@@ -239,10 +240,10 @@ def _tree_of(spec: Any, leaves: Iterator[Any]) -> Any:
 
 
 def litdata_of(config: Mapping[str, Any], asked: LitData, where: str) -> LitData:
-    """Return the format of LitData's chunks, by their index.json.
+    """Return the format of LitData's chunks, given their index.json.
 
     Raises:
-        ValueError: it names an option that is not supported.
+        ValueError: index.json names an option that is not supported.
     """
     loader = config.get("item_loader") or "PyTreeLoader"
     level, encryption = config.get("compression_level"), config.get("encryption") or {"level": None, "algorithm": "nothing"}
@@ -269,7 +270,7 @@ def litdata_of(config: Mapping[str, Any], asked: LitData, where: str) -> LitData
 
 
 def _tree(spec: Mapping[str, Any], where: str) -> Any:
-    """Return a spec of torch's pytree as lists, dicts, and None for a leaf."""
+    """Convert a spec of torch's pytree to lists, dicts, and None for a leaf."""
     kind, parts = spec["type"], [_tree(part, where) for part in spec["children_spec"]]
     if kind is None:
         return None

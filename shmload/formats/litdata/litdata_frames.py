@@ -1,4 +1,4 @@
-"""LitData's chunks whose items are compressed several at once, in frames of zstd."""
+"""LitData's chunks in which several items are compressed together, in frames of zstd."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shmload.formats.block_cache import BlockCache
 from shmload.formats.block_index import Read, RecordIndex
 from shmload.formats.compression import expanded_pieces
 
-FRAMED = b"LDFZ01\0\0"  # begins a chunk whose items are compressed several at once
+FRAMED = b"LDFZ01\0\0"  # begins a chunk in which several items are compressed together
 
 
 _FRAME = np.dtype([("first", "<u4"), ("count", "<u4"), ("at", "<u8"), ("nbytes", "<u4"), ("expanded", "<u4")])
@@ -45,7 +45,7 @@ def index_of_frames(url: str, nbytes: int, read: Read) -> RecordIndex:
 
 
 def framed_item(index: RecordIndex, number: int, read: Read, cache: BlockCache) -> memoryview:
-    """Return an item's bytes from its frame, which is expanded once."""
+    """Return an item's bytes from its frame, which is expanded only once."""
     block, _ = index.block(number)
     offsets, firsts = np.frombuffer(index.extra, "<u4"), index.firsts
     assert firsts is not None

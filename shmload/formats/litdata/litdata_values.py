@@ -9,7 +9,7 @@ A leaf whose first byte is above 0x20 is JSON. Otherwise each value begins with 
     4 booleans   u32 count | u8 each                   10 boolean  u8
     5 dict       u32 count | (key | value) each        11 None
 
-A record value has a tag of its own: 16 None, 17 string, 18 integer, 19 float, 20 boolean.
+A record value has its own tags: 16 None, 17 string, 18 integer, 19 float, 20 boolean.
 
 Source: litdata 0.2.76, litdata/streaming/serializers.py.
 """
@@ -71,7 +71,7 @@ class _Reader:
             return {self._text(): self.value(depth + 1) for _ in range(count)}
         keys = [self._text() for _ in range(self._count())]
         if not keys:
-            raise ValueError("records have no keys")  # which would take no bytes, so that any number of them were valid
+            raise ValueError("records have no keys")  # these would take no bytes, so any number of them would be valid
         return [{key: self._record_value() for key in keys} for _ in range(count)]
 
     def _record_value(self) -> Any:

@@ -1,4 +1,4 @@
-"""Columns that the names of folders give, as Hive, Spark and pyarrow write partitioned data: `year=2024/month=01/part-0.parquet`.
+"""Columns in the names of folders, as Hive, Spark and pyarrow write partitioned data: `year=2024/month=01/part-0.parquet`.
 
 The rules are those of `pyarrow.dataset(folder, partitioning="hive")`: names and values are URL-decoded; a column is int32 if all of
 its values are, else a string; `__HIVE_DEFAULT_PARTITION__`, and a file without a column that others have, are null.
@@ -21,13 +21,13 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 def partition_columns(
     paths: Sequence[str], folders: Sequence[str], wanted: Sequence[str] | None, types: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return the columns that folders give: by name, an arrow array with one value for each file.
+    """Return the columns in the names of folders: by name, an arrow array with one value for each file.
 
     Args:
-        paths: of the files, absolute, or URLs.
-        folders: for each, the folder below which names of folders count.
-        wanted: the columns that are to be read; None: all.
-        types: of the columns, as `partition_types` found them for more files than these.
+        paths: absolute paths of the files, or URLs.
+        folders: for each file, the folder below which names of folders count.
+        wanted: the columns to read, or None for all.
+        types: types of the columns, which `partition_types` found for more files than these.
     Raises:
         NoField: a name is not UTF-8, or a column has no value at all.
     """
@@ -41,11 +41,11 @@ def partition_columns(
 
 
 def partition_types(keys: Sequence[str], wanted: Sequence[str] | None) -> dict[str, str]:
-    """Return the arrow types of the columns that the keys of a dataset's objects give.
+    """Return the arrow types of the columns that the keys of a dataset's objects contain.
 
     Args:
-        keys: of all objects, below the folder of the dataset.
-        wanted: the columns that are to be read; None: all.
+        keys: keys of all objects, below the folder of the dataset.
+        wanted: the columns to read, or None for all.
     Raises:
         NoField: a name is not UTF-8, or a column has no value at all.
     """
@@ -54,12 +54,12 @@ def partition_types(keys: Sequence[str], wanted: Sequence[str] | None) -> dict[s
 
 
 def with_partitions(schema: Any, said: dict[str, Any], path: str) -> Any:
-    """Return the arrow schema of a file with the columns that folders give, after its own.
+    """Return the arrow schema of a file, followed by the columns in the names of folders.
 
     Args:
-        schema: the file's own.
-        said: what `partition_columns` returned.
-        path: of the file, for the error.
+        schema: the file's own schema.
+        said: a result of `partition_columns`.
+        path: path of the file, for the error.
     Raises:
         NoField: the file has a column of the same name and of another type.
     """

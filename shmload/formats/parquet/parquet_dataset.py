@@ -14,33 +14,33 @@ from shmload.formats.paths import Paths, expanded_below
 class ParquetDataset(GroupedDataset):
     """Rows of Parquet files, in the order of the files.
 
-    A row group is decoded whole, when a row of it is first read, and kept in a cache of this process; rows go from there into
-    the batch without Python objects. So random order over all rows decodes a row group for nearly every row unless all fit the
-    cache: read in blocks instead, with a `BlockShuffle` of `block_size` rows whose window fits the cache. Every worker reads
-    of every window, and each has a cache of its own.
+    A row group is decoded as a whole when one of its rows is first read, and kept in a cache of this process; rows are copied from
+    there into the batch without Python objects. So a random order over all rows decodes a row group for nearly every row, unless
+    all row groups fit in the cache. Read in blocks instead, with a `BlockShuffle` of `block_size` rows whose window fits in the
+    cache. Every worker reads rows of every window, and each has its own cache.
 
-    Numbers and booleans become numbers, strings text, lists of numbers ragged arrays, fixed-size lists arrays, lists of strings
-    lists; dates, times and durations int64 in their own unit. Dictionaries are expanded.
+    Numbers and booleans become numbers, strings become text, lists of numbers become ragged arrays, fixed-size lists become arrays,
+    and lists of strings become lists. Dates, times and durations become int64 in their own unit. Dictionaries are expanded.
 
-    Below a folder, or below the fixed part of a pattern, folders named `year=2024` (Hive's partitions) are columns, by the rules of
-    `pyarrow.dataset(folder, partitioning="hive")`: int32 if all values are integers, else text; null where a folder does not say.
-    They replace a column of the same name and type in the files.
+    Below a folder, or below the fixed part of a pattern, folders named like `year=2024` (Hive's partitions) are columns, by the
+    rules of `pyarrow.dataset(folder, partitioning="hive")`: int32 if all values are integers, else text; null for files outside
+    such a folder. They replace a column of the same name and type in the files.
 
     Args:
-        paths: files, folders or patterns with * ? [ ]. The files of a folder or a pattern are sorted by name; those whose name, or
-            a folder's on the way, begins with . or _ are left out. Of a folder those named *.parquet, *.pq or *.parq count, or if
-            there are none, those whose name has no ending.
-        columns: those that samples have; all by default.
+        paths: files, folders or patterns with * ? [ ]. The files of a folder or a pattern are sorted by name. Hidden files, and
+            files in hidden folders, whose names begin with . or _, are ignored. In a folder, files named *.parquet, *.pq or *.parq
+            are read, or, if there are none, files whose names have no ending.
+        columns: the columns that samples have; all by default.
         schema: type and shape of some fields, in place of the stored ones: {"x": "float32"} converts; {"image": ("uint8", (28,
-            28))} says that lists have that many values, in every row.
-        fill_null: values in place of nulls, by column. Without, a null is an error.
-        cache_bytes: of decoded row groups, for each process that reads.
+            28))} means that lists have that many values, in every row.
+        fill_null: values in place of nulls, by column. Without one, a null is an error.
+        cache_bytes: size limit of the decoded row groups, for each process that reads.
     Raises:
         FileNotFoundError: a pattern matches nothing.
         ValueError: `columns` is empty.
         ModuleNotFoundError: pyarrow is not installed (extra `parquet`).
-        ShardCorrupt: on reading: a file is not what the format says.
-        SampleError: on reading: a row has a null, or another number of values than the schema says.
+        ShardCorrupt: on reading: a file does not match its format.
+        SampleError: on reading: a row has a null, or another number of values than the schema requires.
     Thread/process safety: any number of readers; one thread of a process decodes at a time.
     """
 

@@ -1,4 +1,4 @@
-"""The metadata of a Parquet file that pyarrow cannot be asked for: where row groups begin, and which columns are encrypted.
+"""The metadata of a Parquet file that pyarrow does not provide: where row groups begin, and which columns are encrypted.
 
 pyarrow aborts the process when the metadata of a column chunk is requested that was encrypted with the column's own key, so the
 footer is parsed here instead. It is one struct of Thrift's compact protocol.
@@ -25,11 +25,11 @@ _STOP, _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _M
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group, by the footer.
+    """A row group, according to the footer.
 
     Attributes:
-        num_rows: its rows.
-        begin: offset of its first page that is not encrypted; None if there is none.
+        num_rows: number of its rows.
+        begin: offset of its first unencrypted page; None if all are encrypted.
         encrypted: numbers of its encrypted columns, in the order of the schema's leaves.
     """
 
@@ -63,16 +63,16 @@ def _row_group(group: dict[int, Any]) -> RowGroup:
 
 
 def check_readable(where: str, groups: Iterable[RowGroup], metadata: Any, names: Sequence[str] | None, remedy: str) -> None:
-    """Raise if columns that are to be read are encrypted.
+    """Raise if a column to read is encrypted.
 
     Args:
         where: the file, for errors.
-        groups: of its footer.
-        metadata: pyarrow's, of the same footer.
-        names: the columns that are to be read; None: all.
+        groups: row groups of its footer.
+        metadata: pyarrow's metadata of the same footer.
+        names: names of the columns to read, or None for all.
         remedy: how to read other columns; ends the message.
     Raises:
-        NoField: names the encrypted columns.
+        NoField: a column is encrypted; the message names all such columns.
     """
     numbers = sorted({k for group in groups for k in group.encrypted})
     paths = [metadata.schema.column(k).path for k in numbers if k < metadata.num_columns]
@@ -82,10 +82,10 @@ def check_readable(where: str, groups: Iterable[RowGroup], metadata: Any, names:
 
 
 def is_signed(footer: bytes, metadata: Any) -> bool:
-    """Return whether bytes follow the metadata in a footer: its signature, which files with encrypted columns have.
+    """Return whether a footer has a signature after its metadata, as files with encrypted columns do.
 
     Args:
-        metadata: pyarrow's, of the same footer.
+        metadata: pyarrow's metadata of the same footer.
     """
     return bool(len(footer) - TRAILER_NBYTES != metadata.serialized_size)
 
@@ -105,10 +105,10 @@ def file_footer(path: str) -> bytes:
 
 
 def footer_begin(where: str, nbytes: int, trailer: bytes) -> int:
-    """Return the offset of the footer of a file of `nbytes` bytes, given its last 8 bytes.
+    """Return the offset at which the footer begins, given the file's size and its last 8 bytes.
 
     Raises:
-        ShardCorrupt: they are not a Parquet file's, or its footer is encrypted.
+        ShardCorrupt: the bytes do not end a Parquet file, or its footer is encrypted.
     """
     at = max(nbytes - TRAILER_NBYTES, 0)
     if trailer[4:] == b"PARE":

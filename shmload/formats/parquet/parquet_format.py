@@ -30,14 +30,14 @@ from shmload.formats.summary import Summary
 
 @dataclass(frozen=True)
 class Parquet(BlockFormat):
-    """Rows of Parquet. A row group is read by one range, decoded whole, and kept by this process while there is room.
+    """Rows of Parquet. A row group is read by one range, decoded as a whole, and kept in this process's cache.
 
-    Lists of numbers become arrays; other values are what pyarrow makes of them. Of a folder whose keys have parts such as
-    `year=2024/` (Hive's partitions), those are columns, too, as `ParquetDataset` has them.
+    Lists of numbers become arrays; other values become pyarrow's Python objects. If keys in a folder have parts such as
+    `year=2024/` (Hive's partitions), these are columns, too, as in `ParquetDataset`.
 
     Args:
-        columns: those that samples have; None: all.
-        cache_bytes: of decoded row groups, for each dataset in each process.
+        columns: the columns that samples have, or None for all.
+        cache_bytes: size limit of the decoded row groups, for each dataset in each process.
     Raises:
         TypeError: `columns` is a single string, or not of strings.
     """
@@ -47,7 +47,7 @@ class Parquet(BlockFormat):
     endings: ClassVar[tuple[str, ...]] = (".parquet",)
     columns: tuple[str, ...] | None = None
     cache_bytes: int = 1 << 28
-    _folder: str = field(default="", repr=False)  # its URL, below which names of folders are columns
+    _folder: str = field(default="", repr=False)  # URL of the folder below which names of folders are columns
     _types: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # those columns, and their arrow types
     _decoded: PerProcess[BlockCache] = field(default_factory=PerProcess, init=False, compare=False, repr=False)
 
@@ -56,11 +56,11 @@ class Parquet(BlockFormat):
             object.__setattr__(self, "columns", tuple(names_of(self.columns, "columns")))
 
     def in_folder(self, url: str, keys: Sequence[str]) -> Parquet:
-        """Return the format of the objects of a folder, which knows the columns that their keys say.
+        """Return the format of the objects of a folder, with the columns that their keys contain.
 
         Args:
-            url: of the folder.
-            keys: of all objects of the dataset, below it.
+            url: URL of the folder.
+            keys: keys of all objects of the dataset, below the folder.
         Raises:
             NoField: a name is not UTF-8, or a column has no value at all.
         """
@@ -83,7 +83,7 @@ class Parquet(BlockFormat):
         footer = bytes(memoryview(read(end, nbytes - end)).cast("B"))
         groups = readable_groups(url, footer, parquet_metadata(url, footer), self.columns, _REMEDY)
         starts = [end]
-        for group in reversed(groups):  # one without rows has no pages: it ends where it begins
+        for group in reversed(groups):  # a group without rows has no pages: it ends where it begins
             starts.append(group.begin if group.num_rows and group.begin is not None else starts[-1])
         firsts = np.cumsum([0, *(group.num_rows for group in groups)], dtype=np.int64)
         return RecordIndex(url, np.array(starts[::-1], np.int64), firsts, footer)
@@ -100,17 +100,17 @@ class Parquet(BlockFormat):
         return self.sample(index, sample, lambda at, nbytes: data[at - begin : at - begin + nbytes])
 
     def _checked(self, url: str, footer: bytes) -> Any:
-        """Return pyarrow's metadata of a footer; an index that was made for other columns may have encrypted ones."""
+        """Return pyarrow's metadata of a footer, after checking for encrypted columns: the index may be for other columns."""
         metadata = parquet_metadata(url, footer)
         if is_signed(footer, metadata):
             readable_groups(url, footer, metadata, self.columns, _REMEDY)
         return metadata
 
     def _group(self, index: RecordIndex, block: int, read: Read, cache: BlockCache) -> tuple[dict[str, Any], int]:
-        """Return the columns of a row group, and the bytes they take."""
+        """Return the columns of a row group, and their size in bytes."""
         begin, nbytes = index.span(block)
         data, footer = bytes(memoryview(read(begin, nbytes)).cast("B")), index.extra
-        # the footer is of all row groups, so that parsing it takes longer than decoding one of many
+        # the footer describes all row groups, so parsing it takes longer than decoding one of many
         metadata = cache.get((index.path, "footer"), lambda: (self._checked(index.path, footer), len(footer)))
         where = f"{index.path}: row group {block}, at byte {begin}"
         arrow = library("pyarrow", "parquet")
@@ -126,7 +126,7 @@ class Parquet(BlockFormat):
         return found, table.nbytes
 
     def _said(self, url: str) -> dict[str, Any]:
-        """Return the columns that a shard's key says, as arrow arrays of one value."""
+        """Return the columns that a shard's key contains, as arrow arrays of one value."""
         if not self._types:
             return {}
         return partition_columns([url], [self._folder], None, dict(self._types))

@@ -18,12 +18,12 @@ class RowGroups(Groups):
     """The row groups of Parquet files, as groups of rows.
 
     Args:
-        paths: of the files.
+        paths: paths of the files.
         folders: for each file, the folder below which names of folders are columns (hive.py).
-        names: of the columns; None: all.
+        names: names of the columns, or None for all.
         asked: the user's own entries of the schema.
         fill_null: values in place of nulls, by column.
-        cache_bytes: of decoded row groups.
+        cache_bytes: size limit of the decoded row groups.
     """
 
     def __init__(

@@ -251,7 +251,7 @@ class Decoders:
         return partial(Decoders, allow_pickle=self._allow_pickle), (self._decode,)
 
     def of(self, extension: str) -> Decoder | None:
-        """Return the decoder for an extension; None if its value is the bytes."""
+        """Return the decoder for an extension; None if its value is the unchanged bytes."""
         if extension not in self._found:
             self._found[extension] = self._search(extension)
         return self._found[extension]
@@ -328,7 +328,7 @@ def encode(extension: str, value: Any) -> bytes:
 
 
 def _written(write: Callable[[Any], object]) -> bytes:
-    """Return what `write` writes to a file."""
+    """Return the bytes that `write` writes to a file."""
     file = io.BytesIO()
     write(file)
     return file.getvalue()

@@ -182,7 +182,7 @@ def _kept(path: str) -> ShardIndex | None:
 
 
 def unpack_index(path: str, packed: Any, nbytes: int) -> ShardIndex | None:
-    """Return the index of a shard of `nbytes` bytes from its saved form, or None if it is invalid.
+    """Return the index of a shard of `nbytes` bytes from its saved form; None if it is invalid.
 
     Args:
         path: path of the shard, for errors.
@@ -207,7 +207,7 @@ KEY = "__key__"
 
 @dataclass(frozen=True)
 class TarColumn:
-    """One field of a schema.
+    """The reader of one field of a schema.
 
     Attributes:
         way: how its rows are read: "npy", "int", "raw", "str" and "bytes" natively, "decode" in Python.
@@ -376,7 +376,7 @@ class TarSamples:
         self.check(indices)
 
     def check(self, indices: NDArray[np.int64]) -> None:
-        """Check that the shards of these samples, all mapped, are unchanged. Called again after all is read.
+        """Check that the shards of these samples, all mapped, are unchanged. Call this again after everything is read.
 
         Raises:
             ShardCorrupt: a shard has changed.
@@ -417,15 +417,15 @@ class TarDataset:
 
     Args:
         shards: paths, with braces expanded: "train-{000..099}.tar". A folder means its .tar files, sorted by name.
-        fields: the contents of a sample: extensions, or names with alternatives, {"image": "jpg;png"}. Default: every member.
+        fields: the contents of a sample: extensions, or names with alternatives, {"image": "jpg;png"}. The default is every member.
         schema: type and shape of each field, {"npy": ("float32", (1024,)), "cls": "int64", "txt": str}. It lists the fields, or
             some of those in `fields`. "__key__": str adds the key.
-        decode: True decodes by extension what is safe; False returns bytes; an image spec ("pil", "rgb8", "torchrgb") decodes
-            images, too; {extension: function} uses your own decoders.
+        decode: True decodes all formats that are safe, by extension; False returns bytes; an image spec ("pil", "rgb8", "torchrgb")
+            decodes images, too; {extension: function} uses your own decoders.
         allow_pickle: decode pickles and files for torch.load, which can run arbitrary code.
         cache: save the indexes next to the shards.
     Raises:
-        ValueError: names that match no shard; a compressed shard (on first use).
+        ValueError: names match no shard, or a shard is compressed (on first use).
         ShardCorrupt: a shard is not a valid tar file, or a member does not match its extension or the schema.
     Thread/process safety: any number of readers.
     Example:
@@ -482,9 +482,10 @@ class TarDataset:
 
     @property
     def read_batch_into(self) -> Callable[[Sequence[int], Any], None] | None:
-        """Decode samples into rows: `read(indices, out)` as in docs/own_format.md. None if a user-defined decoder is needed.
+        """Return a function `read(indices, out)` that decodes samples into rows; None if a user-defined decoder is needed.
 
-        User-defined decoders may draw random numbers, and each sample has its own generator only if samples are read one by one.
+        See docs/own_format.md. User-defined decoders may draw random numbers, and each sample has its own generator only if samples
+        are read one by one.
         """
         return None if self._has_own_decoders else self._read_batch_into
 
@@ -560,7 +561,7 @@ class TarDataset:
         return ShardCorrupt(f"{index.path}: field {name!r} of sample {index.key(sample)!r}{at}: {error}")
 
     def _kind(self, extension: str) -> str:
-        """Return how members of this extension are read for a schema."""
+        """Return the way in which members of this extension are read for a schema."""
         if self._decoders.of(extension) is None:
             return "raw"
         if not self._decoders.is_plain(extension):

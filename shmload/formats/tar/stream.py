@@ -26,14 +26,14 @@ _META_LIMIT = 1 << 20  # greatest size of a long name or PAX header
 
 
 class TarStream(IterableDataset[dict[str, Any]]):
-    """The samples of tar shards, plain or compressed with gzip, bzip2, xz or zstd, in order: an IterableDataset.
+    """An IterableDataset of the samples of tar shards, in order; the shards may be compressed with gzip, bzip2, xz or zstd.
 
     Each worker of each rank reads whole shards, so the number of shards should be a multiple of the total number of workers.
 
     Args:
         shards: paths, with braces expanded. A folder means its tar files, compressed or not, sorted by name.
         decode, allow_pickle: as for TarDataset.
-        rank, world_size: determine the share of the shards to read; by default from torch.distributed or the environment.
+        rank, world_size: determine which part of the shards to read; by default from torch.distributed or the environment.
     Raises:
         ShardCorrupt: a shard is not a valid tar file, or its compressed data is damaged.
     """

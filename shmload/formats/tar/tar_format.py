@@ -1,9 +1,9 @@
 """The tar format as written by WebDataset: the members with the same key are one sample.
 
 The index of a remote shard without one is built from its headers. The shard is represented by address space of its size: the bytes
-that are read are copied to their positions, and then the same scan runs as for a whole shard, with the same checks and the same
-result. While members are small, pieces of a few MiB are read, because those contain many headers. The contents of large members are
-not read, and their pages take no memory.
+that are read are copied to their positions. Then the same scan runs as for a whole shard, with the same checks and the same result.
+While members are small, pieces of a few MiB are read, because those contain many headers. The contents of large members are not
+read, and their pages take no memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def scan_remote(url: str, nbytes: int, read: Read) -> bytes:
     have, at = range(0), 0  # the piece that was read last; everything before it has been scanned
 
     def need(offset: int, size: int) -> bytes:
-        """Return bytes of the shard; fewer than asked for at its end."""
+        """Return bytes of the shard; fewer than requested at its end."""
         nonlocal have
         end = min(offset + size, nbytes)
         while not (offset in have and end <= have.stop) and offset < end:

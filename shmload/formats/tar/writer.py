@@ -1,4 +1,4 @@
-"""TarWriter: write samples to tar shards, reproducibly: equal samples give equal bytes.
+"""TarWriter: write samples to tar shards reproducibly: equal samples give equal bytes.
 
 A member is a header of 512 bytes and its payload. The members of a sample are sorted by extension. Headers are ustar: the part of a
 path that does not fit the name field goes to the prefix field. Longer paths, and payloads of 8 GiB or more, use GNU tar's headers.
@@ -79,10 +79,10 @@ _NUMBER = re.compile(r"%0?\d*d")
 
 
 class TarWriter(AtomicWriter):
-    """Write samples to tar shards: dicts of values by extension, and `__key__`.
+    """Writes samples to tar shards: dicts of values by extension, and `__key__`.
 
-    A shard appears under its name when it is complete; if an error interrupts it, it never does. Values are encoded by extension;
-    bytes and str are written unchanged.
+    A shard appears under its name when it is complete; if an error interrupts it, it does not appear. Values are encoded by
+    extension; bytes and str are written unchanged.
 
     Args:
         path: path of a single shard, or a pattern with a number, "train-%06d.tar", for several. `.tar.gz`, `.tgz`, `.tar.bz2` and
@@ -92,8 +92,8 @@ class TarWriter(AtomicWriter):
         mtime: modification time of all members, in seconds since 1970.
         start_shard: number of the first shard.
     Raises:
-        ValueError: limits without a pattern; the path exists and is not a file, but a device, for example; a key or an extension
-            that would be read back as another.
+        ValueError: limits are given without a pattern; the path exists and is not a file but, for example, a device; or a key or an
+            extension would be read back as another.
     Cost: one copy of each payload.
     Example:
         >>> import tempfile
@@ -199,10 +199,10 @@ class TarWriter(AtomicWriter):
         self._shard += 1
 
     def abandon(self) -> None:
-        """Discard the current shard without a trace; an older file of its name stays."""
+        """Discard the current shard without leaving a file; an older file of its name stays."""
         files, self._files = self._files, []
         if files:
             os.unlink(self._temporary)
         for file in files:
-            with suppress(OSError):  # a full disk, for example, which may be why the shard is discarded
+            with suppress(OSError):  # for example on a full disk, which may be the reason for discarding the shard
                 file.close()

@@ -1,4 +1,4 @@
-"""The fields that a schema asks of a record, and the errors about records that do not have them."""
+"""The fields that a schema requires of a record, and the errors for records that do not have them."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ _MISFITS = {
 
 @dataclass(frozen=True)
 class RecordField:
-    """One field of the schema: its element type (None: text), its shape with at most one None, its default row or None.
+    """One field of the schema: its element type (None for text), its shape with at most one None, its default row or None.
 
-    A field with a decoder may have several None, and its default is what would be decoded.
+    A field with a decoder may have several None in its shape, and its default is the value before decoding.
     """
 
     name: str
@@ -55,21 +55,21 @@ class RecordField:
 
     @property
     def is_text(self) -> bool:
-        """Whether it is read as one str or bytes."""
+        """Return whether the field is read as one str or bytes."""
         return self.element is None or self.decode is not None
 
     @property
     def is_ragged(self) -> bool:
-        """Whether its rows differ in extent."""
+        """Return whether rows of the field differ in extent."""
         return None in self.shape
 
     @property
     def numel(self) -> int:
-        """Values of a row, or of one step along the ragged dimension."""
+        """Return the number of values of a row, or of one step along the ragged dimension."""
         return math.prod(extent for extent in self.shape if extent is not None)
 
     def native(self) -> tuple[Any, ...]:
-        """Return the field as `RecordReader` takes it."""
+        """Return the field in the form that `RecordReader` takes."""
         if self.element is None or self.decode is not None:
             return self.name.encode(), 0, 1, 1, False, True, self.fill
         kind = KINDS.get(self.element.name, 0)
@@ -87,7 +87,7 @@ def fields_of(
     """Return the fields of a schema.
 
     Raises:
-        TypeError, ValueError: the schema is none, or a record cannot have such a field.
+        TypeError, ValueError: the schema is invalid, or a record cannot have such a field.
     """
     if not isinstance(schema, Mapping) or not schema:
         raise TypeError(f"a schema is a mapping name -> (dtype, shape) with at least one field; got {schema!r}")
@@ -129,7 +129,7 @@ def error_of(
     """Return the error for a `Survey.problem`.
 
     Args:
-        file_nbytes: of each file when it was opened.
+        file_nbytes: size of each file when it was opened.
     """
     cause, _, index, file, start, nbytes, which, kind, count, value_nbytes = problem
     if cause == "index":
@@ -155,7 +155,7 @@ def decoded(field: RecordField, data: bytes) -> Any:
     """Return the value of a field, in memory of its own.
 
     Raises:
-        ValueError: it is not what the schema says.
+        ValueError: the value does not match the schema.
     """
     assert field.decode is not None
     value = field.decode(data)
@@ -169,10 +169,10 @@ def decoded(field: RecordField, data: bytes) -> Any:
 
 
 def decode_into(field: RecordField, data: bytes, out: Any) -> None:
-    """Writes the value of a field to its row; see `shmload.ShmLoader` for `out`.
+    """Write the value of a field to its row. See `shmload.ShmLoader` for `out`.
 
     Raises:
-        ValueError: it is not what the schema says.
+        ValueError: the value does not match the schema.
     """
 
     def place(shape: tuple[int, ...]) -> Any:

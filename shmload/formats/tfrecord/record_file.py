@@ -1,14 +1,14 @@
 """The bytes of a TFRecord file and the offsets of its records.
 
 Plain files are mapped read-only: all processes share the page cache, and a forked child shares its parent's mapping. Files that are
-compressed as a whole cannot be sought in, so they are expanded once per process into private memory. That costs their expanded size
-in each process that was not forked afterwards, and CPU time.
+compressed as a whole do not allow random access, so they are expanded once per process into private memory. That costs their
+expanded size in each process that was not forked afterwards, and CPU time.
 
 A file that is replaced or removed stays whole in its mapping. A file that is overwritten or truncated is noticed, before and after
 each batch. If a file is truncated between the two checks, the system kills its reader (SIGBUS), as with any mapping.
 
-Offsets are taken from shmload's own file beside the shard (`<name>.shmload-index`), else from a tfindex file that fits it, else
-from a walk, whose result is then written beside it if the folder allows that.
+Offsets are taken from shmload's own file next to the shard (`<name>.shmload-index`), else from a tfindex file that matches it, else
+from a pass over the file, whose result is then saved next to it if the folder is writable.
 
     the index: "SHMLOAD TFRECORD INDEX 1\n" | json of name, size, mtime_ns, crc32c of the offsets "\n" | int64 offsets
 """
@@ -36,13 +36,13 @@ MAGIC = b"SHMLOAD TFRECORD INDEX 1\n"
 SUFFIX = ".shmload-index"
 
 
-FOREIGN_SUFFIXES = (".tfindex", ".index", ".idx")  # of indexes that other programs keep beside files
+FOREIGN_SUFFIXES = (".tfindex", ".index", ".idx")  # suffixes of indexes that other programs keep next to files
 
 
 CHANGED = "the file was changed while it was in use; it had {was} bytes when it was opened: make the dataset anew"
 
 
-OVERHEAD = 16  # bytes of a record beside its data
+OVERHEAD = 16  # bytes of a record in addition to its data
 
 
 Offsets = NDArray[np.int64]
@@ -55,11 +55,11 @@ class RecordFile:
     """The bytes of one file, and the int64 offsets of its records, followed by the end of the last one.
 
     Attributes:
-        nbytes: of the file on disk.
-        state: by which `RecordReader` notices changes of the file; None if its bytes are in private memory.
+        nbytes: size of the file on disk.
+        state: the values by which `RecordReader` notices changes of the file; None if its bytes are in private memory.
 
     Raises:
-        ShardCorrupt: the walk met an invalid record, or the compressed stream is damaged.
+        ShardCorrupt: a record is invalid, or the compressed stream is damaged.
     """
 
     def __init__(self, path: str, compression: str, max_inflated_bytes: int) -> None:
@@ -80,7 +80,7 @@ class RecordFile:
             self._check()
 
     def offsets(self) -> Offsets:
-        """Return the offsets of records, from the index beside this file or by a walk."""
+        """Return the offsets of records, from the index next to this file or by a pass over the file."""
         found = None
         if self.state is not None:
             found = self._own()
@@ -124,7 +124,7 @@ class RecordFile:
         return found if self._lie_end_to_end(found) else None
 
     def _foreign(self) -> Offsets | None:
-        """Return the offsets in another program's file of lines "start length" beside this file, if they fit; else None."""
+        """Return the offsets from another program's index next to this file, lines of "start length"; None if they do not match."""
         for path in (path for suffix in FOREIGN_SUFFIXES for path in (self.path + suffix, Path(self.path).with_suffix(suffix))):
             try:
                 numbers = np.array(Path(path).read_bytes().split(), np.int64).reshape(-1, 2)
@@ -137,22 +137,22 @@ class RecordFile:
         return None
 
     def _lie_end_to_end(self, offsets: Offsets) -> bool:
-        """Return whether offsets begin and end with the file, and leave each record room for its frame."""
+        """Return whether offsets begin and end with the file, and leave enough bytes for the frame of each record."""
         size = self.nbytes
         if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != size or offsets.min() < 0 or offsets.max() > size:
-            return False  # offsets within the file cannot wrap when they are subtracted
+            return False  # offsets within the file cannot overflow when they are subtracted
         return bool(np.all(np.diff(offsets) >= OVERHEAD))
 
 
 def write_index(path: str, identity: dict[str, Any], offsets: Offsets) -> None:
-    """Write the index beside a file, if its folder allows that."""
+    """Write the index next to a file, if its folder is writable."""
     body = offsets.tobytes()
     head = json.dumps({**identity, "crc32c": crc32c(body)}).encode()
     write_if_possible(path + SUFFIX, MAGIC + head + b"\n" + body)
 
 
 def compression_of_records(begin: bytes) -> str | None:
-    """Return what a TFRecord file's first 12 bytes look like: "none", "gzip" or "zlib"; None: none of these."""
+    """Return the compression that a TFRecord file's first 12 bytes indicate: "none", "gzip" or "zlib"; None for another format."""
     if len(begin) >= 12 and masked(crc32c(begin[:8])) == int.from_bytes(begin[8:12], "little"):
         return "none"
     if begin[:2] == b"\x1f\x8b":

@@ -31,29 +31,29 @@ LEVELS = ("none", "length", "all")
 class TFRecordDataset:
     """Records of TFRecord files, by number, in the order of the files.
 
-    Files are mapped when a process first reads; until then a dataset is its arguments, and so it is pickled, with the sizes of
-    files it has seen: another process must find the same. Where records begin is found on the first `len()` and kept beside
-    each file. A file that was written to since is an error; one that was replaced or removed is still read as it was.
+    Files are mapped when a process first reads. A pickled dataset contains its arguments, and the sizes of the files that it has
+    seen: another process must find the same sizes. Record offsets are determined on the first `len()` and kept next to each file.
+    A file that was written to since is an error; a file that was replaced or removed is still read as it was.
 
     Args:
-        paths: files, folders or patterns with * ? [ ]. The files of a folder or a pattern are sorted by name; those whose name, or
-            a folder's on the way, begins with . or _ are left out. Of a folder those named *.tfrecord count, or if there are none,
-            those whose name has no ending.
-        schema: mapping name -> (dtype, shape); None in a shape is a ragged dimension, at most one a field; `str` and `bytes` are
-            text. A bytes_list of one value fills a numeric field as it stands. None: {"bytes": bytes}, whole records.
-        records: what a record is: "example", "sequence" (SequenceExample; a feature list is a field whose first extent is None), or
-            "raw" (the schema has one field, which is the record). None: "raw" without a schema, else "example".
-        verify: which checksums are compared: "all", "length" (of records' headers), "none". Bounds are always checked.
-        defaults: values for records that lack a field. A ragged field that is lacking is empty.
-        decode: {field: function} of fields whose one value of bytes becomes an array in Python, of the type and shape that the
-            schema says: {"image": ImageDecoder(...)}, with {"image": decoder.spec} in the schema.
-        compression: "gzip" or "zlib" of whole files, "none", or "auto", by a file's first bytes.
-        max_inflated_bytes: a compressed file that is larger is an error.
+        paths: files, folders or patterns with * ? [ ]. The files of a folder or a pattern are sorted by name. Hidden files, and
+            files in hidden folders, whose names begin with . or _, are ignored. In a folder, files named *.tfrecord are read, or,
+            if there are none, files whose names have no ending.
+        schema: mapping name -> (dtype, shape). None in a shape is a ragged dimension, at most one per field; `str` and `bytes` are
+            text. A bytes_list of one value fills a numeric field with its bytes. If None, whole records: {"bytes": bytes}.
+        records: the kind of records: "example", "sequence" (SequenceExample; a feature list is a field whose first extent is None),
+            or "raw" (the schema has one field, which is the record). If None, "raw" without a schema, else "example".
+        verify: the checksums to compare: "all", "length" (of records' headers), or "none". Bounds are always checked.
+        defaults: values for records that lack a field. A missing ragged field is empty.
+        decode: {field: function} for fields whose single bytes value becomes an array in Python, with the type and shape in the
+            schema: {"image": ImageDecoder(...)}, with {"image": decoder.spec} in the schema.
+        compression: compression of whole files: "gzip", "zlib", "none", or "auto", which uses a file's first bytes.
+        max_inflated_bytes: limit on the expanded size of a compressed file; a larger file is an error.
     Raises:
         FileNotFoundError: a pattern matches nothing.
-        ShardCorrupt: on reading: a file is not what the format says; names file, record, offset and cause.
-        SampleError: on reading: a record is valid and does not fit the schema.
-        ValueError: an option or a type that there is not, or options that do not go together.
+        ShardCorrupt: on reading: a file does not match its format; the message names file, record, offset and cause.
+        SampleError: on reading: a record is valid, but does not match the schema.
+        ValueError: an option or a type is unknown, or options contradict each other.
     Thread/process safety: any number of readers.
     Example:
         >>> import tempfile
@@ -97,7 +97,7 @@ class TFRecordDataset:
             raise ValueError(f'records="raw" needs a schema of one field, the whole record; got {list(self.schema)}')
         if records == "raw" and self.defaults:
             raise ValueError('records="raw" takes no defaults: no record lacks itself')
-        self._file_nbytes: list[int] = []  # of each path when it was first opened, here or where this was pickled
+        self._file_nbytes: list[int] = []  # size of each path when it was first opened, here or where this was pickled
         self._held: PerProcess[tuple[RecordReader, int]] = PerProcess(is_inherited=True)
 
     def _opened(self) -> tuple[RecordReader, int]:
@@ -144,20 +144,20 @@ class TFRecordDataset:
 
     @property
     def read_batch_into(self) -> Callable[[Any, Any], object] | None:
-        """Reads records into rows, `read(indices, out)` as docs/own_format.md says. None where a decoder does part of that.
+        """Return a function `read(indices, out)` that reads records into rows; None if a decoder does part of that.
 
-        A decoder may draw random numbers, which are each sample's own only if samples are read one by one.
+        See docs/own_format.md. A decoder may draw random numbers, and each sample has its own only if samples are read one by one.
         """
         return None if any(field.decode is not None for field in self._fields) else self._read
 
     def read_into(self, index: int, out: Any) -> None:
-        """Reads one record into its row.
+        """Read one record into its row.
 
         Args:
-            index: of the record.
-            out: the row, with a place for each field of the schema.
+            index: index of the record.
+            out: the row, which has a place for each field of the schema.
         Raises:
-            ShardCorrupt, SampleError: as the class says.
+            ShardCorrupt, SampleError: as for the class.
         """
         survey, texts = self._read([index], SingleRow(out))
         for field in self._fields:
@@ -165,7 +165,7 @@ class TFRecordDataset:
                 self._decoded(survey, field, partial(decode_into, field, texts[field.name][0], out))
 
     def _read(self, indices: Any, out: Any) -> tuple[Survey, dict[str, list[Any]]]:
-        """Writes rows of all but the fields with decoders; gives texts, and what is to be decoded."""
+        """Write the rows of all fields without decoders. Return the survey, and the texts and the bytes to decode by field."""
         if not any(field.is_text or field.is_ragged for field in self._fields):
             survey = self._survey(indices, [_memory_of(out[field.name]) for field in self._fields])
             if not survey.is_still_so():
@@ -180,7 +180,7 @@ class TFRecordDataset:
                 targets.append(_memory_of(out.reserve(field.name, survey.steps(number))))
             else:
                 targets.append(_memory_of(out[field.name]))
-        # all of files that are as they were when it began
+        # writes all rows if the files have not changed since the survey began
         if not survey.write(targets):
             raise self._error(survey)
         texts: dict[str, list[Any]] = {f.name: survey.texts(number) for number, f in enumerate(self._fields) if f.is_text}
@@ -209,9 +209,9 @@ class TFRecordDataset:
     def _decoded(self, survey: Survey, field: RecordField, decode: Callable[[], Any]) -> Any:
         try:
             return decode()
-        except (ImportError, MemoryError):  # the record is not at fault
+        except (ImportError, MemoryError):  # the record is not the cause
             raise
-        except Exception as error:  # of a library or of the user's own decoder
+        except Exception as error:  # raised by a library or the user's decoder
             raise ShardCorrupt(f"{self._where(survey, 0)}: field {field.name!r}: {error}") from error
 
     def _str(self, text: bytes, survey: Survey, row: int, name: str) -> str:
@@ -227,7 +227,7 @@ class TFRecordDataset:
 
 
 def _memory_of(rows: Any) -> Any:
-    """Return an array's memory as a buffer, as bytes if numpy lacks torch's type."""
+    """Return an array's memory as a buffer; as bytes if numpy lacks torch's type."""
     if isinstance(rows, np.ndarray):
         return rows
     import torch

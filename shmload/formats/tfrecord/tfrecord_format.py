@@ -31,9 +31,9 @@ class TFRecords(BlockFormat):
     """Records of Examples. Checksums are compared.
 
     Args:
-        schema: the features that samples have, with type and shape as TFRecordDataset's: {"label": "int64", "name": str, "x":
-            ("float32", (3,)), "image": bytes}. None: all features, numbers as arrays of shape `(n,)`, bytes as bytes or a list.
-        is_example: False: the record itself, as the field "data".
+        schema: type and shape of the features that samples have, as for TFRecordDataset: {"label": "int64", "name": str, "x":
+            ("float32", (3,)), "image": bytes}. If None, all features: numbers as arrays of shape `(n,)`, bytes as bytes or a list.
+        is_example: whether records are Examples. If False, a sample is the record itself, as the field "data".
     """
 
     name: ClassVar[str] = "tfrecord"
@@ -63,7 +63,7 @@ class TFRecords(BlockFormat):
     def pack(self, url: str, data: Any) -> bytes:
         text, problem, _ = record_starts(data)
         if problem:
-            return super().pack(url, data)  # which says what and where
+            return super().pack(url, data)  # which raises an error with place and cause
         nbytes = memoryview(data).nbytes
         return self._packed(url, nbytes, self._whole(url, nbytes, np.frombuffer(text, np.int64)))
 
@@ -126,7 +126,7 @@ def _payload(framed: Any) -> bytes:
 
 
 def _of_schema(name: str, spec: Any, features: Mapping[str, Any]) -> Any:
-    """Return a feature as the schema says, as TFRecordDataset does. A number that does not fit is an error, never rounded."""
+    """Return a feature in the form that the schema defines, as TFRecordDataset does. Numbers are never rounded to fit."""
     dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
     if name not in features and None not in shape:
         raise ValueError(f"has no feature {name!r}; it has {sorted(features)}")
@@ -157,7 +157,7 @@ def _shown(values: Any) -> str:
 
 
 def sample_of(record: bytes) -> dict[str, Any]:
-    """Return a record's features by name, single values by themselves. The bytes of a record that is not an Example are "bin"."""
+    """Return a record's features by name; single values are not in a list. A record that is not an Example is the field "bin"."""
     features = features_of(record)
     if features is None:
         return {"bin": record}
@@ -165,7 +165,7 @@ def sample_of(record: bytes) -> dict[str, Any]:
 
 
 def features_of(record: bytes) -> dict[str, Any] | None:
-    """Return a tf.train.Example's values by name: bytes in a list, float32 or int64 arrays. None if the record is no Example."""
+    """Return a tf.train.Example's values by name: bytes in a list, float32 or int64 arrays; None if it is not an Example."""
     try:
         return example_features(record) or None
     except ValueError:

@@ -1,4 +1,4 @@
-"""`TFRecordWriter`: writes TFRecord files, whole or not at all, and the same bytes for the same records."""
+"""`TFRecordWriter`: write TFRecord files atomically; the same records give the same bytes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ _FULL = 1 << 20  # bytes of records written to the file at a time
 
 
 class TFRecordWriter(AtomicWriter):
-    """Writes records under a temporary name beside `path`, which takes its place when the writer is closed.
+    """Writes records to a temporary file next to `path`, which is renamed to `path` when the writer is closed.
 
-    As a context manager it leaves no file, and an older one untouched, if the block raises.
+    If the block of a `with` statement raises, no file is left, and an older file stays unchanged.
 
     Args:
-        path: of the file; its folder must be there.
-        compression: None, "gzip" or "zlib", of the whole file.
-        raw: fields of dicts whose arrays are written as one value of bytes each, in this machine's byte order: for images and
-            anything else whose type a float_list or int64_list would change. Their schema gives dtype and shape back.
-        index: also write where the records begin, beside the file, as `TFRecordDataset` would on its first pass.
+        path: path of the file; its folder must exist.
+        compression: compression of the whole file: None, "gzip" or "zlib".
+        raw: fields of dicts whose arrays are written as one bytes value each, in this machine's byte order: for images and anything
+            else whose type a float_list or int64_list would change. The schema with which they are read has dtype and shape.
+        index: also write the offsets of the records next to the file, as `TFRecordDataset` would on its first pass.
     Raises:
-        ValueError: an unknown compression, an index of a compressed file, or no file lies at `path`, but a device, say.
-        OSError: nothing can be written beside `path`.
-    Cost: one copy of each value, and its checksum. Records go to the file a MiB at a time.
+        ValueError: the compression is unknown, an index of a compressed file is requested, or `path` exists and is not a file but,
+            for example, a device.
+        OSError: nothing can be written next to `path`.
+    Cost: one copy of each value, and its checksum. Records are written to the file a MiB at a time.
     Example:
         >>> import tempfile
         >>> from shmload.formats import TFRecordDataset, TFRecordWriter
@@ -54,7 +55,7 @@ class TFRecordWriter(AtomicWriter):
             raise ValueError("index=True needs compression=None: a compressed file cannot be sought in")
         self.path = os.fspath(path)
         self.num_records = 0
-        self.nbytes = 0  # of the records so far, before they are compressed
+        self.nbytes = 0  # size of the records so far, before compression
         self._raw = frozenset(raw)
         self._starts = [0] if index else None
         self._compression = compression
@@ -65,15 +66,15 @@ class TFRecordWriter(AtomicWriter):
             self._sink = _Deflated(self._sink, 31 if compression == "gzip" else zlib.MAX_WBITS)
 
     def write(self, record: Any) -> None:
-        """Write one record: bytes as they are, or a dict as a tf.train.Example with its keys sorted.
+        """Write one record: bytes unchanged, or a dict as a tf.train.Example with its keys sorted.
 
         Floats become a float_list (float64 is rounded to float32, the only float of the format), integers and bools an int64_list,
-        str, bytes and lists of them a bytes_list; shapes are not kept. Arrays and tensors of any shape are taken.
+        and str, bytes and lists of these a bytes_list. Arrays and tensors may have any shape; shapes are not stored.
 
         Args:
             record: bytes, or a dict by field.
         Raises:
-            TypeError: a field holds what no list of the format can.
+            TypeError: a field has a value that no list of the format can contain.
             ValueError: a number is beyond int64, or the writer is closed.
         """
         if isinstance(record, Mapping):
@@ -86,10 +87,10 @@ class TFRecordWriter(AtomicWriter):
         """Write one tf.train.SequenceExample.
 
         Args:
-            context: fields of the whole record, as of `write`.
+            context: fields of the whole record, as for `write`.
             feature_lists: lists by field; each value of a list is one step.
         Raises:
-            TypeError, ValueError: as of `write`.
+            TypeError, ValueError: as for `write`.
         """
         fields = [(name.encode(), *self._values(name, context[name])) for name in sorted(context)]
         lists = [(name.encode(), [self._values(name, step) for step in feature_lists[name]]) for name in sorted(feature_lists)]
@@ -133,10 +134,10 @@ class TFRecordWriter(AtomicWriter):
         )
 
     def _array(self, name: str, value: Any) -> NDArray[Any]:
-        """Return a field's value in this machine's byte order, in which raw fields are read.
+        """Return a field's value in this machine's byte order, which is also that of reading raw fields.
 
         Raises:
-            TypeError, ValueError: there is none.
+            TypeError, ValueError: the value cannot be an array.
         """
         try:
             if not isinstance(value, np.ndarray) and hasattr(value, "untyped_storage"):
@@ -159,7 +160,7 @@ class TFRecordWriter(AtomicWriter):
             self._sink = self._file
 
     def close(self) -> None:
-        """Writes what is left and gives the file its name."""
+        """Write the remaining records and give the file its name."""
         if self._file is None:
             return
         try:
@@ -174,7 +175,7 @@ class TFRecordWriter(AtomicWriter):
             write_index(self.path, identity, np.array(self._starts, np.int64))
 
     def abandon(self) -> None:
-        """Abandon the file. An older one at its path stays untouched."""
+        """Discard the file. An older file at its path stays unchanged."""
         if self._file is not None:
             file, self._file = self._file, None
             file.abandon()
@@ -185,7 +186,7 @@ def _native(array: Any) -> Any:
 
 
 def _of_tensor(tensor: Any, *, is_raw: bool) -> Any:
-    """Return a tensor's values, or its memory if numpy lacks its type, as it lacks bfloat16."""
+    """Return a tensor's values, or its memory if numpy lacks its type, such as bfloat16."""
     tensor = tensor.detach().cpu()
     try:
         return tensor.numpy()
@@ -196,13 +197,13 @@ def _of_tensor(tensor: Any, *, is_raw: bool) -> Any:
 
 
 class _HalfFile:
-    """A file under a temporary name, which takes its place when it is whole."""
+    """A file under a temporary name, which is renamed when it is complete."""
 
     def __init__(self, path: str) -> None:
         check_replaceable(path)
         self._path = path
         descriptor, self._name = make_half(path)
-        self._file = os.fdopen(descriptor, "wb")  # buffered: it writes all it is given, where a single write() may stop short
+        self._file = os.fdopen(descriptor, "wb")  # buffered, because a single write() may write less than it is given
         self.write, self.flush = self._file.write, self._file.flush
 
     def publish(self, num_records: int) -> os.stat_result:
@@ -212,8 +213,8 @@ class _HalfFile:
         return status
 
     def abandon(self) -> None:
-        os.unlink(self._name)  # first: closing may fail
-        self._file.raw.close()  # without writing what is left
+        os.unlink(self._name)  # first, because closing may fail
+        self._file.raw.close()  # without writing the buffer
 
 
 class _Deflated:

@@ -1,4 +1,4 @@
-"""The dataset to pack, as the packing's loader reads it: position in the packing order -> the sample's record in a shard.
+"""The dataset that the packing's loader reads: it maps a position in the packing order to the sample's record in a shard.
 
 Workers do all of the encoding, including headers and padding, in their slot of the ring; the trainer only writes the result to
 shards. The position of a sample depends only on the order, so the number of workers changes no byte.
@@ -281,5 +281,5 @@ class EncodedSamples:
 
 @lru_cache(maxsize=1024)
 def _behind(extension: str) -> bytes:
-    """Return the part of a member's name after a key that is a number; cached, because it is validated."""
+    """Return the part of a member's name after a key that is a number. It is cached, because it is validated."""
     return member_name("0", extension)[1:]

@@ -40,8 +40,8 @@ An array with three dimensions is (height, width, channels) if its last extent i
 channels first if its first extent is 1, 3 or 4, otherwise channels last. Where both are possible, this is the convention of the
 library.
 
-With a quality, images in mode L or RGB that would become 8-bit PNG become JPEG instead. This loses information, so it is never the
-default.
+If a quality is given, images in mode L or RGB that would become 8-bit PNG become JPEG instead. This loses information, so it is
+never the default.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def image_extension(begin: bytes) -> str:
 PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 TIFF_MODES = frozenset({"CMYK", "F", "I", "LAB", "YCbCr"})
 _CHANNELS = {1: "L", 3: "RGB", 4: "RGBA"}
-_COMPRESSION = 6  # zlib's default, explicit so that a library's other default changes no byte
+_COMPRESSION = 6  # zlib's default, given explicitly, so that another default of a library changes no byte
 
 
 def picture_member(picture: Picture, quality: int | None) -> tuple[str, bytes]:
@@ -332,7 +332,7 @@ def _field(name: str, value: Any, quality: int | None, own: Serializers) -> tupl
 
 
 def serializer_of(value: Any, own: Serializers) -> tuple[str, Callable[[Any], bytes]] | None:
-    """Return the user's serializer for the type of a value, or for its nearest base class; None without one."""
+    """Return the user's serializer for the type of a value, or for its nearest base class; None if there is none."""
     return next((own[kind] for kind in type(value).__mro__ if kind in own), None) if own else None
 
 

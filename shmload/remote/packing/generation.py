@@ -58,7 +58,7 @@ class Spool:
 
     Args:
         nbytes: estimated size of all files together.
-        folder: where to create the files; None: in memory, or in the system's temporary folder if memory is short.
+        folder: where to create the files. If None, in memory, or in the system's temporary folder if memory is short.
     """
 
     def __init__(self, nbytes: int, folder: str | None) -> None:
@@ -103,12 +103,12 @@ class Record:
 
     @property
     def number(self) -> int:
-        """Number of the shard, at the end of its name; numbers of a part begin with `PackPart.first_number`."""
+        """Return the number of the shard, at the end of its name; numbers of a part begin with `PackPart.first_number`."""
         return int(self.shard.name.rpartition("-")[2].partition(".")[0])
 
     @property
     def stop(self) -> int:
-        """Position after its last sample."""
+        """Return the position after its last sample."""
         return self.first + self.shard.num_samples
 
 
@@ -124,7 +124,7 @@ class PackPart:
 
     @property
     def first_number(self) -> int:
-        """Number of its first shard. Numbers of other parts are lower, or higher by at least `MOST_SHARDS`."""
+        """Return the number of its first shard. Numbers of other parts are lower, or higher by at least `MOST_SHARDS`."""
         return (self.number - 1) * MOST_SHARDS
 
     def span(self, total: int) -> tuple[int, int]:
@@ -165,7 +165,7 @@ class ShardFile:
 
     @property
     def path(self) -> Path:
-        """Path under which this process can open the file."""
+        """Return the path under which this process can open the file."""
         return Path(f"/proc/self/fd/{self._file.fileno()}")
 
     def append(self, records: memoryview, num_samples: int) -> None:
@@ -410,7 +410,7 @@ class Generation:
             )
 
     def _clean(self, manifest: Manifest) -> None:
-        """Remove what is no longer needed: other generations, records of shards, and the claim."""
+        """Remove objects that are not needed any more: other generations, records of shards, and the claim."""
         claimed = self._claimed()
         kept = {name for shard in manifest.shards for name in (shard.name, shard.index.name)}
         kept |= {f"{generation}/{_VERSIONS}" for generation in manifest.generations}

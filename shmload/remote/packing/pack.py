@@ -62,14 +62,14 @@ class PackOptions:
     Attributes:
         maxsize, maxcount: greatest size of a shard's file in bytes, and its greatest number of samples.
         workers: processes that encode; 0 encodes in this process.
-        quality: JPEG quality for images that are not encoded yet; None: PNG.
+        quality: JPEG quality for images that are not encoded yet. If None, they become PNG.
         compress: "samples" or "shards" compresses with zstd at `compression_level`; None does not compress.
         cipher: encrypts samples; None does not encrypt.
         append: keep the existing shards, and add these after them as a new generation.
         part: the part of the dataset that this machine packs: (number, count), counted from 1.
         serializers: the user's: type -> (extension, function that converts a value to bytes).
         multiprocessing_context: start method of the workers.
-        spool_folder: folder for shards until they are sent; None: in memory, or in the system's temporary folder if memory is
+        spool_folder: folder for shards until they are sent. If None, in memory, or in the system's temporary folder if memory is
             short.
     """
 
@@ -108,11 +108,11 @@ class PackOptions:
         if not (len(self.part) == 2 and 1 <= self.part[0] <= self.part[1] <= MOST_PARTS):
             raise ValueError(f"part is (number, count), from (1, count) on, and count is {MOST_PARTS} at most; got {self.part}")
         if self.compress:
-            list(zstd_pieces(memoryview(b""), 1))  # a missing library is reported now, and not by a worker
+            list(zstd_pieces(memoryview(b""), 1))  # report a missing library now, not in a worker
 
     @property
     def coding(self) -> MemberCoding:
-        """The transformation of members, without the generation, which encryption needs and which is not known yet."""
+        """Return the transformation of members. It lacks the generation, which encryption needs and which is not known yet."""
         return MemberCoding(self.restart_markers, self.compression_level if self.compress == "samples" else None)
 
 
@@ -397,7 +397,7 @@ def packing_of(
     """Return the packing of a dataset or of an iterable of samples.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: it is neither of these.
         ValueError: it is empty.
     """
     from torch.utils.data import IterableDataset
@@ -455,7 +455,7 @@ def upload_cv_dataset(
         maxcount: greatest number of samples per shard.
         workers: processes that encode, at most one per processor; 0 encodes in this process.
         seed: seed of the order, and of the dataset's random numbers (augmentations).
-        quality: encode images that are not encoded yet as JPEG of this quality, 1 to 100; None: PNG, without loss.
+        quality: encode images that are not encoded yet as JPEG of this quality, 1 to 100. If None, as PNG, without loss.
         restart_markers: add restart markers to JPEG files, without loss, so that readers decode only what a crop needs.
         compress: "samples" compresses each member with zstd, "txt" as "txt.zst", except integers and formats that are compressed
             themselves (JPEG, PNG, FLAC, ...); "shards" compresses each shard, as .tar.zst. Both need the extra `zstd`.
@@ -468,7 +468,7 @@ def upload_cv_dataset(
             are the same as on one machine; the boundaries of shards also depend on `count`.
         serializers: for values of your own types, `{Graph: ("graph", dumps)}`: type -> (extension, function that returns bytes).
         multiprocessing_context: start method of the workers: "fork", "spawn", "forkserver" or a context.
-        spool_folder: folder for up to three shards until they are sent, five if they are compressed, in unnamed files. None: in
+        spool_folder: folder for up to three shards until they are sent, five if they are compressed, in unnamed files. If None, in
             memory if that many shards of `maxsize` take at most an eighth of free memory, otherwise in the system's temporary
             folder.
         on_progress: called from time to time with a `PackProgress`.

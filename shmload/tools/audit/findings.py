@@ -1,4 +1,4 @@
-"""The result of `verify`: what each epoch held, the defects found, and the verdict."""
+"""The result of `verify`: the contents of each epoch, the defects found, and the verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judge the items of a pipeline: every item must come once an epoch.
+"""Judge the items of a pipeline: each item must be delivered once per epoch.
 
 Keys name the item at a position: item + epoch * n, and in a Join that times the number of members plus the member's number.
 Members of a Join continue where they stopped, so each epoch of a member is complete before its next begins.

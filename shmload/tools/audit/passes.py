@@ -1,8 +1,8 @@
 """Judge passes whose order comes from a sampler (torch mode, and seed mode with a sampler).
 
-There is no formula for the order, so a pass is judged by its own records: each step once, in order, without gaps. For torch's own
-samplers that deliver every sample once (sequential, random without replacement, DistributedSampler over all ranks), the indices
-are judged, too.
+No formula gives the order, so a pass is judged by its own records: each step once, in order, without gaps. For torch's own samplers
+that deliver every sample once (sequential, random without replacement, DistributedSampler over all ranks), the indices are judged,
+too.
 """
 
 from __future__ import annotations

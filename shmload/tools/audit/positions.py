@@ -1,8 +1,8 @@
 """Judge epochs by positions (seed mode, pipelines).
 
-Every position of an epoch, or of a stream of items, must have come once over all ranks. A record's step and rank determine the
-positions of its rows, so runs on any number of ranks share one scale. In seed mode each position's sample is known, too, and each
-delivery is compared with the schedule.
+Every position of an epoch, or of a stream of items, must have been delivered once over all ranks. A record's step and rank
+determine the positions of its rows, so runs on any number of ranks share one scale. In seed mode each position's sample is known,
+too, and each delivery is compared with the schedule.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _newest(deliveries: Sequence[Delivery]) -> Delivery:
 
 
 def _rows(one: Delivery, report: AuditReport) -> tuple[Keys, Keys]:
-    """Return the (positions, keys) that count: without what came again after a resume, and in pipelines without padding."""
+    """Return the (positions, keys) that count: without rows repeated after a resume and, in pipelines, without padding."""
     header = one.part.header
     keys = ordered_keys(one.batch)
     positions = _positions(_at(one), header, 0 if keys is None else len(keys))

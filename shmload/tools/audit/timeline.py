@@ -31,7 +31,7 @@ class End:
     step: int
     is_superseded: bool = False
     until: int | None = None
-    """In a pipeline: rows from this position on came again, after a resume within a group of batches that was fetched together."""
+    """In a pipeline, rows from this position on were repeated, after a resume within a group of batches fetched together."""
 
     @property
     def rank(self) -> int:
@@ -54,7 +54,7 @@ class Delivery(End):
 
 
 class Restart(NamedTuple):
-    """A start that loaded no state although there was an earlier one; the counts are what it replaced."""
+    """A start that loaded no state although there was an earlier one. The counts describe the deliveries that it replaced."""
 
     part: AuditPart
     num_batches: int
@@ -70,7 +70,7 @@ class AuditTimeline:
     ends: list[End] = field(default_factory=list)
     restarts: list[Restart] = field(default_factory=list)
     out_of_order: list[tuple[Delivery, int | None]] = field(default_factory=list)
-    """Batches out of order, each with the step that it came after; None: it came before its epoch began."""
+    """Batches out of order, each with the step that it came after, or None if it came before its epoch began."""
     lost: list[str] = field(default_factory=list)  # reports of batches that ranks could not record
 
     def __post_init__(self) -> None:
@@ -88,7 +88,7 @@ class AuditTimeline:
                 has_begun = True
                 one = Delivery(part, record.epoch, record.step, batch=record, life=self._lives[part.header.rank])
                 if part.header.in_order and one.step < newest.get(one.epoch, one.step + 1):
-                    self.out_of_order.append((one, newest.get(one.epoch)))  # a step left out is missing, or comes later
+                    self.out_of_order.append((one, newest.get(one.epoch)))  # a skipped step is missing, or comes later
                 newest[one.epoch] = one.step
                 self.batches.append(one)
                 self._active.setdefault(one.epoch, []).append(one)

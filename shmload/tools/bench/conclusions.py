@@ -10,7 +10,7 @@ from shmload.tools.bench.verdict import EXPLAINED_MIN, Figures, judged
 
 
 def judge_all(report: Report) -> None:
-    """Write verdicts into the sections, and one recommendation a workload into the report."""
+    """Write verdicts into the sections, and one recommendation per workload into the report."""
     num_cpus = report.machine["num_cpus"]
     for section in report.workloads:
         figures = figures_of(section, report.subject, num_cpus)

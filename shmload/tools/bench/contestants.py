@@ -84,7 +84,7 @@ seed_mode.keeps_order = False  # type: ignore[attr-defined]  # what a user's fac
 
 
 def torch_loader(dataset: Any, options: LoaderOptions) -> Loader:
-    """Return torch's DataLoader, which reads sample by sample: how most people use it."""
+    """Return torch's DataLoader, which reads sample by sample, as most people use it."""
     return DataLoader(dataset, **keywords(options), generator=options.generator())
 
 
@@ -153,7 +153,7 @@ def like_users(name: str, own: DataLoader[Any], num_workers: int | None, prefetc
 
 
 def num_samples(loader: DataLoader[Any]) -> int | None:
-    """Return the samples of an epoch; None if only reading reveals them."""
+    """Return the number of samples of an epoch; None if it is unknown before they are read."""
     if isinstance(loader.dataset, IterableDataset) or loader.batch_size is None:
         return None
     try:

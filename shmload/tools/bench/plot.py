@@ -8,7 +8,7 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f
 
 
 def save(report: Report, path: Path) -> None:
-    """Write a PNG: two panels of bars, with one row a workload and setting and one bar a loader."""
+    """Write a PNG: two panels of bars, with one row per workload and setting, and one bar per loader."""
     import matplotlib
 
     matplotlib.use("Agg")

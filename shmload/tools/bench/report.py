@@ -67,7 +67,7 @@ class Report:
 
     subject: str
     reference: str
-    num_workers: int | None  # of the first setting; None: as the user's DataLoader has it
+    num_workers: int | None  # of the first setting; None if the user's DataLoader sets it
     quick: bool
     start_method: str
     machine: dict[str, Any]
@@ -101,7 +101,7 @@ class Report:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures depend on, without anything that identifies the machine."""
+    """Return the facts about the machine that the figures depend on, without anything that identifies it."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return {
         "num_cpus": len(os.sched_getaffinity(0)),

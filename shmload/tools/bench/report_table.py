@@ -58,13 +58,13 @@ def show(report: Report, console: Console) -> None:
 
 
 def rate(section: WorkloadReport, loader: str) -> float:
-    """Return samples a second; 0 if the loader did not run."""
+    """Return samples per second; 0 if the loader did not run."""
     found = section.loaders[loader].metrics.get("samples_per_s")
     return found.median if found else 0.0
 
 
 def table(report: Report, width: int) -> Table:
-    """Return a table with one row a loader, one section a workload and setting; the subject's ratio is highlighted."""
+    """Return a table with one row per loader, and one section per workload and setting; the subject's ratio is highlighted."""
     machine = report.machine
     workers = "" if report.is_sweep or report.num_workers is None else f"{report.num_workers} workers "
     step = f", a step of {report.step_ms:g} ms after each batch" if report.step_ms else ""

@@ -90,7 +90,7 @@ class Point(NamedTuple):
     batch_size: int | None = None
 
     def label(self) -> str:
-        """Return the values that were requested, as the table shows them."""
+        """Return the requested values in the form that the table shows."""
         parts = [f"{self.num_workers} worker{'s' * (self.num_workers != 1)}"] if self.num_workers is not None else []
         parts += [f"{self.prefetch_factor} ahead"] if self.prefetch_factor is not None else []
         return ", ".join([*parts, *([f"batch {self.batch_size}"] if self.batch_size else [])])
@@ -108,7 +108,7 @@ class BenchOptions:
         step_ms: length of the simulated training step after each batch.
         seconds: length of each timed part.
         rounds: None is 3, or 1 if several settings are measured.
-        quick: small data, one process a loader, fractions of a second: to check that it works, not how fast.
+        quick: small data, one process per loader, fractions of a second: to check that it works, not how fast.
 
     Raises:
         BenchError: a value cannot be measured; the message says what is needed.
@@ -172,7 +172,7 @@ class BenchOptions:
 
     @property
     def reference(self) -> str:
-        """The loader that ratios and bytes are compared with."""
+        """Return the name of the loader that ratios and bytes are compared with."""
         return "torch" if "torch" in self.loaders else self.loaders[-1]
 
     @property
@@ -197,7 +197,7 @@ INTERRUPTED_S = 2.0  # after forwarding ^C, the time the process has to clean up
 
 
 def run_jobs(jobs: Sequence[BenchJob]) -> list[TaskOutcome]:
-    """Measure `jobs` one after another in one fresh interpreter; return one outcome a job, even if the process dies."""
+    """Measure `jobs` one after another in one fresh interpreter; return one outcome per job, even if the process dies."""
     with tempfile.TemporaryFile("w+") as output, tempfile.NamedTemporaryFile() as answers:
         # -P: a source tree in the current folder is not the package to measure
         command = [sys.executable, "-P", "-c", BOOT, PACKAGE_PARENT, answers.name]
@@ -237,7 +237,7 @@ class BenchTask:
 
     @property
     def probe_key(self) -> tuple[str, int | None]:
-        """The key of the limit, which is the same for tasks with an equal key."""
+        """Return the key of the task's limit. Tasks with equal keys have the same limit."""
         return self.workload.name, self.job.batch_size
 
 
@@ -245,7 +245,7 @@ Limits = dict[tuple[str, int | None], dict[str, float]]  # what one core can do,
 
 
 def prepare(options: BenchOptions, folder: Path, notes: list[str]) -> list[BenchTask]:
-    """Write the data of built-in workloads into `folder`; what is left out is added to `notes`.
+    """Write the data of built-in workloads into `folder`; add a line to `notes` for each one that is left out.
 
     Returns:
         the workloads at every requested setting.
@@ -306,7 +306,7 @@ class RoundsProgress(Protocol):
 
 
 def benchmark(options: BenchOptions, progress: RoundsProgress) -> Report:
-    """Run everything `options` asks for.
+    """Run everything that `options` requests.
 
     Raises:
         BenchError: the user's dataset cannot be used, or nothing is left that can run.
@@ -359,7 +359,7 @@ def probe(tasks: Sequence[BenchTask], limits: Limits, options: BenchOptions, pro
 def rounds_of(
     tasks: Sequence[BenchTask], limits: Limits, options: BenchOptions, folder: Path, progress: RoundsProgress
 ) -> list[WorkloadReport]:
-    """Run all rounds of tasks whose jobs share processes; return one report a task."""
+    """Run all rounds of tasks whose jobs share processes; return one report per task."""
     reports = []
     for task in tasks:
         limit, point = limits[task.probe_key], task.point

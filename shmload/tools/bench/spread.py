@@ -31,6 +31,6 @@ def quantile(ascending: Sequence[float], share: float) -> float:
 
 
 def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Spread | None:
-    """Return the spread of the ratios of runs of the same rounds; None if no round has both."""
+    """Return the spread of the ratios between runs of the same round; None if no round has both."""
     ratios = [a / b for a, b in zip(numerators, denominators, strict=False) if b > 0]
     return Spread.of(ratios) if ratios else None

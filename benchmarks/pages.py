@@ -173,7 +173,8 @@ def measurements(conditions: Mapping[str, Any], lines: Lines, notes: Mapping[str
     for word in ("worse", "better"):
         found = "; ".join(what for what, _, each in rows if each == word)
         head.append(f"**{word.capitalize()}** beyond noise than before: {found or 'nothing'}.")
-    head.append(f"**Aims** met: {len(rows) - len(missed)} of {len(rows)}. Missed: {'; '.join(missed) or 'none'}.")
+    num_met = sum(met == "met" for _, met, _ in rows)  # a row that was withdrawn is neither met nor missed
+    head.append(f"**Aims** met: {num_met} of {num_met + len(missed)}. Missed: {'; '.join(missed) or 'none'}.")
     return "\n\n".join(head + [f"## {name}\n\n{text}" for name, text in sections.items()]) + "\n"
 
 

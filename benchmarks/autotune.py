@@ -31,7 +31,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.common import Result, Row, Settings, main
+from benchmarks.common import Result, Row, Settings, main, repeated
 from shmload import ShmLoader
 
 BATCH = 8
@@ -127,13 +127,10 @@ def run(load: Load, pool: int | Literal["auto"], seconds: float) -> Run:
             trainer.step()
         if pool == "auto":
             settled_s = come_to_rest(trainer, loader)
-        began, before = time.perf_counter(), len(trainer.digests)
-        while time.perf_counter() - began < seconds:
-            trainer.step()
-        rate = (len(trainer.digests) - before) / (time.perf_counter() - began)
+        num_steps, took = repeated(trainer.step, seconds)
         said = loader.stats().get("autotune", {"decisions": []})
         reasons = [decision["reason"] for decision in said["decisions"]]
-        return Run(rate, int(loader.num_workers), int(loader.prefetch_factor or 0), settled_s, reasons, trainer.digests)
+        return Run(num_steps / took, int(loader.num_workers), int(loader.prefetch_factor or 0), settled_s, reasons, trainer.digests)
 
 
 def come_to_rest(trainer: Trainer, loader: ShmLoader[Any]) -> float:

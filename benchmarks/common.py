@@ -9,6 +9,7 @@ They stand on the measuring engine of `shmload bench` (shmload/tools/bench). Run
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -150,6 +151,15 @@ def markdown(rows: Sequence[Row]) -> str:
     lines = ["| measured | result | beside | aim | |", "|---|---|---|---|---|"]
     lines += [f"| {row.what} | {figure(row)} | {row.beside} | {row.aim} | {'met' if row.met else 'missed'} |" for row in rows]
     return "\n".join(lines)
+
+
+def repeated(step: Callable[[], object], seconds: float) -> tuple[int, float]:
+    """Calls `step` for `seconds`, and at least once. Returns the number of calls and the seconds that they took."""
+    began, count = time.perf_counter(), 0
+    while not count or time.perf_counter() - began < seconds:
+        step()
+        count += 1
+    return count, time.perf_counter() - began
 
 
 def arguments(doc: str | None) -> tuple[Settings, Path | None]:

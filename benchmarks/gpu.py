@@ -23,7 +23,8 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -33,7 +34,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import Result, Row, Settings, main
+from benchmarks.common import Result, Row, Settings, main, repeated
 from benchmarks.datasets import Blocks
 from shmload import ShmLoader
 from shmload.device.cuda import CudaDevice
@@ -120,7 +121,7 @@ def _options(gpu: Cuda) -> dict[str, Any]:
     }
 
 
-def _batches(gpu: Cuda, kind: str) -> Iterator[torch.Tensor]:
+def _batches(gpu: Cuda, kind: str) -> Generator[torch.Tensor]:
     """Batches on the device, epoch after epoch, as a training loop would have them."""
     if kind == "torch":
         loader: Any = torch.utils.data.DataLoader(Blocks16(), pin_memory=gpu.pin_torch, **_options(gpu))
@@ -140,50 +141,47 @@ def _batches(gpu: Cuda, kind: str) -> Iterator[torch.Tensor]:
 
 def through(gpu: Cuda, kind: str, seconds: float) -> dict[str, float]:
     """Bytes/s and trainer CPU of one loader."""
-    batches = _batches(gpu, kind)
-    for _ in range(NUM_WARM):
-        next(batches)
-    gpu.synchronize()
-    began, cpu, num_batches = time.perf_counter(), time.process_time(), 0
-    while time.perf_counter() - began < seconds:
-        next(batches)
-        num_batches += 1
-    gpu.synchronize()
-    took = time.perf_counter() - began
-    cpu_us = (time.process_time() - cpu) / num_batches * 1e6
-    batches.close()  # type: ignore[attr-defined]  # a generator
-    return {"bytes_s": num_batches * (gpu.batch_size << 20) / took, "cpu_us": cpu_us}
+    with closing(_batches(gpu, kind)) as batches:
+        for _ in range(NUM_WARM):
+            next(batches)
+        gpu.synchronize()
+        began, cpu_s = time.perf_counter(), time.process_time()
+        num_batches, _ = repeated(lambda: next(batches), seconds)
+        gpu.synchronize()
+        took = time.perf_counter() - began
+        cpu_us = (time.process_time() - cpu_s) / num_batches * 1e6
+        return {"bytes_s": num_batches * (gpu.batch_size << 20) / took, "cpu_us": cpu_us}
 
 
 def limit(gpu: Cuda, seconds: float) -> dict[str, float]:
     """Bytes/s of copies of one pinned tensor."""
-    source, count = gpu.pinned(BATCH_NBYTES), 0
+    source = gpu.pinned(BATCH_NBYTES)
     target = gpu.send(source)
     gpu.synchronize()
-    began = time.perf_counter()
-    while time.perf_counter() - began < seconds:
+
+    def copies() -> None:
         for _ in range(20):
             target.copy_(source, non_blocking=True)
         gpu.synchronize()
-        count += 20
-    return {"bytes_s": count * BATCH_NBYTES / (time.perf_counter() - began)}
+
+    count, took = repeated(copies, seconds)
+    return {"bytes_s": 20 * count * BATCH_NBYTES / took}
 
 
 def bubbles(gpu: Cuda, kind: str, seconds: float) -> dict[str, float]:
     """Milliseconds between steps: the worst, the median, and how many up to each of BUCKETS_MS."""
-    batches = _batches(gpu, kind)
-    next(batches)  # the workers start before the device is asked for anything
-    cycles = int(_cycles_per_s(gpu) * STEP_S)
     edges: list[tuple[Any, Any]] = []
-    for _ in range(NUM_WARM + max(int(seconds / STEP_S), 20)):
-        next(batches)[:1].sum()  # the step needs it
-        begin = gpu.event()
-        gpu.spin(cycles)
-        edges.append((begin, gpu.event()))
-        if len(edges) > 1:
-            edges[-2][1].synchronize()  # no trainer runs further ahead
-    gpu.synchronize()
-    batches.close()  # type: ignore[attr-defined]  # a generator
+    with closing(_batches(gpu, kind)) as batches:
+        next(batches)  # the workers start before the device is asked for anything
+        cycles = int(_cycles_per_s(gpu) * STEP_S)
+        for _ in range(NUM_WARM + max(int(seconds / STEP_S), 20)):
+            next(batches)[:1].sum()  # the step needs it
+            begin = gpu.event()
+            gpu.spin(cycles)
+            edges.append((begin, gpu.event()))
+            if len(edges) > 1:
+                edges[-2][1].synchronize()  # no trainer runs further ahead
+        gpu.synchronize()
     gaps = [before[1].elapsed_time(after[0]) for before, after in pairwise(edges)][NUM_WARM:]
     steps = [begin.elapsed_time(end) for begin, end in edges]
     counts = np.histogram(gaps, [-np.inf, *BUCKETS_MS, np.inf])[0].tolist()

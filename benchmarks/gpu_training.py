@@ -16,8 +16,8 @@ to 0.87 of its CPU; torch reaches 0.96 of the step's own speed with 8. A window 
 """
 
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from functools import partial
 from itertools import cycle
 from statistics import median
@@ -28,7 +28,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks.common import Result, Row, Settings, main
+from benchmarks.common import Result, Row, Settings, main, repeated
 from benchmarks.gpu import fresh
 from benchmarks.images import CROP, ByHand, photographs
 from shmload import ShmLoader
@@ -70,7 +70,7 @@ class Photographs(ByHand):
         return self.num_samples
 
 
-def _batches(training: Training, kind: str, num_workers: int, paths: Sequence[str]) -> Iterator[Any]:
+def _batches(training: Training, kind: str, num_workers: int, paths: Sequence[str]) -> Generator[Any]:
     """Batches on the device, epoch after epoch, normalized."""
     normalize, num_samples = Normalize(*IMAGENET), NUM_BATCHES * training.batch_size
     options: dict[str, Any] = {"batch_size": training.batch_size, "num_workers": num_workers}
@@ -108,16 +108,13 @@ def trained(training: Training, kind: str, num_workers: int, paths: Sequence[str
         optimizer.step()
         training.synchronize()  # a step's log asks for the loss
 
-    for _ in range(NUM_WARM):
-        step()
-    began, cpu, num_steps = time.perf_counter(), _cpu_s(), 0
-    while time.perf_counter() - began < seconds:
-        step()
-        num_steps += 1
-    num_images, took = num_steps * training.batch_size, time.perf_counter() - began
-    cpu_us = (_cpu_s() - cpu) / num_images * 1e6
-    batches.close()  # type: ignore[attr-defined]  # a generator
-    return {"images_s": num_images / took, "cpu_us": cpu_us}
+    with closing(batches):
+        for _ in range(NUM_WARM):
+            step()
+        cpu_s = _cpu_s()
+        num_steps, took = repeated(step, seconds)
+        num_images = num_steps * training.batch_size
+        return {"images_s": num_images / took, "cpu_us": (_cpu_s() - cpu_s) / num_images * 1e6}
 
 
 def _cpu_s() -> float:

@@ -42,7 +42,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.common import Result, Row, Settings, main
+from benchmarks.common import Result, Row, Settings, main, repeated
 from benchmarks.gil import counted
 from benchmarks.tfrecord import InPython
 from shmload import ShmLoader
@@ -85,11 +85,7 @@ def rates(batches: Iterator[Any], seconds: float, cpu_time: Callable[[], float] 
     """What a source of batches gives, and what it leaves to a counter."""
 
     def take() -> tuple[int, float]:
-        began, number = time.perf_counter(), 0
-        while (now := time.perf_counter()) < began + seconds:
-            next(batches)
-            number += 1
-        return number, now - began
+        return repeated(lambda: next(batches), seconds)
 
     for _ in range(8):
         next(batches)

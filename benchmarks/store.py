@@ -18,12 +18,12 @@ import multiprocessing
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter, process_time
+from time import process_time
 from typing import Any
 
 import numpy as np
 
-from benchmarks.common import Result, Row, Settings, main
+from benchmarks.common import Result, Row, Settings, main, repeated
 from shmload.tools.bench.spread import Spread
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "storage"))
@@ -132,11 +132,9 @@ def run_case(name: str, server: store_kit.Server, seconds: float, answer: Any) -
     out = np.zeros(NBYTES, np.uint8)
     read = CASES[name](server, out)
     read()
-    num, began, cpu = 0, perf_counter(), process_time()
-    while perf_counter() - began < seconds:
-        read()
-        num += 1
-    took, used = perf_counter() - began, process_time() - cpu
+    cpu = process_time()
+    num, took = repeated(read, seconds)
+    used = process_time() - cpu
     answer.send((num * NBYTES / took / 1e6, used / (num * NBYTES) * 2**30))
 
 

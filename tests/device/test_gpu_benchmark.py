@@ -99,7 +99,7 @@ def test_every_case_runs_and_gives_a_table_and_a_log(tmp_path: Path, monkeypatch
         found: dict[str, float] = getattr(gpu, name)(Rehearsal(Eager()), *arguments)
         return found
 
-    result = gpu.measured(Settings(1, 0.02), run, Rehearsal(Eager()))
+    result = gpu.measured(Settings(1, 0.0), run, Rehearsal(Eager()))
     json.dumps(result.measured)
     assert len(markdown(result.rows).splitlines()) == 2 + len(result.rows) == 14
     rows = {row.what: row for row in result.rows}
@@ -147,7 +147,7 @@ def test_every_loader_trains_and_gives_a_table(monkeypatch: pytest.MonkeyPatch) 
     def run(*arguments: Any) -> dict[str, float]:
         return gpu_training.trained(Small(), *arguments)
 
-    result = gpu_training.measured(Settings(1, 0.02), run, "rehearsal")
+    result = gpu_training.measured(Settings(1, 0.0), run, "rehearsal")
     json.dumps(result.measured)
     assert len(result.rows) == 2
     assert {case: found["images_s"] > 0 for case, found in result.measured["rounds"][0].items()} == {

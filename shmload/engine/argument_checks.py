@@ -11,6 +11,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from shmload.device.cuda import check_device
+from shmload.engine.argument_types import check_types
 from shmload.engine.auto_number import is_auto
 from shmload.ray_options import Ray
 from shmload.schedule.keyed_batches import KeyedBatches
@@ -35,9 +36,11 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     Args:
         given: the arguments of `ShmLoader` by name.
     Raises:
+        TypeError: an argument has a type that it cannot have.
         ValueError: an argument is invalid, or excludes another.
         ImportError: an argument needs a package that is not installed.
     """
+    check_types(given)
     for name, choices in _CHOICES.items():
         if given[name] not in choices:
             *others, last = (f'"{choice}"' for choice in choices)
@@ -45,10 +48,6 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     for name, least, what in _LEAST:
         if given[name] is not None and not given[name] >= least:
             raise ValueError(f"{name} must be {what} or None; got {given[name]}")
-    for name in ("num_workers", "prefetch_factor"):
-        # in torch mode, torch raises its own error for anything else
-        if given["seed"] is not None and isinstance(given[name], str) and not is_auto(given[name]):
-            raise ValueError(f'{name} must be a number or "auto"; got {given[name]!r}')
     _check_backend(given)
     _check_seed(given)
     _check_orders(given)
@@ -57,8 +56,6 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     _check_share(given)
     _check_effects(given)
     check_device(given["device"])
-    if given["after_batch"] is not None and not callable(given["after_batch"]):
-        raise TypeError(f"after_batch must be a function of a batch or None; got {given['after_batch']!r}")
     if given["device"] is not None and given["audit"] is not None:
         raise ValueError(
             "audit and device exclude each other: the audit records a digest of bytes on the host, and these are on the device. "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -191,10 +192,43 @@ def test_a_closed_loader_says_so(seed: int | None) -> None:
         iter(loader)
 
 
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("value", ["atuo", 2.5, math.inf, math.nan, b"1", [1], {}, np.array([1, 2]), object()])
 @pytest.mark.parametrize("name", ["num_workers", "prefetch_factor"])
-def test_a_word_for_a_number_is_auto_and_nothing_else(name: str) -> None:
-    with pytest.raises(ValueError, match=f"{name} must be a number or \"auto\"; got 'atuo'"):
-        ShmLoader([1], seed=1, **{name: "atuo"})
+def test_an_argument_that_can_be_automatic_is_an_integer_or_auto(name: str, value: Any, seed: int | None) -> None:
+    with pytest.raises(TypeError, match=f'{name} must be an integer.* "auto".*; got .* of type {type(value).__name__}$'):
+        ShmLoader([1], seed=seed, **{name: value})
+
+
+WRONG_TYPES = {
+    "max_bad": ("x", 1.5),
+    "max_restarts": ("x", 1.5),
+    "rank": ("0", 0.0),
+    "world_size": ("2", 2.0),
+    "snapshot_every_n_steps": ("x", None),
+    "timeout": ("x", None),
+    "sample_timeout_s": ("x", [1]),
+    "ring_bytes": ("1GB", {}),
+    "generator": (3, np.random.default_rng(0)),
+    "sampler": (3, lambda: [0]),
+    "batch_sampler": (3, lambda: [[0]]),
+    "collate_fn": (3, "default"),
+    "worker_init_fn": (3, "seed"),
+    "after_batch": (3, "normalize"),
+    "audit": (3, b"folder"),
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG_TYPES.items() for value in values])
+def test_an_argument_of_a_wrong_type_is_named_at_construction(name: str, value: Any, num_workers: int) -> None:
+    with pytest.raises(TypeError, match=rf"^{name} must be an? .*; got .* of type {type(value).__name__}$|^audit must be the path"):
+        ShmLoader([1, 2], num_workers=num_workers, **{name: value})
+
+
+def test_integers_of_every_library_and_fractions_of_seconds_are_taken() -> None:
+    with ShmLoader([1, 2], num_workers=np.int64(1), prefetch_factor=torch.tensor(2), timeout=60.5, ring_bytes=1e6) as loader:  # type: ignore[arg-type]
+        assert [int(sample) for sample in loader] == [1, 2]
 
 
 class Stream(IterableDataset):

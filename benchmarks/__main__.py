@@ -21,6 +21,7 @@ BENCHMARKS = (
     "resume",
     "variable_length",
     "text",
+    "as_lists",
     "mix",
     "pipeline",
     "five_pipelines",

@@ -1,6 +1,7 @@
 """Datasets, collate functions and loaders of the benchmarks of variable-length samples and text."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import date
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,6 +57,26 @@ class Texts:
 
     def __getitem__(self, index: int) -> str:
         return self.texts[index % 1000]
+
+
+class Listed:
+    """Small samples of one kind, for batches that are the list of their samples."""
+
+    def __init__(self, kind: str, num_samples: int = 100_000) -> None:
+        make: dict[str, Callable[[int], Any]] = {
+            "numbers and text": lambda i: {"id": i, "text": f"word {i}", "score": i / 7, "missing": None},
+            "dates": lambda i: (date.fromordinal(700_000 + i), i),
+            "arrays": lambda i: {"x": np.full(8, i), "y": i},
+            "objects": lambda i: {"x": np.array([i, "x", None], dtype=object), "y": i},
+        }
+        self.make = make[kind]
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+    def __getitem__(self, index: int) -> Any:
+        return self.make(index)
 
 
 def end_to_end(samples: list[dict[str, Any]]) -> dict[str, Any]:

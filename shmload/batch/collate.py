@@ -233,9 +233,8 @@ class _Columns:
         """Return the values as a list."""
         if self._ragged is None:
             raise _UnusualError
-        objects = self._packer.objects(values)
-        if objects is not None:
-            return objects
+        if not any(isinstance(value, np.ndarray) for value in values):
+            return self._packer.node(values)
         nodes = [self._packer.node(v) for v in values]
         return "list", [("tensor", *node[1:]) if node[0] == "array" else node for node in nodes]
 
@@ -274,7 +273,7 @@ class _Columns:
             return self._rows(Rows(arrays, str(arrays[0].dtype)), name)
         if is_even:
             return self._sequence(values, name)
-        return "list", [self._packer.node(v) for v in values]
+        return self._packer.node(values)
 
     def _sequence(self, values: list[Any], name: str) -> Node:
         """Collate sequences of equal length into one of the first one's class, which contains columns."""

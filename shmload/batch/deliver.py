@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import itertools
 import marshal
 import math
 import pickle
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 
 from shmload import faults
+from shmload._core.outline import join
 from shmload._core.text import read_text
 from shmload._core.trainer import Lease
 from shmload.batch.element_types import ELEMENT_TYPES, FLOAT8_CODE, UINT_CODE, ElementType
@@ -257,6 +259,25 @@ def _rows(source: BatchMemory, dtype: str, numels: list[int], shapes: list[tuple
     return list(parts) if shapes is None else [part.view(s) for part, s in zip(parts, shapes, strict=True)]
 
 
+def _row_arrays(
+    source: BatchMemory, dtype: str, numels: list[int], shapes: list[tuple[int, ...]], offset: int
+) -> list[np.ndarray[Any, Any]]:
+    flat = _tensor(source, dtype, (sum(numels),), None, offset).numpy()
+    if shapes[0] and shapes.count(shapes[0]) == len(shapes):
+        return list(flat.reshape(len(shapes), *shapes[0]))
+    ends = itertools.accumulate(numels)
+    return [flat[end - numel : end].reshape(shape) for end, numel, shape in zip(ends, numels, shapes, strict=True)]
+
+
+def _outlined(source: BatchMemory, outline: Any, groups: list[tuple[list[int], tuple[Any, ...]]]) -> Any:
+    """Build what an outline and its groups of leaves describe."""
+    leaves: list[Any] = [None] * sum(len(numbers) for numbers, _ in groups)
+    for numbers, node in groups:
+        for number, leaf in zip(numbers, _built(source, node), strict=True):
+            leaves[number] = leaf
+    return join(outline, leaves)
+
+
 def _nested(source: BatchMemory, values: tuple[Any, ...], offsets: tuple[Any, ...], shortest: int, longest: int) -> torch.Tensor:
     parts = _built(source, values), _built(source, offsets)
     return torch.nested.nested_tensor_from_jagged(*parts, min_seqlen=shortest, max_seqlen=longest)
@@ -269,11 +290,18 @@ def _sparse(
 
 
 def _record(source: BatchMemory, kind: bytes, names: list[str], nodes: list[tuple[Any, ...]]) -> Any:
-    """Build a dataclass of columns without running __init__ and __post_init__, which are for samples."""
-    record: Any = object.__new__(pickle.loads(kind))
-    for name, value in zip(names, _all(source, nodes), strict=True):
-        object.__setattr__(record, name, value)  # works for frozen dataclasses, too
+    (record,) = _records(pickle.loads(kind), names, [_all(source, nodes)])
     return record
+
+
+def _records(kind: type, names: Iterable[str], rows: Iterable[Iterable[Any]]) -> list[Any]:
+    """Build one dataclass for each row of values without running __init__ and __post_init__."""
+    records: list[Any] = []
+    for values in rows:
+        records.append(object.__new__(kind))
+        for name, value in zip(names, values, strict=True):
+            object.__setattr__(records[-1], name, value)  # works for frozen dataclasses, too
+    return records
 
 
 class _ForeignUnpickler(pickle.Unpickler):
@@ -290,6 +318,8 @@ class _ForeignUnpickler(pickle.Unpickler):
 # until the garbage collector runs.
 _BUILDERS: dict[str, Callable[..., Any]] = {
     "value": lambda source, value: value,
+    "outline": _outlined,
+    "first": lambda source, node: _built(source, node)[0],
     "text": lambda source, *place: source.text(*place),
     "tensor": _tensor,
     "array": lambda source, *place: _tensor(source, *place).numpy(),
@@ -300,8 +330,11 @@ _BUILDERS: dict[str, Callable[..., Any]] = {
     "filled": lambda source, keys, nodes, like: filled(_built(source, like), dict(zip(keys, _all(source, nodes), strict=True))),
     "sequence": lambda source, nodes, like: sequence_like(_built(source, like), _all(source, nodes)),
     "named": lambda source, kind, nodes: pickle.loads(kind)(*_all(source, nodes)),
+    "named rows": lambda source, kind, node: list(itertools.starmap(pickle.loads(kind), _built(source, node))),
     "record": _record,
+    "record rows": lambda source, kind, names, node: _records(pickle.loads(kind), names, _built(source, node)),
     "rows": _rows,
+    "row arrays": _row_arrays,
     "padded": lambda source, *nodes: Padded(*_all(source, nodes)),
     "jagged": lambda source, *nodes: Jagged(*_all(source, nodes)),
     "nested": _nested,

@@ -4,18 +4,22 @@
 
 `meta` is marshal (as fast as C, executes no code) of nested tuples, one per node of the batch:
 
-    ("value", v)  None, bool, int, float, complex, str, bytes, or a list of these
+    ("value", v)  None, bool, int, float, complex, str, bytes, or lists, tuples and dicts of these
+    ("outline", v, groups)  such a value with Ellipsis in place of each leaf; a group is (numbers of leaves, node of their list)
     ("text", count, nbytes, offset, kind)  a list of str or bytes, end to end
     ("tupled", node)  a tuple, packed like a list
     ("list", nodes)  ("tuple", nodes)  ("dict", keys, nodes)  ("named", pickled class, nodes)
+    ("named rows", pickled class, node)  ("record rows", pickled class, names, node)  a list of them, made of a list of tuples
     ("filled", keys, nodes, node)  a mapping that is not a dict, of the class of the last node
     ("sequence", nodes, node)  a sequence that is not a list, of the class of the last node
     ("record", pickled class, names, nodes)  a dataclass
     ("tensor" or "array", dtype, shape, strides or None, offset)
     ("rows", dtype, elements of each, shape of each or None, offset)  a list of tensors, end to end
+    ("row arrays", dtype, elements of each, shape of each, offset)  a list of arrays, end to end
     ("padded", values, lengths)  ("jagged", values, offsets)  ("nested", values, offsets, shortest, longest)
     ("sparse", layout, shape, is it coalesced, indices, values)  a sparse tensor, with one or two nodes of indices
-    ("foreign", pickle)  anything else; arrays inside it travel as arrays
+    ("foreign", pickle)  a list of anything else; arrays inside it travel as arrays
+    ("first", node)  the first element of a list
 
 So the trainer unpickles nothing unless the batch contains objects that need pickle; those are counted. Only processes of one loader
 read and write the bytes, in memory of mode 0600. `deliver.py` reads them.
@@ -23,17 +27,20 @@ read and write the bytes, in memory of mode 0600. `deliver.py` reads them.
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 import io
 import marshal
 import math
 import pickle
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload._core.outline import split
 from shmload._core.rows import copy_from
 from shmload._core.text import TextColumn
 from shmload.batch.element_types import of_numpy, of_torch
@@ -42,6 +49,7 @@ from shmload.batch.text_runs import TextRuns
 from shmload.errors import SampleError
 
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes})
+_SMALL_ARRAY = 4096  # bytes up to which building an array of its own would take longer than copying it
 PIECES_AT = ALIGNMENT  # offset of the first piece, after the head
 
 Node = tuple[Any, ...]
@@ -100,34 +108,68 @@ class Packer:
         Raises:
             SampleError: the value contains an object that cannot be pickled.
         """
-        kind = type(value)
-        if kind in ATOMS:
-            return "value", value
-        if kind is list:
-            return self._atoms(value) or self.objects(value) or ("list", [self.node(v) for v in value])
-        if kind is tuple:
-            return "tuple", [self.node(v) for v in value]
-        if kind is dict and all(type(k) in ATOMS for k in value):
-            return "dict", list(value), [self.node(v) for v in value.values()]
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return "named", pickle.dumps(kind), [self.node(v) for v in value]
-        if is_plain_record(value):
-            return "record", pickle.dumps(kind), list(vars(value)), [self.node(v) for v in vars(value).values()]
-        return self.array(value) or self.foreign(value)
+        outline, leaves = split(value)
+        if outline is Ellipsis:  # the value itself is a leaf
+            return self._alone(value) or ("first", self._together(_group_of(value), [value]))
+        return ("outline", outline, self._grouped(leaves)) if leaves else ("value", outline)
 
-    def objects(self, values: list[Any]) -> Node | None:
-        """Return the node of objects of one class that need pickle; None for any other list.
+    def _grouped(self, leaves: list[Any]) -> list[tuple[list[int], Node]]:
+        """Return groups of leaves that share a piece or a pickle, because a batch may have thousands of leaves."""
+        like: dict[_GroupKey | None, list[int]] = {}
+        groups: list[tuple[list[int], Node]] = []
+        pickled_classes = set()  # whose every instance needs pickle: asking once for each class takes a quarter of the time
+        for number, leaf in enumerate(leaves):
+            key = None if type(leaf) in pickled_classes else _group_of(leaf)
+            if key is None and type(leaf) not in pickled_classes:
+                if (node := self._alone(leaf)) is not None:
+                    groups.append(([number], ("list", [node])))
+                    continue
+                if not (_is_array_class(type(leaf)) or type(leaf) in (list, dict) or is_record(type(leaf))):
+                    pickled_classes.add(type(leaf))
+            like.setdefault(key, []).append(number)
+        groups += [(numbers, self._together(key, [leaves[number] for number in numbers])) for key, numbers in like.items()]
+        return groups
 
-        One pickle names each class once and holds an object that several of them refer to once, as torch's does.
-        """
-        is_one_class = len(set(map(type, values))) == 1
-        return self.foreign(values, len(values)) if is_one_class and all(map(_needs_pickle, values)) else None
+    def _alone(self, leaf: Any) -> Node | None:
+        """Return the node of a leaf that does not need others to be packed well; None for any other leaf."""
+        kind = type(leaf)
+        if kind is str or kind is bytes:
+            return "value", leaf
+        if kind is list and {*map(type, leaf)} in ({str}, {bytes}):
+            return self.text(leaf)
+        return self.array(leaf)
 
-    def _atoms(self, values: list[Any]) -> Node | None:
-        kinds = set(map(type, values))
-        if kinds in ({str}, {bytes}):
-            return self.text(values)
-        return ("value", values) if kinds <= ATOMS else None
+    def _together(self, key: _GroupKey | None, leaves: list[Any]) -> Node:
+        """Return the node of the list of these leaves, whose key `_group_of` returned."""
+        if key is None:
+            return self._pickled(leaves)
+        if key.form == "text":
+            return self.text(leaves)
+        if key.form == "named rows":
+            return key.form, pickle.dumps(key.kind), self.node([tuple(leaf) for leaf in leaves])
+        if key.form == "record rows":
+            return key.form, pickle.dumps(key.kind), key.names, self.node([tuple(vars(leaf).values()) for leaf in leaves])
+        return self._end_to_end(key, leaves)
+
+    def _end_to_end(self, key: _GroupKey, arrays: list[Any]) -> Node:
+        """Return the node of the list of these arrays, or tensors, of one dtype."""
+        is_tensor, dtype = key.form == "rows", key.kind
+        element = of_torch(dtype) if is_tensor else of_numpy(dtype)
+        assert element is not None
+        shapes = [tuple(array.shape) for array in arrays]
+        numels = [math.prod(shape) for shape in shapes]
+        numel = sum(numels)
+
+        def write(room: Room) -> None:
+            flat = [array.reshape(-1) for array in arrays]
+            if numel and is_tensor:
+                torch = sys.modules["torch"]
+                torch.cat(flat, out=torch.from_numpy(room).view(dtype))
+            elif numel:
+                np.concatenate(flat, out=room.view(dtype))
+
+        at = self.place(numel * element.itemsize, write)
+        return key.form, element.name, numels, shapes, at
 
     def text(self, values: list[Any] | TextRuns) -> Node:
         """Return the node of a non-empty list of str or bytes."""
@@ -169,18 +211,23 @@ class Packer:
         layout = str(value.layout).removeprefix("torch.")
         return "sparse", layout, tuple(value.shape), is_coo and value.is_coalesced(), indices, values
 
-    def foreign(self, value: Any, count: int = 1) -> Node:
-        """Return the node of an object, or of a list of `count` objects, that needs pickle."""
-        self._num_foreign += count
+    def foreign(self, value: Any) -> Node:
+        """Return the node of an object that needs pickle."""
+        return "first", self._pickled([value])
+
+    def _pickled(self, values: list[Any]) -> Node:
+        """Return the node of a list of objects that need pickle."""
+        self._num_foreign += len(values)
         stream = io.BytesIO()
-        pickler = _ForeignPickler(stream, self)
         try:
-            pickler.dump(value)
+            _array_pickler(stream, self).dump(values)
         except Exception as error:
+            if len(values) > 1:
+                for value in values:  # raises for the object that is at fault
+                    self._pickled([value])
             raise SampleError(
-                f"a {type(value[0] if count > 1 else value).__qualname__} in the batch cannot be pickled, and only pickle can "
-                f"move it to the trainer: {type(error).__name__}: {error}. Return tensors, arrays, numbers, text and containers "
-                "of them"
+                f"a {type(values[0]).__qualname__} in the batch cannot be pickled, and only pickle can move it to the trainer: "
+                f"{type(error).__name__}: {error}. Return tensors, arrays, numbers, text and containers of them"
             ) from error
         return "foreign", stream.getvalue()
 
@@ -194,15 +241,21 @@ INDICES_OF = {  # functions that return a sparse tensor's indices, by layout
 }
 
 
-class _ForeignPickler(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO, packer: Packer) -> None:
-        super().__init__(stream, protocol=5)
-        self._packer = packer
+def _array_pickler(stream: io.BytesIO, packer: Packer) -> pickle.Pickler:
+    """Return a pickler that places the arrays and tensors it meets and writes a call of `placed` for each.
 
-    def reducer_override(self, value: Any) -> Any:
-        """Replace an array by a call of `placed`; unlike `persistent_id`, this is not called for each int and str."""
-        node = self._packer.array(value)
-        return NotImplemented if node is None else (placed, (node,))
+    It has a table of classes, because `reducer_override` would be called for each object of any class.
+    """
+
+    def reduce(value: Any) -> Any:
+        node = packer.array(value)
+        return value.__reduce_ex__(5) if node is None else (placed, (node,))
+
+    pickler = pickle.Pickler(stream, protocol=5)
+    torch = sys.modules.get("torch")
+    classes = [np.ndarray, np.memmap, *([] if torch is None else [torch.Tensor])]
+    pickler.dispatch_table = {**copyreg.dispatch_table, **dict.fromkeys(classes, reduce)}
+    return pickler
 
 
 def placed(node: Node) -> Any:
@@ -210,14 +263,37 @@ def placed(node: Node) -> Any:
     raise SampleError(f"an array at {node} can only be unpickled with its batch")
 
 
-def _needs_pickle(value: Any) -> bool:
-    """Return whether an object other than a tensor has no node but "foreign"."""
-    kind = type(value)
-    if kind is np.ndarray or kind is np.memmap:
-        return of_numpy(value.dtype) is None
-    has_node = kind in ATOMS or kind in (list, tuple, dict) or (isinstance(value, tuple) and hasattr(value, "_fields"))
-    is_tensor = kind.__module__ == "torch" and kind.__name__ == "Tensor"
-    return not (has_node or is_tensor or is_plain_record(value))
+def _is_array_class(kind: type) -> bool:
+    return kind in (np.ndarray, np.memmap) or (kind.__module__ == "torch" and kind.__name__ == "Tensor")
+
+
+class _GroupKey(NamedTuple):
+    """What leaves have in common that are packed together: the kind of their node, their class or dtype, and a record's fields."""
+
+    form: str
+    kind: Any
+    names: tuple[str, ...] = ()
+
+
+def _group_of(leaf: Any) -> _GroupKey | None:
+    """Return the key of the leaves with which a leaf is packed.
+
+    None for a leaf that is packed alone, such as a large array, which keeps its alignment and order of axes, or that needs pickle.
+    """
+    kind = type(leaf)
+    if kind is str or kind is bytes:
+        return _GroupKey("text", kind)
+    if kind is np.ndarray:
+        is_small = leaf.nbytes <= _SMALL_ARRAY and leaf.flags.c_contiguous
+        return _GroupKey("row arrays", leaf.dtype) if is_small and of_numpy(leaf.dtype) is not None else None
+    if kind.__module__ == "torch" and kind.__name__ == "Tensor":
+        is_small = is_plain_tensor(leaf) and leaf.nbytes <= _SMALL_ARRAY and leaf.is_contiguous()
+        return _GroupKey("rows", leaf.dtype) if is_small and of_torch(leaf.dtype) is not None else None
+    if isinstance(leaf, tuple) and hasattr(leaf, "_fields"):
+        return _GroupKey("named rows", kind)
+    if is_plain_record(leaf):
+        return _GroupKey("record rows", kind, tuple(vars(leaf)))
+    return None
 
 
 def is_record(kind: type) -> bool:

@@ -15,9 +15,20 @@ ENGINE_DEFECTS = [
         "N8",
         "each object of a list is pickled by itself",
         "shmload/batch/packed_batch.py",
-        "self._atoms(value) or self.objects(value) or (",
-        "self._atoms(value) or (",
-        ("tests/batch/test_every_kind.py::test_what_pickled_objects_of_a_list_share_is_packed_once[list]",),
+        "(numbers, self._together(key, [leaves[number] for number in numbers])) for key, numbers in like.items()",
+        "([number], self._together(key, [leaves[number]])) for key, numbers in like.items() for number in numbers",
+        (
+            "tests/batch/test_every_kind.py::test_what_pickled_objects_of_a_list_share_is_packed_once[list]",
+            "tests/batch/test_outline.py::test_the_trainer_runs_as_many_python_functions_for_many_samples_as_for_few[dates]",
+        ),
+    ),
+    Defect(
+        "N8",
+        "leaves of a batch are joined in the order of their groups",
+        "shmload/batch/deliver.py",
+        "            leaves[number] = leaf\n",
+        "            leaves[leaves.index(None)] = leaf\n",
+        ("tests/batch/test_outline.py::test_any_structure_is_delivered_as_it_was",),
     ),
     Defect(
         "N8",

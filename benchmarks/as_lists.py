@@ -1,0 +1,54 @@
+"""What do batches cost that are the list of their samples, as `collate_fn=list` gives them?
+
+Programs for detection and text often collate on their own, or deliver the samples as they are. Then a batch has no tensor to map:
+its structure, numbers, text and small arrays must be built in the trainer.
+
+Method: batches of 64 samples, 2 forked workers, torch mode, a fresh process a case, in turn. Samples: a dict of numbers and text;
+a tuple of a date and a number, which needs pickle; a dict of an array of 8 numbers and a number; an array of objects. The CPU
+clock of the consuming process per batch, and batches/s.
+
+How to read: the ratios to torch, which pickles the list.
+
+Predicted: 0.3 to 0.5 of torch's trainer CPU, as one C function builds what torch unpickles, without a queue's locks and pipes; up
+to 1 where objects need pickle in both.
+
+Before one function in C split and joined these batches, a Python function ran for each value: trainer CPU was 2.0 to 4.1 times
+torch's, and batches/s 0.17 to 0.49 of torch's (collate_fn, 20,000 samples, beside other programs on two cores).
+"""
+
+from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
+
+KINDS = ("numbers and text", "dates", "arrays", "objects")
+
+
+def measure(settings: Settings) -> Result:
+    """Measures each kind of sample with shmload and torch."""
+    found = in_turn(
+        {
+            f"{loader}, {kind}": forked(
+                settings,
+                workload=kind,
+                dataset="benchmarks.samples:Listed",
+                arguments={"kind": kind},
+                loader=loader,
+                collate="builtins:list",
+                batch_size=64,
+            )
+            for kind in KINDS
+            for loader in ("shmload", "torch")
+        },
+        settings,
+    )
+    rows = []
+    for kind in KINDS:
+        mine, torchs = (found[f"{name}, {kind}"] for name in ("shmload", "torch"))
+        mine_us, torch_us = (case["trainer_us_per_batch"].median for case in (mine, torchs))
+        ratio = torch_us / mine_us
+        rows.append(Row(f"trainer CPU, lists of {kind}: torch over shmload", ratio, "x", f"{mine_us:.0f} us", ">= 1x", ratio >= 1))
+        rate = mine["samples_per_s"].median / torchs["samples_per_s"].median
+        rows.append(Row(f"samples/s, lists of {kind}: shmload over torch", rate, "x", "-", ">= 1x", rate >= 1))
+    return Result(rows, {"cases": plain(found)})
+
+
+if __name__ == "__main__":
+    main("as_lists", __doc__, measure)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from shmload import faults
-from shmload._core.outline import join
+from shmload._core.outline import join, split
 from shmload._core.text import read_text
 from shmload._core.trainer import Lease
 from shmload.batch.element_types import ELEMENT_TYPES, FLOAT8_CODE, UINT_CODE, ElementType
@@ -201,7 +201,7 @@ def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_lea
     Args:
         batch: the structure.
         of_tensor: maps each tensor; a nested tensor is rebuilt from its mapped parts.
-        of_leaf: maps everything that is neither a tensor nor a structure.
+        of_leaf: maps everything that is neither a tensor nor a structure. Not called for None, numbers and short text.
     """
     if isinstance(batch, NestedTensor):
         values, offsets, lengths = batch._values, batch._offsets, batch._lengths
@@ -212,10 +212,13 @@ def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_lea
         return of_tensor(batch)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(mapped(v, of_tensor, of_leaf) for v in batch))
-    if type(batch) in (list, tuple):
-        return type(batch)([mapped(v, of_tensor, of_leaf) for v in batch])
-    if type(batch) is dict:
-        return {k: mapped(v, of_tensor, of_leaf) for k, v in batch.items()}
+    if type(batch) in (list, tuple, dict):
+        outline, leaves = split(batch)
+        if outline is not Ellipsis:
+            return join(outline, [mapped(leaf, of_tensor, of_leaf) for leaf in leaves])
+        if type(batch) is dict:  # with keys of other classes
+            return {k: mapped(v, of_tensor, of_leaf) for k, v in batch.items()}
+        return [mapped(v, of_tensor, of_leaf) for v in batch]
     if isinstance(batch, Mapping):
         like = of_leaf(filled(batch, dict.fromkeys(batch)))  # keeps its other attributes
         return filled(like, {k: mapped(v, of_tensor, of_leaf) for k, v in batch.items()})

@@ -376,7 +376,7 @@ def test_several_layouts_in_a_folder_are_said(tmp_path: Path) -> None:
     assert len(RemoteDataset.from_urls(str(tmp_path), layout="npy")) == NUM_SAMPLES
     with pytest.raises(ValueError, match="a dataset has shards of one layout; these have jsonl, npy"):
         RemoteDataset.from_urls([str(tmp_path / "part-000.jsonl"), str(tmp_path / "part-000.npy")])
-    with pytest.raises(ValueError, match="layout is one of npy, parquet, tar, tfrecord, jsonl, mds, files"):
+    with pytest.raises(ValueError, match="layout is one of npy, parquet, tar, tfrecord, jsonl, mds, litdata, files"):
         RemoteDataset.from_urls(str(tmp_path), layout="csv")
 
 

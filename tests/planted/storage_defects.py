@@ -471,7 +471,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "set_epoch is forgotten where a pass has the seed of one before",
-        "shmload/remote/remote_dataset.py",
+        "shmload/remote/pass_counter.py",
         "            self._since = int(board[3])\n",
         "",
         ("tests/remote/test_passes.py::test_a_pass_that_was_set_is_that_one_although_it_has_the_seed_of_one_before",),

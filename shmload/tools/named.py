@@ -146,7 +146,7 @@ def dataset_of(source: str) -> Any:
     from shmload.formats.known_formats import layout_of, recognize_path
     from shmload.formats.paths import expanded, shard_paths
     from shmload.formats.plain_files import PlainFiles
-    from shmload.formats.tar.shards import TarDataset
+    from shmload.formats.tar.tar_dataset import TarDataset
     from shmload.formats.tar.tar_format import Tar
     from shmload.formats.tfrecord.tfrecord_format import TFRecords
     from shmload.storage.store_urls import is_url

@@ -383,7 +383,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "text of a schema is bytes where a member is read alone or decrypted",
-        "shmload/formats/tar/shards.py",
+        "shmload/formats/tar/tar_column.py",
         "            return value.decode()\n",
         "            return value\n",
         ("tests/remote/test_indexed.py::test_a_schemas_types_are_the_same_in_each_way_of_reading",),
@@ -755,7 +755,7 @@ STORAGE_DEFECTS = [
     Defect(
         "A6",
         "an index that a shard was packed with is written over",
-        "shmload/formats/tar/shards.py",
+        "shmload/formats/tar/shard_index.py",
         "    if cache and not _has_its_own(path, status.st_size):\n",
         "    if cache:\n",
         (f"{CODING}test_tar_dataset_leaves_the_index_alone_that_a_shard_was_packed_with",),

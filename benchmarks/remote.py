@@ -109,7 +109,7 @@ def pack_into(store: Any) -> None:
     """Packs the photos, unless they are there."""
     from shmload._core.crc32c import crc32c
     from shmload.formats import TarWriter
-    from shmload.formats.tar.shards import ShardIndex, pack_index
+    from shmload.formats.tar.shard_index import ShardIndex, pack_index
     from shmload.remote.manifest import MANIFEST_NAME, IndexEntry, Manifest, ShardEntry
 
     if list(store.list_objects()):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         StoreError,
         WorkerDied,
     )
-    from shmload.formats.shared_index import SharedIndex
+    from shmload.formats.shared_index.shared_index import SharedIndex
     from shmload.launch.spawning import spawn
     from shmload.loader import ShmLoader
     from shmload.ray_options import Ray
@@ -56,7 +56,7 @@ _PLACES = {
     "Permutation": "shmload.schedule.permutation",
     "Ray": "shmload.ray_options",
     "Schedule": "shmload.schedule.schedule",
-    "SharedIndex": "shmload.formats.shared_index",
+    "SharedIndex": "shmload.formats.shared_index.shared_index",
     "ShmLoader": "shmload.loader",
     "TokenBudget": "shmload.schedule.token_budget",
     "Weighted": "shmload.schedule.weighted",

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from shmload.formats.parquet.parquet_dataset import ParquetDataset
     from shmload.formats.ray_blocks import RayDataset, RayStream
     from shmload.formats.safetensors import SafetensorsDataset
-    from shmload.formats.tar.shards import TarDataset
     from shmload.formats.tar.stream import TarStream
+    from shmload.formats.tar.tar_dataset import TarDataset
     from shmload.formats.tar.writer import TarWriter
     from shmload.formats.tfrecord.tfrecord_dataset import TFRecordDataset
     from shmload.formats.tfrecord.tfrecord_writer import TFRecordWriter
@@ -50,7 +50,7 @@ _MODULES = {
     "parquet.parquet_dataset": ("ParquetDataset",),
     "ray_blocks": ("RayDataset", "RayStream"),
     "safetensors": ("SafetensorsDataset",),
-    "tar.shards": ("TarDataset",),
+    "tar.tar_dataset": ("TarDataset",),
     "tar.stream": ("TarStream",),
     "tar.writer": ("TarWriter",),
     "tfrecord.tfrecord_dataset": ("TFRecordDataset",),

@@ -22,7 +22,7 @@ from shmload.batch.layout import aligned, c_strides
 from shmload.batch.row_placer import OneSample
 from shmload.errors import ShardCorrupt
 from shmload.formats.paths import check_file, npy_head
-from shmload.formats.shared_index import IndexMemory
+from shmload.formats.shared_bytes import SharedBytes
 
 
 class ArrayPlace(NamedTuple):
@@ -103,7 +103,7 @@ class HeldArrays:
     """Named arrays, from paths, maps, numpy and torch."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self._memory: IndexMemory | None = None
+        self._memory: SharedBytes | None = None
         self._places: dict[str, ArrayPlace] = {}
         self._files: dict[str, _File] = {}
         self.arrays: dict[str, TypedArray] = {}
@@ -153,7 +153,7 @@ class HeldArrays:
             (self._places[name].offset, np.ascontiguousarray(array).reshape(-1).view(np.uint8)) for name, (array, _) in own.items()
         )
         try:
-            self._memory = IndexMemory.written(end, parts, f"sharing the arrays {list(own)}")
+            self._memory = SharedBytes.written(end, parts, f"sharing the arrays {list(own)}")
         except BaseException:
             for name in own:
                 del self._places[name]
@@ -172,11 +172,11 @@ class HeldArrays:
 
     def __getstate__(self) -> tuple[Any, dict[str, ArrayPlace]]:
         self.share()
-        return self._memory.ticket() if self._memory is not None else None, {name: self._places[name] for name in self.arrays}
+        return self._memory.to_pickle() if self._memory is not None else None, {name: self._places[name] for name in self.arrays}
 
     def __setstate__(self, state: tuple[Any, dict[str, ArrayPlace]]) -> None:
         reference, self._places = state
-        self._memory = IndexMemory.attach(reference) if reference is not None else None
+        self._memory = SharedBytes.attach(reference) if reference is not None else None
         self.arrays, self._files = {}, {}
         self._open(self._places)
 

@@ -1,7 +1,7 @@
 """The `Format` protocol: how samples are recognized, indexed, decoded and described.
 
 A format is one file in this folder, or one folder, and a line in `known_formats.py`. Formats of other packages are registered there
-while a program runs.
+while a program runs. A format whose shards are named by an index.json also has the method of `NamedByIndex` (`index_json.py`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ __all__ = ["COMPRESSIONS", "PEEK", "Head", "head_of", "head_of_object"]
 
 _STEP = 64 << 10  # bytes per request, for an object that is compressed
 PEEK = 1536  # bytes: three blocks of a tar file
-COMPRESSIONS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": "zstd"}  # ending of names -> name of the compression
+COMPRESSIONS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": "zstd", "br": "brotli", "snappy": "snappy"}  # ending -> name
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Head:
     Attributes:
         path: path of a file or folder; of an object on a store only its name is known.
         begin: its first bytes, expanded if it is compressed as a whole; empty for a folder.
-        compression: "gzip", "bzip2", "xz", "zstd", "zlib", or empty.
+        compression: "zlib" or a name in `COMPRESSIONS`; empty if it is not compressed. First bytes do not show brotli and snappy.
         nbytes: size of the file as it is stored.
         is_folder: whether it is a folder.
         is_local: whether `path` can be opened.

@@ -1,8 +1,6 @@
 """The registry of formats: find the format for a name, or for the first bytes of a file.
 
 Installed packages add formats by entry points of the group "shmload.formats", which name their classes.
-
-LitData's chunks are not listed, because only the index.json next to them identifies their format (`remote/listing.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +15,9 @@ from typing import Any, cast
 from shmload.formats.format import Format, ShardFormat
 from shmload.formats.hdf5 import HDF5
 from shmload.formats.head import Head, head_of
+from shmload.formats.index_json import IndexJson, parse_index
 from shmload.formats.json_lines import JsonLines
+from shmload.formats.litdata.litdata_format import LitData
 from shmload.formats.mds import Mds
 from shmload.formats.megatron import MegatronTokens
 from shmload.formats.npy import NumpyRows
@@ -29,7 +29,7 @@ from shmload.formats.tar.tar_format import Tar
 from shmload.formats.tfrecord.tfrecord_format import TFRecords
 from shmload.formats.zarr import Zarr
 
-__all__ = ["formats", "is_shard_format", "layout_named", "layout_of", "recognize", "recognize_path", "register"]
+__all__ = ["formats", "is_shard_format", "layout_named", "layout_of", "named_by_index", "recognize", "recognize_path", "register"]
 
 log = logging.getLogger("shmload")
 
@@ -43,6 +43,7 @@ _FORMATS: list[type[Any]] = [  # in the order in which they are tried
     TFRecords,
     JsonLines,
     Mds,
+    LitData,
     PlainFiles,
     MegatronTokens,
 ]
@@ -133,3 +134,17 @@ def layout_named(given: str | ShardFormat) -> ShardFormat:
     if given not in named:
         raise ValueError(f"layout is one of {', '.join(named)}, or of the classes of shmload.remote.layouts; got {given!r}")
     return cast(ShardFormat, named[given]())
+
+
+def named_by_index(data: bytes, asked: ShardFormat | None, where: str) -> IndexJson:
+    """Return the contents of an index.json of any known format.
+
+    Args:
+        data: the bytes of the index.json.
+        asked: a format with options for reading samples. They apply if the shards are of this format.
+        where: path or URL of the index.json, for errors.
+    Raises:
+        UnsupportedIndex: its shards cannot be read.
+        ShardCorrupt: it is damaged, or of no known format.
+    """
+    return parse_index(data, (asked if isinstance(asked, type(known)) else known for known in formats()), where)

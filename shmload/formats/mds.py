@@ -1,5 +1,7 @@
 """The format of MosaicML Streaming's shards, version 2. Each shard defines what the bytes of its columns mean.
 
+An index.json names the shards of a dataset.
+
 Format: https://github.com/mosaicml/streaming (its MDSWriter).
 """
 
@@ -7,7 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
@@ -20,7 +22,11 @@ from shmload.errors import ShardCorrupt
 from shmload.formats.block_format import BlockFormat
 from shmload.formats.block_index import SCALARS, Read, RecordIndex
 from shmload.formats.chunk_values import offsets_table, raw_image, sized_parts, text_of, unpickled
+from shmload.formats.compression import packing_of
+from shmload.formats.head import Head
+from shmload.formats.index_json import IndexJson, ListedShard, UnsupportedIndex, describe_folder, peek_index, read_index
 from shmload.formats.litdata.litdata_values import nested_value
+from shmload.formats.summary import Summary
 
 _MDS_CODES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32"} | {
     64: "uint64",
@@ -94,6 +100,19 @@ class Mds(BlockFormat):
     endings: ClassVar[tuple[str, ...]] = (".mds",)
     allow_pickle: bool = False
 
+    def recognize(self, head: Head) -> bool:
+        return "shards" in peek_index(head.path) if head.is_folder else super().recognize(head)
+
+    def describe(self, head: Head, num_samples: int) -> Summary:
+        if not head.is_folder:
+            return super().describe(head, num_samples)
+        return describe_folder(read_index(head.path, self), head, num_samples)
+
+    def listed(self, index: Mapping[str, Any], where: str) -> IndexJson | None:
+        if "shards" not in index:
+            return None
+        return IndexJson(self, [_listed_shard(shard, where) for shard in index["shards"]])
+
     def index(self, url: str, nbytes: int, read: Read) -> RecordIndex:
         bounds, end = offsets_table(url, nbytes, read)
         extra = bytes(memoryview(read(end, int(bounds[0]) - end)).cast("B"))
@@ -124,3 +143,17 @@ class Mds(BlockFormat):
                 raise ValueError(f"column {name!r} ({encoding}): {error}") from error
             at += size
         return found
+
+
+def _listed_shard(shard: Mapping[str, Any], where: str) -> ListedShard:
+    """Parse the entry of a shard in an index.json."""
+    if shard["format"] != "mds" or shard["version"] != 2:
+        found = f"{shard['format']} in version {shard['version']}"
+        raise UnsupportedIndex(f"{where}: has shards of {found}; mds in version 2 is read here")
+    zipped = shard["zip_data"]
+    packing = packing_of(zipped["basename"])[1] if zipped else ""
+    if zipped and not packing:
+        found = shard["compression"]
+        raise UnsupportedIndex(f"{where}: shards are compressed by {found}; zstd, gz, bz2, br and snappy are read here")
+    key, nbytes = (zipped or shard["raw_data"])["basename"], shard["raw_data"]["bytes"]
+    return ListedShard(str(key), int(nbytes), int(shard["samples"]), packing)

@@ -23,7 +23,8 @@ from shmload._core.crc32c import crc32c, masked
 from shmload._core.records import RecordReader
 from shmload.errors import ShardCorrupt
 from shmload.formats.paths import write_if_possible
-from shmload.formats.tfrecord.record_fields import error_of, fields_of
+from shmload.formats.tfrecord.record_errors import error_of
+from shmload.formats.tfrecord.record_fields import fields_of
 from shmload.formats.tfrecord.record_file import Offsets, RecordFile
 
 MAX_INFLATED_BYTES = 1 << 34

@@ -4,7 +4,8 @@
     manifest.py          sizes and checksums of each shard
     fetch.py             fetches their bytes
     local_shards.py      keeps copies of the shards of three windows, fetched by a thread
-    remote_dataset.py    order, passes and stages
+    remote_dataset.py    order and passes
+    fluent_methods.py    webdataset's methods, which add stages
 
 A format defines where the blocks of a shard are (formats/block_index.py) and what the bytes of a sample mean. Order, cache, ranges
 and resume do not depend on the format. Bytes are checksummed while they are received, in pieces of 64 KiB that are still in the
@@ -23,9 +24,7 @@ from typing import TYPE_CHECKING
 from shmload.world import lazy_names
 
 if TYPE_CHECKING:
-    from shmload.remote.fluent import (
-        Continue,
-        default_collation_fn,
+    from shmload.remote.error_handlers import (
         ignore_and_continue,
         ignore_and_stop,
         reraise_exception,
@@ -37,20 +36,24 @@ if TYPE_CHECKING:
     from shmload.remote.object_stream import ObjectStream
     from shmload.remote.packing.pack import upload_cv_dataset
     from shmload.remote.remote_dataset import RemoteDataset
+    from shmload.remote.sample_decoder import Continue
+    from shmload.remote.stage_functions import default_collation_fn
     from shmload.schedule.node_shuffle import NodeShuffle
     from shmload.schedule.shard_shuffle import ShardShuffle
     from shmload.storage.client import Client, make_client
     from shmload.storage.open_store import open_store
 
-_STAGES = "shmload.remote.fluent"
+_HANDLERS = "shmload.remote.error_handlers"
 _PLACES = {
     "Client": "shmload.storage.client",
+    "Continue": "shmload.remote.sample_decoder",
     "Manifest": "shmload.remote.manifest",
     "ObjectStream": "shmload.remote.object_stream",
     "RemoteDataset": "shmload.remote.remote_dataset",
     "RemoteSamples": "shmload.remote.indexed",
     "NodeShuffle": "shmload.schedule.node_shuffle",
     "ShardShuffle": "shmload.schedule.shard_shuffle",
+    "default_collation_fn": "shmload.remote.stage_functions",
     "make_client": "shmload.storage.client",
     "open_store": "shmload.storage.open_store",
     "upload_cv_dataset": "shmload.remote.packing.pack",
@@ -77,4 +80,4 @@ __all__ = [
 ]
 
 
-__getattr__, __dir__ = lazy_names(__name__, {name: _PLACES.get(name, _STAGES) for name in __all__})
+__getattr__, __dir__ = lazy_names(__name__, {name: _PLACES.get(name, _HANDLERS) for name in __all__})

@@ -17,8 +17,9 @@ from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, ShardCorrupt, ShmloadError, StoreError
 from shmload.formats.compression import compression_of, expanded_pieces
 from shmload.formats.format import ShardFormat
+from shmload.formats.index_json import INDEX_NAME
 from shmload.formats.paths import write_if_possible
-from shmload.formats.tar.shards import map_file
+from shmload.formats.tar.shard_index import map_file
 from shmload.formats.tfrecord.record_file import compression_of_records
 from shmload.remote.manifest import MANIFEST_NAME, RemoteShard, Shards
 from shmload.storage.cache import Fetch
@@ -178,7 +179,7 @@ def fetch_index(shards: Shards, shard: RemoteShard, folder: str, copy: Any) -> A
     found = shard.layout.unpack(shard.url, packed, shard.nbytes)
     if found is None or shard.num_samples not in (None, found.num_samples):
         says = "nothing sound" if found is None else f"{found.num_samples} samples"
-        named = MANIFEST_NAME if shard.index else "index.json"
+        named = MANIFEST_NAME if shard.index else INDEX_NAME
         raise ShardCorrupt(
             f"{shard.url}: its index says {says}, and {named} {shard.num_samples} samples in {shard.nbytes} bytes: upload the "
             "dataset again"

@@ -24,7 +24,9 @@ from shmload.errors import ShardCorrupt
 from shmload.formats.field_names import names_of
 from shmload.formats.row_numbers import checked_index, checked_indices
 from shmload.formats.tar.members import Decode
-from shmload.formats.tar.shards import KEY, ShardIndex, TarDataset, TarSamples
+from shmload.formats.tar.opened_shards import OpenedShards
+from shmload.formats.tar.shard_index import KEY, ShardIndex
+from shmload.formats.tar.tar_dataset import TarDataset
 from shmload.formats.tar.tar_format import members_span
 from shmload.remote.program import Program
 from shmload.remote.remote_source import RemoteSource, taken_at
@@ -56,7 +58,7 @@ class _Indexes(Sequence[ShardIndex]):
         return len(self._source.local.shards.all)
 
 
-class _Held(TarSamples):
+class _Held(OpenedShards):
     """Samples of the shards that have local copies. It is discarded, with its references to copies, when a copy is released."""
 
     def __init__(self, source: RemoteSource, alternatives: Sequence[Sequence[str]]) -> None:
@@ -296,7 +298,7 @@ class RemoteSamples(_Ordered, TarDataset):
         extension = next(extension for extension, at, _ in self._source.index(shard).members(sample) if at == offset)
         return self._source.decrypted(shard, sample, extension, member)
 
-    def _opened(self) -> TarSamples:
+    def _opened(self) -> OpenedShards:
         held = self._samples
         if held is None or held.num_dropped != self._source.local.num_dropped:
             held = self._samples = _Held(self._source, list((self._fields or {}).values()))

@@ -6,15 +6,14 @@ even if the store changes.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from typing_extensions import Buffer
@@ -23,14 +22,14 @@ from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
 from shmload.formats.compression import packing_of
 from shmload.formats.format import ShardFormat
 from shmload.formats.head import head_of_object
-from shmload.formats.known_formats import is_shard_format, layout_named, layout_of, recognize
-from shmload.formats.litdata.litdata_format import litdata_of
+from shmload.formats.index_json import INDEX_NAME, ListedShard
+from shmload.formats.known_formats import is_shard_format, layout_named, layout_of, named_by_index, recognize
 from shmload.formats.paths import is_about, is_hidden, shard_paths
 from shmload.formats.plain_files import PlainFiles
 from shmload.formats.tar.tar_format import Tar
 from shmload.formats.tfrecord.record_file import FOREIGN_SUFFIXES
 from shmload.remote.fetch import SIDECAR, expanded, fetch_index, index_beside, pack_beside, packing_at
-from shmload.remote.layouts import LitData, Mds, Parquet
+from shmload.remote.layouts import Parquet
 from shmload.remote.manifest import MANIFEST_NAME, TAR, Manifest, RemoteShard, ShardEntry, Shards, ShardTable
 from shmload.remote.packing.generation import CLAIM, unfinished
 from shmload.storage.http_store import HttpStore
@@ -42,7 +41,6 @@ __all__ = ["indexes_beside", "indexes_kept", "shards_in", "shards_of", "shards_o
 
 log = logging.getLogger("shmload")
 
-INDEX_NAME = "index.json"  # of MosaicML Streaming and LitData
 _AT_ONCE = 16  # headers requested in parallel
 
 
@@ -192,62 +190,33 @@ def _sized(shard: RemoteShard, layout: ShardFormat, is_unnamed: bool) -> RemoteS
     return replace(shard, nbytes=sum(map(len, expanded(shard))) if kept is None else kept[0], has_index=kept is not None)
 
 
-_Named = tuple[str, int, int | None, str]  # key, nbytes, samples, compression
-
-
 def _named_by_index(store: Store, asked: ShardFormat | None) -> Shards:
     """Return the shards that an index.json of MosaicML Streaming or LitData names."""
     where = f"{store.url}/{INDEX_NAME}"
-    try:
-        index = json.loads(bytes(store.get(INDEX_NAME)))
-        if "shards" in index:
-            named: list[_Named] = [_mds_entry(one, where) for one in index["shards"]]
-            layout: ShardFormat = asked if isinstance(asked, Mds) else Mds()
-        elif "chunks" in index:
-            config = index["config"]
-            is_tables = config.get("item_loader") == "ParquetLoader"
-            of_chunks = Parquet if is_tables else LitData
-            layout = asked if isinstance(asked, of_chunks) else of_chunks()
-            if isinstance(layout, LitData):
-                layout = litdata_of(config, layout, where)
-            is_whole = config.get("compression_level") in (None, "chunk") and not is_tables
-            packing = "zst" if str(config.get("compression") or "").startswith("zstd") and is_whole else ""
-            tokens = isinstance(layout, LitData) and layout.block_size is not None
-            named = [
-                (str(c["filename"]), int(c["chunk_bytes"]), None if tokens else int(c["chunk_size"]), packing)
-                for c in index["chunks"]
-            ]
-        else:
-            raise KeyError("neither shards nor chunks")
-    except (LookupError, TypeError, AttributeError, RecursionError, ValueError) as error:
-        if str(error).startswith(where):  # the index is valid, but not supported
-            raise
-        raise ShardCorrupt(f"{where}: is no index of MosaicML Streaming or LitData: {error!r}") from error
-    if not named:
+    index = named_by_index(bytes(store.get(INDEX_NAME)), asked, where)
+    if not index.shards:
         raise ObjectMissing(f"{where}: names no shard")
 
-    def look(one: _Named) -> RemoteShard:
-        key, nbytes, num_samples, packing = one
+    def look(shard: ListedShard) -> RemoteShard:
+        key, nbytes = shard.key, shard.nbytes
         found = store.head(checked_key(key, where))
-        if not packing and found.nbytes != nbytes:
+        if not shard.packing and found.nbytes != nbytes:
             raise ShardCorrupt(
                 f"{store.url}/{key}: has {found.nbytes} bytes, and {INDEX_NAME} says {nbytes}: it is another version"
             )
-        return RemoteShard(store, key, nbytes, found.etag, num_samples, None, None, layout, packing, found.nbytes)
+        return RemoteShard(
+            store,
+            key,
+            nbytes,
+            found.etag,
+            shard.num_samples,
+            layout=index.layout,
+            packing=shard.packing,
+            packed_nbytes=found.nbytes,
+        )
 
-    with ThreadPoolExecutor(min(len(named), _AT_ONCE), "shmload-head") as pool:
-        return Shards(tuple(pool.map(look, named)))
-
-
-def _mds_entry(one: Mapping[str, Any], where: str) -> _Named:
-    """Parse the entry of a MosaicML shard."""
-    if one["format"] != "mds" or one["version"] != 2:
-        raise ValueError(f"{where}: has shards of {one['format']} in version {one['version']}; mds in version 2 is read here")
-    zipped = one["zip_data"]
-    packing = packing_of(zipped["basename"])[1] if zipped else ""
-    if zipped and not packing:
-        raise ValueError(f"{where}: shards are compressed by {one['compression']}; zstd, gz, bz2, br and snappy are read here")
-    return str((zipped or one["raw_data"])["basename"]), int(one["raw_data"]["bytes"]), int(one["samples"]), packing
+    with ThreadPoolExecutor(min(len(index.shards), _AT_ONCE), "shmload-head") as pool:
+        return Shards(tuple(pool.map(look, index.shards)))
 
 
 def shards_of_urls(

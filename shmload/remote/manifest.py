@@ -7,7 +7,7 @@ ones.
 
     manifest.json                           this file
     <generation>/shard-000000.tar           samples; .tar.zst if shards are compressed
-    <generation>/shard-000000.tar.index     packed index of the samples' positions: `formats.tar.shards.ShardIndex`
+    <generation>/shard-000000.tar.index     packed index of the samples' positions: `formats.tar.shard_index.ShardIndex`
 
 The contents decide what is fetched and how much memory is allocated, and may come from an untrusted source. Every value is
 therefore validated, and unknown fields are an error.

@@ -19,7 +19,7 @@ from shmload.formats.compression import packing_of
 from shmload.formats.known_formats import layout_of
 from shmload.formats.paths import is_hidden
 from shmload.formats.plain_files import PlainFiles
-from shmload.formats.tar.shards import KEY
+from shmload.formats.tar.shard_index import KEY
 from shmload.storage.open_store import open_store
 from shmload.storage.store import Store, StoredObject
 

@@ -8,169 +8,40 @@
 All ranks read from the same windows at the same time. The processes of a node therefore fetch each shard once and share it, and
 keep only a few shards at a time, however many there are.
 
-The fluent methods each return a new dataset with one more stage, and keep track of the number of items (remote/program.py).
-
-`Passes` numbers the passes over a dataset so that all workers of a rank agree. A loader does not tell an iterable dataset the
-epoch, and its workers, which may be new processes for every pass, each begin their own iterator. They have in common the base seed
-that torch draws for a pass; persistent workers keep the seed, so they also count their turns. The workers agree through a board in
-shared memory:
-
-    nonce | number of the next pass | (base seed, turn, number) of the newest passes
-
-A worker that finds its seed and turn on the board joins that pass; otherwise it begins a new one. A late worker of an abandoned
-pass finds its own entry, or takes an unused number, and does not change the passes of others.
-
-The board is a memfd. Forked workers inherit it, and others open it as /proc/<trainer>/fd. A copy on another machine counts by
-itself, beginning with the next pass. Because that machine cannot report back, this pass counts as begun here.
+The fluent methods each return a new dataset with one more stage: fluent_methods.py.
 """
 
 from __future__ import annotations
 
-import fcntl
-import mmap
-import operator
 import os
-import threading
-import weakref
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
-from functools import partial as of
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate, count, islice
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import get_worker_info
 
 from shmload.formats.encryption import SampleCipher
 from shmload.formats.format import ShardFormat
-from shmload.remote import fluent
-from shmload.remote.fluent import MemberHandler, SampleDecoder, default_collation_fn, reraise_exception
+from shmload.remote.fluent_methods import FluentMethods, checked_count
 from shmload.remote.indexed import RemoteRecords, RemoteSamples, RemoteUnits
 from shmload.remote.listing import shards_in, shards_of_urls
 from shmload.remote.local_shards import LocalShards
 from shmload.remote.manifest import Shards
 from shmload.remote.packing.pack import store_of
-from shmload.remote.program import Batching, Piping, Program, Slicing
+from shmload.remote.pass_counter import PassCounter
+from shmload.remote.program import Program
 from shmload.remote.remote_source import RemoteSource, taken_at
 from shmload.schedule.any_schedule import Uneven
 from shmload.schedule.checks import own_int, whole_number
 from shmload.schedule.node_shuffle import NodeShuffle
 from shmload.schedule.permutation import Permutation
 from shmload.schedule.shard_shuffle import ShardShuffle
-from shmload.schedule.units import Batched, Sliced, Units
-from shmload.shm import travel
 from shmload.storage.open_store import open_store
-from shmload.worker.item_stages import BufferedShuffle, Filter, FlatMap
-from shmload.worker.stage_engine import Each, Expanding, Handler
 from shmload.world import OwnRank
 
-__all__ = ["CACHE_BYTES", "Passes", "RemoteDataset"]
-
-_KEPT = 256  # passes on the board
-_NBYTES = 8 * (4 + 3 * _KEPT)
-
-
-class Passes:
-    """Counts passes, together with all of its copies in child processes.
-
-    Args:
-        next_pass: the number of the first pass.
-    """
-
-    def __init__(self, next_pass: int = 0) -> None:
-        fd = os.memfd_create("shmload-passes")
-        os.ftruncate(fd, _NBYTES)
-        self._open(fd, f"/proc/{os.getpid()}/fd/{fd}")
-        self._board[:2] = np.frombuffer(os.urandom(16), np.uint64)
-        self._board[2] = next_pass
-
-    def _open(self, fd: int, home: str) -> None:
-        self._lock = threading.Lock()
-        self._turns: dict[int, int] = {}  # base seed -> turns that this process has begun
-        self._since = 0  # the first entry that counts; a late worker from before `set_next` still has an older value
-        self._fd, self._home = fd, home
-        self._board = np.frombuffer(mmap.mmap(fd, _NBYTES), np.uint64)  # nonce (2 words), next pass, entries ever written, entries
-        self._close = weakref.finalize(self, os.close, fd)
-
-    def begin(self, base_seed: int | None) -> int:
-        """Return the number of the pass that an iterator begins.
-
-        Args:
-            base_seed: the seed that torch drew for the workers; None in the trainer, where each iterator is a separate pass.
-        """
-        with self._held() as board:
-            number = int(board[2])
-            if base_seed is not None:
-                turn = self._turns[base_seed] = self._turns.get(base_seed, 0) + 1
-                entries, written = board[4:].reshape(_KEPT, 3), int(board[3])
-                passes = entries[np.arange(max(self._since, written - _KEPT), written) % _KEPT]
-                (known,) = np.nonzero((passes[:, 0] == base_seed) & (passes[:, 1] == turn))
-                if len(known):
-                    return int(passes[known[0], 2])
-                entries[written % _KEPT] = base_seed, turn, number
-                board[3] = written + 1
-            board[2] = number + 1
-            return number
-
-    def set_next(self, number: int) -> None:
-        """Make `number` the next pass in all processes, even if torch draws the same seed for it as for an earlier pass."""
-        with self._held() as board:
-            board[2] = number
-            self._since = int(board[3])
-
-    @property
-    def next(self) -> int:
-        """Return the number of the next pass."""
-        return int(self._board[2])
-
-    @contextmanager
-    def _held(self) -> Iterator[NDArray[np.uint64]]:
-        with self._lock:  # a file lock belongs to the process, not to the thread
-            fcntl.lockf(self._fd, fcntl.LOCK_EX)
-            try:
-                yield self._board
-            finally:
-                fcntl.lockf(self._fd, fcntl.LOCK_UN)
-
-    def __getstate__(self) -> dict[str, Any]:
-        if travel.is_abroad():
-            return {"home": "", "nonce": b"", "next": self.begin(None)}
-        return {"home": self._home, "nonce": self._board[:2].tobytes(), "next": self.next, "since": self._since}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        fd = -1
-        with suppress(OSError):
-            fd = os.open(state["home"], os.O_RDWR | os.O_CLOEXEC)
-        if fd >= 0 and os.pread(fd, 16, 0) == state["nonce"]:
-            self._open(fd, state["home"])
-            self._since = state["since"]
-            return
-        if fd >= 0:  # the number was reused by another process
-            os.close(fd)
-        self.__init__(state["next"])  # type: ignore[misc]  # start a new board
-
-
-T = TypeVar("T")
-
-
-def _function(method: str, given: T) -> T:
-    if not callable(given):
-        raise TypeError(f"{method} needs a function; got {given!r}")
-    return given
-
-
-def _whole(what: str, given: Any, at_least: int) -> int:
-    try:
-        number = operator.index(given)
-    except TypeError:
-        number = at_least - 1
-    if number < at_least:
-        raise ValueError(f"{what} is a whole number, at least {at_least}; got {given!r}")
-    return number
-
+__all__ = ["CACHE_BYTES", "RemoteDataset"]
 
 CACHE_BYTES = 10 << 30
 _UNKNOWN_EPOCHS = 1 << 20  # epochs reserved for a pass of unknown length; a longer pass would repeat epochs of the next one
@@ -195,7 +66,7 @@ def _cipher_of(key: bytes | None, shards: Shards) -> SampleCipher | None:
     return cipher
 
 
-class RemoteDataset(IterableDataset[Any]):
+class RemoteDataset(FluentMethods):
     """An IterableDataset of the samples of shards in a store: dicts of fields, with `__key__` and `__url__`.
 
     The fields of tar shards are the members as bytes, by extension. For other layouts (Parquet, TFRecord, JSON lines, .npy,
@@ -287,12 +158,12 @@ class RemoteDataset(IterableDataset[Any]):
                 f"cache_bytes has to hold those, and is {int(cache_bytes)}"
             )
         self.program = Program()
-        self.nodes = _whole("nodes", nodes, 1)
+        self.nodes = checked_count("nodes", nodes, 1)
         self.shuffled, self.seed, self.uneven = shuffle, seed, uneven
         local = LocalShards(shards, cache_folder, max(int(cache_bytes), 1))
         self._source = RemoteSource(local, window, ahead_bytes, cipher=_cipher_of(key, shards))
         self._world = OwnRank(rank, world_size)
-        self._passes = Passes()
+        self._passes = PassCounter()
         self._order: ShardShuffle | NodeShuffle | None = None
 
     @classmethod
@@ -396,7 +267,7 @@ class RemoteDataset(IterableDataset[Any]):
         made = {}
         for name, chosen in zip(sizes, np.split(order, ends[:-1]), strict=True):
             part = made[name] = self._with(self.program)
-            part._source, part._order, part._passes = self._source.part(np.sort(chosen)), None, Passes()
+            part._source, part._order, part._passes = self._source.part(np.sort(chosen)), None, PassCounter()
         return made
 
     @property
@@ -500,205 +371,9 @@ class RemoteDataset(IterableDataset[Any]):
             self._order = self._source.order(shuffle=self.shuffled, nodes=self.nodes, global_batch=world_size)
         return self._order
 
-    # ------------------------------------------------------------ webdataset's methods
-
-    def decode(
-        self,
-        *handlers: str | MemberHandler,
-        pre: Sequence[MemberHandler] | None = None,
-        post: Sequence[MemberHandler] | None = None,
-        only: str | Iterable[str] | None = None,
-        partial: bool = False,
-        allow_pickle: bool = False,
-        handler: Handler = reraise_exception,
-    ) -> Self:
-        """Decode members from bytes to values: images according to a spec ("pil", "rgb8", "torchrgb", ...), others by extension.
-
-        Args:
-            handlers: image specs, or functions of (extension with leading dot, bytes); the first result that is not None is used.
-            pre: functions called before them; None expands .gz and .zst.
-            post: functions called after them; None uses the decoders by extension. A member without a decoder stays bytes.
-            only: extensions to decode; None decodes all.
-            partial: skip members that are not bytes any more.
-            allow_pickle: decode pickles and files for torch.load, which can run arbitrary code; otherwise these are an error.
-            handler: handles a sample that fails; from shmload.remote: reraise_exception, warn_and_continue and so on.
-        """
-        decoder = SampleDecoder(handlers, pre, post, only, partial=partial, allow_pickle=allow_pickle)
-        return self._each("decode", decoder, handler)
-
-    def to_tuple(
-        self, *fields: str, handler: Handler = reraise_exception, missing_is_error: bool = True, none_is_error: bool | None = None
-    ) -> Self:
-        """Convert samples from dicts to tuples.
-
-        Args:
-            fields: names, with alternatives: "jpg;png". A single string with spaces is split into several.
-            handler: handles a sample that fails.
-            missing_is_error: if False, a missing field is None.
-            none_is_error: whether a field that is None is an error; by default the same as `missing_is_error`.
-        Raises:
-            ValueError: no field is given.
-        """
-        names = tuple(fields[0].split()) if len(fields) == 1 else fields
-        if not names:
-            raise ValueError('to_tuple needs at least one field: to_tuple("jpg;png", "cls")')
-        none = missing_is_error if none_is_error is None else none_is_error
-        return self._each("to_tuple", of(fluent.to_tuple, names, missing_is_error, none), handler)
-
-    def map(self, function: Callable[[Any], Any], handler: Handler = reraise_exception) -> Self:
-        """Apply a function to each item. A sample that stays a dict keeps its key; an item is dropped if the function returns None.
-
-        Args:
-            function: item -> item.
-            handler: handles an item that fails.
-        """
-        return self._each("map", of(fluent.mapped, _function("map", function)), handler)
-
-    def map_dict(self, handler: Handler = reraise_exception, **functions: Callable[[Any], Any]) -> Self:
-        """Apply functions to fields by name.
-
-        Args:
-            handler: handles a sample that fails.
-            functions: field=function.
-        Raises:
-            ValueError: no function is given.
-        """
-        if not functions:
-            raise ValueError("map_dict needs functions by field: map_dict(jpg=f)")
-        checked = {name: _function("map_dict", function) for name, function in functions.items()}
-        return self._each("map_dict", of(fluent.mapped_dict, checked), handler)
-
-    def map_tuple(self, *functions: Callable[[Any], Any] | None, handler: Handler = reraise_exception) -> Self:
-        """Apply functions to fields by position. A field without a function, or with None, does not change.
-
-        Args:
-            functions: for the first fields.
-            handler: handles an item that fails.
-        """
-        checked = [None if function is None else _function("map_tuple", function) for function in functions]
-        return self._each("map_tuple", of(fluent.mapped_tuple, checked), handler)
-
-    def rename(self, handler: Handler = reraise_exception, keep: bool = True, **names: str | Sequence[str]) -> Self:
-        """Rename fields.
-
-        Args:
-            handler: handles a sample that fails.
-            keep: keep other fields.
-            names: new="old;older".
-        Raises:
-            ValueError: no name is given.
-        """
-        if not names:
-            raise ValueError('rename needs names: rename(image="jpg;png")')
-        return self._each("rename", of(fluent.renamed, names, keep), handler)
-
-    def select(self, predicate: Callable[[Any], Any]) -> Self:
-        """Keep only the items for which a function returns True. The number of items becomes unknown.
-
-        Args:
-            predicate: item -> bool.
-        """
-        return self._expanded("select", Filter(_function("select", predicate)))
-
-    def shuffle(self, size: int = 1000, initial: int = 100) -> Self:
-        """Shuffle items with a buffer, in addition to the dataset's own order: each step yields a random item of the buffer.
-
-        Args:
-            size: size of the buffer in items; 0 does nothing.
-            initial: number of items in the buffer before the first is yielded.
-        """
-        size = _whole("shuffle: size", size, 0)
-        if size < 1:
-            return self._with(self.program)
-        stage = BufferedShuffle(size, min(_whole("shuffle: initial", initial, 0), size))
-        program = self.program.then("shuffle", stage)
-        return self._with(replace(program, known="number" if program.known == "units" else program.known))
-
-    def batched(
-        self, batchsize: int = 20, collation_fn: Callable[[list[Any]], Any] | None = default_collation_fn, partial: bool = True
-    ) -> Self:
-        """Collect items into batches. The batches are the same for any number of workers.
-
-        Args:
-            batchsize: items per batch.
-            collation_fn: list of items -> batch; None yields the list.
-            partial: whether the last batch may be shorter.
-        """
-        size = _whole("batched: batchsize", batchsize, 1)
-        program = self.program.then("batched", Batching(size, collation_fn, bool(partial)))
-        if program.known != "nothing":
-            program = replace(program, units=Units((*program.units.levels, Batched(size, bool(partial)))))
-        return self._with(program)
-
-    def unbatched(self) -> Self:
-        """Yield the items of batches one by one. The number of items becomes unknown."""
-        return self._expanded("unbatched", FlatMap(fluent.unbatched))
-
-    def slice(self, *bounds: int | None) -> Self:
-        """Select a slice of the items of a rank's pass: slice(stop), slice(start, stop), slice(start, stop, step).
-
-        After shuffle, select, unbatched or then, each worker counts its items separately.
-
-        Args:
-            bounds: as in itertools.islice.
-        Raises:
-            TypeError: there are not one to three arguments.
-        """
-        if not 1 <= len(bounds) <= 3:
-            raise TypeError(f"slice takes stop, or start, stop and perhaps step; got {len(bounds)} arguments")
-        start, stop, step = (0, bounds[0], 1) if len(bounds) == 1 else (*bounds, 1)[:3]
-        start, step = _whole("slice: start", start or 0, 0), _whole("slice: step", 1 if step is None else step, 1)
-        stop = None if stop is None else _whole("slice: stop", stop, 0)
-        if self.program.known == "units":
-            return self._with(replace(self.program, units=Units((*self.program.units.levels, Sliced(start, stop, step)))))
-        return self._expanded("slice", Slicing(start, stop, step))
-
-    def then(self, function: Callable[..., Iterable[Any]], *args: Any, **kwargs: Any) -> Self:
-        """Apply a function to the iterator of items, for example your own generator. The number of items becomes unknown.
-
-        Args:
-            function: (items, *args, **kwargs) -> items.
-            args: positional arguments for it.
-            kwargs: keyword arguments for it.
-        """
-        return self._expanded("then", Piping(_function("then", function), args, kwargs))
-
-    def repeat(self, nepochs: int | None = None) -> Self:
-        """Read several epochs in one pass, each in its own order.
-
-        Args:
-            nepochs: number of epochs; None repeats forever.
-        """
-        number = None if nepochs is None else _whole("repeat: nepochs", nepochs, 1)
-        return self._with(replace(self.program, repetitions=number))
-
-    def with_epoch(self, n: int) -> Self:
-        """Make each pass `n` items long on each rank, over as many epochs as that takes.
-
-        Args:
-            n: items of a rank's pass, over all its workers.
-        """
-        return self._with(replace(self.program, limit=_whole("with_epoch: n", n, 1)))
-
-    def with_length(self, n: int) -> Self:
-        """Set the value of len(). The items do not change.
-
-        Args:
-            n: the length.
-        """
-        return self._with(replace(self.program, length=_whole("with_length: n", n, 0)))
-
-    def _each(self, name: str, function: Callable[[Any], Any], handler: Handler) -> Self:
-        return self._with(self.program.then(name, Each(name, function, handler)))
-
-    def _expanded(self, name: str, stage: Expanding) -> Self:
-        return self._with(self.program.then(name, stage).ended_by(name))
-
-    # ------------------------------------------------------------ copies
-
     def _with(self, program: Program) -> Self:
         made = self.__class__.__new__(self.__class__)
-        made.__dict__.update(self.__dict__, program=program, _passes=Passes(self._passes.next))
+        made.__dict__.update(self.__dict__, program=program, _passes=PassCounter(self._passes.next))
         return made
 
     def __getstate__(self) -> dict[str, Any]:

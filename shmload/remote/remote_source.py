@@ -17,7 +17,7 @@ from typing_extensions import Buffer
 from shmload.errors import ShardCorrupt
 from shmload.formats.block_index import Read
 from shmload.formats.encryption import ENCRYPTED, SampleCipher
-from shmload.formats.tar.shards import ShardIndex
+from shmload.formats.tar.shard_index import ShardIndex
 from shmload.remote.listing import shards_of
 from shmload.remote.local_shards import LocalShards
 from shmload.remote.manifest import MANIFEST_NAME, Manifest

@@ -146,7 +146,7 @@ def dataset_of(source: str) -> Any:
     from shmload.formats.known_formats import layout_of, recognize_path
     from shmload.formats.paths import expanded, shard_paths
     from shmload.formats.plain_files import PlainFiles
-    from shmload.formats.tar.shards import TarDataset
+    from shmload.formats.tar.tar_dataset import TarDataset
     from shmload.formats.tar.tar_format import Tar
     from shmload.formats.tfrecord.tfrecord_format import TFRecords
     from shmload.storage.store_urls import is_url
@@ -192,13 +192,15 @@ def _of_folder(folder: str) -> Any:
 def _holds_shards(folder: str) -> bool:
     """Return whether a folder is a dataset of shards, not of images."""
     from shmload.formats.compression import packing_of
+    from shmload.formats.index_json import INDEX_NAME
     from shmload.formats.known_formats import layout_of
     from shmload.formats.paths import is_hidden
     from shmload.formats.plain_files import PlainFiles
+    from shmload.remote.manifest import MANIFEST_NAME
 
     names = [name for name in os.listdir(folder) if not is_hidden(name)]
     layouts = [layout_of(packing_of(name)[0]) for name in names]
-    return bool({"manifest.json", "index.json"} & set(names)) or any(each not in (None, PlainFiles()) for each in layouts)
+    return bool({MANIFEST_NAME, INDEX_NAME} & set(names)) or any(each not in (None, PlainFiles()) for each in layouts)
 
 
 def _of_shards(urls: str | list[str]) -> Any:

@@ -41,7 +41,7 @@ def test_an_index_that_no_longer_fits_is_built_anew(written: Written, command: C
 def test_built_indexes_are_used(written: Written, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     tar, records = written("tar"), written("TFRecord")
     assert command("index", tar, records).exit_code == 0
-    monkeypatch.setattr("shmload.formats.tar.shards.TarScan", None)
+    monkeypatch.setattr("shmload.formats.tar.shard_index.TarScan", None)
     assert len(TarDataset(tar)) == 5
     monkeypatch.setattr("shmload.formats.tfrecord.record_file.record_starts", None)
     assert len(TFRecordDataset(records)) == 6

@@ -154,7 +154,7 @@ def test_what_is_no_file_of_samples_is_one_line(command_name: str, command: Comm
         ("folder", "folder: the folder is empty"),
         (
             "text",
-            "text: it is of no known format (npy, Parquet, HDF5, safetensors, Zarr, tar, TFRecord, JSON lines, MDS, images, tokens)",
+            "text: it is of no known format (npy, Parquet, HDF5, safetensors, Zarr, tar, TFRecord, JSON lines, MDS, LitData, images, tokens)",
         ),
         ("other", "other: holds no shards" if command_name == "index" else "other: it is of no known format"),
     ):

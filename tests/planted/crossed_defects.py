@@ -557,7 +557,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a record counts an iterable dataset's batches as they are sent, and so again behind a resume",
-        "shmload/modes/torch_mode.py",
+        "shmload/modes/torch_pass.py",
         "return self.progress.num_complete - 1 if self._dataset_kind == DatasetKind.Iterable else int(order.step)",
         "return int(order.step)",
         ("tests/audit/test_runs.py::test_what_is_read_again_of_an_iterable_dataset_counts_once[2]",),

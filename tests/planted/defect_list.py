@@ -100,7 +100,7 @@ DEFECTS = [
     Defect(
         "R4",
         "a worker keeps each entry it has read",
-        "shmload/formats/shared_index.py",
+        "shmload/formats/shared_index/shared_index.py",
         "    def _slice(self, item: slice) -> SharedIndex:\n",
         "    def __getitem__(self, item):\n"
         "        entry = super().__getitem__(item)\n"

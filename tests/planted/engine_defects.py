@@ -195,7 +195,7 @@ ENGINE_DEFECTS = [
     Defect(
         "E4",
         "threads in torch mode do not wait for their turn",
-        "shmload/modes/torch_mode.py",
+        "shmload/modes/torch_pass.py",
         "            with turns.lock:\n                if turns.is_taken:\n",
         "            with __import__('contextlib').nullcontext():\n                if False:\n",
         (f"{SHARED}test_each_batch_comes_to_one_thread[torch mode-2]",),

@@ -41,7 +41,7 @@ STATE_DEFECTS = [
     Defect(
         "R2",
         "what a worker says of itself behind a batch that was lost is not taken in",
-        "shmload/modes/torch_mode.py",
+        "shmload/modes/torch_iterator.py",
         "        self.progress.noted(order.worker, note)\n        self.progress.ended(",
         "        self.progress.ended(",
         (f"{TORCH}so_it_does_where_the_trainer_could_not_unpickle_one",),
@@ -67,7 +67,7 @@ STATE_DEFECTS = [
     Defect(
         "R2",
         "a batch whose sample has ended its workers is not behind, and none is ordered in its place",
-        "shmload/modes/torch_mode.py",
+        "shmload/modes/torch_iterator.py",
         "if isinstance(error, WorkerDied) and self._passes.config.ray is not None:",
         "if isinstance(error, WorkerDied):",
         ("tests/loader/test_policies_under_fault.py::test_a_pass_goes_on_behind_deadly_samples_to_its_end[None]",),
@@ -147,7 +147,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a base seed that is known is drawn from the loader's generator all the same",
-        "shmload/modes/torch_mode.py",
+        "shmload/modes/torch_iterator.py",
         "            if generator is not None and own is not None:\n",
         "            if own is generator:\n",
         (f"{RESUME}torch_mode.py::test_after_a_state_between_passes_workers_that_persist_go_on[generator]",),
@@ -155,7 +155,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "behind a batch that was lost its worker has another turn",
-        "shmload/modes/torch_mode.py",
+        "shmload/modes/torch_iterator.py",
         "        self.progress.last_worker = order.worker\n        self._num",
         "        self._num",
         (f"{RESUME}torch_mode.py::test_behind_a_batch_that_was_lost_the_next_worker_has_its_turn",),
@@ -163,7 +163,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "workers that have nothing to say of themselves are at no snapshot",
-        "shmload/modes/torch_mode.py",
+        "shmload/modes/torch_iterator.py",
         "            if note is not NO_NEWS or not progress.is_always_current:\n",
         "            if note is not NO_NEWS:\n",
         (f"{RESUME}torch_mode.py::test_a_snapshot_is_taken_of_workers_that_have_nothing_to_say[3]",),
@@ -302,7 +302,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "batches that came out of order come again",
-        "shmload/modes/torch_mode.py",
+        "shmload/modes/torch_iterator.py",
         "            while self._num_sent in self.progress.done:  # a resumed pass skips the orders that were complete\n",
         "            while self._num_sent < self.progress.done.first:\n",
         (f"{RESUME}out_of_order.py::test_out_of_order_each_sample_comes_once[map-False-1]",),
@@ -311,7 +311,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "workers of an iterable dataset read again as many batches together as all had, and not each its own",
-        "shmload/modes/torch_mode.py",
+        "shmload/modes/torch_iterator.py",
         '            self._read_again([now - then for now, then in zip(state["counts"], counted, strict=True)])\n',
         '            self._read_again([len(range(w, sum(state["counts"]) - sum(counted), len(counted))) for w in range(len(counted))])\n',
         (f"{RESUME}out_of_order.py::test_out_of_order_each_sample_comes_once[iterable-False-1]",),
@@ -319,7 +319,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "a batch that was lost to an error counts as still to come",
-        "shmload/modes/torch_mode.py",
+        "shmload/modes/torch_iterator.py",
         "        self.progress.ended(order.step, order.worker)\n        self._go_on",
         "        self._go_on",
         (f"{RESUME}out_of_order.py::test_a_batch_that_was_lost_is_behind[2-1]",),

@@ -19,7 +19,7 @@ from shmload.formats import ArrayDataset, TarWriter
 from shmload.ray.actor_pool import pickled_by_value
 from shmload.ray.actors import _name_classes_of_main
 from shmload.remote import RemoteDataset
-from shmload.remote.remote_dataset import Passes
+from shmload.remote.pass_counter import PassCounter
 from shmload.shm import travel
 from shmload.worker.job import Job
 from tests.shm.travel_kit import arrived, sent
@@ -81,7 +81,7 @@ def test_an_index_and_a_view_of_it_are_read_where_they_have_arrived() -> None:
 
 
 def test_passes_that_are_counted_elsewhere_are_told_the_next_and_the_trainer_goes_on_behind_it() -> None:
-    here = Passes()
+    here = PassCounter()
     for number in range(3):
         one, other = travel.loads(sent(here)), travel.loads(sent(here.__class__(number)))
         assert [one.begin(11), other.begin(11)] == [number, number]

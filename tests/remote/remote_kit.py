@@ -14,7 +14,7 @@ from typing_extensions import Buffer
 from shmload._core.crc32c import crc32c
 from shmload.errors import StoreError
 from shmload.formats import TarWriter
-from shmload.formats.tar.shards import pack_index
+from shmload.formats.tar.shard_index import pack_index
 from shmload.remote import RemoteDataset
 from shmload.remote.listing import shards_in
 from shmload.remote.manifest import MANIFEST_NAME, IndexEntry, Manifest, ShardEntry, Shards

@@ -21,7 +21,7 @@ from shmload import ShmLoader
 from shmload.errors import SampleError, ShardCorrupt
 from shmload.formats import ParquetDataset, TarDataset, TarWriter
 from shmload.formats.parquet.parquet_footer import file_footer, row_groups
-from shmload.formats.shared_index import SharedIndex
+from shmload.formats.shared_index.shared_index import SharedIndex
 from shmload.remote import RemoteDataset
 from shmload.remote.layouts import Parquet
 from shmload.tools.inspect import describe

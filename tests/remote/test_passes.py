@@ -4,29 +4,29 @@ import os
 import pickle
 from typing import Any
 
-from shmload.remote.remote_dataset import Passes
+from shmload.remote.pass_counter import PassCounter
 
 
-def copy(passes: Passes) -> Any:
+def copy(passes: PassCounter) -> Any:
     """As a spawned worker has it."""
     return pickle.loads(pickle.dumps(passes))
 
 
 def test_workers_of_a_pass_agree_and_the_next_pass_is_the_next() -> None:
-    board = Passes()
+    board = PassCounter()
     first, second = copy(board), copy(board)
     assert [first.begin(11), second.begin(11), first.begin(22), second.begin(22)] == [0, 0, 1, 1]
 
 
 def test_persistent_workers_count_their_turns() -> None:
-    board = Passes()
+    board = PassCounter()
     first, second = copy(board), copy(board)
     assert [first.begin(11) for _ in range(3)] == [0, 1, 2]
     assert [second.begin(11) for _ in range(3)] == [0, 1, 2]
 
 
 def test_a_late_worker_of_a_broken_pass_moves_nobody() -> None:
-    board = Passes()
+    board = PassCounter()
     first, second, late = copy(board), copy(board), copy(board)
     assert first.begin(11) == 0
     assert copy(board).begin(22) == 1
@@ -36,13 +36,13 @@ def test_a_late_worker_of_a_broken_pass_moves_nobody() -> None:
 
 
 def test_the_trainer_alone_counts_each_iterator() -> None:
-    board = Passes()
+    board = PassCounter()
     assert [board.begin(None), board.begin(None)] == [0, 1]
     assert board.next == 2
 
 
 def test_set_next_is_seen_by_workers_that_live_already() -> None:
-    board = Passes()
+    board = PassCounter()
     worker = copy(board)
     assert worker.begin(11) == 0
     board.set_next(7)
@@ -50,7 +50,7 @@ def test_set_next_is_seen_by_workers_that_live_already() -> None:
 
 
 def test_a_pass_that_was_set_is_that_one_although_it_has_the_seed_of_one_before() -> None:
-    board = Passes()
+    board = PassCounter()
     first, late = copy(board), copy(board)
     assert first.begin(11) == 0
     for number in (5, 3):
@@ -60,7 +60,7 @@ def test_a_pass_that_was_set_is_that_one_although_it_has_the_seed_of_one_before(
 
 
 def test_a_forked_worker_shares_the_board() -> None:
-    board = Passes()
+    board = PassCounter()
     pid = os.fork()
     if pid == 0:
         os._exit(10 + board.begin(11))
@@ -70,19 +70,19 @@ def test_a_forked_worker_shares_the_board() -> None:
 
 
 def test_the_newest_passes_are_remembered_however_many_there_were() -> None:
-    board = Passes()
+    board = PassCounter()
     worker = copy(board)
     assert list(range(600)) == [worker.begin(seed) for seed in range(600)]
     assert [copy(board).begin(599), copy(board).begin(400)] == [599, 400]
 
 
 def test_a_copy_without_its_board_goes_on_from_the_next_pass() -> None:
-    board = Passes()
+    board = PassCounter()
     board.begin(None)
     sent = pickle.dumps(board)
     fd = board._fd
     del board
-    other = Passes(40)  # may have the same descriptor by now: it is told apart by its nonce
+    other = PassCounter(40)  # may have the same descriptor by now: it is told apart by its nonce
     found = pickle.loads(sent)
     assert [found.begin(None), found.begin(None)] == [1, 2]
     assert (other.next, fd >= 0) == (40, True)

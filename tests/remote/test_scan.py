@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shmload.errors import ShardCorrupt
 from shmload.formats.tar import tar_format
-from shmload.formats.tar.shards import pack_index
+from shmload.formats.tar.shard_index import pack_index
 from shmload.formats.tar.tar_format import scan_remote
 
 MEMBERS = st.lists(

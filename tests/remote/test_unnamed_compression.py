@@ -15,7 +15,7 @@ import zstandard
 
 from shmload.errors import ShardCorrupt
 from shmload.formats import TarStream, TarWriter, TFRecordWriter
-from shmload.formats.shared_index import SharedIndex
+from shmload.formats.shared_index.shared_index import SharedIndex
 from shmload.remote import RemoteDataset
 from tests.storage.store_kit import web_server
 

@@ -18,7 +18,7 @@ from shmload.formats.images.decoder import ImageDecoder
 from shmload.formats.images.open_image import checked, open_image
 from shmload.formats.images.pillow_image import open_picture, rgb_picture
 from shmload.formats.paths import check_local
-from shmload.formats.shared_index import SharedIndex
+from shmload.formats.shared_index.shared_index import SharedIndex
 from shmload.metrics import irregular_files
 
 if TYPE_CHECKING:

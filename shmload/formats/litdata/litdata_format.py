@@ -6,9 +6,8 @@ Format: https://github.com/Lightning-AI/litData (its BinaryWriter).
 from __future__ import annotations
 
 import io
-import json
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -24,9 +23,13 @@ from shmload.formats.block_index import Read, RecordIndex
 from shmload.formats.chunk_values import offsets_table, raw_image, sized_parts, text_of, unpickled
 from shmload.formats.compression import expanded_pieces
 from shmload.formats.extras import library
+from shmload.formats.head import Head
+from shmload.formats.index_json import IndexJson, UnsupportedIndex, describe_folder, peek_index, read_index
 from shmload.formats.litdata.litdata_frames import FRAMED, framed_item, index_of_frames
+from shmload.formats.litdata.litdata_index import PARQUET_LOADER, chunk_config, item_loader_of, listed_chunks
 from shmload.formats.litdata.litdata_values import nested_value
 from shmload.formats.per_process import PerProcess
+from shmload.formats.summary import Summary
 
 _LIT_TORCH = (
     *("float32", "float32", "float64", "float64", "complex64", "complex64", "complex128", "complex128", "float16", "float16"),
@@ -110,6 +113,42 @@ class LitData(BlockFormat):
                 f"encryption has a method decrypt(bytes), as LitData's FernetEncryption; got a {_kind(self.encryption)}"
             )
 
+    def recognize(self, head: Head) -> bool:
+        if not head.is_local or not (head.is_folder or head.path.suffix == ".bin"):
+            return False
+        index = peek_index(head.path if head.is_folder else head.path.parent)
+        try:
+            if item_loader_of(index) in (None, PARQUET_LOADER):
+                return False
+            return head.is_folder or head.path.name in [chunk["filename"] for chunk in index["chunks"]]
+        except (LookupError, TypeError, AttributeError):  # an index.json of another program
+            return False
+
+    def describe(self, head: Head, num_samples: int) -> Summary:
+        if head.is_folder:
+            return describe_folder(read_index(head.path, self), head, num_samples)
+        if not self.data_format:
+            return read_index(head.path.parent, self).layout.describe(head, num_samples)
+        return super().describe(head, num_samples)
+
+    def listed(self, index: Mapping[str, Any], where: str) -> IndexJson | None:
+        if item_loader_of(index) in (None, PARQUET_LOADER):
+            return None
+        config = chunk_config(index, where)
+        sealed, algorithm = config.encryption or (None, "nothing")
+        if (sealed is None) != (self.encryption is None):
+            remedy = "say what decrypts them, layout=LitData(encryption=FernetEncryption.load(file, password))"
+            raise UnsupportedIndex(
+                f"{where}: its {'chunks' if sealed == 'chunk' else 'items'} are encrypted by {algorithm}: "
+                f"{'leave encryption= out' if sealed is None else remedy}"
+            )
+        if config.is_tokens and self.block_size is None:
+            raise UnsupportedIndex(f"{where}: holds tokens end to end: say how many make a sample, layout=LitData(block_size=...)")
+        layout = replace(
+            self, data_format=config.data_format, tree=config.tree, is_zipped=config.is_zipped, is_sealed=sealed == "chunk"
+        )
+        return IndexJson(layout, listed_chunks(index))
+
     @property
     def index_name(self) -> str:
         return self.name if self.block_size is None else f"{self.name}, {self.block_size} tokens"
@@ -173,6 +212,8 @@ class LitData(BlockFormat):
     def decode(self, index: RecordIndex, data: memoryview, sample: int) -> dict[str, Any]:
         if self.block_size is not None:
             return {"value": _lit_array(*self.data_format[0].partition(":")[::2], data)}
+        if not self.data_format:
+            raise ValueError("LitData's index.json defines what its bytes mean: give the URL of the folder that has it")
         data = self._plain(data)
         sizes = np.frombuffer(data, "<u4", len(self.data_format)).tolist()
         at, leaves = 4 * len(sizes), []
@@ -237,46 +278,3 @@ def _tree_of(spec: Any, leaves: Iterator[Any]) -> Any:
     if isinstance(spec, dict):
         return {name: _tree_of(each, leaves) for name, each in spec.items()}
     return [_tree_of(each, leaves) for each in spec] if isinstance(spec, list) else next(leaves)
-
-
-def litdata_of(config: Mapping[str, Any], asked: LitData, where: str) -> LitData:
-    """Return the format of LitData's chunks, given their index.json.
-
-    Raises:
-        ValueError: index.json names an option that is not supported.
-    """
-    loader = config.get("item_loader") or "PyTreeLoader"
-    level, encryption = config.get("compression_level"), config.get("encryption") or {"level": None, "algorithm": "nothing"}
-    sealed = encryption["level"]
-    refused = {
-        f"compression_level={level!r}": level not in (None, "chunk", "batch", "sample"),
-        f"encryption of level={sealed!r}": sealed not in (None, "chunk", "sample"),
-        "tokens encrypted sample by sample": sealed == "sample" and loader == "TokensLoader",
-        f"item_loader={loader}": loader not in ("PyTreeLoader", "TokensLoader"),
-    }
-    if what := [name for name, is_so in refused.items() if is_so]:
-        raise ValueError(f"{where}: was written with {', '.join(what)}, which is not read here: optimize it without")
-    if (sealed is None) != (asked.encryption is None):
-        remedy = "say what decrypts them, layout=LitData(encryption=FernetEncryption.load(file, password))"
-        raise ValueError(
-            f"{where}: its {'chunks' if sealed == 'chunk' else 'items'} are encrypted by {encryption['algorithm']}: "
-            f"{'leave encryption= out' if sealed is None else remedy}"
-        )
-    if loader == "TokensLoader" and asked.block_size is None:
-        raise ValueError(f"{where}: holds tokens end to end: say how many make a sample, layout=LitData(block_size=...)")
-    spec = json.loads(config["data_spec"])[1] if config.get("data_spec") else {"type": None, "children_spec": []}
-    formats = tuple(map(str, config["data_format"]))
-    return replace(asked, data_format=formats, tree=_tree(spec, where), is_zipped=level == "sample", is_sealed=sealed == "chunk")
-
-
-def _tree(spec: Mapping[str, Any], where: str) -> Any:
-    """Convert a spec of torch's pytree to lists, dicts, and None for a leaf."""
-    kind, parts = spec["type"], [_tree(part, where) for part in spec["children_spec"]]
-    if kind is None:
-        return None
-    if kind in ("builtins.dict", "collections.OrderedDict"):
-        names: Sequence[Any] = json.loads(spec["context"])
-        return {str(name): part for name, part in zip(names, parts, strict=True)}
-    if kind in ("builtins.list", "builtins.tuple"):
-        return parts
-    raise ValueError(f"{where}: its items hold a {kind}, which is not read here; dicts, lists and tuples are")

@@ -5,7 +5,7 @@ Format: https://parquet.apache.org/docs/file-format/.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -21,6 +21,8 @@ from shmload.formats.extras import library
 from shmload.formats.field_names import names_of
 from shmload.formats.format import Read
 from shmload.formats.head import Head
+from shmload.formats.index_json import IndexJson
+from shmload.formats.litdata.litdata_index import PARQUET_LOADER, item_loader_of, listed_chunks
 from shmload.formats.parquet.hive import partition_columns, partition_types, with_partitions
 from shmload.formats.parquet.parquet_dataset import ParquetDataset
 from shmload.formats.parquet.parquet_footer import footer_begin, is_signed
@@ -76,6 +78,12 @@ class Parquet(BlockFormat):
         dataset = ParquetDataset(head.path)
         found.notes.append(f"{len(dataset.block_starts) - 1} row groups of up to {dataset.block_size:,} rows")
         return found
+
+    def listed(self, index: Mapping[str, Any], where: str) -> IndexJson | None:
+        """Return the contents of an index.json that LitData wrote for files of Parquet; None for any other."""
+        if item_loader_of(index) != PARQUET_LOADER:
+            return None
+        return IndexJson(self, listed_chunks(index))
 
     def index(self, url: str, nbytes: int, read: Read) -> RecordIndex:
         tail = bytes(memoryview(read(max(nbytes - 8, 0), min(nbytes, 8))).cast("B"))

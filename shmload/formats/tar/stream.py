@@ -16,7 +16,7 @@ from shmload.errors import ShardCorrupt
 from shmload.formats.compression import MAGIC_NBYTES, compression_of, expanded_file
 from shmload.formats.paths import Paths, shard_paths
 from shmload.formats.tar.members import Decode, Decoders
-from shmload.formats.tar.shards import KEY
+from shmload.formats.tar.shard_index import KEY
 from shmload.world import OwnRank
 
 _ENDINGS = (".tar", ".tgz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "zstd")))

@@ -21,7 +21,8 @@ from shmload.errors import ShardCorrupt
 from shmload.formats.block_index import PIECE, Read
 from shmload.formats.head import Head
 from shmload.formats.summary import VALUES_SEEN, Sizes, Summary, fields_seen, nbytes_of
-from shmload.formats.tar.shards import KEY, SUFFIX, ShardIndex, TarDataset, load_index, pack_index, unpack_index
+from shmload.formats.tar.shard_index import KEY, SUFFIX, ShardIndex, load_index, pack_index, unpack_index
+from shmload.formats.tar.tar_dataset import TarDataset
 
 _BLOCK = 512
 _META_LIMIT = 1 << 20  # greatest size of a long name or PAX header

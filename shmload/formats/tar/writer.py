@@ -20,7 +20,7 @@ from typing import Any
 from shmload._core.tar import split_name
 from shmload.formats.paths import AtomicWriter, check_replaceable, make_half
 from shmload.formats.tar.members import encode
-from shmload.formats.tar.shards import KEY
+from shmload.formats.tar.shard_index import KEY
 
 BLOCK = 512
 RECORD = 20 * BLOCK  # tar programs pad an archive to a multiple of this

@@ -1,4 +1,4 @@
-"""The fields that a schema requires of a record, and the errors for records that do not have them."""
+"""The fields that a schema requires of a record."""
 
 from __future__ import annotations
 
@@ -11,32 +11,7 @@ import numpy as np
 
 from shmload._core.records import KINDS
 from shmload.batch.element_types import ElementType, of_any
-from shmload.batch.layout import fits
-from shmload.errors import SampleError, ShardCorrupt, ShmloadError
 from shmload.formats.images.decoder import ImageDecoder
-from shmload.formats.tfrecord.record_file import CHANGED
-
-_FOUND = ("nothing", "a bytes_list", "a float_list", "an int64_list")
-
-
-_CAUSES = {
-    "header": "truncated: fewer than 12 bytes are left for a record's header",
-    "length_sum": "corrupted: the checksum of the record's length differs, so the length cannot be believed",
-    "truncated": "truncated: the record's length of {nbytes} bytes goes beyond the end of the file",
-    "sum": "corrupted: the checksum of the record's {nbytes} bytes differs",
-    "wire": "not a valid message: the record's {nbytes} bytes do not parse",
-    "changed": CHANGED,
-    "twice": "field {name!r} is both in the context and in the feature lists",
-}
-
-
-_MISFITS = {
-    "missing": "field {name!r} is missing; give TFRecordDataset(defaults={{{name!r}: ...}}) a value for records without it",
-    "kind": "field {name!r} needs {wanted}; the record has {kind} of {count} values",
-    "count": "field {name!r} needs {wanted}; the record has {kind} of {count} values",
-    "size": "field {name!r} needs {wanted}; the record has one value of {value_nbytes} bytes",
-    "range": "field {name!r} needs {wanted}; the record has a number outside of that type's range",
-}
 
 
 @dataclass(frozen=True)
@@ -121,67 +96,3 @@ def _field(name: str, spec: Any, default: Any, decode: Callable[[bytes], Any] | 
             raise ValueError(f"defaults[{name!r}]: only text and fields of a fixed shape and numpy's types have defaults")
         default = np.broadcast_to(np.asarray(default, element.numpy), tuple(e for e in extents if e is not None)).tobytes()
     return RecordField(name, element, extents, fill=default)
-
-
-def error_of(
-    problem: tuple[Any, ...], fields: list[RecordField], paths: list[str], file_nbytes: list[int], num_records: int
-) -> Exception:
-    """Return the error for a `Survey.problem`.
-
-    Args:
-        file_nbytes: size of each file when it was opened.
-    """
-    cause, _, index, file, start, nbytes, which, kind, count, value_nbytes = problem
-    if cause == "index":
-        return IndexError(f"index {index} is out of range for a TFRecordDataset of {num_records} records")
-    field = fields[max(which, 0)]
-    words: type[ShmloadError] = ShardCorrupt if cause in _CAUSES else SampleError
-    text = (_CAUSES | _MISFITS)[cause].format(
-        name=field.name,
-        nbytes=nbytes,
-        wanted=field,
-        kind=_FOUND[kind],
-        count=count,
-        value_nbytes=value_nbytes,
-        was=file_nbytes[file],
-    )
-    return words(f"{paths[file]}: record {index}, which starts at byte {start}: {text}")
-
-
-Decode = Callable[[bytes], Any]
-
-
-def decoded(field: RecordField, data: bytes) -> Any:
-    """Return the value of a field, in memory of its own.
-
-    Raises:
-        ValueError: the value does not match the schema.
-    """
-    assert field.decode is not None
-    value = field.decode(data)
-    if isinstance(field.decode, ImageDecoder):
-        return value
-    array = np.asarray(value)
-    assert field.element is not None
-    if not fits(array.shape, field.shape) or array.dtype != field.element.numpy:
-        raise ValueError(f"the schema says {field}, and its decoder made {array.dtype} of shape {array.shape}")
-    return array
-
-
-def decode_into(field: RecordField, data: bytes, out: Any) -> None:
-    """Write the value of a field to its row. See `shmload.ShmLoader` for `out`.
-
-    Raises:
-        ValueError: the value does not match the schema.
-    """
-
-    def place(shape: tuple[int, ...]) -> Any:
-        if not field.is_ragged:
-            return out[field.name]
-        return out.reserve(field.name, tuple(shape[axis] for axis, n in enumerate(field.shape) if n is None))
-
-    if isinstance(field.decode, ImageDecoder):
-        field.decode.decode(data, place)
-    else:
-        value = decoded(field, data)
-        place(value.shape)[...] = value

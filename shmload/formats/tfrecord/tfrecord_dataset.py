@@ -13,8 +13,10 @@ from shmload.batch.row_placer import OneSample, SingleRow
 from shmload.errors import SampleError, ShardCorrupt
 from shmload.formats.paths import Paths, expanded
 from shmload.formats.per_process import PerProcess
-from shmload.formats.tfrecord.record_fields import RecordField, decode_into, decoded, error_of, fields_of
+from shmload.formats.tfrecord.record_errors import error_of
+from shmload.formats.tfrecord.record_fields import RecordField, fields_of
 from shmload.formats.tfrecord.record_file import FOREIGN_SUFFIXES, SUFFIX, RecordFile
+from shmload.formats.tfrecord.record_values import decode_into, decoded, memory_of, rows_written, text_value
 
 _ENDINGS = tuple(f".tfrecord{s}{packing}" for s in ("", "s") for packing in ("", ".gz", ".zz"))
 
@@ -167,28 +169,17 @@ class TFRecordDataset:
     def _read(self, indices: Any, out: Any) -> tuple[Survey, dict[str, list[Any]]]:
         """Write the rows of all fields without decoders. Return the survey, and the texts and the bytes to decode by field."""
         if not any(field.is_text or field.is_ragged for field in self._fields):
-            survey = self._survey(indices, [_memory_of(out[field.name]) for field in self._fields])
+            survey = self._survey(indices, [memory_of(out[field.name]) for field in self._fields])
             if not survey.is_still_so():
                 raise self._error(survey)
             return survey, {}
         survey = self._survey(indices)
-        targets: list[Any] = []
-        for number, field in enumerate(self._fields):
-            if field.is_text:
-                targets.append(None)
-            elif field.is_ragged:
-                targets.append(_memory_of(out.reserve(field.name, survey.steps(number))))
-            else:
-                targets.append(_memory_of(out[field.name]))
-        # writes all rows if the files have not changed since the survey began
-        if not survey.write(targets):
-            raise self._error(survey)
-        texts: dict[str, list[Any]] = {f.name: survey.texts(number) for number, f in enumerate(self._fields) if f.is_text}
-        if not survey.is_still_so():
+        texts: dict[str, list[Any]] | None = rows_written(survey, self._fields, out)
+        if texts is None or not survey.is_still_so():
             raise self._error(survey)
         for field in self._fields:
             if field.is_str:
-                texts[field.name] = [self._str(text, survey, row, field.name) for row, text in enumerate(texts[field.name])]
+                texts[field.name] = [self._text(text, survey, row, field) for row, text in enumerate(texts[field.name])]
             if field.is_text and field.decode is None:
                 out[field.name] = texts[field.name]
         return survey, texts
@@ -214,22 +205,12 @@ class TFRecordDataset:
         except Exception as error:  # raised by a library or the user's decoder
             raise ShardCorrupt(f"{self._where(survey, 0)}: field {field.name!r}: {error}") from error
 
-    def _str(self, text: bytes, survey: Survey, row: int, name: str) -> str:
+    def _text(self, text: bytes, survey: Survey, row: int, field: RecordField) -> str | bytes:
         try:
-            return text.decode()
-        except UnicodeDecodeError as error:
-            where = f"{self._where(survey, row)}: field {name!r}"
-            raise SampleError(f"{where} needs UTF-8, as its type is str: {error}; give the schema bytes instead") from error
+            return text_value(field, text)
+        except ValueError as error:
+            raise SampleError(f"{self._where(survey, row)}: {error}") from error
 
     def _where(self, survey: Survey, row: int) -> str:
         index, file, start = survey.place(row)
         return f"{self.paths[file]}: record {index}, which starts at byte {start}"
-
-
-def _memory_of(rows: Any) -> Any:
-    """Return an array's memory as a buffer; as bytes if numpy lacks torch's type."""
-    if isinstance(rows, np.ndarray):
-        return rows
-    import torch
-
-    return rows.reshape(-1).view(torch.uint8).numpy()

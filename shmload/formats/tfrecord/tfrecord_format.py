@@ -8,22 +8,29 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from shmload._core.crc32c import crc32c, masked
-from shmload._core.records import example_features, record_starts
-from shmload.batch.element_types import of_any
+from shmload._core.records import RecordReader, example_features, record_starts
+from shmload.batch.row_placer import OneSample
 from shmload.errors import ShardCorrupt
 from shmload.formats.block_format import BlockFormat
 from shmload.formats.block_index import Bounds, Pieces, Read, RecordIndex
 from shmload.formats.head import Head
 from shmload.formats.summary import RECORDS_SEEN, Sizes, Summary, fields_seen
+from shmload.formats.tfrecord.record_errors import cause_of
+from shmload.formats.tfrecord.record_fields import RecordField, fields_of
 from shmload.formats.tfrecord.record_file import SUFFIX, RecordFile
+from shmload.formats.tfrecord.record_values import rows_written, text_value
+from shmload.formats.tfrecord.tfrecord_dataset import FORMS, LEVELS
 
 _INFLATED_MAX = 1 << 34
+_REMEDY = "TFRecords(is_example=False) gives its bytes"
+_AT_ZERO = np.zeros(1, np.int64)  # number and offset of the only record of a block
+_ONE_RECORD = np.ones(1, np.int64)
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,8 @@ class TFRecords(BlockFormat):
         schema: type and shape of the features that samples have, as for TFRecordDataset: {"label": "int64", "name": str, "x":
             ("float32", (3,)), "image": bytes}. If None, all features: numbers as arrays of shape `(n,)`, bytes as bytes or a list.
         is_example: whether records are Examples. If False, a sample is the record itself, as the field "data".
+    Raises:
+        TypeError, ValueError: the schema is invalid, or a record cannot have such a field.
     """
 
     name: ClassVar[str] = "tfrecord"
@@ -42,6 +51,11 @@ class TFRecords(BlockFormat):
     index_suffix: ClassVar[str] = SUFFIX
     schema: Mapping[str, Any] | None = None
     is_example: bool = True
+    _fields: tuple[RecordField, ...] = field(default=(), init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.schema is not None:
+            object.__setattr__(self, "_fields", tuple(fields_of(self.schema, {})))
 
     def recognize(self, head: Head) -> bool:
         if head.compression not in ("", "gzip", "zlib") or len(head.begin) < 12:
@@ -73,16 +87,33 @@ class TFRecords(BlockFormat):
         return RecordIndex(url, bounds)
 
     def decode(self, index: RecordIndex, data: memoryview, sample: int) -> dict[str, Any]:
+        if self.is_example and self._fields:
+            return self._row(data)
         record = _payload(data)
         if not self.is_example:
             return {"data": record}
         try:
             found = example_features(record)
         except ValueError as error:
-            raise ValueError(f"is not an Example ({error}): TFRecords(is_example=False) gives its bytes") from error
-        if self.schema is None:
-            return {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in found.items()}
-        return {name: _of_schema(name, spec, found) for name, spec in self.schema.items()}
+            raise ValueError(f"is not an Example ({error}): {_REMEDY}") from error
+        return {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in found.items()}
+
+    def _row(self, data: memoryview) -> dict[str, Any]:
+        """Return the fields of the schema, read as `TFRecordDataset` reads them."""
+        assert self.schema is not None
+        out, fields = OneSample(self.schema), list(self._fields)
+        native = [each.native() for each in fields]
+        reader = RecordReader([data], [None], _ONE_RECORD, _AT_ZERO, native, FORMS.index("example"), LEVELS.index("all"))
+        survey = reader.survey(_AT_ZERO)
+        texts = None if survey.problem else rows_written(survey, fields, out)
+        if texts is None:
+            assert survey.problem is not None
+            cause = cause_of(survey.problem, fields)
+            raise ValueError(f"{cause}: {_REMEDY}" if survey.problem[0] == "wire" else cause)
+        for each in fields:
+            if each.is_text:
+                out[each.name] = [text_value(each, texts[each.name][0])]
+        return out.sample()
 
     def describe(self, head: Head, num_samples: int) -> Summary:
         data: Any = RecordFile(os.path.abspath(head.path), "auto", _INFLATED_MAX).data
@@ -123,37 +154,6 @@ def _payload(framed: Any) -> bytes:
     if masked(crc32c(data)) != int.from_bytes(framed[-4:], "little"):
         raise ValueError("the checksum of its data differs")
     return data
-
-
-def _of_schema(name: str, spec: Any, features: Mapping[str, Any]) -> Any:
-    """Return a feature in the form that the schema defines, as TFRecordDataset does. Numbers are never rounded to fit."""
-    dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
-    if name not in features and None not in shape:
-        raise ValueError(f"has no feature {name!r}; it has {sorted(features)}")
-    values = features.get(name, [])  # a ragged feature that is missing is empty
-    if dtype in (str, bytes):
-        if not isinstance(values, list) or len(values) != 1:
-            raise ValueError(f"feature {name!r}: one value of bytes is needed for {dtype.__name__}; it has {_shown(values)}")
-        return values[0].decode() if dtype is str else values[0]
-    if (wanted := of_any(dtype).numpy) is None:
-        raise ValueError(f"feature {name!r}: {dtype} is no type of numpy's; convert it later")
-    if isinstance(values, list):
-        is_kept, found = len(values) <= 1, np.frombuffer(b"".join(values), wanted).copy()
-    elif values.dtype.kind == "f":
-        is_kept, found = not values.size or wanted in (np.float32, np.float64), values.astype(wanted)
-    else:
-        found = values.astype(wanted)
-        is_kept = not values.size or (wanted.kind in "iub" and np.array_equal(found, values))
-    sizes = [-1 if size is None else int(size) for size in shape]
-    if is_kept and sizes.count(-1) <= 1 and (found.size == np.prod(sizes, dtype=int) or -1 in sizes):
-        return (found.reshape(sizes) if found.size else found.reshape([max(size, 0) for size in sizes]))[()]
-    raise ValueError(f"feature {name!r}: {wanted} of shape {tuple(shape)} is needed; it has {_shown(values)}")
-
-
-def _shown(values: Any) -> str:
-    if isinstance(values, list):
-        return f"{len(values)} values of bytes"
-    return f"{values.size} values of {values.dtype}" + (f", from {values.min()} to {values.max()}" if values.size else "")
 
 
 def sample_of(record: bytes) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import numpy as np
 from shmload.formats.encryption import ENCRYPTED, SampleCipher
 from shmload.formats.images.image_folder import ImageFolder
 from shmload.formats.tar.members import INTEGERS, zstd
-from shmload.formats.tar.shards import KEY
+from shmload.formats.tar.shard_index import KEY
 from shmload.formats.tar.writer import BLOCK, member_header, member_name
 from shmload.remote.packing.encoding import Members, Serializers, file_member, members_of, serialized, serializer_of, value_member
 from shmload.schedule.permutation import Permutation

@@ -59,7 +59,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.formats.tar.members import EXPANDERS, IMAGE_EXTENSIONS, INTEGERS, TEXTS, encode
-from shmload.formats.tar.shards import KEY
+from shmload.formats.tar.shard_index import KEY
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture

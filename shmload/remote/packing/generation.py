@@ -43,7 +43,7 @@ from shmload import faults
 from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
 from shmload.formats.compression import zstd_pieces
-from shmload.formats.tar.shards import ShardIndex, pack_index
+from shmload.formats.tar.shard_index import ShardIndex, pack_index
 from shmload.formats.tar.writer import archive_nbytes
 from shmload.remote.manifest import INDEX_SUFFIX, MANIFEST_NAME, IndexEntry, Manifest, PackedObject, ShardEntry
 from shmload.shm.segment import available_bytes

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shmload._core.crc32c import crc32c
 from shmload.formats import TarDataset, TarWriter, TFRecordDataset, TFRecordWriter
-from shmload.formats.tar.shards import SUFFIX as TAR_SUFFIX
+from shmload.formats.tar.shard_index import SUFFIX as TAR_SUFFIX
 from shmload.formats.tfrecord.record_file import SUFFIX as RECORD_SUFFIX
 
 TAR_HEAD, TAR_SUM = 64, 56  # bytes of a tar index's head; where its checksum stands

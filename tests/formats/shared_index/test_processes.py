@@ -70,7 +70,7 @@ def test_a_reference_to_what_is_gone_says_so() -> None:
     data = pickle.dumps(index)
     del index
     with pytest.raises(
-        FileNotFoundError, match=r"the index at /dev/shm/.* is gone: the process that made it has ended or let it go"
+        FileNotFoundError, match=r"the shared memory at /dev/shm/.* is gone: the process that created it has ended or released it"
     ):
         pickle.loads(data)
 
@@ -121,7 +121,7 @@ def test_too_little_memory_is_an_error_and_leaves_nothing(monkeypatch: pytest.Mo
     before = names_of_ours()
     monkeypatch.setattr(segment, "available_bytes", lambda *_: 0)
     with pytest.raises(
-        MemoryError, match=r"an index of 1 entries needs 128 bytes, and this process may take \d+ more: free memory, or hold"
+        MemoryError, match=r"an index of 1 entries needs 128 bytes, and this process may take \d+ more: free memory, or store"
     ):
         SharedIndex(["a"])
     assert names_of_ours() == before

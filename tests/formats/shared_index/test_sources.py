@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from shmload import SharedIndex
-from shmload.formats import shared_index
+from shmload.formats.shared_index import index_sources
 
 ROWS = [{"path": "a.jpg", "label": 3, "weight": 0.5}, {"path": 'ü,"b".jpg', "label": 5, "weight": float("inf")}]
 
@@ -145,12 +145,12 @@ def test_of_a_parquet_file_only_a_part_is_there_at_a_time(tmp_path: Path, monkey
     pyarrow.parquet.write_table(table, tmp_path / "m.parquet", use_dictionary=False, row_group_size=50_000)
     held, before = [], 0
 
-    class Watching(shared_index.ColumnBuilder):
+    class Watching(index_sources.ColumnBuilder):
         def extend(self, values: Any) -> None:
             held.append(pa.total_allocated_bytes() - before)
             super().extend(values)
 
-    monkeypatch.setattr(shared_index, "ColumnBuilder", Watching)
+    monkeypatch.setattr(index_sources, "ColumnBuilder", Watching)
     nbytes = table.nbytes
     del table
     before = pa.total_allocated_bytes()

@@ -16,7 +16,7 @@ import numpy as np
 from shmload._core.tar import TarScan
 from shmload._core.tar_rows import TarRows
 from shmload.errors import ShardCorrupt
-from shmload.formats.tar.shards import pack_index
+from shmload.formats.tar.shard_index import pack_index
 from shmload.formats.tar.tar_format import scan_remote
 
 ALTERNATIVES = ("npy", "cls", "txt")

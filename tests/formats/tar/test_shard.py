@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shmload import ShardCorrupt
 from shmload._core.tar import TarHeaders, TarScan
 from shmload.formats import TarDataset, TarWriter
-from shmload.formats.tar.shards import SUFFIX, load_index
+from shmload.formats.tar.shard_index import SUFFIX, load_index
 
 FORMATS = [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from shmload import Permutation
 from shmload._core.crc32c import crc32c
-from shmload.formats.tar.shards import ShardIndex, pack_index
+from shmload.formats.tar.shard_index import ShardIndex, pack_index
 from shmload.remote import upload_cv_dataset
 from shmload.remote.packing import pack
 from shmload.remote.packing.generation import NUM_THREADS, Spool

@@ -1,0 +1,121 @@
+"""The iterator of torch mode without workers: it reads batches in this process."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from contextlib import nullcontext, suppress
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from shmload._core.trainer import Order
+from shmload.device.sending import sent_now
+from shmload.engine.outcome import NOTHING
+from shmload.engine.turns import Turns
+from shmload.modes.default_collate import collated
+from shmload.modes.inline_reader import InlineReader
+from shmload.modes.pass_context import PassContext
+from shmload.modes.pass_progress import PassProgress
+from shmload.modes.sampler_reader import reusable_keys
+from shmload.modes.torch_pass import TorchPass
+from shmload.modes.torch_resume import fast_forward, start_sampler
+from shmload.modes.torch_state import TorchState
+from shmload.torch_names import DatasetKind, SingleProcessIterator
+from shmload.worker.iterable_pass import BeginsAgain
+from shmload.worker.sample_rng import kept_generators
+from shmload.worker.torch_side import origin_of
+
+log = logging.getLogger("shmload")
+
+
+class TorchInlineIterator(TorchPass, SingleProcessIterator):
+    """One pass without workers, read by torch's fetcher, or by InlineReader if samples decode in place or may be bad.
+
+    Args:
+        loader: the object that torch's iterators see as their loader.
+        passes: the loader's passes.
+        state: the state of an earlier pass, from which this one continues.
+        is_early: take the first batch from the sampler at once.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], passes: PassContext, state: TorchState | None = None, *, is_early: bool = False
+    ) -> None:
+        config = passes.config
+        origin = origin_of(config.generator)
+        self.turns = Turns()
+        self._calls = passes.builder.device(config.device)
+        resumed = ((state or {}).get("workers") or [{}])[0]
+        is_resumed = state is not None and not state["is_finished"]
+        with kept_generators() if is_resumed else nullcontext():
+            super().__init__(loader)
+            reader = self._reader_of_sampler(origin, config.generator, every=1, seed_between=True)
+        job = config.job()
+        self._bad_samples = passes.builder.bad_samples
+        self._reader = InlineReader(job, self._bad_samples) if config.reads_inline else None
+        if job.plan.ragged is not None and job.collate_fn is None and self._auto_collation:
+            self._dataset_fetcher.collate_fn = functools.partial(collated, ragged=job.plan.ragged)
+        self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+        state = start_sampler(reader, state, is_early=is_early)
+        if state is None and is_early:
+            reader.take_first()
+        self.place = reader.place
+        if passes.is_over and "iterator" not in resumed and self._dataset_kind == DatasetKind.Iterable:
+            self._dataset_fetcher.dataset_iter = BeginsAgain(config.dataset)
+        passes.is_over = state is not None and "has_ended" in resumed
+        if state is not None:
+            self._base_seed = state["base_seed"]
+        self.progress = passes.progress = PassProgress(config, reader, int(self._base_seed), self._shared_seed)
+        self.progress.fetcher = self._dataset_fetcher
+        if state is not None:
+            self._go_on(state, resumed)
+        self._begin_record(passes)
+
+    def _go_on(self, state: TorchState, resumed: dict[str, Any]) -> None:
+        self.progress.resumed(state)
+        self._num_yielded = self.progress.num_delivered
+        if first := fast_forward(state):
+            log.warning("%s", first)
+            self._read_again(sum(state["counts"]))
+            return
+        if "iterator" in resumed:
+            self._dataset_fetcher.dataset_iter.load_state_dict(resumed["iterator"])
+        if "has_ended" in resumed:
+            self._dataset_fetcher.ended = True
+        if self._dataset_kind == DatasetKind.Iterable:
+            self._read_again(sum(state["counts"]) - sum(state["counted"]))
+        else:
+            self._read_again_to(state["done"])
+
+    def _read_again(self, num_batches: int) -> None:
+        """Read `num_batches` batches of an iterable dataset again, without yielding them."""
+        with self.progress.reading_again():
+            for _ in range(num_batches):
+                with suppress(Exception):  # the saved run lost it as well
+                    next(self)
+
+    def _next_index(self) -> Any:
+        keys = next(self._sampler_iter)
+        while self._sampler_iter.num_taken - 1 in self.progress.done:  # of a resumed pass
+            keys = next(self._sampler_iter)
+        self.progress.ended(self._sampler_iter.num_taken - 1, 0)
+        keys = reusable_keys(keys)
+        if self._reader is None:
+            self._order = Order(0, self._sampler_iter.num_taken - 1, keys if self._auto_collation else [keys])
+        return keys.tolist() if self._sampler_iter.is_sliced else keys
+
+    def _next_data(self) -> Any:
+        if self._reader is None:
+            with self._bad_samples.counting_irregular():
+                batch = SingleProcessIterator._next_data(self)  # type: ignore[no-untyped-call]
+            return sent_now(batch, self._calls)
+        while True:
+            keys = self._next_index()
+            step = self._sampler_iter.num_taken - 1
+            order = Order(0, step, keys if self._auto_collation else [keys])
+            batch = self._reader.read(order)
+            if batch is not NOTHING:
+                self._order = order
+                return sent_now(batch, self._calls)
+            self._nothing_came(order)

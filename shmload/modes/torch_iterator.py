@@ -1,0 +1,265 @@
+"""The iterator of torch mode with workers: it orders batches from an engine at the pace of torch."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import cycle
+from typing import Any
+
+from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
+
+from shmload import faults
+from shmload._core.trainer import Order
+from shmload.engine.engine import Engine
+from shmload.engine.outcome import NOTHING
+from shmload.engine.turns import Turns
+from shmload.errors import WorkerDied
+from shmload.modes.pass_context import PassContext
+from shmload.modes.pass_progress import PassProgress
+from shmload.modes.sampler_reader import reusable_keys
+from shmload.modes.torch_pass import TorchPass
+from shmload.modes.torch_resume import fast_forward, resume_bytes, start_sampler
+from shmload.modes.torch_state import TorchState
+from shmload.torch_names import DatasetKind, pin_memory, sharding_worker_init_fn
+from shmload.worker.iterable_pass import with_shared_seed
+from shmload.worker.note import NO_NEWS, Note
+from shmload.worker.sample_rng import kept_generators
+from shmload.worker.torch_side import origin_of
+
+log = logging.getLogger("shmload")
+
+
+class TorchIterator(TorchPass):
+    """One pass (or, with persistent workers, all passes) of a loader with workers.
+
+    Args:
+        loader: the object that torch's iterators see as their loader.
+        passes: the loader's passes.
+        state: the state of an earlier pass, from which this one continues.
+        is_early: take the first batch from the sampler at once.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], passes: PassContext, state: TorchState | None = None, *, is_early: bool = False
+    ) -> None:
+        self._engine: Engine | None = None
+        self._passes, config = passes, passes.config
+        self.turns = Turns()
+        if state is None or state["base_seed"] is None:
+            super().__init__(loader)
+        else:
+            generator = config.generator
+            own = None if generator is None else generator.get_state()
+            with kept_generators():
+                super().__init__(loader)
+            if generator is not None and own is not None:
+                generator.set_state(own)
+            self._base_seed, self._shared_seed = state["base_seed"], state["shared_seed"]
+            if self._shared_seed is not None:
+                self._dataset = with_shared_seed(self._dataset, self._shared_seed)
+        self._num_workers = config.total_workers  # torch has only local workers
+        self._epoch = -1
+        self._in_order = config.in_order
+        self._every = config.snapshot_every_n_steps
+        self._generator = config.generator
+        self._profile_name = (
+            "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # the name that users look for in profiles
+        )
+        self._prefetch_factor: int = config.prefetch_factor  # type: ignore[assignment]  # None raises TypeError as in torch
+        if self._prefetch_factor <= 0:
+            raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
+        init_fn = self._worker_init_fn = config.worker_init_fn
+        if isinstance(self._dataset, (IterDataPipe, MapDataPipe)):
+            init_fn = functools.partial(sharding_worker_init_fn, init_fn, self._world_size, self._rank)
+        engine = passes.builder.make(
+            config,
+            base_seed=int(self._base_seed),
+            resume=resume_bytes(state, config.total_workers),
+            dataset=self._dataset,
+            worker_init_fn=init_fn,
+            shared_seed=self._shared_seed,
+        )
+        assert isinstance(engine, Engine)  # only seed mode shares rings
+        self._engine, engine.turns = engine, self.turns
+        self._tuner = passes.builder.tuner
+        self._reset(loader, first_iter=True, state=state)
+
+    @property
+    def _workers(self) -> list[Any]:
+        return [] if self._engine is None else self._engine.pool.processes
+
+    @property
+    def _shutdown(self) -> bool:
+        return self._engine is None
+
+    @faults.at("epoch_change")
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False, state: TorchState | None = None) -> None:
+        with self.turns.lock:
+            if self.turns.is_taken:
+                raise self.turns.refusal()
+            with nullcontext() if first_iter else self._passes.generators.drawing(self._generator):
+                self._begin_pass(loader, first_iter, state)
+
+    def _begin_pass(self, loader: DataLoader[Any], first_iter: bool, state: TorchState | None) -> None:
+        engine = self._engine
+        assert engine is not None
+        if not first_iter:
+            self._finish(engine)
+        is_resumed = state is not None and not state["is_finished"]
+        with kept_generators() if is_resumed else nullcontext():  # a sampler may draw when it is begun
+            origin = origin_of(self._generator)
+            super()._reset(loader, first_iter)
+            reader = self._reader_of_sampler(origin, self._generator, every=self._every, seed_between=False)
+        self._epoch += 1
+        self._num_sent = 0
+        self._num_active = [0] * self._num_workers  # pending orders by worker, or -1 if its iterator has ended
+        self._turns: Iterator[int] = cycle(range(self._num_workers))
+        state = start_sampler(reader, state, is_early=True)  # batches are ordered at once
+        self.place = reader.place
+        if state is not None and (first := fast_forward(state)):
+            log.warning("%s", first)
+        self._batches = reader.batches()
+        self._takes_turns = self._in_order  # as long as no iterator has ended
+        self._is_given = self._auto_collation and not reader.is_sliced
+        last = None if first_iter else self.progress
+        passes = self._passes
+        self.progress = passes.progress = PassProgress(passes.config, reader, int(self._base_seed), self._shared_seed)
+        if last is not None:
+            self.progress.follows(last)
+        if state is not None:
+            self.progress.resumed(state)
+            self._num_yielded = self.progress.num_delivered
+            self._num_sent = state["sampler"]["taken"]
+            is_same = state["num_workers"] == self._num_workers
+            for _ in range(state["last_worker"] + 1 if is_same else state["snapshot"] % self._num_workers):
+                next(self._turns)
+        if state is not None and self._dataset_kind == DatasetKind.Iterable:
+            counted = [0] * self._num_workers if fast_forward(state) else state["counted"]
+            self._read_again([now - then for now, then in zip(state["counts"], counted, strict=True)])
+        for _ in range(self._prefetch_factor * self._num_workers - engine.num_queued):
+            self._order_next(engine)
+        if state is not None and self._dataset_kind != DatasetKind.Iterable:
+            self._read_again_to(state["done"])
+        self._begin_record(passes)
+        engine.begin_pass(passes.config.num_steps, epoch_base=self._pass - self._epoch)
+
+    def _finish(self, engine: Engine) -> None:
+        """Wait for all orders and drop their batches, because torch's workers also finish the work that they were sent."""
+        while engine.num_queued:
+            outcome = engine.next()
+            self.progress.noted(outcome.order.worker, outcome.note)
+
+    def _lost(self, engine: Engine, order: Order, note: Note | None, error: BaseException) -> None:
+        """Count a batch that an error has replaced, and continue ordering as torch does."""
+        if isinstance(error, WorkerDied) and self._passes.config.ray is not None:  # its actor is not replaced
+            engine.break_off(functools.partial(WorkerDied, str(error)))
+            return
+        self.progress.last_worker = order.worker
+        self._num_active[order.worker] -= 1
+        self.progress.noted(order.worker, note)
+        self.progress.ended(order.step, order.worker)
+        self._go_on_ordering(engine)
+
+    def _read_again(self, num_left: list[int]) -> None:
+        """Let each worker read `num_left` batches of an iterable dataset again, without yielding them."""
+        engine, num_to_send = self._engine, list(num_left)
+        assert engine is not None
+        while any(num_left):
+            for worker in range(self._num_workers):
+                if num_to_send[worker] and engine.num_queued < self._prefetch_factor * self._num_workers:
+                    num_to_send[worker] -= 1
+                    self._send(engine, next(self._batches), worker)
+            order, _, note, _ = engine.next()  # errors are ignored, because they were raised in the first reading
+            num_left[order.worker] -= 1
+            self._num_active[order.worker] -= 1
+            self.progress.noted(order.worker, note)
+            self.progress.done.add(order.step)
+
+    def _order_next(self, engine: Engine) -> None:
+        try:
+            index = next(self._batches)
+            while self._num_sent in self.progress.done:  # a resumed pass skips the orders that were complete
+                self._num_sent += 1
+                index = next(self._batches)
+        except StopIteration:
+            return
+        worker = next(self._turns) if self._takes_turns else self._next_worker()
+        if worker >= 0:
+            self._send(engine, index, worker)
+
+    def _send(self, engine: Engine, index: Any, worker: int) -> None:
+        index = reusable_keys(index)
+        if self._dataset_kind == DatasetKind.Iterable:
+            index = [self._shared_seed or 0] * len(index) if self._auto_collation else self._shared_seed or 0
+        keys = index if self._auto_collation else [index]
+        engine.submit(Order(self._epoch, self._num_sent, keys, worker, is_given=self._is_given))
+        self._num_active[worker] += 1
+        self._num_sent += 1
+
+    def _go_on_ordering(self, engine: Engine) -> None:
+        """Order one batch for the batch just received, or more or fewer if autotuning has changed the number ahead."""
+        tuner = self._tuner
+        if tuner is None:
+            self._order_next(engine)
+            return
+        num_ahead = tuner.counted(engine)
+        self._prefetch_factor = num_ahead // self._num_workers
+        for _ in range(num_ahead - engine.num_queued):
+            self._order_next(engine)
+
+    def _next_worker(self) -> int:
+        """Return the next worker in turn whose iterator has not ended and, unless in_order, that has less than its share; or -1."""
+        num_left = self._num_workers - self._num_active.count(-1)
+        share = self._prefetch_factor * self._num_workers // max(num_left, 1)
+        for _ in range(self._num_workers):
+            worker = next(self._turns)
+            if self._num_active[worker] >= 0 and (self._in_order or self._num_active[worker] < share):
+                return worker
+        return -1
+
+    def _next_data(self) -> Any:
+        while True:
+            engine = self._engine
+            if engine is None or engine.num_queued == 0:
+                if not self._persistent_workers:
+                    self._shutdown_workers()
+                raise StopIteration
+            order, batch, note, error = engine.next(in_order=self._in_order)
+            if error is not None:
+                try:
+                    self._lost(engine, order, note, error)
+                    raise error
+                finally:
+                    del error  # its traceback holds this frame
+            progress = self.progress
+            progress.last_worker = order.worker
+            if note is not NO_NEWS or not progress.is_always_current:
+                progress.noted(order.worker, note)
+            if note is not NO_NEWS and note is not None and note.has_ended:
+                self._num_active[order.worker] = -1
+                self._takes_turns = False
+                progress.done.add(order.step)
+            else:
+                progress.ended(order.step, order.worker)
+                if self._num_active[order.worker] > 0:  # otherwise this order was sent before the iterator's end
+                    self._num_active[order.worker] -= 1
+            self._go_on_ordering(engine)
+            if batch is not NOTHING:
+                self._order = order
+                if self._pin_memory and engine.wants_pinned:
+                    return pin_memory(batch, self._pin_memory_device)
+                return batch
+            self._nothing_came(order)
+
+    def _shutdown_workers(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    def __del__(self) -> None:
+        if sys is not None and not sys.is_finalizing():  # at exit, modules are cleared before the last objects
+            self._shutdown_workers()

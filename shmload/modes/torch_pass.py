@@ -1,0 +1,123 @@
+"""The base of torch mode's iterators: torch's own iterator, with the progress and the record of a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shmload._core.trainer import Order
+from shmload.engine.delivery_log import DeliveryLog
+from shmload.engine.outcome import NOTHING
+from shmload.engine.turns import Turns
+from shmload.modes.after_batch import after_batch
+from shmload.modes.epoch_metrics import EpochWatch
+from shmload.modes.pass_context import PassContext
+from shmload.modes.pass_progress import PassProgress
+from shmload.modes.sampler_reader import SamplerReader
+from shmload.modes.torch_samplers import is_endless
+from shmload.torch_names import BaseIterator, DatasetKind, profiler_enabled
+from shmload.worker.torch_side import Origin, origin_of
+
+
+class TorchPass(BaseIterator):
+    """One pass, with or without workers. It derives from torch's iterator, and adds the progress of the pass."""
+
+    progress: PassProgress
+    turns: Turns
+    _order: Order  # of the batch that `_next_data` returns
+    _recorder: DeliveryLog | None = None  # None while a resumed pass reads batches again without yielding them
+    _watch: EpochWatch | None = None
+    _after_batch: Callable[[Any], Any] | None = None  # likewise
+    _pass = 0
+    place: Origin | None = None  # after a resume: SamplerReader.place
+
+    def _next_data(self) -> Any:
+        raise NotImplementedError
+
+    def __next__(self) -> Any:
+        turns = self.turns
+        try:
+            with turns.lock:
+                if turns.is_taken:
+                    raise turns.refusal()
+                turns.is_taken = True
+                try:
+                    return self._taken()
+                finally:
+                    turns.is_taken = False
+        except StopIteration:
+            if self._watch is not None:
+                self._watch.end(is_complete=True)
+            raise
+
+    def _taken(self) -> Any:
+        watch = self._watch
+        if watch is not None:
+            watch.asked()
+        try:
+            if profiler_enabled() or self._dataset_kind == DatasetKind.Iterable:
+                batch = super().__next__()  # counts samples of iterable datasets, annotates profiles: 5 us
+            else:
+                batch = self._next_data()
+                self._num_yielded += 1
+        except StopIteration:
+            self.progress.is_finished = True
+            if self._recorder is not None and self._recorder.is_on:
+                self._recorder.ended(self._pass, self.progress.num_complete)
+            raise
+        progress = self.progress
+        progress.num_delivered += 1
+        if not progress.is_always_current:
+            progress.delivered()
+        recorder = self._recorder
+        if recorder is not None:
+            recorder.last = self._order
+            if recorder.is_on:
+                recorder.delivered(self._order, batch, epoch=self._pass, step=self._recorded_step(self._order))
+        if watch is not None:
+            watch.delivered(batch)
+        if self._after_batch is not None:
+            batch = after_batch(self._after_batch, batch, f"epoch {self._pass}, batch {progress.num_delivered - 1}")
+        return batch
+
+    def _begin_record(self, passes: PassContext) -> None:
+        """Record, from now on, the batches that are yielded, because they reach the user."""
+        log = self._recorder = passes.log
+        self._after_batch = passes.config.after_batch
+        self._pass, log.num_passes = log.num_passes, log.num_passes + 1
+        if log.is_on:
+            log.begins(passes.config, self._pass, self.progress.num_complete)
+        if passes.watches.callbacks:
+            self._watch = passes.watches.begin(passes.config, passes.builder, log, self._pass)
+
+    def _reader_of_sampler(self, origin: Origin, generator: torch.Generator | None, **options: Any) -> SamplerReader:
+        """Replace the sampler's iterator, which torch has just started, by a reader. `origin` is the generators' states before."""
+        if is_endless(self._index_sampler):  # the pass draws nothing more
+            origin = origin_of(generator)
+        reader = SamplerReader(
+            self._index_sampler, generator, iterator=self._sampler_iter, origin=origin, keeps_places=True, **options
+        )
+        self._sampler_iter: Any = reader
+        return reader
+
+    def _nothing_came(self, order: Order) -> None:
+        """Record that an order has no batch to yield."""
+        if self._recorder is not None and self._recorder.is_on:
+            self._recorder.delivered(order, NOTHING, epoch=self._pass, step=self._recorded_step(order))
+
+    def _recorded_step(self, order: Order) -> int:
+        """Return the step of the order just completed. With an iterable dataset a resumed pass numbers its orders differently."""
+        return self.progress.num_complete - 1 if self._dataset_kind == DatasetKind.Iterable else int(order.step)
+
+    def _read_again_to(self, done: int) -> None:
+        """Read batches after the last snapshot again, without yielding them, up to this order."""
+        progress = self.progress
+        with progress.reading_again():
+            while (first := progress.done.first) < done:
+                try:
+                    next(self)
+                except Exception:
+                    if progress.done.first == first:  # otherwise the saved run lost this batch as well
+                        raise

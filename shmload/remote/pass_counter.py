@@ -1,0 +1,114 @@
+"""Number the passes over an iterable dataset so that all workers of a rank agree.
+
+A loader does not tell an iterable dataset the
+epoch, and its workers, which may be new processes for every pass, each begin their own iterator. They have in common the base seed
+that torch draws for a pass; persistent workers keep the seed, so they also count their turns. The workers agree through a board in
+shared memory:
+
+    nonce | number of the next pass | (base seed, turn, number) of the newest passes
+
+A worker that finds its seed and turn on the board joins that pass; otherwise it begins a new one. A late worker of an abandoned
+pass finds its own entry, or takes an unused number, and does not change the passes of others.
+
+The board is a memfd. Forked workers inherit it, and others open it as /proc/<trainer>/fd. A copy on another machine counts by
+itself, beginning with the next pass. Because that machine cannot report back, this pass counts as begun here.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.shm import travel
+
+_KEPT = 256  # passes on the board
+_NBYTES = 8 * (4 + 3 * _KEPT)
+
+
+class PassCounter:
+    """Numbers the passes over a dataset, together with all of its copies in child processes.
+
+    Args:
+        next_pass: the number of the first pass.
+    """
+
+    def __init__(self, next_pass: int = 0) -> None:
+        fd = os.memfd_create("shmload-passes")
+        os.ftruncate(fd, _NBYTES)
+        self._open(fd, f"/proc/{os.getpid()}/fd/{fd}")
+        self._board[:2] = np.frombuffer(os.urandom(16), np.uint64)
+        self._board[2] = next_pass
+
+    def _open(self, fd: int, home: str) -> None:
+        self._lock = threading.Lock()
+        self._turns: dict[int, int] = {}  # base seed -> turns that this process has begun
+        self._since = 0  # the first entry that counts; a late worker from before `set_next` still has an older value
+        self._fd, self._home = fd, home
+        self._board = np.frombuffer(mmap.mmap(fd, _NBYTES), np.uint64)  # nonce (2 words), next pass, entries ever written, entries
+        self._close = weakref.finalize(self, os.close, fd)
+
+    def begin(self, base_seed: int | None) -> int:
+        """Return the number of the pass that an iterator begins.
+
+        Args:
+            base_seed: the seed that torch drew for the workers; None in the trainer, where each iterator is a separate pass.
+        """
+        with self._held() as board:
+            number = int(board[2])
+            if base_seed is not None:
+                turn = self._turns[base_seed] = self._turns.get(base_seed, 0) + 1
+                entries, written = board[4:].reshape(_KEPT, 3), int(board[3])
+                passes = entries[np.arange(max(self._since, written - _KEPT), written) % _KEPT]
+                (known,) = np.nonzero((passes[:, 0] == base_seed) & (passes[:, 1] == turn))
+                if len(known):
+                    return int(passes[known[0], 2])
+                entries[written % _KEPT] = base_seed, turn, number
+                board[3] = written + 1
+            board[2] = number + 1
+            return number
+
+    def set_next(self, number: int) -> None:
+        """Make `number` the next pass in all processes, even if torch draws the same seed for it as for an earlier pass."""
+        with self._held() as board:
+            board[2] = number
+            self._since = int(board[3])
+
+    @property
+    def next(self) -> int:
+        """Return the number of the next pass."""
+        return int(self._board[2])
+
+    @contextmanager
+    def _held(self) -> Iterator[NDArray[np.uint64]]:
+        with self._lock:  # a file lock belongs to the process, not to the thread
+            fcntl.lockf(self._fd, fcntl.LOCK_EX)
+            try:
+                yield self._board
+            finally:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if travel.is_abroad():
+            return {"home": "", "nonce": b"", "next": self.begin(None)}
+        return {"home": self._home, "nonce": self._board[:2].tobytes(), "next": self.next, "since": self._since}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        fd = -1
+        with suppress(OSError):
+            fd = os.open(state["home"], os.O_RDWR | os.O_CLOEXEC)
+        if fd >= 0 and os.pread(fd, 16, 0) == state["nonce"]:
+            self._open(fd, state["home"])
+            self._since = state["since"]
+            return
+        if fd >= 0:  # the number was reused by another process
+            os.close(fd)
+        self.__init__(state["next"])  # type: ignore[misc]  # start a new board

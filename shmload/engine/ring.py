@@ -13,7 +13,9 @@ from shmload.engine.publisher import Publisher
 from shmload.engine.ring_memory import RingMemory
 from shmload.engine.stage_record import dump_stages
 from shmload.engine.worker_set import num_slots
-from shmload.shm.segment import Doorbell, Group, JointBell, Segment
+from shmload.shm.doorbell import Doorbell, JointBell
+from shmload.shm.segment import Segment
+from shmload.shm.segment_group import SegmentGroup
 from shmload.worker.job import Job, PeerRing, Post
 from shmload.worker.pool import STACK_NBYTES
 from shmload.world import rank_and_world_size
@@ -52,7 +54,7 @@ class Ring:
         self, job: Job, options: EngineOptions, *, is_reserved: bool, order_bell: Callable[[TrainerRing, Doorbell], Doorbell] | None
     ) -> None:
         self.num_workers = options.num_workers
-        self.group = Group()
+        self.group = SegmentGroup()
         self.pending_copies: PendingCopies | None = None
         try:
             self._make_control(job, options)

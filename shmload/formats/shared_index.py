@@ -37,9 +37,11 @@ from shmload.formats.extras import library
 from shmload.processes import private_fds
 from shmload.processes.run_key import run_key
 from shmload.shm import travel
+from shmload.shm.free_memory import available_bytes
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import SHM_DIR, meeting_stem, proc_self
-from shmload.shm.segment import Group, available_bytes, open_segment
+from shmload.shm.segment import open_segment
+from shmload.shm.segment_group import SegmentGroup
 
 _SCALARS = {"int": "int64", "float": "float64", "bool": "bool"}  # kinds that always have the same dtype
 
@@ -260,7 +262,7 @@ class IndexMemory:
             MemoryError: there is not enough memory; the message contains `what`.
         """
         nbytes = max(nbytes, 1)
-        group = Group()
+        group = SegmentGroup()
         try:
             segment = group.segment("control", nbytes)
             for begin, part in parts:
@@ -348,7 +350,7 @@ def share(name: str, pack: Callable[[], Packed], fingerprint: Fingerprint, *, is
         ValueError: other processes have different entries.
         OSError: the meeting cannot be created.
     """
-    group = Group()  # starts the reaper, which cleans up the meeting if this process is killed
+    group = SegmentGroup()  # starts the reaper, which cleans up the meeting if this process is killed
     meeting = Meeting(meeting_stem("index", name, *run_key()))
     try:
         with meeting.at_board():
@@ -392,7 +394,7 @@ def _attached_to(board: _Board) -> IndexMemory | None:
     return None
 
 
-def _leave(meeting: Meeting, group: Group) -> None:
+def _leave(meeting: Meeting, group: SegmentGroup) -> None:
     meeting.leave()
     group.close()
 

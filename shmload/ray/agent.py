@@ -49,7 +49,8 @@ from shmload.batch.layout import aligned
 from shmload.processes import private_fds
 from shmload.ray.actor_pool import ARRIVED, AgentConfig, Call, Cluster
 from shmload.ray.actors import ActorSetting, Reply, Slot, Task, same_layout
-from shmload.shm.segment import Doorbell, open_segment
+from shmload.shm.doorbell import Doorbell
+from shmload.shm.segment import open_segment
 from shmload.worker.failure import Failure
 from shmload.worker.loop import process_begin_ns
 from shmload.worker.note import dump_note

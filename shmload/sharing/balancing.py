@@ -26,7 +26,8 @@ from shmload.processes import private_fds
 from shmload.processes.identity import of_ticket, pidfd_of
 from shmload.processes.interrupts import interrupts_held
 from shmload.sharing.rank_group import RankGroup, poll_of
-from shmload.shm.segment import Doorbell, map_segment, open_segment
+from shmload.shm.doorbell import Doorbell
+from shmload.shm.segment import map_segment, open_segment
 from shmload.worker.job import PeerRing
 from shmload.worker.pool import Death, written_stack
 

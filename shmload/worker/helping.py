@@ -19,7 +19,7 @@ from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.neighbour import Neighbour
 from shmload.processes.identity import own_ticket, pidfd_of
-from shmload.shm.segment import Doorbell
+from shmload.shm.doorbell import Doorbell
 from shmload.worker.job import Job, PeerRing
 from shmload.worker.loop import WorkerLoop
 from shmload.worker.slot_memory import Bell

@@ -16,7 +16,8 @@ from shmload import faults
 from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.watch import die_with, keep_freed
-from shmload.shm.segment import Doorbell, map_segment, open_segment
+from shmload.shm.doorbell import Doorbell
+from shmload.shm.segment import map_segment, open_segment
 from shmload.worker.failure import Failure
 from shmload.worker.generator_states import Streams
 from shmload.worker.helping import Visits

@@ -17,7 +17,7 @@ from shmload._core.trainer import FREE, PARKED, TrainerRing, control_nbytes
 from shmload.engine import autotune
 from shmload.engine.ring_memory import RingMemory
 from shmload.ray.actors import LocalRing
-from shmload.shm.segment import Group
+from shmload.shm.segment_group import SegmentGroup
 from tests.engine.tuning_kit import change, engine_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
@@ -167,13 +167,13 @@ def test_fewer_than_four_slots_are_an_error() -> None:
 
 
 @pytest.fixture
-def group() -> Iterator[Group]:
-    made = Group()
+def group() -> Iterator[SegmentGroup]:
+    made = SegmentGroup()
     yield made
     made.close()
 
 
-def test_a_batch_that_grows_takes_the_memory_of_free_slots(group: Group) -> None:
+def test_a_batch_that_grows_takes_the_memory_of_free_slots(group: SegmentGroup) -> None:
     ring = ring_of(8, 4)
     memory = RingMemory(group, ring, 8 * SLOT, may_park=True)
     memory.make(SLOT)
@@ -188,7 +188,7 @@ def test_a_batch_that_grows_takes_the_memory_of_free_slots(group: Group) -> None
         memory.ensure(slot, 5 * SLOT)  # all that is left cannot be parked, or is too little
 
 
-def test_slots_that_workers_ask_room_for_leave_half_of_it_to_grow_by(group: Group) -> None:
+def test_slots_that_workers_ask_room_for_leave_half_of_it_to_grow_by(group: SegmentGroup) -> None:
     ring = ring_of(8, 4)
     memory = RingMemory(group, ring, 12 * SLOT, may_park=True)
     memory.make(SLOT)
@@ -234,7 +234,7 @@ def test_the_worker_that_leaves_passes_the_bell_on(engine_parts: Iterator[Any]) 
 def engine_parts() -> Any:
     """The body of worker 2 over a ring, and the bell of its worker pool."""
     from shmload._core.filler import WorkerRing
-    from shmload.shm.segment import Doorbell
+    from shmload.shm.doorbell import Doorbell
     from shmload.worker.job import Job
     from shmload.worker.loop import WorkerLoop
 

@@ -280,8 +280,8 @@ DEFECTS = [
     Defect(
         "R13",
         "cgroups are not asked",
-        "shmload/shm/segment.py",
-        "    return min([free_memory_bytes(root), *(cgroup.rest for cgroup in memory(root))])\n",
+        "shmload/shm/free_memory.py",
+        "    return min([free_memory_bytes(root), *(cgroup.rest for cgroup in memory_cgroups(root))])\n",
         "    return free_memory_bytes(root)\n",
         (
             "tests/shm/test_preflight.py::test_a_v2_limit_counts_less_what_is_used_and_cannot_be_dropped",

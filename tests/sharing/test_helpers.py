@@ -11,7 +11,7 @@ from shmload._core.filler import DONE
 from shmload._core.neighbour import Neighbour
 from shmload.processes.identity import of_ticket, own_ticket, pidfd_of, start_of
 from shmload.sharing.balancing import NodeBell, PeerPool
-from shmload.shm.segment import Group
+from shmload.shm.segment_group import SegmentGroup
 from tests.sharing.sharing_kit import Crowd
 
 MINE, ANOTHERS = own_ticket(), own_ticket() + 1
@@ -58,7 +58,7 @@ def test_chunks_beyond_those_that_idle_workers_will_claim_are_unattended(crowd: 
 
 
 def test_neighbours_are_rung_for_if_they_are_idle_and_the_pool_is_not(crowd: Crowd) -> None:
-    group, neighbour = Group(), Crowd()
+    group, neighbour = SegmentGroup(), Crowd()
     theirs = group.doorbell("theirs")
     bell = NodeBell.attach(group.doorbell("mine").name)
     bell.ring, bell.peer_pools = crowd.trainer, {1: PeerPool(Neighbour(neighbour.control), theirs)}

@@ -16,7 +16,7 @@ from shmload._core.mapping import Mapping, give_back_pages
 from shmload._core.trainer import FREE, PARKED, TrainerRing, control_nbytes
 from shmload.engine import autotune
 from shmload.engine.ring_memory import RingMemory
-from shmload.ray.actors import LocalRing
+from shmload.ray.local_ring import LocalRing
 from shmload.shm.segment_group import SegmentGroup
 from tests.engine.tuning_kit import change, engine_of
 

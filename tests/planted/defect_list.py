@@ -380,7 +380,7 @@ DEFECTS = [
     Defect(
         "R15",
         "the first of the samples that an actor reads at once is to blame for all",
-        "shmload/ray/actors.py",
+        "shmload/ray/sample_timer.py",
         '"", "", () if is_several else (row,))',
         '"", "", (max(row, 0),))',
         ("tests/ray/test_lateness.py::test_of_late_samples_that_are_read_at_once_none_is_named[False]",),
@@ -388,7 +388,7 @@ DEFECTS = [
     Defect(
         "R6",
         "rows that an actor has ended over are read at once again",
-        "shmload/ray/actors.py",
+        "shmload/ray/local_ring.py",
         "        if is_suspect:  #",
         "        if False:  #",
         ("tests/ray/test_decoder.py::test_rows_that_an_actor_has_ended_over_are_read_one_by_one[AtOnce]",),

@@ -118,12 +118,12 @@ class Ring:
         bells = self.order_bells if is_static or num_bells == 1 else [JointBell(self.order_bells)]
         self.publisher = Publisher(self.native, self.memory, bells, is_packed=job.plan.is_whole)
 
-    def posts(self, options: EngineOptions, neighbours: tuple[PeerRing, ...]) -> list[Post]:
+    def posts(self, options: EngineOptions, peer_rings: tuple[PeerRing, ...]) -> list[Post]:
         """Return each worker's post, with which it attaches to the ring.
 
         Args:
             options: options of the engine.
-            neighbours: rings of other ranks in which the workers help.
+            peer_rings: rings of other ranks in which the workers help.
         """
         bells, num_workers = list(self.order_bells), options.num_workers
         if len(bells) < num_workers:
@@ -141,7 +141,7 @@ class Ring:
                 base_seed=options.base_seed,
                 affinity=options.affinity or tuple(sorted(os.sched_getaffinity(0))),
                 stack_path=self.stacks[worker].path if worker in self.stacks else "",
-                neighbours=neighbours,
+                peer_rings=peer_rings,
                 resume=options.resume[worker] if options.resume else b"",
             )
             for worker in range(num_workers)

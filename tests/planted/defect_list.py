@@ -174,11 +174,11 @@ DEFECTS = [
     ),
     Defect(
         "R7",
-        "a living neighbour's lock is not believed",
+        "a living neighbor's lock is not believed",
         "shmload/shm/janitor.py",
         "nobody is declared dead\n        return True\n",
         "nobody is declared dead\n        return False\n",
-        ("tests/shm/test_leftovers.py::test_a_living_neighbour_is_never_swept",),
+        ("tests/shm/test_leftovers.py::test_a_living_neighbor_is_never_swept",),
         reaches_out=True,
     ),
     Defect(

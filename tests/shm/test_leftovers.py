@@ -128,13 +128,13 @@ def test_the_janitor_removes_what_the_reaper_could_not() -> None:
         assert left(stem) == set()
 
 
-def test_a_living_neighbour_is_never_swept() -> None:
+def test_a_living_neighbor_is_never_swept() -> None:
     with owner() as (_, stem):
         assert stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
         assert len(left(stem)) == 2 + NUM_BELLS
 
 
-def test_a_living_neighbour_whose_ring_found_no_room_is_never_swept() -> None:
+def test_a_living_neighbor_whose_ring_found_no_room_is_never_swept() -> None:
     with owner("no-room") as (_, stem):
         assert stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
         assert left(stem) == {f"{stem}-control", f"sem.{stem}-ready"} if NUM_BELLS else {f"{stem}-control"}

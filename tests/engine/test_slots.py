@@ -92,11 +92,11 @@ def test_a_slot_is_parked_from_the_middle_of_the_free_ones() -> None:
 def test_what_cannot_be_parked_says_so() -> None:
     ring = ring_of(3, 2)
     slot = ring.hold()
-    with pytest.raises(ValueError, match=f"slot {slot} is not free to be parked: its state is 1"):
+    with pytest.raises(ValueError, match=f"slot {slot} cannot be parked unless it is free: its state is 1"):
         ring.park(slot)
     with pytest.raises(ValueError, match="slot 1 is not parked: its state is 0"):
         ring.unpark(1)
-    with pytest.raises(ValueError, match=r"a ring has at least 1 slot and at most .* num_usable=4"):
+    with pytest.raises(ValueError, match=r"a ring must have at least 1 slot and at most .* num_usable=4"):
         ring_of(3, 4)
 
 
@@ -104,7 +104,7 @@ def test_the_number_of_workers_wanted_has_bounds() -> None:
     ring = ring_of(2, 2)
     assert ring.num_wanted == 3
     for count in (0, 4):
-        with pytest.raises(ValueError, match=f"a ring made for 3 workers has 1 to as many, got {count}"):
+        with pytest.raises(ValueError, match=f"the number of workers must be 1 to 3, got {count}"):
             ring.num_wanted = count
 
 
@@ -118,7 +118,7 @@ def test_pages_given_back_are_free_though_they_stay_mapped() -> None:
     assert before > 0 == os.fstat(fd).st_blocks
     assert bytes(view[:3]) == b"\0\0\0"
     os.close(fd)
-    with pytest.raises(OSError, match=f"fallocate to give back {SLOT} bytes: Bad file descriptor"):
+    with pytest.raises(OSError, match=rf"cannot release {SLOT} bytes \(fallocate\): Bad file descriptor"):
         give_back_pages(fd, SLOT)
 
 

@@ -30,7 +30,7 @@ Result, 2 cores of a Xeon with AVX-512 at 2.6 GHz, numpy 2.4, torch 2.13 with 1 
 
 How to read it: a formula costs the same in the middle as at the start; what is worked out per epoch (without replacement, by
 length) costs its first batch once. In bulk, 65,536 at a time, BlockShuffle takes 5 to 12 ns and Weighted 7 to 12: the rest is the
-batches' own 2 us. Ranks are in step by the budget; with batches of 32 groups of neighbours help, the more the larger the window.
+batches' own 2 us. Ranks are in step by the budget; with batches of 32 groups of neighbors help, the more the larger the window.
 
     python benchmarks/sampling.py [--json]
 """

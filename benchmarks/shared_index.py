@@ -1,7 +1,7 @@
 """What does it cost to keep a million paths: to build, to read, in every worker, on the way to a spawned one?
 
 Method: every kind in a fresh process, 1 M strings of 50 characters (the tuples: with an int), from one generator. Building: the
-same process takes `list(generator)` and the kind in turn, so the ratio is of neighbours. Reading: 200,000 entries, the loop around
+same process takes `list(generator)` and the kind in turn, so the ratio is of neighbors. Reading: 200,000 entries, the loop around
 them included, once of the first thousand (they stay in the cache) and once of all, in turn with a list in the same process.
 Growth: two forked workers look at every entry once, and say what /proc/self/smaps_rollup says before and after: private memory, and
 PSS, which counts shared pages by their share. Pickled: what each spawned worker is sent.

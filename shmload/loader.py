@@ -538,9 +538,9 @@ def _kind_of_engine(config: LoaderConfig, builder: EngineBuilder) -> tuple[Make,
     """Return the function that makes this loader's engines, and the engine options for the placement of its workers."""
     options: dict[str, Any] = {}
     if config.ray is not None:
-        from shmload.ray.actor_pool import OnCluster  # few loaders have a cluster
+        from shmload.ray.ray_backend import RayBackend  # few loaders have a cluster
 
-        options["backend"] = OnCluster(config.ray)
+        options["backend"] = RayBackend(config.ray)
         options["num_far"] = config.num_workers
     if config.share is not None:
         from shmload.sharing.choice import shared_engine  # few loaders share

@@ -54,7 +54,7 @@ cdef class RowGather:
         size_t item_nbytes, int64_t item_stride, int swap, keeper,
     ):
         if swap not in (1, 2, 4, 8):
-            raise ValueError(f"numbers whose bytes can be turned round have 2, 4 or 8 of them; got {swap}")
+            raise ValueError(f"the byte order can be swapped only for items of 2, 4 or 8 bytes, got {swap}")
         self._base = <const uint8_t *>address
         self.num_rows = num_rows
         self._row_stride = row_stride
@@ -75,7 +75,7 @@ cdef class RowGather:
         cdef Py_ssize_t i, n = indices.shape[0]
         cdef int64_t at, bad = -1
         if nbytes != n * self.row_nbytes:
-            raise ValueError(f"{n} rows of {self.row_nbytes} bytes do not fill {nbytes}")
+            raise ValueError(f"the buffer must have {n * self.row_nbytes} bytes for {n} rows of {self.row_nbytes}, got {nbytes}")
         with nogil:
             for i in range(n):
                 at = indices[i]

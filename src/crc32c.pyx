@@ -48,7 +48,7 @@ def copy_crc32c(to, source, bint by_tables=False, bint streams=False):
         PyObject_GetBuffer(to, &room, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
         try:
             if room.len < view.len:
-                raise ValueError(f"{view.len} bytes do not fit a buffer of {room.len}")
+                raise ValueError(f"the destination of {room.len} bytes is too small for {view.len} bytes")
             with nogil:
                 if by_tables:
                     crc = ~crc_by_tables(<uint32_t>-1, <uint8_t *>room.buf, <const uint8_t *>view.buf, view.len)

@@ -17,7 +17,7 @@ def cut(const int64_t[::1] lengths, int64_t budget, int64_t max_rows, int64_t[::
     cdef Py_ssize_t i, first = 0, num_batches = 0
     cdef int64_t longest = 1, length
     if starts.shape[0] < lengths.shape[0]:
-        raise ValueError(f"starts must hold {lengths.shape[0]} places, it holds {starts.shape[0]}")
+        raise ValueError(f"starts must have {lengths.shape[0]} elements, got {starts.shape[0]}")
     with nogil:
         for i in range(lengths.shape[0]):
             length = lengths[i]

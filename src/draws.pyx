@@ -37,10 +37,10 @@ cdef class AliasTable:
         cdef shml_uint128 *held
         for i in range(n):
             if weights[i] > <uint64_t>1 << 63:
-                raise ValueError(f"weights are at most 2^63, got {weights[i]} at {i}")
+                raise ValueError(f"weights must be at most 2^63, got {weights[i]} at index {i}")
             self.n += weights[i] == <uint64_t>1 << 63
         if self.n == 0 or n >= <uint64_t>1 << 31:
-            raise ValueError(f"there must be fewer than 2^31 weights and one of 2^63 among them, got {n} without one")
+            raise ValueError(f"there must be fewer than 2^31 weights, and at least one must be 2^63, got {n} weights without one")
         self.n = n
         self._columns = <shml_column *>malloc(n * sizeof(shml_column))
         held = <shml_uint128 *>malloc(n * sizeof(shml_uint128))

@@ -55,9 +55,9 @@ cdef class Recorders:
         cdef uint64_t nbytes = control.nbytes, offset, workers
         cdef uint32_t num_workers
         if nbytes < sizeof(shml_header) or header.magic != SHML_MAGIC:
-            raise ValueError("this is no control block of a loader")
+            raise ValueError("the memory is not the control block of a loader")
         if header.abi != SHML_ABI:
-            raise ValueError(f"this control block has layout version {header.abi}, needed is {SHML_ABI}: "
+            raise ValueError(f"the control block has layout version {header.abi}, and this shmload reads version {SHML_ABI}: "
                              "use the shmload that the loader runs with")
         offset, workers, num_workers = header.events_offset, header.workers_offset, header.num_workers
         self._capacity = header.events_per_ring & 0xFFFFFFFF
@@ -67,7 +67,7 @@ cdef class Recorders:
                 or workers % SHML_ALIGN or workers > nbytes or num_workers > <uint32_t>SHML_MAX_WORKERS
                 or num_workers * sizeof(shml_worker) > nbytes - workers
                 or (num_workers + <uint64_t>1) * self._stride > nbytes - offset):
-            raise ValueError(f"this control block of {nbytes} bytes is damaged: it says {num_workers} workers from byte {workers} on "
+            raise ValueError(f"the control block of {nbytes} bytes is damaged: it claims {num_workers} workers from byte {workers} on "
                              f"and {header.events_per_ring} events each from byte {offset} on")
         self.num_workers = num_workers
         self._workers = <shml_worker *>(<char *>header + workers)
@@ -78,7 +78,7 @@ cdef class Recorders:
 
     cdef shml_recorder *_recorder(self, int owner) except NULL:
         if owner < 0 or owner > self.num_workers:
-            raise IndexError(f"recorder {owner} of {self.num_workers + 1}")
+            raise IndexError(f"recorder {owner} does not exist: there are {self.num_workers + 1}")
         return <shml_recorder *>(self._base + owner * self._stride)
 
     @property

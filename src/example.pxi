@@ -525,5 +525,5 @@ def example_features(bytes record not None):
         else:
             is_sound = skip(&c, number, wire)
     if not is_sound:
-        raise ValueError(f"the bytes are no protobuf message, or damaged, at or before byte {c.at - begin}")
+        raise ValueError(f"the bytes are not a valid protobuf message: the error is at or before byte {c.at - begin}")
     return features

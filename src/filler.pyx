@@ -59,9 +59,9 @@ cdef class WorkerRing:
     def __cinit__(self, control, uint32_t worker_id):
         cdef shml_header *header = <shml_header *><uintptr_t>control.address
         if header.magic != SHML_MAGIC or header.abi != SHML_ABI:
-            raise ValueError(f"this is no control block of layout version {SHML_ABI}: it says {header.abi}")
+            raise ValueError(f"the control block has layout version {header.abi}, and this shmload reads version {SHML_ABI}")
         if header.total_nbytes > control.nbytes or worker_id >= header.num_workers:
-            raise ValueError(f"worker {worker_id} does not fit a control block of {header.num_workers} workers, "
+            raise ValueError(f"worker {worker_id} does not exist in a control block of {header.num_workers} workers and "
                              f"{control.nbytes} bytes")
         self._control = control
         self.worker_id = worker_id
@@ -132,7 +132,7 @@ cdef class WorkerRing:
             num_left: number of the oldest open orders that are left to others.
         """
         if self._is_claimed:
-            raise RuntimeError("a worker holds at most one claim: finish it first")
+            raise RuntimeError("the worker already has a claim: finish it before the next one")
         cdef int found
         if self.is_held_up:
             found = shml_take_failed(&self._ring, self.worker_id, self.epoch, self.step, &self._claim)
@@ -178,7 +178,7 @@ cdef class WorkerRing:
 
     cdef shml_slot *_record(self) except NULL:
         if not self._is_claimed:
-            raise RuntimeError("there is no claim")
+            raise RuntimeError("the worker has no claim: call claim() first")
         return &self._ring.slots[self._claim.slot]
 
     @property
@@ -269,14 +269,14 @@ cdef class WorkerRing:
         """Record the size of a packed batch in payload bytes. The order must be one chunk, because the batch has one writer."""
         cdef shml_slot *record = self._record()
         if record.nchunks != 1:
-            raise ValueError(f"a packed batch is written by one worker; this order is divided among {record.nchunks} chunks")
+            raise ValueError(f"a packed batch must be written by one worker, but this order is divided into {record.nchunks} chunks")
         record.used_nbytes = nbytes
 
     def write_note(self, bytes note):
         """Send a note with the claimed order's batch, at most `text_capacity` bytes. The order must be one chunk."""
         cdef shml_slot *record = self._record()
         if record.nchunks != 1 or <uint64_t>len(note) > self._ring.header.text_capacity:
-            raise ValueError(f"a note has at most {self._ring.header.text_capacity} bytes and goes with an order of one chunk; "
+            raise ValueError(f"a note must have at most {self._ring.header.text_capacity} bytes and belong to an order of one chunk, "
                              f"got {len(note)} bytes and {record.nchunks} chunks")
         memcpy(shml_text_area(&self._ring, self._claim.slot), <const char *>note, len(note))
         record.note_nbytes = len(note)
@@ -322,7 +322,7 @@ cdef class WorkerRing:
     def pace_of(self, uint32_t worker_id):
         """Return (chunks finished so far, nanoseconds they took) of any worker of the ring."""
         if worker_id >= self._ring.header.num_workers:
-            raise ValueError(f"there is no worker {worker_id} of {self._ring.header.num_workers}")
+            raise ValueError(f"worker {worker_id} does not exist: the ring has {self._ring.header.num_workers}")
         cdef shml_worker *worker = &self._ring.workers[worker_id]
         return worker.num_chunks, worker.busy_ns
 
@@ -364,9 +364,9 @@ cdef class WorkerRing:
     def propose_layout(self, bytes text):
         """Propose a layout, after `ask_layout` has returned True. Then ring the trainer's bell."""
         if <uint64_t>len(text) > self._ring.header.layout_capacity:
-            raise ValueError(f"a layout has at most {self._ring.header.layout_capacity} bytes of text, got {len(text)}")
+            raise ValueError(f"the text of a layout must have at most {self._ring.header.layout_capacity} bytes, got {len(text)}")
         if self._ring.header.layout_state != <uint32_t>(SHML_LAYOUT_ASKING + self.worker_id):
-            raise RuntimeError("ask_layout() has not said True")
+            raise RuntimeError("a layout may be proposed only after ask_layout() has returned True")
         memcpy(self._ring.layout, <const char *>text, len(text))
         self._ring.header.layout_nbytes = len(text)
         self._ring.header.layout_state = SHML_LAYOUT_PROPOSED
@@ -404,7 +404,7 @@ cdef class ChunkWriter:
     def __cinit__(self, WorkerRing ring not None, Part part, list keys not None, int row, *, begin=None,
                   Reseeder reseeder=None, uint64_t seed=0, seed_rest=None):
         if not ring._is_claimed or ring.end_row > len(keys):
-            raise ValueError(f"rows {row} to {ring.end_row} of a claim, given {len(keys)} keys")
+            raise ValueError(f"the claim has rows {row} to {ring.end_row}, got {len(keys)} keys")
         self._ring, self._part, self._keys, self.row, self._end = ring, part, keys, row, ring.end_row
         self._begin, self._reseeder, self._seed, self._seed_rest = begin, reseeder, seed, seed_rest
         self.fits = True
@@ -419,7 +419,7 @@ cdef class ChunkWriter:
             source: returns the sample of a key as `source[key]`.
         """
         if self._part is None:
-            raise ValueError("there are no rows to write into")
+            raise ValueError("the batch has no memory for rows")
         while self._put(sample) and self.row < self._end:
             sample = source[self._keys[self.row]]
 

@@ -50,9 +50,9 @@ cdef class FollowerRing:
     def __cinit__(self, control, Share shared):
         cdef shml_header *header = <shml_header *><uintptr_t>control.address
         if control.nbytes < sizeof(shml_header) or header.magic != SHML_MAGIC or header.abi != SHML_ABI:
-            raise ValueError("this memory is no control block of this shmload's; the ranks of a node need the same version")
+            raise ValueError("the memory is not a control block of this version of shmload: all ranks of a node must run the same version")
         if header.num_slots != <uint32_t>shared.num_slots or header.total_nbytes > <uint64_t>control.nbytes:
-            raise ValueError(f"a ring of {header.num_slots} slots is not the one whose {shared.num_slots} are shared")
+            raise ValueError(f"the ring has {header.num_slots} slots, but the ranks share {shared.num_slots}")
         shml_view(&self._ring, header)
         self._control = control
         self._shared = shared
@@ -76,9 +76,9 @@ cdef class FollowerRing:
 
     cdef int _slot(self, int slot) except -1:
         if shml_num_forks != self._num_forks:
-            raise RuntimeError("this loader belongs to the process that forked this one; a forked child cannot use it: make a new one")
+            raise RuntimeError("this loader belongs to the parent process: create a new loader in a forked child")
         if slot < 0 or slot >= self.num_slots:
-            raise IndexError(f"slot {slot} of a ring with {self.num_slots}")
+            raise IndexError(f"slot {slot} is out of range: the ring has {self.num_slots}")
         return 0
 
     def find(self, Order order):
@@ -118,9 +118,9 @@ cdef class FollowerRing:
         """
         self._slot(slot)
         if nbytes > <uint64_t>memory.nbytes or offset > <uint64_t>memory.nbytes - nbytes:
-            raise ValueError(f"slot of {nbytes} bytes at {offset} ends beyond its segment of {memory.nbytes}")
+            raise ValueError(f"the slot of {nbytes} bytes at {offset} ends beyond its segment of {memory.nbytes}")
         if not self.is_free(slot):
-            raise ValueError(f"slot {slot} is leased: its payload cannot change")
+            raise ValueError(f"cannot change the payload of slot {slot} while it is leased")
         cdef shml_place *place = &self._local_ring.places[slot]
         shml_map_drop(place.map)
         place.map = shml_map_keep(<shml_map *><uintptr_t>memory.handle)
@@ -136,7 +136,7 @@ cdef class FollowerRing:
     def lease(self, int slot):
         """Lease a READY slot that is free, and pass its batch."""
         if not self.is_free(slot):
-            raise ValueError(f"slot {slot} is leased already")
+            raise ValueError(f"slot {slot} is already leased")
         cdef shml_place *place = &self._local_ring.places[slot]
         if place.map == NULL:
             raise ValueError(f"slot {slot} has no payload")

@@ -19,7 +19,7 @@ def gather_rows(const int64_t[::1] addresses not None, Py_ssize_t nbytes, uint8_
     """
     cdef Py_ssize_t i, count = addresses.shape[0]
     if nbytes < 0 or out.shape[0] != count * nbytes:
-        raise ValueError(f"{count} rows of {nbytes} bytes do not fit {out.shape[0]} bytes")
+        raise ValueError(f"out has {out.shape[0]} bytes, which is too small for {count} rows of {nbytes}")
     if out.shape[0] == 0:
         return
     cdef uint8_t *to = &out[0]
@@ -47,14 +47,14 @@ def gather_runs(const int64_t[::1] addresses not None, const int64_t[::1] nbytes
     cdef Py_ssize_t i, count = addresses.shape[0]
     cdef uint64_t total = 0
     if nbytes.shape[0] != count:
-        raise ValueError(f"{count} runs need as many lengths; got {nbytes.shape[0]}")
+        raise ValueError(f"{count} runs need {count} lengths, got {nbytes.shape[0]}")
     for i in range(count):
         if nbytes[i] < 0:
-            raise ValueError(f"run {i} is {nbytes[i]} bytes long")
+            raise ValueError(f"the length of run {i} must not be negative, got {nbytes[i]}")
         if total <= <uint64_t>out.shape[0]:  # past it, counting is useless, and sums could wrap
             total += nbytes[i]
     if total != <uint64_t>out.shape[0]:
-        raise ValueError(f"{count} runs of {total} bytes do not fit {out.shape[0]} bytes")
+        raise ValueError(f"out has {out.shape[0]} bytes, which is too small for {count} runs of {total} bytes in all")
     if total == 0:
         return
     cdef uint8_t *to = &out[0]
@@ -75,13 +75,13 @@ def pad_runs(list runs not None, Py_ssize_t nbytes, uint8_t[::1] out not None):
     cdef Py_buffer run
     cdef Py_ssize_t i, count = len(runs)
     if nbytes <= 0 or out.shape[0] != count * nbytes:
-        raise ValueError(f"{count} runs of {nbytes} bytes do not fit {out.shape[0]} bytes")
+        raise ValueError(f"out has {out.shape[0]} bytes, which is too small for {count} runs of {nbytes}")
     cdef uint8_t *to = &out[0] if count else NULL
     for i in range(count):
         PyObject_GetBuffer(runs[i], &run, PyBUF_SIMPLE)
         try:
             if run.len > nbytes:
-                raise ValueError(f"run {i} has {run.len} bytes, more than {nbytes}")
+                raise ValueError(f"run {i} must have at most {nbytes} bytes, got {run.len}")
             memcpy(to, run.buf, run.len)
             memset(to + run.len, 0, nbytes - run.len)
         finally:
@@ -100,7 +100,7 @@ def number_runs(list lengths not None, int64_t[::1] numbers not None, int64_t[::
         length = given
         run += 1
         if length < 0 or length > numbers.shape[0] - at or length > places.shape[0] - at:
-            raise ValueError(f"run {run - 1} of {length} elements at {at} does not fit {min(len(numbers), len(places))}")
+            raise ValueError(f"run {run - 1} of {length} elements at {at} ends beyond the {min(len(numbers), len(places))} elements")
         for i in range(length):
             numbers[at + i] = run
             places[at + i] = i

@@ -59,7 +59,7 @@ cdef class _Buffer:
         cdef size_t capacity = max(2 * self.capacity, self.nbytes + nbytes, <size_t>4096)
         cdef char *base = <char *>realloc(self.base, capacity)
         if base == NULL:
-            raise MemoryError(f"no memory for {capacity} bytes of an index's column")
+            raise MemoryError(f"cannot allocate {capacity} bytes for a column of the index")
         self.base, self.capacity = base, capacity
         return 0
 
@@ -135,7 +135,7 @@ cdef class ColumnBuilder:
         elif self._kind == SHML_INT and _is_int(value):
             number = PyLong_AsLongLongAndOverflow(value if PyLong_Check(value) else int(value), &overflow)
             if overflow:
-                raise OverflowError(f"{self._where()}{value} does not fit int64; hold it as a str")
+                raise OverflowError(f"{self._where()}{value} does not fit in int64: store it as a str")
             self._data.add(&number, sizeof(number))
         elif self._kind == SHML_FLOAT and (PyFloat_Check(value) or isinstance(value, np.floating)):
             real = PyFloat_AsDouble(value)
@@ -169,7 +169,7 @@ cdef class ColumnBuilder:
         if value.dtype != self.dtype or value.shape != self.shape:
             raise ValueError(
                 f"{self._where()}an array of {value.dtype} {list(value.shape)}, after arrays of {self.dtype} {list(self.shape)}; "
-                "the rows of a column have one dtype and shape"
+                "all rows of a column must have one dtype and shape"
             )
         cdef const unsigned char[::1] view = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         if view.shape[0]:
@@ -192,10 +192,10 @@ cdef class ColumnBuilder:
         elif isinstance(value, np.ndarray):
             kind = SHML_ARRAY
         else:
-            raise TypeError(f"{self._where()}a {_type(value)} cannot be held; an index takes {_TAKEN}. str(...) or os.fspath(...) "
-                            "may make one of it")
+            raise TypeError(f"{self._where()}an index cannot store a {_type(value)}, only {_TAKEN}. Convert it, for example with str(...) or "
+                            "os.fspath(...)")
         if self.count and kind > SHML_BYTES:
-            raise TypeError(f"{self._where()}{_type(value)} after None; only str and bytes can be missing: give nan, or -1")
+            raise TypeError(f"{self._where()}{_type(value)} after None: only str and bytes can be None, so use nan or -1 for missing numbers")
         if kind == SHML_ARRAY:
             self._become_array(value.dtype, value.shape)
         self._kind = kind
@@ -203,7 +203,7 @@ cdef class ColumnBuilder:
 
     def _become_array(self, dtype, shape):
         if dtype.kind not in _NUMERIC or not dtype.isnative:
-            raise TypeError(f"{self._where()}an array of {dtype} cannot be held; an index takes {_TAKEN}, in native byte order")
+            raise TypeError(f"{self._where()}an index cannot store an array of {dtype}, only {_TAKEN}, in native byte order")
         self.dtype, self.shape = dtype, tuple(shape)
         self._kind = SHML_ARRAY
 

@@ -83,7 +83,7 @@ cdef class PackedRows:
         if PySlice_Check(item):
             return self._slice(item)
         if not PyIndex_Check(item):
-            raise TypeError(f"an index is subscripted with integers and slices, not {type(item).__name__}")
+            raise TypeError(f"an index takes integers and slices, got {type(item).__name__}")
         return self._entry(self._row(PyNumber_AsSsize_t(item, IndexError)))
 
     def __iter__(self):

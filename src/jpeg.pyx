@@ -54,7 +54,7 @@ def bind(bytes path not None):
     cdef jpeg62_library found
     cdef char message[JPEG62_MESSAGE]
     if not jpeg_bind(&found, path, message):
-        raise ImportError(f"no libjpeg-turbo through {path.decode(errors='replace')}: {message.decode(errors='replace')}")
+        raise ImportError(f"cannot load libjpeg-turbo from {path.decode(errors='replace')}: {message.decode(errors='replace')}")
     bound = found
     is_bound = True
 
@@ -90,13 +90,13 @@ def decode(
     cdef jpeg_job job
     cdef int is_done
     if not is_bound:
-        raise RuntimeError("no libjpeg-turbo is bound; bind() one first")
+        raise RuntimeError("libjpeg-turbo is not loaded: call bind() first")
     job.height, job.width = size
     job.top, job.left, job.bottom, job.right = part
     if not (job.top < job.bottom <= job.height and job.left < job.right <= job.width):
-        raise ValueError(f"part {part} is no part of an image of {job.height} x {job.width} pixels")
+        raise ValueError(f"part {part} is not inside the image of {job.height} x {job.width} pixels")
     if reduction not in (1, 2, 4, 8):
-        raise ValueError(f"reduction needs to be 1, 2, 4 or 8; got {reduction}")
+        raise ValueError(f"reduction must be 1, 2, 4 or 8, got {reduction}")
     job.data = <const uint8_t *>PyBytes_AS_STRING(data)
     job.nbytes = PyBytes_GET_SIZE(data)
     job.into = &into[0] if into.shape[0] else NULL
@@ -130,7 +130,7 @@ def recode(bytes data not None, *, unsigned least_width=0):
     cdef jpeg_recoding job
     cdef int is_done
     if not is_bound:
-        raise RuntimeError("no libjpeg-turbo is bound; bind() one first")
+        raise RuntimeError("libjpeg-turbo is not loaded: call bind() first")
     job.data = <const uint8_t *>PyBytes_AS_STRING(data)
     job.nbytes = PyBytes_GET_SIZE(data)
     job.least_width = least_width

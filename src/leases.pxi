@@ -148,10 +148,10 @@ cdef class Lease:
         """Return the last part of a packed batch (batch/packed_batch.py), which describes the other parts."""
         cdef uint64_t[2] place
         if self._lease.nbytes < sizeof(place):
-            raise ValueError(f"a slot of {self._lease.nbytes} bytes holds no packed batch")
+            raise ValueError(f"the slot of {self._lease.nbytes} bytes does not contain a packed batch")
         memcpy(place, self._lease.base, sizeof(place))
         if place[0] > self._lease.nbytes or place[1] > self._lease.nbytes - place[0]:
-            raise ValueError(f"{place[1]} bytes of meta at {place[0]} end beyond the slot of {self._lease.nbytes}")
+            raise ValueError(f"{place[1]} bytes of metadata at {place[0]} end beyond the slot of {self._lease.nbytes}")
         return (<const char *>self._lease.base)[place[0]:place[0] + place[1]]
 
     cpdef capsule(self, uint64_t offset, int code, int bits, tuple shape):

@@ -27,10 +27,10 @@ cdef class LocalRing:
                   uint64_t text_capacity, uint64_t layout_capacity, bint is_static=False, uint32_t threads_per_worker=1, uint32_t num_usable=0):
         cdef uint64_t needed = shml_plan(NULL, num_slots, num_workers, order_capacity, text_capacity, layout_capacity)
         if num_slots < 1 or num_workers > SHML_MAX_WORKERS or num_usable > num_slots:
-            raise ValueError(f"a ring has at least 1 slot and at most {SHML_MAX_WORKERS} workers, "
+            raise ValueError(f"a ring must have at least 1 slot and at most {SHML_MAX_WORKERS} workers, "
                              f"got num_slots={num_slots}, num_workers={num_workers}, num_usable={num_usable}")
         if control.nbytes < needed:
-            raise ValueError(f"the control block needs {needed} bytes, the mapping has {control.nbytes}")
+            raise ValueError(f"the control block needs {needed} bytes, but the mapping has {control.nbytes}")
         self._control = control
         self._num_forks = shml_num_forks
         self._pid = os.getpid()
@@ -58,17 +58,17 @@ cdef class LocalRing:
 
     cdef int _guard(self) except -1:
         if shml_num_forks != self._num_forks:
-            raise RuntimeError(f"this loader belongs to process {self._pid}; a forked child cannot use it: make a new one")
+            raise RuntimeError(f"this loader belongs to process {self._pid}: create a new loader in a forked child")
         return 0
 
     cdef int _slot(self, int slot) except -1:
         if slot < 0 or slot >= self.num_slots:
-            raise IndexError(f"slot {slot} of a ring with {self.num_slots}")
+            raise IndexError(f"slot {slot} is out of range: the ring has {self.num_slots}")
         return self._guard()
 
     cdef int _worker(self, uint32_t worker) except -1:
         if worker >= <uint32_t>self.num_workers:
-            raise IndexError(f"worker {worker} of a ring with {self.num_workers}")
+            raise IndexError(f"worker {worker} is out of range: the ring has {self.num_workers}")
         return self._guard()
 
     # ------------------------------------------------------------ slots
@@ -135,7 +135,7 @@ cdef class LocalRing:
         self._slot(slot)
         cdef int state = self._local_ring.places[slot].state
         if state == SHML_FREE or state == SHML_LEASED or state == SHML_PENDING_COPIES:
-            raise ValueError(f"slot {slot} is not the trainer's to free: its state is {state}")
+            raise ValueError(f"the trainer cannot free slot {slot}: its state is {state}")
         if state != SHML_HELD:
             self._require_final(slot)
         if self._shared is None:  # otherwise followers must find the failure, and no worker of a shared ring waits for it
@@ -161,7 +161,7 @@ cdef class LocalRing:
         """
         self._guard()
         if self._local_ring.pending_copies != NULL or self._local_ring.num_leased:
-            raise ValueError("slots are set to cool once, before the first lease")
+            raise ValueError("cooling must be enabled once, before the first lease")
         if shml_local_ring_cool(self._local_ring, _report_ended, <void *>self._entry):
             raise MemoryError
         self._entry._ended = ended
@@ -177,7 +177,7 @@ cdef class LocalRing:
         """Free a slot whose pending copies have finished."""
         self._slot(slot)
         if shml_local_ring_cooled(self._local_ring, slot):
-            raise ValueError(f"slot {slot} does not cool: its state is {self._local_ring.places[slot].state}")
+            raise ValueError(f"slot {slot} is not cooling: its state is {self._local_ring.places[slot].state}")
         self._ring.slots[slot].state = SHML_FREE
 
     # ------------------------------------------------------------ slots in use
@@ -185,7 +185,7 @@ cdef class LocalRing:
     def park(self, int slot):
         """Take a free slot out of use, and drop its payload."""
         if self.state(slot) != SHML_FREE:
-            raise ValueError(f"slot {slot} is not free to be parked: its state is {self._local_ring.places[slot].state}")
+            raise ValueError(f"slot {slot} cannot be parked unless it is free: its state is {self._local_ring.places[slot].state}")
         cdef shml_place *place = &self._local_ring.places[slot]
         cdef shml_slot *record = &self._ring.slots[slot]
         shml_local_ring_pull_free(self._local_ring, slot)
@@ -219,7 +219,7 @@ cdef class LocalRing:
     @num_wanted.setter
     def num_wanted(self, uint32_t count):
         if count < 1 or count > <uint32_t>self.num_workers:
-            raise ValueError(f"a ring made for {self.num_workers} workers has 1 to as many, got {count}")
+            raise ValueError(f"the number of workers must be 1 to {self.num_workers}, got {count}")
         self._guard()
         self._ring.header.num_wanted = count
 
@@ -230,13 +230,13 @@ cdef class LocalRing:
         """
         self._slot(slot)
         if len(path) >= SHML_PATH_NBYTES:
-            raise ValueError(f"a payload path has at most {SHML_PATH_NBYTES - 1} bytes, got {len(path)}")
+            raise ValueError(f"a payload path must have at most {SHML_PATH_NBYTES - 1} bytes, got {len(path)}")
         if nbytes > <uint64_t>mapping.nbytes or offset > <uint64_t>mapping.nbytes - nbytes:
-            raise ValueError(f"slot of {nbytes} bytes at {offset} ends beyond its segment of {mapping.nbytes}")
+            raise ValueError(f"the slot of {nbytes} bytes at {offset} ends beyond its segment of {mapping.nbytes}")
         cdef shml_place *place = &self._local_ring.places[slot]
         cdef shml_slot *record = &self._ring.slots[slot]
         if place.state == SHML_LEASED or place.state == SHML_PENDING_COPIES:
-            raise ValueError(f"slot {slot} is leased: its payload cannot change")
+            raise ValueError(f"cannot change the payload of slot {slot} while it is leased")
         shml_map_drop(place.map)
         place.map = shml_map_keep(<shml_map *><uintptr_t>mapping.handle)
         place.offset = offset
@@ -341,7 +341,7 @@ cdef class LocalRing:
     def worker(self, uint32_t worker):
         """Return one worker's record as a dict."""
         if worker >= <uint32_t>self.num_workers:
-            raise IndexError(f"worker {worker} of a ring with {self.num_workers}")
+            raise IndexError(f"worker {worker} is out of range: the ring has {self.num_workers}")
         cdef shml_worker *r = &self._ring.workers[worker]
         return {"pid": r.pid, "started_ns": r.started_ns, "since_ns": r.since_ns, "index": <int64_t>r.index,
                 "is_waiting": bool(r.is_waiting), "busy_s": r.busy_ns / 1e9, "num_chunks": r.num_chunks,

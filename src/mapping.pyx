@@ -50,7 +50,7 @@ cdef extern from "fcntl.h" nogil:
 def give_back_pages(int fd, size_t nbytes):
     """Free the memory of a segment although others still map it: from now on they read zeros there."""
     if fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, nbytes):
-        raise OSError(errno, f"fallocate to give back {nbytes} bytes: {os.strerror(errno)}")
+        raise OSError(errno, f"cannot release {nbytes} bytes (fallocate): {os.strerror(errno)}")
 
 
 cdef class Mapping:
@@ -75,11 +75,11 @@ cdef class Mapping:
         cdef void *base
         cdef int protection = PROT_READ | PROT_WRITE if writable else PROT_READ
         if nbytes == 0:
-            raise ValueError("Mapping needs at least one byte, got nbytes=0")
+            raise ValueError("nbytes must be positive, got 0")
         with nogil:
             base = mmap(NULL, nbytes, protection, (MAP_PRIVATE if private else MAP_SHARED) | (MAP_POPULATE if populate else 0), fd, 0)
         if base == MAP_FAILED:
-            raise OSError(errno, f"mmap of {nbytes} bytes: {os.strerror(errno)}")
+            raise OSError(errno, f"cannot map {nbytes} bytes (mmap): {os.strerror(errno)}")
         if not inherit:
             madvise(base, nbytes, MADV_DONTFORK)
         self._map = <shml_map *>malloc(sizeof(shml_map))
@@ -109,12 +109,12 @@ cdef class Mapping:
         """
         cdef int failed
         if begin > end or end > self.nbytes:
-            raise ValueError(f"a mapping of {self.nbytes} bytes has none from {begin} to {end}")
+            raise ValueError(f"bytes {begin} to {end} are not inside the mapping of {self.nbytes} bytes")
         begin -= begin % PAGE_NBYTES
         with nogil:
             failed = madvise(<char *>self._map.base + begin, end - begin, MADV_POPULATE_WRITE)
         if failed:
-            raise OSError(errno, f"memory for {end - begin} bytes: {os.strerror(errno)}")
+            raise OSError(errno, f"cannot allocate {end - begin} bytes: {os.strerror(errno)}")
 
     @property
     def address(self):

@@ -103,7 +103,7 @@ cdef class Draws:
         cdef uint64_t *own_starts
         cdef uint64_t *own_shares
         if not (1 <= num_members <= MAX_MEMBERS and num_pieces >= 1 and starts.shape[0] == num_pieces and starts[0] == 0):
-            raise ValueError(f"shares of 1 to {MAX_MEMBERS} members are needed for each of {starts.shape[0]} pieces from 0 on, "
+            raise ValueError(f"each of the {starts.shape[0]} pieces must have shares of 1 to {MAX_MEMBERS} members, and the first must start at 0, "
                              f"got {num_pieces} pieces of {num_members} members")
         own_starts = <uint64_t *>malloc(num_pieces * sizeof(uint64_t))
         own_shares = <uint64_t *>malloc(<size_t>num_pieces * num_members * sizeof(uint64_t))
@@ -117,14 +117,14 @@ cdef class Draws:
             for i in range(num_members):
                 own_shares[<size_t>piece * num_members + i] = shares[piece, i]
                 if shares[piece, i] > (<uint64_t>1 << 60) - sum_of_piece:
-                    raise ValueError(f"shares of a piece add up to at most 2^60, got more in piece {piece}")
+                    raise ValueError(f"the shares of a piece must add up to at most 2^60, got more in piece {piece}")
                 sum_of_piece += shares[piece, i]
             if piece == 0:
                 total = sum_of_piece
             if sum_of_piece == 0 or sum_of_piece != total:
-                raise ValueError(f"shares of every piece add up to one total above 0, got {total} and {sum_of_piece}")
+                raise ValueError(f"the shares of all pieces must add up to the same positive total, got {total} and {sum_of_piece}")
             if piece and not starts[piece - 1] < starts[piece] <= SHML_LAST_POSITION:
-                raise ValueError(f"pieces start at rising positions up to 2^62, got {starts[piece]} after {starts[piece - 1]}")
+                raise ValueError(f"the starts of pieces must increase and be at most 2^62, got {starts[piece]} after {starts[piece - 1]}")
         self._shares.num_pieces = num_pieces
         self._shares.num_members = num_members
         self._shares.total = total
@@ -150,7 +150,7 @@ cdef class Draws:
         cdef size_t k = self._shares.num_members, leaves = 2 * <size_t>self._num_leaves, done, count = out.shape[0]
         cdef char *memory
         if <size_t>counters.shape[0] != k or position > SHML_LAST_POSITION or count > SHML_LAST_POSITION:
-            raise ValueError(f"{k} counters and a position up to 2^62 are needed, got {counters.shape[0]} and {position}")
+            raise ValueError(f"{k} counters and a position of at most 2^62 are required, got {counters.shape[0]} counters and position {position}")
         if count == 0:
             return
         memory = <char *>calloc(1, k * (2 * sizeof(shml_edge) + 2 * sizeof(int64_t)) + leaves * 2 * (sizeof(int64_t) + sizeof(uint32_t)))
@@ -170,7 +170,7 @@ cdef class Draws:
             done = shml_run_draws(&self._shares, &run, position, &counters[0], &out[0], count)
         free(memory)
         if done < count:
-            raise ValueError(f"the counters are not those of position {position}: at {position + done} no member may be drawn")
+            raise ValueError(f"the counters do not belong to position {position}: no member may be drawn at {position + done}")
 
 
 cdef class Rounds:
@@ -191,7 +191,7 @@ cdef class Rounds:
 
     def __cinit__(self, uint64_t size, *, bint shuffle, uint64_t seed, uint64_t epoch, uint64_t stream, uint64_t num_streams):
         if not 1 <= size <= SHML_LAST_POSITION or num_streams == 0:
-            raise ValueError(f"a member has 1 to 2^62 samples and at least one stream, got {size} and {num_streams}")
+            raise ValueError(f"a member must have 1 to 2^62 samples and at least one stream, got {size} samples and {num_streams} streams")
         self._key = shml_key(seed=seed, n=size, epoch=epoch, stream=stream)
         self._stream, self._num_streams = stream, num_streams
         self._shuffled = shuffle

@@ -57,22 +57,23 @@ cdef class OrderRing(LocalRing):
         cdef shml_place *place = &self._local_ring.places[slot]
         cdef Py_buffer view
         if place.state != SHML_HELD and place.state != SHML_ORDERED:
-            raise ValueError(f"slot {slot} must be held before it is published; its state is {place.state}")
+            raise ValueError(f"slot {slot} must be held before it is published, but its state is {place.state}")
         if place.state == SHML_ORDERED:
             self._require_final(slot)
         if nchunks < 1 or nchunks > SHML_MAX_CHUNKS or (nrows and nchunks > nrows):
-            raise ValueError(f"an order has 1 to {SHML_MAX_CHUNKS} chunks and no more than rows, got {nchunks} for {nrows}")
+            raise ValueError(f"an order must have 1 to {SHML_MAX_CHUNKS} chunks and at most one per row, "
+                             f"got {nchunks} chunks for {nrows} rows")
         if is_packed and nchunks != 1:
-            raise ValueError(f"a packed batch is written by one worker: its order has 1 chunk, got {nchunks}")
+            raise ValueError(f"a packed batch must be written by one worker, in an order of 1 chunk, got {nchunks}")
         if len(order_path) >= SHML_PATH_NBYTES:
-            raise ValueError(f"an order path has at most {SHML_PATH_NBYTES - 1} bytes, got {len(order_path)}")
+            raise ValueError(f"an order path must have at most {SHML_PATH_NBYTES - 1} bytes, got {len(order_path)}")
         PyObject_GetBuffer(indices, &view, PyBUF_SIMPLE)
         try:
             if not is_pickled and <uint64_t>view.len != <uint64_t>nrows * 8:
                 raise ValueError(f"{nrows} rows need {nrows * 8} bytes of indices, got {view.len}")
             if not order_path:
                 if <uint64_t>view.len > self._ring.header.order_capacity:
-                    raise ValueError(f"the order area holds {self._ring.header.order_capacity} bytes, the order has {view.len}")
+                    raise ValueError(f"the order has {view.len} bytes, more than the order area of {self._ring.header.order_capacity}")
                 memcpy(shml_order_area(&self._ring, slot), view.buf, view.len)
             record.order_nbytes = view.len
         finally:

@@ -124,7 +124,7 @@ cdef class KeyedPermutation:
         cdef const uint16_t *table = NULL
         cdef shml_network network = self._backward if is_inverse else self._forward
         if <size_t>out.shape[0] != count:
-            raise ValueError(f"out must hold {count} values, it holds {out.shape[0]}")
+            raise ValueError(f"out must have {count} elements, got {out.shape[0]}")
         if count == 0:
             return 0
         for i in range(count):  # converted to unsigned, negative numbers are the largest

@@ -70,7 +70,7 @@ def record_starts(const uint8_t[::1] file):
             start += length + OVERHEAD
     try:
         if is_full:
-            raise MemoryError("no memory for the offsets of a file's records")
+            raise MemoryError("cannot allocate memory for the offsets of a file's records")
         return PyBytes_FromStringAndSize(<char *>starts, count * sizeof(int64_t)), PROBLEMS[problem], start
     finally:
         free(starts)

@@ -22,7 +22,7 @@ cdef class _Targets:
         if self.views == NULL or self.to == NULL:
             raise MemoryError
         if len(targets) != num_fields:
-            raise ValueError(f"{len(targets)} buffers for {num_fields} fields")
+            raise ValueError(f"there must be {num_fields} buffers, one for each field, got {len(targets)}")
         for i in range(num_fields):
             if targets[i] is not None:
                 PyObject_GetBuffer(targets[i], &self.views[i], PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
@@ -38,7 +38,7 @@ cdef class _Targets:
 
     cdef int check(self, int field, uint64_t wanted) except -1:
         if self.to[field] != NULL and <uint64_t>self.views[field].len < wanted:
-            raise ValueError(f"field {field}: {wanted} bytes do not fit a buffer of {self.views[field].len}")
+            raise ValueError(f"field {field}: the buffer of {self.views[field].len} bytes is too small for {wanted}")
         return 0
 
 

@@ -248,7 +248,7 @@ cdef class RecordBuffer:
                 self._at = put_head(self._at, 0x0a, view.len)
             self._copy(<const uint8_t *>view.buf, view.len)
         if self._at != end:
-            raise RuntimeError("an array was changed by another thread while it was written")
+            raise RuntimeError("another thread changed an array while it was being written")
         return 0
 
     cdef int _begin(self, size_t nbytes) except -1:
@@ -259,7 +259,7 @@ cdef class RecordBuffer:
         if self.nbytes + nbytes + 16 > self._room:
             more = realloc(self._data, 2 * self._room + nbytes + 4096)
             if more == NULL:
-                raise MemoryError(f"no memory for a record of {nbytes} bytes")
+                raise MemoryError(f"cannot allocate {nbytes} bytes for a record")
             self._data, self._room = <uint8_t *>more, 2 * self._room + nbytes + 4096
         self._at = self._data + self.nbytes
         memcpy(self._at, &length, 8)

@@ -125,7 +125,7 @@ cdef class RecordReader:
             rows = _Targets(targets, self.num_fields)
             for i in range(self.num_fields):
                 if self._specs[i].is_ragged or self._specs[i].is_text or rows.to[i] == NULL:
-                    raise ValueError(f"field {i} has no rows of a fixed size to write at once")
+                    raise ValueError(f"field {i} has no rows of a fixed size, which writing several at once requires")
                 rows.check(i, indices.shape[0] * row_nbytes(&self._specs[i], NULL))
             to = rows.to
         with nogil:
@@ -247,7 +247,7 @@ cdef class Survey:
     def place(self, Py_ssize_t row):
         """Return (index, file, start) of a row's record."""
         if not 0 <= row < self.num_rows:
-            raise IndexError(f"row {row} of {self.num_rows}")
+            raise IndexError(f"row {row} is out of range: there are {self.num_rows}")
         return self.records[row].index, self.records[row].file, self.records[row].start
 
     def is_still_so(self):

@@ -102,9 +102,9 @@ def resample(
     first_row, first_column = origin
     height, width = (image.shape[0], image.shape[1]) if whole is None else whole
     if image.shape[2] != 3 or image.shape[0] > LONGEST or image.shape[1] > LONGEST:
-        raise ValueError(f"an image of shape (height, width, 3) is needed; got ({image.shape[0]}, {image.shape[1]}, {image.shape[2]})")
+        raise ValueError(f"the image must have the shape (height, width, 3), got ({image.shape[0]}, {image.shape[1]}, {image.shape[2]})")
     if not (0 < job.height <= LONGEST and 0 < job.width <= LONGEST):
-        raise ValueError(f"size {size}: both sides need to be 1 to {LONGEST} pixels")
+        raise ValueError(f"both sides of size must be 1 to {LONGEST} pixels, got {size}")
     if not (
         0 <= first_row <= height - image.shape[0]
         and 0 <= first_column <= width - image.shape[1]
@@ -112,19 +112,19 @@ def resample(
         and width <= LONGEST
     ):
         raise ValueError(
-            f"{image.shape[0]} x {image.shape[1]} pixels at {origin} are no part of an image of {height} x {width}"
+            f"{image.shape[0]} x {image.shape[1]} pixels at {origin} are not inside the image of {height} x {width} pixels"
         )
     if not (0 <= clip_top < clip_bottom <= height and 0 <= clip_left < clip_right <= width):
-        raise ValueError(f"clip {clip} is no part of an image of {height} x {width}")
+        raise ValueError(f"clip {clip} is not inside the image of {height} x {width} pixels")
     if not (
         clip_top - SLACK <= top <= top + box_height <= clip_bottom + SLACK
         and clip_left - SLACK <= left <= left + box_width <= clip_right + SLACK
         and box_height > 0
         and box_width > 0
     ):
-        raise ValueError(f"box {box} is no part of clip {clip}")
+        raise ValueError(f"box {box} is not inside clip {clip}")
     if levels is not None and (levels.shape[0] != 3 or levels.shape[1] != 256):
-        raise ValueError(f"levels of shape (3, 256) are needed; got ({levels.shape[0]}, {levels.shape[1]})")
+        raise ValueError(f"levels must have the shape (3, 256), got ({levels.shape[0]}, {levels.shape[1]})")
     job.source = &image[0, 0, 0]
     job.row_nbytes = image.shape[1] * 3
     job.is_planar = is_planar
@@ -139,7 +139,7 @@ def resample(
     PyObject_GetBuffer(out, &view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
     try:
         if view.len != wanted:
-            raise ValueError(f"out has {view.len} bytes; {size} needs {wanted}")
+            raise ValueError(f"out must have {wanted} bytes for size {size}, got {view.len}")
         job.result = view.buf
         with nogil:
             outcome = _run(
@@ -159,7 +159,7 @@ def resample(
                 is_flipped,
             )
         if outcome == NO_MEMORY:
-            raise MemoryError(f"no memory to resample {box} to {size}")
+            raise MemoryError(f"cannot allocate memory to resample {box} to {size}")
         if outcome == LACKING:
             raise ValueError(
                 f"box {box} within clip {clip} needs more than the {num_rows} x {num_columns} pixels at {origin} that are there"
@@ -187,9 +187,9 @@ def look_up(const uint8_t[:, :, ::1] image not None, float[:, :, ::1] out not No
     cdef const float *level
     cdef float *into
     if (out.shape[0], out.shape[1], out.shape[2]) != (n, image.shape[1], image.shape[2]):
-        raise ValueError(f"out has another shape than the images: ({out.shape[0]}, {out.shape[1]}, {out.shape[2]})")
+        raise ValueError(f"out must have the shape of the images, got ({out.shape[0]}, {out.shape[1]}, {out.shape[2]})")
     if levels.shape[0] != channels or levels.shape[1] != 256:
-        raise ValueError(f"levels of shape ({channels}, 256) are needed; got ({levels.shape[0]}, {levels.shape[1]})")
+        raise ValueError(f"levels must have the shape ({channels}, 256), got ({levels.shape[0]}, {levels.shape[1]})")
     if n == 0 or channels == 0 or pixels == 0:
         return
     source, into = &image[0, 0, 0], &out[0, 0, 0]

@@ -329,7 +329,7 @@ def copy_bytes(uintptr_t to, source, size_t nbytes):
     PyObject_GetBuffer(source, &view, PyBUF_C_CONTIGUOUS)
     try:
         if <size_t>view.len < nbytes:
-            raise ValueError(f"a buffer of {view.len} bytes does not hold {nbytes}")
+            raise ValueError(f"the buffer of {view.len} bytes is smaller than {nbytes}")
         _copy(<void *>to, view.buf, nbytes)
     finally:
         PyBuffer_Release(&view)

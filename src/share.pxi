@@ -68,7 +68,7 @@ cdef class Share:
         cdef void *base = <void *><uintptr_t>memory.address
         cdef uint64_t nbytes = memory.nbytes
         if nbytes < sizeof(shml_share_header):
-            raise ValueError(f"{nbytes} bytes are too few for what ranks report to each other")
+            raise ValueError(f"the memory that ranks share has {nbytes} bytes, fewer than its header")
         if num_ranks:
             if nbytes < shml_share_nbytes(num_ranks, num_slots):
                 raise ValueError(f"{num_ranks} ranks need {shml_share_nbytes(num_ranks, num_slots)} bytes to share {num_slots} slots, "
@@ -78,12 +78,12 @@ cdef class Share:
             self._share.header = <shml_share_header *>base
             if (self._share.header.magic != SHML_SHARE_MAGIC
                     or nbytes < shml_share_nbytes(self._share.header.num_ranks, self._share.header.num_slots)):
-                raise ValueError("this memory is none in which ranks share a ring")
+                raise ValueError("the memory is not one in which ranks share a ring")
             shml_share_view(&self._share, base)
         self.num_ranks = self._share.header.num_ranks
         self.num_slots = self._share.header.num_slots
         if me >= <uint32_t>self.num_ranks:
-            raise ValueError(f"rank {me} of {self.num_ranks} that share a ring")
+            raise ValueError(f"rank {me} is out of range: {self.num_ranks} ranks share the ring")
         self.memory = memory
         self.me = me
         self.generation = 1
@@ -95,13 +95,13 @@ cdef class Share:
     def reported(self, uint32_t rank, uint32_t word):
         """Return a word of a rank's record."""
         if rank >= <uint32_t>self.num_ranks:
-            raise IndexError(f"rank {rank} of {self.num_ranks} that share a ring")
+            raise IndexError(f"rank {rank} is out of range: {self.num_ranks} ranks share the ring")
         return shml_share_reported(&self._share, rank, word)
 
     def is_passed(self, uint32_t slot):
         """Return whether every follower is done with a slot's batch."""
         if slot >= <uint32_t>self.num_slots:
-            raise IndexError(f"slot {slot} of a ring with {self.num_slots}")
+            raise IndexError(f"slot {slot} is out of range: the ring has {self.num_slots}")
         return bool(shml_share_is_passed(&self._share, slot))
 
     cdef void _wrote(self, const shml_ring *ring, uint32_t slot, uint64_t order, bint is_rewritten):

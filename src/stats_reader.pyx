@@ -55,24 +55,24 @@ cdef class StatsReader:
         cdef shml_header plan
         memset(&plan, 0, sizeof(plan))
         if nbytes < sizeof(shml_header):
-            raise ValueError(f"this is no control block: it has {nbytes} bytes, and {sizeof(shml_header)} are needed for its head")
+            raise ValueError(f"the file is not a control block: it has {nbytes} bytes, fewer than the {sizeof(shml_header)} of a header")
         if h.magic != SHML_MAGIC:
-            raise ValueError("this is no control block, or one that is being made: it does not begin with SHMLOLD1")
+            raise ValueError("the file is not a control block, or is still being created: it does not begin with SHMLOLD1")
         if h.abi != SHML_ABI:
-            raise ValueError(f"this control block has layout version {h.abi}, and this shmload reads version {SHML_ABI}: look at "
-                             "it with the shmload of its trainer")
+            raise ValueError(f"the control block has layout version {h.abi}, and this shmload reads version {SHML_ABI}: use "
+                             "the shmload that its trainer runs with")
         cdef uint32_t num_slots = h.num_slots, num_workers = h.num_workers
         cdef uint64_t order = h.order_capacity, text = h.text_capacity, layout = h.layout_capacity
         if (num_slots < 1 or num_slots > nbytes // sizeof(shml_slot) or num_workers > SHML_MAX_WORKERS or layout > nbytes
                 or order > nbytes // num_slots or text > nbytes // num_slots):
-            raise ValueError(f"this control block is damaged: {num_slots} slots with orders of {order} and texts of {text} bytes, "
+            raise ValueError(f"the control block is damaged: {num_slots} slots with orders of {order} and texts of {text} bytes, "
                              f"{num_workers} workers and a layout of {layout} bytes do not fit its {nbytes} bytes")
         shml_plan(&plan, num_slots, num_workers, order, text, layout)
         if (plan.total_nbytes > nbytes or plan.total_nbytes != h.total_nbytes or plan.workers_offset != h.workers_offset
                 or plan.slots_offset != h.slots_offset or plan.orders_offset != h.orders_offset
                 or plan.texts_offset != h.texts_offset or plan.layout_offset != h.layout_offset or plan.order_capacity != order
                 or plan.text_capacity != text or plan.layout_capacity != layout):
-            raise ValueError(f"this control block is damaged: its offsets are not those of {num_slots} slots and {num_workers} "
+            raise ValueError(f"the control block is damaged: its offsets do not match {num_slots} slots and {num_workers} "
                              f"workers in {nbytes} bytes")
         self._control = control
         self._header = h
@@ -144,7 +144,7 @@ cdef class StatsReader:
         cdef uint32_t num_open = 0, num_claimed = 0, num_final = 0, own
         cdef uint64_t word
         if state > SHML_PARKED or nchunks > SHML_MAX_CHUNKS:
-            raise ValueError(f"this control block is damaged: slot {slot} says state {state} and {nchunks} chunks")
+            raise ValueError(f"the control block is damaged: slot {slot} has state {state} and {nchunks} chunks")
         claims = []
         for chunk in range(nchunks):
             word = _owner(r, chunk)

@@ -95,14 +95,14 @@ cdef class TarScan:
         self._headers = TarHeaders()
         self._slots = <uint32_t *>calloc(NUM_SLOTS, sizeof(uint32_t))
         if self._slots == NULL:
-            raise MemoryError("no memory for the index of a tar file")
+            raise MemoryError("cannot allocate memory for the index of a tar file")
         with nogil:
             is_sound = self._scan(at, shard.shape[0])
         free(self._slots)
         self._slots = NULL
         self.cause = "" if is_sound else self._headers.cause
         if self.cause == "memory":
-            raise MemoryError("no memory for the index of a tar file")
+            raise MemoryError("cannot allocate memory for the index of a tar file")
 
     def __dealloc__(self):
         cdef int i

@@ -105,7 +105,7 @@ cdef class TarHeaders:
         self._pax_size = self._pax_global_size = -1
         self._room = <uint8_t *>malloc(4 * NAME_LIMIT)
         if self._room == NULL:
-            raise MemoryError("no memory for the names in a tar file")
+            raise MemoryError("cannot allocate memory for the names in a tar file")
         self._name.at, self._pax.at = self._room, self._room + NAME_LIMIT
         self._pax_global.at, self._gnu.at = self._room + 2 * NAME_LIMIT, self._room + 3 * NAME_LIMIT
         self._name.nbytes = self._pax.nbytes = self._pax_global.nbytes = self._gnu.nbytes = -1
@@ -128,7 +128,7 @@ cdef class TarHeaders:
     def read_header(self, const uint8_t[::1] block not None):
         """Read a header. Return FILE, OTHER (a folder, a link), LONG_NAME, LONG_LINK, PAX, PAX_GLOBAL, END, or -1: see `cause`."""
         if block.shape[0] != BLOCK:
-            raise ValueError(f"a tar header has {BLOCK} bytes; got {block.shape[0]}")
+            raise ValueError(f"a tar header must have {BLOCK} bytes, got {block.shape[0]}")
         return self._header(&block[0])
 
     def read_payload(self, int kind, const uint8_t[::1] payload not None):

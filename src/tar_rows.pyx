@@ -55,7 +55,7 @@ cdef class TarRows:
         self._shards = <Shard *>calloc(max(self._num_shards, 1), sizeof(Shard))
         self._keepers = []
         if self._shards == NULL:
-            raise MemoryError("no memory for the shards' addresses")
+            raise MemoryError("cannot allocate memory for the shards' addresses")
 
     def __dealloc__(self):
         free(self._shards)
@@ -78,7 +78,7 @@ cdef class TarRows:
             path, state: of the file, as returned by `MappedFile`; None for private memory.
         """
         if not 0 <= shard < self._num_shards or data.shape[0] == 0 or first.shape[0] < 1:
-            raise ValueError(f"no shard {shard} of {data.shape[0]} bytes among {self._num_shards}")
+            raise ValueError(f"shard {shard} of {data.shape[0]} bytes is out of range: there are {self._num_shards}")
         self._keepers.append((data, offsets, sizes, extensions, first, ranks, path))
         cdef Shard *opened = self._shards + shard
         if path is not None:
@@ -167,7 +167,7 @@ cdef class Members:
         self.sizes = <uint64_t *>calloc(max(count, 1), sizeof(uint64_t))
         self._data = <const uint8_t **>calloc(max(count, 1), sizeof(void *))
         if self.at == NULL or self.sizes == NULL or self._data == NULL:
-            raise MemoryError(f"no memory for the places of {count} members")
+            raise MemoryError(f"cannot allocate memory for the positions of {count} members")
 
     def __dealloc__(self):
         free(self.at)
@@ -185,7 +185,7 @@ cdef class Members:
         PyObject_GetBuffer(rows, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
         try:
             if self.count == 0 or out.len % self.count or row < 0:
-                raise ValueError(f"{out.len} bytes are no {self.count} rows")
+                raise ValueError(f"the buffer of {out.len} bytes does not divide into {self.count} rows")
             nbytes = out.len // self.count
             with nogil:
                 while row < self.count and self.at[row] != NULL:
@@ -216,7 +216,7 @@ cdef class Members:
         cdef const uint8_t *wanted = descr
         cdef Py_ssize_t descr_nbytes = len(descr)
         if found.shape[0] != self.count or row < 0:
-            raise ValueError(f"{found.shape[0]} rows of extents do not go with {self.count} members")
+            raise ValueError(f"there must be one row of extents for each of {self.count} members, got {found.shape[0]}")
         with nogil:
             while row < self.count and self.at[row] != NULL:
                 if not _parse(self.at[row], self.sizes[row], wanted, descr_nbytes, &npy):
@@ -230,7 +230,7 @@ cdef class Members:
     def raw_extents(self, int64_t[:, ::1] found not None, Py_ssize_t row, uint64_t itemsize):
         """The same for members that consist only of values, end to end."""
         if found.shape[0] != self.count or found.shape[1] != 1 or row < 0:
-            raise ValueError(f"{found.shape[0]} rows of extents do not go with {self.count} members")
+            raise ValueError(f"there must be one row of extents for each of {self.count} members, got {found.shape[0]}")
         with nogil:
             while row < self.count and self.at[row] != NULL and self.sizes[row] % itemsize == 0:
                 found[row, 0] = self.sizes[row] // itemsize
@@ -246,7 +246,7 @@ cdef class Members:
         PyObject_GetBuffer(values, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
         try:
             if ends.shape[0] != self.count or (self.count and ends[self.count - 1] != <uint64_t>out.len):
-                raise ValueError(f"{out.len} bytes do not hold the rows of {self.count} members")
+                raise ValueError(f"the buffer of {out.len} bytes is too small for the rows of {self.count} members")
             with nogil:
                 for row in range(self.count):
                     if self._data[row] != NULL:
@@ -262,7 +262,7 @@ cdef class Members:
         PyObject_GetBuffer(rows, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
         try:
             if out.len != self.count * itemsize or row < 0:
-                raise ValueError(f"{out.len} bytes are no {self.count} rows of {itemsize}")
+                raise ValueError(f"the buffer must have {self.count * itemsize} bytes for {self.count} rows of {itemsize}, got {out.len}")
             low, high = -<int64_t>9223372036854775807, 9223372036854775807
             if itemsize < 8:
                 high = (<int64_t>1 << (8 * itemsize - is_signed)) - 1
@@ -286,7 +286,7 @@ cdef class Members:
         PyObject_GetBuffer(rows, &out, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
         try:
             if self.count == 0 or out.len % self.count or row < 0:
-                raise ValueError(f"{out.len} bytes are no {self.count} rows")
+                raise ValueError(f"the buffer of {out.len} bytes does not divide into {self.count} rows")
             nbytes = out.len // self.count
             with nogil:
                 while row < self.count and self.at[row] != NULL and self.sizes[row] == nbytes:

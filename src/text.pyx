@@ -48,11 +48,11 @@ cdef class TextColumn:
         for value in values:
             if is_bytes:
                 if not PyBytes_Check(value):
-                    raise TypeError(f"a column of bytes holds a {type(value).__name__}")
+                    raise TypeError(f"all values of a bytes column must be bytes, got {type(value).__name__}")
                 total += PyBytes_GET_SIZE(value)
             else:
                 if not PyUnicode_Check(value):
-                    raise TypeError(f"a column of str holds a {type(value).__name__}")
+                    raise TypeError(f"all values of a str column must be str, got {type(value).__name__}")
                 if PyUnicode_IS_COMPACT_ASCII(value):
                     total += PyUnicode_GET_LENGTH(value)
                 else:
@@ -68,7 +68,7 @@ cdef class TextColumn:
         cdef uint64_t end = 0
         cdef object piece
         if <uint64_t>room.shape[0] < self.nbytes:
-            raise ValueError(f"a column of {self.nbytes} bytes does not fit {room.shape[0]}")
+            raise ValueError(f"the buffer of {room.shape[0]} bytes is too small for a column of {self.nbytes}")
         if count == 0:
             return
         cdef uint8_t *ends = &room[0]
@@ -97,7 +97,7 @@ def read_text(uintptr_t address, uint64_t nbytes, Py_ssize_t count, int kind):
     cdef Py_ssize_t i
     cdef object value
     if count < 0 or <uint64_t>count > nbytes // 8:
-        raise ValueError(f"a text column of {count} values does not fit {nbytes} bytes")
+        raise ValueError(f"the memory of {nbytes} bytes is too small for a text column of {count} values")
     cdef uint64_t limit = nbytes - 8 * <uint64_t>count
     cdef list values = PyList_New(count)
     for i in range(count):

@@ -118,7 +118,7 @@ cdef class WindowReader:
         cdef int64_t at, bad = -1
         cdef size_t width = 8 if self._is_long else 4
         if nbytes != n * self._window * width:
-            raise ValueError(f"{n} windows of {self._window} tokens do not fill {nbytes} bytes")
+            raise ValueError(f"the buffer of {nbytes} bytes does not have the size of {n} windows of {self._window} tokens")
         with nogil:
             for i in range(n):
                 if indices[i] < -self.num_windows or indices[i] >= self.num_windows:
@@ -237,10 +237,10 @@ def cut(const int64_t[::1] offsets, const int64_t[::1] order, int64_t window, in
     cdef Py_ssize_t i, k = 0, count = 0
     cdef int64_t at, end
     if not 0 < stride <= window:
-        raise ValueError(f"windows of {window} tokens cover documents at strides from 1 to {window}; got {stride}")
+        raise ValueError(f"stride must be from 1 to the window of {window} tokens, got {stride}")
     for i in range(order.shape[0]):
         if not 0 <= order[i] < offsets.shape[0] - 1:
-            raise IndexError(f"document {order[i]} of {offsets.shape[0] - 1}")
+            raise IndexError(f"document {order[i]} is out of range: there are {offsets.shape[0] - 1}")
     with nogil:
         for i in range(order.shape[0]):
             at, end = offsets[order[i]], offsets[order[i] + 1]
@@ -312,14 +312,14 @@ def pack(const int32_t[::1] lengths, int32_t window, int64_t block):
     cdef int64_t[::1] window_of = made
     for first in range(n):
         if not 0 < lengths[first] <= window:
-            raise ValueError(f"piece {first} of {lengths[first]} tokens does not fit a window of {window}")
+            raise ValueError(f"piece {first} has {lengths[first]} tokens, more than a window of {window}")
     with nogil:
         first = 0
         while first < n and not failed:
             failed = _pack_block(&lengths[first], min(block, n - first), window, &window_of[first], &num_windows)
             first += block
     if failed:
-        raise MemoryError(f"packing blocks of {block} documents into windows of {window} tokens")
+        raise MemoryError(f"cannot allocate memory to pack blocks of {block} documents into windows of {window} tokens")
     return made, num_windows
 
 

@@ -341,7 +341,7 @@ cdef class TrainerRing(HostRing):
         """Settle the layout; slots must have their payloads. With `is_packed`, workers no longer try fixed rows."""
         self._guard()
         if <uint64_t>len(text) > self._ring.header.layout_capacity:
-            raise ValueError(f"a layout has at most {self._ring.header.layout_capacity} bytes of text, got {len(text)}")
+            raise ValueError(f"the text of a layout must have at most {self._ring.header.layout_capacity} bytes, got {len(text)}")
         memcpy(self._ring.layout, <const char *>text, len(text))
         self._ring.header.layout_nbytes = len(text)
         self._ring.header.is_packed = is_packed
@@ -351,7 +351,7 @@ cdef class TrainerRing(HostRing):
         """Let other ranks read this ring too. May be called once, before the first order."""
         self._guard()
         if self._order or self._shared is not None:
-            raise ValueError("a ring is shared once, before its first order")
+            raise ValueError("a ring can be shared only once, before its first order")
         self._shared = shared
 
     def wake(self):

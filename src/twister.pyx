@@ -34,7 +34,7 @@ def seeded(list keys not None, isa=None):
     cdef uint64_t lanes[16]
     cdef int count = len(keys), at
     if not 0 < count <= SHML_LANES:
-        raise ValueError(f"1 to {SHML_LANES} keys, got {count}")
+        raise ValueError(f"there must be 1 to {SHML_LANES} keys, got {count}")
     for at in range(SHML_LANES):
         lanes[at] = keys[min(at, count - 1)]
     cdef shml_twisters *states = <shml_twisters *>malloc(sizeof(shml_twisters))

@@ -63,7 +63,7 @@ def die_with(int pid):
         os._exit(1)
     cdef int failed = shml_start_watch(pidfd)
     if failed:
-        raise OSError(failed, f"cannot start the watch on process {pid}: {os.strerror(failed)}")
+        raise OSError(failed, f"cannot start the thread that watches process {pid}: {os.strerror(failed)}")
 
 
 def keep_freed():

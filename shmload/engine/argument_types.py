@@ -31,8 +31,11 @@ def _has_samples(value: Any) -> bool:
 _TYPES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("num_workers",), lambda value: is_auto(value) or _is_integer(value), 'an integer or "auto"'),
     (("prefetch_factor",), lambda value: value is None or is_auto(value) or _is_integer(value), 'an integer, "auto" or None'),
-    (("max_bad", "max_restarts", "rank", "world_size"), lambda value: value is None or _is_integer(value), "an integer or None"),
-    (("snapshot_every_n_steps",), _is_integer, "an integer"),
+    (
+        ("max_bad", "max_restarts", "rank", "world_size", "snapshot_every_n_steps"),
+        lambda value: value is None or _is_integer(value),
+        "an integer or None",
+    ),
     (("timeout",), _is_number, "a number of seconds"),
     (("sample_timeout_s",), lambda value: value is None or _is_number(value), "a number of seconds or None"),
     (("ring_bytes",), lambda value: value is None or _is_number(value), "a number of bytes or None"),

@@ -17,7 +17,7 @@ from shmload._core.trainer import Order, TrainerRing
 from shmload.batch.layout import Layout
 from shmload.engine.ring_memory import RingMemory
 from shmload.shm import travel
-from shmload.shm.segment import Doorbell, JointBell
+from shmload.shm.doorbell import Doorbell, JointBell
 
 REPACKED_SHARE = 4  # if 1 batch in 4 had to be packed after all, pack all batches from the start
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from shmload._core.trainer import Order, TrainerRing
 from shmload.engine.ring import Ring
-from shmload.shm.segment import Doorbell
+from shmload.shm.doorbell import Doorbell
 from shmload.worker.job import PeerRing
 
 

@@ -13,7 +13,9 @@ from shmload.engine.publisher import Publisher
 from shmload.engine.ring_memory import RingMemory
 from shmload.engine.stage_record import dump_stages
 from shmload.engine.worker_set import num_slots
-from shmload.shm.segment import Doorbell, Group, JointBell, Segment
+from shmload.shm.doorbell import Doorbell, JointBell
+from shmload.shm.segment import Segment
+from shmload.shm.segment_group import SegmentGroup
 from shmload.worker.job import Job, PeerRing, Post
 from shmload.worker.pool import STACK_NBYTES
 from shmload.world import rank_and_world_size
@@ -52,7 +54,7 @@ class Ring:
         self, job: Job, options: EngineOptions, *, is_reserved: bool, order_bell: Callable[[TrainerRing, Doorbell], Doorbell] | None
     ) -> None:
         self.num_workers = options.num_workers
-        self.group = Group()
+        self.group = SegmentGroup()
         self.pending_copies: PendingCopies | None = None
         try:
             self._make_control(job, options)
@@ -116,12 +118,12 @@ class Ring:
         bells = self.order_bells if is_static or num_bells == 1 else [JointBell(self.order_bells)]
         self.publisher = Publisher(self.native, self.memory, bells, is_packed=job.plan.is_whole)
 
-    def posts(self, options: EngineOptions, neighbours: tuple[PeerRing, ...]) -> list[Post]:
+    def posts(self, options: EngineOptions, peer_rings: tuple[PeerRing, ...]) -> list[Post]:
         """Return each worker's post, with which it attaches to the ring.
 
         Args:
             options: options of the engine.
-            neighbours: rings of other ranks in which the workers help.
+            peer_rings: rings of other ranks in which the workers help.
         """
         bells, num_workers = list(self.order_bells), options.num_workers
         if len(bells) < num_workers:
@@ -139,7 +141,7 @@ class Ring:
                 base_seed=options.base_seed,
                 affinity=options.affinity or tuple(sorted(os.sched_getaffinity(0))),
                 stack_path=self.stacks[worker].path if worker in self.stacks else "",
-                neighbours=neighbours,
+                peer_rings=peer_rings,
                 resume=options.resume[worker] if options.resume else b"",
             )
             for worker in range(num_workers)

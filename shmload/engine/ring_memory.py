@@ -27,7 +27,9 @@ from shmload._core.mapping import CAN_POPULATE, Mapping, give_back_pages
 from shmload._core.trainer import FREE, PARKED, TrainerRing
 from shmload.device.pinned_slots import PinnedSlots
 from shmload.errors import RingTooSmall
-from shmload.shm.segment import Group, Segment, memfds_work, shm_free_bytes
+from shmload.shm.free_memory import shm_free_bytes
+from shmload.shm.segment import Segment, memfds_work
+from shmload.shm.segment_group import SegmentGroup
 
 ALIGNMENT = mmap.PAGESIZE  # at least 4 KiB; ranks that share a ring refresh it page by page
 
@@ -65,7 +67,7 @@ class RingMemory:
 
     def __init__(
         self,
-        group: Group,
+        group: SegmentGroup,
         ring: TrainerRing,
         limit: int | None,
         *,

@@ -126,7 +126,7 @@ def _named(folder: str, holders: dict[tuple[int, int, int], int]) -> Iterator[Co
             status = os.lstat(f"{folder}/{name}")
         except FileNotFoundError:
             continue
-        if status.st_size:  # an empty file only marks that the ring is in a memfd (shm/segment.py)
+        if status.st_size:  # an empty file only marks that the ring is in a memfd (shm/segment_group.py)
             key = (os.major(status.st_dev), os.minor(status.st_dev), status.st_ino)
             yield ControlBlock(match[1], f"{folder}/{name}", status.st_uid, holders.get(key), "shm")
 

@@ -15,8 +15,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from shmload.shm import segment
-from shmload.shm.segment import available_bytes
+from shmload.shm.cgroups import cpu_limit
+from shmload.shm.free_memory import available_bytes
 from shmload.world import OWN_CPUS, launched_place
 
 LIMIT = "SHMLOAD_MAX_WORKERS"
@@ -26,7 +26,7 @@ FIXED_MAX = 16  # most workers in torch mode, because the number is fixed there 
 
 def num_cpus(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> int:
     """Return the number of processors that this rank may use, at least 1."""
-    quota, num_ranks = segment.cpus(root), num_ranks_here(environ)
+    quota, num_ranks = cpu_limit(root), num_ranks_here(environ)
     usable = len(os.sched_getaffinity(0))
     own = environ.get(OWN_CPUS if "LOCAL_WORLD_SIZE" in environ else "SLURM_CPUS_PER_TASK", "")
     if not own.isdecimal() or usable > int(own):  # otherwise the affinity was widened after the launcher had divided the processors

@@ -13,8 +13,10 @@ from shmload._core.mapping import Mapping as MappedMemory
 from shmload.errors import RingTooSmall
 from shmload.processes import private_fds
 from shmload.shm import travel
+from shmload.shm.free_memory import available_bytes
 from shmload.shm.names import proc_self
-from shmload.shm.segment import Group, available_bytes, open_segment
+from shmload.shm.segment import open_segment
+from shmload.shm.segment_group import SegmentGroup
 
 
 class Reference(NamedTuple):
@@ -58,7 +60,7 @@ class SharedBytes:
             MemoryError: there is not enough memory; the message contains `what`.
         """
         nbytes = max(nbytes, 1)
-        group = Group()
+        group = SegmentGroup()
         try:
             segment = group.segment("control", nbytes)
             for begin, part in parts:

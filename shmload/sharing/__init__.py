@@ -26,15 +26,15 @@ Rejected: a bitmap of readers in each slot (two writers of one word, and another
 process (one more to start, watch and clean up after, and each batch crosses two processes); ranks that follow the leader's
 deliveries (the leader's own step could not wait for a slower rank); continuing without a rank that is gone (its group cannot).
 
-In data parallelism, the rank with an expensive batch delays all, while its neighbors' rings are full and their workers idle. So:
+In data parallelism, the rank with an expensive batch delays all, while the other ranks' rings are full and their workers idle. So:
 
     balancing.py   each rank has its own ring, workers, order and supervision; a rank without idle workers wakes those of others. It
                    admits and watches helpers, and recovers the chunks of a dead helper
-    worker/helping.py (HelperRing) an idle worker claims a chunk of the neighbor whose trainer has waited longest
+    worker/helping.py (HelperRing) an idle worker claims a chunk of the rank whose trainer has waited longest
 
 * for the protocol, a helper is a worker like any other (src/protocol.h), with its own record after those of the worker pool; the
   trainer has its pidfd before it may claim anything (src/helpers.h; explored in tests/proof/helpers.py);
-* it never waits for the neighbor's trainer, which may itself wait for this rank: it helps only when the layout is known, and a
+* it never waits for that ring's trainer, which may itself wait for this rank: it helps only when the layout is known, and a
   batch that needs more room is ordered again;
 * its death is not blamed on its sample, because its rank may have ended. No other helper touches that batch, so a sample that
   kills its worker is found by the worker pool, and counts twice there;

@@ -1,6 +1,6 @@
 """Load balancing between ranks of a node that read different samples: idle workers of one rank fill chunks of another's ring.
 
-`Helpers` are the neighbors' workers in this rank's ring, from the view of its trainer, which admits and watches them, and recovers
+`Helpers` are other ranks' workers in this rank's ring, from the view of its trainer, which admits and watches them, and recovers
 their chunks.
 
 A helper is a child of another rank, which replaces it if it dies. Here it has a record after those of the worker pool, and it is
@@ -18,7 +18,7 @@ import signal
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from shmload._core.neighbour import Neighbour
+from shmload._core.peer_status import PeerStatus
 from shmload._core.trainer import TrainerRing
 from shmload.engine.rank_hook import RankHook
 from shmload.engine.ring import Ring
@@ -26,7 +26,8 @@ from shmload.processes import private_fds
 from shmload.processes.identity import of_ticket, pidfd_of
 from shmload.processes.interrupts import interrupts_held
 from shmload.sharing.rank_group import RankGroup, poll_of
-from shmload.shm.segment import Doorbell, map_segment, open_segment
+from shmload.shm.doorbell import Doorbell
+from shmload.shm.segment import map_segment, open_segment
 from shmload.worker.job import PeerRing
 from shmload.worker.pool import Death, written_stack
 
@@ -40,7 +41,7 @@ class Helpers:
         ring: the trainer's end of the ring.
         rank_group: the ranks of the node.
         num_workers: the number of workers of each rank.
-        rings: the information that each neighbor has posted about its ring, by its number in the rank group.
+        rings: the information that each other rank has posted about its ring, by its number in the rank group.
     """
 
     def __init__(self, ring: TrainerRing, rank_group: RankGroup, num_workers: int, rings: dict[int, dict[str, Any]]) -> None:
@@ -122,33 +123,33 @@ class Helpers:
 
 
 class PeerPool(NamedTuple):
-    """The worker pool of a neighbor, with the means to wake it."""
+    """The worker pool of another rank, with the means to wake it."""
 
-    neighbour: Neighbour
+    status: PeerStatus
     bell: Doorbell
 
 
 class NodeBell(Doorbell):
-    """The worker pool's bell for orders. It also wakes the neighbors' idle workers for chunks that its own workers cannot claim."""
+    """The worker pool's bell for orders. It also wakes other ranks' idle workers for chunks that its own workers cannot claim."""
 
     ring: TrainerRing
     peer_pools: dict[int, PeerPool]  # by number in the rank group, the next one first
 
     def post_up_to(self, count: int) -> None:
-        """Ring like any bell; then ring the neighbors' bells as long as there are chunks left and workers idle."""
+        """Ring like any bell; then ring the other ranks' bells as long as there are chunks left and workers idle."""
         super().post_up_to(count)
         num_left = self.ring.num_unattended
         for peer_pools in self.peer_pools.values():
             if num_left <= 0:
                 return
-            num_idle = peer_pools.neighbour.num_idle
+            num_idle = peer_pools.status.num_idle
             if num_idle:
                 peer_pools.bell.post_up_to(min(num_left, num_idle))
                 num_left -= num_idle
 
 
 class Balancer(RankHook):
-    """The hook of a rank whose neighbors' idle workers fill chunks of its ring.
+    """The hook of a rank that lets other ranks' idle workers fill chunks of its ring.
 
     Args:
         rank_group: the ranks of the node.
@@ -162,7 +163,7 @@ class Balancer(RankHook):
         self._poll = poll_of(rank_group.pidfds.values())
 
     def order_bell(self, ring: TrainerRing, bell: Doorbell) -> Doorbell:
-        """Return a doorbell that also wakes the neighbors' workers."""
+        """Return a doorbell that also wakes other ranks' workers."""
         self._bell = NodeBell.attach(bell.name)
         self._bell.ring, self._bell.peer_pools = ring, self._peer_pools
         return self._bell
@@ -191,7 +192,7 @@ class Balancer(RankHook):
                 continue
             peer, member = rings[number], rank_group.members[number]
             try:
-                self._peer_pools[number] = PeerPool(Neighbour(map_segment(peer["control"])), Doorbell.attach(peer["orders"]))
+                self._peer_pools[number] = PeerPool(PeerStatus(map_segment(peer["control"])), Doorbell.attach(peer["orders"]))
             except OSError:  # it has closed its loader in the meantime
                 continue
             peer_rings.append(
@@ -212,13 +213,13 @@ class Balancer(RankHook):
         self.closed()
 
     def check_ranks(self) -> int:
-        """Admit helpers, recover the chunks of those that have ended, and forget neighbors that have ended."""
+        """Admit helpers, recover the chunks of those that have ended, and forget ranks that have ended."""
         assert self.helpers is not None
         with interrupts_held():
             num_taken_back = self.helpers.check()
         ended = {pidfd for pidfd, _ in self._poll.poll(0)}
         for number, pidfd in self._rank_group.pidfds.items():
-            if number in self._peer_pools and (pidfd in ended or self._peer_pools[number].neighbour.is_closing):
+            if number in self._peer_pools and (pidfd in ended or self._peer_pools[number].status.is_closing):
                 del self._peer_pools[number]
         return num_taken_back
 
@@ -230,7 +231,7 @@ class Balancer(RankHook):
         }
 
     def closed(self) -> None:
-        """Release the helpers, which end their work by themselves; the neighbors continue."""
+        """Release the helpers, which end their work by themselves; the other ranks continue."""
         self._peer_pools.clear()
         if self.helpers is not None:
             self.helpers.close()

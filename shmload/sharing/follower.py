@@ -23,7 +23,8 @@ from shmload.engine.ring_reader import RingReader
 from shmload.engine.turns import Turns
 from shmload.errors import RankLeft, WorkerDied
 from shmload.sharing.rank_group import RankGroup, RankSync
-from shmload.shm.segment import Doorbell, map_segment
+from shmload.shm.doorbell import Doorbell
+from shmload.shm.segment import map_segment
 from shmload.worker.failure import Failure
 
 FOLLOWER_WAIT_S = 0.02  # the longest sleep before it looks for ranks that have ended

@@ -25,7 +25,7 @@ from shmload.processes.identity import pidfd_of, start_of
 from shmload.processes.run_key import run_key
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import meeting_stem
-from shmload.shm.segment import Group
+from shmload.shm.segment_group import SegmentGroup
 from shmload.world import local_place
 
 MEET_S = 300.0  # seconds to wait for the others, if the loader has no timeout: they may have more to import and to open
@@ -58,7 +58,7 @@ class RankGroup:
     me: int
     pidfds: dict[int, int]
     meeting: Meeting
-    group: Group
+    group: SegmentGroup
 
     @property
     def is_balanced(self) -> bool:
@@ -138,7 +138,7 @@ def gather(name: str, data: tuple[int, int], promise: dict[str, Any], timeout_s:
         )
     local_rank, num_local = place
     mine = RankInfo(local_rank, os.getpid(), start_of(os.getpid()), data, promise, sorted(os.sched_getaffinity(0)))
-    group = Group()  # starts the reaper, which removes the meeting if this process is killed
+    group = SegmentGroup()  # starts the reaper, which removes the meeting if this process is killed
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
     meeting = Meeting(meeting_stem("share", name, restart, *run_key()))
     pidfds: dict[int, int] = {}  # by local rank

@@ -1,9 +1,9 @@
 """Remove the files that dead owners have left in /dev/shm, and no others.
 
-A group is dead if no process holds the lock on its control segment (processes/file_lock.py). The janitor takes that lock itself and
-keeps it until the names are gone, the control segment's last, so no owner can begin in between, and of two janitors one passes by.
-Owners create control segments under another name and rename them once they are locked (segment.py). So a control segment that can
-be locked is dead at once, and a container that is restarted can remove its old ring.
+A group is dead if no process holds the lock on its control segment (processes/file_lock.py). The janitor takes that lock itself
+and keeps it until the names are gone, the control segment's last, so no owner can begin in between, and of two janitors one
+passes by. Owners create control segments under another name and rename them once they are locked (segment.py, segment_group.py).
+So a control segment that can be locked is dead at once, and a container that is restarted can remove its old ring.
 
 A group without a control segment cannot be asked. It is left alone until its files are older than a guard time.
 """

@@ -17,10 +17,10 @@ from time import monotonic
 from typing import Any
 
 from shmload.errors import ClusterUnreachable
-from shmload.ray import actors
-from shmload.ray.actor_pool import SAME_VERSIONS, join, other_versions
-from shmload.ray.actors import versions
+from shmload.ray import version_check
+from shmload.ray.cluster_connection import join_cluster
 from shmload.ray.placement import Node, alive_nodes, draining
+from shmload.ray.version_check import SAME_VERSIONS, other_versions, versions
 from shmload.tools.doctor import Finding, Level, mib
 
 START_S = 60.0  # for all actors: an image or an environment may still be in transfer
@@ -36,7 +36,7 @@ class Scout:
         """Return the host's name, versions, why shmload cannot be loaded ("" if it can), and /dev/shm: total and free bytes."""
         failure = ""
         try:
-            importlib.import_module("shmload.ray.actors")
+            importlib.import_module("shmload.ray.worker_actor")
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
         try:
@@ -89,7 +89,7 @@ def examine_cluster(address: str = "auto") -> list[Finding]:
     try:
         import ray
 
-        join(address)
+        join_cluster(address)
     except ImportError:
         return [Finding("cluster", "problem", "Ray is not installed here", 'pip install "shmload[ray]"')]
     except ClusterUnreachable as error:
@@ -139,7 +139,7 @@ def _looked_at(ray: Any, nodes: list[Node]) -> list[NodeState]:
 @contextmanager
 def by_value(cloudpickle: Any) -> Iterator[None]:
     """Make everything from shmload that a Scout needs be pickled by value, until the block ends."""
-    modules = sys.modules[__name__], actors
+    modules = sys.modules[__name__], version_check
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:

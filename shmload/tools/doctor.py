@@ -21,9 +21,12 @@ from pathlib import Path
 from typing import Literal
 
 import shmload
-from shmload.shm import janitor, segment
+from shmload.shm import cgroups, janitor
+from shmload.shm.doorbell import Doorbell
+from shmload.shm.free_memory import free_memory_bytes
 from shmload.shm.host import Host, listed
 from shmload.shm.names import new_stem
+from shmload.shm.segment import Segment, try_memfd
 
 Level = Literal["good", "advice", "problem"]
 
@@ -215,8 +218,8 @@ def check_open_files(host: Host) -> CheckResult:
 def check_processes(host: Host) -> CheckResult:
     """Check how many processes and threads may still be started: RLIMIT_NPROC, and the cgroups' own limits."""
     rest = FEW_PROCESSES
-    for _, folder in segment.folders("pids", host.root):
-        most, used = segment.number(folder / "pids.max"), segment.number(folder / "pids.current")
+    for _, folder in cgroups.cgroup_folders("pids", host.root):
+        most, used = cgroups.read_limit(folder / "pids.max"), cgroups.read_limit(folder / "pids.current")
         if most is not None and used is not None:
             rest = min(rest, max(most - used, 0))
     limit = host.limit("Max processes")
@@ -235,7 +238,7 @@ LOWER = "lower prefetch_factor, num_workers or batch_size"
 
 def check_free_memory(host: Host) -> CheckResult:
     """Check the machine's free memory."""
-    free = segment.free_memory_bytes(host.root)
+    free = free_memory_bytes(host.root)
     if free >= 1 << 62:
         return advice("/proc/meminfo cannot be read: whether a ring fits is not known before it is touched", "Mount /proc")
     if free < LITTLE_NBYTES:
@@ -245,7 +248,7 @@ def check_free_memory(host: Host) -> CheckResult:
 
 def check_cgroup_memory(host: Host) -> CheckResult:
     """Check the tightest memory limit of this process's cgroups. Shared memory counts against it."""
-    tightest = min(segment.memory(host.root), key=lambda cgroup: cgroup.rest, default=None)
+    tightest = min(cgroups.memory_cgroups(host.root), key=lambda cgroup: cgroup.rest, default=None)
     if tightest is None:
         return "no cgroup limits it"
     use = (
@@ -271,7 +274,7 @@ def _processors(host: Host) -> tuple[int, int]:
 def check_processors(host: Host) -> CheckResult:
     """Check affinity and cgroup quota against the machine's processors."""
     online, allowed = _processors(host)
-    quota = segment.cpus(host.root)
+    quota = cgroups.cpu_limit(host.root)
     found = []
     if allowed < online:
         text = f"this process may run on {allowed} of {online}: more workers than that take turns"
@@ -287,7 +290,7 @@ def check_processors(host: Host) -> CheckResult:
 def check_threads(host: Host) -> CheckResult:
     """Check how many threads numpy and torch start in the trainer; workers always run with one."""
     _, allowed = _processors(host)
-    usable = min(max(ceil(segment.cpus(host.root) or allowed), 1), allowed)
+    usable = min(max(ceil(cgroups.cpu_limit(host.root) or allowed), 1), allowed)
     setting = host.environ.get("OMP_NUM_THREADS", "")
     number = setting.split(",")[0]
     if setting and not number.isdigit():
@@ -334,12 +337,12 @@ def _is_read_only(path: os.PathLike[str]) -> bool:
 
 def try_segment() -> None:
     """Create a named segment and remove it."""
-    segment.Segment.create(f"{new_stem()}-doctor", 4096, kind="shm").close()
+    Segment.create(f"{new_stem()}-doctor", 4096, kind="shm").close()
 
 
 def try_semaphore() -> None:
     """Create a semaphore as a loader would, ring it, and close it."""
-    bell = segment.Doorbell.create(f"/{new_stem()}-doctor")
+    bell = Doorbell.create(f"/{new_stem()}-doctor")
     try:
         bell.post()
         if not bell.wait(0):
@@ -348,9 +351,7 @@ def try_semaphore() -> None:
         bell.close()
 
 
-def check_segments(
-    host: Host, named: Callable[[], None] = try_segment, memfd: Callable[[], None] = segment.try_memfd
-) -> CheckResult:
+def check_segments(host: Host, named: Callable[[], None] = try_segment, memfd: Callable[[], None] = try_memfd) -> CheckResult:
     """Check that a segment can be created, of at least one of the two kinds that a ring can use."""
     no_segment, no_memfd = _fails(named), _fails(memfd)
     if no_segment and no_memfd:

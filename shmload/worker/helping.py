@@ -17,18 +17,18 @@ from typing import Any
 from shmload import faults
 from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
-from shmload._core.neighbour import Neighbour
+from shmload._core.peer_status import PeerStatus
 from shmload.processes.identity import own_ticket, pidfd_of
-from shmload.shm.segment import Doorbell
+from shmload.shm.doorbell import Doorbell
 from shmload.worker.job import Job, PeerRing
 from shmload.worker.loop import WorkerLoop
 from shmload.worker.slot_memory import Bell
 
-LOOK_S = 1.0  # interval at which a busy worker checks whether a neighbor has ended, to release its memory
+LOOK_S = 1.0  # interval at which a busy worker checks whether a helped rank has ended, to release its memory
 
 
 class HelperRing(WorkerRing):
-    """A neighbor's ring, in which the worker's record has another number than in its own ring."""
+    """Another rank's ring, in which the worker's record has another number than in its own ring."""
 
     _own_id: int
 
@@ -45,7 +45,7 @@ class HelperRing(WorkerRing):
 
 
 class HelpedRank:
-    """A neighbor, and the parts of its ring that this worker has mapped.
+    """A rank that this worker helps, and the parts of its ring that this worker has mapped.
 
     Raises:
         FileNotFoundError: the rank has ended.
@@ -54,13 +54,13 @@ class HelpedRank:
     def __init__(self, peer_ring: PeerRing, worker_id: int, job: Job, orders: Bell, open_memory: Callable[[str], Mapping]) -> None:
         pidfd = pidfd_of(peer_ring.trainer_pid, peer_ring.trainer_began)
         if pidfd < 0:
-            raise FileNotFoundError(f"process {peer_ring.trainer_pid} has ended")
+            raise FileNotFoundError(f"the trainer that owns the ring, process {peer_ring.trainer_pid}, has ended")
         self.pidfd = pidfd
         try:
             self._poll = select.poll()
             self._poll.register(pidfd, select.POLLIN)
             control = open_memory(peer_ring.control_path)
-            self.neighbour = Neighbour(control)
+            self.status = PeerStatus(control)
             self._ring = HelperRing(control, peer_ring.first_record + worker_id, worker_id)
             ready, grants = Doorbell.attach(peer_ring.ready_bell), Doorbell.attach(peer_ring.grants_bell)
             self.body = WorkerLoop(
@@ -73,7 +73,7 @@ class HelpedRank:
     @property
     def has_gone(self) -> bool:
         """Return whether its loader has closed or its trainer has ended."""
-        return self.neighbour.is_closing or bool(self._poll.poll(0))
+        return self.status.is_closing or bool(self._poll.poll(0))
 
     def claims(self, ticket: int) -> bool:
         """Claim a chunk, if helpers may and the trainer has admitted this one. Return whether a chunk was claimed."""
@@ -81,7 +81,7 @@ class HelpedRank:
         return ring.request(ticket) and ring.has_layout and ring.claim()
 
 
-class Visits:
+class HelpedRanks:
     """The other ranks of the node, which one worker helps.
 
     Args:
@@ -98,24 +98,24 @@ class Visits:
         self._peer_rings: tuple[PeerRing, ...] | None = peer_rings  # None once they have been opened
         self._parts: tuple[Any, ...] = (worker_id, job, orders, open_memory)
         self._ticket = own_ticket()
-        self._hosts: list[HelpedRank] = []
+        self._ranks: list[HelpedRank] = []
         self._looked = monotonic()
 
     def claim(self) -> WorkerLoop | None:
-        """Claim a chunk of the neighbor whose trainer has waited longest, or else of the next one that has any.
+        """Claim a chunk of the rank whose trainer has waited longest, or else of the next one that has any.
 
         Returns:
             the loop that fills it; None if there is nothing to do.
         """
         self._look()
-        for host in sorted(self._hosts, key=lambda host: host.neighbour.waiting_since_ns or 1 << 64):
-            if host.claims(self._ticket):
+        for rank in sorted(self._ranks, key=lambda rank: rank.status.waiting_since_ns or 1 << 64):
+            if rank.claims(self._ticket):
                 faults.hit("visiting")
-                return host.body
+                return rank.body
         return None
 
-    def look_at_times(self) -> None:
-        """Leave neighbors that have ended, if `LOOK_S` have passed since the last check."""
+    def leave_ended_ranks(self) -> None:
+        """Leave ranks that have ended, if `LOOK_S` have passed since the last check."""
         if monotonic() - self._looked > LOOK_S:
             self._look()
 
@@ -124,11 +124,11 @@ class Visits:
         if self._peer_rings is not None:
             for peer_ring in self._peer_rings:
                 try:
-                    self._hosts.append(HelpedRank(peer_ring, *self._parts))
+                    self._ranks.append(HelpedRank(peer_ring, *self._parts))
                 except OSError:  # it has ended or cannot be reached, so it gets no help
                     continue
             self._peer_rings = None
-        gone = [host for host in self._hosts if host.has_gone]
-        for host in gone:
-            os.close(host.pidfd)
-            self._hosts.remove(host)  # unmaps all its memory
+        gone = [rank for rank in self._ranks if rank.has_gone]
+        for rank in gone:
+            os.close(rank.pidfd)
+            self._ranks.remove(rank)  # unmaps all its memory

@@ -83,7 +83,7 @@ class Post:
         affinity: the CPUs on which the worker may run.
         pickled_job_path, pickled_job_nbytes: segment with the pickled job; empty if the job is inherited.
         stack_path: segment to which the worker writes its Python stack on request; empty if it cannot.
-        neighbours: rings of other ranks in which the worker helps.
+        peer_rings: rings of other ranks in which the worker helps.
         resume: pickled snapshot to continue from; empty to start from the beginning.
     """
 
@@ -100,5 +100,5 @@ class Post:
     pickled_job_path: str = ""
     pickled_job_nbytes: int = 0
     stack_path: str = ""
-    neighbours: tuple[PeerRing, ...] = ()
+    peer_rings: tuple[PeerRing, ...] = ()
     resume: bytes = b""

@@ -48,13 +48,13 @@ def process_begin_ns() -> int:
 MISFITS_MAX = 2  # batches that a worker may begin as rows and repack before it packs all batches from the start
 
 
-class Visiting(Protocol):
+class RankHelper(Protocol):
     """Claims chunks of other ranks' rings for the loop (helping.py)."""
 
     def claim(self) -> WorkerLoop | None:
         """Claim a chunk of another rank's ring. Return the loop that fills it; None if there is nothing to do."""
 
-    def look_at_times(self) -> None:
+    def leave_ended_ranks(self) -> None:
         """Check now and then whether other ranks have ended, and release their memory."""
 
 
@@ -70,7 +70,7 @@ class WorkerLoop:
         open_memory: (path) -> mapping of a segment of the trainer's.
         source: the pass through an iterable dataset; None for a map-style dataset.
         snapshots: takes snapshots of this worker; None if the loader needs none.
-        visits: claims chunks of other ranks' rings when this ring has none; None if the worker never helps other ranks.
+        helped_ranks: claims chunks of other ranks' rings when this ring has none; None if the worker never helps other ranks.
         is_helper: the ring belongs to another rank.
         init_failure: the error that prevented the worker's start, if any; every order then fails with it.
     """
@@ -86,13 +86,13 @@ class WorkerLoop:
         open_memory: Callable[[str], Mapping],
         source: IterablePass | None = None,
         snapshots: Snapshots | None = None,
-        visits: Visiting | None = None,
+        helped_ranks: RankHelper | None = None,
         is_helper: bool = False,
         init_failure: Failure | None = None,
     ) -> None:
         self._ring, self._job, self._ready, self._orders = ring, job, ready, orders
         self._memory = SlotMemory(ring, ready, grants, open_memory, is_helper=is_helper)
-        self._source, self._snapshots, self._visits, self._init_failure = source, snapshots, visits, init_failure
+        self._source, self._snapshots, self._helped_ranks, self._init_failure = source, snapshots, helped_ranks, init_failure
         self._plan = job.plan
         self._in_place = self._plan.in_place(job.dataset)
         self._has_ended = False  # the iterable dataset has ended at the claimed order
@@ -110,17 +110,17 @@ class WorkerLoop:
             if ring.claim():
                 faults.hit("after_claim")
                 self.work()
-                if self._visits is not None:
-                    self._visits.look_at_times()
+                if self._helped_ranks is not None:
+                    self._helped_ranks.leave_ended_ranks()
             else:
-                self._wait_or_visit()
+                self._wait_or_help()
         self._orders.post()  # pass on the wake-up, which may have been meant for another worker
         faults.hit("leaving")
 
-    def _wait_or_visit(self) -> None:
-        """Wait for an order of this ring, or fill one chunk of a neighbor's ring."""
-        self._ring.waiting(True)  # before visiting the neighbors, so that a rank which publishes later rings this worker's bell
-        body = None if self._visits is None else self._visits.claim()
+    def _wait_or_help(self) -> None:
+        """Wait for an order of this ring, or fill one chunk of another rank's ring."""
+        self._ring.waiting(True)  # before claiming from other ranks, so that a rank which publishes later rings this worker's bell
+        body = None if self._helped_ranks is None else self._helped_ranks.claim()
         if body is None:
             self._orders.wait(LOOK_AGAIN_S)
         self._ring.waiting(False)

@@ -23,7 +23,8 @@ from shmload.processes.child import Child, Children
 from shmload.processes.exit_codes import describe_exit, settle
 from shmload.processes.interrupts import interrupts_held
 from shmload.shm import fork_copies, reaper
-from shmload.shm.segment import Group, Segment
+from shmload.shm.segment import Segment
+from shmload.shm.segment_group import SegmentGroup
 from shmload.worker.fork_warnings import warn_of_fork
 from shmload.worker.job import Job, Post
 from shmload.worker.job_pickling import pickled_once
@@ -267,7 +268,7 @@ class PreparedWorkers:
     """
 
     job: Job
-    group: Group
+    group: SegmentGroup
     posts: list[Post]
     multiprocessing_context: Any
     stacks: dict[int, Segment]
@@ -295,7 +296,7 @@ def processes(called: PreparedWorkers) -> ProcessPool:
     return ProcessPool(posts, called.job, make, travels=travels, stacks=called.stacks)
 
 
-def with_pickled_job(group: Group, name: str, pickled_job: bytes, posts: list[Post]) -> list[Post]:
+def with_pickled_job(group: SegmentGroup, name: str, pickled_job: bytes, posts: list[Post]) -> list[Post]:
     """Write the pickled job to a new segment, and return the posts with its path."""
     segment = group.segment(name, len(pickled_job))
     memoryview(Mapping(segment.fd, len(pickled_job)))[:] = pickled_job

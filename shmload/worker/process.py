@@ -16,10 +16,11 @@ from shmload import faults
 from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.watch import die_with, keep_freed
-from shmload.shm.segment import Doorbell, map_segment, open_segment
+from shmload.shm.doorbell import Doorbell
+from shmload.shm.segment import map_segment, open_segment
 from shmload.worker.failure import Failure
 from shmload.worker.generator_states import Streams
-from shmload.worker.helping import Visits
+from shmload.worker.helping import HelpedRanks
 from shmload.worker.iterable_pass import IterablePass, with_shared_seed
 from shmload.worker.job import Job, Post
 from shmload.worker.loop import WorkerLoop
@@ -75,9 +76,9 @@ def main(post: Post, inherited: Job | None) -> None:
     except Exception as error:
         failure = Failure.of(error, where, "")
         job = job or Job(None, None, None, True, None, False)
-    visits = None
-    if post.neighbours and failure is None:
-        visits = Visits(post.neighbours, post.worker_id, job, orders=orders, open_memory=open_memory)
+    helped_ranks = None
+    if post.peer_rings and failure is None:
+        helped_ranks = HelpedRanks(post.peer_rings, post.worker_id, job, orders=orders, open_memory=open_memory)
     body = WorkerLoop(
         ring,
         job,
@@ -87,7 +88,7 @@ def main(post: Post, inherited: Job | None) -> None:
         open_memory=open_memory,
         source=source,
         snapshots=snapshots,
-        visits=visits,
+        helped_ranks=helped_ranks,
         init_failure=failure,
     )
     with suppress(KeyboardInterrupt):  # raised by a sample: torch's worker also exits without a message

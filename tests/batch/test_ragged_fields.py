@@ -17,7 +17,7 @@ from shmload import Jagged, Padded, SampleError, ShmLoader
 from shmload._core.filler import WorkerRing
 from shmload._core.trainer import TrainerRing, control_nbytes, live_leases
 from shmload.engine.ring_memory import RingMemory
-from shmload.ray.actors import private
+from shmload.ray.local_ring import private_memory
 from tests.batch.ragged_kit import Opaque, Samples, assert_same, reference
 from tests.growing.growing_kit import wait_until
 
@@ -298,7 +298,9 @@ def test_what_is_no_text_is_told() -> None:
     class Texts(Wrong):
         schema: ClassVar = {"label": str}
 
-    with pytest.raises(SampleError, match="field 'label' is str in the schema: a column of str holds a bytearray"):
+    with pytest.raises(
+        SampleError, match="field 'label' is str in the schema: all values of a str column must be str, got bytearray"
+    ):
         first(ShmLoader(Texts(lambda out: out.__setitem__("label", bytearray(b"x"))), 2, num_workers=0))
 
 
@@ -500,14 +502,14 @@ def test_a_batch_of_text_is_read_once_by_one_of_several_workers(tmp_path: Path) 
 
 
 def test_the_ring_refuses_a_packed_batch_of_several_writers() -> None:
-    ring = TrainerRing(private(control_nbytes(1, 2, **SIZES)), num_slots=1, num_workers=2, **SIZES)
+    ring = TrainerRing(private_memory(control_nbytes(1, 2, **SIZES)), num_slots=1, num_workers=2, **SIZES)
     indices = np.arange(4)
-    with pytest.raises(ValueError, match=r"a packed batch is written by one worker: its order has 1 chunk, got 2"):
+    with pytest.raises(ValueError, match=r"a packed batch must be written by one worker, in an order of 1 chunk, got 2"):
         ring.publish(ring.hold(), epoch=0, step=0, seq=0, indices=indices, nrows=4, nchunks=2, is_packed=True)
 
 
 def test_a_worker_of_many_does_not_write_a_packed_batch() -> None:
-    control = private(control_nbytes(1, 2, **SIZES))
+    control = private_memory(control_nbytes(1, 2, **SIZES))
     trainer = TrainerRing(control, num_slots=1, num_workers=2, **SIZES)
     trainer.publish(trainer.hold(), epoch=0, step=0, seq=0, indices=np.arange(4), nrows=4, nchunks=2)
     worker = WorkerRing(control, 0)

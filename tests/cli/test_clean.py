@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shmload.shm import janitor
-from shmload.shm.segment import Group
+from shmload.shm.segment_group import SegmentGroup
 
 Command = Callable[..., Any]
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -79,7 +79,7 @@ def test_nothing_left_is_said(command: Command, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_living_loader_is_not_touched(command: Command) -> None:
-    group = Group()
+    group = SegmentGroup()
     control = group.segment("control", 4096)
     assert group.stem not in command("clean", "--yes").stdout
     assert os.path.exists(control.path)

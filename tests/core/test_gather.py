@@ -30,17 +30,20 @@ def test_runs_of_different_lengths_stand_end_to_end(runs: list[tuple[int, int]])
 
 @pytest.mark.parametrize(("nbytes", "room"), [(4, 7), (4, 9), (-1, 0)])
 def test_rows_need_exactly_their_room(nbytes: int, room: int) -> None:
-    with pytest.raises(ValueError, match=f"2 rows of {nbytes} bytes do not fit {room} bytes"):
+    with pytest.raises(ValueError, match=f"out has {room} bytes, which is too small for 2 rows of {nbytes}"):
         gather_rows(np.full(2, AT, np.int64), nbytes, np.zeros(room, np.uint8))
 
 
 @pytest.mark.parametrize(
     ("lengths", "words"),
     [
-        ([4], "2 runs need as many lengths; got 1"),
+        ([4], "2 runs need 2 lengths, got 1"),
         ([9, -1], "run 1 is -1 bytes long"),
-        ([4, 5], "2 runs of 9 bytes do not fit 8 bytes"),
-        ([2**62] * 4 + [8], "5 runs of 4611686018427387904 bytes do not fit 8 bytes"),  # their sum is 8, modulo 2**64
+        ([4, 5], "out has 8 bytes, which is too small for 2 runs of 9 bytes in all"),
+        (
+            [2**62] * 4 + [8],
+            "out has 8 bytes, which is too small for 5 runs of 4611686018427387904 bytes in all",
+        ),  # their sum is 8, modulo 2**64
     ],
 )
 def test_runs_need_lengths_and_exactly_their_room(lengths: list[int], words: str) -> None:
@@ -82,5 +85,5 @@ def test_elements_of_runs_know_their_run_and_place(lengths: list[int], more: int
 
 @pytest.mark.parametrize("lengths", [[4, 5], [9], [3, -1], [1 << 62, 1 << 62]])
 def test_runs_longer_than_their_room_are_not_numbered(lengths: list[int]) -> None:
-    with pytest.raises(ValueError, match="does not fit"):
+    with pytest.raises(ValueError, match="ends beyond the"):
         number_runs(lengths, *np.zeros((2, 8), np.int64))

@@ -17,7 +17,7 @@ from shmload.batch.layout import is_plain_tensor
 
 @pytest.mark.parametrize("num_bytes", [100, 20_000, (1 << 18) - 1, 1 << 18, (1 << 18) + 77])
 @pytest.mark.parametrize("kind", ["array", "tensor", "address"])
-def test_a_row_of_any_size_arrives_whole_and_its_neighbours_stay(kind: str, num_bytes: int) -> None:
+def test_a_row_of_any_size_arrives_whole_and_its_neighbors_stay(kind: str, num_bytes: int) -> None:
     around = np.full(3 * num_bytes + 1, 7, np.uint8)
     rows = around[1:].reshape(3, num_bytes)  # at no multiple of a cache's line
     value = np.random.default_rng(4).integers(0, 256, num_bytes, np.uint8)

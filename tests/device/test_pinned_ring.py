@@ -353,12 +353,12 @@ def test_a_ring_refuses_what_is_no_pending_copies_of_its_slots(make: Make, pinni
     loader = pinned(make)
     next(iter(loader))
     ring = loader._builder.last._ring
-    with pytest.raises(ValueError, match="slots are set to cool once, before the first lease"):
+    with pytest.raises(ValueError, match="cooling must be enabled once, before the first lease"):
         ring.cool(print)
     slot = ring.hold()
-    with pytest.raises(ValueError, match=f"slot {slot} does not cool: its state is 1"):
+    with pytest.raises(ValueError, match=f"slot {slot} is not cooling: its state is 1"):
         ring.cooled(slot)
     (pending_copies,) = ring.pending_copies
-    with pytest.raises(ValueError, match=f"slot {pending_copies} is not the trainer's to free: its state is 6"):
+    with pytest.raises(ValueError, match=f"the trainer cannot free slot {pending_copies}: its state is 6"):
         ring.free(pending_copies)
     ring.free(slot)

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from shmload.cli import app
-from shmload.ray.actor_pool import other_versions, unreachable
-from shmload.ray.actors import versions
+from shmload.ray.cluster_connection import unreachable_error
 from shmload.ray.placement import Node
+from shmload.ray.version_check import other_versions, versions
 from shmload.tools import cluster_doctor
 from shmload.tools.cluster_doctor import NodeState, examine_cluster, said_of_cluster, said_of_node
 from shmload.tools.doctor import Finding
@@ -103,10 +103,10 @@ def test_without_ray_or_a_cluster_that_is_the_finding(monkeypatch: pytest.Monkey
     assert (found.level, found.remedy) == ("problem", 'pip install "shmload[ray]"')
 
     def refuse(address: str) -> None:
-        raise unreachable(address, OSError("refused"))
+        raise unreachable_error(address, OSError("refused"))
 
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
-    monkeypatch.setattr(cluster_doctor, "join", refuse)
+    monkeypatch.setattr(cluster_doctor, "join_cluster", refuse)
     (found,) = examine_cluster("head:6379")
     assert (found.level, found.text) == ("problem", "there is no Ray cluster at address='head:6379' (OSError: refused)")
     assert found.remedy.startswith("Start one with `ray start --head`")

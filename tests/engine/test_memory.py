@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from shmload import RingTooSmall, ShmLoader, debug
-from shmload.shm import segment
+from shmload.shm import free_memory, segment
 from tests.shm.mount_kit import in_mount_namespace, needs_unshare, of_size
 
 MIB = 1 << 20
@@ -189,7 +189,7 @@ def test_a_large_ring_takes_no_room_in_dev_shm_that_it_has_not_reserved() -> Non
 
 
 def test_what_one_ring_has_been_promised_is_not_free_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "available_bytes", lambda root: 64 * MIB)
+    monkeypatch.setattr(free_memory, "available_bytes", lambda root: 64 * MIB)
     gate = multiprocessing.get_context("fork").Event()
     made: dict[str, Any] = {"num_workers": 1, "seed": 1, "multiprocessing_context": "fork"}
     with ShmLoader(Large(10, gate), 10, **made) as first, ShmLoader(Large(), 10, **made) as second:

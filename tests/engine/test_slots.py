@@ -16,8 +16,8 @@ from shmload._core.mapping import Mapping, give_back_pages
 from shmload._core.trainer import FREE, PARKED, TrainerRing, control_nbytes
 from shmload.engine import autotune
 from shmload.engine.ring_memory import RingMemory
-from shmload.ray.actors import LocalRing
-from shmload.shm.segment import Group
+from shmload.ray.local_ring import LocalRing
+from shmload.shm.segment_group import SegmentGroup
 from tests.engine.tuning_kit import change, engine_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
@@ -92,11 +92,11 @@ def test_a_slot_is_parked_from_the_middle_of_the_free_ones() -> None:
 def test_what_cannot_be_parked_says_so() -> None:
     ring = ring_of(3, 2)
     slot = ring.hold()
-    with pytest.raises(ValueError, match=f"slot {slot} is not free to be parked: its state is 1"):
+    with pytest.raises(ValueError, match=f"slot {slot} cannot be parked unless it is free: its state is 1"):
         ring.park(slot)
     with pytest.raises(ValueError, match="slot 1 is not parked: its state is 0"):
         ring.unpark(1)
-    with pytest.raises(ValueError, match=r"a ring has at least 1 slot and at most .* num_usable=4"):
+    with pytest.raises(ValueError, match=r"a ring must have at least 1 slot and at most .* num_usable=4"):
         ring_of(3, 4)
 
 
@@ -104,7 +104,7 @@ def test_the_number_of_workers_wanted_has_bounds() -> None:
     ring = ring_of(2, 2)
     assert ring.num_wanted == 3
     for count in (0, 4):
-        with pytest.raises(ValueError, match=f"a ring made for 3 workers has 1 to as many, got {count}"):
+        with pytest.raises(ValueError, match=f"the number of workers must be 1 to 3, got {count}"):
             ring.num_wanted = count
 
 
@@ -118,7 +118,7 @@ def test_pages_given_back_are_free_though_they_stay_mapped() -> None:
     assert before > 0 == os.fstat(fd).st_blocks
     assert bytes(view[:3]) == b"\0\0\0"
     os.close(fd)
-    with pytest.raises(OSError, match=f"fallocate to give back {SLOT} bytes: Bad file descriptor"):
+    with pytest.raises(OSError, match=rf"cannot release {SLOT} bytes \(fallocate\): Bad file descriptor"):
         give_back_pages(fd, SLOT)
 
 
@@ -167,13 +167,13 @@ def test_fewer_than_four_slots_are_an_error() -> None:
 
 
 @pytest.fixture
-def group() -> Iterator[Group]:
-    made = Group()
+def group() -> Iterator[SegmentGroup]:
+    made = SegmentGroup()
     yield made
     made.close()
 
 
-def test_a_batch_that_grows_takes_the_memory_of_free_slots(group: Group) -> None:
+def test_a_batch_that_grows_takes_the_memory_of_free_slots(group: SegmentGroup) -> None:
     ring = ring_of(8, 4)
     memory = RingMemory(group, ring, 8 * SLOT, may_park=True)
     memory.make(SLOT)
@@ -188,7 +188,7 @@ def test_a_batch_that_grows_takes_the_memory_of_free_slots(group: Group) -> None
         memory.ensure(slot, 5 * SLOT)  # all that is left cannot be parked, or is too little
 
 
-def test_slots_that_workers_ask_room_for_leave_half_of_it_to_grow_by(group: Group) -> None:
+def test_slots_that_workers_ask_room_for_leave_half_of_it_to_grow_by(group: SegmentGroup) -> None:
     ring = ring_of(8, 4)
     memory = RingMemory(group, ring, 12 * SLOT, may_park=True)
     memory.make(SLOT)
@@ -234,7 +234,7 @@ def test_the_worker_that_leaves_passes_the_bell_on(engine_parts: Iterator[Any]) 
 def engine_parts() -> Any:
     """The body of worker 2 over a ring, and the bell of its worker pool."""
     from shmload._core.filler import WorkerRing
-    from shmload.shm.segment import Doorbell
+    from shmload.shm.doorbell import Doorbell
     from shmload.worker.job import Job
     from shmload.worker.loop import WorkerLoop
 

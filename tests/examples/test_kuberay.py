@@ -78,7 +78,7 @@ def test_a_pod_has_room_for_its_shared_memory(name: str) -> None:
     group = GROUPS[name]
     assert all(isinstance(value, str) for value in group["rayStartParams"].values())  # KubeRay takes nothing else
     resources = container(group)["resources"]
-    assert resources["requests"] == resources["limits"]  # what is promised cannot be taken away by a neighbour
+    assert resources["requests"] == resources["limits"]  # what is promised cannot be taken away by a neighbor
     limits = resources["limits"]
     assert shm_nbytes(group) >= int(group["rayStartParams"]["object-store-memory"])
     assert nbytes(limits["memory"]) >= shm_nbytes(group) + PYTHON_NBYTES  # a tmpfs counts

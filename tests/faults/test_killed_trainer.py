@@ -33,15 +33,15 @@ def test_nothing_stays_of_a_killed_trainer(state: str, kill: Callable[[int], Non
         assert files_with(stems) == []  # the reaper is of the family, and it ends after its work
 
 
-def test_a_live_neighbour_is_untouched() -> None:
-    with running("idle", "fork") as victim, running("idle", "fork") as neighbour, ExitStack() as stack:
-        victims, neighbours = Family.of(victim, stack), Family.of(neighbour, stack)
-        stems = names_of([neighbour])
+def test_a_live_neighbor_is_untouched() -> None:
+    with running("idle", "fork") as victim, running("idle", "fork") as neighbor, ExitStack() as stack:
+        victims, neighbors = Family.of(victim, stack), Family.of(neighbor, stack)
+        stems = names_of([neighbor])
         before = files_with(stems)
         assert before
         kill_alone(victim)
         assert victims.survivors(BOUND_S) == []
         assert before == files_with(stems)
-        assert len(neighbours.pids) == len(neighbours.survivors(0))
-        kill_group(neighbour)
-        assert neighbours.survivors(BOUND_S) == []
+        assert len(neighbors.pids) == len(neighbors.survivors(0))
+        kill_group(neighbor)
+        assert neighbors.survivors(BOUND_S) == []

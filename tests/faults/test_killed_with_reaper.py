@@ -18,7 +18,7 @@ import pytest
 
 from shmload.shm import janitor, reaper
 from shmload.shm.names import SHM_DIR
-from shmload.shm.segment import Group
+from shmload.shm.segment_group import SegmentGroup
 from tests.faults import trainer_program
 from tests.faults.faults_kit import DEADLINE_S, program_env
 from tests.faults.killed_kit import BOUND_S, Family, files_with, kill_alone, names_of, running, started
@@ -42,7 +42,7 @@ def kill_all_at_once(pids: list[int]) -> None:
 
 def start_another() -> str:
     """What the next start on this host says that it has removed."""
-    code = "import logging; logging.basicConfig(level=logging.INFO); from shmload.shm.segment import Group; Group().close()"
+    code = "import logging; logging.basicConfig(level=logging.INFO); from shmload.shm.segment_group import SegmentGroup; SegmentGroup().close()"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, env=program_env(), check=True
     )
@@ -138,7 +138,7 @@ def dead_group_of(uid: int) -> tuple[str, list[str]]:
         os.setgid(uid)
         os.setuid(uid)
         reaper.enter = reaper.leave = lambda: None  # it was killed, too
-        group = Group()
+        group = SegmentGroup()
         group.segment("control", 4096)
         group.doorbell("ready")
         os.write(writer, group.stem.encode())

@@ -51,7 +51,7 @@ from torch_geometric.sampler import BaseSampler, SamplerOutput
 from shmload import ShmLoader
 
 
-class OneNeighbour(BaseSampler):
+class OneNeighbor(BaseSampler):
     edge_permutation = None
 
     def __init__(self, edges):
@@ -77,7 +77,7 @@ edges = torch.stack([torch.arange(4 * count) % count, torch.arange(4 * count) * 
 data = Data(x=torch.rand(count, 2), edge_index=edges, y=torch.arange(count))
 for filter_per_worker in (False, True):
     options = {"batch_size": 8, "shuffle": True, "num_workers": 2, "filter_per_worker": filter_per_worker}
-    options["node_sampler"] = OneNeighbour(edges)
+    options["node_sampler"] = OneNeighbor(edges)
     theirs, ours = NodeLoader(data, **options), NodeShmLoader(data, **options)
     assert len(epochs(theirs)) == 14
     assert epochs(theirs) == epochs(ours)
@@ -123,7 +123,7 @@ def test_a_librarys_program_prints_what_the_page_says(
     assert expected == output_of(preamble + code_of(section), strict=False, deadline_s=240)
 
 
-def test_nodes_with_their_neighbours_are_those_of_the_librarys_loader(
+def test_nodes_with_their_neighbors_are_those_of_the_librarys_loader(
     needs: Callable[[str], None], output_of: Callable[..., str]
 ) -> None:
     needs("PyTorch Geometric")

@@ -66,10 +66,10 @@ def test_a_rank_leaves_its_gpus_node_only_when_that_has_no_core_left(job: tuple[
     for rank, node in enumerate(wanted):
         there = {core for core in cores if core.node == node}
         if there and any(core.node != node for core in found[rank]):
-            neighbours = {core for other, near in enumerate(wanted) if near == node for core in found[other]}
+            neighbors = {core for other, near in enumerate(wanted) if near == node for core in found[other]}
             # without a wish that can be had, a rank may have been put there as well
             free = {core for other, near in enumerate(wanted) if near not in nodes for core in found[other]}
-            assert there <= neighbours | free
+            assert there <= neighbors | free
 
 
 def machine(*sizes: int) -> list[Core]:

@@ -205,7 +205,7 @@ WRONG_TYPES = {
     "max_restarts": ("x", 1.5),
     "rank": ("0", 0.0),
     "world_size": ("2", 2.0),
-    "snapshot_every_n_steps": ("x", None),
+    "snapshot_every_n_steps": ("x", 1.5),
     "timeout": ("x", None),
     "sample_timeout_s": ("x", [1]),
     "ring_bytes": ("1GB", {}),

@@ -276,7 +276,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "sending the dataset counts as connecting",
-        "shmload/ray/actor_pool.py",
+        "shmload/ray/actor_set.py",
         "            asked_at = self._asked_at if self._joined_at is None else None",
         "            asked_at = self._asked_at",
         (f"{CONNECTION}test_only_the_clusters_answer_has_a_limit_and_what_is_waited_for_is_said",),
@@ -284,7 +284,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N6",
         "a task is sent to the place of an actor that has just died",
-        "shmload/ray/actor_pool.py",
+        "shmload/ray/actor_set.py",
         "            actor = self._actors[worker] if worker in self._started else None\n",
         "            actor = self._actors[worker]\n",
         (f"{CONNECTION}test_a_task_for_an_actor_that_has_just_died_goes_to_the_next",),
@@ -292,7 +292,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N6",
         "a task that nobody was asked for is a death of its worker's actor",
-        "shmload/ray/actor_pool.py",
+        "shmload/ray/actor_set.py",
         "                if reason is not None:\n                    self",
         "                if num_deaths >= 0:\n                    self",
         (f"{CONNECTION}test_a_task_for_an_actor_that_has_just_died_goes_to_the_next",),
@@ -300,7 +300,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N6",
         "what a rank's own program defines is named to actors, which do not have it",
-        "shmload/ray/actor_pool.py",
+        "shmload/ray/dataset_shipping.py",
         "        cloudpickle.register_pickle_by_value(program)\n",
         "        pass\n",
         ("tests/ray/test_shipped.py::test_what_a_spawned_processs_own_program_defines_travels_by_value_and_comes_back_by_name",),
@@ -340,7 +340,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N6",
         "any actor that has locked a segment of that name is told of slots",
-        "shmload/ray/actor_pool.py",
+        "shmload/ray/actor_set.py",
         "return byte is not None and life_lock.is_held(self._control, byte)",
         "return byte is not None",
         (f"{LIFE_LOCK}test_only_an_actor_that_locks_this_very_segment_is_told_of_slots",),
@@ -348,7 +348,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N6",
         "what a dead actor had is handed on while it can still write to it",
-        "shmload/ray/actor_pool.py",
+        "shmload/ray/actor_set.py",
         "            if life_lock.wait_until_free(self._control, byte, LOG_S):\n",
         "            if actor:\n",
         (f"{LIFE_LOCK}test_what_an_actor_had_is_given_up_when_it_can_write_no_more",),
@@ -356,7 +356,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N6",
         "an actor is believed to have ended only by some of Ray's errors",
-        "shmload/ray/actor_pool.py",
+        "shmload/ray/actor_set.py",
         "        except BaseException:\n            self._end(actor)\n",
         "        except ConnectionError:\n            self._end(actor)\n",
         (f"{LIFE_LOCK}test_what_an_actor_had_is_given_up_when_it_can_write_no_more",),
@@ -364,7 +364,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N6",
         "an agent's death is told while its actors can still write",
-        "shmload/ray/actor_pool.py",
+        "shmload/ray/ray_pool.py",
         "            if life_lock.is_held(self._control.fd):\n",
         "            if not agent:\n",
         (
@@ -375,7 +375,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N6",
         "an actor without the lock writes into the ring",
-        "shmload/ray/actors.py",
+        "shmload/ray/worker_actor.py",
         " or not self._may_write or",
         " or",
         (f"{LIFE_LOCK}test_an_actor_without_the_lock_writes_nothing",),
@@ -418,7 +418,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N6",
         "who writes to an array that a node has once is not told what to do",
-        "shmload/ray/actors.py",
+        "shmload/ray/worker_actor.py",
         'failure.kind is ValueError and "read-only" in failure.text',
         'failure.kind is ValueError and "of nothing" in failure.text',
         ("tests/ray/test_decoder.py::test_a_dataset_that_writes_to_its_own_large_array_is_told_what_to_do",),
@@ -426,7 +426,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "an agent that takes another's place asks the cluster once",
-        "shmload/ray/actor_pool.py",
+        "shmload/ray/ray_pool.py",
         ", is_replacement=True))",
         "))",
         (f"{CONNECTION}test_an_agent_that_takes_anothers_place_knows_it",),
@@ -466,8 +466,8 @@ CROSSED_DEFECTS = [
     Defect(
         "N6",
         "an actor that waits for a CPU is given batches",
-        "shmload/ray/agent.py",
-        " or not self._cluster.may_claim(worker):",
+        "shmload/ray/dispatcher.py",
+        " or not self._actors.may_claim(worker):",
         ":",
         ("tests/ray/test_pipelining.py::test_a_worker_whose_actor_has_not_started_gets_nothing",),
     ),
@@ -484,7 +484,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N6",
         "the doctor of a cluster does not compare versions",
-        "shmload/ray/actor_pool.py",
+        "shmload/ray/version_check.py",
         "        if theirs[name] != version\n",
         "        if not version\n",
         (f"{NODES}test_what_is_wrong_is_said_with_a_remedy_and_the_rest_is_good", f"{NODES}test_a_version_is_compared_by_name"),

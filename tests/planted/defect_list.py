@@ -174,11 +174,11 @@ DEFECTS = [
     ),
     Defect(
         "R7",
-        "a living neighbour's lock is not believed",
+        "a living neighbor's lock is not believed",
         "shmload/shm/janitor.py",
         "nobody is declared dead\n        return True\n",
         "nobody is declared dead\n        return False\n",
-        ("tests/shm/test_leftovers.py::test_a_living_neighbour_is_never_swept",),
+        ("tests/shm/test_leftovers.py::test_a_living_neighbor_is_never_swept",),
         reaches_out=True,
     ),
     Defect(
@@ -280,8 +280,8 @@ DEFECTS = [
     Defect(
         "R13",
         "cgroups are not asked",
-        "shmload/shm/segment.py",
-        "    return min([free_memory_bytes(root), *(cgroup.rest for cgroup in memory(root))])\n",
+        "shmload/shm/free_memory.py",
+        "    return min([free_memory_bytes(root), *(cgroup.rest for cgroup in memory_cgroups(root))])\n",
         "    return free_memory_bytes(root)\n",
         (
             "tests/shm/test_preflight.py::test_a_v2_limit_counts_less_what_is_used_and_cannot_be_dropped",
@@ -380,7 +380,7 @@ DEFECTS = [
     Defect(
         "R15",
         "the first of the samples that an actor reads at once is to blame for all",
-        "shmload/ray/actors.py",
+        "shmload/ray/sample_timer.py",
         '"", "", () if is_several else (row,))',
         '"", "", (max(row, 0),))',
         ("tests/ray/test_lateness.py::test_of_late_samples_that_are_read_at_once_none_is_named[False]",),
@@ -388,7 +388,7 @@ DEFECTS = [
     Defect(
         "R6",
         "rows that an actor has ended over are read at once again",
-        "shmload/ray/actors.py",
+        "shmload/ray/local_ring.py",
         "        if is_suspect:  #",
         "        if False:  #",
         ("tests/ray/test_decoder.py::test_rows_that_an_actor_has_ended_over_are_read_one_by_one[AtOnce]",),

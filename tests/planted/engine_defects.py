@@ -129,8 +129,8 @@ ENGINE_DEFECTS = [
     Defect(
         "R1",
         "memory that a ring has been promised is free for the next one",
-        "shmload/shm/segment.py",
-        "    free = max(available_bytes(root) - unreserved_bytes(), 0)\n",
+        "shmload/shm/free_memory.py",
+        "    free = max(available_bytes(root) - promised_nbytes, 0)\n",
         "    free = available_bytes(root)\n",
         ("tests/engine/test_memory.py::test_what_one_ring_has_been_promised_is_not_free_for_the_next",),
     ),

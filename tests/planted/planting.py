@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 COPIED = ("shmload", "src", "tests", "setup.py", "pyproject.toml", "README.md")
 TEST_TIMEOUT_S = 60  # of one test: what hangs for a defect is caught, too
 RUN_TIMEOUT_S = 600
-# A defect may make a program remove what is another's: in the machine's own /dev/shm that would be a neighbour's ring.
+# A defect may make a program remove what is another's: in the machine's own /dev/shm that would be a neighbor's ring.
 OWN_SHM = "mount -t tmpfs -o size=4g shm /dev/shm"
 
 

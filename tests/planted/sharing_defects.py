@@ -106,11 +106,11 @@ SHARING_DEFECTS = [
     ),
     Defect(
         "G1",
-        "idle neighbours are not rung for",
+        "idle neighbors are not rung for",
         "shmload/sharing/balancing.py",
         "                peer_pools.bell.post_up_to(min(num_left, num_idle))\n",
         "",
-        ("tests/sharing/test_helpers.py::test_neighbours_are_rung_for_if_they_are_idle_and_the_pool_is_not",),
+        ("tests/sharing/test_helpers.py::test_neighbors_are_rung_for_if_they_are_idle_and_the_pool_is_not",),
     ),
     Defect(
         "G1",
@@ -127,7 +127,7 @@ SHARING_DEFECTS = [
         "shmload/sharing/balancing.py",
         "        self._ring.accept(record, ticket)\n",
         "",
-        (f"{BALANCING}test_a_rank_whose_worker_stands_still_is_helped_by_its_neighbours_and_no_batch_is_another",),
+        (f"{BALANCING}test_a_rank_whose_worker_stands_still_is_helped_by_its_neighbors_and_no_batch_is_another",),
     ),
     Defect(
         "G1",
@@ -137,7 +137,7 @@ SHARING_DEFECTS = [
         "",
         (
             f"{BALANCING}test_helpers_that_are_killed_right_after_their_claim_cost_nothing",
-            f"{BALANCING}test_a_rank_that_is_killed_with_its_worker_in_a_neighbours_chunk_leaves_the_neighbour_as_it_was",
+            f"{BALANCING}test_a_rank_that_is_killed_with_its_worker_in_a_neighbors_chunk_leaves_the_neighbor_as_it_was",
         ),
     ),
     Defect(

@@ -1,4 +1,4 @@
-"""Helpers in a neighbour's ring, as a model: who is let in, who may claim, whose claims are taken back (src/helpers.h).
+"""Helpers in a neighbor's ring, as a model: who is let in, who may claim, whose claims are taken back (src/helpers.h).
 
 One record stands between one helper at a time and the trainer of the ring. A worker of another rank (an *incarnation*: when it dies its
 own rank starts the next one, which does not know how far the trainer is) exchanges `visitor` from 0 to its ticket, waits until

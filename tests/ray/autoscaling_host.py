@@ -71,7 +71,7 @@ def main(path: str, folder: str) -> None:
         while True:
             name, _ = connection.recv()
             nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-            places = [actor["Address"]["NodeID"] for actor in actors().values() if actor["ActorClassName"] == "Decoder"]
+            places = [actor["Address"]["NodeID"] for actor in actors().values() if actor["ActorClassName"] == "WorkerActor"]
             connection.send({"nodes": nodes, "actors": places}[name])
     except EOFError:
         os._exit(0)  # the first process of its namespace: all others end with it

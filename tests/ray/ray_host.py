@@ -70,7 +70,9 @@ def main(socket: str, folder: str) -> None:
     connection.send(cluster.address)
 
     def alive() -> list[tuple[str, int]]:
-        ours = [a for a in actors().values() if a["ActorClassName"] == "Decoder"]  # Ray Train and Ray Data leave some of their own
+        ours = [
+            a for a in actors().values() if a["ActorClassName"] == "WorkerActor"
+        ]  # Ray Train and Ray Data leave some of their own
         return [(a["Address"]["NodeID"], a["Pid"]) for a in ours if a["State"] != "DEAD"]
 
     def until(found: Callable[[], Any], is_done: Callable[[Any], bool], timeout_s: float) -> Any:

@@ -12,9 +12,13 @@ import pytest
 
 from shmload import Ray
 from shmload.errors import ClusterUnreachable
-from shmload.ray import actor_pool as module
-from shmload.ray.actor_pool import AgentConfig, Cluster, RayPool, differing, unreachable
-from shmload.ray.actors import Introduction, versions
+from shmload.ray import actor_set as module
+from shmload.ray.actor_set import ActorSet
+from shmload.ray.agent_config import AgentConfig
+from shmload.ray.cluster_connection import unreachable_error
+from shmload.ray.messages import ActorStarted
+from shmload.ray.ray_pool import RayPool
+from shmload.ray.version_check import version_error, versions
 from shmload.storage import retry
 
 EARLY, LATE = -1e9, 1e18  # on the clock that is asked
@@ -25,10 +29,10 @@ def agent_config(address: str, **options: Any) -> AgentConfig:
     return AgentConfig((), address, (), **given)
 
 
-def unconnected(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Cluster:
+def unconnected(monkeypatch: pytest.MonkeyPatch, **options: Any) -> ActorSet:
     monkeypatch.setattr(module, "LOOK_S", 0.0)
     monkeypatch.setattr(module, "LOG_S", -1.0)
-    return Cluster(agent_config("head:6379", **options), np.empty(200_000_000, np.uint8), [], lambda: None, -1)
+    return ActorSet(agent_config("head:6379", **options), np.empty(200_000_000, np.uint8), [], lambda: None, -1)
 
 
 def test_without_an_answer_in_time_a_task_fails_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +84,7 @@ def test_it_is_said_how_far_actors_are_until_the_last_has_started(
 ) -> None:
     cluster = unconnected(monkeypatch)
     cluster._settings = [None, None]  # type: ignore[list-item]  # only their number counts
-    cluster._news = Starting(cluster._started)
+    cluster._changed = Starting(cluster._started)
     monkeypatch.setattr(cluster, "_resources", lambda: "num_cpus=1")
     with caplog.at_level(logging.WARNING, "shmload"):
         cluster.watch(lambda: True)
@@ -97,8 +101,8 @@ def test_a_connection_that_nobody_waits_for_any_more_is_left(monkeypatch: pytest
 
 def test_versions_that_differ_are_named_and_a_build_for_cpus_is_no_other() -> None:
     ours = versions()
-    assert differing(Introduction(("node", 1), "host", ours)) is None
-    text = differing(Introduction(("node", 1), "host", {**ours, "shmload": "9.9", "torch": ""})) or ""
+    assert version_error("node", "host", ours) is None
+    text = version_error("node", "host", {**ours, "shmload": "9.9", "torch": ""}) or ""
     assert (
         f"node node of the Ray cluster (host) has shmload 9.9 where the trainer has {ours['shmload']}, torch missing where" in text
     )
@@ -118,7 +122,7 @@ class Heads:
 
 def test_the_first_agent_says_at_once_that_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     heads = Heads(1)
-    monkeypatch.setattr(module, "join", heads.join)
+    monkeypatch.setattr(module, "join_cluster", heads.join)
     with pytest.raises(ClusterUnreachable, match="nothing listens there"):
         unconnected(monkeypatch)._join()
     assert heads.num_asked == 1
@@ -129,7 +133,7 @@ def test_a_cluster_that_wants_a_token_is_one_error_that_says_so() -> None:
     refused.__cause__ = RuntimeError(
         "Failed to connect to GCS. Last connection error: ... ray.exceptions.AuthenticationError: RPC error"
     )
-    said = str(unreachable("head:6379", refused))
+    said = str(unreachable_error("head:6379", refused))
     assert said.startswith("the Ray cluster at address='head:6379' wants Ray's token")
     assert "RAY_AUTH_MODE=token" in said
 
@@ -137,7 +141,7 @@ def test_a_cluster_that_wants_a_token_is_one_error_that_says_so() -> None:
 @pytest.mark.parametrize("num_failures", [3, 100])
 def test_a_later_agent_asks_again(num_failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
     heads, pauses = Heads(num_failures), list[float]()
-    monkeypatch.setattr(module, "join", heads.join)
+    monkeypatch.setattr(module, "join_cluster", heads.join)
     monkeypatch.setattr(retry, "_wait", pauses.append)
     cluster = unconnected(monkeypatch, is_replacement=True)
     if num_failures == 3:
@@ -189,12 +193,12 @@ class Answering:
 
 
 def test_a_task_for_an_actor_that_has_just_died_goes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, made, here = unconnected(monkeypatch), list[Any](), Introduction(("node", 1), "host", versions())
+    cluster, made, here = unconnected(monkeypatch), list[Any](), ActorStarted(("node", 1), "host", versions())
     cluster._is_connected.set()
     cluster._repeats = [threading.Lock()]
     cluster._settings = [SimpleNamespace(sample_timeout_s=None)]  # type: ignore[list-item]  # all that is asked of it
     monkeypatch.setattr(cluster, "_make_actors", made.append)
-    monkeypatch.setattr(cluster, "_introduce", lambda settings: None)
+    monkeypatch.setattr(cluster, "_start_actors", lambda settings: None)
     monkeypatch.setattr(cluster, "_answer", lambda actor, ref: ref)
     cluster._actors[0], cluster._started[0] = (dead := Answering()), here
     assert cluster.may_claim(0)

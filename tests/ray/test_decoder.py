@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from shmload._core.filler import DONE, ERROR
 from shmload.batch.ragged import AS_TORCH_OR_LIST
-from shmload.ray.actors import READ_ONLY, ActorSetting, Decoder, Task
+from shmload.ray.messages import ActorSetting, Task
+from shmload.ray.worker_actor import READ_ONLY, WorkerActor
 from shmload.worker.failure import Failure
 from shmload.worker.job import Job, Post
 from shmload.worker.read_plan import plan_of
@@ -26,21 +27,21 @@ AREA = 16384
 POST = Post(1, 2, os.getpid(), "", 0, "", "", "", 0, (), "", 0)
 
 
-def decoder(dataset: Any, ragged: str = AS_TORCH_OR_LIST, **of_job: Any) -> Decoder:
+def decoder(dataset: Any, ragged: str = AS_TORCH_OR_LIST, **of_job: Any) -> WorkerActor:
     plan = plan_of(dataset, collate_fn=None, auto_collation=True, ragged=ragged, is_torch=True)
     job = Job(dataset, None, None, True, 3, False, plan=plan, **of_job)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shmload.ray.actors._name_classes_of_main", lambda: None)
-        patch.setattr("shmload.ray.actors.prepare", lambda job, post: (job, None, None))
+        patch.setattr("shmload.ray.worker_actor._name_classes_of_main", lambda: None)
+        patch.setattr("shmload.ray.worker_actor.prepare", lambda job, post: (job, None, None))
         return introduced(sent(job))
 
 
-def introduced(pickled_job: Any) -> Decoder:
+def introduced(pickled_job: Any) -> WorkerActor:
     """An actor that has this for its dataset."""
-    made = Decoder(ActorSetting(POST, (), AREA, 4 * AREA))
+    made = WorkerActor(ActorSetting(POST, (), AREA, 4 * AREA))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shmload.ray.actors._fetched", lambda reference: reference)
-        made.introduce([pickled_job])
+        patch.setattr("shmload.ray.worker_actor._fetched", lambda reference: reference)
+        made.start([pickled_job])
     return made
 
 
@@ -49,7 +50,7 @@ def part(keys: list[int], first: int, end: int, *, is_pickled: bool = False) -> 
     return Task(0, 0, first, end, len(keys), order, is_pickled, False)
 
 
-def fields(worker: Decoder, task: Task) -> list[bytes]:
+def fields(worker: WorkerActor, task: Task) -> list[bytes]:
     """The bytes of a task's rows, field by field, without the gaps between fields."""
     outcome = worker.work(task)
     assert outcome.own == DONE
@@ -95,7 +96,7 @@ def test_rows_that_an_actor_has_ended_over_are_read_one_by_one(kind: Any) -> Non
     worker = decoder(kind(""))
     rows = [fields(worker, part([3, 1, 2], 0, 3)._replace(is_suspect=is_suspect)) for is_suspect in (False, True)]
     assert rows[0] == rows[1]
-    dataset = worker._body._job.dataset
+    dataset = worker._loop._job.dataset
     assert dataset.asked == [[3, 1, 2], [3], [1], [2]]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shmload.ray.actor_pool import JointPool
+from shmload.ray.joint_pool import JointPool
 from shmload.worker.pool import Death
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from shmload import Ray, SampleTimeout, ShmLoader
-from shmload.ray.actors import SampleTimer, Task, failure_in
+from shmload.ray.messages import Task
+from shmload.ray.sample_timer import SampleTimer, failure_in
 from tests.ray.cluster_kit import Cluster
 from tests.ray.stuck_datasets import AtOnce, RowsAtOnce, Stuck
 

@@ -20,9 +20,11 @@ from shmload import WorkerDied
 from shmload._core.filler import DONE, ERROR
 from shmload.errors import RingTooSmall
 from shmload.processes.child import Child
-from shmload.ray import actor_pool, actors, life_lock
-from shmload.ray.actor_pool import AgentConfig, Call, Cluster, RayPool
-from shmload.ray.actors import ActorSetting, Slot
+from shmload.ray import actor_set, life_lock, ray_pool, worker_actor
+from shmload.ray.actor_set import ActorSet, Call
+from shmload.ray.agent_config import AgentConfig
+from shmload.ray.messages import ActorSetting, Slot
+from shmload.ray.ray_pool import RayPool
 from shmload.shm.segment import Segment
 from shmload.worker.failure import Failure
 from tests.ray.ray_datasets import InPlace
@@ -131,9 +133,9 @@ class Actor:
         self.work = Method()
 
 
-def cluster(control: Segment, actor: Any, *, is_seeded: bool = True) -> Cluster:
+def cluster(control: Segment, actor: Any, *, is_seeded: bool = True) -> ActorSet:
     agent_config = AgentConfig((), "auto", (), is_seeded, 1, 0, 0, 60.0)
-    made = Cluster(agent_config, np.empty(0, np.uint8), [ActorSetting(POST, (), AREA, 4 * AREA)], lambda: None, control.fd)
+    made = ActorSet(agent_config, np.empty(0, np.uint8), [ActorSetting(POST, (), AREA, 4 * AREA)], lambda: None, control.fd)
     made._actors[0], made._bytes[actor] = actor, BYTE
     return made
 
@@ -185,7 +187,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
         module.get, module.kill, module.exceptions = made.get, made.kill, exceptions  # type: ignore[attr-defined]  # as above
         monkeypatch.setitem(sys.modules, "ray", module)
         monkeypatch.setitem(sys.modules, "ray.exceptions", exceptions)
-        monkeypatch.setattr(actor_pool, "LOG_S", 0.0)
+        monkeypatch.setattr(actor_set, "LOG_S", 0.0)
         return made
 
     return planted
@@ -246,7 +248,7 @@ def pool(control: Segment) -> RayPool:
 def test_an_agents_death_is_told_when_none_of_its_actors_can_write_any_more(
     control: Segment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(actor_pool, "LOG_S", -1.0)
+    monkeypatch.setattr(ray_pool, "LOG_S", -1.0)
     ours = pool(control)
     with holder(control) as pid:
         with caplog.at_level(logging.WARNING, "shmload"):
@@ -327,7 +329,7 @@ def test_a_slot_that_cannot_be_mapped_is_the_tasks_error(writer: Any, control: S
     def failing(fd: int, nbytes: int, **options: Any) -> Any:
         raise OSError(12, "mmap: no memory")
 
-    monkeypatch.setattr(actors, "Mapping", failing)
+    monkeypatch.setattr(worker_actor, "Mapping", failing)
     with pytest.raises(OSError, match="mmap: no memory"):  # Ray brings it, and the stand-in makes it the batch's
         written(writer, slot_of(writer, control), [1])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmload.ray.agent import HALF_LIFE_S, LocalProcesses
+from shmload.ray.local_processes import HALF_LIFE_S, LocalProcesses
 
 
 class Ring:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from shmload import Ray, ShmLoader
-from shmload.ray.agent import Dispatcher, LocalProcesses
+from shmload.ray.dispatcher import Dispatcher
+from shmload.ray.local_processes import LocalProcesses
 from tests.ray.cluster_kit import Cluster, assert_same, generator, kept
 from tests.ray.ray_datasets import Deadly, Rows
 from tests.ray.torch_datasets import Drawing

@@ -16,8 +16,8 @@ import torch
 
 from shmload import SharedIndex
 from shmload.formats import ArrayDataset, TarWriter
-from shmload.ray.actor_pool import pickled_by_value
-from shmload.ray.actors import _name_classes_of_main
+from shmload.ray.dataset_shipping import pickle_job_by_value
+from shmload.ray.worker_actor import _name_classes_of_main
 from shmload.remote import RemoteDataset
 from shmload.remote.pass_counter import PassCounter
 from shmload.shm import travel
@@ -47,7 +47,7 @@ def test_what_a_spawned_processs_own_program_defines_travels_by_value_and_comes_
     program = ModuleType("__mp_main__")  # multiprocessing's name for it
     exec(PROGRAM, vars(program))
     monkeypatch.setitem(sys.modules, "__mp_main__", program)
-    pickled_job = arrived(pickled_by_value(Job(program.Numbers(), None, None, True, 3, False)))
+    pickled_job = arrived(pickle_job_by_value(Job(program.Numbers(), None, None, True, 3, False)))
     cloudpickle.unregister_pickle_by_value(program)
     del program.Numbers, program.Sample  # an actor has neither
     monkeypatch.setitem(sys.modules, "__main__", program)

@@ -1,4 +1,4 @@
-"""Batches by length: every sample once, within the budget, with little padding, alike among neighbours."""
+"""Batches by length: every sample once, within the budget, with little padding, alike among neighbors."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_batch_is_cut_no_sooner_than_needed() -> None:
     assert starts[:4].tolist() == [0, 3, 4, 5]
     assert cut(np.array([1] * 7), 100, 3, starts) == 3
     assert starts[:3].tolist() == [0, 3, 6]
-    with pytest.raises(ValueError, match="starts must hold 7 places, it holds 6"):
+    with pytest.raises(ValueError, match="starts must have 7 elements, got 6"):
         cut(np.array([1] * 7), 100, 3, starts[:6])
 
 

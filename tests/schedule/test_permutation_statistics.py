@@ -94,7 +94,7 @@ def test_all_orders_of_five_are_equally_likely():
 
 @pytest.mark.parametrize("n", [64, 65_536, 70_000, 10**12])
 @pytest.mark.parametrize("changing", ["seed", "epoch", "stream"])
-def test_first_index_is_even_over_neighbouring_keys(n, changing):
+def test_first_index_is_even_over_neighboring_keys(n, changing):
     count = 6400 if n != 65_536 else 640
     firsts = [Permutation(n, **{"seed": 1, changing: value})[0] * 64 // n for value in range(count)]
     assert abs(chi_square_z(np.bincount(firsts, minlength=64), count / 64)) < LIMIT
@@ -107,7 +107,7 @@ def test_two_epochs_agree_in_one_place_on_average():
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_sample_keys_of_neighbours_differ_in_half_of_their_bits(place):
+def test_sample_keys_of_neighbors_differ_in_half_of_their_bits(place):
     numbers = np.array([[5, 5, 5]] * 4096)
     numbers[:, place] = np.arange(4096)
     keys = np.array([sample_key(*row) for row in numbers.tolist()], np.uint64)

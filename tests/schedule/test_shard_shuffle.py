@@ -58,7 +58,7 @@ def test_in_order_is_in_order() -> None:
     assert order.shards_from(0, seed=3, epoch=1, num_windows=7) == [[0], [2], [3], [4], [5], [6], [7]]
 
 
-def test_neighbours_are_of_one_shard_as_often_as_the_window_is_wide() -> None:
+def test_neighbors_are_of_one_shard_as_often_as_the_window_is_wide() -> None:
     order = ShardShuffle([1000] * 64, window=16)
     shards = order.take(0, order.n, seed=5, epoch=0) // 1000
     assert np.mean(shards[1:] == shards[:-1]) == pytest.approx(1 / 16, abs=0.005)

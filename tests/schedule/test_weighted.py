@@ -60,7 +60,7 @@ def test_zeros_are_never_drawn(weights: list[float]) -> None:
     assert all(weights[index] > 0 for index in indices)
 
 
-def test_draws_of_neighbouring_positions_are_independent() -> None:
+def test_draws_of_neighboring_positions_are_independent() -> None:
     draws = Weighted(np.ones(8), num_samples=100_001).take(0, 100_001, seed=1, epoch=0)
     for lag in range(1, 6):
         pairs = np.bincount(draws[:-lag] * 8 + draws[lag:], minlength=64)

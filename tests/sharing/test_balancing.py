@@ -62,7 +62,7 @@ def test_each_rank_reads_what_it_reads_alone(tmp_path: Path, others: dict[str, A
     check_alike(run_ranks(read, 2, tmp_path, None, others), tmp_path, **others)
 
 
-def test_a_rank_whose_worker_stands_still_is_helped_by_its_neighbours_and_no_batch_is_another(tmp_path: Path) -> None:
+def test_a_rank_whose_worker_stands_still_is_helped_by_its_neighbors_and_no_batch_is_another(tmp_path: Path) -> None:
     outcomes = run_ranks(read, 2, tmp_path, own_wait_for_a_helper, {})
     check_alike(outcomes, tmp_path)
     assert outcomes[1].given[1] > 0
@@ -117,7 +117,7 @@ def die_or_read(rank: int, folder: Path, dying: int, share: str | None) -> list[
     return found
 
 
-def test_a_rank_that_is_killed_with_its_worker_in_a_neighbours_chunk_leaves_the_neighbour_as_it_was(tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_with_its_worker_in_a_neighbors_chunk_leaves_the_neighbor_as_it_was(tmp_path: Path) -> None:
     first, second = run_ranks(die_or_read, 2, tmp_path, 0, "node")
     assert first.exitcode == -signal.SIGKILL
     assert second.text == ""
@@ -138,7 +138,7 @@ def close_early(rank: int, folder: Path, closing: int, ended: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("closing", [0, 1])
-def test_a_rank_that_closes_its_loader_is_none_of_its_neighbours_affair(tmp_path: Path, closing: int) -> None:
+def test_a_rank_that_closes_its_loader_is_none_of_its_neighbors_affair(tmp_path: Path, closing: int) -> None:
     outcomes = run_ranks(close_early, 2, tmp_path, closing, _fork.Barrier(2))
     assert [outcome.text for outcome in outcomes] == ["", ""]
     assert outcomes[1 - closing].given == alone(1 - closing, Samples(Marks(tmp_path)), 2)

@@ -61,7 +61,7 @@ def test_loaders_of_different_ranks_that_differ_are_refused_as_well(tmp_path: Pa
 
 
 def test_ranks_that_would_deliver_ragged_fields_in_two_ways_are_refused(tmp_path: Path) -> None:
-    """A helper fills its neighbour's batch by its own plan, so there must be one."""
+    """A helper fills its neighbor's batch by its own plan, so there must be one."""
     outcomes = run_ranks(read, 2, tmp_path / "log", {1: {"ragged": "pad"}})
     assert [outcome.error for outcome in outcomes] == ["ValueError", "ValueError"]
     assert "loaders that differ (ragged: " in outcomes[0].text

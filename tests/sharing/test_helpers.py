@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from shmload._core.filler import DONE
-from shmload._core.neighbour import Neighbour
+from shmload._core.peer_status import PeerStatus
 from shmload.processes.identity import of_ticket, own_ticket, pidfd_of, start_of
 from shmload.sharing.balancing import NodeBell, PeerPool
-from shmload.shm.segment import Group
+from shmload.shm.segment_group import SegmentGroup
 from tests.sharing.sharing_kit import Crowd
 
 MINE, ANOTHERS = own_ticket(), own_ticket() + 1
@@ -57,15 +57,15 @@ def test_chunks_beyond_those_that_idle_workers_will_claim_are_unattended(crowd: 
     assert crowd.trainer.num_unattended == 1
 
 
-def test_neighbours_are_rung_for_if_they_are_idle_and_the_pool_is_not(crowd: Crowd) -> None:
-    group, neighbour = Group(), Crowd()
+def test_neighbors_are_rung_for_if_they_are_idle_and_the_pool_is_not(crowd: Crowd) -> None:
+    group, peer = SegmentGroup(), Crowd()
     theirs = group.doorbell("theirs")
     bell = NodeBell.attach(group.doorbell("mine").name)
-    bell.ring, bell.peer_pools = crowd.trainer, {1: PeerPool(Neighbour(neighbour.control), theirs)}
+    bell.ring, bell.peer_pools = crowd.trainer, {1: PeerPool(PeerStatus(peer.control), theirs)}
     crowd.order(0)
     bell.post_up_to(1)
     assert (bell.value, theirs.value) == (1, 0)
-    neighbour.worker.waiting(True)
+    peer.worker.waiting(True)
     bell.post_up_to(1)
     assert (bell.value, theirs.value) == (1, 1)
     theirs.drain()

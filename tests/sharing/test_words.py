@@ -255,9 +255,9 @@ def test_a_follower_has_one_lease_of_a_slot_and_its_payload_stays_until_that_is_
     held = seen(lease)
     del lease
     assert not follower.is_free(slot)
-    with pytest.raises(ValueError, match=f"slot {slot} is leased already"):
+    with pytest.raises(ValueError, match=f"slot {slot} is already leased"):
         follower.lease(slot)
-    with pytest.raises(ValueError, match=f"slot {slot} is leased: its payload cannot change"):
+    with pytest.raises(ValueError, match=f"cannot change the payload of slot {slot} while it is leased"):
         follower.set_payload(slot, ring.payload, 0, PAGE)
     del held
     assert follower.is_free(slot)
@@ -288,12 +288,12 @@ def test_a_batch_that_is_ordered_again_after_an_interrupt_takes_no_slot_from_oth
 
 def test_memory_that_is_no_shared_ring_is_refused(ring: SharedRing) -> None:
     _, words = memory(4096)
-    with pytest.raises(ValueError, match="this memory is none in which ranks share a ring"):
+    with pytest.raises(ValueError, match="the memory is not one in which ranks share a ring"):
         Share(words, me=0)
     with pytest.raises(ValueError, match=r"3 ranks need .* bytes to share 999 slots, the mapping has 4096"):
         Share(words, me=0, num_ranks=3, num_slots=999)
-    with pytest.raises(ValueError, match="this memory is no control block of this shmload's"):
+    with pytest.raises(ValueError, match="the memory is not a control block of this version of shmload"):
         FollowerRing(words, ring.told[0])
-    with pytest.raises(ValueError, match="rank 7 of 3 that share a ring"):
+    with pytest.raises(ValueError, match="rank 7 is out of range: 3 ranks share the ring"):
         Share(ring.share.memory, me=7)
     ring.close()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from shmload.shm import names, segment
+from shmload.shm import cgroups, names
 
 MIB = 1 << 20
 
@@ -28,7 +28,7 @@ def test_a_containers_own_cgroup_is_mounted_at_the_top(tmp_path: Path) -> None:
             "sys/fs/cgroup/memory/memory.stat": f"cache 1\ntotal_inactive_file {MIB}",
         },
     )
-    (found,) = segment.memory(root)
+    (found,) = cgroups.memory_cgroups(root)
     assert (found.version, found.limit, found.used, found.rest) == (1, 64 * MIB, 16 * MIB, 49 * MIB)
 
 
@@ -43,7 +43,7 @@ def test_of_a_hybrid_both_versions_are_read(tmp_path: Path) -> None:
             "sys/fs/cgroup/unified/b/memory.current": 40 * MIB,
         },
     )
-    assert [(found.version, found.rest) for found in segment.memory(root)] == [(1, 64 * MIB), (2, 0)]
+    assert [(found.version, found.rest) for found in cgroups.memory_cgroups(root)] == [(1, 64 * MIB), (2, 0)]
 
 
 def test_what_v1_writes_for_no_limit_is_none(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_what_v1_writes_for_no_limit_is_none(tmp_path: Path) -> None:
             "sys/fs/cgroup/memory/memory.usage_in_bytes": 1,
         },
     )
-    assert segment.memory(root) == []
+    assert cgroups.memory_cgroups(root) == []
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_what_v1_writes_for_no_limit_is_none(tmp_path: Path) -> None:
     ],
 )
 def test_processors_time(tmp_path: Path, files: dict[str, object], expected: float | None) -> None:
-    assert expected == segment.cpus(tree(tmp_path, files))
+    assert expected == cgroups.cpu_limit(tree(tmp_path, files))
 
 
 def test_a_process_has_its_number_under_proc_from_proc_itself(monkeypatch: pytest.MonkeyPatch) -> None:

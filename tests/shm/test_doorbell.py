@@ -9,7 +9,8 @@ import os
 import pytest
 
 from shmload._core.bell import IS_MONOTONIC
-from shmload.shm.segment import Doorbell, Group, JointBell, posix_ipc
+from shmload.shm.doorbell import Doorbell, JointBell, posix_ipc
+from shmload.shm.segment_group import SegmentGroup
 
 NAMED = pytest.mark.skipif(posix_ipc is None, reason="needs posix_ipc, which has no wheel for this Python")
 
@@ -28,20 +29,20 @@ def wake_each_other(there: Doorbell, back: Doorbell) -> None:
 
 
 def test_a_ring_wakes_another_process() -> None:
-    group = Group()
+    group = SegmentGroup()
     there, back = group.doorbell("there"), group.doorbell("back")
     wake_each_other(there, back)
     group.close()
 
 
 def test_an_unrung_bell_is_not_waited_for_longer_than_asked() -> None:
-    group = Group()
+    group = SegmentGroup()
     assert not group.doorbell("ready").wait(0)
     group.close()
 
 
 def test_posts_do_not_pile_up_beyond_their_count() -> None:
-    group = Group()
+    group = SegmentGroup()
     bell = group.doorbell("ready")
     for _ in range(5):
         bell.post_up_to(3)
@@ -52,7 +53,7 @@ def test_posts_do_not_pile_up_beyond_their_count() -> None:
 
 
 def test_bells_rung_as_one_are_each_rung() -> None:
-    group = Group()
+    group = SegmentGroup()
     bells = [group.doorbell("one"), group.doorbell("other")]
     bells[0].post()
     for _ in range(2):
@@ -67,7 +68,7 @@ def test_waits_are_by_the_clock_that_nobody_sets_where_the_c_library_can() -> No
 
 @NAMED
 def test_a_closed_bell_leaves_no_name() -> None:
-    group = Group()
+    group = SegmentGroup()
     bell = group.doorbell("ready")
     assert os.path.exists(f"/dev/shm/sem.{bell.name[1:]}")
     bell.close()
@@ -80,7 +81,7 @@ def test_a_closed_bell_leaves_no_name() -> None:
 def no_names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where /dev/shm is read-only, or posix_ipc is not installed."""
     if request.param != "read-only":
-        monkeypatch.setattr("shmload.shm.segment.posix_ipc", None)
+        monkeypatch.setattr("shmload.shm.doorbell.posix_ipc", None)
         return
 
     def refuse(*args: object, **kwargs: object) -> None:
@@ -90,7 +91,7 @@ def no_names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_where_no_name_can_be_made_a_bell_in_a_memfd_wakes_another_process(no_names: None) -> None:
-    group = Group()
+    group = SegmentGroup()
     there, back = group.doorbell("there"), group.doorbell("back")
     assert there.name.startswith(f"/proc/{os.getpid()}/fd/")
     wake_each_other(there, back)
@@ -98,7 +99,7 @@ def test_where_no_name_can_be_made_a_bell_in_a_memfd_wakes_another_process(no_na
 
 
 def test_a_bell_in_a_memfd_counts_and_closes_as_others_do(no_names: None) -> None:
-    group = Group()
+    group = SegmentGroup()
     before = len(os.listdir("/proc/self/fd"))
     bell = group.doorbell("ready")
     attached = Doorbell.attach(bell.name)
@@ -118,7 +119,7 @@ def test_a_bell_in_a_memfd_counts_and_closes_as_others_do(no_names: None) -> Non
 
 @NAMED
 def test_another_process_that_closes_a_named_bell_leaves_the_name() -> None:
-    group = Group()
+    group = SegmentGroup()
     bell = group.doorbell("ready")
     Doorbell.attach(bell.name).close()
     assert os.path.exists(f"/dev/shm/sem.{bell.name[1:]}")

@@ -22,7 +22,8 @@ from shmload.shm import janitor
 from shmload.shm import segment as segment_module
 from shmload.shm.janitor import find_leftovers, sweep
 from shmload.shm.names import SHM_DIR, process_stem
-from shmload.shm.segment import Group, open_segment
+from shmload.shm.segment import open_segment
+from shmload.shm.segment_group import SegmentGroup
 
 STEM = f"shmload-{os.getuid()}-0123456789ab-0"
 
@@ -129,7 +130,7 @@ def test_a_control_segment_is_locked_before_it_has_its_name(monkeypatch: pytest.
         seen.append(new)
 
     monkeypatch.setattr(os, "rename", looked_at)
-    group = Group()
+    group = SegmentGroup()
     control = group.segment("control", 4096)
     group.segment("payload-0", 4096)
     assert seen == [control.path, f"{SHM_DIR}/{group.stem}-payload-0"]
@@ -145,7 +146,7 @@ def test_segment_that_a_janitor_looks_at_while_it_is_made_is_not_used_unlocked(m
         assert held[-1].try_acquire()
 
     monkeypatch.setattr(segment_module, "_make_file", made_and_looked_at)
-    group = Group()
+    group = SegmentGroup()
     assert group.segment("payload-0", 4096).kind == "memfd"
     assert len(held) == 1
     held[0].close()
@@ -167,7 +168,7 @@ def test_many_janitors_and_owners_at_once_leave_the_living_alone(monkeypatch: py
         thread.start()
     try:
         for _ in range(30):
-            group = Group()
+            group = SegmentGroup()
             control, bell = group.segment("control", 4096), group.doorbell("ready")
             payload = group.segment("payload-0", 4096)
             for path in (control.path, payload.path):

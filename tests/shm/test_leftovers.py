@@ -17,8 +17,9 @@ import pytest
 
 from shmload import ShmLoader
 from shmload.shm import janitor, reaper
+from shmload.shm.doorbell import posix_ipc
 from shmload.shm.names import SHM_DIR
-from shmload.shm.segment import Group, posix_ipc
+from shmload.shm.segment_group import SegmentGroup
 
 NUM_BELLS = 1 if posix_ipc else 0  # that have names
 OWNER = """
@@ -26,11 +27,11 @@ import os, sys, signal
 from shmload.shm import janitor, reaper
 if "no-reaper" in sys.argv:
     reaper.enter = reaper.leave = lambda: None
-from shmload.shm.segment import Group
+from shmload.shm.segment_group import SegmentGroup
 if "no-room" in sys.argv:
     from shmload.shm import segment
     segment.shm_free_bytes = lambda: 0
-group = Group()
+group = SegmentGroup()
 group.segment("control", 4096); group.segment("payload-0", 1 << 20); group.doorbell("ready")
 if "forks" in sys.argv and os.fork() == 0:
     os.write(1, b"%d\\n" % os.getpid())  # one write: the other process writes, too
@@ -127,13 +128,13 @@ def test_the_janitor_removes_what_the_reaper_could_not() -> None:
         assert left(stem) == set()
 
 
-def test_a_living_neighbour_is_never_swept() -> None:
+def test_a_living_neighbor_is_never_swept() -> None:
     with owner() as (_, stem):
         assert stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
         assert len(left(stem)) == 2 + NUM_BELLS
 
 
-def test_a_living_neighbour_whose_ring_found_no_room_is_never_swept() -> None:
+def test_a_living_neighbor_whose_ring_found_no_room_is_never_swept() -> None:
     with owner("no-room") as (_, stem):
         assert stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
         assert left(stem) == {f"{stem}-control", f"sem.{stem}-ready"} if NUM_BELLS else {f"{stem}-control"}
@@ -146,7 +147,7 @@ def test_what_such_a_one_leaves_when_it_is_killed_goes_too() -> None:
 
 
 def test_a_stopped_reaper_does_not_hold_up_the_end() -> None:
-    group = Group()
+    group = SegmentGroup()
     assert reaper._shell is not None
     os.kill(reaper._shell.pid, signal.SIGSTOP)
     group.close()
@@ -154,12 +155,12 @@ def test_a_stopped_reaper_does_not_hold_up_the_end() -> None:
 
 
 def test_a_killed_reaper_is_replaced() -> None:
-    first = Group()
+    first = SegmentGroup()
     assert reaper._shell is not None
     pid = reaper._shell.pid
     os.kill(pid, signal.SIGKILL)
     reaper._shell.wait()
-    second = Group()
+    second = SegmentGroup()
     assert reaper._shell.pid != pid
     second.close()
     first.close()
@@ -175,7 +176,7 @@ def test_a_look_removes_nothing() -> None:
 
 
 def test_our_own_living_groups_are_never_swept() -> None:
-    group = Group()
+    group = SegmentGroup()
     group.segment("control", 4096)
     assert group.stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
     group.close()
@@ -192,7 +193,7 @@ def test_foreign_names_are_never_swept() -> None:
 
 
 def test_an_orderly_end_says_nothing_and_leaves_nothing() -> None:
-    code = "from shmload.shm.segment import Group; g = Group(); g.segment('control', 4096); g.doorbell('b'); print(g.stem)"
+    code = "from shmload.shm.segment_group import SegmentGroup; g = SegmentGroup(); g.segment('control', 4096); g.doorbell('b'); print(g.stem)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

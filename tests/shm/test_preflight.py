@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shmload.errors import RingTooSmall
-from shmload.shm.segment import available_bytes, check_fits
+from shmload.shm.free_memory import available_bytes, check_fits
 
 MIB = 1 << 20
 

@@ -16,7 +16,8 @@ from shmload._core.mapping import Mapping
 from shmload.errors import RingTooSmall
 from shmload.processes import private_fds
 from shmload.shm.names import SHM_DIR, new_stem, process_stem
-from shmload.shm.segment import Group, Segment, memfd_path, open_segment
+from shmload.shm.segment import Segment, memfd_path, open_segment
+from shmload.shm.segment_group import SegmentGroup
 from tests.shm.mount_kit import READ_ONLY, in_mount_namespace, needs_unshare, of_size
 
 MIB = 1 << 20
@@ -117,10 +118,10 @@ def test_a_forked_child_keeps_none_where_the_program_has_closed_one(monkeypatch:
 
 
 def test_descriptors_do_not_pile_up() -> None:
-    Group().close()
+    SegmentGroup().close()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(100):
-        group = Group()
+        group = SegmentGroup()
         group.segment("control", 4096)
         group.doorbell("ready")
         group.close()
@@ -129,12 +130,12 @@ def test_descriptors_do_not_pile_up() -> None:
 
 CHILD = """
 import os, sys
-from shmload.shm.segment import Group
+from shmload.shm.segment_group import SegmentGroup
 from shmload.shm.segment import Segment
 from shmload.shm.names import new_stem
 from shmload.errors import RingTooSmall
 from shmload._core.mapping import Mapping
-group = Group()
+group = SegmentGroup()
 """
 
 

@@ -90,21 +90,20 @@ def test_names_are_cut_where_their_room_ends() -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (BLOCK[:511], "this is no control block: it has 511 bytes, and 512 are needed for its head"),
-        (bytes(NBYTES), "this is no control block, or one that is being made: it does not begin with SHMLOLD1"),
+        (BLOCK[:511], "the file is not a control block: it has 511 bytes, fewer than the 512 of a header"),
+        (bytes(NBYTES), "the file is not a control block, or is still being created: it does not begin with SHMLOLD1"),
         (
             damaged({1: NUM_SLOTS << 32 | 77}),
-            f"this control block has layout version 77, and this shmload reads version {ABI}: look at it with the shmload of its "
-            "trainer",
+            f"the control block has layout version 77, and this shmload reads version {ABI}: use the shmload that its trainer",
         ),
         (
             damaged({1: (1 << 20) << 32 | ABI}),
-            "this control block is damaged: 1048576 slots with orders of 256 and texts of 64 bytes, 2 workers and a layout of 64 "
+            "the control block is damaged: 1048576 slots with orders of 256 and texts of 64 bytes, 2 workers and a layout of 64 "
             f"bytes do not fit its {NBYTES} bytes",
         ),
-        (damaged({4: 8}), f"this control block is damaged: its offsets are not those of 3 slots and 2 workers in {NBYTES} bytes"),
-        (BLOCK[:2048], "this control block is damaged: 3 slots with orders of 256 and texts of 64 bytes, 2 workers and a layout"),
-        (BLOCK[:4096], "this control block is damaged: its offsets are not those of 3 slots and 2 workers in 4096 bytes"),
+        (damaged({4: 8}), f"the control block is damaged: its offsets do not match 3 slots and 2 workers in {NBYTES} bytes"),
+        (BLOCK[:2048], "the control block is damaged: 3 slots with orders of 256 and texts of 64 bytes, 2 workers and a layout"),
+        (BLOCK[:4096], "the control block is damaged: its offsets do not match 3 slots and 2 workers in 4096 bytes"),
     ],
 )
 def test_what_is_no_whole_block_is_refused(content: bytes, message: str) -> None:
@@ -115,7 +114,7 @@ def test_what_is_no_whole_block_is_refused(content: bytes, message: str) -> None
 
 def test_a_slot_that_cannot_be_is_refused() -> None:
     state = (512 + NUM_WORKERS * 192 + 600) // 8  # slot 0's form and state
-    with pytest.raises(ValueError, match="this control block is damaged: slot 0 says state 77 and 4 chunks"):
+    with pytest.raises(ValueError, match="the control block is damaged: slot 0 has state 77 and 4 chunks"):
         StatsReader(mapped(damaged({state: 77 << 32}))).snapshot()
 
 

@@ -59,7 +59,7 @@ def test_what_is_no_ring_is_left_out_with_a_reason(tmp_path: Path, monkeypatch: 
     watch.search()
     assert watch.tapes == {}
     assert list(watch.refused) == ["x"]
-    assert watch.refused["x"].startswith(f"{tmp_path}/x: this is no control block, or one that is being made")
+    assert watch.refused["x"].startswith(f"{tmp_path}/x: the file is not a control block, or is still being created")
 
 
 def test_a_pid_chooses(loader: ShmLoader[Any]) -> None:

@@ -123,7 +123,7 @@ def test_a_trainer_that_waits_and_one_that_gives_up_are_noted() -> None:
 
 def test_waits_within_a_claim_are_noted_and_without_one_refused() -> None:
     ring = Ring()
-    with pytest.raises(RuntimeError, match="there is no claim"):
+    with pytest.raises(RuntimeError, match="the worker has no claim"):
         ring.worker.waited(ROOM, 1)
     ring.trainer.post(Order(0, 0, np.arange(4)), is_packed=False)
     assert ring.worker.claim()
@@ -221,8 +221,11 @@ def words(at: int, kind: str, *values: int) -> tuple[int, bytes]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (words(0, "Q", 1), "this is no control block of a loader"),
-        (words(ABI_AT, "I", 999), "this control block has layout version 999, needed is .*: use the shmload that the loader runs"),
+        (words(0, "Q", 1), "the memory is not the control block of a loader"),
+        (
+            words(ABI_AT, "I", 999),
+            "the control block has layout version 999, and this shmload reads version .*: use the shmload that the loader runs",
+        ),
         (words(WORKERS_AT, "I", 15_999), "is damaged: it says 15999 workers"),
         (words(WORKERS_AT, "I", 0xFFFFFFFF), "is damaged: it says 4294967295 workers"),
         (words(EVENTS_AT, "Q", 1 << 63), "is damaged"),
@@ -243,7 +246,7 @@ def test_a_damaged_block_is_refused(damage: tuple[int, bytes], message: str) -> 
 
 
 def test_memory_too_small_for_a_header_is_no_block() -> None:
-    with pytest.raises(ValueError, match="this is no control block of a loader"):
+    with pytest.raises(ValueError, match="the memory is not the control block of a loader"):
         Recorders(memory(64))
 
 

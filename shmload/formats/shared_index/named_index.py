@@ -13,7 +13,7 @@ from shmload.formats.shared_index.packed_index import PackedIndex
 from shmload.processes.run_key import run_key
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import SHM_DIR, meeting_stem
-from shmload.shm.segment import Group
+from shmload.shm.segment_group import SegmentGroup
 
 Fingerprint = str | bytes | int | None
 
@@ -38,7 +38,7 @@ def share(
         ValueError: other processes have different entries.
         OSError: the meeting cannot be created.
     """
-    group = Group()  # starts the reaper, which cleans up the meeting if this process is killed
+    group = SegmentGroup()  # starts the reaper, which cleans up the meeting if this process is killed
     meeting = Meeting(meeting_stem("index", name, *run_key()))
     try:
         with meeting.at_board():
@@ -82,6 +82,6 @@ def _attached_to(board: _Board) -> SharedBytes | None:
     return None
 
 
-def _leave(meeting: Meeting, group: Group) -> None:
+def _leave(meeting: Meeting, group: SegmentGroup) -> None:
     meeting.leave()
     group.close()

@@ -46,7 +46,7 @@ from shmload.formats.compression import zstd_pieces
 from shmload.formats.tar.shard_index import ShardIndex, pack_index
 from shmload.formats.tar.writer import archive_nbytes
 from shmload.remote.manifest import INDEX_SUFFIX, MANIFEST_NAME, IndexEntry, Manifest, PackedObject, ShardEntry
-from shmload.shm.segment import available_bytes
+from shmload.shm.free_memory import available_bytes
 from shmload.storage.s3_store import S3Store
 from shmload.storage.store import Store, StoredObject
 

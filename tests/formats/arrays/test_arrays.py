@@ -158,7 +158,7 @@ def test_what_cannot_be_rows_is_refused(given: Any, error: type[Exception], mess
 
 def test_a_batch_of_the_wrong_size_or_strides_is_refused() -> None:
     dataset = ArrayDataset(np.arange(4))
-    with pytest.raises(ValueError, match="1 rows of 8 bytes do not fill 16"):
+    with pytest.raises(ValueError, match="the buffer must have 8 bytes for 1 rows of 8, got 16"):
         dataset.read_batch_into([0], {"data": np.zeros(2)})
     with pytest.raises(ValueError, match="field 'data': rows are written into C-contiguous memory"):
         dataset.read_batch_into([0, 1], {"data": np.zeros(4)[::2]})

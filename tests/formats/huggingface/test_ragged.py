@@ -117,7 +117,7 @@ def test_a_seed_is_a_rule_too() -> None:
 
 
 def test_lists_of_one_length_are_ragged_by_their_type_or_by_name() -> None:
-    """Under a mode, lists that happen to be equal are delivered like their neighbours of other datasets; "list" stacks them."""
+    """Under a mode, lists that happen to be equal are delivered like their neighbors of other datasets; "list" stacks them."""
     dataset = dataset_of({name: LISTS[name] for name in ("even", "fixed")}).with_format("torch")
 
     def kinds(ragged: Any) -> list[type]:

@@ -150,7 +150,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments: Any, options: dict[
 @pytest.mark.parametrize(
     ("shape", "levels", "said"),
     [
-        ((2, 3, 5), (3, 255), r"\(3, 256\) are needed; got \(3, 255\)"),
+        ((2, 3, 5), (3, 255), r"\(3, 256\), got \(3, 255\)"),
         ((2, 3, 5), (5, 256), r"\(3, 256\)"),
         ((2, 3, 4), (3, 256), "another shape"),
     ],

@@ -124,23 +124,23 @@ def test_a_part_that_lacks_pixels_is_refused() -> None:
     message = r"box \(10.0, .* within clip \(5, 5, 30, 30\) needs more than the 10 x 10 pixels at \(10, 10\) that are there"
     with pytest.raises(ValueError, match=message):
         resampled(image, window, origin=(10, 10), whole=(40, 40))
-    with pytest.raises(ValueError, match=r"10 x 10 pixels at \(31, 0\) are no part of an image of 40 x 40"):
+    with pytest.raises(ValueError, match=r"10 x 10 pixels at \(31, 0\) are not inside the image of 40 x 40"):
         resampled(image, window, origin=(31, 0), whole=(40, 40))
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"origin": (0, -1)}, r"10 x 10 pixels at \(0, -1\) are no part of an image of 10 x 10"),
-        ({"size": (0, 3)}, "size .* both sides need to be 1 to"),
-        ({"clip": (0, 0, 11, 10)}, r"clip \(0, 0, 11, 10\) is no part of an image of 10 x 10"),
+        ({"origin": (0, -1)}, r"10 x 10 pixels at \(0, -1\) are not inside the image of 10 x 10"),
+        ({"size": (0, 3)}, "both sides of size must be 1 to"),
+        ({"clip": (0, 0, 11, 10)}, r"clip \(0, 0, 11, 10\) is not inside the image of 10 x 10"),
         ({"clip": (5, 0, 5, 10)}, "is no part of an image"),
-        ({"box": (0.0, 0.0, 10.1, 10.0)}, r"box .* is no part of clip"),
-        ({"box": (0.0, float("nan"), 5.0, 5.0)}, "is no part of clip"),
-        ({"box": (0.0, 0.0, 0.0, 5.0)}, "is no part of clip"),
+        ({"box": (0.0, 0.0, 10.1, 10.0)}, r"box .* is not inside clip"),
+        ({"box": (0.0, float("nan"), 5.0, 5.0)}, "is not inside clip"),
+        ({"box": (0.0, 0.0, 0.0, 5.0)}, "is not inside clip"),
         ({"out": np.empty(26, np.uint8)}, r"out has 26 bytes; \(3, 3\) needs 27"),
-        ({"image": np.empty((10, 10, 4), np.uint8)}, r"shape \(height, width, 3\) is needed; got \(10, 10, 4\)"),
-        ({"levels": np.empty((3, 255), np.float32)}, r"levels of shape \(3, 256\) are needed; got \(3, 255\)"),
+        ({"image": np.empty((10, 10, 4), np.uint8)}, r"the image must have the shape \(height, width, 3\), got \(10, 10, 4\)"),
+        ({"levels": np.empty((3, 255), np.float32)}, r"levels must have the shape \(3, 256\), got \(3, 255\)"),
     ],
 )
 def test_what_does_not_go_together_is_refused(change: dict[str, Any], message: str) -> None:

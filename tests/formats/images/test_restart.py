@@ -230,7 +230,7 @@ def test_without_a_library_nobody_takes_the_file_for_done(
 def test_nothing_is_coded_before_a_library_is_bound() -> None:
     program = "from shmload._core.jpeg import recode\nrecode(b'')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
-    assert "RuntimeError: no libjpeg-turbo is bound; bind() one first" in done.stderr
+    assert "RuntimeError: libjpeg-turbo is not loaded: call bind() first" in done.stderr
 
 
 def test_threads_come_to_the_same_bytes(photos: list[Path]) -> None:

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from shmload.shm.segment import Group
+from shmload.shm.segment_group import SegmentGroup
 
 
 @pytest.fixture(autouse=True, scope="module")
 def one_reaper() -> Iterator[None]:
     """Keeps the reaper up between indexes: to start one for each of a property's examples takes most of their time."""
-    group = Group()
+    group = SegmentGroup()
     yield
     group.close()

@@ -13,7 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from shmload import SharedIndex, ShmLoader
-from shmload.shm import segment
+from shmload.shm import free_memory, segment, segment_group
 from shmload.shm.names import SHM_DIR, process_stem
 from tests.children import python
 from tests.formats.shared_index.index_kit import Files, Photo, gone_within, growth_of_epoch, path_of
@@ -119,7 +119,7 @@ def test_the_memory_is_private_to_its_user() -> None:
 
 def test_too_little_memory_is_an_error_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     before = names_of_ours()
-    monkeypatch.setattr(segment, "available_bytes", lambda *_: 0)
+    monkeypatch.setattr(free_memory, "available_bytes", lambda *_: 0)
     with pytest.raises(
         MemoryError, match=r"an index of 1 entries needs 128 bytes, and this process may take \d+ more: free memory, or store"
     ):
@@ -193,9 +193,9 @@ def test_every_mapping_is_of_one_file_and_read_only() -> None:
 
 
 def test_its_group_lives_only_with_it() -> None:
-    alive = len(segment._alive)
+    alive = len(segment_group._alive)
     index = SharedIndex(["a"])
-    assert len(segment._alive) == alive + 1
+    assert len(segment_group._alive) == alive + 1
     del index
     gc.collect()
-    assert len(segment._alive) == alive
+    assert len(segment_group._alive) == alive

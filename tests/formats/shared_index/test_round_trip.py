@@ -152,8 +152,8 @@ class Point(tuple):
 
 
 REFUSED: list[tuple[Any, type[Exception], str]] = [
-    ([2**63], OverflowError, "entry 0: 9223372036854775808 does not fit int64; hold it as a str"),
-    ([{"a": 1}, {"a": -(2**63) - 1}], OverflowError, "entry 1, column 'a': -9223372036854775809 does not fit int64"),
+    ([2**63], OverflowError, "entry 0: 9223372036854775808 does not fit in int64: store it as a str"),
+    ([{"a": 1}, {"a": -(2**63) - 1}], OverflowError, "entry 1, column 'a': -9223372036854775809 does not fit in int64"),
     (["a", 1], TypeError, "entry 1: int after str; the values of a column have one type"),
     ([1, 1.5], TypeError, "entry 1: float after int"),
     ([1.5, 1], TypeError, "entry 1: int after float"),
@@ -163,8 +163,8 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     ([b"a", "a"], TypeError, "entry 1: str after bytes"),
     ([("a", 1), ("b", "c")], TypeError, "entry 1, column 1: str after int"),
     ([Photo("a", 1), Photo("b", None)], TypeError, "entry 1, column 'label': None in a column of int; only str and bytes can be missing: give nan, or -1"),
-    ([None, 3], TypeError, "entry 1: int after None; only str and bytes can be missing: give nan, or -1"),
-    ([pathlib.Path("a")], TypeError, "entry 0: a PosixPath cannot be held; an index takes str, bytes, int, float, bool, numpy numbers and numeric arrays. str"),
+    ([None, 3], TypeError, "entry 1: int after None: only str and bytes can be None, so use nan or -1"),
+    ([pathlib.Path("a")], TypeError, "entry 0: an index cannot store a PosixPath, only str, bytes, int, float, bool, numpy numbers and numeric arrays. Convert it"),
     ([[1, 2]], TypeError, "entry 0: a list cannot be held"),
     ([(1, (2, 3))], TypeError, "entry 0, column 1: a tuple cannot be held"),
     ([("a", 1), ("b",)], ValueError, "entry 1: 1 values after rows of 2"),
@@ -177,7 +177,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     ([{}], ValueError, "an index of rows needs at least one column, got none"),
     ([{1: 2}], TypeError, "names of columns are str; got 1, a int"),
     ([Point((1, 2))], TypeError, "entry 0: a Point cannot be made again; give tuples, named tuples or dicts"),
-    ([np.zeros(2), np.zeros(3)], ValueError, r"entry 1: an array of float64 \[3\], after arrays of float64 \[2\]; the rows of a column have one dtype and shape"),
+    ([np.zeros(2), np.zeros(3)], ValueError, r"entry 1: an array of float64 \[3\], after arrays of float64 \[2\]; all rows of a column must have one dtype and shape"),
     ([np.array(["a"])], TypeError, "entry 0: an array of <U1 cannot be held"),
     ([np.zeros(2, ">f4")], TypeError, "entry 0: an array of >f4 cannot be held; .* in native byte order"),
     ("abc", TypeError, "a str is one entry, and an index needs many: give a list of them"),

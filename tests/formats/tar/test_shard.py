@@ -272,7 +272,7 @@ def test_without_a_place_for_the_index_it_stays_in_memory(tar_of: Any, monkeypat
 
 
 def test_a_header_of_another_size_is_refused() -> None:
-    with pytest.raises(ValueError, match="a tar header has 512 bytes; got 3"):
+    with pytest.raises(ValueError, match="a tar header must have 512 bytes, got 3"):
         TarHeaders().read_header(b"abc")
 
 

@@ -66,7 +66,7 @@ def test_all_ways_to_a_sum_agree(nbytes, skipped, seed):
 
 
 def test_a_copy_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="3 bytes do not fit a buffer of 2"):
+    with pytest.raises(ValueError, match="the destination of 2 bytes is too small for 3 bytes"):
         copy_crc32c(bytearray(2), b"abc")
 
 
@@ -308,7 +308,7 @@ def test_a_walk_names_where_a_file_breaks(tmp_path):
 def test_rows_too_small_for_a_batch_are_refused(tmp_path):
     path = tmp_path / "one"
     path.write_bytes(framed(A))
-    with pytest.raises(ValueError, match="field 0: 24 bytes do not fit a buffer of 16"):
+    with pytest.raises(ValueError, match="field 0: the buffer of 16 bytes is too small for 24"):
         TFRecordDataset(path, {"a": ("int64", (3,))}).read_batch_into([0], {"a": np.empty(2, np.int64)})
 
 
@@ -336,7 +336,7 @@ def test_rows_that_differ_in_size_are_not_written_at_once(tmp_path):
     dataset = TFRecordDataset(tmp_path / "a", {"a": ("int64", (None,)), "b": bytes}, defaults={"b": b""})
     reader, _ = dataset._opened()
     indices, room = np.zeros(1, np.int64), np.empty(9, np.int64)
-    with pytest.raises(ValueError, match="field 0 has no rows of a fixed size to write at once"):
+    with pytest.raises(ValueError, match="field 0 has no rows of a fixed size, which writing several at once requires"):
         reader.survey(indices, [room, None])
-    with pytest.raises(ValueError, match="1 buffers for 2 fields"):
+    with pytest.raises(ValueError, match="there must be 2 buffers, one for each field, got 1"):
         reader.survey(indices).write([room])

@@ -117,7 +117,7 @@ def test_an_array_that_grows_while_it_is_written_is_an_error():
             return iter((b"b", INTS, [numbers[:1]]))
 
     buffer = RecordBuffer()
-    with pytest.raises(RuntimeError, match="an array was changed by another thread while it was written"):
+    with pytest.raises(RuntimeError, match="another thread changed an array while it was being written"):
         buffer.append_example([(b"a", INTS, [numbers]), Growing()])
     assert buffer.nbytes == 0
 

@@ -1,4 +1,4 @@
-"""Another rank's ring, as seen by the node's other trainers and their workers: its idle workers, and whether its trainer waits.
+"""The status of another rank of the node: its idle workers, and since when its trainer waits.
 
 Only the words for stats readers are read. Their values may be outdated by the time they are used: they only decide which rank is
 woken and which is helped first.
@@ -7,8 +7,8 @@ woken and which is helped first.
 include "ring.pxi"
 
 
-cdef class Neighbour:
-    """One neighbor's control block.
+cdef class PeerStatus:
+    """Status of another rank's worker pool and trainer, read from its control block.
 
     Args:
         control: mapping of the whole block.
@@ -22,15 +22,16 @@ cdef class Neighbour:
     def __cinit__(self, control):
         cdef shml_header *header = <shml_header *><uintptr_t>control.address
         if <uint64_t>control.nbytes < sizeof(shml_header) or header.magic != SHML_MAGIC or header.abi != SHML_ABI:
-            raise ValueError(f"this is no control block of layout version {SHML_ABI}")
+            raise ValueError(f"the memory is not a control block of layout version {SHML_ABI}: "
+                             "all ranks of a node must run the same version of shmload")
         if header.total_nbytes > <uint64_t>control.nbytes:
-            raise ValueError(f"a control block of {header.total_nbytes} bytes does not fit its mapping of {control.nbytes}")
+            raise ValueError(f"the control block of {header.total_nbytes} bytes ends beyond its mapping of {control.nbytes} bytes")
         self._control = control
         shml_view(&self._ring, header)
 
     @property
     def num_idle(self):
-        """Number of workers of its pool that sleep until there is work."""
+        """Number of its workers that sleep until there is work."""
         return shml_num_idle(&self._ring)
 
     @property

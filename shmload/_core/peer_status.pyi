@@ -1,7 +1,7 @@
 from shmload._core.mapping import Mapping
 
-class Neighbour:
-    def __new__(cls, control: Mapping) -> Neighbour: ...
+class PeerStatus:
+    def __new__(cls, control: Mapping) -> PeerStatus: ...
     @property
     def num_idle(self) -> int: ...
     @property

@@ -1,0 +1,89 @@
+"""The messages between the agent and its actors."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shmload.worker.job import Post
+
+
+@dataclass(frozen=True)
+class ActorSetting:
+    """The settings of a new actor: its post, and the real ring's capacities, which the local ring must not exceed."""
+
+    post: Post
+    paths: Sequence[str]  # the trainer's sys.path
+    text_capacity: int
+    layout_capacity: int
+    sample_timeout_s: float | None = None
+    byte: int = 0  # the byte of the control segment that the actor locks (`life_lock.py`)
+
+
+class Slot(NamedTuple):
+    """A batch's place in the trainer's ring. An actor that reaches it decodes there."""
+
+    number: int
+    path: str  # the path of its segment
+    offset: int
+    nbytes: int
+    layout: bytes  # the text of the ring's layout
+
+
+class Task(NamedTuple):
+    """One claim: rows `first` to `end` of an order."""
+
+    epoch: int
+    step: int
+    first: int
+    end: int
+    nrows: int  # number of rows of the whole order
+    order: bytes  # the whole order, encoded as in the ring
+    is_pickled: bool
+    is_packed: bool
+    slot: Slot | None = None  # slot for direct writes; if None, the actor sends its rows back
+    is_suspect: bool = False  # an actor died while reading it, so its samples are read one by one to find the cause
+
+    def key(self, row: int) -> Any:
+        """Return the order's key for a row of the whole batch."""
+        if self.is_pickled:
+            return list(pickle.loads(self.order))[row]  # pickled by the trainer
+        return int.from_bytes(self.order[8 * row : 8 * row + 8], sys.byteorder, signed=True)
+
+
+NOTHING = np.empty(0, np.uint8)
+
+
+class Reply(NamedTuple):
+    """The result of a task.
+
+    `own` is DONE or ERROR. `row_nbytes` contains the size of one row of each field if the payload contains rows, and is None if the
+    payload contains a packed batch or is empty. `layout` is the text of the actor's own layout: b"" if its samples have no fixed
+    rows, None if it is not known yet. `note` is a worker's snapshot and whether its iterator has ended. `place` is the actor's
+    node, by Ray's id, and its pid there; None if no actor has answered.
+    """
+
+    own: int
+    payload: NDArray[np.uint8] = NOTHING
+    row_nbytes: tuple[int, ...] | None = None
+    layout: bytes | None = None
+    note: tuple[bytes, bool] | None = None
+    error: bytes = b""
+    num_foreign: int = 0
+    num_irregular: int = 0
+    place: tuple[str, int] | None = None
+    num_written: int = 0  # bytes of rows that are already in the slot
+
+
+class ActorStarted(NamedTuple):
+    """An actor's message that it has started and loaded the dataset."""
+
+    place: tuple[str, int]
+    host: str
+    versions: dict[str, str]  # by name; "" if not installed

@@ -1,0 +1,58 @@
+"""The backend of `backend="ray"`: it makes the worker pool of a loader whose workers are Ray actors."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+
+from shmload.ray.agent_config import AgentConfig
+from shmload.ray.cluster_connection import current_cluster_address
+from shmload.ray.dataset_shipping import pickle_job_by_value
+from shmload.ray.joint_pool import JointPool
+from shmload.ray.ray_pool import RayPool
+from shmload.ray_options import Ray
+from shmload.worker.pool import PreparedWorkers, named, processes
+from shmload.world import package_ability
+
+MAX_AHEAD = 4  # most tasks of a worker: one is decoded, one transferred, one copied, and one is in reserve
+
+
+@dataclasses.dataclass(frozen=True)
+class RayBackend:
+    """Starts workers on a Ray cluster, and optionally some on this machine.
+
+    Args:
+        ray: options of the cluster. The last `num_local_workers` of the workers run on this machine.
+    """
+
+    ray: Ray
+
+    def __call__(self, called: PreparedWorkers) -> RayPool | JointPool:
+        """Return the worker pool, not started."""
+        num_far = len(called.posts) - self.ray.num_local_workers
+        parcel = pickle_job_by_value(called.job)
+        segment = called.group.segment("pickled_job", parcel.nbytes, num_reserved=0)
+        posts = named(called.posts[:num_far], segment)
+        locate = package_ability(called.job.dataset, "bytes_by_node")
+        repeats_in_order = called.job.seed is None and called.job.tolerates_bad_samples
+        config = AgentConfig(
+            tuple(posts),
+            current_cluster_address() if self.ray.address == "auto" else self.ray.address,
+            tuple(path or os.getcwd() for path in sys.path),
+            is_seeded=called.job.seed is not None,
+            num_ahead=1 if repeats_in_order else max(1, min(called.num_ahead, MAX_AHEAD)),
+            num_local=self.ray.num_local_workers,
+            num_ordered=called.num_ahead * len(called.posts),
+            connect_timeout_s=self.ray.connect_timeout_s,
+            ship_timeout_s=self.ray.ship_timeout_s,
+            actor_options=dict(self.ray.actor_options),
+            node_nbytes=locate() if locate is not None else {},
+            sample_timeout_s=called.sample_timeout_s,
+            repeats_in_order=repeats_in_order,
+        )
+        assert called.group.control is not None
+        actors = RayPool(config, parcel, segment, called.group.control)
+        if not self.ray.num_local_workers:
+            return actors
+        return JointPool(actors, processes(dataclasses.replace(called, posts=called.posts[num_far:])), num_far)

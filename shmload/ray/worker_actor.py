@@ -1,0 +1,221 @@
+"""The Ray actor: a worker's loop over a private ring of one slot (local_ring.py), called once for each task.
+
+The agent sends a `Task` to an actor, which returns a `Reply`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shmload._core.filler import DONE, ERROR
+from shmload._core.mapping import Mapping
+from shmload._core.trainer import FAILED
+from shmload.batch.layout import Layout
+from shmload.batch.row_placer import RowPlacer
+from shmload.ray import life_lock
+from shmload.ray.local_ring import Borrowed, LocalRing, private_memory
+from shmload.ray.messages import ActorSetting, ActorStarted, Reply, Task
+from shmload.ray.sample_timer import SampleTimer, store_failure
+from shmload.ray.version_check import versions
+from shmload.shm import travel
+from shmload.shm.segment import open_segment
+from shmload.worker.failure import Failure
+from shmload.worker.job import Job
+from shmload.worker.loop import WorkerLoop
+from shmload.worker.note import END, load_note
+from shmload.worker.process import prepare
+
+READ_ONLY = (
+    "If this array is the dataset's: an array of 1 MiB or more is stored in Ray's object store, once for all actors of a node, and "
+    "is read-only there. Copy an array before writing to it (array = array.copy()) in worker_init_fn or at its first use"
+)
+
+
+def same_layout(one: bytes, other: bytes) -> bool:
+    """Return whether two texts describe the same layout. Texts can differ, because pickle records identities of strings."""
+    try:
+        ours, theirs = Layout.loads(one), Layout.loads(other)
+    except Exception:  # a class that only the trainer's program has
+        return False
+    return (ours.fields, ours.tree, ours.zero_fill) == (theirs.fields, theirs.tree, theirs.zero_fill)
+
+
+class WorkerActor:
+    """One worker of a loader, on any node. It starts without the dataset, which is put into the object store at the same time."""
+
+    def __init__(self, setting: ActorSetting) -> None:
+        post = setting.post
+        self._setting = setting
+        self._equal: dict[bytes, bool] = {}  # text of a layout -> whether it equals this actor's layout
+        self._segments: dict[str, Mapping] = {}  # segments of the trainer's ring, by path
+        self._used: dict[int, str] = {}  # slot of the trainer's ring -> its last known segment
+        self._local_ring = LocalRing(post.worker_id, text_capacity=setting.text_capacity, layout_capacity=setting.layout_capacity)
+        sys.path += [path for path in setting.paths if path not in sys.path and os.path.isdir(path)]
+
+    def start(self, parcel: Sequence[Any]) -> ActorStarted:
+        """Load the dataset, take the lock for writing into the ring if possible, and report that the actor has started.
+
+        The dataset's large arrays stay in Ray's memory, shared by all actors of the node.
+
+        Args:
+            parcel: a list with a reference to the pickled job. For a direct argument, Ray would transfer the bytes itself, and
+                leave them on the node until their memory is needed if the actor ended during the transfer.
+        """
+        post = self._setting.post
+        job, source, snapshots, failure = Job(None, None, None, True, None, False), None, None, None
+        self._may_write = life_lock.hold(post.control_path, self._setting.byte)
+        pickled_job = _fetched(parcel[0])
+        try:
+            job = travel.loads(pickled_job)
+            _name_classes_of_main()
+            job, source, snapshots = prepare(job, post)
+        except Exception as error:
+            failure = Failure.of(error, f"in DataLoader worker process {post.worker_id}", "")
+        self._loop = WorkerLoop(
+            self._local_ring.ring,
+            job,
+            ready=self._local_ring,
+            orders=self._local_ring,
+            grants=self._local_ring,
+            open_memory=self._local_ring.open,
+            source=source,
+            snapshots=snapshots,
+            init_failure=failure,
+        )
+        self._place = (_node_id(), os.getpid())
+        if (rows := job.plan.rows) is not None:  # the dataset declares its rows, and the trainer has settled the same layout
+            self._local_ring.settle(rows.dumps())
+        self._sample_timer: SampleTimer | None = None
+        if (limit_s := self._setting.sample_timeout_s) is not None:
+            self._sample_timer = SampleTimer(self._local_ring.trainer, post.worker_id, limit_s, store_failure)
+            threading.Thread(target=self._sample_timer.watch, daemon=True).start()
+        return ActorStarted(self._place, socket.gethostname(), versions())
+
+    def work(self, task: Task) -> Reply:
+        """Fill the task's rows."""
+        local_ring, ring = self._local_ring, self._local_ring.trainer
+        worker_id = local_ring.ring.worker_id
+        raw, is_pickled = _part(task)
+        before = ring.worker(worker_id)
+        if self._sample_timer is not None:
+            self._sample_timer.begin(task)
+        options: dict[str, Any] = {"is_pickled": is_pickled, "is_packed": task.is_packed, "is_suspect": task.is_suspect}
+        local_ring.order(raw, self._borrowed(task), epoch=task.epoch, step=task.step, nrows=task.end - task.first, **options)
+        self._loop.work()
+        after = ring.worker(worker_id)
+        counted = {name: int(after[name]) - int(before[name]) for name in ("num_foreign", "num_irregular")}
+        if ring.look(0) == FAILED and (text := ring.failure(0)[1]):
+            said = Failure.loads(text).worker  # the agent writes it again, into its own note
+            error = _shifted(text, task.first, local_ring.ring.text_capacity // (2 if said else 1) - 64)
+            return self._outcome(ERROR, error=error, note=(_snapshot(said, local_ring), False) if said else None)
+        dumped = ring.note(0)
+        if dumped[:1] == END:
+            return self._outcome(DONE, note=(_snapshot(dumped, local_ring), True))
+        note = (_snapshot(dumped, local_ring), False) if dumped else None
+        if used := local_ring.lease():
+            return self._outcome(DONE, payload=local_ring.payload(used), note=note, **counted)
+        layout = local_ring.layout
+        assert layout is not None
+        row_nbytes = tuple(field.row_nbytes for field in layout.fields)
+        payload = local_ring.payload(layout.nbytes(local_ring.nrows))
+        if local_ring.is_borrowed:
+            return self._outcome(DONE, row_nbytes=row_nbytes, note=note, num_written=payload.nbytes, **counted)
+        return self._outcome(DONE, payload=payload, row_nbytes=row_nbytes, note=note, **counted)
+
+    def _borrowed(self, task: Task) -> Borrowed | None:
+        """Return the slot of the task's batch if its rows may be written there and this process can reach it.
+
+        Raises:
+            OSError: the slot cannot be mapped.
+        """
+        slot = task.slot
+        if slot is None or not self._may_write or task.end - task.first != task.nrows or not self._has_our_layout(slot.layout):
+            return None
+        self._used[slot.number] = slot.path
+        if slot.path not in self._segments:
+            try:
+                fd = open_segment(slot.path)
+            except OSError:  # a memfd of another PID namespace
+                return None
+            try:
+                self._segments[slot.path] = Mapping(fd, os.fstat(fd).st_size, inherit=False)
+            finally:
+                os.close(fd)
+            for stale in self._segments.keys() - set(self._used.values()):  # its slot now has another segment
+                del self._segments[stale]
+        return self._segments[slot.path], slot
+
+    def _has_our_layout(self, text: bytes) -> bool:
+        if text not in self._equal:
+            if self._local_ring.layout is None:  # it is not known yet
+                return False
+            self._equal[text] = same_layout(self._local_ring.ring.layout_text, text)
+        return self._equal[text]
+
+    def pack_rows(self, made: Reply, nrows: int) -> Reply:
+        """Return the rows of another reply as a packed batch, because the trainer's ring has another layout."""
+        assert made.layout is not None
+        memory = private_memory(made.payload.nbytes)
+        memoryview(memory)[:] = memoryview(made.payload)  # type: ignore[arg-type]  # a buffer
+        placer = RowPlacer(Layout.loads(made.layout), memory, 0, nrows)
+        packed = self._loop.packed([placer.get(row) for row in range(nrows)])
+        payload = np.empty(packed.nbytes, np.uint8)
+        packed.write(payload)
+        return self._outcome(DONE, payload=payload, num_foreign=packed.num_foreign)
+
+    def _outcome(self, own: int, **made: Any) -> Reply:
+        text = self._local_ring.ring.layout_text if self._local_ring.trainer.has_layout else None
+        return Reply(own, layout=text, place=self._place, **made)
+
+
+def _part(task: Task) -> tuple[bytes, bool]:
+    """Return the part of the order for the task's own rows, and whether it is pickled."""
+    if task.first == 0 and task.end == task.nrows:
+        return task.order, task.is_pickled
+    if not task.is_pickled:
+        return task.order[8 * task.first : 8 * task.end], False
+    return travel.dumps(list(pickle.loads(task.order))[task.first : task.end]), True  # pickled by the trainer
+
+
+def _snapshot(dumped: bytes, local_ring: LocalRing) -> bytes:
+    note = load_note(dumped, lambda at, nbytes: local_ring.payload(nbytes, at).tobytes())
+    assert note is not None
+    return note.snapshot
+
+
+def _shifted(text: bytes, first: int, capacity: int) -> bytes:
+    """Return a failure's text with row numbers of the whole batch. Add the remedy if code wrote to a read-only shared array."""
+    failure = Failure.loads(text)
+    if failure.kind is ValueError and "read-only" in failure.text:
+        failure = failure._replace(text=failure.text + READ_ONLY)
+    return failure._replace(rows=tuple(first + row for row in failure.rows), worker=b"").dumps(capacity)
+
+
+def _fetched(reference: Any) -> Any:
+    """Return the bytes of an object, in memory that all actors of this node share."""
+    import ray
+
+    return ray.get(reference)
+
+
+def _node_id() -> str:
+    ray: Any = sys.modules.get("ray")  # imported in an actor
+    return str(ray.get_runtime_context().get_node_id()) if ray is not None and ray.is_initialized() else ""
+
+
+def _name_classes_of_main() -> None:
+    """Add classes of the trainer's program, which were pickled by value, to `__main__`, so that replies can refer to them."""
+    from ray.cloudpickle import cloudpickle
+
+    main = sys.modules["__main__"]
+    for kind in list(getattr(cloudpickle, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", ())):
+        if kind.__module__ in ("__main__", "__mp_main__") and not hasattr(main, kind.__qualname__):  # multiprocessing's name for it
+            setattr(main, kind.__qualname__, kind)

@@ -1,0 +1,114 @@
+"""The segments and doorbells of one loader: created under one stem and closed together.
+
+The first group of a process removes what dead loaders have left (janitor.py) and starts the reaper (reaper.py).
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import logging
+import os
+import weakref
+from contextlib import suppress
+from typing import Any
+
+from shmload.processes.file_lock import FileLock
+from shmload.shm import janitor, reaper
+from shmload.shm.doorbell import Doorbell
+from shmload.shm.names import NEW, SHM_DIR, new_stem
+from shmload.shm.segment import Segment
+
+log = logging.getLogger("shmload")
+_alive: weakref.WeakSet[SegmentGroup] = weakref.WeakSet()
+_has_swept = False
+
+
+class _OwnerLockFile:
+    """An empty locked file in place of an unnamed control segment, so that a janitor does not remove the group's named bells."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._pid = os.getpid()
+        self._lock = FileLock.open(path + NEW, os.O_CREAT | os.O_EXCL, 0o600)
+        if not self._lock.try_acquire():  # a janitor is examining it, and may remove it
+            self._lock.close()
+            os.unlink(path + NEW)
+            raise BlockingIOError(errno.EWOULDBLOCK, "it is locked already", path)
+        os.rename(path + NEW, path)  # never visible unlocked: see janitor.py
+
+    def close(self) -> None:
+        """Remove the file. Does nothing in a forked child."""
+        if self._pid != os.getpid():
+            return
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
+        self._lock.close()
+
+
+class SegmentGroup:
+    """The segments and bells of one loader. Closed when the process ends at the latest.
+
+    Attributes:
+        control: the control segment, once there is one.
+    """
+
+    def __init__(self) -> None:
+        global _has_swept
+        if not _has_swept:
+            _has_swept = True
+            try:
+                for leftover in janitor.sweep():
+                    if leftover.error:
+                        log.warning("could not remove %s of a loader that died: %s", leftover.stem, leftover.error)
+                    else:
+                        log.info("removed %s: %d bytes of a loader that died", leftover.stem, leftover.nbytes)
+            except OSError as error:
+                log.warning("could not remove what dead loaders have left: %s", error)
+        self._pid = os.getpid()
+        self._owned: list[Segment | Doorbell | _OwnerLockFile] = []
+        self.control: Segment | None = None
+        reaper.enter()
+        self.stem = new_stem()
+        _alive.add(self)
+
+    def segment(self, part: str, nbytes: int, **options: Any) -> Segment:
+        """Create a segment of the group; `options` are those of Segment.create."""
+        segment = Segment.create(f"{self.stem}-{part}", nbytes, **options)
+        self._owned.append(segment)
+        if part == "control":
+            self.control = segment
+            if segment.kind == "memfd":
+                try:
+                    self._owned.append(_OwnerLockFile(f"{SHM_DIR}/{segment.name}"))
+                except OSError as error:  # no folder, or it is read-only: then it cannot contain bells to remove
+                    log.debug("no lock file for %s: %s", segment.name, error)
+        return segment
+
+    def doorbell(self, part: str) -> Doorbell:
+        """Create a bell of the group."""
+        bell = Doorbell.create(f"/{self.stem}-{part}")
+        self._owned.append(bell)
+        return bell
+
+    def close_segment(self, segment: Segment) -> None:
+        """Close one segment before the group is closed."""
+        self._owned.remove(segment)
+        segment.close()
+
+    def close(self) -> None:
+        """Remove every name. Mappings stay valid. Does nothing in a forked child. Idempotent."""
+        if self._pid != os.getpid():
+            return
+        self._pid = -1
+        for owned in reversed(self._owned):
+            owned.close()
+        self._owned.clear()
+        _alive.discard(self)
+        reaper.leave()
+
+
+@atexit.register
+def _close_groups() -> None:
+    for group in list(_alive):
+        group.close()

@@ -93,7 +93,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/zarr.py",
         "dict(sorted(found.arrays()))",
         "dict(found.arrays())",
-        ("tests/formats/readers/test_zarr.py::test_fields_stand_in_the_order_of_their_names",),
+        ("tests/formats/readers/test_zarr.py::test_fields_are_in_the_order_of_their_names",),
     ),
     Defect(
         "N7",
@@ -109,7 +109,7 @@ CROSSED_DEFECTS = [
         "src/tar_headers.pxi",
         "            if length <= cursor - begin:",
         "            if False:",
-        (f"{TAR}test_a_pax_record_of_no_length_is_a_broken_record",),
+        (f"{TAR}test_pax_record_of_length_zero_is_an_error",),
         ("tar",),
     ),
     Defect(
@@ -118,7 +118,7 @@ CROSSED_DEFECTS = [
         "src/example.pxi",
         "if (count and spec.kind < FLOAT32) or count >",
         "if count >",
-        (f"{RECORDS}test_fuzz.py::test_values_that_turn_into_floats_before_they_are_written_stay_within_their_rows",),
+        (f"{RECORDS}test_fuzz.py::test_integers_replaced_by_floats_during_a_read_stay_within_their_rows",),
         ("records",),
     ),
     Defect(
@@ -127,7 +127,7 @@ CROSSED_DEFECTS = [
         "src/example.pxi",
         "if (count and spec.kind < FLOAT32) or",
         "if spec.kind < FLOAT32 or",
-        (f"{RECORDS}test_tfrecord.py::test_the_parser_takes_what_protobuf_takes",),
+        (f"{RECORDS}test_tfrecord.py::test_parser_accepts_the_encodings_that_protobuf_accepts",),
         ("records",),
     ),
     Defect(
@@ -136,7 +136,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/zarr.py",
         "[v if type(v) is bytes else str(v) for v in array[a:b]]",
         "[str(v) for v in array[a:b]]",
-        ("tests/formats/readers/test_zarr.py::test_values_of_variable_length_stay_what_they_are",),
+        ("tests/formats/readers/test_zarr.py::test_values_of_variable_length_are_read_back",),
     ),
     Defect(
         "N1",
@@ -144,7 +144,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/hdf5.py",
         "        is_written = dataset.size and dataset.id.get_storage_size() == dataset.nbytes  #",
         "        is_written = dataset.size  #",
-        ("tests/formats/readers/test_hdf5.py::test_what_was_never_written_is_the_fill_value[512]",),
+        ("tests/formats/readers/test_hdf5.py::test_unwritten_rows_have_the_fill_value[512]",),
     ),
     Defect(
         "N1",
@@ -152,7 +152,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/arrays.py",
         "    if not _is_still_at(value.filename, begin):\n",
         "    if False:\n",
-        ("tests/formats/arrays/test_arrays.py::test_a_map_of_a_file_that_its_name_leads_to_no_more_is_what_it_shows[replaced]",),
+        ("tests/formats/arrays/test_arrays.py::test_memory_map_of_a_moved_or_replaced_file_keeps_its_content[replaced]",),
     ),
     Defect(
         "N1",
@@ -184,7 +184,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/tfrecord/record_file.py",
         " or offsets.min() < 0 or offsets.max() > size:",
         ":",
-        (f"{RECORDS}test_files.py::test_an_index_that_does_not_lie_in_its_file_is_made_anew",),
+        (f"{RECORDS}test_files.py::test_index_with_offsets_outside_its_file_is_rebuilt",),
     ),
     Defect(
         "N1",
@@ -536,7 +536,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/paths.py",
         '        check_local(path, f"{kind}Dataset")\n',
         "",
-        ("tests/formats/test_paths.py::test_a_url_is_refused_where_files_are_read_and_the_error_says_what_to_do",),
+        ("tests/formats/test_paths.py::test_error_for_a_url_in_a_local_reader_names_a_remedy",),
     ),
     Defect(
         "N1",
@@ -544,7 +544,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/arrow/arrow_groups.py",
         "            if self._num_joined >= self.cache.num_decoded:",
         "            if False:",
-        ("tests/formats/readers/test_parquet.py::test_once_all_row_groups_are_there_nothing_is_joined_any_more",),
+        ("tests/formats/readers/test_parquet.py::test_nothing_is_joined_after_all_row_groups_are_decoded",),
     ),
     Defect(
         "N1",
@@ -552,7 +552,7 @@ CROSSED_DEFECTS = [
         "shmload/world.py",
         "        self._locks.setdefault(os.getpid(), Lock()).acquire()\n",
         "        self._locks.setdefault(os.getpid(), next(iter(self._locks.values()), Lock())).acquire()\n",
-        ("tests/formats/test_per_process.py::test_a_child_does_not_wait_for_a_thread_that_was_opening[True]",),
+        ("tests/formats/test_per_process.py::test_child_does_not_wait_for_a_thread_that_was_opening_a_file[True]",),
     ),
     Defect(
         "N1",

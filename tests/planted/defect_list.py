@@ -107,7 +107,7 @@ DEFECTS = [
         '        self.__dict__.setdefault("kept", []).append(entry)\n'
         "        return entry\n\n"
         "    def _slice(self, item: slice) -> SharedIndex:\n",
-        ("tests/formats/shared_index/test_processes.py::test_a_million_paths_do_not_grow_a_worker_by_10_mib",),
+        ("tests/formats/shared_index/test_processes.py::test_worker_that_reads_a_million_paths_grows_by_less_than_10_mib",),
     ),
     # ------------------------------------------------ R5: no unbounded wait
     Defect(
@@ -445,7 +445,7 @@ DEFECTS = [
         "shmload/formats/arrays.py",
         "    if offset + needed > nbytes:\n",
         "    if False:\n",
-        ("tests/formats/arrays/test_arrays.py::test_any_damage_to_a_head_is_an_error_or_another_array",),
+        ("tests/formats/arrays/test_arrays.py::test_damaged_header_is_an_error_or_another_valid_array",),
     ),
     Defect(
         "R18",
@@ -463,7 +463,7 @@ DEFECTS = [
         "shmload/formats/arrays.py",
         '                raise type(error)(f"{place.path}: {error}") from None\n',
         "                raise\n",
-        ("tests/formats/arrays/test_arrays.py::test_an_array_that_cannot_be_rows_is_refused_with_the_name_of_its_file",),
+        ("tests/formats/arrays/test_arrays.py::test_error_about_an_invalid_array_names_its_file",),
     ),
     Defect(
         "R18",
@@ -472,8 +472,8 @@ DEFECTS = [
         ' or len(body) % 8 or said != {**self._identity, "crc32c": crc32c(body)}:\n',
         " or len(body) % 8:\n",
         (
-            "tests/formats/tfrecord/test_files.py::test_an_index_of_the_file_as_it_was_is_made_anew",
-            "tests/formats/tfrecord/test_files.py::test_a_damaged_index_is_made_anew",
+            "tests/formats/tfrecord/test_files.py::test_index_of_an_older_version_is_rebuilt",
+            "tests/formats/tfrecord/test_files.py::test_damaged_index_is_rebuilt",
         ),
     ),
     Defect(
@@ -482,7 +482,7 @@ DEFECTS = [
         "src/records.pyx",
         "            if stored != crc_masked(crc):\n",
         "            if False:\n",
-        ("tests/formats/tfrecord/test_round_trip.py::test_any_changed_byte_and_any_cut_is_detected",),
+        ("tests/formats/tfrecord/test_round_trip.py::test_any_changed_byte_and_any_truncation_is_detected",),
         ("records",),
     ),
     Defect(
@@ -491,7 +491,7 @@ DEFECTS = [
         "src/tar_headers.pxi",
         "        if not _sum_holds(block):\n",
         "        if False:\n",
-        ("tests/formats/tar/test_shard.py::test_every_flipped_bit_of_a_header_is_an_error_or_changes_nothing",),
+        ("tests/formats/tar/test_shard.py::test_flipped_bit_of_a_header_is_an_error_or_changes_nothing",),
         ("tar",),
     ),
     Defect(
@@ -501,8 +501,8 @@ DEFECTS = [
         "    if (guard->strictness == JPEG_STRICT || (guard->strictness == JPEG_WHOLE && !jpeg_is_remark(text)))\n",
         "    if (0)\n",
         (
-            "tests/formats/images/test_jpeg.py::test_damage_above_or_within_a_part_is_refused_and_below_it_is_not_looked_at",
-            "tests/formats/images/test_jpeg.py::test_what_follows_the_last_row_is_looked_at_with_the_last_row",
+            "tests/formats/images/test_jpeg.py::test_damage_above_or_within_a_part_is_an_error_and_damage_below_is_ignored",
+            "tests/formats/images/test_jpeg.py::test_data_after_the_last_row_is_checked_with_the_last_row",
         ),
         ("jpeg",),
     ),
@@ -521,7 +521,7 @@ DEFECTS = [
         "shmload/formats/images/open_image.py",
         "                check_pixels(data)\n",
         "",
-        ("tests/formats/images/test_irregular.py::test_what_pillow_refuses_of_a_png_is_refused_and_pixels_are_never_wrong",),
+        ("tests/formats/images/test_irregular.py::test_png_that_pillow_rejects_is_an_error_and_pixels_are_never_wrong",),
     ),
     Defect(
         "R18",
@@ -529,7 +529,7 @@ DEFECTS = [
         "shmload/formats/images/pillow_image.py",
         "            self.picture.load()  # as `exif_transpose` does: a TIFF is turned by that, and a PNG may have its EXIF at the end\n",
         "            pass\n",
-        ("tests/formats/images/test_upright.py::test_every_kind_of_file_is_turned_as_pillow_turns_it",),
+        ("tests/formats/images/test_upright.py::test_every_kind_of_file_is_rotated_as_by_pillow",),
     ),
     Defect(
         "R18",
@@ -537,7 +537,7 @@ DEFECTS = [
         "shmload/formats/images/open_image.py",
         'for sign in (b"Exif", b"tiff:Orientation")',
         'for sign in (b"Exif",)',
-        ("tests/formats/images/test_upright.py::test_every_kind_of_file_is_turned_as_pillow_turns_it",),
+        ("tests/formats/images/test_upright.py::test_every_kind_of_file_is_rotated_as_by_pillow",),
     ),
     Defect(
         "R18",
@@ -545,7 +545,7 @@ DEFECTS = [
         "shmload/worker/loop.py",
         "num_irregular=irregular_files.value - num_irregular)",
         "num_irregular=0)",
-        ("tests/formats/images/test_irregular.py::test_stats_count_the_images_that_break_a_rule",),
+        ("tests/formats/images/test_irregular.py::test_stats_count_irregular_images",),
     ),
     Defect(
         "R18",
@@ -553,7 +553,7 @@ DEFECTS = [
         "shmload/formats/images/open_image.py",
         "header.num_components in (1, 3) and not is_lossless",
         "header.num_components in (1, 3)",
-        ("tests/formats/images/test_irregular.py::test_a_lossless_jpeg_is_decoded_or_clearly_refused",),
+        ("tests/formats/images/test_irregular.py::test_lossless_jpeg_is_decoded_or_gives_a_clear_error",),
     ),
     Defect(
         "R18",
@@ -569,7 +569,7 @@ DEFECTS = [
         "src/jpeg_cut.h",
         "        if (at[-1] != (number + 1 == layout->num_intervals ? JPEG_EOI : JPEG_RST0 + number % 8))\n",
         "        if (number + 1 == layout->num_intervals ? at[-1] != JPEG_EOI : (at[-1] & 0xF8) != JPEG_RST0)\n",
-        ("tests/formats/images/test_restart_reading.py::test_where_markers_are_not_as_they_should_be_the_file_is_read_in_order",),
+        ("tests/formats/images/test_restart_reading.py::test_file_with_irregular_markers_is_read_sequentially",),
         ("jpeg",),
     ),
     # ------------------------------------------------ R19: no pickle from remote data
@@ -579,7 +579,7 @@ DEFECTS = [
         "shmload/formats/tar/members.py",
         "            return _UNSAFE[last] if self._allow_pickle else None\n",
         "            return _UNSAFE[last]\n",
-        ("tests/formats/tar/test_decoders.py::test_what_could_run_code_stays_bytes_until_asked_for",),
+        ("tests/formats/tar/test_decoders.py::test_pickles_stay_bytes_unless_requested",),
     ),
     # ------------------------------------------------ E4: leases
     Defect(

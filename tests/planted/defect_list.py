@@ -117,8 +117,8 @@ DEFECTS = [
         "        return [Death(worker.worker_id, worker.pid, worker.wait()) for worker in self._children.ended()]\n",
         "        return []\n",
         (
-            "tests/faults/test_deadly_samples.py::test_a_death_is_noticed_by_the_next_look_of_a_waiting_trainer",
-            "tests/faults/test_torch_mode.py::test_a_dead_worker_is_told_in_torchs_words",
+            "tests/faults/test_deadly_samples.py::test_waiting_trainer_notices_a_death_at_its_next_check",
+            "tests/faults/test_torch_mode.py::test_error_of_a_dead_worker_is_torchs",
         ),
     ),
     Defect(
@@ -127,7 +127,7 @@ DEFECTS = [
         "src/trainer.pyx",
         "            self._ring.header.layout_state = SHML_LAYOUT_NONE\n",
         "            pass\n",
-        ("tests/faults/test_crash_points.py::test_a_death_while_the_layout_is_settled_does_not_show_in_the_stream",),
+        ("tests/faults/test_crash_points.py::test_stream_is_identical_after_a_death_during_the_layout",),
         ("trainer",),
     ),
     # ------------------------------------------------ R6: replaced workers
@@ -137,7 +137,7 @@ DEFECTS = [
         "shmload/engine/supervisor.py",
         "        if self._max_restarts is not None and self._num_restarts >= self._max_restarts:\n",
         "        if True:\n",
-        ("tests/faults/test_crash_points.py::test_a_death_in_the_stream_does_not_show_in_it[after_claim-rows]",),
+        ("tests/faults/test_crash_points.py::test_stream_is_identical_after_deaths_during_batches[after_claim-rows]",),
     ),
     Defect(
         "R6",
@@ -145,7 +145,7 @@ DEFECTS = [
         "shmload/worker/sample_reader.py",
         "        self._reseeds = job.seed_samples and job.seed is not None\n",
         "        self._reseeds = False\n",
-        ("tests/faults/test_crash_points.py::test_a_death_in_the_stream_does_not_show_in_it[after_claim-rows]",),
+        ("tests/faults/test_crash_points.py::test_stream_is_identical_after_deaths_during_batches[after_claim-rows]",),
     ),
     Defect(
         "R6",
@@ -153,7 +153,7 @@ DEFECTS = [
         "shmload/worker/failure.py",
         "of epoch {epoch} (row {row} of batch {step})",
         "(row {row} of batch {step})",
-        ("tests/faults/test_deadly_samples.py::test_the_epoch_is_named_and_counts_for_itself",),
+        ("tests/faults/test_deadly_samples.py::test_deaths_are_counted_and_reported_per_epoch",),
     ),
     # ------------------------------------------------ R7: nothing stays
     Defect(
@@ -170,7 +170,7 @@ DEFECTS = [
         "shmload/worker/process.py",
         "    die_with(post.trainer_pid)\n",
         "",
-        ("tests/faults/test_killed_with_reaper.py::test_workers_end_with_their_trainer_although_its_reaper_is_gone",),
+        ("tests/faults/test_killed_with_reaper.py::test_workers_end_with_their_trainer_even_without_its_reaper",),
     ),
     Defect(
         "R7",

@@ -160,7 +160,7 @@ CROSSED_DEFECTS = [
         "shmload/worker/in_place_dataset.py",
         "read_batch_into(_as_array(self._chosen(keys)), out)",
         "read_batch_into(self._chosen(keys), out)",
-        ("tests/behaviour/test_concatenated.py::test_a_batch_is_read_alike_through_any_wrapper[3-0]",),
+        ("tests/behaviour/test_concatenated.py::test_batch_is_the_same_through_any_wrapper[3-0]",),
     ),
     Defect(
         "N1",
@@ -168,7 +168,7 @@ CROSSED_DEFECTS = [
         "shmload/batch/row_placer.py",
         "            rows[...] = value  # may be",
         '            rows[...] = value[0] if hasattr(value, "__getitem__") and np.ndim(value) else value  # perhaps',
-        ("tests/behaviour/test_concatenated.py::test_a_batch_is_read_alike_through_any_wrapper[3-0]",),
+        ("tests/behaviour/test_concatenated.py::test_batch_is_the_same_through_any_wrapper[3-0]",),
     ),
     Defect(
         "N1",
@@ -244,7 +244,7 @@ CROSSED_DEFECTS = [
         "shmload/worker/in_place_dataset.py",
         '        self.draws_nothing = type(dataset).__module__.startswith("shmload.formats.")\n',
         "        self.draws_nothing = True\n",
-        ("tests/behaviour/test_concatenated.py::test_members_whose_code_may_draw_are_read_row_by_row",),
+        ("tests/behaviour/test_concatenated.py::test_members_that_may_draw_random_numbers_are_read_row_by_row",),
     ),
     Defect(
         "N1",
@@ -699,7 +699,7 @@ CROSSED_DEFECTS = [
         "shmload/world.py",
         'if name in vars(kind) and kind.__module__.partition(".")[0] == "shmload":',
         "if name in vars(kind):",
-        ("tests/behaviour/test_abilities.py::test_attributes_of_the_packages_names_that_mean_something_else_are_ignored",),
+        ("tests/behaviour/test_abilities.py::test_attributes_with_the_packages_names_but_another_meaning_are_ignored",),
     ),
     Defect(
         "N1",
@@ -707,7 +707,7 @@ CROSSED_DEFECTS = [
         "shmload/worker/decoding_protocol.py",
         "    if why and _has_getitem(dataset):\n",
         "    if False:\n",
-        ("tests/behaviour/test_abilities.py::test_attributes_of_the_packages_names_that_mean_something_else_are_ignored",),
+        ("tests/behaviour/test_abilities.py::test_attributes_with_the_packages_names_but_another_meaning_are_ignored",),
     ),
     Defect(
         "N1",
@@ -731,7 +731,7 @@ CROSSED_DEFECTS = [
         "shmload/processes/exit_codes.py",
         "    if process.exitcode is None:\n        process._popen.returncode = UNKNOWN_EXIT\n",
         "    if False:\n        process._popen.returncode = UNKNOWN_EXIT\n",
-        ("tests/behaviour/test_program_habits.py::test_the_exit_code_of_a_process_that_the_program_has_reaped_is_unknown",),
+        ("tests/behaviour/test_program_habits.py::test_exit_code_of_a_process_reaped_by_the_program_is_unknown",),
     ),
     Defect(
         "N1",
@@ -739,6 +739,6 @@ CROSSED_DEFECTS = [
         "shmload/processes/private_fds.py",
         "        return kept.file == _file_of(fd)\n",
         "        return bool(_file_of(fd))\n",
-        ("tests/behaviour/test_program_habits.py::test_a_descriptor_that_the_program_has_reused_is_not_closed",),
+        ("tests/behaviour/test_program_habits.py::test_descriptor_reused_by_the_program_is_not_closed",),
     ),
 ]

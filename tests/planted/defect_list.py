@@ -204,7 +204,7 @@ DEFECTS = [
         "shmload/batch/deliver.py",
         "        return lease.tensors(plan, from_dlpack, names), nbytes\n",
         "        return copied(lease.tensors(plan, from_dlpack, names)), nbytes\n",
-        ("tests/engine/test_no_copies.py::test_yielded_tensors_lie_in_the_ring[dataset0]",),
+        ("tests/engine/test_no_copies.py::test_yielded_tensors_are_in_the_ring[dataset0]",),
     ),
     # ------------------------------------------------ R9: equal batch counts
     Defect(
@@ -588,7 +588,7 @@ DEFECTS = [
         "src/lease.h",
         "    atomic_fetch_add_explicit(&lease->refs, 1, memory_order_relaxed);\n    return managed;\n",
         "    return managed;\n",
-        ("tests/engine/test_aliases.py::test_an_alias_keeps_its_slot_until_it_dies",),
+        ("tests/engine/test_aliases.py::test_alias_keeps_its_slot_until_it_dies",),
         ("trainer",),
     ),
     Defect(
@@ -597,6 +597,6 @@ DEFECTS = [
         "shmload/batch/deliver.py",
         "        return tensor.clone()\n",
         "        return tensor\n",
-        ("tests/engine/test_copy_out.py::test_a_list_of_the_loader_is_right_and_warns_once_naming_the_slots",),
+        ("tests/engine/test_copy_out.py::test_list_of_a_loader_is_correct_and_warns_once",),
     ),
 ]

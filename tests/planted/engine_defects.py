@@ -38,7 +38,7 @@ ENGINE_DEFECTS = [
         "shmload/engine/copy_out.py",
         "        if self._spent_s[generation] + expected_s > allowed_s:\n            return False\n",
         "",
-        ("tests/engine/test_copy_out.py::test_collections_that_free_nothing_take_less_than_a_hundredth_of_the_time[0.0003-0.04]",),
+        ("tests/engine/test_copy_out.py::test_useless_collections_take_less_than_one_percent_of_the_time[0.0003-0.04]",),
     ),
     Defect(
         "N9",
@@ -46,7 +46,7 @@ ENGINE_DEFECTS = [
         "src/local_ring.pxi",
         "(<uint32_t>self._ring.header.num_wanted + self._most_fillers - 1) // self._most_fillers",
         "1",
-        ("tests/engine/test_copy_out.py::test_kept_batches_leave_each_worker_a_slot_to_write_into[9]",),
+        ("tests/engine/test_copy_out.py::test_kept_batches_leave_each_worker_a_slot[9]",),
         modules=("trainer",),
     ),
     Defect(
@@ -64,7 +64,7 @@ ENGINE_DEFECTS = [
         "shmload/worker/process.py",
         "    keep_freed()\n",
         "    pass\n",
-        ("tests/engine/test_worker_process.py::test_a_worker_uses_the_memory_of_its_arrays_again",),
+        ("tests/engine/test_worker_process.py::test_worker_reuses_the_memory_of_freed_arrays",),
     ),
     Defect(
         "E4",
@@ -72,7 +72,7 @@ ENGINE_DEFECTS = [
         "shmload/loader.py",
         "        if sys is None or sys.is_finalizing():",
         "        if False:",
-        ("tests/engine/test_forks.py::test_a_program_that_ends_amid_generators_over_loaders_prints_nothing",),
+        ("tests/engine/test_forks.py::test_program_that_ends_inside_generators_over_loaders_prints_nothing",),
     ),
     Defect(
         "E3",
@@ -80,7 +80,7 @@ ENGINE_DEFECTS = [
         "shmload/worker/process.py",
         "    give_way()\n",
         "    pass\n",
-        ("tests/engine/test_worker_process.py::test_a_worker_that_wakes_up_takes_no_processor_from_the_trainer[fork]",),
+        ("tests/engine/test_worker_process.py::test_waking_worker_does_not_preempt_the_trainer[fork]",),
     ),
     Defect(
         "E2",
@@ -88,7 +88,7 @@ ENGINE_DEFECTS = [
         "shmload/worker/process.py",
         "        cv2.setNumThreads(0)",
         "        cv2.setNumThreads(1)",
-        ("tests/engine/test_worker_process.py::test_a_worker_starts_whatever_opencv_threads_the_trainer_has_used",),
+        ("tests/engine/test_worker_process.py::test_worker_starts_after_the_trainer_has_used_opencv_threads",),
     ),
     Defect(
         "E3",
@@ -113,7 +113,7 @@ ENGINE_DEFECTS = [
         "shmload/worker/slot_memory.py",
         "        if missing and CAN_POPULATE:\n",
         "        if missing and not CAN_POPULATE:\n",
-        ("tests/engine/test_memory.py::test_memory_that_others_have_taken_meanwhile_is_an_error_and_no_sigbus[a worker-raise]",),
+        ("tests/engine/test_memory.py::test_memory_taken_by_others_is_an_error_and_not_a_sigbus[a worker-raise]",),
     ),
     Defect(
         "R1",
@@ -121,7 +121,7 @@ ENGINE_DEFECTS = [
         "shmload/shm/segment.py",
         "    free = max(available_bytes(root) - unreserved_bytes(), 0)\n",
         "    free = available_bytes(root)\n",
-        ("tests/engine/test_memory.py::test_what_one_ring_has_been_promised_is_not_free_for_the_next",),
+        ("tests/engine/test_memory.py::test_memory_promised_to_one_ring_is_not_free_for_the_next",),
     ),
     Defect(
         "R13",
@@ -129,7 +129,7 @@ ENGINE_DEFECTS = [
         "shmload/engine/engine.py",
         "                    self._memory.reserve_more()\n                    continue\n",
         "                    pass\n",
-        ("tests/engine/test_memory.py::test_memory_comes_with_the_rows_that_are_written_and_the_rest_while_the_trainer_waits",),
+        ("tests/engine/test_memory.py::test_memory_is_reserved_by_written_rows_and_while_the_trainer_waits",),
     ),
     Defect(
         "E4",
@@ -137,7 +137,7 @@ ENGINE_DEFECTS = [
         "shmload/engine/ring.py",
         "            self.native.let_go()\n",
         "            pass\n",
-        ("tests/engine/test_memory.py::test_a_ring_is_unmapped_with_its_last_batch_and_waits_for_no_collector[1]",),
+        ("tests/engine/test_memory.py::test_ring_is_unmapped_with_its_last_batch_without_garbage_collection[1]",),
     ),
     Defect(
         "E2",
@@ -178,7 +178,7 @@ ENGINE_DEFECTS = [
         "shmload/modes/seed_mode.py",
         "            with turns.lock:\n                if turns.is_taken:\n",
         "            with __import__('contextlib').nullcontext():\n                if False:\n",
-        (f"{SHARED}test_each_batch_comes_to_one_thread[seed mode-2]",),
+        (f"{SHARED}test_each_batch_goes_to_one_thread[seed mode-2]",),
         is_crossing=True,
     ),
     Defect(
@@ -187,7 +187,7 @@ ENGINE_DEFECTS = [
         "shmload/modes/torch_mode.py",
         "            with turns.lock:\n                if turns.is_taken:\n",
         "            with __import__('contextlib').nullcontext():\n                if False:\n",
-        (f"{SHARED}test_each_batch_comes_to_one_thread[torch mode-2]",),
+        (f"{SHARED}test_each_batch_goes_to_one_thread[torch mode-2]",),
         is_crossing=True,
     ),
     Defect(
@@ -196,7 +196,7 @@ ENGINE_DEFECTS = [
         "shmload/engine/engine.py",
         "        if self._is_closed:  # by another thread, while this one waits\n            raise self._why_closed()\n",
         "",
-        (f"{SHARED}test_closing_the_loader_ends_the_wait_of_another_thread",),
+        (f"{SHARED}test_close_ends_the_wait_of_another_thread",),
     ),
     Defect(
         "R17",
@@ -291,8 +291,8 @@ ENGINE_DEFECTS = [
         "        inspect.getattr_static(value, name)\n",
         "        getattr(value, name)\n",
         (
-            f"{ABILITIES}test_a_wrapper_is_not_read_through_what_it_wraps",
-            f"{ABILITIES}test_a_dataset_that_answers_any_name_is_read_by_its_items",
+            f"{ABILITIES}test_wrapper_is_read_by_its_own_getitem",
+            f"{ABILITIES}test_dataset_that_answers_any_attribute_is_read_by_getitem",
         ),
     ),
     Defect(

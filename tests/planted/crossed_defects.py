@@ -59,7 +59,7 @@ CROSSED_DEFECTS = [
         "shmload/worker/read_plan.py",
         "    return ReadPlan(path, layout, rule, is_whole=layout.is_ragged, ",
         "    return ReadPlan(path, layout, rule, is_whole=rule is not None and rule.is_certain, ",
-        ("tests/batch/test_ragged_fields.py::test_a_batch_of_text_is_read_once_by_one_of_several_workers",),
+        ("tests/batch/test_ragged_fields.py::test_batch_of_text_is_read_once_by_one_of_several_workers",),
         is_crossing=True,
     ),
     Defect(
@@ -176,7 +176,7 @@ CROSSED_DEFECTS = [
         "shmload/batch/ragged_rows.py",
         '        if tree[0] == "leaf":\n            return packer.packed(nodes[0])\n',
         "",
-        ("tests/batch/test_ragged_fields.py::test_one_field_by_itself_is_the_batch[0]",),
+        ("tests/batch/test_ragged_fields.py::test_single_field_is_the_batch[0]",),
     ),
     Defect(
         "N1",
@@ -560,7 +560,7 @@ CROSSED_DEFECTS = [
         "shmload/modes/torch_mode.py",
         "return self.progress.num_complete - 1 if self._dataset_kind == DatasetKind.Iterable else int(order.step)",
         "return int(order.step)",
-        ("tests/audit/test_runs.py::test_what_is_read_again_of_an_iterable_dataset_counts_once[2]",),
+        ("tests/audit/test_runs.py::test_skipped_batches_of_an_iterable_dataset_are_counted_once[2]",),
     ),
     Defect(
         "N1",
@@ -568,7 +568,7 @@ CROSSED_DEFECTS = [
         "shmload/modes/torch_mode.py",
         'beyond = () if is_finished else self._loaded["beyond"]',
         "beyond = ()",
-        ("tests/audit/test_runs.py::test_batches_that_came_before_their_turn_are_not_rolled_back_by_a_state",),
+        ("tests/audit/test_runs.py::test_batches_delivered_early_are_not_rolled_back_by_a_state",),
     ),
     Defect(
         "N1",
@@ -576,7 +576,7 @@ CROSSED_DEFECTS = [
         "shmload/audit/recorder.py",
         '{"epoch": epoch, "step": step}, opens=True)',
         '{"epoch": epoch, "step": step})',
-        ("tests/audit/test_runs.py::test_a_rank_that_no_batch_was_left_for_is_none_that_lacks_a_file",),
+        ("tests/audit/test_runs.py::test_rank_without_a_batch_does_not_count_as_a_missing_file",),
     ),
     Defect(
         "N1",
@@ -664,7 +664,7 @@ CROSSED_DEFECTS = [
         "shmload/tools/audit/verify.py",
         "            except Exception as error:  # whatever a dataset raises; what the records say is judged all the same\n",
         "            except ZeroDivisionError as error:\n",
-        ("tests/audit/test_command.py::test_samples_that_cannot_be_read_again_are_said_beside_what_the_records_prove",),
+        ("tests/audit/test_command.py::test_samples_that_cannot_be_read_again_are_reported_with_the_rest",),
     ),
     Defect(
         "N5",

@@ -453,9 +453,7 @@ DEFECTS = [
         "shmload/batch/collate.py",
         "        if all(isinstance(value, _ANY_NUMBER) for value in values):\n",
         "        if False:\n",
-        (
-            "tests/batch/test_every_kind.py::test_numbers_of_several_types_and_of_subclasses_are_the_tensor_that_torch_makes[int, float]",
-        ),
+        ("tests/batch/test_every_kind.py::test_numbers_of_several_types_and_subclasses_become_torchs_tensor[int, float]",),
     ),
     Defect(
         "R18",

@@ -17,7 +17,7 @@ ENGINE_DEFECTS = [
         "shmload/batch/packed_batch.py",
         "self._atoms(value) or self.objects(value) or (",
         "self._atoms(value) or (",
-        ("tests/batch/test_every_kind.py::test_what_pickled_objects_of_a_list_share_is_packed_once[list]",),
+        ("tests/batch/test_every_kind.py::test_data_shared_by_pickled_objects_is_packed_once[list]",),
     ),
     Defect(
         "N8",
@@ -27,9 +27,9 @@ ENGINE_DEFECTS = [
         "            if False:\n",
         (
             "tests/batch/test_ragged_fields.py::"
-            "test_batches_ordered_before_samples_were_known_to_be_text_are_read_by_several_workers",
+            "test_batches_ordered_before_text_was_detected_are_read_by_several_workers",
             "tests/batch/test_ragged_fields.py::"
-            "test_if_many_batches_do_not_fit_as_rows_those_already_ordered_as_rows_are_packed_at_once",
+            "test_after_many_batches_do_not_fit_as_rows_pending_ones_are_packed",
         ),
     ),
     Defect(
@@ -204,7 +204,7 @@ ENGINE_DEFECTS = [
         "shmload/batch/deliver.py",
         "        return tensor.clone()\n",
         "        return tensor.clone(memory_format=torch.preserve_format)\n",
-        (f"{KINDS}test_whatever_a_collate_fn_gives_comes_as_it_is_held_or_not[coo-seed mode]",),
+        (f"{KINDS}test_tensors_of_a_collate_fn_are_unchanged_also_if_kept[coo-seed mode]",),
         is_crossing=True,
     ),
     Defect(
@@ -213,7 +213,7 @@ ENGINE_DEFECTS = [
         "shmload/worker/loop.py",
         "        if ring.is_packed_only:\n            return self._ask_repack(keys, [head])\n",
         "        if ring.is_packed_only:\n            reader.keep(keys[first], head)\n            return self._ask_repack(keys, [head])\n",
-        (f"{KINDS}test_a_sample_that_stands_twice_in_a_batch_is_read_twice",),
+        (f"{KINDS}test_sample_that_occurs_twice_in_a_batch_is_read_twice",),
         is_crossing=True,
     ),
     Defect(
@@ -222,7 +222,7 @@ ENGINE_DEFECTS = [
         "shmload/worker/torch_side.py",
         "    if all(tensor.dtype is first.dtype for tensor in batch):\n",
         "    if False:\n",
-        (f"{KINDS}test_tensors_of_every_kind_are_stacked_as_torch_does[gradient-1-torch mode]",),
+        (f"{KINDS}test_tensors_of_every_kind_are_stacked_as_by_torch[gradient-1-torch mode]",),
         is_crossing=True,
     ),
     Defect(
@@ -231,7 +231,7 @@ ENGINE_DEFECTS = [
         "shmload/batch/collate.py",
         "        if all(isinstance(value, Mapping) for value in values):\n",
         "        if False:\n",
-        ("tests/batch/test_every_kind.py::test_a_batch_is_what_the_reference_says[mappings-list]",),
+        ("tests/batch/test_every_kind.py::test_batch_equals_the_reference[mappings-list]",),
         is_crossing=True,
     ),
     Defect(
@@ -240,7 +240,7 @@ ENGINE_DEFECTS = [
         "shmload/batch/collate.py",
         "        if all(map(is_sequence, values)):\n",
         "        if False:\n",
-        ("tests/batch/test_every_kind.py::test_seed_mode_collates_sequences_and_mixed_dtypes_as_torch[deque-0]",),
+        ("tests/batch/test_every_kind.py::test_seed_mode_collates_sequences_and_mixed_dtypes_as_torch_does[deque-0]",),
     ),
     Defect(
         "R17",
@@ -248,7 +248,9 @@ ENGINE_DEFECTS = [
         "shmload/batch/collate.py",
         "            return self._promoted(values, name)\n        if isinstance(values[0], np.generic):\n",
         "            return self._list(values, name)\n        if isinstance(values[0], np.generic):\n",
-        ("tests/batch/test_every_kind.py::test_seed_mode_collates_sequences_and_mixed_dtypes_as_torch[two dtypes in a dict-0]",),
+        (
+            "tests/batch/test_every_kind.py::test_seed_mode_collates_sequences_and_mixed_dtypes_as_torch_does[two dtypes in a dict-0]",
+        ),
     ),
     Defect(
         "G1",
@@ -282,7 +284,7 @@ ENGINE_DEFECTS = [
         "shmload/batch/collate.py",
         '        if rule.mode(name or "data") is not None or not is_strided or any(v.shape != first.shape for v in values):\n',
         "        if True:\n",
-        (f"{KINDS}test_tensors_of_every_kind_are_stacked_as_torch_does[parameter-1-seed mode]",),
+        (f"{KINDS}test_tensors_of_every_kind_are_stacked_as_by_torch[parameter-1-seed mode]",),
     ),
     Defect(
         "R17",
@@ -350,7 +352,7 @@ ENGINE_DEFECTS = [
         "shmload/batch/deliver.py",
         "    except RuntimeError:  # torch deep-copies",
         "    except MemoryError:  # torch deep-copies",
-        (f"{KINDS}test_a_subclass_is_copied_out_with_what_it_carries",),
+        (f"{KINDS}test_copied_out_subclass_keeps_its_attributes",),
         is_crossing=True,
     ),
     Defect(
@@ -359,7 +361,7 @@ ENGINE_DEFECTS = [
         "shmload/batch/deliver.py",
         "    if names is not None and not viewed:\n",
         "    if names is not None:\n",
-        ("tests/batch/test_every_kind.py::test_eight_bit_floats_come_where_dlpack_knows_none[dict]",),
+        ("tests/batch/test_every_kind.py::test_eight_bit_floats_are_delivered_without_dlpack_support[dict]",),
     ),
     # ------------------------------------------------ workers by spawn and forkserver
     Defect(

@@ -376,7 +376,7 @@ def assert_alike(expected: Any, found: Any) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow(reason="starts a worker for each kind"))])
 @pytest.mark.parametrize("kind", AS_TORCH)
-def test_seed_mode_collates_sequences_and_mixed_dtypes_as_torch_does(kind: str, num_workers: int) -> None:
+def test_seed_mode_collates_sequences_and_mixed_dtypes_as_torch(kind: str, num_workers: int) -> None:
     samples = AS_TORCH[kind]
     with ShmLoader(samples, len(samples), seed=0, num_workers=num_workers) as loader:
         (batch,) = loader

@@ -121,7 +121,7 @@ class ZeroFilled(dict):
     zero_fill = True
 
 
-class PartialRows:
+class PartRows:
     """A dataset that writes the first two numbers of a row, or all four."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
@@ -138,7 +138,7 @@ class PartialRows:
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_rows_of_a_member_with_zero_fill_are_zeroed_first(num_workers: int) -> None:
     field = {"x": ("int64", (4,))}
-    dataset: Any = ConcatDataset([PartialRows(field), PartialRows(ZeroFilled(field))])  # type: ignore[list-item]  # torch accepts it
+    dataset: Any = ConcatDataset([PartRows(field), PartRows(ZeroFilled(field))])  # type: ignore[list-item]  # torch accepts it
     with ShmLoader(dataset, 4, num_workers=num_workers, seed=1) as loader:
         for _ in range(5):
             for batch in loader:
@@ -147,6 +147,6 @@ def test_rows_of_a_member_with_zero_fill_are_zeroed_first(num_workers: int) -> N
 
 
 def test_members_with_batches_of_different_types_keep_them() -> None:
-    as_tuple: Any = PartialRows({"x": ("int64", (4,))})
+    as_tuple: Any = PartRows({"x": ("int64", (4,))})
     as_tuple.batch_type = tuple
-    assert in_place_of(ConcatDataset([PartialRows(as_tuple.schema), as_tuple])) is None  # type: ignore[list-item]  # no torch Dataset
+    assert in_place_of(ConcatDataset([PartRows(as_tuple.schema), as_tuple])) is None  # type: ignore[list-item]  # no torch Dataset

@@ -1,4 +1,4 @@
-"""Hosts made of files."""
+"""Fake hosts made of files."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from shmload.tools.doctor import CheckResult, Finding
 Tree = dict[str, str]
 
 
-def said(result: CheckResult) -> Finding:
-    """What a check returned, as the finding that `examine` makes of it."""
+def finding_of(result: CheckResult) -> Finding:
+    """Returns the result of a check as the finding that `examine` makes of it."""
     return Finding("check", "good", result) if isinstance(result, str) else Finding("check", *result)
 
 
 @pytest.fixture
 def host(tmp_path: Path) -> Callable[..., Host]:
-    """A host whose files are these: path -> text, and Host's other arguments."""
+    """Returns a function that makes a host from files (path -> text) and other arguments of Host."""
 
     def make(files: Tree | None = None, **other: object) -> Host:
         for name, text in (files or {}).items():

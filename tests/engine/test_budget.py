@@ -1,4 +1,4 @@
-"""Limits of "auto": processors by affinity, quota and ranks, memory by what is free; and the integer type that marks tuned values."""
+"""Limits of "auto": processors by affinity, quota and ranks, memory by what is free; and the integer type of tuned values."""
 
 from __future__ import annotations
 

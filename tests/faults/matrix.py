@@ -281,7 +281,7 @@ def main() -> int:
         print(f"\n{cell}: promised {cell.promise}")
         print("\n".join(f"    {one}" for one in found))
     print(
-        f"\n{len(cells)} cells in {monotonic() - began:.0f} s, {len(bad)} broke their promise; at most {worst['reaction_s']:.2f} s to "
+        f"\n{len(cells)} cells in {monotonic() - began:.0f} s, {len(bad)} failed; at most {worst['reaction_s']:.2f} s to "
         f"the next batch or error, {worst['notice_s']:.2f} s to notice, {worst['gone_s']:.2f} s until nothing was left"
     )
     return bool(bad)

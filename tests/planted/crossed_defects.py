@@ -192,7 +192,7 @@ CROSSED_DEFECTS = [
         "src/gather.pyx",
         "        if total <= <uint64_t>out.shape[0]:",
         "        if True:",
-        ("tests/core/test_gather.py::test_runs_need_lengths_and_exactly_their_room",),
+        ("tests/core/test_gather.py::test_runs_need_valid_lengths_and_an_output_of_exactly_their_size",),
         ("gather",),
     ),
     Defect(
@@ -487,7 +487,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/actor_pool.py",
         "        if theirs[name] != version\n",
         "        if not version\n",
-        (f"{NODES}test_what_is_wrong_is_said_with_a_remedy_and_the_rest_is_good", f"{NODES}test_a_version_is_compared_by_name"),
+        (f"{NODES}test_problem_is_reported_with_a_remedy_and_the_rest_is_good", f"{NODES}test_versions_are_compared_by_name"),
     ),
     Defect(
         "N6",
@@ -495,7 +495,7 @@ CROSSED_DEFECTS = [
         "shmload/tools/cluster_doctor.py",
         '        yield found("actor", "problem", f"none has started: {state.failure}", remedy)\n',
         "",
-        (f"{NODES}test_a_node_without_an_actor_is_one_problem",),
+        (f"{NODES}test_node_without_an_actor_is_one_problem",),
     ),
     Defect(
         "N1",
@@ -648,7 +648,7 @@ CROSSED_DEFECTS = [
         "shmload/cli/__init__.py",
         "    except Unwritable as error:\n",
         "    except ZeroDivisionError as error:\n",
-        ("tests/cli/test_help.py::test_a_full_disk_is_one_line",),
+        ("tests/cli/test_help.py::test_error_for_a_full_disk_is_one_line",),
     ),
     Defect(
         "N1",
@@ -656,7 +656,7 @@ CROSSED_DEFECTS = [
         "shmload/cli/index_command.py",
         "                errors.append(error)\n",
         "                raise\n",
-        ("tests/cli/test_index.py::test_one_bad_path_leaves_no_other_without_its_index",),
+        ("tests/cli/test_index.py::test_bad_path_does_not_prevent_other_indexes",),
     ),
     Defect(
         "N1",

@@ -559,7 +559,7 @@ DEFECTS = [
         "shmload/tools/named.py",
         ' and hasattr(candidate, "__getitem__") and not is_iterable(candidate)',
         ' and hasattr(candidate, "__getitem__")',
-        ("tests/bench/test_spec.py::test_an_iterable_dataset_is_one_too_even_if_it_has_a_length",),
+        ("tests/bench/test_spec.py::test_iterable_dataset_with_a_length_is_recognized",),
     ),
     Defect(
         "R18",

@@ -26,10 +26,8 @@ ENGINE_DEFECTS = [
         "            if self._publisher.is_packed:\n",
         "            if False:\n",
         (
-            "tests/batch/test_ragged_fields.py::"
-            "test_batches_ordered_before_text_was_detected_are_read_by_several_workers",
-            "tests/batch/test_ragged_fields.py::"
-            "test_after_many_batches_do_not_fit_as_rows_pending_ones_are_packed",
+            "tests/batch/test_ragged_fields.py::test_batches_ordered_before_text_was_detected_are_read_by_several_workers",
+            "tests/batch/test_ragged_fields.py::test_after_many_batches_do_not_fit_as_rows_pending_ones_are_packed",
         ),
     ),
     Defect(
@@ -147,7 +145,7 @@ ENGINE_DEFECTS = [
         "",
         (
             "tests/core/test_rows.py::"
-            "test_a_tensor_is_taken_if_it_is_nothing_but_bytes_of_the_columns_kind[as torch offers it-with a sign pending]",
+            "test_only_plain_tensors_of_the_columns_type_are_copied[as torch offers it-with a sign pending]",
         ),
         modules=("rows",),
     ),
@@ -240,7 +238,7 @@ ENGINE_DEFECTS = [
         "shmload/batch/collate.py",
         "        if all(map(is_sequence, values)):\n",
         "        if False:\n",
-        ("tests/batch/test_every_kind.py::test_seed_mode_collates_sequences_and_mixed_dtypes_as_torch_does[deque-0]",),
+        ("tests/batch/test_every_kind.py::test_seed_mode_collates_sequences_and_mixed_dtypes_as_torch[deque-0]",),
     ),
     Defect(
         "R17",
@@ -248,9 +246,7 @@ ENGINE_DEFECTS = [
         "shmload/batch/collate.py",
         "            return self._promoted(values, name)\n        if isinstance(values[0], np.generic):\n",
         "            return self._list(values, name)\n        if isinstance(values[0], np.generic):\n",
-        (
-            "tests/batch/test_every_kind.py::test_seed_mode_collates_sequences_and_mixed_dtypes_as_torch_does[two dtypes in a dict-0]",
-        ),
+        ("tests/batch/test_every_kind.py::test_seed_mode_collates_sequences_and_mixed_dtypes_as_torch[two dtypes in a dict-0]",),
     ),
     Defect(
         "G1",
@@ -258,7 +254,7 @@ ENGINE_DEFECTS = [
         "shmload/batch/deliver.py",
         "    if isinstance(batch, Mapping):\n",
         "    if False:\n",
-        ("tests/device/test_feed.py::test_tensors_in_mappings_arrive_too",),
+        ("tests/device/test_feed.py::test_tensors_in_mappings_are_sent",),
     ),
     Defect(
         "G1",
@@ -266,7 +262,7 @@ ENGINE_DEFECTS = [
         "shmload/device/sending.py",
         "        if is_sparse(tensor) and not tensor.requires_grad:",
         "        if False:",
-        tuple(f"tests/device/test_feed.py::test_sparse_tensors_arrive_by_their_parts[{n}]" for n in (0, 1)),
+        tuple(f"tests/device/test_feed.py::test_sparse_tensors_are_sent_by_their_parts[{n}]" for n in (0, 1)),
     ),
     Defect(
         "R12",
@@ -303,7 +299,7 @@ ENGINE_DEFECTS = [
         "shmload/device/pending_copies.py",
         "            self._named[slot] = list(self._device.current_streams())\n",
         "            pass\n",
-        ("tests/device/test_pinned_ring.py::test_a_copy_on_the_stream_of_delivery_is_waited_for_wherever_the_batch_dies",),
+        ("tests/device/test_pinned_ring.py::test_slot_waits_for_a_copy_on_the_stream_of_delivery",),
     ),
     Defect(
         "G1",
@@ -311,7 +307,7 @@ ENGINE_DEFECTS = [
         "shmload/engine/device_feed.py",
         "                self._device.keep_for(tensor, stream)\n",
         "                pass\n",
-        ("tests/device/test_feed.py::test_a_device_that_stands_still_is_waited_for_when_the_slots_are_used_up[0--1]",),
+        ("tests/device/test_feed.py::test_loader_waits_for_an_idle_device_when_no_slot_is_free[0--1]",),
     ),
     Defect(
         "E4",
@@ -319,7 +315,7 @@ ENGINE_DEFECTS = [
         "shmload/device/cuda.py",
         "            self._index = torch.cuda.current_device()\n",
         '            return torch.device("cuda", torch.cuda.current_device())\n',
-        ("tests/device/test_options.py::test_the_current_device_is_the_one_that_was_current_when_it_was_asked_first",),
+        ("tests/device/test_options.py::test_current_device_is_the_one_that_was_current_at_first_use",),
     ),
     Defect(
         "R15",

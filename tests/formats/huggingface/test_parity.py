@@ -128,7 +128,8 @@ def test_error_in_a_worker_has_the_same_message() -> None:
 
 
 def test_subset_is_read_in_place() -> None:
-    dataset = torch.utils.data.Subset(dataset_of(SCALARS | TEXTS).with_format("torch"), [5, 1, 8])  # type: ignore[arg-type]  # datasets.Dataset is not a subclass of torch's Dataset
+    whole: Any = dataset_of(SCALARS | TEXTS).with_format("torch")  # datasets.Dataset is not a subclass of torch's Dataset
+    dataset = torch.utils.data.Subset(whole, [5, 1, 8])
     assert_same(torch_batches(dataset, 2), shmload_batches(dataset, 2))
 
 
@@ -136,7 +137,7 @@ def test_subset_is_read_in_place() -> None:
 def test_torchs_concat_dataset_is_read_row_by_row(form: str | None) -> None:
     """Compare row by row, because in numpy's format a single row has other dtypes than the same row in a batch."""
     one = dataset_of(COLUMNS[form]).with_format(form)
-    dataset = torch.utils.data.ConcatDataset([one, one])  # type: ignore[list-item]  # as above
+    dataset = torch.utils.data.ConcatDataset([one, one])  # type: ignore[list-item]  # not a subclass either
     assert_same(torch_batches(dataset), shmload_batches(dataset, path="__getitem__"))
 
 

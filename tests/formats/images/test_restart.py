@@ -239,7 +239,7 @@ def test_threads_reencode_to_the_same_bytes(photos: list[Path]) -> None:
 
 
 def test_result_many_times_larger_than_the_file_is_written(encode: Encode) -> None:
-    """Use an image of one color, which takes almost no bytes in a progressive file, and a few bits per block in a sequential one."""
+    """Uses an image of one color: almost no bytes in a progressive file, and some bits per block in a sequential one."""
     data = encode(Image.new("RGB", (1600, 1600), (90, 120, 30)), progressive=True)
     anew = with_restart_markers(data)
     assert len(anew) > 1.25 * len(data) + 4096  # the initial size of the output buffer

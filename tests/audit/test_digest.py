@@ -187,7 +187,7 @@ SAME = {
     "Fortran order": (np.asfortranarray(base.numpy()), base.numpy().copy()),
     "a resolved conjugate": (torch.tensor([1 + 2j]).conj(), torch.tensor([1 - 2j])),
     "gradients": (torch.ones(2, requires_grad=True), torch.ones(2)),
-    "sets by another road": ({"a", "b", "c"}, {"c", "b", "a"}),
+    "sets built in another order": ({"a", "b", "c"}, {"c", "b", "a"}),
     "texts that are one object": (["xy" * 2] * 2, ["xyxy", "xy" + "xy"]),
     "objects": (Thing(base), Thing(base.clone())),
     "an uncoalesced sparse tensor": (

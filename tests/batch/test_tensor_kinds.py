@@ -65,7 +65,7 @@ PASSED: dict[str, Callable[[int], torch.Tensor]] = {
     "transposed": lambda i: torch.arange(12).view(3, 4).mul(i).t(),
     "expanded": lambda i: torch.tensor([i]).expand(3, 4),
     "meta": lambda i: torch.empty(4, i, device="meta"),
-    "subclass of another function": lambda i: matrix(i).as_subclass(Guarded),
+    "subclass without torch functions": lambda i: matrix(i).as_subclass(Guarded),
     "gradient": lambda i: matrix(i).requires_grad_(),
     "parameter": lambda i: torch.nn.Parameter(matrix(i)),
     "buffer": lambda i: torch.nn.Buffer(matrix(i)),
@@ -177,7 +177,7 @@ def test_sparse_tensor_within_an_object_is_sent_as_its_parts() -> None:
             assert kept == []
 
 
-@pytest.mark.parametrize("kind", ["subclass", "subclass with gradient", "subclass of another function"])
+@pytest.mark.parametrize("kind", ["subclass", "subclass with gradient", "subclass without torch functions"])
 def test_copied_out_subclass_keeps_its_attributes(kind: str) -> None:
     """Covers that torch deep-copies a subclass only if the subclass can make empty tensors of itself."""
     tensor = PASSED[kind](2)

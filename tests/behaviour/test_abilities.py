@@ -17,7 +17,7 @@ MODES = pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode
 WORKERS = pytest.mark.parametrize("num_workers", [0, 1])
 
 
-class Anything(Dataset[Any]):
+class AnswersEverything(Dataset[Any]):
     """A dataset that returns a function for every attribute."""
 
     def __getattr__(self, name: str) -> Any:
@@ -32,7 +32,7 @@ class Anything(Dataset[Any]):
         return index
 
 
-class Able:
+class FullProtocol:
     """A dataset that can be read in every way and has a state; `schema` is an instance attribute."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ def epoch(dataset: Any, **options: Any) -> list[list[int]]:
 @WORKERS
 @MODES
 def test_dataset_that_answers_any_attribute_is_read_by_getitem(seed: int | None, num_workers: int) -> None:
-    assert epoch(Anything(), seed=seed, num_workers=num_workers) == [[0, 1, 2], [3, 4, 5]]
+    assert epoch(AnswersEverything(), seed=seed, num_workers=num_workers) == [[0, 1, 2], [3, 4, 5]]
 
 
 @MODES
@@ -97,22 +97,25 @@ def test_mock_can_be_a_dataset(seed: int | None) -> None:
 @WORKERS
 @MODES
 def test_wrapper_is_read_by_its_own_getitem(seed: int | None, num_workers: int) -> None:
-    assert epoch(Transformed(Able()), seed=seed, num_workers=num_workers) == [[100, 101, 102], [103, 104, 105]]
+    assert epoch(Transformed(FullProtocol()), seed=seed, num_workers=num_workers) == [[100, 101, 102], [103, 104, 105]]
 
 
 @WORKERS
 @MODES
 def test_instance_attributes_are_used(seed: int | None, num_workers: int) -> None:
-    with ShmLoader(Able(), 3, num_workers=num_workers, seed=seed, shuffle=False) as loader:
+    with ShmLoader(FullProtocol(), 3, num_workers=num_workers, seed=seed, shuffle=False) as loader:
         assert "read by read_into" in repr(loader)
         assert [batch["x"].tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5]]
 
 
 def test_attributes_are_looked_up_only_on_the_class_and_the_instance() -> None:
-    assert ability_of(Able(), "schema") == {"x": ("int64", ())}
-    assert ability_of(Able(), "missing") is None
-    assert [ability_of(Transformed(Able()), name) for name in ("schema", "read_into", "state_dict")] == [None] * 3
-    assert [is_stateful(one) for one in (Able(), Transformed(Able()), Anything(), MagicMock())] == [True, *[False] * 3]
+    assert ability_of(FullProtocol(), "schema") == {"x": ("int64", ())}
+    assert ability_of(FullProtocol(), "missing") is None
+    assert [ability_of(Transformed(FullProtocol()), name) for name in ("schema", "read_into", "state_dict")] == [None] * 3
+    assert [is_stateful(one) for one in (FullProtocol(), Transformed(FullProtocol()), AnswersEverything(), MagicMock())] == [
+        True,
+        *[False] * 3,
+    ]
 
 
 class Plain:
@@ -184,17 +187,17 @@ class OwnState(Plain):
 
 OTHER_MEANINGS = {
     "a schema that raises": RaisingSchema(),
-    "a schema of words": Plain(schema="public"),
-    "a list for a schema": Plain(schema=["name", "age"], read_into="file.csv"),
-    "another dataset's fields": Plain(schema={"name": object(), "tokens": ("float64", (None, "n"))}),
+    "text as schema": Plain(schema="public"),
+    "a list as schema": Plain(schema=["name", "age"], read_into="file.csv"),
+    "fields of another dataset": Plain(schema={"name": object(), "tokens": ("float64", (None, "n"))}),
     "ragged fields that samples do not have": Plain(schema={"tokens": ("float64", (None,)), "text": str}),
-    "orders of its own": OwnOrder(),
-    "orders that are values": Plain(keyed_order=3, epoch_schedule=[1, 2], given_rank=7, is_concatenation=True, batch_type="train"),
-    "reading of its own": OwnReading(),
-    "a schema of its own": OwnSchema(),
-    "a batch type of its own": Plain(schema={"x": "int64"}, read_into=lambda index, out: 1 / 0, batch_type="train"),
-    "states that are values": Plain(state_dict={"a": 1}, load_state_dict=False),
-    "states of its own": OwnState(),
+    "other methods for orders": OwnOrder(),
+    "values for orders": Plain(keyed_order=3, epoch_schedule=[1, 2], given_rank=7, is_concatenation=True, batch_type="train"),
+    "other methods for reading": OwnReading(),
+    "another kind of schema": OwnSchema(),
+    "another kind of batch type": Plain(schema={"x": "int64"}, read_into=lambda index, out: 1 / 0, batch_type="train"),
+    "values for states": Plain(state_dict={"a": 1}, load_state_dict=False),
+    "other methods for states": OwnState(),
 }
 
 

@@ -42,11 +42,11 @@ def test_setting_a_locked_attribute_is_an_error(name: str, num_workers: int) -> 
 
 
 def test_error_names_the_users_subclass() -> None:
-    class Mine(ShmLoader):
+    class UserLoader(ShmLoader):
         pass
 
-    with pytest.raises(ValueError, match="dataset attribute should not be set after Mine is initialized"):
-        Mine(Numbers()).dataset = []
+    with pytest.raises(ValueError, match="dataset attribute should not be set after UserLoader is initialized"):
+        UserLoader(Numbers()).dataset = []
 
 
 @pytest.mark.parametrize(

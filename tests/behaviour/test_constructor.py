@@ -14,10 +14,10 @@ from shmload import ShmLoader
 from tests.behaviour.behaviour_kit import KINDS, ErrorSummary, Numbers, Shards, Sized, as_list, raised, same_as_torch
 from tests.behaviour.conftest import set_cores
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "workers below none": ({"num_workers": -1}, "num_workers option should be non-negative"),
-    "timeout below none": ({"timeout": -1}, "timeout option should be non-negative"),
-    "prefetch below none": ({"prefetch_factor": -1, "num_workers": 1}, "prefetch_factor option should be non-negative"),
+INVALID: dict[str, tuple[dict[str, Any], str]] = {
+    "negative workers": ({"num_workers": -1}, "num_workers option should be non-negative"),
+    "negative timeout": ({"timeout": -1}, "timeout option should be non-negative"),
+    "negative prefetch": ({"prefetch_factor": -1, "num_workers": 1}, "prefetch_factor option should be non-negative"),
     "prefetch without workers": ({"prefetch_factor": 2}, "prefetch_factor option could only be specified in"),
     "prefetch 0 without workers": ({"prefetch_factor": 0}, "prefetch_factor option could only be specified in"),
     "persistent without workers": ({"persistent_workers": True}, "persistent_workers option needs num_workers > 0"),
@@ -28,24 +28,24 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "batches and sampler": ({"batch_sampler": [[0]], "sampler": [0]}, "batch_sampler option is mutually exclusive"),
     "batches and drop_last": ({"batch_sampler": [[0]], "drop_last": True}, "batch_sampler option is mutually"),
     "no batches to drop": ({"batch_size": None, "drop_last": True}, "batch_size=None option disables auto-batching"),
-    "context unknown": ({"multiprocessing_context": "boil", "num_workers": 1}, "multiprocessing_context option"),
+    "unknown context": ({"multiprocessing_context": "boil", "num_workers": 1}, "multiprocessing_context option"),
     "context without workers": ({"multiprocessing_context": "fork"}, "multiprocessing_context can only be used with"),
-    "context an int": ({"multiprocessing_context": 3, "num_workers": 1}, "multiprocessing_context option should be"),
-    "context a module": ({"multiprocessing_context": multiprocessing, "num_workers": 1}, "multiprocessing_context"),
+    "an int as context": ({"multiprocessing_context": 3, "num_workers": 1}, "multiprocessing_context option should be"),
+    "a module as context": ({"multiprocessing_context": multiprocessing, "num_workers": 1}, "multiprocessing_context"),
     "size 0": ({"batch_size": 0}, "batch_size should be a positive integer value"),
-    "size below 0": ({"batch_size": -2}, "batch_size should be a positive integer value"),
-    "size a float": ({"batch_size": 2.0}, "batch_size should be a positive integer value"),
-    "size a bool": ({"batch_size": True}, "batch_size should be a positive integer value"),
-    "drop_last an int": ({"drop_last": 1}, "drop_last should be a boolean value"),
-    "workers a text": ({"num_workers": "2"}, "'<' not supported"),
+    "negative size": ({"batch_size": -2}, "batch_size should be a positive integer value"),
+    "a float as size": ({"batch_size": 2.0}, "batch_size should be a positive integer value"),
+    "a bool as size": ({"batch_size": True}, "batch_size should be a positive integer value"),
+    "an int as drop_last": ({"drop_last": 1}, "drop_last should be a boolean value"),
+    "text as workers": ({"num_workers": "2"}, "'<' not supported"),
     "workers None": ({"num_workers": None}, "'<' not supported"),
-    "timeout a text": ({"timeout": "2"}, "'<' not supported"),
+    "text as timeout": ({"timeout": "2"}, "'<' not supported"),
     "timeout None": ({"timeout": None}, "'<' not supported"),
-    "a generator that is none": ({"shuffle": True, "generator": 3}, ""),
+    "an int as generator": ({"shuffle": True, "generator": 3}, ""),
 }
 
 
-@pytest.mark.parametrize(("options", "words"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("options", "words"), INVALID.values(), ids=INVALID)
 def test_error_for_arguments_that_torch_rejects_is_torchs(options: dict[str, Any], words: str) -> None:
     error = same_as_torch(lambda kind: raised(lambda: kind(Numbers(), **options)))
     assert (error is None) == (words == "")

@@ -163,15 +163,15 @@ def test_dict_of_ints_can_be_a_dataset(num_workers: int) -> None:
 @pytest.mark.parametrize(
     ("how", "num_workers"), [(how, num_workers) for how in ("none", "short", "long", "tuple", "raises") for num_workers in (0, 2)]
 )
-def test_getitems_can_return_any_iterable(how: str, num_workers: int) -> None:
-    class Answering(Numbers):
+def test_getitems_that_returns_something_else_is_handled_as_by_torch(how: str, num_workers: int) -> None:
+    class AnyResult(Numbers):
         def __getitems__(self, keys: Any) -> Any:
             if how == "raises":
                 raise KeyError("batch")
             return {"none": None, "short": keys[1:], "long": [*keys, 0], "tuple": tuple(keys)}[how]
 
     def program(kind: Any) -> Any:
-        return outcomes(iter(kind(Answering(6), batch_size=2, num_workers=num_workers)))
+        return outcomes(iter(kind(AnyResult(6), batch_size=2, num_workers=num_workers)))
 
     same_as_torch(program)
 

@@ -128,10 +128,10 @@ METHODS = pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks
 
 @METHODS
 def test_worker_init_fn_is_called_once_with_the_workers_number_after_seeding(method: str) -> None:
-    from tests.behaviour.worker_programs import Noting, note_in_worker
+    from tests.behaviour.worker_programs import NotesDataset, note_in_worker
 
     def program(kind: Any) -> Any:
-        dataset = Noting(4)
+        dataset = NotesDataset(4)
         loader = kind(
             dataset, num_workers=2, batch_size=2, collate_fn=as_list, worker_init_fn=note_in_worker, multiprocessing_context=method
         )

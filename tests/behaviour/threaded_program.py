@@ -21,7 +21,7 @@ NUM_THREADS = 3
 DEADLINE_S = 60  # per round, which takes about 0.1 s
 
 
-def play(name: str) -> list[str]:
+def run_round(name: str) -> list[str]:
     """Returns the errors of one round."""
     kind = {"torch": DataLoader, "shmload": ShmLoader}[name]
     together = threading.Barrier(NUM_THREADS)
@@ -47,6 +47,6 @@ def play(name: str) -> list[str]:
 if __name__ == "__main__":
     wrong: list[str] = []
     for _ in range(NUM_ROUNDS):
-        wrong = wrong or play(sys.argv[1])
+        wrong = wrong or run_round(sys.argv[1])
     print(json.dumps(wrong), flush=True)
     os._exit(0)

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 
-class Noting(Dataset):
+class NotesDataset(Dataset):
     """A dataset whose samples are what `note_in_worker` recorded in this process's copy."""
 
     def __init__(self, n: int) -> None:

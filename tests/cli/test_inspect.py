@@ -71,7 +71,7 @@ def test_inspect_writes_no_index(written: Written, command: Command, tmp_path: P
     assert before == sorted(os.listdir(tmp_path))
 
 
-def test_text_output_equals_json(written: Written, command: Command) -> None:
+def test_text_output(written: Written, command: Command) -> None:
     path = written("Parquet")
     lines = command("inspect", path, "--samples", "1").stdout.splitlines()
     assert [

@@ -136,13 +136,13 @@ def with_markers_changed(data: bytes, kind: str) -> bytes:
         "padded": data[:at] + b"\xff\xff" + data[at:],
         "another": data[:at] + b"\xff\xc4" + data[at + 2 :],
         "the end": data[:at] + b"\xff\xd9" + data[at + 2 :],
-        "none from there on": data[:at] + b"\xff\xd9",
+        "no further markers": data[:at] + b"\xff\xd9",
         "cut off": data[: at + 1],
     }[kind]
 
 
 @pytest.mark.parametrize(
-    "kind", ["missing", "out of order", "doubled", "one too many", "padded", "another", "the end", "none from there on", "cut off"]
+    "kind", ["missing", "out of order", "doubled", "one too many", "padded", "another", "the end", "no further markers", "cut off"]
 )
 def test_file_with_irregular_markers_is_read_sequentially(kind: str) -> None:
     file = recode(encoded(96, 160, "420", 90), least_width=48)

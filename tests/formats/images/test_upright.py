@@ -73,7 +73,7 @@ def mpo(save: Encode, turn: int) -> bytes:
 
 KINDS: dict[str, Callable[[Encode, int], bytes]] = {
     "JPEG, EXIF first": jpeg_exif,
-    "JPEG, EXIF behind 80 kB": lambda save, turn: after_app0(save("JPEG"), *ICC, segment(0xE1, exif_of(turn))),
+    "JPEG, EXIF after 80 kB": lambda save, turn: after_app0(save("JPEG"), *ICC, segment(0xE1, exif_of(turn))),
     "JPEG, EXIF last": lambda save, turn: after_tables(save("JPEG"), segment(0xE1, exif_of(turn))),
     "JPEG, progressive": lambda save, turn: save("JPEG", exif=exif_of(turn), progressive=True),
     "JPEG, CMYK": lambda save, turn: save("JPEG", "CMYK", exif=exif_of(turn)),

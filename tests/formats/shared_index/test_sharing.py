@@ -40,7 +40,7 @@ input()
 
 @pytest.fixture(autouse=True)
 def separate_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Makes this test a run of its own, with its child processes as ranks."""
+    """Makes this test a separate run, with its child processes as ranks."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", str(tmp_path))
 
 

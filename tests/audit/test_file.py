@@ -106,7 +106,7 @@ def test_random_bytes_never_raise(tmp_path: Path, recorded: bytes, noise: bytes)
         (b"something else\n", "offset 0: this is no audit file"),
         (b"shmaudit 9 00000000 {}\n", "format version 9, this shmload reads up to 1: install a newer one"),
         (b"shmaudit 1 00000000 {}\n", "offset 0: the header line is damaged: its checksum differs"),
-        (header_line([]), "offset 0: the header line holds no JSON object"),  # type: ignore[arg-type]  # no mapping: that is the point
+        (header_line([]), "offset 0: the header line holds no JSON object"),  # type: ignore[arg-type]  # not a mapping, on purpose
     ],
 )
 def test_unusable_header_is_reported_with_its_cause(tmp_path: Path, content: bytes, words: str) -> None:

@@ -47,7 +47,7 @@ def test_keys_of_a_sampler_are_unchanged(seed: int | None, num_workers: int) -> 
 @BOTH_MODES
 def test_unbatched_sample_has_a_list_of_one_key(seed: int | None) -> None:
     loader = ShmLoader(PAIRS[:2], None, seed=seed)
-    assert [list(loader.last_indices) for _ in loader] == [[0], [1]]  # type: ignore[arg-type]  # not None once a batch has come
+    assert [list(loader.last_indices) for _ in loader] == [[0], [1]]  # type: ignore[arg-type]  # not None after the first batch
 
 
 class Stream(IterableDataset):

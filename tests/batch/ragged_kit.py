@@ -43,7 +43,7 @@ class Opaque:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Opaque) and self.value == other.value
 
-    __hash__ = None  # type: ignore[assignment]  # nobody needs it
+    __hash__ = None  # type: ignore[assignment]  # not needed
 
 
 class Samples:
@@ -79,7 +79,7 @@ def reference(values: list[Any], mode: str = "list") -> Any:
             return {key: reference([v[key] for v in values], mode) for key in head}
         if isinstance(head, Mapping):
             filled = copy.copy(head)
-            filled.update({key: reference([v[key] for v in values], mode) for key in head})  # type: ignore[attr-defined]  # those here can be changed
+            filled.update({key: reference([v[key] for v in values], mode) for key in head})  # type: ignore[attr-defined]  # these can be changed
             return filled
         if isinstance(head, tuple) and hasattr(head, "_fields"):
             return type(head)(*(_column([v[i] for v in values], mode) for i in range(len(head))))

@@ -385,7 +385,7 @@ def test_batch_larger_than_its_slot_enlarges_later_slots(monkeypatch: pytest.Mon
                 for k, row in enumerate(batch["x"]):
                     assert row.tolist()[:3] == [4 * i + k] * 3
                     assert len(row) == len(samples[4 * i + k]["x"])
-    assert 6 <= len(asked) <= 6 * loader._builder.last.num_slots  # type: ignore[union-attr]  # each slot once for each size
+    assert 6 <= len(asked) <= 6 * loader._builder.last.num_slots  # type: ignore[union-attr]  # each slot once per size
 
 
 def test_rows_that_never_fit_are_not_retried_forever() -> None:

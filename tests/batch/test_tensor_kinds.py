@@ -56,7 +56,7 @@ PASSED: dict[str, Callable[[int], torch.Tensor]] = {
     "csc": lambda i: matrix(i).to_sparse_csc(),
     "bsr": lambda i: matrix(i).to_sparse_bsr((2, 2)),
     "bsc": lambda i: matrix(i).to_sparse_bsc((2, 2)),
-    "quantised": lambda i: torch.quantize_per_tensor(torch.arange(4.0) * i, 0.5, 1, torch.quint8),
+    "quantized": lambda i: torch.quantize_per_tensor(torch.arange(4.0) * i, 0.5, 1, torch.quint8),
     "nested": lambda i: torch.nested.nested_tensor([torch.full((2,), i), torch.full((3,), i)], layout=torch.jagged),
     "complex": complexes,
     "conjugated": lambda i: complexes(i).conj(),
@@ -127,7 +127,7 @@ def test_tensors_of_a_collate_fn_are_unchanged_also_if_kept(kind: str, seed: int
         assert loader.stats()["slots"].get("leased", 0) == 0
 
 
-STACKED = ["quantised", "conjugated", "negated", "gradient", "parameter", "buffer", "subclass", "subclass with gradient"]
+STACKED = ["quantized", "conjugated", "negated", "gradient", "parameter", "buffer", "subclass", "subclass with gradient"]
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated", "ignore:.*TypedStorage")

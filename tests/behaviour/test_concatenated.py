@@ -34,7 +34,7 @@ def test_any_keys_give_torchs_samples(data: Any) -> None:
     dataset: Any = ConcatDataset(members_of(sizes))
     keys = st.lists(st.integers(-len(dataset), len(dataset) - 1), min_size=1, max_size=7)
     batches = data.draw(st.lists(keys, min_size=1, max_size=4))
-    assert in_place_of(dataset).read_batch_into is not None  # type: ignore[union-attr]  # it is the way that is tested
+    assert in_place_of(dataset).read_batch_into is not None  # type: ignore[union-attr]  # this is tested
     loader: Any = ShmLoader(dataset, batch_sampler=batches)
     for own, theirs in zip(loader, DataLoader(dataset, batch_sampler=batches), strict=True):
         assert [column.dtype for column in own] == [column.dtype for column in theirs]
@@ -112,7 +112,7 @@ def test_batch_is_the_same_through_any_wrapper(extent: int | None, num_workers: 
     joined: Any = ConcatDataset([base, base])
     assert twice(base) == [0, 2, 4, 6]
     for chosen in ([3, 1], np.array([3, 1]), torch.tensor([3, 1])):
-        assert twice(Subset(base, chosen)) == [6, 2]  # type: ignore[arg-type]  # torch takes what it finds
+        assert twice(Subset(base, chosen)) == [6, 2]  # type: ignore[arg-type]  # torch accepts it
     assert twice(joined) == [0, 2, 4, 6] * 2
     assert twice(Subset(joined, [7, 0])) == [6, 0]
 

@@ -119,7 +119,7 @@ def test_nothing_is_delivered_after_a_shutdown() -> None:
 
 @KINDS
 def test_subclass_can_override_get_iterator(kind: Any) -> None:
-    class Hooked(kind):  # type: ignore[misc,valid-type]  # a class known at run time only
+    class Hooked(kind):  # type: ignore[misc,valid-type]  # a class known only at run time
         num_made = 0
 
         def _get_iterator(self) -> Any:
@@ -133,7 +133,7 @@ def test_subclass_can_override_get_iterator(kind: Any) -> None:
 
 @KINDS
 def test_subclass_can_wrap_each_batch(kind: Any) -> None:
-    class Doubling(kind):  # type: ignore[misc,valid-type]  # a class known at run time only
+    class Doubling(kind):  # type: ignore[misc,valid-type]  # a class known only at run time
         def __iter__(self) -> Any:
             for batch in super().__iter__():
                 yield 2 * batch

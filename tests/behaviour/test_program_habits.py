@@ -55,10 +55,10 @@ def test_descriptor_reused_by_the_program_is_not_closed() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     assert null == reader
     assert not private_fds.is_kept(kept)
-    anew = private_fds.keep(null)
+    kept_again = private_fds.keep(null)
     private_fds.close(kept)
-    assert private_fds.is_kept(anew)
-    private_fds.close(anew)
+    assert private_fds.is_kept(kept_again)
+    private_fds.close(kept_again)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(null)
     os.close(writer)

@@ -74,7 +74,7 @@ def test_worker_info_has_torchs_fields(num_workers: int) -> None:
 def test_worker_info_is_frozen_and_names_its_fields() -> None:
     def change(dataset: Any) -> Any:
         try:
-            get_worker_info().id = 5  # type: ignore[misc,union-attr]  # that it cannot be set is the point
+            get_worker_info().id = 5  # type: ignore[misc,union-attr]  # setting it is tested
         except Exception as error:
             return type(error).__name__, repr(get_worker_info()).split("dataset")[0]
         return None

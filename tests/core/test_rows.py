@@ -55,7 +55,7 @@ REAL = {
     "another type of the same size": (lambda: torch.ones(2, 3, dtype=torch.int32), False),
     "sparse": (lambda: torch.ones(2, 3).to_sparse(), False),
     "on the meta device": (lambda: torch.ones(2, 3, device="meta"), False),
-    "quantised": (lambda: torch.quantize_per_tensor(torch.ones(2, 3), 1.0, 0, torch.qint8), False),
+    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(2, 3), 1.0, 0, torch.qint8), False),
     "nested": (lambda: torch.nested.nested_tensor([torch.ones(3), torch.ones(3)]), False),
     "an array": (lambda: np.ones((2, 3), np.float32), False),
     "zeros without memory": (lambda: torch._efficientzerotensor((2, 3)), False),

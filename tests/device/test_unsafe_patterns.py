@@ -32,7 +32,7 @@ def run(block: str, loader: ShmLoader[Any], device: StandIn, ahead: str) -> list
         made.is_eager = ahead == "side"
         return made
 
-    device.side_stream = side_stream  # type: ignore[method-assign]  # of this one device
+    device.side_stream = side_stream  # type: ignore[method-assign]  # only on this object
     with as_cuda(device):
         exec(compile(BLOCKS[block], "<block>", "exec"), program)
     program.clear()

@@ -26,6 +26,6 @@ def host(tmp_path: Path) -> Callable[..., Host]:
         for name, text in (files or {}).items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text)
-        return Host(root=tmp_path, **{"environ": {}, "pid": 7, **other})  # type: ignore[arg-type]  # by the tests' hands
+        return Host(root=tmp_path, **{"environ": {}, "pid": 7, **other})  # type: ignore[arg-type]  # arguments of the tests
 
     return make

@@ -98,7 +98,7 @@ def test_versions_are_compared_by_name() -> None:
 
 
 def test_missing_ray_and_missing_cluster_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]  # an import of it fails
+    monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]  # makes its import fail
     (found,) = examine_cluster()
     assert (found.level, found.remedy) == ("problem", 'pip install "shmload[ray]"')
 

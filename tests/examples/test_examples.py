@@ -81,7 +81,7 @@ def test_photographs_are_classified_and_resumed_losses_are_identical(run: Run) -
 @slow
 def test_language_model_learns_from_packed_windows_and_resumes_identically(run: Run) -> None:
     lines = run("language_model.py")
-    density, tokens = re.fullmatch(r"\d+ windows, density (\d\.\d+); segments of the last: \[(.*)\]", lines[0]).groups()  # type: ignore[union-attr]  # it matches or fails
+    density, tokens = re.fullmatch(r"\d+ windows, density (\d\.\d+); segments of the last: \[(.*)\]", lines[0]).groups()  # type: ignore[union-attr]  # fails unless it matches
     assert float(density) > 0.98
     assert sum(map(int, tokens.split(","))) == 129
     assert len(losses(lines)) == 6

@@ -127,7 +127,7 @@ def test_idle_workers_take_over_the_layout(fault_folder: FaultFolder) -> None:
             try:
                 next(stream)
             except WorkerDied as error:
-                assert "ended its worker twice" in str(error)  # noqa: PT017  # either is right
+                assert "ended its worker twice" in str(error)  # noqa: PT017  # both outcomes are valid
             with pytest.raises(StopIteration):
                 next(stream)
     assert fault_folder.num_triggered == 10

@@ -101,7 +101,7 @@ def test_interrupt_ends_a_wait_at_once_and_the_stream_continues() -> None:
     assert expected == got
 
 
-class Signalling(Rows):
+class Signaling(Rows):
     """A dataset in which one sample signals its trainer, once, while the trainer sleeps."""
 
     def __init__(self, n: int, number: int) -> None:
@@ -137,7 +137,7 @@ def test_exception_of_a_signal_handler_during_a_wait_is_raised_by_next(
 
     before = signal.signal(number, stop)
     try:
-        with ShmLoader(Signalling(48, number), batch_size=4, seed=seed, num_workers=2) as loader:
+        with ShmLoader(Signaling(48, number), batch_size=4, seed=seed, num_workers=2) as loader:
             stream = iter(loader)
             num, stops = 0, 0
             while True:

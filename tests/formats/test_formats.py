@@ -77,7 +77,7 @@ def test_class_without_a_part_of_the_protocol_is_refused() -> None:
         name = "nothing"
 
     with pytest.raises(TypeError, match="Nothing is not a format: it has no recognize, index, decode, describe"):
-        register(Nothing)  # type: ignore[type-abstract, arg-type]  # the type checker refuses it, too
+        register(Nothing)  # type: ignore[type-abstract, arg-type]  # also rejected by the type checker
 
 
 def test_format_of_an_installed_package_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ def test_dict_of_datasets_is_an_error(splits: dict[str, Any]) -> None:
     with pytest.raises(
         TypeError, match=rf"one split of a dataset; got a DatasetDict {words}. Pick one: ShmLoader\(dataset\['train'\], ...\)"
     ):
-        ShmLoader(dataset)  # type: ignore[arg-type]  # a DatasetDict: that is the point
+        ShmLoader(dataset)  # type: ignore[arg-type]  # a DatasetDict, on purpose
 
 
 def test_on_error_skips_only_the_bad_sample() -> None:

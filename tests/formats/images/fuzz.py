@@ -136,14 +136,14 @@ def recode(data: bytes) -> bool:
     """Reencodes a file and check that it is the same picture. Returns whether it was reencoded."""
     if unbound():
         return False
-    anew, why_not = recoded(data)
+    reencoded, why_not = recoded(data)
     if why_not:
-        assert anew == data
+        assert reencoded == data
         return False
     header = jpeg_header(data)
     if header.height * header.width <= 1_000_000:
         decoder = ImageDecoder()
-        assert np.array_equal(decoder(data), decoder(anew))
+        assert np.array_equal(decoder(data), decoder(reencoded))
     return True
 
 

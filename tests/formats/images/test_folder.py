@@ -146,11 +146,11 @@ def test_bad_images_can_be_skipped(root: Path) -> None:
 
 
 def test_transform_gets_a_pillow_image_in_rgb(root: Path) -> None:
-    def grey(picture: Image.Image) -> np.ndarray[Any, Any]:
+    def gray(picture: Image.Image) -> np.ndarray[Any, Any]:
         assert picture.mode == "RGB"
         return np.array(picture.convert("L").resize((6, 5)))
 
-    dataset = ImageFolder(root, transform=grey)
+    dataset = ImageFolder(root, transform=gray)
     with ShmLoader(dataset, batch_size=7) as loader:
         (batch,) = loader
     assert batch["image"].shape == (7, 5, 6)

@@ -115,7 +115,7 @@ def test_png_that_pillow_rejects_is_an_error_and_pixels_are_never_wrong(photo: I
                 assert np.array_equal(by_pillow(data), expected)
                 num_read += 1
             except ValueError as error:  # the checksum within the pixels is wrong, and Pillow did not check it
-                assert "incorrect data check" in str(error)  # noqa: PT017  # reading it is right, too
+                assert "incorrect data check" in str(error)  # noqa: PT017  # reading it is also valid
     assert num_read > 3
 
 

@@ -40,17 +40,17 @@ def by_pillow(data: bytes, **draft: Any) -> np.ndarray[Any, Any]:
         return np.asarray(opened)
 
 
-def check_same_picture(data: bytes, anew: bytes) -> None:
+def check_same_picture(data: bytes, reencoded: bytes) -> None:
     """Compares the results of libjpeg-turbo's three ways through Pillow, simplejpeg's own copy, and OpenCV's."""
     header = jpeg_header(data)
-    assert header[:3] == jpeg_header(anew)[:3]
-    assert np.array_equal(by_pillow(data), by_pillow(anew))
+    assert header[:3] == jpeg_header(reencoded)[:3]
+    assert np.array_equal(by_pillow(data), by_pillow(reencoded))
     quarter = {"mode": None, "size": (header.width // 4 or 1, header.height // 4 or 1)}
-    assert np.array_equal(by_pillow(data, **quarter), by_pillow(anew, **quarter))
+    assert np.array_equal(by_pillow(data, **quarter), by_pillow(reencoded, **quarter))
     for is_fast in (False, True):
-        found = [simplejpeg.decode_jpeg(each, "RGB", fastdct=is_fast, fastupsample=is_fast) for each in (data, anew)]
+        found = [simplejpeg.decode_jpeg(each, "RGB", fastdct=is_fast, fastupsample=is_fast) for each in (data, reencoded)]
         assert np.array_equal(*found)
-    found = [cv2.imdecode(np.frombuffer(each, np.uint8), cv2.IMREAD_COLOR) for each in (data, anew)]
+    found = [cv2.imdecode(np.frombuffer(each, np.uint8), cv2.IMREAD_COLOR) for each in (data, reencoded)]
     assert np.array_equal(*found)
 
 
@@ -65,11 +65,11 @@ def check_any_file(data: st.DataObject, sampling: str, largest: int) -> None:
         of=data.draw(st.sampled_from(("photo", "noise"))),
     )
     for every in EVERY:
-        anew, why_not = recoded(file, every=every)
+        reencoded, why_not = recoded(file, every=every)
         assert not why_not
-        check_same_picture(file, anew)
-        assert anew == with_restart_markers(anew, every=every)
-        assert anew == with_restart_markers(with_restart_markers(file, every="row"), every=every)
+        check_same_picture(file, reencoded)
+        assert reencoded == with_restart_markers(reencoded, every=every)
+        assert reencoded == with_restart_markers(with_restart_markers(file, every="row"), every=every)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -92,9 +92,9 @@ def test_photographs_stay_the_same_and_hardly_grow(photos: list[Path], every: Ev
     before, after = 0, 0
     for path in photos:
         data = path.read_bytes()
-        anew = with_restart_markers(data, every=every)
-        assert np.array_equal(by_pillow(data), by_pillow(anew))
-        before, after = before + len(data), after + len(anew)
+        reencoded = with_restart_markers(data, every=every)
+        assert np.array_equal(by_pillow(data), by_pillow(reencoded))
+        before, after = before + len(data), after + len(reencoded)
     assert 0.95 < after / before < 0.99
 
 
@@ -109,12 +109,12 @@ def test_markers_have_the_requested_positions(sampling: str, width: int, tile: i
     side = 16 if sampling == "420" else 8
     per_row, num_rows = -(-width // side), -(-40 // side)
     for every, expected in (("tile", tile), ("row", per_row)):
-        anew = with_restart_markers(data, every=every)  # type: ignore[arg-type]  # of a tuple
-        assert expected == interval(anew)
-        assert num_rows * per_row // expected - 1 == sum(0xD0 <= marker <= 0xD7 for marker in markers(anew))
-        frames = {0xC0, 0xC1, 0xC2} & set(markers(anew))
+        reencoded = with_restart_markers(data, every=every)  # type: ignore[arg-type]  # of a tuple
+        assert expected == interval(reencoded)
+        assert num_rows * per_row // expected - 1 == sum(0xD0 <= marker <= 0xD7 for marker in markers(reencoded))
+        frames = {0xC0, 0xC1, 0xC2} & set(markers(reencoded))
         assert frames == {0xC0}  # every decoder reads it
-        assert markers(anew).count(0xDA) == 1
+        assert markers(reencoded).count(0xDA) == 1
 
 
 def test_metadata_is_kept_byte_for_byte(photo: Image.Image, encode: Encode) -> None:
@@ -124,13 +124,13 @@ def test_metadata_is_kept_byte_for_byte(photo: Image.Image, encode: Encode) -> N
     behind = b"\xff\xe9\x00\x05own" + b"what a telephone puts behind the end" * 9
     inner = data.rindex(b"\xff\xda")  # a segment between two scans
     data = data[:inner] + b"\xff\xfe\x00\x09between" + data[inner:] + behind
-    anew = with_restart_markers(data)
-    assert anew != data
-    before, after = ([each for each in segments(file) if 0xE0 <= each[1] <= 0xEF or each[1] == 0xFE] for file in (data, anew))
+    reencoded = with_restart_markers(data)
+    assert reencoded != data
+    before, after = ([each for each in segments(file) if 0xE0 <= each[1] <= 0xEF or each[1] == 0xFE] for file in (data, reencoded))
     assert before == after
     assert b"between" in before[-1]
-    assert anew.endswith(b"\xff\xd9" + behind)
-    with Image.open(io.BytesIO(anew)) as opened:
+    assert reencoded.endswith(b"\xff\xd9" + behind)
+    with Image.open(io.BytesIO(reencoded)) as opened:
         assert opened.getexif()[0x0112] == 6
         assert opened.info["icc_profile"] == bytes(range(256)) * 500
         assert opened.info["dpi"] == (300, 200)
@@ -152,9 +152,9 @@ def segments(data: bytes) -> list[bytes]:
 @pytest.mark.parametrize("options", [{"keep_rgb": True}, {"keep_rgb": True, "progressive": True}])
 def test_rgb_channels_stay_rgb(photo: Image.Image, encode: Encode, options: dict[str, Any]) -> None:
     data = encode(photo, quality=95, **options)
-    anew = with_restart_markers(data)
-    assert anew != data
-    check_same_picture(data, anew)
+    reencoded = with_restart_markers(data)
+    assert reencoded != data
+    check_same_picture(data, reencoded)
 
 
 def without(data: bytes, marker: int) -> bytes:
@@ -166,10 +166,10 @@ def without(data: bytes, marker: int) -> bytes:
 
 def test_file_without_color_information_gets_none(photo: Image.Image, encode: Encode) -> None:
     data = without(encode(photo), 0xE0)
-    anew = with_restart_markers(data)
-    assert anew != data
-    assert 0xE0 not in markers(anew)
-    check_same_picture(data, anew)
+    reencoded = with_restart_markers(data)
+    assert reencoded != data
+    assert 0xE0 not in markers(reencoded)
+    check_same_picture(data, reencoded)
 
 
 def patched(data: bytes, frame: int | None = None, at: int = 0, to: bytes = b"") -> bytes:
@@ -210,7 +210,7 @@ def test_file_that_cannot_be_reencoded_losslessly_is_unchanged_and_the_cause_is_
 
 def test_unknown_positions_of_markers_are_an_error(photo: Image.Image, encode: Encode) -> None:
     with pytest.raises(ValueError, match=r"every needs to be one of \('tile', 'row'\); got 'mcu'"):
-        with_restart_markers(encode(photo), every="mcu")  # type: ignore[arg-type]  # that is the point
+        with_restart_markers(encode(photo), every="mcu")  # type: ignore[arg-type]  # on purpose
 
 
 def test_reencoding_without_libjpeg_is_an_import_error(
@@ -241,9 +241,9 @@ def test_threads_reencode_to_the_same_bytes(photos: list[Path]) -> None:
 def test_result_many_times_larger_than_the_file_is_written(encode: Encode) -> None:
     """Uses an image of one color: almost no bytes in a progressive file, and some bits per block in a sequential one."""
     data = encode(Image.new("RGB", (1600, 1600), (90, 120, 30)), progressive=True)
-    anew = with_restart_markers(data)
-    assert len(anew) > 1.25 * len(data) + 4096  # the initial size of the output buffer
-    assert np.array_equal(by_pillow(data), by_pillow(anew))
+    reencoded = with_restart_markers(data)
+    assert len(reencoded) > 1.25 * len(data) + 4096  # the initial size of the output buffer
+    assert np.array_equal(by_pillow(data), by_pillow(reencoded))
 
 
 def test_damaged_files_are_reencoded_as_they_are_decoded_or_left_unchanged(fuzz: ModuleType) -> None:

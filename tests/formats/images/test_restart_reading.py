@@ -43,12 +43,12 @@ def check_any_part(data: st.DataObject, sampling: str, largest: int) -> None:
         is_progressive=data.draw(st.booleans()),
         of=data.draw(st.sampled_from(("photo", "noise"))),
     )
-    anew = recode(file, least_width=data.draw(st.sampled_from(WIDTHS)))
+    reencoded = recode(file, least_width=data.draw(st.sampled_from(WIDTHS)))
     reduction, options = data.draw(st.sampled_from((1, 1, 2, 4, 8))), {"is_fast": data.draw(st.booleans())}
     whole = part_of(file, None, reduction, **options)
     for _ in range(4):
         top, left, bottom, right = part = data.draw(parts(file, reduction))
-        assert np.array_equal(whole[top:bottom, left:right], part_of(anew, part, reduction, **options))
+        assert np.array_equal(whole[top:bottom, left:right], part_of(reencoded, part, reduction, **options))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -73,12 +73,12 @@ def test_every_column_and_every_row_equals_that_of_the_file_without_markers(samp
     file = encoded(61, 131, sampling, 90)
     whole = part_of(file, is_fast=is_fast)
     for least_width in (0, 8, 32):
-        anew = recode(file, least_width=least_width)
+        reencoded = recode(file, least_width=least_width)
         for start in range(0, 131, 3):
             for extent in (1, 2, 7, 16, 40):
                 row, column = min(61, start % 61 + extent), min(131, start + extent)
                 part = (start % 61, start, row, column)
-                assert np.array_equal(whole[part[0] : row, start:column], part_of(anew, part, is_fast=is_fast))
+                assert np.array_equal(whole[part[0] : row, start:column], part_of(reencoded, part, is_fast=is_fast))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 9])
@@ -194,9 +194,9 @@ def test_every_dataset_of_images_reads_files_with_restart_markers(photos: list[P
     decoder, schema = ImageDecoder(CenterCrop(64)), {"image": ("uint8", (3, 64, 64))}
     files = [path.read_bytes() for path in photos[:3]]
     expected = [decoder(file) for file in files]
-    anew = [with_restart_markers(file) for file in files]
+    reencoded = [with_restart_markers(file) for file in files]
     with TarWriter(tmp_path / "photos.tar") as tar, TFRecordWriter(tmp_path / "photos.tfrecord") as records:
-        for number, file in enumerate(anew):
+        for number, file in enumerate(reencoded):
             (tmp_path / f"{number}.jpg").write_bytes(file)
             tar.write({"__key__": str(number), "image.jpg": file})
             records.write({"image": file})

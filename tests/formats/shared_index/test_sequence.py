@@ -72,7 +72,7 @@ def test_index_is_a_sequence() -> None:
 def test_index_is_read_only() -> None:
     index = SharedIndex(ROWS)
     with pytest.raises(TypeError):
-        index[0] = ROWS[1]  # type: ignore[index]  # that is the point
+        index[0] = ROWS[1]  # type: ignore[index]  # on purpose
     column = index.column("label")
     with pytest.raises(ValueError, match="read-only"):
         column[0] = 1

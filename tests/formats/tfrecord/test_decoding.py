@@ -103,11 +103,11 @@ def test_error_for_a_bad_image_names_file_record_and_offset(files, tmp_path):
 def test_default_of_a_missing_image_is_decoded(files, tmp_path):
     with TFRecordWriter(tmp_path / "a.tfrecord") as writer:
         writer.write({"label": 1})
-    image, grey = ImageDecoder(CenterCrop(16)), io.BytesIO()
+    image, gray = ImageDecoder(CenterCrop(16)), io.BytesIO()
     with pytest.raises(SampleError, match="field 'image' is missing"):
         images_of(tmp_path / "a.tfrecord", image)[0]
-    Image.new("RGB", (16, 16), (7, 7, 7)).save(grey, "PNG")
-    records = images_of(tmp_path / "a.tfrecord", image, defaults={"image": grey.getvalue()})
+    Image.new("RGB", (16, 16), (7, 7, 7)).save(gray, "PNG")
+    records = images_of(tmp_path / "a.tfrecord", image, defaults={"image": gray.getvalue()})
     assert (records[0]["image"] == 7).all()
 
 

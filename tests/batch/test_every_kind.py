@@ -313,13 +313,13 @@ def test_packing_objects_calls_no_python_function_per_number(monkeypatch: pytest
     assert len(asked) < 10
 
 
-class Names(list):  # type: ignore[type-arg]  # a list of anything, as users write
+class Names(list):  # type: ignore[type-arg]  # a list of anything, as in user code
     """A list with an attribute."""
 
     note = ""
 
 
-class PlainTuple(tuple):  # type: ignore[type-arg]  # a tuple of anything, as users write
+class PlainTuple(tuple):  # type: ignore[type-arg]  # a tuple of anything, as in user code
     """A tuple subclass without field names."""
 
 

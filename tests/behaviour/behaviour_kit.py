@@ -31,7 +31,7 @@ KINDS = pytest.mark.parametrize("kind", [DataLoader, ShmLoader])
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 DEADLINE_S = 60
 # since Python 3.12 torch's own workers give this warning, and shmload's do not
-IS_OF_FORK = re.compile("multi-threaded, use of fork")
+FORK_WARNING = re.compile("multi-threaded, use of fork")
 
 
 class ErrorSummary(NamedTuple):
@@ -109,7 +109,7 @@ def observed(program: Callable[[Any], Any], kind: Any) -> tuple[Any, list[Any], 
         warnings.simplefilter("always")
         result = plain(program(kind))
         gc.collect()
-    given = [(w.category, text) for w in caught if not IS_OF_FORK.search(text := str(w.message))]
+    given = [(w.category, text) for w in caught if not FORK_WARNING.search(text := str(w.message))]
     return result, given, [torch.rand(()).item(), np.random.rand(), random.random()]
 
 

@@ -24,9 +24,9 @@ from tests.behaviour.behaviour_kit import (
 )
 from tests.matrix.versions import TORCH
 
-WORDS_OF_NEWER = pytest.mark.skipif(TORCH < (2, 10), reason="older releases have another error, or none")
+NEEDS_TORCH_2_10 = pytest.mark.skipif(TORCH < (2, 10), reason="older releases have another error, or none")
 
-TORCHS_OWN_DEL = pytest.mark.filterwarnings("ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning")
+IGNORE_ERRORS_IN_DEL = pytest.mark.filterwarnings("ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning")
 LOCKED = ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
 
 
@@ -99,8 +99,8 @@ def test_attribute_set_while_workers_persist_has_no_effect(name: str) -> None:
     assert same_as_torch(program)[1] == [[0, 1], [2, 3]]
 
 
-@WORDS_OF_NEWER
-@TORCHS_OWN_DEL
+@NEEDS_TORCH_2_10
+@IGNORE_ERRORS_IN_DEL
 def test_workers_added_later_without_a_prefetch_factor() -> None:
     def program(kind: Any) -> Any:
         loader = kind(Numbers(4))
@@ -110,8 +110,8 @@ def test_workers_added_later_without_a_prefetch_factor() -> None:
     assert same_as_torch(program).kind is TypeError
 
 
-@WORDS_OF_NEWER
-@TORCHS_OWN_DEL
+@NEEDS_TORCH_2_10
+@IGNORE_ERRORS_IN_DEL
 @pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
 def test_prefetch_factor_none_is_an_error_at_iteration(iterable: bool) -> None:
     dataset = Shards([1]) if iterable else Numbers()
@@ -119,7 +119,7 @@ def test_prefetch_factor_none_is_an_error_at_iteration(iterable: bool) -> None:
     assert error.first == "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
 
 
-@WORDS_OF_NEWER
+@NEEDS_TORCH_2_10
 def test_timeout_without_workers_is_an_error_at_iteration() -> None:
     error = same_as_torch(lambda kind: raised(lambda: iter(kind(Numbers(), timeout=1))))
     assert error.kind is AssertionError

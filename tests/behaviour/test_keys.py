@@ -39,7 +39,7 @@ SAMPLERS: dict[str, Any] = {
     "range": range(4),
     "bytes": [b"a", b"b"],
 }
-TURNED = {  # keys that behave like ints
+INT_LIKE_KEYS = {  # keys that behave like ints
     "bool": [True, False],
     "numpy int": list(np.arange(3)),
     "numpy array": np.arange(3),
@@ -64,10 +64,10 @@ def test_keys_of_a_sampler_reach_the_dataset(name: str, batch_size: int | None, 
 
 
 @WORKERS
-@pytest.mark.parametrize("name", TURNED)
+@pytest.mark.parametrize("name", INT_LIKE_KEYS)
 def test_int_like_keys_keep_their_type(name: str, num_workers: int) -> None:
     def program(kind: Any) -> Any:
-        return batches(kind(Keys(), sampler=TURNED[name], batch_size=2, num_workers=num_workers, collate_fn=as_list))
+        return batches(kind(Keys(), sampler=INT_LIKE_KEYS[name], batch_size=2, num_workers=num_workers, collate_fn=as_list))
 
     same_as_torch(program)
 

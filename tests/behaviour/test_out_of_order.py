@@ -18,8 +18,8 @@ N = 12
 WAIT_S = 30  # timeout of a loader that waits for the slow batch
 FORK = multiprocessing.get_context("fork")
 # before 2.7 torch's own loader gives batches to workers in turn, also to the slow one, whose batch counts as outstanding
-IS_STUCK = pytest.mark.skipif(TORCH < (2, 7), reason="before 2.7 torch's own loader also waits for a slow worker")
-KINDS_OUT_OF_ORDER = pytest.mark.parametrize("kind", [pytest.param(DataLoader, marks=IS_STUCK), ShmLoader])
+NEEDS_TORCH_2_7 = pytest.mark.skipif(TORCH < (2, 7), reason="before 2.7 torch's own loader also waits for a slow worker")
+KINDS_OUT_OF_ORDER = pytest.mark.parametrize("kind", [pytest.param(DataLoader, marks=NEEDS_TORCH_2_7), ShmLoader])
 
 
 def some(stream: Any, count: int, gate: Any) -> list[Any]:
@@ -75,7 +75,7 @@ def test_batches_after_a_slow_one_are_delivered_before_it(kind: Any) -> None:
     assert list(range(N)) == sorted(early + late)
 
 
-@IS_STUCK
+@NEEDS_TORCH_2_7
 def test_batches_are_assigned_to_the_same_workers_as_by_torch() -> None:
     def program(kind: Any) -> Any:
         dataset = Gated()

@@ -11,8 +11,8 @@ from torch.utils.data import ChainDataset, ConcatDataset, Dataset, StackDataset,
 from shmload import ShmLoader
 from tests.behaviour.behaviour_kit import KINDS, Numbers, Shards, batches, raised, same_as_torch
 
-OF_LOADER = ["_dataset_kind", "_auto_collation", "_IterableDataset_len_called", "_iterator", "_DataLoader__initialized"]
-OF_ITERATOR = [
+LOADER_NAMES = ["_dataset_kind", "_auto_collation", "_IterableDataset_len_called", "_iterator", "_DataLoader__initialized"]
+ITERATOR_NAMES = [
     "_auto_collation",
     "_base_seed",
     "_dataset_kind",
@@ -26,7 +26,7 @@ OF_ITERATOR = [
     "_shared_seed",
     "_timeout",
 ]
-OF_ITERATOR_WITH_WORKERS = ["_prefetch_factor", "_in_order", "_shutdown", "_worker_init_fn"]
+WORKER_ITERATOR_NAMES = ["_prefetch_factor", "_in_order", "_shutdown", "_worker_init_fn"]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -40,13 +40,13 @@ def test_private_attributes_of_the_loader(num_workers: int, options: dict[str, A
         loader = kind(Shards([1]) if iterable else Numbers(), num_workers=num_workers, **options)
         sampler = loader._index_sampler
         is_own = sampler is (loader.batch_sampler if loader._auto_collation else loader.sampler)
-        return [getattr(loader, name) for name in OF_LOADER], is_own, type(sampler)
+        return [getattr(loader, name) for name in LOADER_NAMES], is_own, type(sampler)
 
     same_as_torch(program)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("name", OF_ITERATOR)
+@pytest.mark.parametrize("name", ITERATOR_NAMES)
 def test_private_attribute_of_the_iterator(name: str, num_workers: int) -> None:
     def program(kind: Any) -> Any:
         stream = iter(kind(Numbers(), num_workers=num_workers))
@@ -57,7 +57,7 @@ def test_private_attribute_of_the_iterator(name: str, num_workers: int) -> None:
     same_as_torch(program)
 
 
-@pytest.mark.parametrize("name", ["_prefetch_factor", *OF_ITERATOR_WITH_WORKERS[1:]])
+@pytest.mark.parametrize("name", ["_prefetch_factor", *WORKER_ITERATOR_NAMES[1:]])
 def test_private_attribute_of_the_iterator_with_workers(name: str) -> None:
     def program(kind: Any) -> Any:
         stream = iter(kind(Numbers(), num_workers=2))

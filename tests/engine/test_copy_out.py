@@ -268,7 +268,7 @@ def _queued(value: Any) -> Any:
     return got
 
 
-MOVES: dict[str, Callable[[Any], Any]] = {
+SERIALIZATIONS: dict[str, Callable[[Any], Any]] = {
     "clone": lambda b: {k: v.clone() for k, v in b.items()},
     "deepcopy": copy.deepcopy,
     "pickle": lambda b: pickle.loads(pickle.dumps(b)),
@@ -278,12 +278,12 @@ MOVES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize("name", SERIALIZATIONS)
 def test_serialized_batch_is_copied_and_releases_its_slot(name: str) -> None:
     with loader_over_numbers(persistent_workers=True) as loader:
         iterator = poisoned(loader)
         batch = next(iterator)
-        moved = MOVES[name](batch)
+        moved = SERIALIZATIONS[name](batch)
         del batch
         if TORCH < (2, 10):
             gc.collect()  # its pickler is in a reference cycle with the storage

@@ -127,7 +127,7 @@ def test_nanogpt_windows_equal_get_batch_and_two_ranks_equal_one(run: Run, launc
         "2 ranks, each window once: loss; one rank's batches identical",
         "one rank goes on behind step 24: batches identical",
     ]
-    assert losses(lines)[0] == losses(lines)[1], "of the same batches"
+    assert losses(lines)[0] == losses(lines)[1], "losses of the same batches"
     assert max(losses(lines)) < 4.5, "an untrained model has 5.5"
 
 

@@ -17,7 +17,7 @@ from shmload._core.jpeg import decode
 from shmload.formats.images.jpeg_header import jpeg_header
 
 Box = tuple[int, int, int, int]
-BEYOND = 64  # guard bytes after the memory that a call may write
+GUARD_BYTES = 64  # guard bytes after the memory that a call may write
 SAMPLINGS = ("444", "422", "420", "440", "411", "L")
 PHOTO = np.asarray(Image.open(Path(shmload.__file__).parent / "data" / "coffee.jpg").convert("RGB"))
 
@@ -112,8 +112,8 @@ def part_of(data: bytes, part: Box | None = None, reduction: int = 1, **options:
     """Decodes a part, and check that nothing after its memory was written."""
     size = shrunk(data, reduction)
     top, left, bottom, right = part = part or (0, 0, *size)
-    memory = np.full((bottom - top) * size[1] * 3 + BEYOND, 77, np.uint8)
-    first, end, _ = decode(data, memory[:-BEYOND], size, part, reduction=reduction, **options)
+    memory = np.full((bottom - top) * size[1] * 3 + GUARD_BYTES, 77, np.uint8)
+    first, end, _ = decode(data, memory[:-GUARD_BYTES], size, part, reduction=reduction, **options)
     used = (bottom - top) * (end - first) * 3
     assert first <= left
     assert right <= end

@@ -1,4 +1,4 @@
-"""Real runs that are recorded, and records with defects planted in them."""
+"""Makes records of real runs, and plants defects in records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ N, BATCH, SEED = 45, 4, 7
 
 
 class Samples:
-    """Distinct samples with a random part, some of which cannot be read."""
+    """Distinct samples with a random part, some of which raise an error."""
 
     def __init__(self, n: int = N, bad: frozenset[int] = frozenset()) -> None:
         self.n, self.bad = n, bad
@@ -39,7 +39,7 @@ def make(folder: Path, rank: int = 0, world_size: int = 1, batch_size: int = BAT
 
 
 def run(loaders: list[ShmLoader[Any]], num_steps: int | None = None) -> None:
-    """One pass of all ranks side by side, or its first steps."""
+    """Reads one pass, or its first steps, of all ranks in parallel."""
     passes = [iter(loader) for loader in loaders]
     step = 0
     while step != num_steps:
@@ -48,8 +48,8 @@ def run(loaders: list[ShmLoader[Any]], num_steps: int | None = None) -> None:
         step += 1
 
 
-def story(folder: Path, **more: Any) -> None:
-    """Two ranks through epoch 0 and four steps of epoch 1, of which they repeat two; one rank goes on from there through epoch 2."""
+def run_with_resumes(folder: Path, **more: Any) -> None:
+    """Runs two ranks for epoch 0 and four steps of epoch 1, repeats two of them, and continues with one rank through epoch 2."""
     ranks = [make(folder, rank, 2, **more) for rank in range(2)]
     run(ranks)
     passes = [iter(rank) for rank in ranks]
@@ -59,7 +59,7 @@ def story(folder: Path, **more: Any) -> None:
         for one in passes:
             next(one)
     for rank in ranks:
-        rank.load_state_dict(state)  # as where a spike of the loss is undone
+        rank.load_state_dict(state)  # as a user does after a spike of the loss
     run(ranks, 2)
     alone = make(folder, batch_size=2 * BATCH, **more)
     alone.load_state_dict(state)
@@ -67,7 +67,7 @@ def story(folder: Path, **more: Any) -> None:
     run([alone])
 
 
-def judged(folder: Path, **options: Any) -> AuditReport:
+def verdict_of(folder: Path, **options: Any) -> AuditReport:
     return verify(read_folder(folder), **options)[0]
 
 
@@ -76,7 +76,7 @@ def kinds(report: AuditReport) -> set[str]:
 
 
 def written(folder: Path, log: AuditLog, records: list[Record] | None = None) -> None:
-    """A log as a file again."""
+    """Writes a log back to its file."""
     content = [header_line(log.header)]
     for record in log.records if records is None else records:
         if isinstance(record, Batch):
@@ -86,17 +86,17 @@ def written(folder: Path, log: AuditLog, records: list[Record] | None = None) ->
     (folder / log.name).write_bytes(b"".join(content))
 
 
-def replanted(folder: Path, edit: Callable[[list[AuditLog]], None]) -> AuditReport:
-    """What is said of a folder after its logs were changed."""
+def verdict_after(folder: Path, edit: Callable[[list[AuditLog]], None]) -> AuditReport:
+    """Changes the logs of a folder. Returns the verdict afterwards."""
     logs = read_folder(folder)
     edit(logs)
     for log in logs:
         written(folder, log)
-    return judged(folder)
+    return verdict_of(folder)
 
 
 def batches_of(log: AuditLog, epoch: int) -> Iterator[tuple[int, Batch]]:
-    """(number among the records, batch) of an epoch."""
+    """Yields (number of the record, batch) of an epoch."""
     for number, record in enumerate(log.records):
         if isinstance(record, Batch) and record.epoch == epoch:
             yield number, record

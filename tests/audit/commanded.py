@@ -1,4 +1,4 @@
-"""What the command is told to read again."""
+"""Datasets and loaders that the tests pass to the command for reading again."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shmload import ShmLoader
 
 
 class Data:
-    """Random augmentations, which the seed repeats."""
+    """Randomly augmented samples, which the seed reproduces."""
 
     def __init__(self, first: int = 0) -> None:
         self.first = first
@@ -23,7 +23,7 @@ class Data:
 
 
 class Unreadable(Data):
-    """One sample is not there any more."""
+    """A dataset in which one sample has become unreadable."""
 
     def __getitem__(self, index: int) -> Any:
         if index == 7:
@@ -32,7 +32,7 @@ class Unreadable(Data):
 
 
 class Broken(Data):
-    """Cannot be made."""
+    """A dataset whose constructor fails."""
 
     def __init__(self) -> None:
         raise KeyError("no data")

@@ -1,4 +1,4 @@
-"""Whatever record of whatever run is dropped, doubled or put in another's place: it is caught."""
+"""Any record of any run that is dropped, repeated or moved is detected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shmload.audit.audit_file import AuditLog, Batch
 from shmload.tools.audit.verify import read_folder, verify
 from tests.audit.audit_kit import make, run
 
-slow = pytest.mark.slow(reason="hypothesis records and judges many runs")
+slow = pytest.mark.slow(reason="hypothesis records and checks many runs")
 RUNS = st.fixed_dictionaries(
     {
         "n": st.integers(1, 40),
@@ -29,23 +29,23 @@ RUNS = st.fixed_dictionaries(
 )
 
 
-def recorded(story: dict[str, Any]) -> list[AuditLog]:
-    """One epoch, stopped, rolled back and finished on other ranks; then another epoch."""
+def recorded(scenario: dict[str, Any]) -> list[AuditLog]:
+    """Records an epoch that is stopped, rolled back and finished by other ranks, and another epoch."""
     folder = Path(tempfile.mkdtemp())
     try:
-        before, after = story["worlds"]
-        total = story["batch_size"] * max(before, after)
-        more = {"uneven": story["uneven"], "shuffle": story["shuffle"]}
-        dataset = [(i, i * i + 1) for i in range(story["n"])]
+        before, after = scenario["worlds"]
+        total = scenario["batch_size"] * max(before, after)
+        more = {"uneven": scenario["uneven"], "shuffle": scenario["shuffle"]}
+        dataset = [(i, i * i + 1) for i in range(scenario["n"])]
         ranks = [make(folder, r, before, total // before, dataset=dataset, **more) for r in range(before)]
         state = ranks[0].state_dict()
         passes = [iter(rank) for rank in ranks]
-        for step in range(story["stop"]):
-            if step == story["stop"] - story["rolled_back"]:
+        for step in range(scenario["stop"]):
+            if step == scenario["stop"] - scenario["rolled_back"]:
                 state = ranks[0].state_dict()
             for one in passes:
                 next(one, None)
-        if story["rolled_back"] == 0:
+        if scenario["rolled_back"] == 0:
             state = ranks[0].state_dict()
         ranks = [make(folder, r, after, total // after, dataset=dataset, **more) for r in range(after)]
         for rank in ranks:
@@ -60,14 +60,14 @@ def recorded(story: dict[str, Any]) -> list[AuditLog]:
 @slow
 @given(RUNS)
 @settings(max_examples=60, deadline=None)
-def test_any_undisturbed_run_is_proven(story: dict[str, Any]) -> None:
-    logs = recorded(story)
+def test_any_unchanged_record_is_proven(scenario: dict[str, Any]) -> None:
+    logs = recorded(scenario)
     assume(any(log.records for log in logs))
     report, _ = verify(logs)
     assert (report.findings, report.unjudged, report.status) == ([], [], 0)
-    num_kept = story["n"]
-    if story["uneven"] == "drop":
-        total = story["batch_size"] * max(story["worlds"])
+    num_kept = scenario["n"]
+    if scenario["uneven"] == "drop":
+        total = scenario["batch_size"] * max(scenario["worlds"])
         num_kept = num_kept // total * total
     assert {num_kept} == {epoch.num_samples for epoch in report.loaders[0].epochs}
 
@@ -75,8 +75,8 @@ def test_any_undisturbed_run_is_proven(story: dict[str, Any]) -> None:
 @slow
 @given(RUNS, st.sampled_from(["drop", "double", "exchange"]), st.data())
 @settings(max_examples=150, deadline=None)
-def test_any_single_defect_is_caught(story: dict[str, Any], defect: str, data: st.DataObject) -> None:
-    logs = recorded(story)
+def test_any_single_defect_is_detected(scenario: dict[str, Any], defect: str, data: st.DataObject) -> None:
+    logs = recorded(scenario)
     report, loaders = verify(logs)
     counted = [one for loader in loaders for one in loader.batches if not one.is_superseded]
     assume(counted)

@@ -15,7 +15,7 @@ from shmload.tools.audit.verify import read_folder
 from tests.audit.audit_kit import batches_of, changed, run, written
 from tests.audit.commanded import Data
 
-slow = pytest.mark.slow(reason="the run is recorded, and read again, with two workers")
+slow = pytest.mark.slow(reason="records a run and reads it again with two workers")
 
 
 def recorded(folder: Path, dataset: Any = None, **more: Any) -> Path:
@@ -30,14 +30,14 @@ def command(*arguments: Any) -> tuple[int, str, str]:
 
 
 def swapped_content(folder: Path) -> None:
-    """The bytes of two batches changed places; the indices did not."""
+    """Swaps the bytes of two recorded batches, but not their indices."""
     (log,) = read_folder(folder)
     (a, first), (b, second) = list(batches_of(log, 0))[1:3]
     log.records[a], log.records[b] = changed(first, digest=second.digest), changed(second, digest=first.digest)
     written(folder, log)
 
 
-def test_a_proven_run_exits_with_0(tmp_path: Path) -> None:
+def test_proven_run_exits_with_0(tmp_path: Path) -> None:
     status, out, _ = command(recorded(tmp_path))
     assert status == 0
     assert "Data, 24 samples, seed 5, 1 ranks, 1 files" in out
@@ -86,7 +86,7 @@ def test_bad_usage_is_one_line_and_exit_code_2(
     assert len(error.splitlines()) == 1
 
 
-def test_an_empty_folder_exits_with_3(tmp_path: Path) -> None:
+def test_empty_folder_exits_with_3(tmp_path: Path) -> None:
     status, out, _ = command(tmp_path)
     assert status == 3
     assert "the folder holds no records" in out
@@ -94,39 +94,39 @@ def test_an_empty_folder_exits_with_3(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("made", ["tests.audit.commanded:Data", "tests.audit.commanded:loader"])
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=slow)])
-def test_what_was_delivered_is_read_again_and_is_the_same(tmp_path: Path, made: str, num_workers: int) -> None:
+def test_reading_delivered_batches_again_gives_the_same(tmp_path: Path, made: str, num_workers: int) -> None:
     status, out, _ = command(recorded(tmp_path, num_workers=num_workers), "--dataset", made)
     assert status == 0
     assert "6 batches were read again" in out
 
 
-def test_content_in_the_wrong_place_is_found_by_reading_again(tmp_path: Path) -> None:
+def test_swapped_content_is_detected_by_reading_again(tmp_path: Path) -> None:
     swapped_content(recorded(tmp_path))
-    assert command(tmp_path)[0] == 0  # indices and positions are right: only the data can tell
+    assert command(tmp_path)[0] == 0  # indices and positions are correct, and only the data differ
     status, out, _ = command(tmp_path, "--dataset", "tests.audit.commanded:Data")
     assert status == 1
     assert out.count("CONTENT rank 0, epoch 0, step") == 2
     assert "its samples give other bytes than were delivered" in out.replace("\n", " ")
 
 
-def test_other_data_are_found_by_reading_again(tmp_path: Path) -> None:
+def test_different_data_are_detected_by_reading_again(tmp_path: Path) -> None:
     status, out, _ = command(recorded(tmp_path), "--dataset", "tests.audit.commanded:other", "--samples", 2)
     assert (status, out.count("CONTENT")) == (1, 2)
 
 
-def test_a_loader_of_another_seed_is_refused(tmp_path: Path) -> None:
+def test_loader_with_another_seed_is_an_error(tmp_path: Path) -> None:
     status, _, error = command(recorded(tmp_path), "--dataset", "tests.audit.commanded:loader_of_other_seed")
     assert status == 2
     assert "--dataset gave a loader with seed=6, the record is of seed=5" in error
 
 
-def test_a_dataset_of_another_length_is_not_read(tmp_path: Path) -> None:
+def test_dataset_of_another_length_is_not_read_again(tmp_path: Path) -> None:
     status, out, _ = command(recorded(tmp_path, [1, 2, 3]), "--dataset", "tests.audit.commanded:Data")
     assert status == 0
     assert "--dataset has 24 samples, the record is of 3: not read again" in out
 
 
-def test_samples_that_cannot_be_read_again_are_said_beside_what_the_records_prove(tmp_path: Path) -> None:
+def test_samples_that_cannot_be_read_again_are_reported_with_the_rest(tmp_path: Path) -> None:
     status, out, _ = command(recorded(tmp_path), "--dataset", "tests.audit.commanded:Unreadable")
     assert status == 3
     assert "1 of 6 batches could not be read again, the first of rank 0, epoch 0, step" in out.replace("\n", " ")
@@ -134,7 +134,7 @@ def test_samples_that_cannot_be_read_again_are_said_beside_what_the_records_prov
     assert "5 batches were read again" in out
 
 
-def test_torch_modes_augmentations_say_nothing(tmp_path: Path) -> None:
+def test_augmentations_in_torch_mode_cannot_be_compared(tmp_path: Path) -> None:
     run([ShmLoader(Data(), 4, audit=tmp_path)])
     status, out, _ = command(tmp_path, "--dataset", "tests.audit.commanded:Data")
     assert status == 3
@@ -148,7 +148,7 @@ class Thousand(Data):
 
 @pytest.mark.slow(reason="records a thousand samples")
 @pytest.mark.parametrize("seed", [5, None], ids=["seed mode", "torch mode"])
-def test_an_epoch_left_in_the_middle_is_counted_and_exits_with_4(tmp_path: Path, seed: int | None) -> None:
+def test_unfinished_epoch_is_reported_and_exits_with_4(tmp_path: Path, seed: int | None) -> None:
     def start(num_batches: int | None) -> dict[str, Any]:
         with ShmLoader(Thousand(), 8, seed=seed, shuffle=True, audit=tmp_path) as loader:
             for number, _ in enumerate(loader, 1):
@@ -171,7 +171,7 @@ def test_an_epoch_left_in_the_middle_is_counted_and_exits_with_4(tmp_path: Path,
     assert (status, "DOUBLED" in out) == (0, False)
 
 
-def test_a_sample_that_came_twice_in_an_unfinished_pass_is_found(tmp_path: Path) -> None:
+def test_repeated_sample_in_an_unfinished_pass_is_detected(tmp_path: Path) -> None:
     with ShmLoader(Data(), 4, shuffle=True, audit=tmp_path) as loader:
         for number, _ in enumerate(loader, 1):
             if number == 3:
@@ -186,7 +186,7 @@ def test_a_sample_that_came_twice_in_an_unfinished_pass_is_found(tmp_path: Path)
 
 
 @pytest.mark.parametrize("seed", [5, None], ids=["seed mode", "torch mode"])
-def test_an_epoch_left_right_after_its_last_batch_is_whole(tmp_path: Path, seed: int | None) -> None:
+def test_epoch_stopped_right_after_its_last_batch_is_complete(tmp_path: Path, seed: int | None) -> None:
     with ShmLoader(Data(), 4, seed=seed, shuffle=True, audit=tmp_path) as loader:
         for number, _ in enumerate(loader, 1):
             if number == 6:

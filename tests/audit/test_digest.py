@@ -1,4 +1,4 @@
-"""The digest is XXH64 of what a batch holds, whatever memory it lies in."""
+"""The digest is XXH64 of a batch's content, independent of the kind of memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stirred(lane: int, x: int) -> int:
 
 
 def xxh64(data: bytes) -> int:
-    """As the specification says it, with no thought of speed."""
+    """Computes XXH64 as in its specification, ignoring speed."""
     at, size = 0, len(data)
     if size >= 32:
         lanes = [(P1 + P2) & MASK, P2, 0, -P1 & MASK]
@@ -58,16 +58,16 @@ def xxh64(data: bytes) -> int:
 @pytest.mark.parametrize(
     ("data", "expected"), [(b"", 0xEF46DB3751D8E999), (b"a", 0xD24EC4F1A98C6E5B), (b"abc", 0x44BC2CF5AD770999)]
 )
-def test_the_published_values_come_out(data: bytes, expected: int) -> None:
+def test_reference_has_the_published_values(data: bytes, expected: int) -> None:
     assert expected == hash_bytes(data) == xxh64(data)
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_hash_as_the_specification_says(data: bytes) -> None:
+def test_any_bytes_hash_as_specified(data: bytes) -> None:
     assert xxh64(data) == hash_bytes(data)
 
 
-def test_long_memory_hashes_alike_by_address_and_by_buffer() -> None:
+def test_long_memory_has_the_same_hash_by_address_and_by_buffer() -> None:
     data = np.arange(5003, dtype=np.int64)
     assert xxh64(data.tobytes()) == hash_bytes(data) == hash_at(data.ctypes.data, data.nbytes)
 
@@ -89,7 +89,7 @@ class Thing:
 
 
 class Key(str):
-    """A text that is more than that."""
+    """A str subclass with attributes."""
 
 
 class Slotted:
@@ -97,15 +97,15 @@ class Slotted:
 
 
 class Deque(deque[int]):
-    """Which has attributes, and holds more than these."""
+    """A deque subclass with attributes."""
 
 
 class Dozens(int):
-    """A number likewise."""
+    """An int subclass."""
 
 
 class Picture(torch.Tensor):
-    """A subclass, as torchvision's are."""
+    """A tensor subclass, like torchvision's."""
 
 
 def jagged(*rows: list[float]) -> torch.Tensor:
@@ -173,7 +173,7 @@ DIFFERENT = {
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_what_differs_has_another_digest_and_nothing_is_left_out() -> None:
+def test_different_values_have_different_complete_digests() -> None:
     digests = {name: digest_of(value) for name, value in DIFFERENT.items()}
     assert len(DIFFERENT) == len({digest for digest, _ in digests.values()})
     assert not [name for name, (_, is_partial) in digests.items() if is_partial]
@@ -187,7 +187,7 @@ SAME = {
     "Fortran order": (np.asfortranarray(base.numpy()), base.numpy().copy()),
     "a resolved conjugate": (torch.tensor([1 + 2j]).conj(), torch.tensor([1 - 2j])),
     "gradients": (torch.ones(2, requires_grad=True), torch.ones(2)),
-    "sets by another road": ({"a", "b", "c"}, {"c", "b", "a"}),
+    "sets built in another order": ({"a", "b", "c"}, {"c", "b", "a"}),
     "texts that are one object": (["xy" * 2] * 2, ["xyxy", "xy" + "xy"]),
     "objects": (Thing(base), Thing(base.clone())),
     "an uncoalesced sparse tensor": (
@@ -198,34 +198,34 @@ SAME = {
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_what_is_the_same_has_the_same_digest(name: str) -> None:
+def test_equal_values_have_the_same_digest(name: str) -> None:
     one, other = SAME[name]
     assert digest_of(one) == digest_of(other)
 
 
-def test_a_batch_that_was_copied_out_keeps_its_digest() -> None:
+def test_copied_out_batch_keeps_its_digest() -> None:
     batch = {"x": base.mT, "y": [base.numpy(), "text"], "z": Pair(torch.ones(3).bfloat16(), 2)}
     assert digest_of(batch) == digest_of(copied(batch))
 
 
-def test_every_element_counts() -> None:
+def test_digest_depends_on_every_element() -> None:
     changed = base.clone()
     changed[1, 2, 3] += 1
     assert digest_of({"x": base}) != digest_of({"x": changed})
 
 
-def test_what_has_no_bytes_is_partial() -> None:
+def test_digest_of_values_without_bytes_is_partial() -> None:
     slotted = type("Slotted", (Slotted,), {})()
     slotted.value = 1
     for value in (object(), [lambda: 1], {"f": iter([])}, {object()}, slotted, Deque([1])):
         assert digest_of(value)[1]
 
 
-def test_what_holds_itself_ends() -> None:
+def test_digest_of_a_reference_cycle_terminates() -> None:
     thing = Thing(None)
     thing.value = thing
     assert digest_of(thing) == digest_of(thing)
 
 
-def test_an_order_of_keys_counts_as_the_batch_has_it() -> None:
+def test_digest_depends_on_the_order_of_keys() -> None:
     assert digest_of(OrderedDict(a=1, b=2)) != digest_of(OrderedDict(b=2, a=1))

@@ -1,4 +1,4 @@
-"""Audit files: what is written is read again; what is torn, damaged or foreign is told and never raises."""
+"""Audit files: written records are read back, and torn, damaged or foreign files are reported without an exception."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmload.audit.audit_file import AuditLog, Batch, Event, batch_record, event_record, header_line, read_log
-from tests.audit.audit_kit import judged, make, run
+from tests.audit.audit_kit import make, run, verdict_of
 
 U64 = st.integers(0, 2**64 - 1)
 KEYS = st.one_of(
@@ -36,7 +36,7 @@ def read(folder: Path, content: bytes) -> AuditLog:
 
 @given(st.lists(BATCHES, max_size=4))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_is_written_is_read_again(tmp_path: Path, batches: list[Batch]) -> None:
+def test_written_records_are_read_back(tmp_path: Path, batches: list[Batch]) -> None:
     content = header_line({"a": 1}) + b"".join(map(batch_record, batches)) + event_record("end", {"epoch": 3})
     log = read(tmp_path, content)
     assert (log.header, log.damage, log.is_torn) == ({"a": 1}, [], False)
@@ -44,7 +44,7 @@ def test_what_is_written_is_read_again(tmp_path: Path, batches: list[Batch]) -> 
     assert log.records[-1] == Event("end", {"epoch": 3}, log.records[-1].offset)
 
 
-def test_keys_that_json_has_no_word_for_are_kept_as_text(tmp_path: Path) -> None:
+def test_keys_that_json_cannot_represent_are_kept_as_text(tmp_path: Path) -> None:
     keys: list[Any] = [("a", 1), b"raw", np.int64(5), {1.5: (2,)}, {(1, 2): 3}]
     read_keys = []
     for key in keys:
@@ -63,7 +63,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @given(st.data())
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_a_file_cut_anywhere_is_torn_and_not_damaged(tmp_path: Path, recorded: bytes, data: st.DataObject) -> None:
+def test_file_truncated_anywhere_is_torn_and_not_damaged(tmp_path: Path, recorded: bytes, data: st.DataObject) -> None:
     size = data.draw(st.integers(0, len(recorded) - 1))
     log = read(tmp_path, recorded[:size])
     assert log.damage == []
@@ -72,7 +72,7 @@ def test_a_file_cut_anywhere_is_torn_and_not_damaged(tmp_path: Path, recorded: b
     assert log.is_torn != is_whole
 
 
-def test_there_is_no_format_version_0(tmp_path: Path, recorded: bytes) -> None:
+def test_format_version_0_is_unknown(tmp_path: Path, recorded: bytes) -> None:
     assert recorded.startswith(b"shmaudit 1 ")
     log = read(tmp_path, b"shmaudit 0 " + recorded[11:])
     assert log.damage == ["offset 0: this is no audit file: it begins with no 'shmaudit' line"]
@@ -80,24 +80,24 @@ def test_there_is_no_format_version_0(tmp_path: Path, recorded: bytes) -> None:
 
 @given(st.data())
 @settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_any_flipped_bit_is_damage_with_an_offset(tmp_path: Path, recorded: bytes, data: st.DataObject) -> None:
+def test_any_flipped_bit_is_reported_with_its_offset(tmp_path: Path, recorded: bytes, data: st.DataObject) -> None:
     place, bit = data.draw(st.integers(0, len(recorded) - 1)), data.draw(st.integers(0, 7))
     content = bytearray(recorded)
     content[place] ^= 1 << bit
     log = read(tmp_path, bytes(content))
     assert log.damage or log.is_torn
     assert all(line.startswith("offset ") for line in log.damage)
-    assert judged(tmp_path).status == 1 or log.is_torn
+    assert verdict_of(tmp_path).status == 1 or log.is_torn
 
 
 @given(st.binary(max_size=300))
 @settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_no_bytes_whatever_raise(tmp_path: Path, recorded: bytes, noise: bytes) -> None:
+def test_random_bytes_never_raise(tmp_path: Path, recorded: bytes, noise: bytes) -> None:
     header = recorded[: recorded.index(b"\n") + 1]
     for content in (noise, b"shmaudit " + noise, b"shmaudit 1 " + noise + b"\n" + noise, header + noise, recorded + noise):
         log = read(tmp_path, content)
         assert log.damage or log.is_torn or not noise
-        assert judged(tmp_path).status in (0, 1, 3, 4)
+        assert verdict_of(tmp_path).status in (0, 1, 3, 4)
 
 
 @pytest.mark.parametrize(
@@ -106,21 +106,21 @@ def test_no_bytes_whatever_raise(tmp_path: Path, recorded: bytes, noise: bytes) 
         (b"something else\n", "offset 0: this is no audit file"),
         (b"shmaudit 9 00000000 {}\n", "format version 9, this shmload reads up to 1: install a newer one"),
         (b"shmaudit 1 00000000 {}\n", "offset 0: the header line is damaged: its checksum differs"),
-        (header_line([]), "offset 0: the header line holds no JSON object"),  # type: ignore[arg-type]  # no mapping: that is the point
+        (header_line([]), "offset 0: the header line holds no JSON object"),  # type: ignore[arg-type]  # not a mapping, on purpose
     ],
 )
-def test_a_header_that_cannot_be_used_says_why(tmp_path: Path, content: bytes, words: str) -> None:
+def test_unusable_header_is_reported_with_its_cause(tmp_path: Path, content: bytes, words: str) -> None:
     assert words in "".join(read(tmp_path, content).damage)
 
 
-def test_a_header_without_its_fields_is_named(tmp_path: Path) -> None:
+def test_header_with_missing_fields_is_reported(tmp_path: Path) -> None:
     read(tmp_path, header_line({"mode": "seed"}))
-    report = judged(tmp_path)
+    report = verdict_of(tmp_path)
     assert "rank-0000-x.shmaudit, offset 0: the header cannot be used: " in report.findings[0].text
     assert "rank is None" in report.findings[0].text
 
 
-def test_a_record_of_an_unknown_kind_is_told(tmp_path: Path) -> None:
+def test_record_of_an_unknown_kind_is_reported(tmp_path: Path) -> None:
     log = read(tmp_path, header_line({}) + event_record("other", {}) + event_record("end", {}))
     assert "a record has the unknown kind other" in log.damage[0]
     assert len(log.records) == 1

@@ -1,4 +1,4 @@
-"""`loader.last_indices`: the samples of the batch just yielded."""
+"""`loader.last_indices`: the sample indices of the last yielded batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from torch.utils.data import IterableDataset
 
 from shmload import ShmLoader
-from tests.audit.audit_kit import Samples, judged
+from tests.audit.audit_kit import Samples, verdict_of
 
 BOTH_MODES = pytest.mark.parametrize("seed", [None, 7], ids=["torch mode", "seed mode"])
 PAIRS = [(i, -i) for i in range(11)]
@@ -18,7 +18,7 @@ PAIRS = [(i, -i) for i in range(11)]
 
 @BOTH_MODES
 @pytest.mark.parametrize("more", [{}, {"num_workers": 2}, {"num_workers": 2, "in_order": False}], ids=str)
-def test_last_indices_are_those_of_the_batch_just_yielded(seed: int | None, more: dict[str, Any]) -> None:
+def test_last_indices_are_those_of_the_last_batch(seed: int | None, more: dict[str, Any]) -> None:
     with ShmLoader(PAIRS, 3, shuffle=True, seed=seed, **more) as loader:
         assert loader.last_indices is None
         for numbers, _ in loader:
@@ -29,7 +29,7 @@ def test_last_indices_are_those_of_the_batch_just_yielded(seed: int | None, more
 
 @BOTH_MODES
 @pytest.mark.parametrize("on_error", ["skip", "substitute"])
-def test_last_indices_know_what_was_skipped_and_substituted(seed: int | None, on_error: Any) -> None:
+def test_last_indices_include_skipped_and_substituted_samples(seed: int | None, on_error: Any) -> None:
     loader = ShmLoader(Samples(12, frozenset({1, 5})), 3, seed=seed, on_error=on_error)
     for batch in loader:
         assert loader.last_indices is not None
@@ -38,16 +38,16 @@ def test_last_indices_know_what_was_skipped_and_substituted(seed: int | None, on
 
 @BOTH_MODES
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_keys_of_a_sampler_are_given_as_they_are(seed: int | None, num_workers: int) -> None:
+def test_keys_of_a_sampler_are_unchanged(seed: int | None, num_workers: int) -> None:
     data = {"a": 1, "b": 2, ("c", 3): 4}
     with ShmLoader(data, batch_sampler=[["a", ("c", 3)], ["b"]], seed=seed, num_workers=num_workers) as loader:
         assert [loader.last_indices for _ in loader] == [["a", ("c", 3)], ["b"]]
 
 
 @BOTH_MODES
-def test_a_sample_without_a_batch_is_a_list_of_one_key(seed: int | None) -> None:
+def test_unbatched_sample_has_a_list_of_one_key(seed: int | None) -> None:
     loader = ShmLoader(PAIRS[:2], None, seed=seed)
-    assert [list(loader.last_indices) for _ in loader] == [[0], [1]]  # type: ignore[arg-type]  # not None once a batch has come
+    assert [list(loader.last_indices) for _ in loader] == [[0], [1]]  # type: ignore[arg-type]  # not None after the first batch
 
 
 class Stream(IterableDataset):
@@ -56,12 +56,12 @@ class Stream(IterableDataset):
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_iterable_dataset_has_no_indices(num_workers: int) -> None:
+def test_iterable_dataset_has_no_indices(num_workers: int) -> None:
     with ShmLoader(Stream(), 2, num_workers=num_workers) as loader:
         assert [loader.last_indices for _ in loader] == [None] * 3
 
 
-def test_batches_read_again_unseen_are_neither_told_nor_recorded(tmp_path: Path) -> None:
+def test_batches_skipped_on_resume_are_neither_reported_nor_recorded(tmp_path: Path) -> None:
     options = {"snapshot_every_n_steps": 0, "shuffle": True}
     first = ShmLoader(PAIRS, 2, audit=tmp_path, **options)
     stream = iter(first)
@@ -72,5 +72,5 @@ def test_batches_read_again_unseen_are_neither_told_nor_recorded(tmp_path: Path)
     resumed = iter(second)
     assert second.last_indices is None
     list(resumed)
-    report = judged(tmp_path)
+    report = verdict_of(tmp_path)
     assert (report.status, report.loaders[0].epochs[0].num_batches, report.loaders[0].epochs[0].num_superseded) == (0, 6, 0)

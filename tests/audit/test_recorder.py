@@ -1,4 +1,4 @@
-"""Where and when records are written, and what happens when they cannot be."""
+"""Where and when records are written, and failures to write them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from shmload import ShmLoader
 from shmload.audit.audit_file import Batch
 from shmload.tools.audit.verify import read_folder
-from tests.audit.audit_kit import judged, kinds, make, run
+from tests.audit.audit_kit import kinds, make, run, verdict_of
 
 BOTH_MODES = pytest.mark.parametrize("seed", [None, 7], ids=["torch mode", "seed mode"])
 PAIRS = [(i, -i) for i in range(11)]
@@ -31,7 +31,7 @@ def batches(folder: Path) -> list[Batch]:
     return [record for log in read_folder(folder) for record in log.records if isinstance(record, Batch)]
 
 
-def test_a_file_is_made_at_the_first_delivery_with_the_users_modes(tmp_path: Path) -> None:
+def test_file_is_created_at_the_first_delivery_with_the_users_umask(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "audit"
     loader = make(folder)
     stream = iter(loader)
@@ -46,7 +46,7 @@ def test_a_file_is_made_at_the_first_delivery_with_the_users_modes(tmp_path: Pat
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
-def test_what_was_delivered_is_in_the_file_before_the_next_batch(tmp_path: Path) -> None:
+def test_batch_is_recorded_before_the_next_is_delivered(tmp_path: Path) -> None:
     loader = make(tmp_path)
     for number, _ in enumerate(loader, 1):
         assert number == len(batches(tmp_path))
@@ -54,24 +54,24 @@ def test_what_was_delivered_is_in_the_file_before_the_next_batch(tmp_path: Path)
 
 @BOTH_MODES
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.slow(reason="two passes are recorded and judged, with two workers, too")
-def test_a_run_with_and_without_workers_is_proven(tmp_path: Path, seed: int | None, num_workers: int) -> None:
+@pytest.mark.slow(reason="records and checks two passes, also with two workers")
+def test_run_with_and_without_workers_is_proven(tmp_path: Path, seed: int | None, num_workers: int) -> None:
     with make(tmp_path, seed=seed, num_workers=num_workers, persistent_workers=num_workers > 0) as loader:
         run([loader])
         run([loader])
-    report = judged(tmp_path)
+    report = verdict_of(tmp_path)
     assert (report.status, report.findings) == (0, [])
     assert [epoch.num_samples for epoch in report.loaders[0].epochs] == [45, 45]
 
 
-def test_workers_and_the_trainer_itself_deliver_the_same_digests(tmp_path: Path) -> None:
+def test_digests_are_the_same_with_and_without_workers(tmp_path: Path) -> None:
     for num_workers in (0, 2):
         with make(tmp_path / str(num_workers), num_workers=num_workers) as loader:
             run([loader])
     assert [b.digest for b in batches(tmp_path / "0")] == [b.digest for b in batches(tmp_path / "2")]
 
 
-def test_a_copy_records_in_a_file_of_its_own(tmp_path: Path) -> None:
+def test_copy_records_in_its_own_file(tmp_path: Path) -> None:
     loader = make(tmp_path)
     stream = iter(loader)
     next(stream)
@@ -82,7 +82,7 @@ def test_a_copy_records_in_a_file_of_its_own(tmp_path: Path) -> None:
     assert sorted(len(log.records) - 1 - ("resume" in str(log.records[0])) for log in read_folder(tmp_path)) == [1, 1, 2]
 
 
-def test_a_forked_child_records_in_a_file_of_its_own(tmp_path: Path) -> None:
+def test_forked_child_records_in_its_own_file(tmp_path: Path) -> None:
     stream = iter(make(tmp_path))
     next(stream)
     child = os.fork()
@@ -94,7 +94,7 @@ def test_a_forked_child_records_in_a_file_of_its_own(tmp_path: Path) -> None:
     assert sorted(sum(isinstance(r, Batch) for r in log.records) for log in read_folder(tmp_path)) == [1, 2]
 
 
-def test_another_world_size_between_passes_begins_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_world_size_begins_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = ShmLoader(PAIRS, 2, seed=1, audit=tmp_path)
     run([loader], 1)
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -103,20 +103,20 @@ def test_another_world_size_between_passes_begins_another_file(tmp_path: Path, m
     assert sorted((log.header["rank"], log.header["world_size"]) for log in read_folder(tmp_path)) == [(0, 1), (1, 2)]
 
 
-def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(PermissionError, match="needs a folder that this process can write to; give another, or leave audit"):
         ShmLoader(PAIRS, audit=tmp_path)
 
 
-def test_a_file_in_the_folders_place_is_refused(tmp_path: Path) -> None:
+def test_file_instead_of_a_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("")
     with pytest.raises(FileExistsError, match="taken"):
         ShmLoader(PAIRS, audit=tmp_path / "taken")
 
 
 @pytest.mark.parametrize("how", ["error", "short"])
-def test_a_full_disk_ends_no_run_and_what_it_swallowed_is_missing(
+def test_full_disk_does_not_stop_the_run_and_lost_records_are_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     loader = make(tmp_path)
@@ -131,17 +131,17 @@ def test_a_full_disk_ends_no_run_and_what_it_swallowed_is_missing(
     monkeypatch.setattr(os, "write", full)
     with pytest.warns(RuntimeWarning, match=r"rank-0000-.* cannot be written: .*No space left on device. Training goes on"):
         next(stream)
-    next(stream)  # said once
+    next(stream)  # logged once
     monkeypatch.setattr(os, "write", write)
     run_rest = list(stream)
     assert len(run_rest) == 9
-    report = judged(tmp_path)
+    report = verdict_of(tmp_path)
     assert {"missing"} == kinds(report)
     assert "steps 1-2 of rank 0" in report.findings[0].text
     assert any("2 batches could not be recorded" in note for note in report.notes)
 
 
-def test_a_file_that_cannot_be_made_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_creating_the_file_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stream, really = iter(make(tmp_path)), os.open
 
     def refuse(*_: Any) -> int:
@@ -152,26 +152,26 @@ def test_a_file_that_cannot_be_made_is_tried_again(tmp_path: Path, monkeypatch: 
         next(stream)
     monkeypatch.setattr(os, "open", really)
     list(stream)
-    assert "steps 0 of rank 0" in judged(tmp_path).findings[0].text
+    assert "steps 0 of rank 0" in verdict_of(tmp_path).findings[0].text
 
 
-class Touchy(dict):
+class RaisingItems(dict):
     def items(self) -> Any:
         raise RuntimeError("no")
 
 
-def touchy(samples: list[Any]) -> Any:
-    return Touchy()
+def raising_items(samples: list[Any]) -> Any:
+    return RaisingItems()
 
 
-def test_an_object_that_resists_being_looked_at_ends_no_run(tmp_path: Path) -> None:
-    run([make(tmp_path, collate_fn=touchy)])
-    report = judged(tmp_path)
+def test_object_that_cannot_be_inspected_does_not_stop_the_run(tmp_path: Path) -> None:
+    run([make(tmp_path, collate_fn=raising_items)])
+    report = verdict_of(tmp_path)
     assert (report.status, report.findings) == (0, [])
     assert any("12 batches hold objects that a digest leaves out" in note for note in report.notes)
 
 
-def test_threads_that_share_an_iterator_record_the_end_of_the_pass_once(tmp_path: Path) -> None:
+def test_threads_that_share_an_iterator_record_the_end_of_a_pass_once(tmp_path: Path) -> None:
     stream = iter(make(tmp_path, seed=7))
     threads = [threading.Thread(target=list, args=(stream,)) for _ in range(4)]
     for thread in threads:

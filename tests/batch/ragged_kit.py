@@ -1,4 +1,4 @@
-"""Samples of every kind, and the reference that says what their batch is: written for clarity, sharing no code with the loader's."""
+"""Samples of every kind, and a reference for their batches that is written for clarity and shares no code with the loader."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Record:
     caption: Any = ""
 
     def __post_init__(self) -> None:
-        assert not isinstance(self.image, list), "made of samples, never of columns"
+        assert not isinstance(self.image, list), "constructed from samples, never from columns"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Frozen:
 
 
 class Opaque:
-    """What only pickle can move."""
+    """An object that can only be pickled."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -43,7 +43,7 @@ class Opaque:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Opaque) and self.value == other.value
 
-    __hash__ = None  # type: ignore[assignment]  # nobody needs it
+    __hash__ = None  # type: ignore[assignment]  # not needed
 
 
 class Samples:
@@ -60,7 +60,7 @@ class Samples:
 
 
 class Encoding(UserDict[str, Any]):
-    """A mapping with more to it, as transformers' tokenizers give."""
+    """A mapping with another attribute, like the encodings of transformers' tokenizers."""
 
     def __init__(self, data: dict[str, Any], origin: str) -> None:
         super().__init__(data)
@@ -68,10 +68,10 @@ class Encoding(UserDict[str, Any]):
 
 
 def reference(values: list[Any], mode: str = "list") -> Any:
-    """The batch of some samples under `ragged=mode`, without a schema.
+    """Returns the batch of some samples under `ragged=mode`, without a schema.
 
-    "list" makes lists of what does not stack; the other modes take every array of one or more dimensions, and every list of
-    numbers, for ragged.
+    "list" makes lists of what cannot be stacked; the other modes treat every array of at least one dimension, and every list of
+    numbers, as ragged.
     """
     head = values[0]
     if all(type(v) is type(head) for v in values):
@@ -79,7 +79,7 @@ def reference(values: list[Any], mode: str = "list") -> Any:
             return {key: reference([v[key] for v in values], mode) for key in head}
         if isinstance(head, Mapping):
             filled = copy.copy(head)
-            filled.update({key: reference([v[key] for v in values], mode) for key in head})  # type: ignore[attr-defined]  # those here can be changed
+            filled.update({key: reference([v[key] for v in values], mode) for key in head})  # type: ignore[attr-defined]  # these can be changed
             return filled
         if isinstance(head, tuple) and hasattr(head, "_fields"):
             return type(head)(*(_column([v[i] for v in values], mode) for i in range(len(head))))
@@ -110,7 +110,7 @@ def reference(values: list[Any], mode: str = "list") -> Any:
 
 
 def _column(values: list[Any], mode: str) -> Any:
-    """A column of a sequence, which is a tuple where it is text, as torch's collate has it."""
+    """Collates a column of a sequence, which is a tuple if it contains text, as in torch's collate."""
     if all(type(v) is str for v in values) or all(type(v) is bytes for v in values):
         return tuple(values)
     return reference(values, mode)
@@ -135,17 +135,17 @@ def _tensors(rows: list[torch.Tensor], mode: str) -> Any:
 
 
 def as_tensor(value: Any) -> Any:
-    """An array as a tensor of its own, if torch has its dtype; anything else as it is."""
+    """Returns an array as a new tensor if torch has its dtype, and any other value unchanged."""
     return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) and value.dtype != object else value
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor: some dtypes cannot be compared, and NaN is not equal to itself."""
+    """Returns the bytes of a tensor, because some dtypes cannot be compared and NaN differs from itself."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def assert_same(expected: Any, got: Any) -> None:
-    """Equal in types, structure, dtypes, shapes and bytes."""
+    """Asserts equal types, structure, dtypes, shapes and bytes."""
     assert type(expected) is type(got), (expected, got)
     if isinstance(expected, torch.Tensor):
         assert expected.dtype == got.dtype

@@ -1,4 +1,4 @@
-"""Samples of every kind make the batch the reference says, whoever makes it and whichever way ragged fields are delivered."""
+"""Samples of every kind give the batch of the reference, with and without workers and in every mode of ragged fields."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ NUMPY_DTYPES = ["u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "f2", "f4", "f8"
 
 
 def tensor_of(shape: tuple[int, ...], dtype: torch.dtype, fill: int) -> torch.Tensor:
-    """A tensor of any dtype, all of whose bytes are told by `fill`."""
+    """Returns a tensor of any dtype whose bytes are all determined by `fill`."""
     itemsize = torch.empty((), dtype=dtype).element_size()
     numel = int(np.prod(shape))
     raw = (torch.arange(numel * itemsize) * 7 + fill).to(torch.uint8)
@@ -98,7 +98,7 @@ ONLY_AS_LISTS = {"ragged in two dimensions", "another number of dimensions", "ot
     ("kind", "mode"),
     [(k, m) for k in SAMPLES for m in ("list", "pad", "nested", "jagged") if m == "list" or k not in ONLY_AS_LISTS],
 )
-def test_a_batch_is_what_the_reference_says(kind: str, mode: str) -> None:
+def test_batch_equals_the_reference(kind: str, mode: str) -> None:
     rule = ragged_of(mode, None, is_torch_mode=False)
     assert_same(reference(SAMPLES[kind], mode), collated(SAMPLES[kind], rule))
 
@@ -122,7 +122,7 @@ NUMBERS_OF_SEVERAL_TYPES: dict[str, list[Any]] = {
 
 
 @pytest.mark.parametrize("kind", NUMBERS_OF_SEVERAL_TYPES)
-def test_numbers_of_several_types_and_of_subclasses_are_the_tensor_that_torch_makes(kind: str) -> None:
+def test_numbers_of_several_types_and_subclasses_become_torchs_tensor(kind: str) -> None:
     numbers = NUMBERS_OF_SEVERAL_TYPES[kind]
     for found, expected in (
         (collated(numbers, ragged_of("list", None, is_torch_mode=False)), default_collate(numbers)),
@@ -133,7 +133,7 @@ def test_numbers_of_several_types_and_of_subclasses_are_the_tensor_that_torch_ma
 
 
 @pytest.mark.parametrize("numbers", [[1, 2.5, 2**70], [np.timedelta64(1, "s"), 1], [np.longdouble(1), 2]], ids=str)
-def test_numbers_that_torch_refuses_are_a_list(numbers: list[Any]) -> None:
+def test_numbers_that_torch_rejects_become_a_list(numbers: list[Any]) -> None:
     found = collated(numbers, ragged_of("list", None, is_torch_mode=False))
     try:
         expected = default_collate(numbers).tolist()
@@ -159,7 +159,7 @@ def test_workers_make_the_same_batches(mode: str, seed: int | None) -> None:
 
 @pytest.mark.parametrize("mode", ["list", "pad", "jagged"])
 @pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
-def test_every_dtype_of_torch_goes_through_a_slot(dtype: torch.dtype, mode: str) -> None:
+def test_every_dtype_of_torch_is_delivered_from_a_slot(dtype: torch.dtype, mode: str) -> None:
     samples = [
         {"even": tensor_of((2, 2), dtype, i), "ragged": tensor_of((i, 2), dtype, i), "0-d": tensor_of((), dtype, i)}
         for i in range(1, 5)
@@ -181,7 +181,7 @@ def test_every_dtype_of_torch_goes_through_a_slot(dtype: torch.dtype, mode: str)
 
 @pytest.fixture
 def dlpack_of_older_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """DLPack as torch had it before 2.10, which knew no float of eight bits."""
+    """Simulates DLPack of torch before 2.10, which has no 8-bit floats."""
 
     def made(capsule: Any) -> torch.Tensor:
         tensor = from_dlpack(capsule)
@@ -198,7 +198,7 @@ def dlpack_of_older_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("dlpack_of_older_torch")
 @pytest.mark.parametrize("kind", ["leaf", "dict", "tuple", "with an empty field", "ragged"])
-def test_eight_bit_floats_come_where_dlpack_knows_none(kind: str) -> None:
+def test_eight_bit_floats_are_delivered_without_dlpack_support(kind: str) -> None:
     dtypes = [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8]
     samples = [
         {
@@ -217,7 +217,7 @@ def test_eight_bit_floats_come_where_dlpack_knows_none(kind: str) -> None:
 
 
 def leaves() -> st.SearchStrategy[st.SearchStrategy[Any]]:
-    """Strategies for the values of one field: of one kind, with what may vary from sample to sample varying."""
+    """Returns strategies for the values of a field, which vary from sample to sample only where they may."""
     ragged = st.sampled_from(NUMPY_DTYPES).flatmap(
         lambda dtype: st.tuples(st.just(dtype), st.lists(st.integers(0, 3), max_size=1)).map(
             lambda fixed: st.integers(0, 4).flatmap(lambda n: hnp.arrays(fixed[0], (n, *fixed[1])))
@@ -236,7 +236,7 @@ def leaves() -> st.SearchStrategy[st.SearchStrategy[Any]]:
 
 
 def schemas() -> st.SearchStrategy[st.SearchStrategy[Any]]:
-    """Strategies for samples: leaves in dicts, tuples, named tuples and dataclasses."""
+    """Returns strategies for samples: leaves in dicts, tuples, named tuples and dataclasses."""
     return st.recursive(
         leaves(),
         lambda inner: st.one_of(
@@ -258,7 +258,7 @@ def test_any_schema_round_trips(data: st.DataObject, mode: str) -> None:
     assert_same(reference(samples, mode), collated(samples, rule))
 
 
-@pytest.mark.slow(reason="hypothesis, and each example is a loader that starts a worker")
+@pytest.mark.slow(reason="hypothesis starts a loader with a worker for each example")
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), mode=st.sampled_from(["list", "pad", "nested", "jagged"]))
 def test_any_schema_round_trips_through_workers(data: st.DataObject, mode: str) -> None:
@@ -269,15 +269,15 @@ def test_any_schema_round_trips_through_workers(data: st.DataObject, mode: str) 
             assert_same(reference(samples[3 * i : 3 * i + 3], mode), batch)
 
 
-def test_a_dataclass_of_columns_is_made_without_its_init() -> None:
+def test_dataclass_of_columns_is_made_without_its_init() -> None:
     with ShmLoader(Samples([Record(None, "a"), Record(None, "b")]), 2, num_workers=1, seed=1) as loader:
         (batch,) = loader
     assert isinstance(batch, Record)
     assert dataclasses.asdict(batch) == {"image": [None, None], "caption": ["a", "b"]}
 
 
-def test_objects_that_only_pickle_can_move_are_counted() -> None:
-    sparse = torch.eye(3).to_sparse()  # of which this is none
+def test_pickled_objects_are_counted() -> None:
+    sparse = torch.eye(3).to_sparse()  # which is not pickled
     with ShmLoader(Samples([{"o": Opaque(i), "s": sparse, "t": "x"} for i in range(4)]), 2, num_workers=1, ragged="list") as loader:
         batches = list(loader)
         assert loader.stats()["num_foreign"] == 4
@@ -286,7 +286,7 @@ def test_objects_that_only_pickle_can_move_are_counted() -> None:
 
 
 class Shared:
-    """An object that refers to what all samples have in common."""
+    """An object that refers to data shared by all samples."""
 
     vocabulary = bytes(100_000)
     table = np.arange(50_000)
@@ -296,7 +296,7 @@ class Shared:
 
 
 @pytest.mark.parametrize("sequence", [list, tuple])
-def test_what_pickled_objects_of_a_list_share_is_packed_once(sequence: type) -> None:
+def test_data_shared_by_pickled_objects_is_packed_once(sequence: type) -> None:
     packed = pack({"objects": [Shared() for _ in range(16)], "also": sequence([np.array([1, "a"], dtype=object)])})
     assert packed.nbytes < 2 * (100_000 + Shared.table.nbytes)
     assert packed.num_foreign == 17
@@ -306,21 +306,21 @@ def test_what_pickled_objects_of_a_list_share_is_packed_once(sequence: type) -> 
     assert made["also"][0].tolist() == [1, "a"]
 
 
-def test_packing_objects_calls_no_python_function_for_each_of_their_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packing_objects_calls_no_python_function_per_number(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(Packer, "array", lambda self, value: asked.append(value))
     pack([np.array([*range(1000, 2000), "a"], dtype=object)])
     assert len(asked) < 10
 
 
-class Names(list):  # type: ignore[type-arg]  # a list of anything, as users write it
-    """A list with something more."""
+class Names(list):  # type: ignore[type-arg]  # a list of anything, as in user code
+    """A list with an attribute."""
 
     note = ""
 
 
-class Twin(tuple):  # type: ignore[type-arg]  # a tuple of anything, as users write it
-    """A tuple without names."""
+class PlainTuple(tuple):  # type: ignore[type-arg]  # a tuple of anything, as in user code
+    """A tuple subclass without field names."""
 
 
 def _names(values: list[Any], note: str) -> Names:
@@ -331,7 +331,7 @@ def _names(values: list[Any], note: str) -> Names:
 
 AS_TORCH: dict[str, list[Any]] = {
     "list subclass": [_names([i, np.ones(2) * i, f"x{i}"], f"note {i}") for i in range(3)],
-    "tuple subclass": [Twin((i, f"x{i}")) for i in range(3)],
+    "tuple subclass": [PlainTuple((i, f"x{i}")) for i in range(3)],
     "deque": [deque([i, {"a": np.float32(i)}]) for i in range(3)],
     "range": [range(i, i + 3) for i in range(3)],
     "user list": [UserList([i, "x"]) for i in range(3)],
@@ -388,14 +388,14 @@ def test_seed_mode_collates_sequences_and_mixed_dtypes_as_torch(kind: str, num_w
     [
         [deque([1]), deque([1, 2])],  # of two lengths
         [range(2), 1],
-        [bytearray(b"ab"), bytearray(b"cd")],  # runs of bytes, which are no columns of numbers
+        [bytearray(b"ab"), bytearray(b"cd")],  # bytes, which are not columns of numbers
         [torch.ones(2, dtype=torch.uint16), torch.ones(2, dtype=torch.int64)],  # without a common dtype
         [np.ones(2), np.ones(3, np.float32)],
-        [torch.ones(2), np.ones(2)],  # torch takes them in the other order only
+        [torch.ones(2), np.ones(2)],  # torch accepts them only in the other order
     ],
     ids=str,
 )
-def test_samples_that_torch_refuses_are_a_list(samples: list[Any]) -> None:
+def test_samples_that_torch_rejects_become_a_list(samples: list[Any]) -> None:
     with ShmLoader(samples, 2, seed=0) as loader:
         (batch,) = loader
         assert isinstance(batch, list)

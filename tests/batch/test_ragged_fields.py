@@ -1,4 +1,4 @@
-"""Ragged fields: how they are declared, what the errors say, what a decoder writes in place, and where it all lies."""
+"""Ragged fields: how they are declared, their errors, decoders that write them in place, and the memory they use."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def first(loader: ShmLoader[Any]) -> Any:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_in_torch_mode_nothing_is_ragged_unless_asked_for(num_workers: int) -> None:
+def test_torch_mode_has_ragged_fields_only_on_request(num_workers: int) -> None:
     samples = [np.ones(1), np.ones(2)]
     with pytest.raises(RuntimeError, match="equal size"):
         first(loader_of(samples, seed=None, num_workers=num_workers))
@@ -48,7 +48,7 @@ def test_in_torch_mode_nothing_is_ragged_unless_asked_for(num_workers: int) -> N
         assert [len(row) for row in batch] == [1, 2]
 
 
-def test_lists_go_by_the_batch_and_other_modes_do_not() -> None:
+def test_only_list_mode_depends_on_the_batch() -> None:
     samples = [{"x": np.ones(n), "y": n} for n in (2, 2, 1, 3)]
     with loader_of(samples) as loader:
         even, uneven = loader
@@ -58,7 +58,7 @@ def test_lists_go_by_the_batch_and_other_modes_do_not() -> None:
         assert all(isinstance(batch["x"], Padded) and isinstance(batch["y"], torch.Tensor) for batch in loader)
 
 
-def test_a_mapping_names_the_ragged_fields_and_their_modes() -> None:
+def test_mapping_of_ragged_fields_to_modes() -> None:
     samples = [{"x": np.ones(n), "d": {"y": np.ones(n)}, "z": np.ones(2)} for n in (2, 3)]
     batch = first(loader_of(samples, ragged={"x": "pad", "d.y": "jagged"}))
     assert (type(batch["x"]), type(batch["d"]["y"]), type(batch["z"])) == (Padded, Jagged, torch.Tensor)
@@ -66,25 +66,25 @@ def test_a_mapping_names_the_ragged_fields_and_their_modes() -> None:
 
 
 class Declared(Samples):
-    """Samples of its own making, with a schema that says which of their fields are ragged."""
+    """Samples read by __getitem__, with a schema that declares ragged fields."""
 
     schema: ClassVar = {"x": ("float64", (None,)), "y": ("float64", (2,))}
 
 
-def test_a_schema_declares_them_for_samples_too() -> None:
+def test_schema_declares_ragged_fields_of_samples() -> None:
     dataset = Declared([{"x": np.ones(2), "y": np.ones(2)}] * 2)
     for mode, kind in {"list": list, "pad": Padded, "jagged": Jagged}.items():
         batch = first(ShmLoader(dataset, 2, num_workers=1, ragged=mode))
         assert (type(batch["x"]), type(batch["y"])) == (kind, torch.Tensor)
 
 
-def test_an_argument_that_is_no_mode_is_refused() -> None:
+def test_unknown_mode_is_an_error() -> None:
     for wrong in ("padded", {"x": "stack"}):
         with pytest.raises(ValueError, match='ragged is "list", "pad", "nested", "jagged", or a mapping'):
             loader_of([1], ragged=wrong)
 
 
-def test_only_a_ragged_first_dimension_makes_a_nested_tensor() -> None:
+def test_nested_tensor_needs_a_ragged_first_dimension() -> None:
     class Wide(Samples):
         schema: ClassVar = {"x": ("float64", (2, None))}
 
@@ -105,12 +105,12 @@ def test_only_a_ragged_first_dimension_makes_a_nested_tensor() -> None:
         ([lambda: 0] * 2, "list", "function in the batch cannot be pickled"),
     ],
 )
-def test_what_cannot_be_done_is_said(samples: list[Any], ragged: Any, words: str, num_workers: int) -> None:
+def test_impossible_combinations_are_errors(samples: list[Any], ragged: Any, words: str, num_workers: int) -> None:
     with pytest.raises(SampleError, match=words):
         first(loader_of(samples, ragged=ragged, shuffle=False, num_workers=num_workers))
 
 
-def test_an_iterable_dataset_has_ragged_fields_too() -> None:
+def test_iterable_dataset_can_have_ragged_fields() -> None:
     class Stream(IterableDataset[Any]):
         def __iter__(self) -> Any:
             return iter([np.ones(n) for n in (1, 2, 3)])
@@ -127,7 +127,7 @@ LENGTHS = [3, 0, 5, 1, 2, 4, 900, 2, 1, 0]
 
 
 class Decoded:
-    """Writes ragged fields in place: of a numpy dtype, of one that only torch has, of two ragged dimensions, and text."""
+    """A dataset that writes ragged fields in place: numpy and torch-only dtypes, two ragged dimensions, and text."""
 
     schema: ClassVar = {
         "values": ("float32", (None, 2)),
@@ -178,7 +178,7 @@ def expected_of(indices: list[int], mode: str) -> dict[str, Any]:
     batch = reference(samples, mode)
     assert isinstance(batch, dict)
     if mode == "list":
-        for name in ("values", "half", "image"):  # declared: a list whether they differ or not
+        for name in ("values", "half", "image"):  # declared fields are lists even if their lengths are equal
             batch[name] = [torch.as_tensor(s[name]) for s in samples]
     elif mode == "pad":
         batch["image"] = Padded(batch["image"].values, torch.tensor([s["image"].shape for s in samples]))
@@ -188,9 +188,9 @@ def expected_of(indices: list[int], mode: str) -> dict[str, Any]:
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("mode", ["list", "pad"])
 @pytest.mark.parametrize("kind", [Decoded, InBatches])
-def test_a_decoder_writes_ragged_fields_in_place(kind: Any, mode: str, num_workers: int) -> None:
+def test_decoder_writes_ragged_fields_in_place(kind: Any, mode: str, num_workers: int) -> None:
     with ShmLoader(kind(), 2, num_workers=num_workers, ragged=mode, seed=None) as loader:
-        for _ in range(2):  # what one batch has needed, the next ones are given
+        for _ in range(2):  # the second epoch reserves what the first one needed
             for i, batch in enumerate(loader):
                 assert_same(expected_of([2 * i, 2 * i + 1], mode), batch)
 
@@ -204,7 +204,7 @@ class Flat(Decoded):
 
 
 @pytest.mark.parametrize("mode", ["nested", "jagged"])
-def test_and_they_are_delivered_end_to_end(mode: str) -> None:
+def test_ragged_fields_written_in_place_are_delivered_concatenated(mode: str) -> None:
     with ShmLoader(Flat(), 5, num_workers=1, ragged=mode) as loader:
         for _ in range(2):
             for i, batch in enumerate(loader):
@@ -212,8 +212,8 @@ def test_and_they_are_delivered_end_to_end(mode: str) -> None:
                 assert_same(reference(samples, mode), batch)
 
 
-class Alone:
-    """One field by itself, which has no rows of a fixed size."""
+class SingleField:
+    """A dataset of a single field, which has no rows of fixed size."""
 
     batch_type = "single"
 
@@ -228,29 +228,29 @@ class Alone:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_one_field_by_itself_is_the_batch(num_workers: int) -> None:
-    with ShmLoader(Alone(("int64", (None,))), 4, num_workers=num_workers) as loader:
+def test_single_field_is_the_batch(num_workers: int) -> None:
+    with ShmLoader(SingleField(("int64", (None,))), 4, num_workers=num_workers) as loader:
         (rows,) = loader
     assert [row.tolist() for row in rows] == [[], [0], [0, 1], [0, 1, 2]]
-    with ShmLoader(Alone(("int64", (None,))), 4, num_workers=num_workers, ragged="pad") as loader:
+    with ShmLoader(SingleField(("int64", (None,))), 4, num_workers=num_workers, ragged="pad") as loader:
         (padded,) = loader
     assert padded.lengths.tolist() == [0, 1, 2, 3]
-    with ShmLoader(Alone(str), 4, num_workers=num_workers) as loader:
+    with ShmLoader(SingleField(str), 4, num_workers=num_workers) as loader:
         (texts,) = loader
     assert texts == ["a", "é", "", "b"]
-    assert {*map(type, texts)} == {str}  # numpy's strings, too
+    assert {*map(type, texts)} == {str}  # including numpy strings
 
 
 @pytest.mark.parametrize("kind", [Flat, InBatches])
-def test_wrappers_pass_ragged_fields_on(kind: Any) -> None:
+def test_wrappers_forward_ragged_fields(kind: Any) -> None:
     whole = first(ShmLoader(kind(), 4, num_workers=1))
     assert_same(whole, first(ShmLoader(Subset(kind(), [0, 1, 2, 3]), 4, num_workers=1)))
     if kind is Flat:
         assert_same(whole, first(ShmLoader(ConcatDataset([kind(), kind()]), 4, num_workers=1)))
 
 
-class Wrong(Flat):
-    """Writes as its task says."""
+class CustomWriter(Flat):
+    """A dataset that writes with a given function."""
 
     def __init__(self, task: Any) -> None:
         self.task = task
@@ -273,29 +273,29 @@ class Wrong(Flat):
         (lambda out: [out.reserve("values", 1) for _ in "ab"], SampleError, "'values'"),
     ],
 )
-def test_a_decoder_that_errs_is_told(task: Any, error: type[Exception], words: str, num_workers: int) -> None:
+def test_invalid_writes_of_a_decoder_are_errors(task: Any, error: type[Exception], words: str, num_workers: int) -> None:
     with pytest.raises(error, match=words):
-        first(ShmLoader(Wrong(task), 2, num_workers=num_workers))
+        first(ShmLoader(CustomWriter(task), 2, num_workers=num_workers))
 
 
-def test_a_schema_without_ragged_fields_has_nothing_to_reserve() -> None:
-    class Fixed(Wrong):
+def test_reserve_without_ragged_fields_is_an_error() -> None:
+    class Fixed(CustomWriter):
         schema: ClassVar = {"label": "int64"}
 
     with pytest.raises(KeyError, match="no ragged field"):
         first(ShmLoader(Fixed(lambda out: out.reserve("label", 1)), 2, num_workers=1))
 
 
-def test_a_row_of_text_is_one_value() -> None:
-    class Texts(Wrong):
+def test_row_of_text_is_one_value() -> None:
+    class Texts(CustomWriter):
         schema: ClassVar = {"label": (str, (2,))}
 
     with pytest.raises(ValueError, match=r"'label' is text of shape \(2,\)"):
         first(ShmLoader(Texts(None), 2, num_workers=1))
 
 
-def test_what_is_no_text_is_told() -> None:
-    class Texts(Wrong):
+def test_value_that_is_not_text_is_an_error() -> None:
+    class Texts(CustomWriter):
         schema: ClassVar = {"label": str}
 
     with pytest.raises(
@@ -309,7 +309,7 @@ class ZeroFilled(dict[str, Any]):
 
 
 class Lazy(Flat):
-    """Writes only the first element of its rows."""
+    """A dataset that writes only the first element of its rows."""
 
     schema: ClassVar = ZeroFilled(x=("int64", (None,)))
 
@@ -318,14 +318,15 @@ class Lazy(Flat):
 
 
 @pytest.mark.parametrize("mode", ["list", "pad", "jagged"])
-def test_a_zero_filling_schema_clears_ragged_rows_however_they_are_delivered(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(np, "empty", lambda shape, dtype: np.full(shape, 255, dtype))  # what memory may hold that is not cleared
-    for number, batch in enumerate(ShmLoader(Lazy(), 2, seed=1, ragged=mode)):  # from the second on there are arenas
+def test_zero_fill_clears_ragged_rows_in_every_mode(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # possible content of memory that is not cleared
+    monkeypatch.setattr(np, "empty", lambda shape, dtype: np.full(shape, 255, dtype))
+    for number, batch in enumerate(ShmLoader(Lazy(), 2, seed=1, ragged=mode)):  # arenas exist from the second batch on
         rows = batch["x"] if mode == "list" else batch["x"].values.view(2, 9)
         assert [row.tolist() for row in rows] == [[2 * number + place, *[0] * 8] for place in (1, 2)]
 
 
-def test_bad_samples_of_a_ragged_decoder_are_skipped() -> None:
+def test_bad_samples_of_a_decoder_of_ragged_fields_are_skipped() -> None:
     class Odd(Flat):
         def read_into(self, index: int, out: Any) -> None:
             if index % 2:
@@ -337,11 +338,11 @@ def test_bad_samples_of_a_ragged_decoder_are_skipped() -> None:
             assert [batch["label"].tolist() for batch in loader] == [[0, 2], [4, 6], [8]]
 
 
-# ---------------------------------------------------------------- where it lies
+# ---------------------------------------------------------------- memory
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_is_delivered_lies_in_the_slot_and_holds_it(mode: str) -> None:
+def test_delivered_fields_are_in_the_slot_and_keep_it_leased(mode: str) -> None:
     gc.collect()
     before = len(live_leases())
     with loader_of([{"x": np.full(n, n)} for n in (2, 3, 4, 5)], ragged=mode) as loader:
@@ -360,7 +361,7 @@ def test_what_is_delivered_lies_in_the_slot_and_holds_it(mode: str) -> None:
         assert len(live_leases()) == before
 
 
-def test_the_trainer_unpickles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainer_unpickles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = [{"s": f"{i}", "x": np.ones(i), "l": [i] * i, "n": None, "b": b"x" * i} for i in range(8)]
     with loader_of(samples, ragged="list") as loader:
         iterator = iter(loader)
@@ -375,7 +376,7 @@ def test_the_trainer_unpickles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.undo()
 
 
-def test_a_batch_larger_than_its_slot_makes_the_ring_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_larger_than_its_slot_enlarges_later_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = [{"x": np.full(10 ** (1 + i // 8), i)} for i in range(48)]
     asked = []
     answer_need = RingMemory.answer_need
@@ -386,10 +387,10 @@ def test_a_batch_larger_than_its_slot_makes_the_ring_learn(monkeypatch: pytest.M
                 for k, row in enumerate(batch["x"]):
                     assert row.tolist()[:3] == [4 * i + k] * 3
                     assert len(row) == len(samples[4 * i + k]["x"])
-    assert 6 <= len(asked) <= 6 * loader._builder.last.num_slots  # type: ignore[union-attr]  # each slot once for each size
+    assert 6 <= len(asked) <= 6 * loader._builder.last.num_slots  # type: ignore[union-attr]  # each slot once per size
 
 
-def test_rows_that_never_fit_are_not_begun_for_ever() -> None:
+def test_rows_that_never_fit_are_not_retried_forever() -> None:
     samples = [{"x": np.ones(i % 7)} for i in range(400)]
     with loader_of(samples, 8, num_workers=2) as loader:
         for _ in range(3):
@@ -399,7 +400,7 @@ def test_rows_that_never_fit_are_not_begun_for_ever() -> None:
 
 
 class ReadTogether(Samples):
-    """Reading samples 4 and 8 takes until both are being read."""
+    """A dataset in which reading samples 4 and 8 blocks until both are being read."""
 
     def __init__(self, samples: list[Any]) -> None:
         super().__init__(samples)
@@ -408,17 +409,17 @@ class ReadTogether(Samples):
     def __getitem__(self, index: int) -> Any:
         if index in self._begun:
             self._begun[index].set()
-            assert all(begun.wait(60) for begun in self._begun.values()), "one worker had to read both"
+            assert all(begun.wait(60) for begun in self._begun.values()), "a single worker read both"
         return super().__getitem__(index)
 
 
-def test_batches_ordered_before_samples_were_known_to_be_text_are_read_by_several_workers() -> None:
+def test_batches_ordered_before_text_was_detected_are_read_by_several_workers() -> None:
     samples = ReadTogether([str(i) for i in range(12)])
     with ShmLoader(samples, 4, seed=1, num_workers=2, prefetch_factor=2, multiprocessing_context="fork") as loader:
         assert [text for batch in loader for text in batch] == samples.samples
 
 
-def test_if_many_batches_do_not_fit_as_rows_those_already_ordered_as_rows_are_packed_at_once() -> None:
+def test_after_many_batches_do_not_fit_as_rows_pending_ones_are_packed() -> None:
     samples = [{"x": np.full(1 + i, i)} for i in range(48)]
     with loader_of(samples, 4, shuffle=False, prefetch_factor=4) as loader:
         batches = iter(loader)
@@ -428,7 +429,7 @@ def test_if_many_batches_do_not_fit_as_rows_those_already_ordered_as_rows_are_pa
         assert loader.stats()["num_repacked"] == 2
 
 
-def test_copied_out_batches_are_copied_whatever_they_hold() -> None:
+def test_copied_out_batches_are_independent_of_the_slot() -> None:
     samples = [{"x": np.full(i % 3, i), "s": str(i), "o": Opaque(i)} for i in range(60)]
     for mode in MODES:
         with (
@@ -440,7 +441,7 @@ def test_copied_out_batches_are_copied_whatever_they_hold() -> None:
             assert_same(reference(samples[2 * i : 2 * i + 2], mode), batch)
 
 
-def test_text_that_no_longer_fits_behind_the_arenas_moves_the_batch() -> None:
+def test_text_that_no_longer_fits_after_the_arenas_moves_the_batch() -> None:
     class Growing(Flat):
         schema: ClassVar = {"values": ("float32", (None, 2)), "text": str}
 
@@ -458,7 +459,7 @@ def test_text_that_no_longer_fits_behind_the_arenas_moves_the_batch() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_schema_with_text_and_nothing_ragged_needs_no_rule(num_workers: int) -> None:
+def test_schema_with_text_but_no_ragged_field_needs_no_mode(num_workers: int) -> None:
     class Captions:
         schema: ClassVar = {"caption": str, "x": ("float32", (2,))}
 
@@ -474,7 +475,7 @@ def test_a_schema_with_text_and_nothing_ragged_needs_no_rule(num_workers: int) -
 
 
 class _Captions:
-    """Text and nothing ragged: a batch has no rows at known places, though no field has a ragged dimension."""
+    """A dataset of text without ragged fields: its batches have no rows at known offsets."""
 
     schema: ClassVar = {"caption": str, "x": "int64"}
 
@@ -491,24 +492,24 @@ class _Captions:
         out["x"][...] = indices
 
 
-def test_a_batch_of_text_is_read_once_by_one_of_several_workers(tmp_path: Path) -> None:
-    """Ordered in chunks, it would be written whole by each chunk's worker, all into one slot."""
+def test_batch_of_text_is_read_once_by_one_of_several_workers(tmp_path: Path) -> None:
+    """Fails if batches are ordered in chunks, because then several workers write the complete batch into one slot."""
     log = tmp_path / "log"
     with ShmLoader(_Captions(str(log)), 6, shuffle=True, num_workers=3, seed=1) as loader:  # type: ignore[arg-type]  # duck-typed
         batches = [(batch["x"].tolist(), batch["caption"]) for batch in loader]
     assert sorted(index for indices, _ in batches for index in indices) == list(range(48))
     assert all(captions == [f"№ {index}" for index in indices] for indices, captions in batches)
-    assert len(batches) <= len(log.read_text().split()) <= 2 * len(batches)  # the next epoch's are read ahead
+    assert len(batches) <= len(log.read_text().split()) <= 2 * len(batches)  # batches of the next epoch are prefetched
 
 
-def test_the_ring_refuses_a_packed_batch_of_several_writers() -> None:
+def test_packed_batch_with_several_chunks_is_an_error() -> None:
     ring = TrainerRing(private_memory(control_nbytes(1, 2, **SIZES)), num_slots=1, num_workers=2, **SIZES)
     indices = np.arange(4)
     with pytest.raises(ValueError, match=r"a packed batch must be written by one worker, in an order of 1 chunk, got 2"):
         ring.publish(ring.hold(), epoch=0, step=0, seq=0, indices=indices, nrows=4, nchunks=2, is_packed=True)
 
 
-def test_a_worker_of_many_does_not_write_a_packed_batch() -> None:
+def test_writing_a_packed_batch_in_chunks_is_an_error() -> None:
     control = private_memory(control_nbytes(1, 2, **SIZES))
     trainer = TrainerRing(control, num_slots=1, num_workers=2, **SIZES)
     trainer.publish(trainer.hold(), epoch=0, step=0, seq=0, indices=np.arange(4), nrows=4, nchunks=2)

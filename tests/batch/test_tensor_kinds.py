@@ -1,4 +1,4 @@
-"""Tensors that are more than a block of bytes: delivered as torch delivers them, in both modes, however many batches are held."""
+"""Tensors that are more than a block of bytes are delivered as by torch, in both modes, however many batches are kept."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def complexes(i: int) -> torch.Tensor:
 
 
 class Tagged(torch.Tensor):
-    """A class of a user's."""
+    """A tensor subclass of a user."""
 
 
 class Guarded(torch.Tensor):
-    """One whose results are plain tensors."""
+    """A tensor subclass whose results are plain tensors."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -41,7 +41,7 @@ def tagged(i: int) -> torch.Tensor:
 
 
 class Boxed:
-    """An object that only pickle can move, with a sparse tensor in it."""
+    """An object with a sparse tensor that can only be pickled."""
 
     def __init__(self, i: int) -> None:
         self.inside = matrix(i).to_sparse()
@@ -56,7 +56,7 @@ PASSED: dict[str, Callable[[int], torch.Tensor]] = {
     "csc": lambda i: matrix(i).to_sparse_csc(),
     "bsr": lambda i: matrix(i).to_sparse_bsr((2, 2)),
     "bsc": lambda i: matrix(i).to_sparse_bsc((2, 2)),
-    "quantised": lambda i: torch.quantize_per_tensor(torch.arange(4.0) * i, 0.5, 1, torch.quint8),
+    "quantized": lambda i: torch.quantize_per_tensor(torch.arange(4.0) * i, 0.5, 1, torch.quint8),
     "nested": lambda i: torch.nested.nested_tensor([torch.full((2,), i), torch.full((3,), i)], layout=torch.jagged),
     "complex": complexes,
     "conjugated": lambda i: complexes(i).conj(),
@@ -65,7 +65,7 @@ PASSED: dict[str, Callable[[int], torch.Tensor]] = {
     "transposed": lambda i: torch.arange(12).view(3, 4).mul(i).t(),
     "expanded": lambda i: torch.tensor([i]).expand(3, 4),
     "meta": lambda i: torch.empty(4, i, device="meta"),
-    "subclass of another function": lambda i: matrix(i).as_subclass(Guarded),
+    "subclass without torch functions": lambda i: matrix(i).as_subclass(Guarded),
     "gradient": lambda i: matrix(i).requires_grad_(),
     "parameter": lambda i: torch.nn.Parameter(matrix(i)),
     "buffer": lambda i: torch.nn.Buffer(matrix(i)),
@@ -90,8 +90,8 @@ def assert_same(found: Any, expected: torch.Tensor) -> None:
         assert torch.equal(found.detach().to_dense(), expected.detach().to_dense())
 
 
-class Made:
-    """Sample i is what a function makes of i."""
+class FromFunction:
+    """A dataset whose samples are computed by a function of the index."""
 
     def __init__(self, make: Callable[[int], Any], n: int = NUM_BATCHES) -> None:
         self.make, self.n = make, n
@@ -111,14 +111,14 @@ def only(samples: list[Any]) -> Any:
 @pytest.mark.filterwarnings("ignore:.*deprecated", "ignore:.*TypedStorage")
 @MODES
 @pytest.mark.parametrize("kind", PASSED)
-def test_whatever_a_collate_fn_gives_comes_as_it_is_held_or_not(kind: str, seed: int | None) -> None:
+def test_tensors_of_a_collate_fn_are_unchanged_also_if_kept(kind: str, seed: int | None) -> None:
     make = PASSED[kind]
-    with ShmLoader(Made(make), 1, num_workers=1, collate_fn=only, seed=seed, shuffle=False) as loader:
+    with ShmLoader(FromFunction(make), 1, num_workers=1, collate_fn=only, seed=seed, shuffle=False) as loader:
         for number, batch in enumerate(loader):
             assert_same(batch["x"], make(number))
             assert_same(batch["list"][0], make(number))
             del batch
-        assert loader.stats()["num_copied_out"] == 0, "every slot has come back"
+        assert loader.stats()["num_copied_out"] == 0, "every slot was released"
         kept = list(loader)
         for number, batch in enumerate(kept):
             assert_same(batch["x"], make(number))
@@ -127,15 +127,15 @@ def test_whatever_a_collate_fn_gives_comes_as_it_is_held_or_not(kind: str, seed:
         assert loader.stats()["slots"].get("leased", 0) == 0
 
 
-STACKED = ["quantised", "conjugated", "negated", "gradient", "parameter", "buffer", "subclass", "subclass with gradient"]
+STACKED = ["quantized", "conjugated", "negated", "gradient", "parameter", "buffer", "subclass", "subclass with gradient"]
 
 
 @pytest.mark.filterwarnings("ignore:.*deprecated", "ignore:.*TypedStorage")
 @MODES
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("kind", STACKED)
-def test_tensors_of_every_kind_are_stacked_as_torch_does(kind: str, num_workers: int, seed: int | None) -> None:
-    dataset = Made(PASSED[kind], 8)
+def test_tensors_of_every_kind_are_stacked_as_by_torch(kind: str, num_workers: int, seed: int | None) -> None:
+    dataset = FromFunction(PASSED[kind], 8)
     expected = list(DataLoader(dataset, 2))
     with ShmLoader(dataset, 2, num_workers=num_workers, seed=seed, shuffle=False) as loader:
         found = list(loader)
@@ -143,8 +143,8 @@ def test_tensors_of_every_kind_are_stacked_as_torch_does(kind: str, num_workers:
         assert_same(one, other)
 
 
-class Drawn(Dataset[Any]):
-    """Samples that draw, and have no fixed rows."""
+class RandomSamples(Dataset[Any]):
+    """Random samples without fixed rows."""
 
     def __len__(self) -> int:
         return 3
@@ -153,35 +153,35 @@ class Drawn(Dataset[Any]):
         return torch.rand(3), f"sample {index}"
 
 
-def test_a_sample_that_stands_twice_in_a_batch_is_read_twice() -> None:
-    """As torch does: a sample with noise that is drawn with replacement has other noise each time."""
+def test_sample_that_occurs_twice_in_a_batch_is_read_twice() -> None:
+    """Compares with torch: a sample with random noise that is drawn with replacement has different noise each time."""
     batches = [[0, 0, 1], [2, 2, 2], [1, 1, 0]]
     torch.manual_seed(3)
-    expected = [draws for draws, _ in DataLoader(Drawn(), batch_sampler=batches, num_workers=1)]
+    expected = [draws for draws, _ in DataLoader(RandomSamples(), batch_sampler=batches, num_workers=1)]
     torch.manual_seed(3)
-    with ShmLoader(Drawn(), batch_sampler=batches, num_workers=1) as loader:
+    with ShmLoader(RandomSamples(), batch_sampler=batches, num_workers=1) as loader:
         found = [draws.clone() for draws, _ in loader]
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
 
 
-def test_a_sparse_tensor_within_an_object_travels_as_its_parts() -> None:
-    """torch keeps every sparse tensor that it unpickles itself in a list, and with it the slot."""
+def test_sparse_tensor_within_an_object_is_sent_as_its_parts() -> None:
+    """Guards against a list in which torch keeps every sparse tensor that it unpickles, together with its slot."""
     kept = vars(torch._utils).get("_sparse_tensors_to_validate")
-    if kept is None:  # a newer release: torch 2.15 has it here
+    if kept is None:  # in newer releases, such as torch 2.15
         kept = torch.serialization._serialization_tls.sparse_tensors_to_validate
     kept.clear()
-    with ShmLoader(Made(Boxed), 1, num_workers=1, collate_fn=only, seed=1) as loader:
+    with ShmLoader(FromFunction(Boxed), 1, num_workers=1, collate_fn=only, seed=1) as loader:
         for index, batch in enumerate(loader):
             assert torch.equal(batch["x"].inside.to_dense(), matrix(index))
             assert kept == []
 
 
-@pytest.mark.parametrize("kind", ["subclass", "subclass with gradient", "subclass of another function"])
-def test_a_subclass_is_copied_out_with_what_it_carries(kind: str) -> None:
-    """torch deep-copies a class of a user's only if that class makes empty tensors of itself."""
+@pytest.mark.parametrize("kind", ["subclass", "subclass with gradient", "subclass without torch functions"])
+def test_copied_out_subclass_keeps_its_attributes(kind: str) -> None:
+    """Covers that torch deep-copies a subclass only if the subclass can make empty tensors of itself."""
     tensor = PASSED[kind](2)
-    tensor.origin = "left"  # type: ignore[attr-defined]  # what a user hangs on it
+    tensor.origin = "left"  # type: ignore[attr-defined]  # an attribute of the user
     for batch in ([tensor], OrderedDict([(0, tensor)])):
         private = copied(batch)[0]
         assert_same(private, tensor)

@@ -1,8 +1,8 @@
-"""One program, run with torch's DataLoader and with ShmLoader, and what can be observed of each run.
+"""Run one program with torch's DataLoader and with ShmLoader, and compare what can be observed of both runs.
 
-`alike(program)` calls `program(kind)` for both classes and holds what they return, the warnings they give and the numbers that the
-global generators draw afterwards to be the same. It returns what torch's gave, so that a test can also say what that is.
-Exceptions that a program expects it catches itself, with `raised`; any other fails the test.
+`same_as_torch(program)` calls `program(kind)` for both classes and asserts that they return the same, give the same warnings and
+leave the global generators in the same state. It returns what torch's class gave, so that a test can check that as well. A program
+catches exceptions that it expects with `raised`; any other exception fails the test.
 """
 
 from __future__ import annotations
@@ -30,36 +30,37 @@ from shmload import ShmLoader
 KINDS = pytest.mark.parametrize("kind", [DataLoader, ShmLoader])
 WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 DEADLINE_S = 60
-IS_OF_FORK = re.compile("multi-threaded, use of fork")  # from Python 3.12 on torch's own workers give it, and shmload's do not
+# since Python 3.12 torch's own workers give this warning, and shmload's do not
+FORK_WARNING = re.compile("multi-threaded, use of fork")
 
 
-class Told(NamedTuple):
-    """An exception's type, and the first and last line of its text; pids and the loader's class are left out."""
+class ErrorSummary(NamedTuple):
+    """An exception's type, and the first and last line of its text, without pids and the loader's class."""
 
     kind: type[BaseException]
     first: str
     last: str
 
 
-def told(error: BaseException) -> Told:
-    """What an exception says. Its traceback is dropped: it would hold the loader's iterator in a cycle."""
+def error_summary(error: BaseException) -> ErrorSummary:
+    """Returns the summary of an exception, and drops its traceback, which would keep the loader's iterator in a cycle."""
     error.__traceback__ = None
     text = re.sub(r"\b(pids?(?:\(s\))?) [\d, ]*\d", r"\1 PID", str(error)).replace("ShmLoader", "DataLoader")
-    lines = re.sub(r"(\\n  .*)+\\n", "...", text).splitlines() or [""]  # a traceback shown by repr, on one line
-    return Told(type(error), lines[0], lines[-1])
+    lines = re.sub(r"(\\n  .*)+\\n", "...", text).splitlines() or [""]  # a traceback within a repr, on one line
+    return ErrorSummary(type(error), lines[0], lines[-1])
 
 
-def raised(call: Callable[[], Any]) -> Told | None:
-    """What `call` raises; None if it does not."""
+def raised(call: Callable[[], Any]) -> ErrorSummary | None:
+    """Returns the summary of the exception that `call` raises, or None."""
     try:
         call()
     except Exception as error:
-        return told(error)
+        return error_summary(error)
     return None
 
 
-def words(call: Callable[[], Any]) -> str:
-    """All that the exception says which `call` raises."""
+def error_text(call: Callable[[], Any]) -> str:
+    """Returns the text of the exception that `call` raises."""
     try:
         call()
     except Exception as error:
@@ -69,11 +70,11 @@ def words(call: Callable[[], Any]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """The value with lists in place of tensors and arrays, so that == compares it and no batch is held."""
+    """Returns the value with lists in place of tensors and arrays, so that it can be compared and keeps no batch alive."""
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return value.tolist()
     if isinstance(value, BaseException):
-        return told(value)
+        return error_summary(value)
     if isinstance(value, dict):
         return {key: plain(part) for key, part in value.items()}
     if type(value) in (list, tuple):
@@ -82,25 +83,25 @@ def plain(value: Any) -> Any:
 
 
 def batches(loader: Any) -> list[Any]:
-    """Every batch of one epoch."""
+    """Returns every batch of an epoch."""
     return [plain(batch) for batch in loader]
 
 
 def outcomes(stream: Iterator[Any], limit: int = 50) -> list[Any]:
-    """Every batch or exception in turn, until the stream ends."""
+    """Returns every batch or exception in turn, until the stream ends."""
     found: list[Any] = []
     for _ in range(limit):
         try:
             found.append(plain(next(stream)))
         except StopIteration as end:
-            return found if end.value is None else [*found, told(end)]
+            return found if end.value is None else [*found, error_summary(end)]
         except Exception as error:
-            found.append(told(error))
+            found.append(error_summary(error))
     raise AssertionError(f"no end after {limit} batches: {found[-3:]}")
 
 
 def observed(program: Callable[[Any], Any], kind: Any) -> tuple[Any, list[Any], list[Any]]:
-    """What a program returns with one kind of loader, the warnings it gives, and what is drawn after it."""
+    """Returns a program's result with one kind of loader, its warnings, and random numbers drawn afterwards."""
     random.seed(1)
     np.random.seed(2)
     torch.manual_seed(3)
@@ -108,12 +109,12 @@ def observed(program: Callable[[Any], Any], kind: Any) -> tuple[Any, list[Any], 
         warnings.simplefilter("always")
         result = plain(program(kind))
         gc.collect()
-    given = [(w.category, text) for w in caught if not IS_OF_FORK.search(text := str(w.message))]
+    given = [(w.category, text) for w in caught if not FORK_WARNING.search(text := str(w.message))]
     return result, given, [torch.rand(()).item(), np.random.rand(), random.random()]
 
 
-def alike(program: Callable[[Any], Any], *, num_warnings: int = 0) -> Any:
-    """Holds both loaders to the same observations; returns what the program returned."""
+def same_as_torch(program: Callable[[Any], Any], *, num_warnings: int = 0) -> Any:
+    """Asserts that both loaders give the same observations. Returns the result of the program."""
     expected, expected_warnings, expected_draws = observed(program, DataLoader)
     assert num_warnings == len(expected_warnings), expected_warnings
     got, got_warnings, draws = observed(program, ShmLoader)
@@ -124,7 +125,7 @@ def alike(program: Callable[[Any], Any], *, num_warnings: int = 0) -> Any:
 
 
 def run_program(program: ModuleType, name: str) -> list[bytes]:
-    """The lines that a module prints when it is run with that argument."""
+    """Returns the lines that a module prints when it is run with this argument."""
     path = os.pathsep.join(str(p) for p in (Path(shmload.__file__).parents[1], Path(__file__).parents[2]))
     command = [sys.executable, str(program.__file__), name]
     done = subprocess.run(command, capture_output=True, timeout=100, env={**os.environ, "PYTHONPATH": path})
@@ -133,7 +134,7 @@ def run_program(program: ModuleType, name: str) -> list[bytes]:
 
 
 class Numbers:
-    """Sample i is i."""
+    """A dataset whose sample i is i."""
 
     def __init__(self, n: int = 10) -> None:
         self.n = n
@@ -146,7 +147,7 @@ class Numbers:
 
 
 class Failing(Numbers):
-    """Sample 3 raises an exception."""
+    """A dataset whose sample 3 raises an exception."""
 
     def __init__(self, error: BaseException, n: int = 8) -> None:
         super().__init__(n)
@@ -159,7 +160,7 @@ class Failing(Numbers):
 
 
 class Shards(IterableDataset):
-    """Worker i of n yields every n-th shard from the i-th on; alone, all of them."""
+    """A dataset of which worker i of n yields every n-th shard from the i-th on; without workers, all shards."""
 
     def __init__(self, *shards: list[Any]) -> None:
         self.shards = shards
@@ -186,5 +187,5 @@ class Sized(Shards):
 
 
 def as_list(samples: Any) -> Any:
-    """A collate_fn that leaves samples as they are."""
+    """Collates to the list of samples, unchanged."""
     return samples

@@ -1,4 +1,4 @@
-"""The tests here, and the processes they spawn, can import `behaviour_kit`; the host's number of cores changes nothing."""
+"""Makes `behaviour_kit` importable in these tests and the processes they spawn, and hides the host's number of cores."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ pytest.register_assert_rewrite("tests.behaviour.behaviour_kit")
 
 @pytest.fixture(autouse=True)
 def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch advises against more workers than cores; one test asks for that advice."""
+    """Simulates many cores, because torch warns about more workers than cores; one test needs that warning."""
     set_cores(monkeypatch, 64)
 
 
 def set_cores(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """What torch's loader takes for the number of cores."""
+    """Sets the number of cores that torch's loader sees."""
     if hasattr(torch._utils, "cpu_count"):
         monkeypatch.setattr(torch._utils, "cpu_count", lambda: number)
     else:  # before 2.13

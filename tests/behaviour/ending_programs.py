@@ -1,7 +1,9 @@
-"""What each loader says when a sample, or a signal, ends its worker: a program, because torch's SIGCHLD handler may raise anywhere.
+"""Print what each loader raises when a sample or signal ends its worker: a program, because torch's SIGCHLD handler may raise
+anywhere.
 
-Argument: "torch" or "shmload". Prints a line of JSON for each way to end: the type of what is raised, its text and its cause, without
-the pids, whether the pid it names was a worker's, and whether the worker prints a traceback.
+The argument is "torch" or "shmload". Prints a line of JSON for each way to end: the type of the exception, its text and cause
+without
+pids, whether it names a worker's pid, and whether the worker prints a traceback.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from shmload import ShmLoader
 from tests.behaviour.behaviour_kit import Numbers, as_list
 
 
-def die_of(number: int) -> Callable[[], None]:
-    """Ends the process by that signal."""
+def end_by_signal(number: int) -> Callable[[], None]:
+    """Returns a function that ends the process by a signal."""
 
     def die() -> None:
         faulthandler.disable()
@@ -33,8 +35,8 @@ def die_of(number: int) -> Callable[[], None]:
     return die
 
 
-def throw(error: BaseException) -> Callable[[], None]:
-    """Raises that."""
+def raiser(error: BaseException) -> Callable[[], None]:
+    """Returns a function that raises the error."""
 
     def do() -> None:
         raise error
@@ -43,24 +45,24 @@ def throw(error: BaseException) -> Callable[[], None]:
 
 
 WAYS: dict[str, Callable[[], None]] = {
-    "SIGKILL": die_of(signal.SIGKILL),
-    "SIGSEGV": die_of(signal.SIGSEGV),
-    "SIGBUS": die_of(signal.SIGBUS),
+    "SIGKILL": end_by_signal(signal.SIGKILL),
+    "SIGSEGV": end_by_signal(signal.SIGSEGV),
+    "SIGBUS": end_by_signal(signal.SIGBUS),
     "SIGABRT": os.abort,
-    "SIGTERM": die_of(signal.SIGTERM),
+    "SIGTERM": end_by_signal(signal.SIGTERM),
     "_exit 3": lambda: os._exit(3),
     "_exit 0": lambda: os._exit(0),
     "sys.exit 4": lambda: sys.exit(4),
     "sys.exit text": lambda: sys.exit("a text"),
     "sys.exit": sys.exit,
-    "KeyboardInterrupt": throw(KeyboardInterrupt()),
-    "GeneratorExit": throw(GeneratorExit()),
-    "BaseException": throw(BaseException("base")),
+    "KeyboardInterrupt": raiser(KeyboardInterrupt()),
+    "GeneratorExit": raiser(GeneratorExit()),
+    "BaseException": raiser(BaseException("base")),
 }
 
 
 class Ending(Numbers):
-    """Sample 9 ends its worker."""
+    """A dataset whose sample 9 ends its worker."""
 
     def __init__(self, way: str) -> None:
         super().__init__(24)
@@ -72,18 +74,18 @@ class Ending(Numbers):
         return index
 
 
-def words_of(kind: type[DataLoader[Any]], way: str) -> dict[str, Any]:
-    """What the loader raises, and what it has delivered before."""
+def result_of(kind: type[DataLoader[Any]], way: str) -> dict[str, Any]:
+    """Returns what the loader raises, and what it has delivered before."""
     pids: list[int] = []
     delivered: list[int] = []
     stream = None
     try:
-        stream = iter(kind(Ending(way), batch_size=2, num_workers=2, collate_fn=as_list))  # a tensor would need its sender alive
+        stream = iter(kind(Ending(way), batch_size=2, num_workers=2, collate_fn=as_list))  # a tensor would need its sender to live
         pids += [worker.pid for worker in stream._workers]
         for batch in stream:
             delivered += batch
     except BaseException as error:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler goes on raising
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise again
         named = [int(number) for number in re.findall(r"pids?\D* (\d+)", str(error))]
         return {
             "kinds": [one.__name__ for one in type(error).__mro__],
@@ -96,27 +98,27 @@ def words_of(kind: type[DataLoader[Any]], way: str) -> dict[str, Any]:
 
 
 def main(name: str) -> None:
-    """Forks for each way, so that none disturbs another."""
-    if name == "torch":  # which looks for quiet deaths this often
+    """Forks for each way to end, so that none affects the others."""
+    if name == "torch":  # torch checks for workers that exited silently this often
         _MultiProcessingDataLoaderIter._try_get_data.__defaults__ = (0.2,)
     kind = {"torch": DataLoader, "shmload": ShmLoader}[name]
     for way in WAYS:
-        for _ in range(5):  # torch's handler may also raise where nobody catches it, or where its loader then waits forever
+        for _ in range(5):  # torch's handler may also raise where nothing catches it, or where its loader then blocks forever
             with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
                 pid = os.fork()
                 if pid == 0:
                     signal.alarm(15)
                     os.dup2(err.fileno(), 2)
                     try:
-                        os.write(out.fileno(), json.dumps(words_of(kind, way)).encode())
+                        os.write(out.fileno(), json.dumps(result_of(kind, way)).encode())
                     finally:
                         os._exit(0)
                 os.waitpid(pid, 0)
                 out.seek(0), err.seek(0)
-                told, printed = out.read(), err.read()
-            if told:
+                reported, printed = out.read(), err.read()
+            if reported:
                 break
-        print(json.dumps([way, json.loads(told) | {"prints": b"Traceback" in printed}]))
+        print(json.dumps([way, json.loads(reported) | {"prints": b"Traceback" in printed}]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Programs with a habit about their children's signals or about descriptors, which then use a loader: prints what came."""
+"""Programs with unusual handling of child signals or descriptors, which then use a loader and print its batches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Numbers:
 
 
 def reap(*_: Any) -> None:
-    """Wait for every child that has ended, as servers do."""
+    """Waits for every child that has ended, as servers do."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -29,7 +29,7 @@ def reap(*_: Any) -> None:
 
 
 def main(habit: str, method: str, seed: str, kills: str) -> None:
-    """Read two epochs; with `kills`, end a worker in the first."""
+    """Reads two epochs; with `kills`, ends a worker in the first."""
     warnings.simplefilter("error")
     if habit == "ignored":
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -42,7 +42,7 @@ def main(habit: str, method: str, seed: str, kills: str) -> None:
         with ShmLoader(Numbers(), 2, **options) as loader:
             assert len(list(loader)) == 4
         os.closerange(3, 4096)
-        kept = [os.open(os.devnull, os.O_RDONLY) for _ in range(64)]  # the numbers are other files' now
+        kept = [os.open(os.devnull, os.O_RDONLY) for _ in range(64)]  # other files now have the same numbers
     with ShmLoader(Numbers(), 2, **options) as loader:
         for epoch in range(2):
             for step, batch in enumerate(loader):

@@ -1,4 +1,4 @@
-"""Datasets that answer any name, and wrappers that pass names on: what they define themselves decides how they are read."""
+"""Datasets that answer any attribute, and wrappers that forward attributes: only their own attributes decide how they are read."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ MODES = pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode
 WORKERS = pytest.mark.parametrize("num_workers", [0, 1])
 
 
-class Anything(Dataset[Any]):
-    """Whatever it is asked for, it gives a function."""
+class AnswersEverything(Dataset[Any]):
+    """A dataset that returns a function for every attribute."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__getitems__":
@@ -32,8 +32,8 @@ class Anything(Dataset[Any]):
         return index
 
 
-class Able:
-    """Can be read in every way, and keeps a state; `schema` is the object's own."""
+class FullProtocol:
+    """A dataset that can be read in every way and has a state; `schema` is an instance attribute."""
 
     def __init__(self) -> None:
         self.schema = {"x": ("int64", ())}
@@ -58,14 +58,14 @@ class Able:
 
 
 class Transformed:
-    """A wrapper as programs have them: what it has not, the inner one has."""
+    """A typical wrapper that forwards missing attributes to the inner dataset."""
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
 
     def __getattr__(self, name: str) -> Any:
         if name == "inner":
-            raise AttributeError(name)  # while it is unpickled
+            raise AttributeError(name)  # during unpickling
         return getattr(self.inner, name)
 
     def __len__(self) -> int:
@@ -82,12 +82,12 @@ def epoch(dataset: Any, **options: Any) -> list[list[int]]:
 
 @WORKERS
 @MODES
-def test_a_dataset_that_answers_any_name_is_read_by_its_items(seed: int | None, num_workers: int) -> None:
-    assert epoch(Anything(), seed=seed, num_workers=num_workers) == [[0, 1, 2], [3, 4, 5]]
+def test_dataset_that_answers_any_attribute_is_read_by_getitem(seed: int | None, num_workers: int) -> None:
+    assert epoch(AnswersEverything(), seed=seed, num_workers=num_workers) == [[0, 1, 2], [3, 4, 5]]
 
 
 @MODES
-def test_a_mock_is_a_dataset(seed: int | None) -> None:
+def test_mock_can_be_a_dataset(seed: int | None) -> None:
     mock: Any = MagicMock()
     mock.__len__.return_value = 6
     mock.__getitem__.side_effect = lambda index: index
@@ -96,27 +96,30 @@ def test_a_mock_is_a_dataset(seed: int | None) -> None:
 
 @WORKERS
 @MODES
-def test_a_wrapper_is_not_read_through_what_it_wraps(seed: int | None, num_workers: int) -> None:
-    assert epoch(Transformed(Able()), seed=seed, num_workers=num_workers) == [[100, 101, 102], [103, 104, 105]]
+def test_wrapper_is_read_by_its_own_getitem(seed: int | None, num_workers: int) -> None:
+    assert epoch(Transformed(FullProtocol()), seed=seed, num_workers=num_workers) == [[100, 101, 102], [103, 104, 105]]
 
 
 @WORKERS
 @MODES
-def test_what_an_object_was_given_in_its_init_counts(seed: int | None, num_workers: int) -> None:
-    with ShmLoader(Able(), 3, num_workers=num_workers, seed=seed, shuffle=False) as loader:
+def test_instance_attributes_are_used(seed: int | None, num_workers: int) -> None:
+    with ShmLoader(FullProtocol(), 3, num_workers=num_workers, seed=seed, shuffle=False) as loader:
         assert "read by read_into" in repr(loader)
         assert [batch["x"].tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5]]
 
 
-def test_a_name_is_found_on_the_class_or_the_object_and_nowhere_else() -> None:
-    assert ability_of(Able(), "schema") == {"x": ("int64", ())}
-    assert ability_of(Able(), "missing") is None
-    assert [ability_of(Transformed(Able()), name) for name in ("schema", "read_into", "state_dict")] == [None] * 3
-    assert [is_stateful(one) for one in (Able(), Transformed(Able()), Anything(), MagicMock())] == [True, *[False] * 3]
+def test_attributes_are_looked_up_only_on_the_class_and_the_instance() -> None:
+    assert ability_of(FullProtocol(), "schema") == {"x": ("int64", ())}
+    assert ability_of(FullProtocol(), "missing") is None
+    assert [ability_of(Transformed(FullProtocol()), name) for name in ("schema", "read_into", "state_dict")] == [None] * 3
+    assert [is_stateful(one) for one in (FullProtocol(), Transformed(FullProtocol()), AnswersEverything(), MagicMock())] == [
+        True,
+        *[False] * 3,
+    ]
 
 
 class Plain:
-    """Samples by number, and attributes of the package's names that mean something else."""
+    """Samples by number, and attributes that have the package's names but another meaning."""
 
     def __init__(self, **attributes: Any) -> None:
         vars(self).update(attributes)
@@ -152,7 +155,7 @@ class OwnOrder(Plain):
 
 
 class OwnReading(Plain):
-    """Its `read_into` reads a table into a database; its schema is valid by chance."""
+    """A dataset whose `read_into` reads a table into a database, and whose schema happens to be valid."""
 
     schema: ClassVar = {"x": "int64"}
 
@@ -164,7 +167,7 @@ class OwnReading(Plain):
 
 
 class OwnSchema(Plain):
-    """The protocol's methods, and a schema of other things."""
+    """A dataset with the protocol's methods and a schema for something else."""
 
     schema: ClassVar = {"name": object(), "age": "years"}
 
@@ -173,7 +176,7 @@ class OwnSchema(Plain):
 
 
 class OwnState(Plain):
-    """Keeps states of several models by their names."""
+    """A dataset with states of several models by name."""
 
     def state_dict(self, model: str) -> dict[str, Any]:
         raise NotImplementedError
@@ -184,24 +187,24 @@ class OwnState(Plain):
 
 OTHER_MEANINGS = {
     "a schema that raises": RaisingSchema(),
-    "a schema of words": Plain(schema="public"),
-    "a list for a schema": Plain(schema=["name", "age"], read_into="file.csv"),
-    "another dataset's fields": Plain(schema={"name": object(), "tokens": ("float64", (None, "n"))}),
+    "text as schema": Plain(schema="public"),
+    "a list as schema": Plain(schema=["name", "age"], read_into="file.csv"),
+    "fields of another dataset": Plain(schema={"name": object(), "tokens": ("float64", (None, "n"))}),
     "ragged fields that samples do not have": Plain(schema={"tokens": ("float64", (None,)), "text": str}),
-    "orders of its own": OwnOrder(),
-    "orders that are values": Plain(keyed_order=3, epoch_schedule=[1, 2], given_rank=7, is_concatenation=True, batch_type="train"),
-    "reading of its own": OwnReading(),
-    "a schema of its own": OwnSchema(),
-    "a batch type of its own": Plain(schema={"x": "int64"}, read_into=lambda index, out: 1 / 0, batch_type="train"),
-    "states that are values": Plain(state_dict={"a": 1}, load_state_dict=False),
-    "states of its own": OwnState(),
+    "other methods for orders": OwnOrder(),
+    "values for orders": Plain(keyed_order=3, epoch_schedule=[1, 2], given_rank=7, is_concatenation=True, batch_type="train"),
+    "other methods for reading": OwnReading(),
+    "another kind of schema": OwnSchema(),
+    "another kind of batch type": Plain(schema={"x": "int64"}, read_into=lambda index, out: 1 / 0, batch_type="train"),
+    "values for states": Plain(state_dict={"a": 1}, load_state_dict=False),
+    "other methods for states": OwnState(),
 }
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow(reason="starts workers"))])
 @MODES
 @pytest.mark.parametrize("what", OTHER_MEANINGS)
-def test_attributes_of_the_packages_names_that_mean_something_else_are_ignored(
+def test_attributes_with_the_packages_names_but_another_meaning_are_ignored(
     what: str, seed: int | None, num_workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset: Any = OTHER_MEANINGS[what]
@@ -225,13 +228,13 @@ def test_attributes_of_the_packages_names_that_mean_something_else_are_ignored(
         (OwnSchema(), "OwnSchema is read by its samples and does not decode in place: TypeError"),
     ],
 )
-def test_the_log_says_why_a_name_is_ignored(dataset: Any, words: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_reason_for_an_ignored_attribute_is_logged(dataset: Any, words: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("DEBUG", "shmload"):
         ShmLoader(dataset, 3, seed=1).close()
     assert words in caplog.text
 
 
-def test_a_schema_error_is_raised_where_the_dataset_has_no_other_way() -> None:
+def test_schema_error_is_raised_if_the_dataset_cannot_be_read_otherwise() -> None:
     class OnlyInPlace(Dataset[Any]):
         schema: ClassVar = {"x": ("int64", (-1,))}
 
@@ -245,7 +248,7 @@ def test_a_schema_error_is_raised_where_the_dataset_has_no_other_way() -> None:
         ShmLoader(OnlyInPlace())
 
 
-def test_a_subclass_of_the_packages_datasets_may_override_their_names() -> None:
+def test_subclass_of_the_packages_datasets_can_override_their_methods() -> None:
     class InOrder(Mix):
         def keyed_order(self, *, shuffle: bool, global_batch: int) -> Any:
             return super().keyed_order(shuffle=False, global_batch=global_batch)

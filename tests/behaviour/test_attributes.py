@@ -1,4 +1,4 @@
-"""Attributes: which are locked after construction, which may be set between epochs, and what setting them does."""
+"""Attributes of a loader: those locked after construction, those that can be set between epochs, and the effect."""
 
 from __future__ import annotations
 
@@ -10,32 +10,43 @@ import torch
 from torch.utils.data import get_worker_info
 
 from shmload import ShmLoader
-from tests.behaviour.behaviour_kit import DEADLINE_S, KINDS, Failing, Numbers, Shards, Told, alike, as_list, batches, raised
+from tests.behaviour.behaviour_kit import (
+    DEADLINE_S,
+    KINDS,
+    ErrorSummary,
+    Failing,
+    Numbers,
+    Shards,
+    as_list,
+    batches,
+    raised,
+    same_as_torch,
+)
 from tests.matrix.versions import TORCH
 
-WORDS_OF_NEWER = pytest.mark.skipif(TORCH < (2, 10), reason="older releases refuse it in other words, or none")
+NEEDS_TORCH_2_10 = pytest.mark.skipif(TORCH < (2, 10), reason="older releases have another error, or none")
 
-TORCHS_OWN_DEL = pytest.mark.filterwarnings("ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning")
+IGNORE_ERRORS_IN_DEL = pytest.mark.filterwarnings("ignore:Exception ignored:pytest.PytestUnraisableExceptionWarning")
 LOCKED = ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers"]
 
 
 @pytest.mark.parametrize("name", LOCKED)
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_locked_attribute_is_refused(name: str, num_workers: int) -> None:
+def test_setting_a_locked_attribute_is_an_error(name: str, num_workers: int) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Numbers(), num_workers=num_workers)
         return raised(lambda: setattr(loader, name, getattr(loader, name)))
 
     text = f"{name} attribute should not be set after DataLoader is initialized"
-    assert Told(ValueError, text, text) == alike(program)
+    assert ErrorSummary(ValueError, text, text) == same_as_torch(program)
 
 
-def test_the_refusal_names_the_users_own_class() -> None:
-    class Mine(ShmLoader):
+def test_error_names_the_users_subclass() -> None:
+    class UserLoader(ShmLoader):
         pass
 
-    with pytest.raises(ValueError, match="dataset attribute should not be set after Mine is initialized"):
-        Mine(Numbers()).dataset = []
+    with pytest.raises(ValueError, match="dataset attribute should not be set after UserLoader is initialized"):
+        UserLoader(Numbers()).dataset = []
 
 
 @pytest.mark.parametrize(
@@ -54,11 +65,11 @@ def test_the_refusal_names_the_users_own_class() -> None:
         ("generator", None),
         pytest.param(
             *("pin_memory_device", "cuda"),
-            marks=pytest.mark.skipif(TORCH < (2, 9), reason="older releases warn that it does nothing without pin_memory"),
+            marks=pytest.mark.skipif(TORCH < (2, 9), reason="older releases warn that it has no effect without pin_memory"),
         ),
     ],
 )
-def test_what_is_set_between_epochs_is_kept_and_used_by_the_next(name: str, value: Any) -> None:
+def test_attribute_set_between_epochs_is_used_by_the_next(name: str, value: Any) -> None:
     def who(index: Any) -> Any:
         return index, get_worker_info() is not None and get_worker_info().num_workers
 
@@ -72,11 +83,11 @@ def test_what_is_set_between_epochs_is_kept_and_used_by_the_next(name: str, valu
         setattr(loader, name, value)
         return first, batches(loader), type(getattr(loader, name))
 
-    alike(program)
+    same_as_torch(program)
 
 
 @pytest.mark.parametrize("name", ["collate_fn", "num_workers", "prefetch_factor"])
-def test_what_is_set_while_workers_persist_comes_too_late(name: str) -> None:
+def test_attribute_set_while_workers_persist_has_no_effect(name: str) -> None:
     value = {"collate_fn": as_list, "num_workers": 3, "prefetch_factor": 4}[name]
 
     def program(kind: Any) -> Any:
@@ -85,43 +96,43 @@ def test_what_is_set_while_workers_persist_comes_too_late(name: str) -> None:
         setattr(loader, name, value)
         return first, batches(loader)
 
-    assert alike(program)[1] == [[0, 1], [2, 3]]
+    assert same_as_torch(program)[1] == [[0, 1], [2, 3]]
 
 
-@WORDS_OF_NEWER
-@TORCHS_OWN_DEL
-def test_a_loader_made_without_workers_gets_no_prefetch_factor_later() -> None:
+@NEEDS_TORCH_2_10
+@IGNORE_ERRORS_IN_DEL
+def test_workers_added_later_without_a_prefetch_factor() -> None:
     def program(kind: Any) -> Any:
         loader = kind(Numbers(4))
         loader.num_workers = 1
         return raised(lambda: next(iter(loader)))
 
-    assert alike(program).kind is TypeError
+    assert same_as_torch(program).kind is TypeError
 
 
-@WORDS_OF_NEWER
-@TORCHS_OWN_DEL
+@NEEDS_TORCH_2_10
+@IGNORE_ERRORS_IN_DEL
 @pytest.mark.parametrize("iterable", [False, True], ids=["map", "iterable"])
-def test_a_prefetch_factor_of_none_at_all_is_refused_at_iteration(iterable: bool) -> None:
+def test_prefetch_factor_none_is_an_error_at_iteration(iterable: bool) -> None:
     dataset = Shards([1]) if iterable else Numbers()
-    error = alike(lambda kind: raised(lambda: next(iter(kind(dataset, num_workers=1, prefetch_factor=0)))))
+    error = same_as_torch(lambda kind: raised(lambda: next(iter(kind(dataset, num_workers=1, prefetch_factor=0)))))
     assert error.first == "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
 
 
-@WORDS_OF_NEWER
-def test_a_timeout_without_workers_is_refused_at_iteration() -> None:
-    error = alike(lambda kind: raised(lambda: iter(kind(Numbers(), timeout=1))))
+@NEEDS_TORCH_2_10
+def test_timeout_without_workers_is_an_error_at_iteration() -> None:
+    error = same_as_torch(lambda kind: raised(lambda: iter(kind(Numbers(), timeout=1))))
     assert error.kind is AssertionError
     assert error.first == "_SingleProcessDataLoaderIter requires timeout == 0"
 
 
 @pytest.mark.parametrize("num_workers", [1.5, 1.0])
-def test_a_number_of_workers_that_is_no_int_is_refused_at_iteration(num_workers: float) -> None:
-    alike(lambda kind: raised(lambda: next(iter(kind(Numbers(), num_workers=num_workers)))))
+def test_non_integer_num_workers_is_an_error_at_iteration(num_workers: float) -> None:
+    same_as_torch(lambda kind: raised(lambda: next(iter(kind(Numbers(), num_workers=num_workers)))))
 
 
 @KINDS
-def test_a_bad_context_set_later_is_refused(kind: Any) -> None:
+def test_setting_an_invalid_context_is_an_error(kind: Any) -> None:
     loader = kind(Numbers(), num_workers=1)
     with pytest.raises(ValueError, match="should specify a valid start method"):
         loader.multiprocessing_context = "boil"
@@ -133,7 +144,7 @@ def test_a_bad_context_set_later_is_refused(kind: Any) -> None:
 
 
 @KINDS
-def test_a_context_given_by_name_reads_as_an_object(kind: Any) -> None:
+def test_context_given_by_name_is_returned_as_an_object(kind: Any) -> None:
     loader = kind(Numbers(4), num_workers=1, multiprocessing_context="fork")
     assert isinstance(loader.multiprocessing_context, multiprocessing.context.ForkContext)
     assert len(batches(loader)) == 4
@@ -143,15 +154,15 @@ def test_a_context_given_by_name_reads_as_an_object(kind: Any) -> None:
     assert len(batches(loader)) == 4
 
 
-def test_torchs_own_context_is_taken() -> None:
+def test_torchs_own_context_is_accepted() -> None:
     context = torch.multiprocessing.get_context("fork")
-    assert alike(lambda kind: batches(kind(Numbers(3), num_workers=1, multiprocessing_context=context))) == [[0], [1], [2]]
+    assert same_as_torch(lambda kind: batches(kind(Numbers(3), num_workers=1, multiprocessing_context=context))) == [[0], [1], [2]]
 
 
-def test_attributes_of_the_users_own_are_kept() -> None:
+def test_attributes_added_by_the_user_are_kept() -> None:
     def program(kind: Any) -> Any:
         loader = kind(Failing(ValueError("no")))
         loader.color = "red"
         return loader.color, loader.dataset.n
 
-    assert alike(program) == ("red", 8)
+    assert same_as_torch(program) == ("red", 8)

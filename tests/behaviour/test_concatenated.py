@@ -1,4 +1,4 @@
-"""Datasets end to end whose batches are read by each member at once: the samples are those that torch's loader gives."""
+"""Concatenated datasets whose batches are read in place, one part per member, give the same samples as torch's loader."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def members_of(sizes: list[int]) -> list[Any]:
 
 
 @given(st.data())
-def test_any_keys_give_what_torch_gives(data: Any) -> None:
+def test_any_keys_give_torchs_samples(data: Any) -> None:
     sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
     dataset: Any = ConcatDataset(members_of(sizes))
     keys = st.lists(st.integers(-len(dataset), len(dataset) - 1), min_size=1, max_size=7)
     batches = data.draw(st.lists(keys, min_size=1, max_size=4))
-    assert in_place_of(dataset).read_batch_into is not None  # type: ignore[union-attr]  # it is the way that is tested
+    assert in_place_of(dataset).read_batch_into is not None  # type: ignore[union-attr]  # this is tested
     loader: Any = ShmLoader(dataset, batch_sampler=batches)
     for own, theirs in zip(loader, DataLoader(dataset, batch_sampler=batches), strict=True):
         assert [column.dtype for column in own] == [column.dtype for column in theirs]
@@ -43,13 +43,13 @@ def test_any_keys_give_what_torch_gives(data: Any) -> None:
 
 @pytest.mark.parametrize("key", [7, -8])
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_key_of_no_member_is_refused(key: int, num_workers: int) -> None:
+def test_key_out_of_range_is_an_error(key: int, num_workers: int) -> None:
     dataset: Any = ConcatDataset(members_of([3, 4]))
     with ShmLoader(dataset, batch_sampler=[[1, key]], num_workers=num_workers) as loader, pytest.raises((IndexError, ValueError)):
         list(loader)
 
 
-def test_members_whose_code_may_draw_are_read_row_by_row() -> None:
+def test_members_that_may_draw_random_numbers_are_read_row_by_row() -> None:
     class Drawing(ArrayDataset):
         def read_batch_into(self, indices: Any, out: Any) -> None:
             super().read_batch_into(indices, out)
@@ -58,15 +58,15 @@ def test_members_whose_code_may_draw_are_read_row_by_row() -> None:
     def rows() -> Any:
         return {"x": np.zeros(6)}
 
-    plain: Any = ConcatDataset([ArrayDataset(rows()), ArrayDataset(rows())])  # type: ignore[list-item]  # torch reads them, too
-    drawing: Any = ConcatDataset([ArrayDataset(rows()), Drawing(rows())])  # type: ignore[list-item]  # torch reads them, too
+    plain: Any = ConcatDataset([ArrayDataset(rows()), ArrayDataset(rows())])  # type: ignore[list-item]  # torch accepts it
+    drawing: Any = ConcatDataset([ArrayDataset(rows()), Drawing(rows())])  # type: ignore[list-item]  # torch accepts it
     ways = [in_place_of(dataset) for dataset in (plain, drawing)]
     assert [way is not None and way.read_batch_into is not None for way in ways] == [True, False]
     whole = [torch.cat([batch["x"] for batch in ShmLoader(drawing, size, seed=1)]) for size in (1, 5, 12)]
     assert all(torch.equal(each, whole[0]) for each in whole)
 
 
-def test_a_member_of_a_mix_begins_again_in_a_batch() -> None:
+def test_member_of_a_mix_restarts_within_a_batch() -> None:
     mixed: Any = Mix([(ArrayDataset({"x": np.arange(3)}), 1.0), (ArrayDataset({"x": np.arange(10, 30)}), 1.0)], stop="all")
     way = in_place_of(mixed)
     assert way is not None
@@ -76,8 +76,8 @@ def test_a_member_of_a_mix_begins_again_in_a_batch() -> None:
     assert found[0].count(1) > 1
 
 
-class Computing:
-    """Reckons with its indices as with an array, and gives all rows of a batch one value."""
+class IndexArithmetic:
+    """A dataset that computes with its indices as an array, and sets a field of all rows to one value."""
 
     def __init__(self, extent: int | None) -> None:
         self.schema = {"x": ("int64", (extent,)), "twice": "int64", "one": "float32", "text": str}
@@ -98,7 +98,7 @@ class Computing:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("extent", [3, None])
-def test_a_batch_is_read_alike_through_any_wrapper(extent: int | None, num_workers: int) -> None:
+def test_batch_is_the_same_through_any_wrapper(extent: int | None, num_workers: int) -> None:
     def twice(dataset: Any) -> list[int]:
         with ShmLoader(dataset, 8, num_workers=num_workers) as loader:
             (batch,) = loader
@@ -108,11 +108,11 @@ def test_a_batch_is_read_alike_through_any_wrapper(extent: int | None, num_worke
         found: list[int] = batch["twice"].tolist()
         return found
 
-    base: Any = Computing(extent)
+    base: Any = IndexArithmetic(extent)
     joined: Any = ConcatDataset([base, base])
     assert twice(base) == [0, 2, 4, 6]
     for chosen in ([3, 1], np.array([3, 1]), torch.tensor([3, 1])):
-        assert twice(Subset(base, chosen)) == [6, 2]  # type: ignore[arg-type]  # torch takes what it finds
+        assert twice(Subset(base, chosen)) == [6, 2]  # type: ignore[arg-type]  # torch accepts it
     assert twice(joined) == [0, 2, 4, 6] * 2
     assert twice(Subset(joined, [7, 0])) == [6, 0]
 
@@ -121,8 +121,8 @@ class ZeroFilled(dict):
     zero_fill = True
 
 
-class Writing:
-    """Writes the first two numbers of a row, or all four."""
+class PartRows:
+    """A dataset that writes the first two numbers of a row, or all four."""
 
     def __init__(self, schema: dict[str, Any]) -> None:
         self.schema = schema
@@ -136,9 +136,9 @@ class Writing:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_member_whose_rows_are_to_be_zeroed_first_has_them_so(num_workers: int) -> None:
+def test_rows_of_a_member_with_zero_fill_are_zeroed_first(num_workers: int) -> None:
     field = {"x": ("int64", (4,))}
-    dataset: Any = ConcatDataset([Writing(field), Writing(ZeroFilled(field))])  # type: ignore[list-item]  # torch reads them, too
+    dataset: Any = ConcatDataset([PartRows(field), PartRows(ZeroFilled(field))])  # type: ignore[list-item]  # torch accepts it
     with ShmLoader(dataset, 4, num_workers=num_workers, seed=1) as loader:
         for _ in range(5):
             for batch in loader:
@@ -146,7 +146,7 @@ def test_a_member_whose_rows_are_to_be_zeroed_first_has_them_so(num_workers: int
                 batch["x"].fill_(-1)
 
 
-def test_members_with_batches_of_unlike_types_are_read_as_they_are() -> None:
-    as_tuple: Any = Writing({"x": ("int64", (4,))})
+def test_members_with_batches_of_different_types_keep_them() -> None:
+    as_tuple: Any = PartRows({"x": ("int64", (4,))})
     as_tuple.batch_type = tuple
-    assert in_place_of(ConcatDataset([Writing(as_tuple.schema), as_tuple])) is None  # type: ignore[list-item]  # no torch Dataset
+    assert in_place_of(ConcatDataset([PartRows(as_tuple.schema), as_tuple])) is None  # type: ignore[list-item]  # no torch Dataset

@@ -1,4 +1,4 @@
-"""Copies of a loader, by copy and by pickle: they iterate as torch's do, whatever the loader has done before."""
+"""Copies of a loader by copy and pickle iterate like torch's, whatever the original loader did before."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.behaviour.behaviour_kit import Numbers, Shards, alike, batches, raised
+from tests.behaviour.behaviour_kit import Numbers, Shards, batches, raised, same_as_torch
 
 
 def pickled(loader: Any) -> Any:
@@ -19,7 +19,7 @@ def pickled(loader: Any) -> Any:
 
 
 def try_copy(copied: Callable[[Any], Any], loader: Any) -> Any:
-    """The epoch of a copy, or why there is none."""
+    """Returns an epoch of a copy, or the error of copying."""
     error = raised(lambda: copied(loader))
     return error or batches(copied(loader))
 
@@ -37,7 +37,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @COPIES
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_copy_of_a_fresh_loader_iterates(name: str, copied: Callable[[Any], Any]) -> None:
+def test_copy_of_a_new_loader_iterates(name: str, copied: Callable[[Any], Any]) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Numbers(7), **OPTIONS[name])
         error = raised(lambda: copied(loader))
@@ -46,7 +46,7 @@ def test_a_copy_of_a_fresh_loader_iterates(name: str, copied: Callable[[Any], An
         twin = copied(loader)
         return type(twin) is kind, len(twin), batches(twin), batches(loader)
 
-    alike(program)
+    same_as_torch(program)
 
 
 @pytest.mark.parametrize(
@@ -57,48 +57,48 @@ def test_a_copy_of_a_fresh_loader_iterates(name: str, copied: Callable[[Any], An
         for copied in (copy.copy, copy.deepcopy, pickled)
     ],
 )
-def test_a_copy_of_a_loader_that_has_iterated_iterates(name: str, copied: Callable[[Any], Any]) -> None:
+def test_copy_of_a_used_loader_iterates(name: str, copied: Callable[[Any], Any]) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Numbers(7), **OPTIONS[name])
         first = batches(loader)
         return first, try_copy(copied, loader), batches(loader)
 
-    alike(program)
+    same_as_torch(program)
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickled])
-def test_a_copy_while_an_epoch_runs_begins_at_its_start(copied: Callable[[Any], Any]) -> None:
+def test_copy_during_an_epoch_begins_at_its_start(copied: Callable[[Any], Any]) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Numbers(7), num_workers=1)
         stream = iter(loader)
         first = next(stream).tolist()
         return first, try_copy(copied, loader), batches(stream)
 
-    alike(program)
+    same_as_torch(program)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, pickled], ids=lambda f: f.__name__)
-def test_a_loader_whose_workers_persist_is_not_copied(copied: Callable[[Any], Any]) -> None:
+def test_copying_a_loader_with_persistent_workers_is_an_error(copied: Callable[[Any], Any]) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Numbers(7), num_workers=1, persistent_workers=True)
         batches(loader)
         error = raised(lambda: copied(loader))
-        return error and error.kind  # the text names the iterator's class
+        return error and error.kind  # the text contains the name of the iterator's class
 
-    assert alike(program) is NotImplementedError
+    assert same_as_torch(program) is NotImplementedError
 
 
 @COPIES
-def test_a_copy_of_an_iterable_datasets_loader_iterates(copied: Callable[[Any], Any]) -> None:
+def test_copy_of_a_loader_over_an_iterable_dataset_iterates(copied: Callable[[Any], Any]) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Shards([1, 2], [3]), num_workers=2)
         return try_copy(copied, loader), batches(loader)
 
-    alike(program)
+    same_as_torch(program)
 
 
 @COPIES
-def test_a_copy_keeps_generator_context_and_locks(copied: Callable[[Any], Any]) -> None:
+def test_copy_keeps_generator_context_and_locks(copied: Callable[[Any], Any]) -> None:
     def program(kind: Any) -> Any:
         generator = torch.Generator().manual_seed(3)
         loader = kind(Numbers(7), shuffle=True, generator=generator, num_workers=1, multiprocessing_context="fork")
@@ -109,11 +109,11 @@ def test_a_copy_keeps_generator_context_and_locks(copied: Callable[[Any], Any]) 
         found = type(twin.multiprocessing_context), twin.generator is generator, batches(twin), batches(loader)
         return found, raised(lambda: setattr(twin, "batch_size", 3))
 
-    alike(program)
+    same_as_torch(program)
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy], ids=lambda f: f.__name__)
-def test_a_copy_made_afresh_works_without_its_original(copied: Callable[[Any], Any]) -> None:
+def test_copy_works_without_its_original(copied: Callable[[Any], Any]) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Numbers(7), batch_size=3, num_workers=1)
         twin = copied(loader)
@@ -121,15 +121,15 @@ def test_a_copy_made_afresh_works_without_its_original(copied: Callable[[Any], A
         gc.collect()
         return batches(twin)
 
-    assert alike(program) == [[0, 1, 2], [3, 4, 5], [6]]
+    assert same_as_torch(program) == [[0, 1, 2], [3, 4, 5], [6]]
 
 
-@pytest.mark.slow(reason="starts pools by spawn, which import torch")
-def test_a_loader_may_be_sent_to_a_spawned_process() -> None:
+@pytest.mark.slow(reason="starts workers by spawn, which import torch")
+def test_loader_can_be_sent_to_a_spawned_process() -> None:
     def program(kind: Any) -> Any:
         with torch.multiprocessing.get_context("spawn").Pool(1) as pool:
             found: list[Any] = []
             error = raised(lambda: found.extend(pool.apply(list, (kind([1, 2, 3], batch_size=2),))))
             return error or found
 
-    assert alike(program) == [[1, 2], [3]]
+    assert same_as_torch(program) == [[1, 2], [3]]

@@ -1,4 +1,4 @@
-"""What may be done with a batch that workers have made, and what is said about it and about them."""
+"""What can be done with a batch made by workers, and what profilers and thread names show."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.behaviour.behaviour_kit import Numbers, alike, as_list, batches, raised
+from tests.behaviour.behaviour_kit import Numbers, as_list, batches, raised, same_as_torch
 
 
 def differs(reason: str) -> Any:
@@ -19,7 +19,7 @@ def differs(reason: str) -> Any:
 
 
 class Pairs(Numbers):
-    """A tensor and an array."""
+    """A dataset of pairs of a tensor and an array."""
 
     def __getitem__(self, index: int) -> Any:
         return torch.full((3,), float(index)), np.full((2,), index, np.int16)
@@ -47,37 +47,37 @@ USES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_a_tensor_takes_what_torchs_takes(use: str) -> None:
+def test_tensor_supports_the_operations_of_torchs(use: str) -> None:
     def program(kind: Any) -> Any:
         tensor = first(kind)[0]
         found: list[Any] = []
         return raised(lambda: found.append(USES[use](tensor))) or found
 
-    alike(program)
+    same_as_torch(program)
 
 
-@differs("a tensor in the ring does not say that it is shared")
-def test_a_tensor_made_by_a_worker_is_shared() -> None:
-    assert alike(lambda kind: first(kind)[0].is_shared()) is True
+@differs("a tensor in the ring does not report that it is shared")
+def test_tensor_from_a_worker_is_shared() -> None:
+    assert same_as_torch(lambda kind: first(kind)[0].is_shared()) is True
 
 
-def test_arrays_that_a_collate_fn_leaves_are_writable_and_own_their_shape() -> None:
+def test_arrays_from_a_collate_fn_are_writable_and_can_be_reshaped() -> None:
     def program(kind: Any) -> Any:
         array = first(kind, collate_fn=as_list)[0][1]
         array += 1
         array.shape = (1, 2)
         return array, array.flags.writeable, array.flags.c_contiguous, type(array)
 
-    alike(program)
+    same_as_torch(program)
 
 
-def test_a_profiler_sees_each_batch_by_torchs_name() -> None:
+def test_profiler_shows_each_batch_under_torchs_name() -> None:
     def program(kind: Any) -> Any:
         with torch.autograd.profiler.profile() as profile:
             batches(kind(Numbers(3), num_workers=1))
         return sorted({event.name for event in profile.function_events if "enumerate" in event.name})
 
-    assert alike(program) == ["enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"]
+    assert same_as_torch(program) == ["enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"]
 
 
 class Named(Numbers):
@@ -85,6 +85,6 @@ class Named(Numbers):
         return Path("/proc/self/comm").read_text().strip()
 
 
-def test_a_workers_thread_has_torchs_name() -> None:
-    found = alike(lambda kind: batches(kind(Named(2), num_workers=1, batch_size=None)))
+def test_thread_of_a_worker_has_torchs_name() -> None:
+    found = same_as_torch(lambda kind: batches(kind(Named(2), num_workers=1, batch_size=None)))
     assert found == ["pt_data_worker"] * 2

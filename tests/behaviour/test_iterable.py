@@ -1,4 +1,4 @@
-"""Iterable datasets: who yields what, in which order, over one epoch and several."""
+"""Iterable datasets: what each worker yields, and in which order, over one epoch and several."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from tests.behaviour.behaviour_kit import Shards, alike, as_list, batches
+from tests.behaviour.behaviour_kit import Shards, as_list, batches, same_as_torch
 
 UNEVEN = ([0, 1, 2, 3, 4, 5, 6], [10, 11], [20, 21, 22, 23, 24])
 NUM_WORKERS = pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
@@ -19,49 +19,49 @@ NUM_WORKERS = pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
 @NUM_WORKERS
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 2, 50])
-def test_uneven_shards_come_in_torchs_order(num_workers: int, drop_last: bool, batch_size: int) -> None:
+def test_uneven_shards_have_torchs_order(num_workers: int, drop_last: bool, batch_size: int) -> None:
     def program(kind: Any) -> Any:
         return batches(kind(Shards(*UNEVEN), batch_size=batch_size, drop_last=drop_last, num_workers=num_workers))
 
-    found = alike(program)
+    found = same_as_torch(program)
     if not drop_last:
         assert sorted(chain.from_iterable(UNEVEN)) == sorted(chain.from_iterable(found))
 
 
 @NUM_WORKERS
-def test_without_batches_samples_come_one_by_one(num_workers: int) -> None:
-    found = alike(lambda kind: batches(kind(Shards(*UNEVEN), batch_size=None, num_workers=num_workers)))
+def test_samples_without_batching(num_workers: int) -> None:
+    found = same_as_torch(lambda kind: batches(kind(Shards(*UNEVEN), batch_size=None, num_workers=num_workers)))
     assert sorted(chain.from_iterable(UNEVEN)) == sorted(found)
 
 
 @pytest.mark.parametrize("shards", [([], [1, 2, 3]), ([1, 2, 3], []), ([], []), ([1],), ()], ids=str)
 @pytest.mark.parametrize("batch_size", [None, 2])
-def test_a_worker_may_have_nothing_to_yield(shards: Any, batch_size: int | None) -> None:
-    alike(lambda kind: batches(kind(Shards(*shards), batch_size=batch_size, num_workers=2)))
+def test_worker_with_nothing_to_yield(shards: Any, batch_size: int | None) -> None:
+    same_as_torch(lambda kind: batches(kind(Shards(*shards), batch_size=batch_size, num_workers=2)))
 
 
 @pytest.mark.parametrize("prefetch_factor", [1, 2, 5])
-def test_workers_that_end_at_different_times_keep_the_order(prefetch_factor: int) -> None:
+def test_workers_that_end_at_different_times_keep_torchs_order(prefetch_factor: int) -> None:
     shards = [list(range(100 * w, 100 * w + n)) for w, n in enumerate((1, 12, 5))]
 
     def program(kind: Any) -> Any:
         return batches(kind(Shards(*shards), batch_size=2, num_workers=3, prefetch_factor=prefetch_factor))
 
-    assert sorted(chain.from_iterable(shards)) == sorted(chain.from_iterable(alike(program)))
+    assert sorted(chain.from_iterable(shards)) == sorted(chain.from_iterable(same_as_torch(program)))
 
 
 @NUM_WORKERS
 @pytest.mark.parametrize("batch_size", [None, 2])
-def test_a_collate_fn_gets_what_torch_gives_it(num_workers: int, batch_size: int | None) -> None:
+def test_collate_fn_gets_the_same_as_from_torch(num_workers: int, batch_size: int | None) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Shards(*UNEVEN), batch_size=batch_size, num_workers=num_workers, collate_fn=as_list)
         return [(type(batch), batch) for batch in loader]
 
-    alike(program)
+    same_as_torch(program)
 
 
 class Rows(IterableDataset):
-    """A dict of tensors of ever greater shape, and text."""
+    """Dicts with tensors of growing shape, and text."""
 
     def __iter__(self) -> Iterator[Any]:
         for i in range(6):
@@ -70,12 +70,12 @@ class Rows(IterableDataset):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("batch_size", [None, 1, 2])
-def test_structured_samples_are_collated_as_torch_does(num_workers: int, batch_size: int | None) -> None:
-    alike(lambda kind: batches(kind(Rows(), batch_size=batch_size, num_workers=num_workers)))
+def test_structured_samples_are_collated_as_by_torch(num_workers: int, batch_size: int | None) -> None:
+    same_as_torch(lambda kind: batches(kind(Rows(), batch_size=batch_size, num_workers=num_workers)))
 
 
-class Told(IterableDataset):
-    """What get_worker_info says inside __iter__, and whether its dataset is this one; and random draws."""
+class WorkerInfoDataset(IterableDataset):
+    """Yields what get_worker_info returns inside __iter__, whether its dataset is this one, and random numbers."""
 
     def __init__(self) -> None:
         self.num_epochs = 0
@@ -91,18 +91,18 @@ class Told(IterableDataset):
 
 
 @pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (1, False), (2, False), (1, True), (2, True), (3, True)])
-def test_the_dataset_knows_its_worker_and_its_epoch(num_workers: int, persistent: bool) -> None:
+def test_dataset_knows_its_worker_and_epoch(num_workers: int, persistent: bool) -> None:
     def program(kind: Any) -> Any:
-        loader = kind(Told(), batch_size=2, num_workers=num_workers, persistent_workers=persistent, collate_fn=as_list)
+        loader = kind(WorkerInfoDataset(), batch_size=2, num_workers=num_workers, persistent_workers=persistent, collate_fn=as_list)
         return [batches(loader) for _ in range(3)]
 
-    epochs = alike(program)
+    epochs = same_as_torch(program)
     last = epochs[2][0][0]
     assert last[1] == (3 if persistent or num_workers == 0 else 1)
 
 
-class Ending(IterableDataset):
-    """Yields fewer samples each epoch, down to none."""
+class Shrinking(IterableDataset):
+    """A dataset that yields fewer samples each epoch, down to zero."""
 
     def __init__(self) -> None:
         self.left = 5
@@ -115,14 +115,14 @@ class Ending(IterableDataset):
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 def test_epochs_of_different_lengths_follow_each_other(num_workers: int) -> None:
     def program(kind: Any) -> Any:
-        loader = kind(Ending(), batch_size=2, num_workers=num_workers, persistent_workers=num_workers > 0)
+        loader = kind(Shrinking(), batch_size=2, num_workers=num_workers, persistent_workers=num_workers > 0)
         return [batches(loader) for _ in range(3)]
 
-    assert alike(program)[2] == []
+    assert same_as_torch(program)[2] == []
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_an_epoch_left_early_does_not_disturb_the_next(persistent: bool) -> None:
+def test_abandoned_epoch_does_not_affect_the_next(persistent: bool) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Shards(*UNEVEN), batch_size=2, num_workers=2, persistent_workers=persistent)
         found = []
@@ -133,11 +133,11 @@ def test_an_epoch_left_early_does_not_disturb_the_next(persistent: bool) -> None
                 found.append(batch.tolist())
         return found
 
-    alike(program)
+    same_as_torch(program)
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_an_endless_dataset_is_read_no_further_than_asked(num_workers: int) -> None:
+def test_endless_dataset_is_read_only_as_far_as_needed(num_workers: int) -> None:
     class Endless(IterableDataset):
         def __iter__(self) -> Iterator[int]:
             at = 0
@@ -149,22 +149,22 @@ def test_an_endless_dataset_is_read_no_further_than_asked(num_workers: int) -> N
         stream = iter(kind(Endless(), batch_size=3, num_workers=num_workers))
         return [next(stream).tolist() for _ in range(7)]
 
-    alike(program)
+    same_as_torch(program)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_iterator_at_its_end_stays_there(num_workers: int) -> None:
+def test_exhausted_iterator_stays_exhausted(num_workers: int) -> None:
     def program(kind: Any) -> Any:
         stream = iter(kind(Shards([1, 2], [3]), batch_size=2, num_workers=num_workers))
         return [next(stream, "end") for _ in range(5)]
 
-    assert alike(program)[2:] == ["end"] * 3
+    assert same_as_torch(program)[2:] == ["end"] * 3
 
 
-@pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
+@pytest.mark.slow(reason="workers start as new interpreters, which import everything again")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_sharding_is_the_same_however_workers_start(method: str) -> None:
+def test_sharding_is_the_same_with_every_start_method(method: str) -> None:
     def program(kind: Any) -> Any:
         return batches(kind(Shards(*UNEVEN), batch_size=2, num_workers=2, multiprocessing_context=method))
 
-    alike(program)
+    same_as_torch(program)

@@ -1,4 +1,4 @@
-"""The length of an iterable dataset's loader: a guess, and warnings when it proves wrong."""
+"""The length of a loader over an iterable dataset is an estimate, with warnings if it proves wrong."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shmload import ShmLoader
-from tests.behaviour.behaviour_kit import Shards, Sized, alike, batches, raised
+from tests.behaviour.behaviour_kit import Shards, Sized, batches, raised, same_as_torch
 
 BEGIN = "Length of IterableDataset Sized(3) was reported to be 3(when accessing len(dataloader)), but "
 ADVICE = (
@@ -29,46 +29,46 @@ ADVICE = (
     ],
     ids=str,
 )
-def test_the_length_is_rounded_from_the_datasets(options: dict[str, Any], expected: int, num_workers: int) -> None:
+def test_length_is_computed_from_the_datasets(options: dict[str, Any], expected: int, num_workers: int) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Sized(7, [1]), num_workers=num_workers, **options)
         before = loader._IterableDataset_len_called
         return before, len(loader), loader._IterableDataset_len_called
 
-    assert alike(program) == (None, expected, 7)
+    assert same_as_torch(program) == (None, expected, 7)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_without_a_length_asking_for_it_is_a_type_error(num_workers: int) -> None:
-    error = alike(lambda kind: raised(lambda: len(kind(Shards([1]), num_workers=num_workers))))
+def test_len_without_a_length_is_a_type_error(num_workers: int) -> None:
+    error = same_as_torch(lambda kind: raised(lambda: len(kind(Shards([1]), num_workers=num_workers))))
     assert error.kind is TypeError
     assert error.first == "object of type 'Shards' has no len()"
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_iterators_length_is_its_samplers_which_has_none(num_workers: int) -> None:
+def test_len_of_an_iterator_is_a_type_error(num_workers: int) -> None:
     def program(kind: Any) -> Any:
         return raised(lambda: len(iter(kind(Sized(3, [1, 2, 3]), batch_size=None, num_workers=num_workers))))
 
-    assert alike(program).kind is TypeError
+    assert same_as_torch(program).kind is TypeError
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_no_length_asked_for_no_warning(num_workers: int) -> None:
-    alike(lambda kind: batches(kind(Sized(1, [1, 2], [3, 4]), num_workers=num_workers)))
+def test_no_warning_if_len_was_never_called(num_workers: int) -> None:
+    same_as_torch(lambda kind: batches(kind(Sized(1, [1, 2], [3, 4]), num_workers=num_workers)))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_more_batches_than_the_length_said_are_warned_about_each_time(num_workers: int) -> None:
+def test_every_batch_beyond_the_length_gives_a_warning(num_workers: int) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Sized(3, [1, 2, 3], [4, 5]), num_workers=num_workers)
         return len(loader), batches(loader)
 
-    alike(program, num_warnings=2)
+    same_as_torch(program, num_warnings=2)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_warning_names_dataset_length_and_count(num_workers: int) -> None:
+def test_warning_names_dataset_length_and_count(num_workers: int) -> None:
     loader = ShmLoader(Sized(3, [1, 2], [3, 4]), num_workers=num_workers)
     assert len(loader) == 3
     with pytest.warns(UserWarning, match="samples have been fetched") as caught:
@@ -78,20 +78,20 @@ def test_the_warning_names_dataset_length_and_count(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_length_asked_for_during_an_epoch_counts_from_the_next(num_workers: int) -> None:
+def test_len_called_during_an_epoch_affects_warnings_of_the_next(num_workers: int) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Sized(1, [1, 2], [3]), num_workers=num_workers, persistent_workers=num_workers > 0)
         stream = iter(loader)
         first = [next(stream).tolist(), len(loader), batches(stream)]
         return first, batches(loader)
 
-    alike(program, num_warnings=2)
+    same_as_torch(program, num_warnings=2)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_length_too_great_is_not_warned_about(num_workers: int) -> None:
+def test_too_large_length_gives_no_warning(num_workers: int) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Sized(100, [1, 2], [3]), num_workers=num_workers)
         return len(loader), batches(loader)
 
-    alike(program)
+    same_as_torch(program)

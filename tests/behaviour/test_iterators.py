@@ -1,4 +1,4 @@
-"""Several iterators, abandoned ones, ones that outlive their loader."""
+"""Several iterators of a loader, abandoned iterators, and iterators that outlive their loader."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from shmload import ShmLoader
-from tests.behaviour.behaviour_kit import KINDS, Numbers, alike, batches, raised
+from tests.behaviour.behaviour_kit import KINDS, Numbers, batches, raised, same_as_torch
 
 NUM_WORKERS = pytest.mark.parametrize("num_workers", [0, 2])
 
@@ -22,15 +22,15 @@ def num_workers_alive() -> int:
 
 
 @NUM_WORKERS
-def test_two_iterators_at_once_do_not_disturb_each_other(num_workers: int) -> None:
+def test_two_simultaneous_iterators_do_not_affect_each_other(num_workers: int) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Numbers(9), batch_size=2, num_workers=num_workers, shuffle=True)
         return [(a.tolist(), b.tolist()) for a, b in zip(loader, loader, strict=True)]
 
-    alike(program)
+    same_as_torch(program)
 
 
-def test_two_iterators_of_workers_that_persist_are_one_that_begins_anew() -> None:
+def test_second_iterator_of_persistent_workers_resets_the_first() -> None:
     def program(kind: Any) -> Any:
         loader = kind(Numbers(9), batch_size=2, num_workers=2, persistent_workers=True)
         first = iter(loader)
@@ -38,11 +38,11 @@ def test_two_iterators_of_workers_that_persist_are_one_that_begins_anew() -> Non
         second = iter(loader)
         return found, first is second, batches(first), batches(second)
 
-    assert alike(program)[1:] == (True, [[0, 1], [2, 3], [4, 5], [6, 7], [8]], [])
+    assert same_as_torch(program)[1:] == (True, [[0, 1], [2, 3], [4, 5], [6, 7], [8]], [])
 
 
 @NUM_WORKERS
-def test_two_loaders_of_one_dataset_and_one_sampler_share_what_torchs_share(num_workers: int) -> None:
+def test_two_loaders_of_one_dataset_and_one_sampler(num_workers: int) -> None:
     class Once:
         """A sampler that is its own iterator."""
 
@@ -63,12 +63,12 @@ def test_two_loaders_of_one_dataset_and_one_sampler_share_what_torchs_share(num_
         a, b = (iter(kind(dataset, sampler=sampler, num_workers=num_workers)) for _ in range(2))
         return next(a), next(b), batches(a), batches(b)
 
-    alike(program)
+    same_as_torch(program)
 
 
 @KINDS
 @pytest.mark.parametrize("persistent", [False, True])
-def test_an_abandoned_iterator_takes_its_workers_with_it(kind: Any, persistent: bool) -> None:
+def test_workers_of_an_abandoned_iterator_end(kind: Any, persistent: bool) -> None:
     before = num_workers_alive()
     loader = kind(Numbers(100), num_workers=2, persistent_workers=persistent)
     stream = iter(loader)
@@ -83,7 +83,7 @@ def test_an_abandoned_iterator_takes_its_workers_with_it(kind: Any, persistent: 
 
 
 @KINDS
-def test_an_epochs_end_ends_workers_that_do_not_persist(kind: Any) -> None:
+def test_workers_that_do_not_persist_end_with_the_epoch(kind: Any) -> None:
     before = num_workers_alive()
     loader = kind(Numbers(8), num_workers=2)
     stream = iter(loader)
@@ -96,7 +96,7 @@ def test_an_epochs_end_ends_workers_that_do_not_persist(kind: Any) -> None:
 
 
 @KINDS
-def test_workers_start_with_iter_and_not_before(kind: Any) -> None:
+def test_workers_start_with_iter(kind: Any) -> None:
     before = num_workers_alive()
     loader = kind(Numbers(8), num_workers=2)
     len(loader)
@@ -108,7 +108,7 @@ def test_workers_start_with_iter_and_not_before(kind: Any) -> None:
 
 @NUM_WORKERS
 @pytest.mark.parametrize("persistent", [False, True])
-def test_an_iterator_works_on_without_its_loader(num_workers: int, persistent: bool) -> None:
+def test_iterator_outlives_its_loader(num_workers: int, persistent: bool) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Numbers(8), batch_size=3, num_workers=num_workers, persistent_workers=persistent and num_workers > 0)
         stream = iter(loader)
@@ -117,11 +117,11 @@ def test_an_iterator_works_on_without_its_loader(num_workers: int, persistent: b
         gc.collect()
         return first, batches(stream)
 
-    assert alike(program) == ([0, 1, 2], [[3, 4, 5], [6, 7]])
+    assert same_as_torch(program) == ([0, 1, 2], [[3, 4, 5], [6, 7]])
 
 
 @NUM_WORKERS
-def test_an_iterator_is_torchs_and_its_own_iterator(num_workers: int) -> None:
+def test_iterator_is_an_instance_of_torchs_class_and_its_own_iterator(num_workers: int) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Numbers(9), batch_size=2, num_workers=num_workers)
         stream = iter(loader)
@@ -129,11 +129,11 @@ def test_an_iterator_is_torchs_and_its_own_iterator(num_workers: int) -> None:
         next(stream)
         return isinstance(stream, _BaseDataLoaderIter), iter(stream) is stream, lengths, len(stream)
 
-    assert alike(program) == (True, True, [5, 5], 5)
+    assert same_as_torch(program) == (True, True, [5, 5], 5)
 
 
 @NUM_WORKERS
-def test_an_iterator_is_not_pickled(num_workers: int) -> None:
+def test_pickling_an_iterator_is_an_error(num_workers: int) -> None:
     def program(kind: Any) -> Any:
         stream = iter(kind(Numbers(9), num_workers=num_workers))
         try:
@@ -143,22 +143,22 @@ def test_an_iterator_is_not_pickled(num_workers: int) -> None:
             return error.args[0]
         return None
 
-    assert alike(program) == "{} cannot be pickled"
+    assert same_as_torch(program) == "{} cannot be pickled"
 
 
 @NUM_WORKERS
-def test_an_empty_dataset_gives_an_empty_epoch(num_workers: int) -> None:
+def test_empty_dataset_gives_an_empty_epoch(num_workers: int) -> None:
     def program(kind: Any) -> Any:
         loader = kind([], num_workers=num_workers)
         return len(loader), batches(loader), batches(loader)
 
-    assert alike(program) == (0, [], [])
+    assert same_as_torch(program) == (0, [], [])
 
 
 @NUM_WORKERS
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_a_dataset_that_grows_between_epochs_is_seen_as_torchs_is(num_workers: int, persistent: bool, shuffle: bool) -> None:
+def test_dataset_that_grows_between_epochs(num_workers: int, persistent: bool, shuffle: bool) -> None:
     def program(kind: Any) -> Any:
         dataset = [0, 1, 2, 3]
         loader = kind(
@@ -168,25 +168,25 @@ def test_a_dataset_that_grows_between_epochs_is_seen_as_torchs_is(num_workers: i
         dataset += [4, 5, 6]
         return first, len(loader), raised(lambda: batches(loader)) or batches(loader)
 
-    alike(program)
+    same_as_torch(program)
 
 
-def test_workers_alternate_over_batches_in_each_epoch() -> None:
-    class Who(Numbers):
+def test_workers_alternate_between_batches_in_every_epoch() -> None:
+    class WorkerIds(Numbers):
         def __getitem__(self, index: int) -> Any:
             return get_worker_info().id
 
     def program(kind: Any) -> Any:
-        loader = kind(Who(5), num_workers=3, persistent_workers=True)
+        loader = kind(WorkerIds(5), num_workers=3, persistent_workers=True)
         found = [batches(loader)]
         for _ in zip(loader, range(2), strict=False):
             pass
         return [*found, batches(loader)]
 
-    assert alike(program) == [[[0], [1], [2], [0], [1]]] * 2
+    assert same_as_torch(program) == [[[0], [1], [2], [0], [1]]] * 2
 
 
-def test_shutting_down_twice_is_allowed_and_ends_the_workers() -> None:
+def test_shutdown_can_be_called_twice_and_ends_the_workers() -> None:
     for kind in (DataLoader, ShmLoader):
         before = num_workers_alive()
         stream = iter(kind(Numbers(100), num_workers=2))

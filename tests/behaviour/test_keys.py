@@ -1,4 +1,4 @@
-"""What a sampler yields reaches the dataset as it is: type, identity of batches, order."""
+"""The dataset gets exactly what a sampler yields: types, identity of batches, order."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
-from tests.behaviour.behaviour_kit import WORKERS, Numbers, alike, as_list, batches, outcomes, raised
+from tests.behaviour.behaviour_kit import WORKERS, Numbers, as_list, batches, outcomes, raised, same_as_torch
 
 
 class Keys(Numbers):
-    """Each sample is the type and the value of its key."""
+    """A dataset whose samples are the type and value of their key."""
 
     def __getitem__(self, key: Any) -> Any:
         return type(key).__name__, str(key)
@@ -39,7 +39,7 @@ SAMPLERS: dict[str, Any] = {
     "range": range(4),
     "bytes": [b"a", b"b"],
 }
-TURNED = {  # keys that are ints in another guise
+INT_LIKE_KEYS = {  # keys that behave like ints
     "bool": [True, False],
     "numpy int": list(np.arange(3)),
     "numpy array": np.arange(3),
@@ -55,21 +55,21 @@ def differs(reason: str) -> Any:
 
 @pytest.mark.parametrize("batch_size", [None, 2])
 @pytest.mark.parametrize(("name", "num_workers"), [(name, 0) for name in SAMPLERS] + [(name, 2) for name in SAMPLERS])
-def test_a_samplers_keys_reach_the_dataset(name: str, batch_size: int | None, num_workers: int) -> None:
+def test_keys_of_a_sampler_reach_the_dataset(name: str, batch_size: int | None, num_workers: int) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Keys(), sampler=SAMPLERS[name], batch_size=batch_size, num_workers=num_workers, collate_fn=as_list)
         return outcomes(iter(loader))
 
-    alike(program)
+    same_as_torch(program)
 
 
 @WORKERS
-@pytest.mark.parametrize("name", TURNED)
-def test_keys_like_ints_keep_their_type(name: str, num_workers: int) -> None:
+@pytest.mark.parametrize("name", INT_LIKE_KEYS)
+def test_int_like_keys_keep_their_type(name: str, num_workers: int) -> None:
     def program(kind: Any) -> Any:
-        return batches(kind(Keys(), sampler=TURNED[name], batch_size=2, num_workers=num_workers, collate_fn=as_list))
+        return batches(kind(Keys(), sampler=INT_LIKE_KEYS[name], batch_size=2, num_workers=num_workers, collate_fn=as_list))
 
-    alike(program)
+    same_as_torch(program)
 
 
 BATCHES: dict[str, Any] = {
@@ -88,57 +88,57 @@ BATCHES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(("name", "num_workers"), [(name, 0) for name in BATCHES] + [(name, 2) for name in BATCHES])
-def test_a_batch_samplers_batches_reach_the_dataset_key_by_key(name: str, num_workers: int) -> None:
+def test_batches_of_a_batch_sampler_reach_the_dataset_key_by_key(name: str, num_workers: int) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Keys(), batch_sampler=BATCHES[name], num_workers=num_workers, collate_fn=as_list)
         return len(loader), outcomes(iter(loader))
 
-    alike(program)
+    same_as_torch(program)
 
 
 @pytest.mark.parametrize(("name", "num_workers"), [(name, 0) for name in BATCHES] + [(name, 2) for name in BATCHES])
-def test_getitems_gets_the_batch_samplers_own_batch(name: str, num_workers: int) -> None:
+def test_getitems_gets_the_batch_of_the_batch_sampler(name: str, num_workers: int) -> None:
     def program(kind: Any) -> Any:
         loader = kind(KeyBatches(), batch_sampler=BATCHES[name], num_workers=num_workers)
         return outcomes(iter(loader))
 
-    alike(program)
+    same_as_torch(program)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_getitems_is_called_with_a_collate_fn_too(num_workers: int) -> None:
+def test_getitems_is_also_called_with_a_collate_fn(num_workers: int) -> None:
     def program(kind: Any) -> Any:
         loader = kind(KeyBatches(), batch_size=2, num_workers=num_workers, collate_fn=as_list)
         return outcomes(iter(loader))
 
-    assert alike(program)[0] == [("list", "int", "0"), ("list", "int", "1")]
+    assert same_as_torch(program)[0] == [("list", "int", "0"), ("list", "int", "1")]
 
 
 @WORKERS
-def test_a_batch_of_nothing_is_told_in_torchs_words(num_workers: int) -> None:
-    alike(lambda kind: outcomes(iter(kind(Numbers(), batch_sampler=[[0], [], [1]], num_workers=num_workers))))
+def test_error_for_an_empty_batch_is_torchs(num_workers: int) -> None:
+    same_as_torch(lambda kind: outcomes(iter(kind(Numbers(), batch_sampler=[[0], [], [1]], num_workers=num_workers))))
 
 
 @WORKERS
-def test_a_generator_as_sampler_is_used_up(num_workers: int) -> None:
+def test_generator_as_sampler_is_exhausted(num_workers: int) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Numbers(), sampler=(i for i in range(5)), batch_size=2, num_workers=num_workers)
         return batches(loader), batches(loader)
 
-    assert alike(program) == ([[0, 1], [2, 3], [4]], [])
+    assert same_as_torch(program) == ([[0, 1], [2, 3], [4]], [])
 
 
 @WORKERS
-def test_a_sampler_without_length_has_a_loader_without_length(num_workers: int) -> None:
+def test_loader_of_a_sampler_without_length_has_none(num_workers: int) -> None:
     def program(kind: Any) -> Any:
         loader = kind(Numbers(), sampler=iter(range(5)), batch_size=2, num_workers=num_workers)
         return raised(lambda: len(loader)), batches(loader)
 
-    assert alike(program)[0].kind is TypeError
+    assert same_as_torch(program)[0].kind is TypeError
 
 
 class NoLength:
-    """A dataset that only knows its samples."""
+    """A dataset without a length."""
 
     def __getitem__(self, index: int) -> int:
         if index > 4:
@@ -148,32 +148,32 @@ class NoLength:
 
 @WORKERS
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_a_dataset_without_length_is_met_where_torch_meets_it(num_workers: int, shuffle: bool) -> None:
-    alike(lambda kind: raised(lambda: next(iter(kind(NoLength(), num_workers=num_workers, shuffle=shuffle)))))
-    alike(lambda kind: outcomes(iter(kind(NoLength(), sampler=range(7), num_workers=num_workers))))
+def test_dataset_without_length_fails_when_torchs_does(num_workers: int, shuffle: bool) -> None:
+    same_as_torch(lambda kind: raised(lambda: next(iter(kind(NoLength(), num_workers=num_workers, shuffle=shuffle)))))
+    same_as_torch(lambda kind: outcomes(iter(kind(NoLength(), sampler=range(7), num_workers=num_workers))))
 
 
 @WORKERS
-def test_a_dict_of_ints_is_a_dataset(num_workers: int) -> None:
+def test_dict_of_ints_can_be_a_dataset(num_workers: int) -> None:
     dataset = {i: 10 * i for i in range(5)}
-    assert alike(lambda kind: batches(kind(dataset, batch_size=2, num_workers=num_workers)))[1] == [20, 30]
-    alike(lambda kind: outcomes(iter(kind({"a": 1}, num_workers=num_workers))))
+    assert same_as_torch(lambda kind: batches(kind(dataset, batch_size=2, num_workers=num_workers)))[1] == [20, 30]
+    same_as_torch(lambda kind: outcomes(iter(kind({"a": 1}, num_workers=num_workers))))
 
 
 @pytest.mark.parametrize(
     ("how", "num_workers"), [(how, num_workers) for how in ("none", "short", "long", "tuple", "raises") for num_workers in (0, 2)]
 )
-def test_getitems_may_answer_as_it_likes(how: str, num_workers: int) -> None:
-    class Answering(Numbers):
+def test_getitems_that_returns_something_else_is_handled_as_by_torch(how: str, num_workers: int) -> None:
+    class AnyResult(Numbers):
         def __getitems__(self, keys: Any) -> Any:
             if how == "raises":
                 raise KeyError("batch")
             return {"none": None, "short": keys[1:], "long": [*keys, 0], "tuple": tuple(keys)}[how]
 
     def program(kind: Any) -> Any:
-        return outcomes(iter(kind(Answering(6), batch_size=2, num_workers=num_workers)))
+        return outcomes(iter(kind(AnyResult(6), batch_size=2, num_workers=num_workers)))
 
-    alike(program)
+    same_as_torch(program)
 
 
 @WORKERS
@@ -181,7 +181,7 @@ def test_getitems_set_to_none_is_not_called(num_workers: int) -> None:
     class Disabled(Numbers):
         __getitems__ = None
 
-    assert alike(lambda kind: batches(kind(Disabled(3), batch_size=2, num_workers=num_workers))) == [[0, 1], [2]]
+    assert same_as_torch(lambda kind: batches(kind(Disabled(3), batch_size=2, num_workers=num_workers))) == [[0, 1], [2]]
 
 
 @WORKERS
@@ -190,11 +190,11 @@ def test_getitems_is_not_called_without_batches(num_workers: int) -> None:
         def __getitems__(self, keys: Any) -> Any:
             raise AssertionError("called")
 
-    assert alike(lambda kind: batches(kind(Refusing(3), batch_size=None, num_workers=num_workers))) == [0, 1, 2]
+    assert same_as_torch(lambda kind: batches(kind(Refusing(3), batch_size=None, num_workers=num_workers))) == [0, 1, 2]
 
 
 @WORKERS
-def test_samplers_subclassed_or_changed_by_the_user_are_asked(num_workers: int) -> None:
+def test_samplers_subclassed_or_changed_by_the_user_are_used(num_workers: int) -> None:
     class Backwards(SequentialSampler):
         def __iter__(self) -> Any:
             return iter(range(len(self) - 1, -1, -1))
@@ -215,4 +215,4 @@ def test_samplers_subclassed_or_changed_by_the_user_are_asked(num_workers: int) 
             batches(loader),
         )
 
-    alike(program)
+    same_as_torch(program)

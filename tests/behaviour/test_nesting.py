@@ -1,4 +1,4 @@
-"""Loaders within datasets, within workers, and in forked trainers."""
+"""Loaders inside datasets, inside workers, and in forked trainers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from torch.utils.data import IterableDataset, get_worker_info
 
-from tests.behaviour.behaviour_kit import DEADLINE_S, KINDS, WORKERS, Numbers, alike, batches, raised
+from tests.behaviour.behaviour_kit import DEADLINE_S, KINDS, WORKERS, Numbers, batches, raised, same_as_torch
 
 
 class OfLoaders(Numbers):
-    """Sample i is an epoch of a loader of its own."""
+    """A dataset whose sample i is an epoch of another loader."""
 
     def __init__(self, kind: Any, **options: Any) -> None:
         super().__init__(3)
@@ -27,7 +27,7 @@ class OfLoaders(Numbers):
 
 
 class Streaming(IterableDataset):
-    """Goes over a loader of its own."""
+    """An iterable dataset that iterates another loader."""
 
     def __init__(self, kind: Any) -> None:
         self.loader = kind(Numbers(7), batch_size=None, shuffle=True)
@@ -37,31 +37,31 @@ class Streaming(IterableDataset):
 
 
 @WORKERS
-def test_a_dataset_may_use_a_loader_without_workers(num_workers: int) -> None:
+def test_dataset_can_use_a_loader_without_workers(num_workers: int) -> None:
     def program(kind: Any) -> Any:
         return batches(kind(OfLoaders(kind), batch_size=None, num_workers=num_workers))
 
-    assert alike(program) == [[1, True], [3, True], [6, True]]
+    assert same_as_torch(program) == [[1, True], [3, True], [6, True]]
 
 
 @WORKERS
-def test_a_stream_may_come_from_a_loader(num_workers: int) -> None:
-    alike(lambda kind: batches(kind(Streaming(kind), batch_size=2, num_workers=num_workers)))
+def test_iterable_dataset_can_use_a_loader(num_workers: int) -> None:
+    same_as_torch(lambda kind: batches(kind(Streaming(kind), batch_size=2, num_workers=num_workers)))
 
 
-def test_a_dataset_without_workers_may_use_a_loader_with_some() -> None:
-    assert alike(lambda kind: batches(kind(OfLoaders(kind, num_workers=1), batch_size=None)))[2] == [6, True]
+def test_dataset_without_workers_can_use_a_loader_with_workers() -> None:
+    assert same_as_torch(lambda kind: batches(kind(OfLoaders(kind, num_workers=1), batch_size=None)))[2] == [6, True]
 
 
-def test_a_worker_may_have_no_workers() -> None:
-    error = alike(lambda kind: raised(lambda: batches(kind(OfLoaders(kind, num_workers=1), num_workers=1))))
+def test_worker_cannot_start_workers() -> None:
+    error = same_as_torch(lambda kind: raised(lambda: batches(kind(OfLoaders(kind, num_workers=1), num_workers=1))))
     assert error.kind is AssertionError
     assert error.first == "Caught AssertionError in DataLoader worker process 0."
     assert error.last == "AssertionError: daemonic processes are not allowed to have children"
 
 
 def in_a_child(program: Any) -> Any:
-    """What `program` returns in a child of a bare os.fork."""
+    """Returns what `program` returns in a child made by os.fork."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -78,7 +78,7 @@ def in_a_child(program: Any) -> Any:
 
 @KINDS
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_forked_child_iterates_a_loader_of_its_own_while_the_trainer_does(kind: Any, num_workers: int) -> None:
+def test_forked_child_iterates_another_loader_at_the_same_time(kind: Any, num_workers: int) -> None:
     loader = kind(Numbers(6), batch_size=2, num_workers=2)
     stream = iter(loader)
     first = next(stream).tolist()
@@ -88,7 +88,7 @@ def test_a_forked_child_iterates_a_loader_of_its_own_while_the_trainer_does(kind
 
 
 @KINDS
-def test_a_forked_child_may_begin_an_epoch_of_the_trainers_loader(kind: Any) -> None:
+def test_forked_child_can_begin_an_epoch_of_the_trainers_loader(kind: Any) -> None:
     loader = kind(Numbers(6), batch_size=2, num_workers=1)
     batches(loader)
     assert in_a_child(lambda: batches(loader)) == [[0, 1], [2, 3], [4, 5]]
@@ -104,7 +104,7 @@ def child_epoch(loader: Any, pipe: Any) -> None:
 
 
 @KINDS
-def test_a_child_of_multiprocessing_may_iterate_a_loader_made_here(kind: Any) -> None:
+def test_child_of_multiprocessing_can_iterate_the_parents_loader(kind: Any) -> None:
     context = multiprocessing.get_context("fork")
     loader = kind(Numbers(6), batch_size=2, num_workers=1)
     reader, writer = context.Pipe(duplex=False)
@@ -118,7 +118,7 @@ def test_a_child_of_multiprocessing_may_iterate_a_loader_made_here(kind: Any) ->
 
 
 @KINDS
-def test_a_child_that_leaves_does_not_end_the_trainers_workers(kind: Any) -> None:
+def test_exit_of_a_child_does_not_end_the_trainers_workers(kind: Any) -> None:
     loader = kind(Numbers(6), batch_size=2, num_workers=2, persistent_workers=True)
     first = batches(loader)
     context = multiprocessing.get_context("fork")

@@ -1,4 +1,4 @@
-"""torch's private names that other programs are known to read: trainers, profilers, samplers, stateful loaders."""
+"""Private names of torch's loader that other programs use: trainers, profilers, samplers, stateful loaders."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch.utils.data import ChainDataset, ConcatDataset, Dataset, StackDataset, Subset, random_split
 
 from shmload import ShmLoader
-from tests.behaviour.behaviour_kit import KINDS, Numbers, Shards, alike, batches, raised
+from tests.behaviour.behaviour_kit import KINDS, Numbers, Shards, batches, raised, same_as_torch
 
-OF_LOADER = ["_dataset_kind", "_auto_collation", "_IterableDataset_len_called", "_iterator", "_DataLoader__initialized"]
-OF_ITERATOR = [
+LOADER_NAMES = ["_dataset_kind", "_auto_collation", "_IterableDataset_len_called", "_iterator", "_DataLoader__initialized"]
+ITERATOR_NAMES = [
     "_auto_collation",
     "_base_seed",
     "_dataset_kind",
@@ -26,13 +26,13 @@ OF_ITERATOR = [
     "_shared_seed",
     "_timeout",
 ]
-OF_ITERATOR_WITH_WORKERS = ["_prefetch_factor", "_in_order", "_shutdown", "_worker_init_fn"]
+WORKER_ITERATOR_NAMES = ["_prefetch_factor", "_in_order", "_shutdown", "_worker_init_fn"]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("options", [{}, {"batch_size": None}, {"batch_sampler": [[1, 2]]}], ids=str)
 @pytest.mark.parametrize("iterable", [False, True])
-def test_names_of_the_loader(num_workers: int, options: dict[str, Any], iterable: bool) -> None:
+def test_private_attributes_of_the_loader(num_workers: int, options: dict[str, Any], iterable: bool) -> None:
     if iterable and "batch_sampler" in options:
         options = {"drop_last": True}
 
@@ -40,35 +40,35 @@ def test_names_of_the_loader(num_workers: int, options: dict[str, Any], iterable
         loader = kind(Shards([1]) if iterable else Numbers(), num_workers=num_workers, **options)
         sampler = loader._index_sampler
         is_own = sampler is (loader.batch_sampler if loader._auto_collation else loader.sampler)
-        return [getattr(loader, name) for name in OF_LOADER], is_own, type(sampler)
+        return [getattr(loader, name) for name in LOADER_NAMES], is_own, type(sampler)
 
-    alike(program)
+    same_as_torch(program)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("name", OF_ITERATOR)
-def test_a_name_of_the_iterator(name: str, num_workers: int) -> None:
+@pytest.mark.parametrize("name", ITERATOR_NAMES)
+def test_private_attribute_of_the_iterator(name: str, num_workers: int) -> None:
     def program(kind: Any) -> Any:
         stream = iter(kind(Numbers(), num_workers=num_workers))
         before = getattr(stream, name)
         next(stream)
         return before, getattr(stream, name)
 
-    alike(program)
+    same_as_torch(program)
 
 
-@pytest.mark.parametrize("name", ["_prefetch_factor", *OF_ITERATOR_WITH_WORKERS[1:]])
-def test_a_name_of_the_iterator_with_workers(name: str) -> None:
+@pytest.mark.parametrize("name", ["_prefetch_factor", *WORKER_ITERATOR_NAMES[1:]])
+def test_private_attribute_of_the_iterator_with_workers(name: str) -> None:
     def program(kind: Any) -> Any:
         stream = iter(kind(Numbers(), num_workers=2))
         return getattr(stream, name, "missing")
 
-    assert alike(program) != "missing"
+    assert same_as_torch(program) != "missing"
 
 
 @KINDS
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_iterator_holds_the_loaders_own_objects(kind: Any, num_workers: int) -> None:
+def test_iterator_refers_to_the_loaders_objects(kind: Any, num_workers: int) -> None:
     loader = kind(Numbers(), num_workers=num_workers)
     stream = iter(loader)
     assert stream._dataset is loader.dataset
@@ -78,7 +78,7 @@ def test_the_iterator_holds_the_loaders_own_objects(kind: Any, num_workers: int)
 
 @KINDS
 @pytest.mark.parametrize("persistent", [False, True])
-def test_only_workers_that_persist_are_kept_by_the_loader(kind: Any, persistent: bool) -> None:
+def test_loader_keeps_only_persistent_workers(kind: Any, persistent: bool) -> None:
     loader = kind(Numbers(), num_workers=2, persistent_workers=persistent)
     assert loader._iterator is None
     stream = iter(loader)
@@ -87,7 +87,7 @@ def test_only_workers_that_persist_are_kept_by_the_loader(kind: Any, persistent:
 
 
 @KINDS
-def test_workers_are_processes_that_live_until_the_end(kind: Any) -> None:
+def test_workers_are_processes_that_live_until_the_end_of_the_epoch(kind: Any) -> None:
     loader = kind(Numbers(), num_workers=2, persistent_workers=True)
     stream = iter(loader)
     workers = list(stream._workers)
@@ -99,7 +99,7 @@ def test_workers_are_processes_that_live_until_the_end(kind: Any) -> None:
 
 
 @KINDS
-def test_a_trainer_may_shut_workers_down_as_lightning_does(kind: Any) -> None:
+def test_workers_can_be_shut_down_as_by_lightning(kind: Any) -> None:
     loader = kind(Numbers(5), num_workers=2, persistent_workers=True)
     assert len(batches(loader)) == 5
     loader._iterator._shutdown_workers()
@@ -107,19 +107,19 @@ def test_a_trainer_may_shut_workers_down_as_lightning_does(kind: Any) -> None:
     assert len(batches(loader)) == 5
 
 
-def test_after_a_shutdown_nothing_more_comes() -> None:
+def test_nothing_is_delivered_after_a_shutdown() -> None:
     def program(kind: Any) -> Any:
         stream = iter(kind(Numbers(50), num_workers=2))
         next(stream)
         stream._shutdown_workers()
         return raised(lambda: [next(stream, "end") for _ in range(10)]) is not None
 
-    alike(program)
+    same_as_torch(program)
 
 
 @KINDS
-def test_the_iterator_may_be_replaced_by_a_subclass_hook(kind: Any) -> None:
-    class Hooked(kind):  # type: ignore[misc,valid-type]  # a class known at run time only
+def test_subclass_can_override_get_iterator(kind: Any) -> None:
+    class Hooked(kind):  # type: ignore[misc,valid-type]  # a class known only at run time
         num_made = 0
 
         def _get_iterator(self) -> Any:
@@ -132,8 +132,8 @@ def test_the_iterator_may_be_replaced_by_a_subclass_hook(kind: Any) -> None:
 
 
 @KINDS
-def test_a_subclass_may_wrap_each_batch(kind: Any) -> None:
-    class Doubling(kind):  # type: ignore[misc,valid-type]  # a class known at run time only
+def test_subclass_can_wrap_each_batch(kind: Any) -> None:
+    class Doubling(kind):  # type: ignore[misc,valid-type]  # a class known only at run time
         def __iter__(self) -> Any:
             for batch in super().__iter__():
                 yield 2 * batch
@@ -146,7 +146,7 @@ def test_a_subclass_may_wrap_each_batch(kind: Any) -> None:
     assert len(loader) == 7
 
 
-def test_torchs_own_splitting_and_wrapping_of_datasets_is_seen_through() -> None:
+def test_torchs_subsets_and_wrappers_of_datasets() -> None:
     def program(kind: Any) -> Any:
         generator = torch.Generator().manual_seed(4)
         parts: list[Dataset[Any]] = [
@@ -158,20 +158,20 @@ def test_torchs_own_splitting_and_wrapping_of_datasets_is_seen_through() -> None
         ]
         return [[batches(kind(part, batch_size=3, num_workers=n)) for n in (0, 1)] for part in parts]
 
-    alike(program)
+    same_as_torch(program)
 
 
-def test_repr_is_the_loaders_own() -> None:
+def test_repr_is_shmloads() -> None:
     assert repr(ShmLoader(Numbers(3))).startswith("ShmLoader(Numbers, batch_size=1, num_workers=0, torch mode")
 
 
 @pytest.mark.parametrize("seed", [None, 7])
-def test_what_a_librarys_loader_does_around_the_iterator_is_done(seed: int | None) -> None:
-    class Doubling(torch.utils.data.DataLoader[Any]):  # as PyTorch Geometric's NeighborLoader joins features in the trainer
+def test_override_of_get_iterator_in_a_librarys_loader_is_called(seed: int | None) -> None:
+    class Doubling(torch.utils.data.DataLoader[Any]):  # as PyTorch Geometric's NeighborLoader adds features in the trainer
         def _get_iterator(self) -> Any:
             return (batch * 2 for batch in super()._get_iterator())
 
     class Both(Doubling, ShmLoader[Any]):
-        """What docs/libraries.md advises."""
+        """Combines both classes as docs/libraries.md advises."""
 
     assert [batch.tolist() for batch in Both(range(4), batch_size=2, seed=seed)] == [[0, 2], [4, 6]]

@@ -1,4 +1,4 @@
-"""What a program does with SIGCHLD, its children and its descriptors does not break a loader."""
+"""A loader works whatever a program does with SIGCHLD, its children and its descriptors."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.slow(reason="starts programs that import torch")
 TWO_EPOCHS = 2 * "[0, 1] [2, 3] [4, 5] [6, 7] "
 
 
-def said(*arguments: Any) -> str:
-    """What the program prints; it must say nothing on stderr but of workers that are replaced."""
+def output_of(*arguments: Any) -> str:
+    """Returns what the program prints. Its stderr may contain only messages about replaced workers."""
     command = [sys.executable, "-m", "tests.behaviour.habit_program", *map(str, arguments)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -30,16 +30,16 @@ def said(*arguments: Any) -> str:
 @pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode"])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize("habit", ["ignored", "handler", "waitpid", "closes"])
-def test_a_loader_works_in_a_program_that(habit: str, method: str, seed: int | None) -> None:
-    assert said(habit, method, seed, "") == TWO_EPOCHS
+def test_loader_works_in_a_program_with_habit(habit: str, method: str, seed: int | None) -> None:
+    assert output_of(habit, method, seed, "") == TWO_EPOCHS
 
 
 @pytest.mark.parametrize("habit", ["ignored", "handler"])
-def test_a_killed_worker_is_replaced_though_its_exit_code_is_lost(habit: str) -> None:
-    assert said(habit, "fork", 1, "kills") == f"{TWO_EPOCHS}killed"
+def test_killed_worker_is_replaced_even_if_its_exit_code_is_lost(habit: str) -> None:
+    assert output_of(habit, "fork", 1, "kills") == f"{TWO_EPOCHS}killed"
 
 
-def test_the_exit_code_of_a_process_that_the_program_has_reaped_is_unknown() -> None:
+def test_exit_code_of_a_process_reaped_by_the_program_is_unknown() -> None:
     process = multiprocessing.get_context("fork").Process(target=os._exit, args=(7,))
     process.start()
     os.waitpid(process.pid or 0, 0)
@@ -48,17 +48,17 @@ def test_the_exit_code_of_a_process_that_the_program_has_reaped_is_unknown() -> 
     assert "the code is unknown" in describe_exit(UNKNOWN_EXIT)
 
 
-def test_a_descriptor_that_the_program_has_reused_is_not_closed() -> None:
+def test_descriptor_reused_by_the_program_is_not_closed() -> None:
     reader, writer = os.pipe()
     kept = private_fds.keep(reader)
     os.close(reader)
     null = os.open(os.devnull, os.O_RDONLY)
     assert null == reader
     assert not private_fds.is_kept(kept)
-    anew = private_fds.keep(null)
+    kept_again = private_fds.keep(null)
     private_fds.close(kept)
-    assert private_fds.is_kept(anew)
-    private_fds.close(anew)
+    assert private_fds.is_kept(kept_again)
+    private_fds.close(kept_again)
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(null)
     os.close(writer)

@@ -1,4 +1,4 @@
-"""One iterator and several threads: each batch comes to one of them; who is inside while others close, look or fork harms nobody."""
+"""One iterator used by several threads: each batch goes to one thread, and next() is safe while others close, inspect or fork."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from torch.utils.data import IterableDataset, Sampler
 from shmload import ShmLoader
 from shmload.engine.turns import Turns
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Range
-from tests.behaviour.behaviour_kit import DEADLINE_S, Numbers, words
+from tests.behaviour.behaviour_kit import DEADLINE_S, Numbers, error_text
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*batches are still in use")  # four threads may hold as many
+pytestmark = pytest.mark.filterwarnings("ignore:.*batches are still in use")  # four threads may keep as many
 
 FORK = multiprocessing.get_context("fork")
 NUM_THREADS, N = 4, 2000
@@ -33,8 +33,8 @@ class Counting(IterableDataset[int]):
         return iter(range(N))
 
 
-def taken_by_threads(stream: Any) -> tuple[list[int], list[str]]:
-    """The samples that threads have taken of one iterator, and what they met that is no end."""
+def read_by_threads(stream: Any) -> tuple[list[int], list[str]]:
+    """Returns the samples that several threads got from one iterator, and unexpected errors."""
     together = threading.Barrier(NUM_THREADS)
     found: list[int] = []
     wrong: list[str] = []
@@ -61,7 +61,7 @@ def taken_by_threads(stream: Any) -> tuple[list[int], list[str]]:
 
 @pytest.fixture
 def quick_switches() -> Iterator[None]:
-    """Threads take turns all the time."""
+    """Makes Python switch threads very often."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -71,48 +71,48 @@ def quick_switches() -> Iterator[None]:
 @pytest.mark.usefixtures("quick_switches")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @MODES
-def test_each_batch_comes_to_one_thread(seed: int | None, num_workers: int) -> None:
-    prefetch = 8 if num_workers else None  # threads hold batches
+def test_each_batch_goes_to_one_thread(seed: int | None, num_workers: int) -> None:
+    prefetch = 8 if num_workers else None  # threads keep batches
     with ShmLoader(Numbers(N), 4, True, num_workers=num_workers, seed=seed, prefetch_factor=prefetch) as loader:
         for _ in range(2):
-            found, wrong = taken_by_threads(iter(loader))
+            found, wrong = read_by_threads(iter(loader))
             assert (wrong, sorted(found)) == ([], list(range(N)))
 
 
 @pytest.mark.usefixtures("quick_switches")
-def test_each_batch_of_an_iterable_dataset_comes_to_one_thread() -> None:
-    found, wrong = taken_by_threads(iter(ShmLoader(Counting(), 4, num_workers=1, prefetch_factor=8)))
+def test_each_batch_of_an_iterable_dataset_goes_to_one_thread() -> None:
+    found, wrong = read_by_threads(iter(ShmLoader(Counting(), 4, num_workers=1, prefetch_factor=8)))
     assert (wrong, sorted(found)) == ([], list(range(N)))
 
 
 @pytest.mark.usefixtures("quick_switches")
-def test_each_item_of_a_pipeline_comes_to_one_thread() -> None:
+def test_each_item_of_a_pipeline_goes_to_one_thread() -> None:
     def numbers(first: int, *stages: Any) -> Conveyer:
         work = DistributedBatchedMap(lambda i: i + first, n_workers=1)
         return Conveyer([Range(N, repeating=False), work, *stages])
 
     with numbers(0, Collate(4)) as batches:
-        found, wrong = taken_by_threads(batches)
+        found, wrong = read_by_threads(batches)
         assert (wrong, sorted(found)) == ([], list(range(N)))
     with Join([(numbers(0), 1), (numbers(N), 1)], stop="all") as items:
-        found, wrong = taken_by_threads(items)
+        found, wrong = read_by_threads(items)
         assert (wrong, sorted(found)) == ([], list(range(2 * N)))
 
 
-class Asking:
-    """Takes the next batch of an iterator while that is asked for one."""
+class ReentrantNext:
+    """A function that calls next() on an iterator within its next()."""
 
     def __init__(self) -> None:
         self.stream: Any = None
-        self.told: list[str] = []
+        self.results: list[str] = []
 
     def __call__(self) -> None:
         if self.stream is not None:
-            self.told.append(words(lambda: next(self.stream)))
+            self.results.append(error_text(lambda: next(self.stream)))
 
 
-class AskingSampler(Sampler[int]):
-    def __init__(self, asking: Asking) -> None:
+class ReentrantSampler(Sampler[int]):
+    def __init__(self, asking: ReentrantNext) -> None:
         self._asking = asking
 
     def __len__(self) -> int:
@@ -126,15 +126,15 @@ class AskingSampler(Sampler[int]):
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @MODES
-def test_a_sampler_that_asks_for_the_batch_it_is_asked_for_is_refused(seed: int | None, num_workers: int) -> None:
-    asking = Asking()
-    with ShmLoader(Numbers(40), 1, sampler=AskingSampler(asking), num_workers=num_workers, seed=seed) as loader:
+def test_next_called_by_the_sampler_within_next_is_an_error(seed: int | None, num_workers: int) -> None:
+    asking = ReentrantNext()
+    with ShmLoader(Numbers(40), 1, sampler=ReentrantSampler(asking), num_workers=num_workers, seed=seed) as loader:
         stream = iter(loader)
         found = [int(next(stream))]
         asking.stream = stream
         found += [int(batch) for batch in stream]
         assert found == list(range(40))
-        assert {text.split(":")[0] for text in asking.told} == {
+        assert {text.split(":")[0] for text in asking.results} == {
             "next() was called within next() of the same iterator, in the same thread. Samplers, datasets, callbacks and signal handlers "
             "that run during next() cannot take the next batch; take it after the first call has returned"
         }
@@ -142,7 +142,7 @@ def test_a_sampler_that_asks_for_the_batch_it_is_asked_for_is_refused(seed: int 
 
 
 class Gated(Numbers):
-    """Samples from 4 on wait for the gate."""
+    """A dataset whose samples from 4 on wait for the gate."""
 
     def __init__(self) -> None:
         super().__init__(40)
@@ -155,7 +155,7 @@ class Gated(Numbers):
 
 
 def is_in(thread: int, *names: str) -> bool:
-    """Whether a thread is in a function of these names."""
+    """Returns whether a thread is inside a function with one of these names."""
     frame = sys._current_frames().get(thread)
     while frame is not None:
         if frame.f_code.co_name in names:
@@ -164,15 +164,15 @@ def is_in(thread: int, *names: str) -> bool:
     return False
 
 
-def until(is_so: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], bool]) -> None:
     deadline, pause = monotonic() + DEADLINE_S, threading.Event()
-    while not is_so():
+    while not condition():
         assert monotonic() < deadline
         pause.wait(0.005)
 
 
-class Waiting:
-    """A loader in the middle of a pass, and a thread that waits in next()."""
+class WaitingThread:
+    """A loader during a pass, and a thread that waits in its next()."""
 
     def __init__(self, seed: int | None, **options: Any) -> None:
         self.dataset = Gated()
@@ -180,35 +180,35 @@ class Waiting:
         self.loader: Any = ShmLoader(self.dataset, 2, seed=seed, shuffle=False, multiprocessing_context=FORK, **options)
         self.stream = iter(self.loader)
         self.first = [next(self.stream).tolist(), next(self.stream).tolist()]
-        self.told: list[Any] = []
+        self.results: list[Any] = []
         self.thread = threading.Thread(target=self._take, daemon=True)
         self.thread.start()
-        until(lambda: is_in(self.thread.ident or 0, "_sleep_and_take", "wait_for_next"))  # it is inside, and sleeps
+        wait_until(lambda: is_in(self.thread.ident or 0, "_sleep_and_take", "wait_for_next"))  # it is inside next() and sleeps
 
     def _take(self) -> None:
         try:
-            self.told.append(next(self.stream).tolist())
+            self.results.append(next(self.stream).tolist())
         except BaseException as error:
-            self.told.append(f"{type(error).__name__}: {error}")
+            self.results.append(f"{type(error).__name__}: {error}")
 
 
 @MODES
-def test_closing_the_loader_ends_the_wait_of_another_thread(seed: int | None) -> None:
-    waiting = Waiting(seed)
+def test_close_ends_the_wait_of_another_thread(seed: int | None) -> None:
+    waiting = WaitingThread(seed)
     waiting.loader.close()
     waiting.thread.join(DEADLINE_S)
-    assert waiting.told == ["RuntimeError: this loader is closed: make a new one"]
+    assert waiting.results == ["RuntimeError: this loader is closed: make a new one"]
     assert waiting.first == [[0, 1], [2, 3]]
 
 
 @MODES
-def test_a_state_and_figures_are_told_while_another_thread_waits(seed: int | None) -> None:
-    waiting = Waiting(seed)
+def test_state_dict_and_stats_work_while_another_thread_waits(seed: int | None) -> None:
+    waiting = WaitingThread(seed)
     state, stats = waiting.loader.state_dict(), waiting.loader.stats()
     assert (state["position"], stats["batches"]) == (4 if seed else 2, 2)
     waiting.dataset.gate.set()
     waiting.thread.join(DEADLINE_S)
-    assert waiting.told == [[4, 5]]
+    assert waiting.results == [[4, 5]]
     waiting.loader.close()
     with ShmLoader(Numbers(40), 2, seed=seed, shuffle=False, num_workers=1, prefetch_factor=1) as again:
         again.load_state_dict(state)
@@ -216,8 +216,8 @@ def test_a_state_and_figures_are_told_while_another_thread_waits(seed: int | Non
 
 
 @MODES
-def test_an_interrupt_ends_the_wait_for_ones_turn(seed: int | None) -> None:
-    waiting = Waiting(seed)
+def test_interrupt_ends_the_wait_for_another_thread(seed: int | None) -> None:
+    waiting = WaitingThread(seed)
     me, heard = threading.get_ident(), threading.Event()
 
     def interrupted(*_: object) -> None:
@@ -226,8 +226,8 @@ def test_an_interrupt_ends_the_wait_for_ones_turn(seed: int | None) -> None:
             raise KeyboardInterrupt
 
     def interrupt() -> None:
-        until(lambda: is_in(me, "__next__"))
-        while not heard.is_set():  # Python's lock does not hear what comes just before it waits
+        wait_until(lambda: is_in(me, "__next__"))
+        while not heard.is_set():  # Python's lock ignores a signal that arrives just before the wait
             signal.pthread_kill(me, signal.SIGINT)
             heard.wait(0.05)
 
@@ -240,11 +240,11 @@ def test_an_interrupt_ends_the_wait_for_ones_turn(seed: int | None) -> None:
     signal.signal(signal.SIGINT, before)
     waiting.dataset.gate.set()
     waiting.thread.join(DEADLINE_S)
-    assert [waiting.told[0], *(batch.tolist() for batch in waiting.stream)] == [[i, i + 1] for i in range(4, 40, 2)]
+    assert [waiting.results[0], *(batch.tolist() for batch in waiting.stream)] == [[i, i + 1] for i in range(4, 40, 2)]
     waiting.loader.close()
 
 
-def test_a_fork_while_another_thread_is_inside_leaves_the_child_free() -> None:
+def test_child_forked_while_another_thread_is_in_next_is_not_blocked() -> None:
     turns, entered, leave = Turns(), threading.Event(), threading.Event()
 
     def stay() -> None:
@@ -261,12 +261,12 @@ def test_a_fork_while_another_thread_is_inside_leaves_the_child_free() -> None:
     if pid == 0:
         os._exit(0 if turns.lock.acquire(timeout=1) and not turns.is_taken else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert not turns.lock.acquire(blocking=False), "the parent's has stayed as it was"
+    assert not turns.lock.acquire(blocking=False), "the parent's lock is unchanged"
     leave.set()
     thread.join()
 
 
-def test_tensors_taken_by_threads_are_whole() -> None:
+def test_tensors_read_by_threads_are_complete() -> None:
     with ShmLoader(
         list(torch.arange(400).repeat_interleave(64).view(400, 64)), 2, num_workers=2, seed=3, prefetch_factor=8
     ) as loader:

@@ -1,4 +1,4 @@
-"""Loaders in threads: one made and read anywhere, and several at the same time."""
+"""Loaders in threads: made in one thread and read in another, and several at the same time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from tests.behaviour import threaded_program
-from tests.behaviour.behaviour_kit import DEADLINE_S, Numbers, alike, batches, run_program
+from tests.behaviour.behaviour_kit import DEADLINE_S, Numbers, batches, run_program, same_as_torch
 
 THREE = [[0, 1, 2], [3, 4, 5], [6, 7]]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_loader_may_be_iterated_in_a_thread(num_workers: int) -> None:
+def test_loader_can_be_iterated_in_a_thread(num_workers: int) -> None:
     def program(kind: Any) -> Any:
         found: list[Any] = []
 
@@ -27,10 +27,10 @@ def test_a_loader_may_be_iterated_in_a_thread(num_workers: int) -> None:
         thread.join(DEADLINE_S)
         return found
 
-    assert alike(program) == [THREE]
+    assert same_as_torch(program) == [THREE]
 
 
-def test_an_iterator_made_here_may_be_read_in_a_thread() -> None:
+def test_iterator_made_in_the_main_thread_can_be_read_in_another() -> None:
     def program(kind: Any) -> Any:
         found: list[Any] = []
         stream = iter(kind(Numbers(8), batch_size=3, num_workers=2))
@@ -40,10 +40,10 @@ def test_an_iterator_made_here_may_be_read_in_a_thread() -> None:
         thread.join(DEADLINE_S)
         return found, next(stream, "end")
 
-    assert alike(program) == (THREE, "end")
+    assert same_as_torch(program) == (THREE, "end")
 
 
-def test_a_thread_may_end_before_its_iterator() -> None:
+def test_thread_can_end_before_its_iterator() -> None:
     def program(kind: Any) -> Any:
         made: list[Any] = []
         thread = threading.Thread(target=lambda: made.append(iter(kind(Numbers(8), batch_size=3, num_workers=2))))
@@ -51,10 +51,10 @@ def test_a_thread_may_end_before_its_iterator() -> None:
         thread.join(DEADLINE_S)
         return batches(made.pop())
 
-    assert alike(program) == THREE
+    assert same_as_torch(program) == THREE
 
 
-@pytest.mark.slow(reason="a program of many loaders in threads, which imports torch")
+@pytest.mark.slow(reason="runs a program with many loaders in threads, which imports torch")
 @pytest.mark.parametrize("name", ["torch", "shmload"])
-def test_threads_may_each_iterate_a_loader_of_their_own(name: str) -> None:
+def test_threads_can_each_iterate_another_loader(name: str) -> None:
     assert json.loads(run_program(threaded_program, name)[-1]) == []

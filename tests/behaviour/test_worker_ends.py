@@ -1,4 +1,4 @@
-"""Samples that end their worker: what the trainer is told, in torch's words."""
+"""Samples that end their worker: the trainer's error equals torch's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.behaviour import ending_programs
 from tests.behaviour.behaviour_kit import run_program
 
-pytestmark = pytest.mark.slow(reason="programs that import torch start workers for every way to end")
+pytestmark = pytest.mark.slow(reason="runs programs that import torch and start workers for every way to end")
 TEXT = "DataLoader worker (pid(s) PID) exited unexpectedly"
 MEMORY = "It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit."
 
@@ -26,7 +26,7 @@ def left(code: int) -> str:
     )
 
 
-CAUSES: dict[str, str | None] = {  # None: torch knows none
+CAUSES: dict[str, str | None] = {  # None means that torch does not know the cause
     "SIGKILL": killed("Killed"),
     "SIGSEGV": killed("Segmentation fault"),
     "SIGBUS": killed("Bus error", MEMORY),
@@ -44,44 +44,46 @@ CAUSES: dict[str, str | None] = {  # None: torch knows none
 
 
 def run(name: str) -> dict[str, Any]:
-    """What that loader says about each way to end."""
+    """Returns the results of one loader for each way to end."""
     return dict(json.loads(line) for line in run_program(ending_programs, name))
 
 
 @pytest.fixture(scope="module")
-def torchs() -> dict[str, Any]:
+def torch_results() -> dict[str, Any]:
     return run("torch")
 
 
 @pytest.fixture(scope="module")
-def ours() -> dict[str, Any]:
+def shmload_results() -> dict[str, Any]:
     return run("shmload")
 
 
-def test_every_way_was_tried(torchs: dict[str, Any], ours: dict[str, Any]) -> None:
-    assert list(CAUSES) == list(ending_programs.WAYS) == list(torchs) == list(ours)
+def test_every_way_was_tried(torch_results: dict[str, Any], shmload_results: dict[str, Any]) -> None:
+    assert list(CAUSES) == list(ending_programs.WAYS) == list(torch_results) == list(shmload_results)
 
 
 @pytest.mark.parametrize("way", list(CAUSES))
-def test_an_end_is_told_with_its_cause(way: str, torchs: dict[str, Any], ours: dict[str, Any]) -> None:
-    got, cause = ours[way], CAUSES[way]
+def test_error_names_the_cause(way: str, torch_results: dict[str, Any], shmload_results: dict[str, Any]) -> None:
+    got, cause = shmload_results[way], CAUSES[way]
     assert got["text"] == TEXT
     assert cause in (None, got["cause"])
-    assert torchs[way]["text"] in (TEXT, cause)  # at times its SIGCHLD handler raises by itself
-    assert torchs[way]["cause"] in (cause, "", "None")  # at times nothing has told the handler
+    assert torch_results[way]["text"] in (TEXT, cause)  # sometimes its SIGCHLD handler raises first
+    assert torch_results[way]["cause"] in (cause, "", "None")  # sometimes the handler has not run yet
 
 
 @pytest.mark.parametrize("way", CAUSES)
-def test_it_is_a_runtime_error_that_names_the_worker_after_whole_batches_in_order(
-    way: str, torchs: dict[str, Any], ours: dict[str, Any]
+def test_error_is_a_runtime_error_that_names_the_worker_after_complete_batches(
+    way: str, torch_results: dict[str, Any], shmload_results: dict[str, Any]
 ) -> None:
-    for found in (torchs[way], ours[way]):
+    for found in (torch_results[way], shmload_results[way]):
         assert "RuntimeError" in found["kinds"]
         assert found["names a worker"]
         assert found["in order"]
 
 
 @pytest.mark.parametrize("way", list(CAUSES))
-def test_only_what_is_unforeseen_prints_a_traceback(way: str, torchs: dict[str, Any], ours: dict[str, Any]) -> None:
-    assert torchs[way]["prints"] == (way in ("GeneratorExit", "BaseException"))
-    assert torchs[way]["prints"] == ours[way]["prints"]
+def test_only_unexpected_exceptions_print_a_traceback(
+    way: str, torch_results: dict[str, Any], shmload_results: dict[str, Any]
+) -> None:
+    assert torch_results[way]["prints"] == (way in ("GeneratorExit", "BaseException"))
+    assert torch_results[way]["prints"] == shmload_results[way]["prints"]

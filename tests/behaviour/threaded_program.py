@@ -1,7 +1,7 @@
-"""Threads of one process that each iterate a loader of their own, at the same time, again and again.
+"""Iterate a separate loader in each of several threads at the same time, repeatedly.
 
-Argument: "torch" or "shmload". Prints what went wrong in the first round in which anything did, as JSON. A program, because a thread
-that waits for ever would stay with the process.
+The argument is "torch" or "shmload". Prints the errors of the first failing round as JSON. A program, because a thread that blocks
+forever would remain in the process.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from tests.behaviour.behaviour_kit import Numbers, batches
 
 NUM_ROUNDS = 25
 NUM_THREADS = 3
-DEADLINE_S = 60  # for a round, which takes about 0.1 s
+DEADLINE_S = 60  # per round, which takes about 0.1 s
 
 
-def play(name: str) -> list[str]:
-    """What went wrong in one round."""
+def run_round(name: str) -> list[str]:
+    """Returns the errors of one round."""
     kind = {"torch": DataLoader, "shmload": ShmLoader}[name]
     together = threading.Barrier(NUM_THREADS)
     wrong: list[str] = []
@@ -47,6 +47,6 @@ def play(name: str) -> list[str]:
 if __name__ == "__main__":
     wrong: list[str] = []
     for _ in range(NUM_ROUNDS):
-        wrong = wrong or play(sys.argv[1])
+        wrong = wrong or run_round(sys.argv[1])
     print(json.dumps(wrong), flush=True)
     os._exit(0)

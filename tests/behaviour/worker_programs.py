@@ -1,4 +1,4 @@
-"""What workers of every start method must be able to import."""
+"""A dataset and a worker_init_fn that workers of every start method can import."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 
-class Noting(Dataset):
-    """Each sample is what `note_in_worker` has noted in this process's copy."""
+class NotesDataset(Dataset):
+    """A dataset whose samples are what `note_in_worker` recorded in this process's copy."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -25,7 +25,7 @@ class Noting(Dataset):
 
 
 def note_in_worker(worker_id: int) -> None:
-    """A worker_init_fn that notes who it is and what is drawn at its start."""
+    """Records the worker's number and random numbers drawn at its start, as a worker_init_fn."""
     info = get_worker_info()
     assert info is not None
     dataset: Any = info.dataset

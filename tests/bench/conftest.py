@@ -1,4 +1,4 @@
-"""Fixtures of the bench: small data for every built-in workload, and the command in a process of its own."""
+"""Small data for every built-in workload, and the bench command in another process."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(params=sorted(WORKLOADS))
 def small_dataset(request, tmp_path):
-    """The small form of each built-in workload's dataset."""
+    """Returns the small dataset of each built-in workload."""
     workload = WORKLOADS[request.param]
     absent = workload.missing()
     if absent:
@@ -29,14 +29,14 @@ def small_dataset(request, tmp_path):
 
 @pytest.fixture
 def bench() -> Run:
-    """`shmload bench ...` in a fresh process, from this folder, so that `planted:...` can be imported."""
+    """Returns a function that runs `shmload bench ...` in another process, where `planted:...` can be imported."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         code = "import sys; sys.path.append(sys.argv.pop(1)); from shmload.cli import main; main()"
         return subprocess.run(
             [sys.executable, "-c", code, str(ROOT), "bench", *arguments],
             cwd=HERE,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},  # where benchmarks/ is
+            env={**os.environ, "PYTHONPATH": str(ROOT)},  # contains benchmarks/
             capture_output=True,
             text=True,
             timeout=220,

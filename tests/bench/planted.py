@@ -1,4 +1,4 @@
-"""Datasets and loaders with planted faults, named by the tests as `planted:name`."""
+"""Datasets and loaders with planted faults, which the tests name as `planted:name`."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from shmload.tools.bench.contestants import LoaderOptions
 
 
 class Good:
-    """Four numbers and their index."""
+    """Samples of four numbers and their index."""
 
     def __len__(self) -> int:
         return 100
@@ -26,7 +26,7 @@ good = Good()
 
 
 class Unrepeatable(Good):
-    """Draws from an unseeded generator: no two passes are alike."""
+    """Samples from an unseeded generator, different in every pass."""
 
     draw = np.random.default_rng()
 
@@ -45,14 +45,14 @@ class Unreadable(Good):
 
 
 class Deadly(Good):
-    """Ends the process that reads it."""
+    """A dataset that ends the process that reads it."""
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         raise SystemExit(3)
 
 
 class Stream(IterableDataset[Any]):
-    """1,000 samples in an order of their own, divided among the workers."""
+    """An iterable dataset of 1,000 samples in a custom order, divided among the workers."""
 
     def __len__(self) -> int:
         return 1000
@@ -83,12 +83,12 @@ number = 7
 
 
 def torch_like(dataset: Any, options: LoaderOptions) -> Any:
-    """A loader that is right."""
+    """Makes a correct loader."""
     return torch_inline(dataset, options)
 
 
 class OneWrongByte:
-    """torch's batches, but in the second one byte differs."""
+    """torch's batches, of which the second has one byte changed."""
 
     def __init__(self, dataset: Any, options: LoaderOptions) -> None:
         self.loader = torch_inline(dataset, options)
@@ -102,7 +102,7 @@ class OneWrongByte:
 
 
 class Backwards:
-    """torch's batches of an epoch, the last one first."""
+    """torch's batches of an epoch in reverse order."""
 
     keeps_order = False
 
@@ -118,12 +118,12 @@ def raises_at_once(dataset: Any, options: LoaderOptions) -> Iterator[Any]:
 
 
 def delivers_nothing(dataset: Any, options: LoaderOptions) -> "DataLoader[Any]":
-    """Delivers nothing at all."""
+    """Makes an empty loader."""
     return DataLoader([], batch_size=1)  # type: ignore[arg-type]  # an empty list is a dataset
 
 
 class Sleeping(Good):
-    """Waits for its data and computes next to nothing."""
+    """A dataset that sleeps and computes almost nothing."""
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         time.sleep(0.004)
@@ -131,7 +131,7 @@ class Sleeping(Good):
 
 
 class Computing(Good):
-    """Computes for long and waits for nothing."""
+    """A dataset that computes and never sleeps."""
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
         end_s = time.thread_time() + 0.004
@@ -141,7 +141,7 @@ class Computing(Good):
 
 
 def shuffled_loader() -> "DataLoader[Any]":
-    """As a user's own script makes it, with a generator of its own."""
+    """Makes a shuffled loader with its own generator, as in a user's script."""
     generator = torch.Generator().manual_seed(3)
     return DataLoader(Good(), batch_size=8, shuffle=True, num_workers=1, drop_last=True, generator=generator)
 
@@ -151,7 +151,7 @@ def doubled(samples: list[Any]) -> Any:
 
 
 def custom_loader() -> "DataLoader[Any]":
-    """A batch sampler and a collate function of the user's own, no workers."""
+    """Makes a loader with a custom batch sampler and collate function, without workers."""
     batches = [[0, 1, 2], [5], [7, 3]]
     return DataLoader(Good(), batch_sampler=batches, collate_fn=doubled)
 
@@ -161,7 +161,7 @@ def stream_loader() -> "DataLoader[Any]":
 
 
 def unseeded_loader() -> "DataLoader[Any]":
-    """Shuffles by torch's global generator."""
+    """Makes a loader that shuffles with torch's global generator."""
     return DataLoader(Good(), batch_size=8, shuffle=True)
 
 

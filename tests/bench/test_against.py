@@ -1,4 +1,4 @@
-"""The comparison with an earlier tree: what counts as moved, what is run, and that each tree is measured with its own package."""
+"""The comparison with an earlier tree: what counts as a change, what is run, and that each tree uses its own package."""
 
 from __future__ import annotations
 
@@ -48,39 +48,39 @@ def runs(*figures: float, aim: str = "<= 10 us") -> list[Run]:
         ((0.8, 0.9, 0.7), "> 1x", "worse"),
         ((1.2, 1.1, 0.99), "<= 1 us", "same"),  # not all on one side
         ((1.2, 1.1, 1.0), "<= 1 us", "same"),
-        ((1.2, 1.04, 1.01), "<= 1 us", "same"),  # within 5 %
+        ((1.2, 1.04, 1.01), "<= 1 us", "same"),  # within 5%
         ((0.96, 0.96, 0.96), "<= 1 us", "same"),
         ((1.2, 1.1), "<= 1 us", ""),  # too few rounds
-        ((1.2, 1.1, 1.06), "-", ""),  # nothing is better
+        ((1.2, 1.1, 1.06), "-", ""),  # no earlier value to compare with
         ((), "<= 1 us", ""),
     ],
 )
-def test_a_row_has_moved_if_all_rounds_say_so_by_more_than_noise(ratios: tuple[float, ...], aim: str, expected: str) -> None:
+def test_row_has_changed_if_all_rounds_differ_by_more_than_noise(ratios: tuple[float, ...], aim: str, expected: str) -> None:
     assert expected == word(ratios, aim)
 
 
-def test_ratios_are_taken_within_rounds_and_the_row_is_that_of_the_median_round() -> None:
+def test_ratios_are_computed_per_round_and_the_row_is_that_of_the_median_round() -> None:
     (line,) = lines_of({"now": runs(20, 8, 9), "before": runs(10, 4, 6)})
     assert (row(9), 6, (2.0, 1.5, 2.0)) == (line.row, line.before, (line.ratio.median, line.ratio.low, line.ratio.high))
     assert line.word == "worse"
     assert line.cells() == ("a batch", "9 us", "torch 27", "<= 10 us", "met", "6 us", "2 (1.5 to 2)", "less", "worse")
 
 
-def test_a_row_of_one_tree_alone_has_nothing_beside_it() -> None:
+def test_row_of_only_one_tree_is_not_compared() -> None:
     (line,) = lines_of({"now": runs(1, 2, 3), "before": [Run([], "ImportError: no", has_failed=True)]})
     assert (line.before, line.ratio, line.word) == (None, None, "")
     assert line.cells()[5:7] == ("-", "-")
 
 
-def test_differences_around_zero_are_not_judged() -> None:
+def test_differences_around_zero_are_not_compared() -> None:
     (line,) = lines_of({"now": runs(-1, 2, 3), "before": runs(1, 1, 1)})
     assert line.word == ""
     (line,) = lines_of({"now": runs(0, 0, 0), "before": runs(0, 0, 0)})
     assert (line.ratio, line.word) == (None, "")
 
 
-def asked(answers: dict[str, list[Run]], rounds: int) -> tuple[list[str], dict[str, list[Run]]]:
-    """Which trees are run, in which order, and what came."""
+def measured(answers: dict[str, list[Run]], rounds: int) -> tuple[list[str], dict[str, list[Run]]]:
+    """Returns the order in which the trees were run, and their runs."""
     order: list[str] = []
 
     def run(name: str, tree: Path, seconds: float) -> Run:
@@ -91,31 +91,31 @@ def asked(answers: dict[str, list[Run]], rounds: int) -> tuple[list[str], dict[s
     return order, rounds_of("tar", TREES, Settings(rounds, 0.1), NoBar(), run)
 
 
-def test_both_trees_take_turns() -> None:
-    order, found = asked({"now": runs(1, 1, 1), "before": runs(1, 1, 1)}, 3)
+def test_trees_alternate() -> None:
+    order, found = measured({"now": runs(1, 1, 1), "before": runs(1, 1, 1)}, 3)
     assert order == ["now", "before", "before", "now", "now", "before"]
     assert {tree: len(each) for tree, each in found.items()} == {"now": 3, "before": 3}
 
 
-def test_what_seems_to_have_moved_runs_again_and_all_rounds_count() -> None:
-    _, found = asked({"now": runs(2, 2, 2, 2, 1, 2), "before": runs(1)}, 3)
+def test_benchmark_with_changes_is_run_again_and_all_rounds_count() -> None:
+    _, found = measured({"now": runs(2, 2, 2, 2, 1, 2), "before": runs(1)}, 3)
     assert [len(found[tree]) for tree in TREES] == [5, 5]
     assert [line.word for line in lines_of(found)] == ["same"]
-    _, found = asked({"now": runs(2), "before": runs(1)}, 3)
+    _, found = measured({"now": runs(2), "before": runs(1)}, 3)
     assert [len(found[tree]) for tree in TREES] == [6, 6]
     assert [line.word for line in lines_of(found)] == ["worse"]
 
 
-def test_a_tree_on_which_it_does_not_run_is_asked_once() -> None:
-    order, found = asked({"now": runs(1), "before": [Run([], "ImportError: no such name", has_failed=True)]}, 3)
+def test_benchmark_that_fails_on_a_tree_is_run_there_once() -> None:
+    order, found = measured({"now": runs(1), "before": [Run([], "ImportError: no such name", has_failed=True)]}, 3)
     assert order == ["now", "before", "now", "now"]
     comparison = Comparison({"before": "v0.1.0"}, {"tar": found})
     assert comparison.notes() == {"tar": "Does not run on v0.1.0: ImportError: no such name"}
     assert comparison.complaints() == []
 
 
-def test_what_is_left_out_here_is_no_failure_and_what_fails_here_is_one() -> None:
-    order, found = asked({"now": [Run([], "no GPU")], "before": runs(1)}, 3)
+def test_skipped_benchmark_is_not_a_failure_and_a_failing_one_is() -> None:
+    order, found = measured({"now": [Run([], "no GPU")], "before": runs(1)}, 3)
     assert order == ["now"]
     comparison = Comparison(
         {"before": "v0.1.0"}, {"gpu": found, "tar": {"now": [Run([], "ValueError: x", has_failed=True)], "before": []}}
@@ -124,7 +124,7 @@ def test_what_is_left_out_here_is_no_failure_and_what_fails_here_is_one() -> Non
     assert comparison.complaints() == ["tar fails: ValueError: x"]
 
 
-def test_worse_is_a_complaint_and_a_comparison_can_be_kept(tmp_path: Path) -> None:
+def test_worse_row_is_reported_and_a_comparison_can_be_saved(tmp_path: Path) -> None:
     comparison = Comparison({"before": "v0.1.0"}, {"tar": {"now": runs(2, 2, 2), "before": runs(1, 1, 1)}})
     assert comparison.complaints() == ["worse than v0.1.0: tar: a batch"]
     comparison.save(tmp_path / "run.json")
@@ -142,7 +142,7 @@ open(sys.argv[-1], "w").write(json.dumps({"results": {name: {"rows": [row, row] 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A repository with a package that gets slower and a benchmark that comes later."""
+    """Creates a repository with a package that gets slower and a benchmark that is added later."""
     files = {
         "pyproject.toml": '[project]\nname = "shmload"\nversion = "0.1.0"\n',
         "setup.py": "from setuptools import setup\n\nsetup(packages=[])\n",
@@ -166,7 +166,7 @@ def commit(root: Path, *first: str) -> None:
 
 
 @needs_git
-def test_the_earlier_tree_is_the_newest_tag_else_where_the_version_changed(tree: Path) -> None:
+def test_earlier_tree_is_the_newest_tag_or_where_the_version_changed(tree: Path) -> None:
     first = against.git("rev-parse", "--short", "HEAD", root=tree)
     (tree / "shmload" / "__init__.py").write_text("COST = 3\n")
     commit(tree)
@@ -176,16 +176,16 @@ def test_the_earlier_tree_is_the_newest_tag_else_where_the_version_changed(tree:
 
 
 @needs_git
-def test_an_unknown_revision_is_named(tree: Path) -> None:
+def test_error_names_the_unknown_revision(tree: Path) -> None:
     with pytest.raises(SystemExit, match="v9"), against.earlier("v9", tree):
         pass
 
 
 @needs_git
-@pytest.mark.slow(reason="builds a package with setuptools and runs a benchmark in processes of its own")
-def test_each_tree_is_measured_with_its_own_package_and_the_same_benchmarks(tree: Path) -> None:
+@pytest.mark.slow(reason="builds a package with setuptools and runs a benchmark in other processes")
+def test_each_tree_is_measured_with_its_package_and_the_same_benchmarks(tree: Path) -> None:
     (tree / "shmload" / "__init__.py").write_text("COST = 6\nShmLoader = object\n")
-    for name in ("tiny", "twice"):  # which the earlier tree has not
+    for name in ("tiny", "twice"):  # missing in the earlier tree
         (tree / "benchmarks" / f"{name}.py").write_text(PROGRAM)
     with against.earlier("HEAD", tree) as before:
         found = rounds_of("tiny", {"now": tree, "before": before}, Settings(3, 0.1), NoBar())
@@ -200,9 +200,9 @@ def test_each_tree_is_measured_with_its_own_package_and_the_same_benchmarks(tree
 
 @needs_git
 @pytest.mark.slow(reason="builds a package with setuptools")
-def test_a_tree_whose_package_is_not_the_one_imported_is_refused(tree: Path) -> None:
+def test_tree_whose_package_is_not_imported_is_an_error(tree: Path) -> None:
     shutil.rmtree(tree / "shmload")
-    with pytest.raises(SystemExit, match=r"in its place|No module named"):  # as shmload is installed, or is not
+    with pytest.raises(SystemExit, match=r"in its place|No module named"):  # whether shmload is installed or not
         against.build(tree)
 
 
@@ -215,7 +215,7 @@ def test_a_tree_whose_package_is_not_the_one_imported_is_refused(tree: Path) -> 
         (("--continue", "--json", "no such file"), "needs --json with the file"),
     ],
 )
-def test_wrong_words_are_refused(
+def test_invalid_arguments_are_errors(
     words: tuple[str, ...], expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["against", *words])
@@ -233,7 +233,7 @@ def test_wrong_words_are_refused(
         ((2, 2), 0, "not judged: that takes 3 rounds"),
     ],
 )
-def test_a_kept_run_is_shown_and_says_what_is_worse(
+def test_saved_run_is_shown_with_what_is_worse(
     now: tuple[float, ...],
     code: int,
     last: str,
@@ -254,14 +254,14 @@ def test_a_kept_run_is_shown_and_says_what_is_worse(
 
 
 @needs_git
-@pytest.mark.parametrize(("seconds", "said"), [(0.5, ""), (0.7, "was measured with seconds 0.5, and now it is 0.7")])
-def test_a_run_that_was_stopped_goes_on_where_it_was(
-    seconds: float, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("seconds", "message"), [(0.5, ""), (0.7, "was measured with seconds 0.5, and now it is 0.7")])
+def test_interrupted_run_continues_where_it_stopped(
+    seconds: float, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[str] = []
+    measured: list[str] = []
 
     def rounds_by_name(name: str, *_: object) -> dict[str, list[Run]]:
-        asked.append(name)
+        measured.append(name)
         return {"now": runs(1), "before": runs(2)}
 
     @contextmanager
@@ -274,7 +274,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(
     monkeypatch.setattr(against, "git", lambda *words, **options: words[-1])
     path = tmp_path / "run.json"
     against.compare("HEAD", ["tar"], Settings(3, 0.5), path)
-    with pytest.raises(SystemExit, match=said) if said else nullcontext():
+    with pytest.raises(SystemExit, match=message) if message else nullcontext():
         against.compare("HEAD", ["tar", "mix"], Settings(3, seconds), path, Comparison.load(path))
-    assert asked == (["tar"] if said else ["tar", "mix"])
-    assert list(Comparison.load(path).runs) == asked
+    assert measured == (["tar"] if message else ["tar", "mix"])
+    assert list(Comparison.load(path).runs) == measured

@@ -1,4 +1,4 @@
-"""The benchmarks run: that they do, not what they measure."""
+"""Every benchmark runs; its results are not checked."""
 
 import subprocess
 import sys
@@ -14,14 +14,14 @@ ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("autotune", "mix", "tar")  # seconds each
 
 
-def test_every_benchmark_is_in_the_list() -> None:
+def test_every_benchmark_is_listed() -> None:
     measuring = {p.stem for p in (ROOT / "benchmarks").glob("*.py") if "\ndef measure(settings: Settings" in p.read_text()}
     assert measuring == set(BENCHMARKS)
 
 
-@pytest.mark.slow(reason="each runs a benchmark in a process of its own, which imports torch")
+@pytest.mark.slow(reason="runs each benchmark in another process, which imports torch")
 @pytest.mark.parametrize("name", QUICK)
-def test_a_benchmark_prints_its_table(name: str) -> None:
+def test_benchmark_prints_its_table(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", f"benchmarks.{name}", "--rounds", "1", "--seconds", "0.05"],
         cwd=ROOT,
@@ -33,10 +33,8 @@ def test_a_benchmark_prints_its_table(name: str) -> None:
     assert "measured" in done.stdout
 
 
-@pytest.mark.slow(reason="each loader starts in a process of its own, which imports torch")
-def test_start_up_measures_a_dataset_and_leaves_out_what_needs_more_memory(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.slow(reason="starts each loader in another process, which imports torch")
+def test_start_up_skips_cases_that_need_more_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(start_up, "CASES", {name: start_up.CASES[name] for name in ("1,024 rows of 64", "1 GiB")})
     monkeypatch.setattr(start_up, "free_bytes", lambda: 1 << 30)
     result = start_up.measure(Settings(1, 0.05))
@@ -45,8 +43,8 @@ def test_start_up_measures_a_dataset_and_leaves_out_what_needs_more_memory(
     assert result.measured["left out"] in capsys.readouterr().err
 
 
-@pytest.mark.slow(reason="each loader has a process of its own, which imports torch, and a second to warm up")
-def test_small_tensors_are_measured_in_every_mode_and_beside_the_dataset_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow(reason="runs each loader in another process, which imports torch and warms up for a second")
+def test_small_tensors_are_measured_in_every_mode_and_without_a_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_tensors, "CASES", dict(list(small_tensors.CASES.items())[-1:]))
     result = small_tensors.measure(Settings(1, 0.05))
     assert len(result.rows) == 2 * len(small_tensors.OURS)
@@ -54,8 +52,8 @@ def test_small_tensors_are_measured_in_every_mode_and_beside_the_dataset_alone(m
     assert all("dataset alone" in row.beside for row in result.rows[1::2])
 
 
-@pytest.mark.slow(reason="one process by spawn, which imports torch")
-def test_a_job_that_nobody_has_is_played_role_by_role(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow(reason="starts a process by spawn, which imports torch")
+def test_large_job_is_simulated_role_by_role(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"SHARDS": 300, "PER_SHARD": 1000, "RANKS": 16, "NODES": 4}.items():
         monkeypatch.setattr(scale, name, value)
     rows = scale.measure(Settings(1, 0.05)).rows

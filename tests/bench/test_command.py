@@ -1,4 +1,4 @@
-"""The command end to end, in fresh processes."""
+"""The bench command end to end, in other processes."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-slow = pytest.mark.slow(reason="the bench command measures in fresh processes, which import torch")
+slow = pytest.mark.slow(reason="measures in new processes, which import torch")
 ROOT = Path(__file__).resolve().parents[2]
 SUBJECT = "shmload"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -43,7 +43,7 @@ def test_quick_runs_every_workload_and_prints_only_json(bench):
 
 
 @slow
-def test_the_table_the_plot_and_the_json_file_come_from_one_run(bench, tmp_path):
+def test_table_plot_and_json_file_are_of_one_run(bench, tmp_path):
     pytest.importorskip("matplotlib")
     plot, file = tmp_path / "ratios.png", tmp_path / "figures.json"
     done = bench(
@@ -51,7 +51,7 @@ def test_the_table_the_plot_and_the_json_file_come_from_one_run(bench, tmp_path)
         *("--plot", str(plot), "--json", str(file), "--workers", "1"),
     )
     assert done.returncode == 0, done.stderr
-    printed = " ".join(done.stdout.split())  # where lines break depends on how long the figures are
+    printed = " ".join(done.stdout.split())  # where lines break depends on the length of the figures
     assert "x torch" in printed
     assert "rows: shmload delivers" in printed
     assert "with the same bytes" in printed
@@ -67,7 +67,7 @@ def test_the_table_the_plot_and_the_json_file_come_from_one_run(bench, tmp_path)
 
 
 @slow
-def test_figures_that_a_full_disk_does_not_take_are_shown_all_the_same(bench):
+def test_figures_are_shown_even_if_the_disk_is_full(bench):
     done = bench("--quick", "--workload", "rows", "--loader", "shmload", "--json", "/dev/full")
     assert (done.returncode, done.stderr) == (1, "shmload bench: /dev/full: No space left on device\n")
     assert "rows: shmload delivers" in " ".join(done.stdout.split())
@@ -84,7 +84,7 @@ def test_one_wrong_byte_fails_the_benchmark(bench):
 
 
 @slow
-def test_the_users_own_dataset_and_loader_are_measured(bench):
+def test_dataset_and_loader_of_the_user_are_measured(bench):
     done = bench("--quick", "--dataset", "planted:Good", "--loader", "planted:torch_like,torch", "--workers", "0", "--json", "-")
     assert done.returncode == 0, done.stderr
     (workload,) = json.loads(done.stdout)["workloads"]
@@ -94,7 +94,7 @@ def test_the_users_own_dataset_and_loader_are_measured(bench):
 
 @slow
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_an_iterable_dataset_is_measured_and_its_bytes_are_compared(bench, num_workers):
+def test_iterable_dataset_is_measured_and_its_bytes_are_compared(bench, num_workers):
     done = bench("--quick", "--dataset", "planted:Stream", "--workers", str(num_workers), "--batch-size", "8", "--json", "-")
     assert done.returncode == 0, done.stderr
     (workload,) = json.loads(done.stdout)["workloads"]
@@ -103,7 +103,7 @@ def test_an_iterable_dataset_is_measured_and_its_bytes_are_compared(bench, num_w
 
 
 @slow
-def test_seed_mode_says_why_it_takes_no_iterable_dataset(bench):
+def test_error_explains_why_seed_mode_rejects_iterable_datasets(bench):
     done = bench("--quick", "--dataset", "planted:stream", "--loader", "shmload-seed,torch")
     assert done.returncode == 1
     assert "seed mode orders samples by index, which an IterableDataset does not have" in " ".join(done.stdout.split())
@@ -119,14 +119,14 @@ def test_one_wrong_sample_of_an_iterable_dataset_fails_the_benchmark(bench):
 
 
 @slow
-def test_a_dataset_that_draws_its_own_random_numbers_is_told_so(bench):
+def test_dataset_with_its_own_random_numbers_is_noted(bench):
     done = bench("--quick", "--dataset", "planted:Unrepeatable", "--loader", "planted:torch_like,torch", "--workers", "0")
     assert done.returncode == 0, done.stderr
     assert "does not repeat itself either" in " ".join(done.stdout.split())
 
 
 @slow
-def test_loaders_that_fail_are_reported_and_the_others_still_measured(bench):
+def test_failing_loaders_are_reported_and_the_others_measured(bench):
     loaders = "planted:raises_at_once,planted:delivers_nothing,torch"
     done = bench("--quick", "--workload", "python", "--loader", loaders, "--json", "-")
     assert done.returncode == 1
@@ -137,14 +137,14 @@ def test_loaders_that_fail_are_reported_and_the_others_still_measured(bench):
 
 
 @slow
-def test_a_process_that_ends_without_an_answer_is_reported_with_its_code(bench):
+def test_process_that_ends_without_a_result_is_reported_with_its_exit_code(bench):
     done = bench("--quick", "--dataset", "planted:Deadly", "--loader", "torch", "--workers", "0")
     assert done.returncode == 2
     assert "its process ended with code 3 before it answered" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.slow(reason="the bench command is a fresh process, which imports torch")
+@pytest.mark.slow(reason="runs the bench command in a new process, which imports torch")
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -159,7 +159,7 @@ def test_a_process_that_ends_without_an_answer_is_reported_with_its_code(bench):
         (["--dataset", "planted:good", "--collate", "planted:no"], "--collate: 'planted' has no 'no'"),
     ],
 )
-def test_bad_usage_is_one_line_and_exit_code_2(bench, arguments, text):
+def test_usage_error_is_one_line_and_exit_code_2(bench, arguments, text):
     done = bench("--quick", "--loader", "torch", "--workers", "0", *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert text in done.stderr

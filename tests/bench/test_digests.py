@@ -1,4 +1,4 @@
-"""Bytes are compared: what differs is found, what is alike is not accused."""
+"""Bytes of batches are compared: differences are found, and equal batches are not reported."""
 
 import json
 
@@ -17,7 +17,7 @@ def batch():
     return {"x": torch.arange(12, dtype=torch.float32).reshape(3, 4), "y": [torch.tensor([1, 2]), "name"], "n": 3}
 
 
-def test_equal_batches_have_equal_digests_and_every_leaf_counts():
+def test_equal_batches_have_equal_digests_that_depend_on_every_leaf():
     assert digest(batch()) == digest(batch())
     for change in (
         lambda b: b["x"].view(torch.uint8)[0].__setitem__(0, 1),
@@ -33,18 +33,18 @@ def test_equal_batches_have_equal_digests_and_every_leaf_counts():
         assert digest(batch()) != digest(changed)
 
 
-def test_a_tensor_with_strides_digests_as_its_contiguous_copy():
+def test_digest_of_a_strided_tensor_equals_that_of_its_contiguous_copy():
     wide = torch.arange(12.0).reshape(3, 4)
     assert digest(wide.t().contiguous()) == digest(wide.t())
 
 
-def test_touching_counts_the_bytes_of_tensors_and_arrays():
+def test_touch_counts_the_bytes_of_tensors_and_arrays():
     assert touch({"x": batch()["x"], "y": [torch.tensor([1, 2]), "name"], "z": np.zeros(8, np.uint8)}) == 48 + 16 + 8
     assert touch([torch.empty(0), "text", 5]) == 0
     assert touch(torch.zeros((), dtype=torch.bfloat16)) == 2
 
 
-def test_the_first_difference_is_numbered_and_a_missing_batch_is_one():
+def test_first_difference_is_numbered_and_includes_missing_batches():
     assert first_difference(["a", "b"], ["a", "b"]) is None
     assert first_difference(["a", "b"], ["a", "c"]) == 1
     assert first_difference(["a", "b"], ["a"]) == 1
@@ -52,7 +52,7 @@ def test_the_first_difference_is_numbered_and_a_missing_batch_is_one():
 
 
 def compared(mine, *, is_own=True, again=("a", "b")):
-    """The report on shmload, which delivered `mine`, beside torch, which delivered a, b and then `again`."""
+    """Returns the report on shmload, which delivered `mine`; torch delivered a, b and then `again`."""
     job = BenchJob(workload="rows", dataset="m:n", loader="", batch_size=1, num_workers=2)
     loaders = {"shmload": LoaderReport(digests=list(mine)), "torch": LoaderReport(digests=["a", "b"])}
     report = WorkloadReport("rows", "", 1, {}, loaders)
@@ -62,17 +62,17 @@ def compared(mine, *, is_own=True, again=("a", "b")):
     return report
 
 
-def test_a_wrong_byte_on_a_built_in_workload_is_a_mismatch():
+def test_wrong_byte_in_a_built_in_workload_is_a_mismatch():
     report = compared(["a", "x"], is_own=False)
     assert report.mismatches == ["rows: shmload and torch delivered different bytes in batch 1"]
     assert report.loaders["shmload"].same_bytes is False
 
 
-def test_a_wrong_byte_on_a_repeatable_dataset_is_a_mismatch():
+def test_wrong_byte_in_a_repeatable_dataset_is_a_mismatch():
     assert compared(["a", "x"]).mismatches
 
 
-def test_a_dataset_that_does_not_repeat_itself_is_noted_not_accused():
+def test_unrepeatable_dataset_is_noted_and_not_a_mismatch():
     report = compared(["a", "x"], again=["a", "y"])
     assert not report.mismatches
     assert "torch does not repeat itself either" in report.notes[0]
@@ -82,14 +82,14 @@ def rows_of(numbers):
     return default_collate([(np.full(4, number, np.float32), number) for number in numbers])
 
 
-def test_rows_are_counted_in_the_first_leaf_that_has_some():
+def test_rows_are_counted_in_the_first_leaf_with_rows():
     assert num_rows(rows_of([1, 2, 3])) == 3
     assert num_rows({"names": "ab", "x": torch.zeros(5, 2)}) == 5
     assert num_rows(["a", "b"]) == 2
 
 
-@pytest.mark.slow(reason="the bench command measures in fresh processes, which import torch")
-def test_a_factory_says_that_its_order_is_its_own(bench):
+@pytest.mark.slow(reason="measures in new processes, which import torch")
+def test_factory_declares_that_it_has_another_order(bench):
     loaders = "planted:backwards,shmload-seed,torch"
     done = bench("--quick", "--workload", "rows", "--loader", loaders, "--workers", "0", "--json", "-")
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The five pipelines: the page shows the programs that are measured, they are short, and they deliver what they should."""
+"""The five pipelines: the page shows the measured programs, they are short, and they deliver the right items."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ BLOCK = re.compile(r'```(?:python|py title="benchmarks/five/(\w+)\.py")\n(.*?)``
 
 
 class Part(NamedTuple):
-    """Something at the top of a program: a function, a class, a constant or an import."""
+    """A top-level part of a program: a function, a class, a constant or an import."""
 
     name: str
     text: str
 
 
 def parts(code: str) -> list[Part]:
-    """All of them, without those that are a program's own business: what it reads and prints."""
+    """Returns all parts except those that only this program needs, for reading and printing."""
     found = []
     for node in ast.parse(code).body:
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -48,12 +48,12 @@ MODULES = {path.stem: parts(path.read_text()) for path in sorted(FIVE.glob("*.py
 SHOWN = [(module or "", part) for module, code in BLOCK.findall(PAGE) for part in parts(code)]
 
 
-def test_there_is_a_file_for_each_library() -> None:
+def test_every_library_has_a_file() -> None:
     assert MODULES.keys() == NEEDS.keys() | {"work"}
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_the_page_shows_what_is_measured(module: str) -> None:
+def test_page_shows_the_measured_programs(module: str) -> None:
     shown = [part for name, part in SHOWN if name == module or (not name and module in OURS)]
     everything = MODULES[module] + (MODULES["work"] + MODULES["shmload"] if module in OURS else [])
     assert [part for part in shown if part not in everything] == []
@@ -61,23 +61,23 @@ def test_the_page_shows_what_is_measured(module: str) -> None:
 
 
 @pytest.mark.parametrize("library", NEEDS)
-def test_a_program_has_fewer_than_20_lines(library: str) -> None:
+def test_program_has_fewer_than_20_lines(library: str) -> None:
     lengths = {name: lines(library, name) for name in PROGRAMS}
     assert {name: length for name, length in lengths.items() if length >= 20} == {}
 
 
-def test_the_page_says_how_many_lines_there_are() -> None:
+def test_page_has_the_right_numbers_of_lines() -> None:
     rows = [f"| {PEERS.get(library, library)} | {' | '.join(counted(library, name) for name in PROGRAMS)} |" for library in NEEDS]
     assert "\n".join(rows) in PAGE
 
 
 def lines(library: str, name: str) -> int:
-    """Of a program, with the classes it has."""
+    """Returns the number of lines of a program and its classes."""
     return sum(len(text.splitlines()) - text.count("\n\n") for text in needed(library, name).values())
 
 
 def counted(library: str, name: str) -> str:
-    """The same, and of the stages that are written by hand for it."""
+    """Returns the same, plus the lines of handwritten stages."""
     work = {part.name: part.text for part in MODULES["work"]}
     text = "\n".join(needed(library, name).values())
     by_hand = [each for each in ("windows_of", "buckets_of", "padded") if re.search(rf"\b{each}\b", text)]
@@ -86,23 +86,23 @@ def counted(library: str, name: str) -> str:
 
 
 def needed(library: str, name: str) -> dict[str, str]:
-    """The program and its classes."""
+    """Returns the text of a program and its classes, by name."""
     found = {part.name: part.text for part in MODULES[library] if part.name}
     classes = {other for other, text in found.items() if text.startswith("class") and re.search(rf"\b{other}\b", found[name])}
     return {each: found[each] for each in (*classes, name)}
 
 
-@pytest.mark.slow(reason="each program starts workers and reads 3,000 items, in a process that imports torch")
+@pytest.mark.slow(reason="each program starts workers and reads 3,000 items in a process that imports torch")
 @pytest.mark.parametrize("library", [*NEEDS, "loop"])
-def test_a_program_delivers_what_it_should(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_delivers_the_right_items(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not importlib.util.find_spec(package := NEEDS.get(library, "torch")):
         pytest.skip(f"needs {package}")
-    monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # of libraries among themselves
+    monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # libraries warn about each other
     five_pipelines.check(library)
 
 
-@pytest.mark.slow(reason="each case has a process of its own, which imports torch, and a second to warm up")
-def test_a_program_is_measured_beside_its_functions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow(reason="runs each case in another process, which imports torch and warms up for a second")
+def test_program_is_compared_with_its_bare_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(five_pipelines, "PROGRAMS", {"pairs": PROGRAMS["pairs"]})
     monkeypatch.setattr(five_pipelines, "NEEDS", {"shmload": "shmload", "torch": "torch", "nodes": "no_such_package"})

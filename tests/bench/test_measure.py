@@ -1,4 +1,4 @@
-"""The stop-watch and the limits: steps, waits, epochs of unknown length, sleep told from computing."""
+"""The stopwatch and its limits: steps, waits, epochs of unknown length, and sleeping versus computing."""
 
 import time
 
@@ -12,7 +12,7 @@ from shmload.tools.bench.measure import MeasuredSegment, MeasuredStream, after, 
 
 
 class Batches:
-    """Batches of the given sizes; says nothing of its length."""
+    """Batches of the given sizes, without a length."""
 
     def __init__(self, *sizes):
         self.sizes = sizes
@@ -21,24 +21,24 @@ class Batches:
         return (torch.zeros(size, 2) for size in self.sizes)
 
 
-def test_rows_are_counted_in_batches_of_unknown_make():
+def test_rows_are_counted_in_batches_of_unknown_structure():
     stream = MeasuredStream(Batches(3, 1, 2), None, None)
     assert [stream.next()[1] for _ in range(4)] == [3, 1, 2, 3]
     assert stream.num_epochs == 2
 
 
-def test_rows_follow_from_the_batch_size_where_it_is_known():
+def test_rows_are_computed_from_a_known_batch_size():
     stream = MeasuredStream(Batches(4, 4, 2), 10, 4)
     assert [stream.next()[1] for _ in range(4)] == [4, 4, 2, 4]
 
 
-def test_a_loader_that_can_be_read_once_is_told_from_one_that_delivers_nothing():
+def test_errors_distinguish_exhausted_generators_from_empty_loaders():
     for batches, words in ((iter(Batches(2)), "in a whole epoch, after others that had some: is it a generator"), ((), "epoch$")):
         with pytest.raises(RuntimeError, match=words):
             record(MeasuredStream(batches, None, None), after(0.0, num_batches=2))
 
 
-def test_the_step_is_slept_and_is_not_the_loaders_wait():
+def test_step_is_simulated_by_sleep_and_is_not_counted_as_waiting():
     segment = record(MeasuredStream(Batches(*[1] * 5), 5, 1), after(0.0, num_batches=5), step_s=0.002)
     values = segment.values()
     assert segment.slept_s >= 5 * 0.002
@@ -47,11 +47,11 @@ def test_the_step_is_slept_and_is_not_the_loaders_wait():
     assert sum(segment.waits_s) <= segment.wall_s - segment.slept_s
 
 
-def test_without_a_step_none_is_reported():
+def test_no_step_is_reported_without_one():
     assert "step_efficiency" not in record(MeasuredStream(Batches(1), 1, 1), after(0.0)).values()
 
 
-def test_step_efficiency_is_the_time_of_the_steps_over_all_of_it():
+def test_step_efficiency_is_step_time_divided_by_total_time():
     segment = MeasuredSegment(num_samples=4, nbytes=8, wall_s=2.0, step_s=0.25, waits_s=[0.1] * 4)
     assert segment.values()["step_efficiency"] == pytest.approx(0.5)
     assert segment.values()["wait_share"] == pytest.approx(0.2)
@@ -78,7 +78,7 @@ def read(dataset, **more):
     return measure.read(dataset, batch_size=5, seconds=0.02, copy_bytes_per_s=1e9, **more)
 
 
-def test_reading_that_sleeps_is_told_from_reading_that_computes():
+def test_sleeping_and_computing_datasets_are_distinguished():
     asleep, computing = read(Sleeps()), read(Computes())
     assert asleep.blocked_s >= 0.0008
     assert asleep.cpu_s < 0.0008
@@ -86,13 +86,13 @@ def test_reading_that_sleeps_is_told_from_reading_that_computes():
     assert computing.blocked_s < computing.cpu_s
 
 
-def test_a_collate_function_of_the_users_counts_as_reading():
+def test_custom_collate_function_counts_as_reading():
     calls = []
     read(Sleeps(), collate=calls.append)
     assert {5} == {len(samples) for samples in calls}
 
 
-def test_an_iterable_dataset_is_read_pass_after_pass():
+def test_iterable_dataset_is_read_repeatedly():
     class MeasuredStream(IterableDataset):
         def __iter__(self):
             return iter([np.zeros(2)] * 3)

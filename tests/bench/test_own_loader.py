@@ -1,4 +1,4 @@
-"""The user's own DataLoader, and the ShmLoader beside it: the same batches in the same order."""
+"""A DataLoader of the user is compared with a ShmLoader that delivers the same batches in the same order."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from shmload.tools.bench.contestants import arguments_of, like_users, num_sample
 from shmload.tools.bench.rounds import BenchOptions
 from shmload.tools.named import BenchError
 
-slow = pytest.mark.slow(reason="reads two epochs of two or three loaders, with workers")
+slow = pytest.mark.slow(reason="reads two epochs of two or three loaders with workers")
 FACTORIES = ("shuffled_loader", "custom_loader", "stream_loader", "unseeded_loader")
 
 
@@ -28,7 +28,7 @@ def batches(name, factory, epochs=2, **setting):
             loader.close()
 
 
-def assert_alike(expected, got):
+def assert_same_batches(expected, got):
     assert len(expected) == len(got)
     for one, other in zip(expected, got, strict=True):
         assert len(one) == len(other)
@@ -37,28 +37,28 @@ def assert_alike(expected, got):
 
 @slow
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_the_shmloader_delivers_what_the_users_loader_does(factory):
-    assert_alike(batches("torch", factory), batches("shmload", factory))
+def test_shmloader_delivers_the_batches_of_the_users_loader(factory):
+    assert_same_batches(batches("torch", factory), batches("shmload", factory))
 
 
 @slow
-def test_another_number_of_workers_leaves_the_batches_as_they_are():
+def test_batches_do_not_depend_on_the_number_of_workers():
     expected = batches("torch", "shuffled_loader")
-    assert_alike(expected, batches("torch", "shuffled_loader", num_workers=0))
-    assert_alike(expected, batches("shmload", "shuffled_loader", num_workers=2, prefetch_factor=1))
+    assert_same_batches(expected, batches("torch", "shuffled_loader", num_workers=0))
+    assert_same_batches(expected, batches("shmload", "shuffled_loader", num_workers=2, prefetch_factor=1))
 
 
-def test_the_users_object_itself_is_measured():
+def test_loader_object_of_the_user_is_measured():
     own = users_loader("planted:unseeded_loader", 0)
     assert like_users("torch", own, None, None) is own
 
 
 @pytest.mark.parametrize(("factory", "samples"), [("shuffled_loader", 96), ("custom_loader", None), ("stream_loader", None)])
-def test_the_samples_of_an_epoch_are_known_where_batches_are_alike(factory, samples):
+def test_samples_per_epoch_are_known_if_all_batches_have_one_size(factory, samples):
     assert samples == num_samples(users_loader(f"planted:{factory}", 0))
 
 
-def test_without_batching_items_are_read_as_they_are():
+def test_items_are_unchanged_without_batching():
     loader = DataLoader([torch.zeros(3)] * 4, batch_size=None)
     arguments = arguments_of(loader)
     assert arguments["batch_size"] is None
@@ -74,7 +74,7 @@ def test_without_batching_items_are_read_as_they_are():
         ("planted:nothing", r"--torch-loader: 'planted' has no 'nothing'"),
     ],
 )
-def test_what_is_no_loader_is_one_clear_line(spec, text):
+def test_error_for_an_object_that_is_not_a_loader_is_one_line(spec, text):
     with pytest.raises(BenchError, match=text) as caught:
         users_loader(spec, 0)
     assert "\n" not in str(caught.value)
@@ -91,13 +91,13 @@ def test_what_is_no_loader_is_one_clear_line(spec, text):
         ({"loaders": ("shmload", "shmload-seed")}, "--loader: needs shmload or torch with --torch-loader, given 'shmload-seed'"),
     ],
 )
-def test_what_the_loader_says_itself_cannot_be_given_beside_it(options, text):
+def test_options_that_the_loader_already_sets_are_errors(options, text):
     with pytest.raises(BenchError, match=text):
         BenchOptions(torch_loader="m:n", **options)
 
 
-@pytest.mark.slow(reason="the bench command measures in fresh processes, which import torch")
-def test_the_users_own_loader_is_measured_beside_a_shmloader(bench):
+@pytest.mark.slow(reason="measures in new processes, which import torch")
+def test_loader_of_the_user_is_compared_with_a_shmloader(bench):
     import json
 
     done = bench("--quick", "--torch-loader", "planted:shuffled_loader", "--json", "-")

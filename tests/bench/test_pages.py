@@ -1,4 +1,4 @@
-"""The pages with figures: one run writes them all, one of some renews its own, and they say the same."""
+"""Pages with figures: a full run writes all of them, a partial run renews its sections, and all pages agree."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ CONDITIONS = {
 }
 
 
-def made_up() -> dict[str, list[Line]]:
-    """A run with the rows that the front pages need, no two alike."""
+def fabricated_run() -> dict[str, list[Line]]:
+    """Returns a run with all rows of the front pages, all different."""
     lines: dict[str, list[Line]] = {}
     for number, (_, name, what) in enumerate(README, 1):
         row = Row(what, 1.5 * number, "us", f"torch {number} | threads", "<= 15 us", number <= 4)
@@ -44,7 +44,7 @@ def made_up() -> dict[str, list[Line]]:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder with the project's pages."""
+    """Copies the project's pages to a folder."""
     for path in (PAGE, *FRONT):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)
@@ -52,13 +52,13 @@ def root(tmp_path: Path) -> Path:
 
 
 def table(text: str) -> list[list[str]]:
-    """Cells of the rows of a text's only table, its head left out."""
+    """Returns the cells of the text's only table, without the header."""
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in rows[1:]]
 
 
 def disagreements(root: Path) -> list[str]:
-    """What a front page says of a run that the page of measurements does not."""
+    """Returns what a front page says about a run and the page of measurements does not."""
     page = between((root / PAGE).read_text())
     sections = {part.partition("\n")[0]: table(part) for part in page.split("\n## ")[1:]}
     found = []
@@ -71,9 +71,9 @@ def disagreements(root: Path) -> list[str]:
     return found
 
 
-def test_one_run_writes_all_pages(root: Path) -> None:
+def test_full_run_writes_all_pages(root: Path) -> None:
     before = {path: (root / path).read_text() for path in (PAGE, *FRONT)}
-    write_pages(CONDITIONS, made_up(), {"gpu": "Left out: no GPU"}, root)
+    write_pages(CONDITIONS, fabricated_run(), {"gpu": "Left out: no GPU"}, root)
     assert disagreements(root) == []
     for path, text in before.items():
         head, _, rest = text.partition(BEGIN)
@@ -83,24 +83,24 @@ def test_one_run_writes_all_pages(root: Path) -> None:
     page = between((root / PAGE).read_text())
     assert "Measured on 2026-01-02 03:04 UTC at commit 4567def: 2 cores, 2 workers, torch 2.13.0." in page
     assert "3 rounds, timed parts of 2 s. Before is v0.1.0 (0123abc)." in page
-    assert f"**Worse** beyond noise than before: tar: {made_up()['tar'][0].row.what}." in page
+    assert f"**Worse** beyond noise than before: tar: {fabricated_run()['tar'][0].row.what}." in page
     assert "**Better** beyond noise than before: nothing." in page
     assert f"**Aims** met: 4 of {len(README)}." in page
     assert f"## tar\n\n{tar.__doc__.splitlines()[0]}" in page
     assert page.endswith("\n\nLeft out: no GPU\n")
     heads = f"| {' | '.join(HEADS)} |".replace("|  |", "| |")
-    assert page.count(heads) == len(made_up())
+    assert page.count(heads) == len(fabricated_run())
 
 
-def test_writing_again_changes_nothing(root: Path) -> None:
-    write_pages(CONDITIONS, made_up(), {}, root)
+def test_writing_the_same_run_again_changes_nothing(root: Path) -> None:
+    write_pages(CONDITIONS, fabricated_run(), {}, root)
     once = [(root / path).read_text() for path in (PAGE, *FRONT)]
-    write_pages(CONDITIONS, made_up(), {}, root)
+    write_pages(CONDITIONS, fabricated_run(), {}, root)
     assert once == [(root / path).read_text() for path in (PAGE, *FRONT)]
 
 
-def test_a_run_of_some_benchmarks_renews_their_sections_and_says_so(root: Path) -> None:
-    whole = made_up()
+def test_partial_run_renews_its_sections_and_is_mentioned(root: Path) -> None:
+    whole = fabricated_run()
     write_pages(CONDITIONS, whole, {}, root)
     before = between((root / PAGE).read_text())
     row = Row(whole["tar"][0].row.what, 80.0, "us", "as | it is", "<= 15 us", False)
@@ -114,7 +114,7 @@ def test_a_run_of_some_benchmarks_renews_their_sections_and_says_so(root: Path) 
     assert [name for name, text in parts.items() if old.get(name) != text] == ["tar", "gpu"]
     assert "Measured on 2026-02-03 04:05 UTC at commit 89abcde: 2 cores" in parts["tar"]
     assert "another processor" in parts["tar"]
-    assert page.count("another processor") == 2  # gpu's, too
+    assert page.count("another processor") == 2  # including that of gpu
     assert page.startswith("Measured on 2026-01-02 03:04 UTC at commit 4567def")
     assert "**Worse** beyond noise than before: nothing." in page
     assert f"**Better** beyond noise than before: tar: {row.what}." in page
@@ -124,16 +124,16 @@ def test_a_run_of_some_benchmarks_renews_their_sections_and_says_so(root: Path) 
     assert (root / "README.md").read_text().count("2026-02-03") == 1
 
 
-def test_pages_of_two_runs_are_told_apart(root: Path) -> None:
-    write_pages(CONDITIONS, made_up(), {}, root)
+def test_disagreeing_pages_are_detected(root: Path) -> None:
+    write_pages(CONDITIONS, fabricated_run(), {}, root)
     path = root / "README.md"
     path.write_text(path.read_text().replace("| 4.5 us |", "| 4.6 us |"))
     assert disagreements(root) == [f"README.md: {README[2][0]}"]
 
 
 @pytest.mark.parametrize("which", ["a row", "a mark"])
-def test_nothing_is_written_where_something_is_missing(root: Path, which: str) -> None:
-    lines: dict[str, Any] = made_up()
+def test_nothing_is_written_if_something_is_missing(root: Path, which: str) -> None:
+    lines: dict[str, Any] = fabricated_run()
     page = root / "docs/index.md"
     if which == "a row":
         del lines["shared_index"]
@@ -147,13 +147,13 @@ def test_nothing_is_written_where_something_is_missing(root: Path, which: str) -
 
 
 @pytest.mark.parametrize("path", FRONT, ids=str)
-def test_a_front_page_has_the_rows_that_the_list_says(path: Path) -> None:
+def test_front_page_has_the_listed_rows(path: Path) -> None:
     written = [re.sub(r" \(\d{4}-\d\d-\d\d\)$", "", cells[0]) for cells in table(between((ROOT / path).read_text()))]
     assert [words for words, _, _ in FRONT[path]] == written
 
 
 def texts(name: str) -> list[str]:
-    """Patterns of what a benchmark's strings can be."""
+    """Returns patterns of the possible strings of a benchmark."""
     found = []
     for node in ast.walk(ast.parse((ROOT / "benchmarks" / f"{name}.py").read_text())):
         if isinstance(node, ast.JoinedStr):
@@ -166,10 +166,10 @@ def texts(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "what"), [row[1:] for row in README])
-def test_a_row_of_the_list_is_one_that_its_benchmark_has(name: str, what: str) -> None:
+def test_listed_row_exists_in_its_benchmark(name: str, what: str) -> None:
     assert any(re.fullmatch(text, what) for text in texts(name))
 
 
-@pytest.mark.skipif("\n## " not in between((ROOT / PAGE).read_text()), reason="nothing has been measured for the page yet")
-def test_the_pages_are_of_one_run() -> None:
+@pytest.mark.skipif("\n## " not in between((ROOT / PAGE).read_text()), reason="the page has no measurements yet")
+def test_pages_are_of_one_run() -> None:
     assert disagreements(ROOT) == []

@@ -1,4 +1,4 @@
-"""Other libraries as contestants: what is stored comes back, files are written once, and the same samples are delivered."""
+"""Other libraries as contestants: their stored data are read back, files are written once, and they deliver the same samples."""
 
 import json
 from importlib.util import find_spec
@@ -13,7 +13,7 @@ from benchmarks.contestants.common import Continued, TorchOrder, decoder, fills_
 from benchmarks.contestants.ways import Threads, torch_getitems, torch_inline
 from shmload.tools.bench.contestants import LoaderOptions, torch_loader
 
-slow = pytest.mark.slow(reason="starts torch's worker and reads three epochs")
+slow = pytest.mark.slow(reason="starts a worker of torch's and reads three epochs")
 PEERS = {
     "webdataset": "webdataset",
     "spdl": "spdl",
@@ -27,12 +27,12 @@ PEERS = {
 IN_ORDER = ("spdl", "grain", "dali")
 
 
-def test_every_peer_is_listed_here():
+def test_every_peer_is_tested():
     folder = Path(__file__).resolve().parents[2] / "benchmarks" / "contestants"
     assert {path.stem for path in folder.glob("*.py")} - {"__init__", "common", "ways"} == set(PEERS)
 
 
-def test_what_a_peer_stores_is_decoded_to_the_same_sample(small_dataset):
+def test_sample_stored_by_a_peer_is_decoded_unchanged(small_dataset):
     for index in (0, 7, len(small_dataset) - 1):
         got = unpacked(packed(small_dataset, index), decoder(small_dataset))
         expected = small_dataset[index]
@@ -42,12 +42,12 @@ def test_what_a_peer_stores_is_decoded_to_the_same_sample(small_dataset):
             assert np.asarray(one).dtype == np.asarray(other).dtype
 
 
-def test_the_users_own_data_have_no_stored_form():
+def test_data_of_the_user_are_not_stored_for_peers():
     with pytest.raises(ValueError, match=r"peers store the samples of built-in workloads: needs one of .*, given list"):
         packed([1, 2], 0)
 
 
-def test_files_are_written_once_and_anew_where_writing_was_broken_off(tmp_path):
+def test_files_are_written_once_and_again_after_an_interruption(tmp_path):
     options = LoaderOptions(batch_size=1, num_workers=0, seed=0, scratch=tmp_path)
 
     def write(folder):
@@ -66,8 +66,8 @@ def test_files_are_written_once_and_anew_where_writing_was_broken_off(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=slow)])
-def test_torchs_order_is_told_over_epochs_with_and_without_workers(workers):
-    """Workers that persist draw no base seed for the second epoch."""
+def test_torchs_order_is_predicted_over_epochs_with_and_without_workers(workers):
+    """Covers that persistent workers draw no base seed for the second epoch."""
     options = LoaderOptions(batch_size=3, num_workers=workers, seed=5)
     loader = (torch_loader if workers else torch_inline)(list(range(10)), options)
     orders = TorchOrder(list(range(10)), options)
@@ -88,7 +88,7 @@ class Counting(Continued):
             self.is_open = False
 
 
-def test_a_continued_stream_is_cut_into_epochs_and_ends_when_closed():
+def test_endless_stream_is_divided_into_epochs_and_ends_when_closed():
     stream = Counting()
     assert [list(stream), list(stream)] == [[0, 1, 2], [3, 4, 5]]
     assert stream.is_open
@@ -97,9 +97,9 @@ def test_a_continued_stream_is_cut_into_epochs_and_ends_when_closed():
     stream.close()
 
 
-@pytest.mark.slow(reason="makes the data of every workload and reads two epochs of it twice")
+@pytest.mark.slow(reason="writes the data of every workload and reads two epochs twice")
 @pytest.mark.parametrize("factory", [Threads, torch_getitems])
-def test_rivals_deliver_torchs_batches_in_torchs_order_over_two_epochs(factory, small_dataset):
+def test_peers_deliver_torchs_batches_in_torchs_order_over_two_epochs(factory, small_dataset):
     options = LoaderOptions(batch_size=len(small_dataset) // 3, num_workers=0, seed=5)
     if factory is torch_getitems and not fills_batches(small_dataset):
         with pytest.raises(ValueError, match="loader torch_getitems: needs a dataset with a schema"):
@@ -115,9 +115,9 @@ def test_rivals_deliver_torchs_batches_in_torchs_order_over_two_epochs(factory, 
         rival.close()
 
 
-@pytest.mark.slow(reason="the bench command measures in fresh processes, which import torch")
+@pytest.mark.slow(reason="measures in new processes, which import torch")
 @pytest.mark.parametrize("peer", sorted(PEERS))
-def test_a_peer_runs_and_delivers_the_same_bytes_if_it_keeps_the_order(bench, peer):
+def test_peer_runs_and_delivers_the_same_bytes_if_it_keeps_the_order(bench, peer):
     if not find_spec(PEERS[peer]):
         pytest.skip(f"needs {PEERS[peer]}")
     name = f"benchmarks.contestants.{peer}:open_loader"

@@ -1,4 +1,4 @@
-"""What the terminal says: sections, steps, sweeps, comparisons; and that the plot is drawn."""
+"""The report in the terminal: sections, steps, sweeps, comparisons, and the plot."""
 
 import io
 
@@ -57,60 +57,60 @@ def report():
     return Report("shmload", "torch", 2, False, "fork", machine)
 
 
-def said(report, width=160):
+def printed(report, width=160):
     judge_all(report)
     text = io.StringIO()
     show(report, Console(file=text, width=width))
     return " ".join(text.getvalue().split())
 
 
-def test_a_section_has_its_verdict_and_what_is_recommended(report):
+def test_section_has_its_verdict_and_recommendation(report):
     report.workloads = [section({"shmload": 2000.0, "torch": 1000.0})]
-    text = said(report)
+    text = printed(report)
     assert "2.00x" in text
     assert "verdict: bottleneck is decode: workers decode" in text
     assert "recommended: num_workers=2, prefetch_factor=2 (without a training step" in text
     assert "step kept" not in text
 
 
-def test_time_that_nothing_accounts_for_is_noted(report):
+def test_unexplained_time_is_noted(report):
     report.workloads = [section({"shmload": 2000.0, "torch": 1000.0})]
     report.workloads[0].loaders["shmload"].rounds[0]["batch_wall_ms"] = 200.0
     report.workloads[0].loaders["shmload"].summarise(report.workloads[0].loaders["torch"])
-    assert "note: only 15% of the time of a batch is accounted for: it sleeps and wakes" in said(report)
+    assert "note: only 15% of the time of a batch is accounted for: it sleeps and wakes" in printed(report)
 
 
-def test_with_a_step_the_table_says_how_much_of_it_was_kept(report):
+def test_table_with_a_step_has_the_step_efficiency(report):
     report.step_ms = 32.0
     report.workloads = [section({"shmload": 2000.0, "torch": 1000.0}, step=True)]
-    text = said(report)
+    text = printed(report)
     assert "a step of 32 ms after each batch" in text
     assert "kept %" in text
     assert "50.0" in text
 
 
-def test_a_sweep_names_the_setting_of_each_section_and_one_recommendation(report):
+def test_sweep_names_each_setting_and_has_one_recommendation(report):
     report.is_sweep = True
     report.workloads = [
         section({"shmload": 990.0, "torch": 500.0}, workers=1, setting="1 worker"),
         section({"shmload": 1000.0, "torch": 900.0}, workers=2, setting="2 workers"),
     ]
-    text = said(report)
+    text = printed(report)
     assert "photos: shmload delivers 1,000 samples/s, 1.11x torch with 2 workers, where it is fastest" in text
     assert text.count("recommended:") == 1
     assert "num_workers=1, prefetch_factor=2 (the least that was tried with 95% of the best rate)" in text
 
 
-def test_a_subject_that_failed_has_neither_verdict_nor_recommendation(report):
+def test_failed_subject_has_neither_verdict_nor_recommendation(report):
     failed = section({"shmload": 1.0, "torch": 1.0})
     failed.loaders["shmload"] = LoaderReport(error="it broke")
     report.workloads = [failed]
-    assert "shmload did not run" in said(report)
+    assert "shmload did not run" in printed(report)
     assert (failed.verdict, report.recommendations) == (None, {})
 
 
 @pytest.mark.slow(reason="imports matplotlib and draws a plot")
-def test_a_plot_of_a_loader_that_failed_is_drawn_all_the_same(report, tmp_path):
+def test_plot_is_drawn_although_a_loader_failed(report, tmp_path):
     pytest.importorskip("matplotlib")
     broken = section({"shmload": 1.0, "torch": 1.0})
     broken.loaders["shmload"] = LoaderReport(error="it broke")

@@ -1,4 +1,4 @@
-"""What is missing is said, and the rest runs; processes are watched from outside."""
+"""Missing workloads are reported while the rest runs, and processes are watched from outside."""
 
 import json
 import os
@@ -17,15 +17,15 @@ from shmload.tools.named import BenchError
 
 
 class Silent:
-    """Progress that is remembered."""
+    """Progress output that is recorded."""
 
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def start(self, num_jobs: int) -> None: ...
 
     def doing(self, text: str) -> None:
-        self.said.append(text)
+        self.messages.append(text)
 
     def advance(self) -> None: ...
 
@@ -36,19 +36,19 @@ def no_codecs(monkeypatch):
     monkeypatch.setitem(WORKLOADS, "photos", bare)
 
 
-def test_a_workload_without_its_extra_is_left_out_and_the_rest_prepared(no_codecs, tmp_path):
+def test_workload_without_its_extra_is_skipped_and_the_rest_prepared(no_codecs, tmp_path):
     notes: list[str] = []
     tasks = rounds.prepare(BenchOptions(workloads=("photos", "rows"), quick=True), tmp_path, notes)
     assert [task.workload.name for task in tasks] == ["rows"]
     assert notes == ["photos left out: needs simplejpeg: pip install 'shmload[images]'"]
 
 
-def test_with_nothing_left_to_run_the_command_to_install_is_the_error(no_codecs):
+def test_error_if_nothing_can_run_names_the_command_to_install(no_codecs):
     with pytest.raises(BenchError, match=r"nothing can run: photos left out: needs simplejpeg: pip install"):
         rounds.benchmark(BenchOptions(workloads=("photos",)), Silent())
 
 
-def test_a_full_temporary_folder_is_one_clear_line(monkeypatch, tmp_path):
+def test_error_for_a_full_temporary_folder_is_one_line(monkeypatch, tmp_path):
     def full(folder, small):
         raise OSError(28, "No space left on device")
 
@@ -57,14 +57,14 @@ def test_a_full_temporary_folder_is_one_clear_line(monkeypatch, tmp_path):
         rounds.prepare(BenchOptions(workloads=("records",)), tmp_path, [])
 
 
-def test_a_report_is_json_able_and_holds_no_path_of_the_machine():
+def test_report_is_json_serializable_without_machine_paths():
     import json
 
     text = json.dumps(Report("shmload", "torch", 2, False, "fork", machine()).as_dict())
     assert os.path.expanduser("~") not in text
 
 
-def test_cpu_and_memory_of_a_child_count_in_its_tree():
+def test_cpu_and_memory_of_children_are_included():
     burn = "import sys, time\nwhile time.process_time() < 0.1: pass\nprint('burnt', flush=True)\nsys.stdin.read()"
     alone = measure.tree_pss_bytes(os.getpid())
     before_s = measure.tree_cpu_s()
@@ -76,12 +76,12 @@ def test_cpu_and_memory_of_a_child_count_in_its_tree():
         assert measure.tree_pss_bytes(os.getpid()) > alone / 2
         assert measure.tree_pss_bytes(child.pid) > 1 << 20
         child.communicate()
-    assert measure.tree_cpu_s() - before_s >= 0.08  # the dead count too, in ticks
+    assert measure.tree_cpu_s() - before_s >= 0.08  # including ended children, in ticks
 
 
-@pytest.mark.slow(reason="measures a workload in fresh processes, which import torch")
-def test_a_source_tree_in_the_working_directory_is_not_what_is_measured(monkeypatch, tmp_path):
-    """As after a clone and an install, before anything is built in the tree."""
+@pytest.mark.slow(reason="measures a workload in new processes, which import torch")
+def test_source_tree_in_the_working_directory_is_not_measured(monkeypatch, tmp_path):
+    """Simulates a clone next to an installed package, before anything is built in the clone."""
     (tmp_path / "shmload").mkdir()
     (tmp_path / "shmload" / "__init__.py").write_text("raise ImportError('this is the unbuilt tree')")
     monkeypatch.chdir(tmp_path)
@@ -89,7 +89,7 @@ def test_a_source_tree_in_the_working_directory_is_not_what_is_measured(monkeypa
     assert report.workloads[0].loaders["shmload"].error is None
 
 
-def test_an_answer_that_was_cut_off_is_none(monkeypatch):
+def test_truncated_result_is_ignored(monkeypatch):
     answer = {"error": "", "values": {"batches_per_s": 3.0}}
     lines = json.dumps(answer) + '\n{"err'
     code = f"import os, sys; file = open(sys.argv[-1], 'w'); file.write({lines!r}); file.close(); os.kill(os.getpid(), 9)"

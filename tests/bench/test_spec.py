@@ -1,4 +1,4 @@
-"""`module:name` to an object: every way it can be wrong has its line."""
+"""`module:name` arguments: every mistake has its own error of one line."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def planted(monkeypatch, request):
     monkeypatch.syspath_prepend(request.path.parent)
 
 
-def test_a_spec_names_an_object_of_a_module():
+def test_spec_names_an_object_of_a_module():
     from shmload.tools.bench.contestants import Plain
 
     assert Plain is resolve(f"{HERE}:Plain", what="--dataset")
@@ -37,21 +37,21 @@ def test_a_spec_names_an_object_of_a_module():
         ("planted:Empty", r"needs at least 1 sample, given 0"),
     ],
 )
-def test_a_bad_dataset_is_one_clear_line(spec, text):
+def test_error_for_an_invalid_dataset_is_one_line(spec, text):
     with pytest.raises(BenchError, match=text) as caught:
         make_dataset(spec, {})
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("spec", ["planted:Stream", "planted:stream"])
-def test_an_iterable_dataset_is_one_too_even_if_it_has_a_length(spec):
+def test_iterable_dataset_with_a_length_is_recognized(spec):
     made = make_dataset(spec, {})
     assert not is_map_style(made)
     assert len(list(made)) == len(made)
 
 
 @pytest.mark.parametrize("spec", ["planted:Good", "planted:good"])
-def test_a_class_and_an_object_both_make_a_dataset(spec):
+def test_class_and_object_are_accepted_as_a_dataset(spec):
     assert len(make_dataset(spec, {})) == 100
 
 
@@ -71,12 +71,12 @@ def test_a_class_and_an_object_both_make_a_dataset(spec):
         ({"start_method": "thread"}, "--start-method: needs one of fork, spawn, forkserver, given 'thread'"),
     ],
 )
-def test_an_option_out_of_range_says_what_was_needed_and_given(options, text):
+def test_error_for_an_option_out_of_range_names_the_range_and_value(options, text):
     with pytest.raises(BenchError, match=text):
         BenchOptions(**options)
 
 
-def test_without_a_dataset_all_workloads_are_selected_and_with_one_only_those_named(tmp_path):
+def test_all_workloads_are_selected_unless_a_dataset_is_given(tmp_path):
     def chosen(**options):
         tasks = prepare(BenchOptions(quick=True, **options), tmp_path, [])
         return [task.workload.name for task in tasks]
@@ -86,11 +86,11 @@ def test_without_a_dataset_all_workloads_are_selected_and_with_one_only_those_na
     assert chosen(dataset="planted:Good", workloads=("rows",)) == ["rows", "dataset"]
 
 
-def test_torch_is_the_reference_wherever_it_stands():
+def test_torch_is_the_reference_at_any_position():
     assert BenchOptions(loaders=("shmload", "torch", "m:threads")).reference == "torch"
     assert BenchOptions(loaders=("shmload", "m:threads")).reference == "m:threads"
     assert BenchOptions(loaders=("shmload-seed",)).reference == "shmload-seed"
 
 
-def test_names_may_repeat_or_hold_commas():
+def test_names_can_repeat_or_contain_commas():
     assert names(["rows,tokens", " python ", "rows"]) == ["rows", "tokens", "python"]

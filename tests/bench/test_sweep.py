@@ -1,4 +1,4 @@
-"""Settings: their cross product, how they are written, and a sweep end to end."""
+"""Settings: their product, their notation, and a sweep end to end."""
 
 import json
 
@@ -12,35 +12,35 @@ def points(num_workers=(), prefetch_factor=(), batch_size=()):
     return BenchOptions(num_workers=num_workers, prefetch_factor=prefetch_factor, batch_size=batch_size).points()
 
 
-def test_every_combination_is_a_point_with_the_batch_size_outermost():
+def test_points_are_the_product_of_settings_ordered_by_batch_size():
     assert [Point(1, 2, 16), Point(1, 4, 16), Point(3, 2, 16), Point(3, 4, 16)] == points((1, 3), (2, 4), (16,))
     assert len(points((1, 2), (1, 2, 4), (16, 64))) == 12
 
 
-def test_without_workers_nothing_is_prefetched_so_that_is_one_point():
+def test_zero_workers_is_one_point_without_prefetching():
     assert [Point(0, None), Point(2, 1), Point(2, 4)] == points((0, 2), (1, 4))
 
 
-def test_what_nobody_asked_for_is_left_to_the_workload():
+def test_settings_that_are_not_given_are_the_workloads():
     assert BenchOptions().points() == [Point(num_workers=2)]
     assert BenchOptions(torch_loader="m:n").points() == [Point()]
     assert BenchOptions(torch_loader="m:n", num_workers=(0, 1)).points() == [Point(0), Point(1)]
 
 
-def test_a_point_is_labelled_by_what_was_asked_for():
+def test_point_is_labeled_by_the_given_settings():
     assert Point(1, 4, 64).label() == "1 worker, 4 ahead, batch 64"
     assert Point(2).label() == "2 workers"
     assert Point().label() == ""
 
 
-def test_a_sweep_has_one_round_unless_more_are_asked_for():
+def test_sweep_has_one_round_by_default():
     assert BenchOptions().num_rounds == 3
     assert BenchOptions(num_workers=(1, 2)).num_rounds == 1
     assert BenchOptions(num_workers=(1, 2), rounds=2).num_rounds == 2
     assert BenchOptions(rounds=2, quick=True).num_rounds == 1
 
 
-def test_numbers_are_lists_with_commas():
+def test_numbers_are_comma_separated():
     assert numbers("--workers", ["0,1", "2", "1"]) == (0, 1, 2)
     with pytest.raises(BenchError, match=r"--workers: needs whole numbers, one or several with commas .*, given 'two'"):
         numbers("--workers", ["1,two"])
@@ -54,13 +54,13 @@ def test_numbers_are_lists_with_commas():
         ({"step_ms": float("nan")}, "--step-ms: needs 0 to 60000, given nan"),
     ],
 )
-def test_a_setting_out_of_range_says_what_was_needed_and_given(options, text):
+def test_error_for_a_setting_out_of_range_names_the_range_and_value(options, text):
     with pytest.raises(BenchError, match=text):
         BenchOptions(**options)
 
 
-@pytest.mark.slow(reason="measures every setting in fresh processes, which import torch")
-def test_a_sweep_measures_every_point_and_recommends_one(bench, tmp_path):
+@pytest.mark.slow(reason="measures every setting in new processes, which import torch")
+def test_sweep_measures_every_point_and_recommends_one(bench, tmp_path):
     pytest.importorskip("matplotlib")
     plot, file = tmp_path / "sweep.png", tmp_path / "sweep.json"
     done = bench(

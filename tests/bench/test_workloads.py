@@ -1,4 +1,4 @@
-"""Built-in datasets: what they read in place is what they return, and never zeros."""
+"""Built-in datasets: reading in place equals reading samples, and nothing is all zeros."""
 
 import pickle
 from pathlib import Path
@@ -13,7 +13,7 @@ from shmload.tools.bench.measure import fill, protocol
 
 
 def poisoned(dataset, rows):
-    """Arrays of the dataset's schema, full of a byte that no dataset writes by chance everywhere."""
+    """Returns arrays for the dataset's schema, filled with a byte that no dataset would write everywhere."""
     return {
         name: np.frombuffer(bytearray(b"\xa5") * (rows * int(np.prod(shape)) * np.dtype(dtype).itemsize), dtype).reshape(
             rows, *shape
@@ -43,7 +43,7 @@ def test_contents_are_repeatable_and_not_zeros(small_dataset):
             assert one.float().std() > 0
 
 
-def test_a_pickled_dataset_reads_the_same_and_carries_no_file(small_dataset):
+def test_pickled_dataset_reads_the_same_and_contains_no_file(small_dataset):
     data = pickle.dumps(small_dataset)
     for one, other in zip(
         torch.utils._pytree.tree_leaves(small_dataset[1]), torch.utils._pytree.tree_leaves(pickle.loads(data)[1]), strict=True
@@ -53,13 +53,13 @@ def test_a_pickled_dataset_reads_the_same_and_carries_no_file(small_dataset):
         assert len(data) < 1000
 
 
-def test_each_workload_has_its_name_and_a_title():
+def test_every_workload_has_a_name_and_a_title():
     for name, workload in WORKLOADS.items():
         assert name == workload.name
         assert workload.title
 
 
-def test_a_photo_has_other_crops_at_other_indices():
+def test_photo_has_different_crops_at_different_indices():
     photos = pytest.importorskip("simplejpeg") and WORKLOADS["photos"]
     assert photos.missing() is None
     from shmload.tools.bench.contestants import Photos
@@ -68,7 +68,7 @@ def test_a_photo_has_other_crops_at_other_indices():
     assert not np.array_equal(dataset[0]["image"], dataset[1]["image"])
 
 
-def test_the_shipped_photos_are_few_and_have_their_licences():
+def test_packaged_photos_are_few_and_have_licenses():
     files = photo_files()
     assert sum(Path(path).stat().st_size for path in files) < 700_000
     licences = (OWN_PHOTOS / "LICENCES").read_text()

@@ -1,4 +1,4 @@
-"""Small files of every format, and the command in this process."""
+"""Small files of every format, and the command run in this process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _zarr(path: Path) -> Path:
 
 
 def _images(path: Path) -> Path:
-    for number, name in enumerate(("cat/1.bin", "cat/2.jpg", "dog/1.jpg")):  # bytes count, not names
+    for number, name in enumerate(("cat/1.bin", "cat/2.jpg", "dog/1.jpg")):  # detected by bytes, not by names
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_bytes(jpeg(number, 16 + number))
     (path / "notes.txt").write_text("no picture")
@@ -100,7 +100,7 @@ def _gzipped(path: Path) -> Path:
     return path
 
 
-WRITERS: dict[str, tuple[str, Callable[[Path], Path]]] = {  # name -> (file, how it is written)
+WRITERS: dict[str, tuple[str, Callable[[Path], Path]]] = {  # name -> (file, function that writes it)
     "npy": ("a.npy", _npy),
     "Parquet": ("a.parquet", _parquet),
     "HDF5": ("a.h5", _hdf5),
@@ -120,7 +120,7 @@ WRITERS: dict[str, tuple[str, Callable[[Path], Path]]] = {  # name -> (file, how
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[[str], Path]:
-    """Writes a small file of a format: its name -> path. The file's own name says nothing of it."""
+    """Returns a function that writes a small file of a format and returns its path. The file's name does not reveal the format."""
 
     def write(name: str) -> Path:
         file, writer = WRITERS[name]
@@ -135,7 +135,7 @@ def written(tmp_path: Path) -> Callable[[str], Path]:
 
 @pytest.fixture
 def command() -> Callable[..., Any]:
-    """`shmload ...` in this process."""
+    """Returns a function that runs `shmload ...` in this process."""
 
     def run(*arguments: object) -> Any:
         return CliRunner().invoke(app, [str(argument) for argument in arguments])

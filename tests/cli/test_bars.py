@@ -1,4 +1,4 @@
-"""Long commands show a bar on a terminal, and say nothing of it where they are piped."""
+"""Long commands show a progress bar on a terminal, and none in a pipe."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Written = Callable[[str], Path]
 
 
 def on_terminal(*arguments: object) -> tuple[int, str, str]:
-    """Runs a command whose stderr is a terminal: exit code, stdout, what the terminal got."""
+    """Runs a command whose stderr is a terminal. Returns the exit code, stdout and the terminal's output."""
     ours, theirs = pty.openpty()
     done = subprocess.run(
         [sys.executable, "-m", "shmload.cli", *map(str, arguments)],
@@ -34,7 +34,7 @@ def on_terminal(*arguments: object) -> tuple[int, str, str]:
     while True:
         try:
             drawn += os.read(ours, 65536)
-        except OSError:  # the other end is closed, and everything read
+        except OSError:  # the other end is closed, and everything was read
             break
     os.close(ours)
     return done.returncode, done.stdout, drawn.decode()
@@ -42,7 +42,7 @@ def on_terminal(*arguments: object) -> tuple[int, str, str]:
 
 @pytest.fixture
 def arguments(written: Written, tmp_path: Path) -> Callable[[str], list[Any]]:
-    """What each command works on."""
+    """Returns a function that makes the arguments of a command."""
 
     def make(command: str) -> list[Any]:
         if command != "verify":
@@ -54,9 +54,9 @@ def arguments(written: Written, tmp_path: Path) -> Callable[[str], list[Any]]:
     return make
 
 
-@pytest.mark.slow(reason="runs the command once more in a process of its own")
+@pytest.mark.slow(reason="also runs the command in another process")
 @pytest.mark.parametrize(("name", "count"), [("index", "/2"), ("inspect", "/2"), ("verify", "/1")])
-def test_a_terminal_gets_a_bar_and_stdout_what_a_pipe_gets(
+def test_bar_is_shown_on_a_terminal_and_stdout_is_unchanged(
     name: str, count: str, arguments: Callable[[str], list[Any]], command: Callable[..., Any]
 ) -> None:
     given = arguments(name)
@@ -65,11 +65,11 @@ def test_a_terminal_gets_a_bar_and_stdout_what_a_pipe_gets(
     assert (piped.exit_code, piped.stderr) == (0, "")
     assert code == 0
     assert count in drawn
-    if name != "index":  # says how long it took
+    if name != "index":  # shows how long it took
         assert out == piped.stdout
 
 
-def test_a_bar_goes_over_things_by_their_names(capsys: pytest.CaptureFixture[str]) -> None:
+def test_bar_shows_the_names_of_items(capsys: pytest.CaptureFixture[str]) -> None:
     with shown(visible=False) as bar:
         (task,) = bar.progress.tasks
         seen = [(item, task.description, task.completed) for item in bar.over(["a", "b"], str.upper)]

@@ -1,4 +1,4 @@
-"""`shmload clean`: shows by default, removes when told to, and never what is alive or another's."""
+"""`shmload clean` lists by default, removes on request, and never removes memory that is in use or of another user."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEM = f"shmload-{os.getuid()}-c1ea00000000-0"
 
 @pytest.fixture
 def dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """What a loader of process 4711 would have left, in a folder that no other program sweeps."""
+    """Creates what a loader of process 4711 would have left, in a folder that no other program cleans."""
     control, payload = tmp_path / f"{STEM}-control", tmp_path / f"{STEM}-payload-0"
     payload.write_bytes(bytes(1 << 20))
     control.write_bytes(b"SHMLOLD1" + bytes(88) + (4711).to_bytes(8, "little") + bytes(3992))
@@ -35,7 +35,7 @@ def own_lines(text: str) -> list[str]:
     return [line for line in text.splitlines() if line.startswith(STEM)]
 
 
-def test_by_default_it_only_shows(dead: list[Path], command: Command) -> None:
+def test_leftovers_are_only_listed_by_default(dead: list[Path], command: Command) -> None:
     done = command("clean")
     assert done.exit_code == 0
     (line,) = own_lines(done.stdout)
@@ -45,7 +45,7 @@ def test_by_default_it_only_shows(dead: list[Path], command: Command) -> None:
     assert all(path.exists() for path in dead)
 
 
-def test_told_to_it_removes(dead: list[Path], command: Command) -> None:
+def test_leftovers_are_removed_with_yes(dead: list[Path], command: Command) -> None:
     done = command("clean", "--yes")
     assert done.exit_code == 0
     assert own_lines(done.stdout)
@@ -73,12 +73,12 @@ def test_json_has_everything(dead: list[Path], command: Command, removed: bool) 
     assert removed == (not dead[0].exists())
 
 
-def test_nothing_left_is_said(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_leftovers_are_reported(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(janitor, "find_leftovers", list)
     assert command("clean").stdout == "dead loaders have left nothing\n"
 
 
-def test_a_living_loader_is_not_touched(command: Command) -> None:
+def test_memory_of_a_running_loader_is_kept(command: Command) -> None:
     group = SegmentGroup()
     control = group.segment("control", 4096)
     assert group.stem not in command("clean", "--yes").stdout
@@ -86,7 +86,7 @@ def test_a_living_loader_is_not_touched(command: Command) -> None:
     group.close()
 
 
-def test_what_cannot_be_removed_is_told(dead: list[Path], command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_removed_are_reported(dead: list[Path], command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -99,9 +99,9 @@ def test_what_cannot_be_removed_is_told(dead: list[Path], command: Command, monk
 
 
 @pytest.mark.parametrize(
-    ("age_s", "told"), [(-1, "0 s"), (5, "5 s"), (600, "10 min"), (4 * 3600, "4 hours"), (3 * 86400, "3 days")]
+    ("age_s", "text"), [(-1, "0 s"), (5, "5 s"), (600, "10 min"), (4 * 3600, "4 hours"), (3 * 86400, "3 days")]
 )
-def test_ages_are_told_as_people_do(age_s: int, told: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ages_are_human_readable(age_s: int, text: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     one = janitor.Leftover(STEM, ("x",), 1, age_s, 987654, 0, "so")
     monkeypatch.setattr(janitor, "find_leftovers", lambda: [one])
-    assert f"{STEM}: of uid 987654, process unknown, {told} old, 1 file, 1 bytes; so" == command("clean").stdout.splitlines()[0]
+    assert f"{STEM}: of uid 987654, process unknown, {text} old, 1 file, 1 bytes; so" == command("clean").stdout.splitlines()[0]

@@ -1,4 +1,4 @@
-"""What --help shows: every command in a line of its own, options on one screen, no value beside what takes none."""
+"""The output of --help: every command on its own line, options on one screen, no value for flags."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def help_of(*words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [command.__name__ for command in COMMANDS])
-def test_a_command_explains_itself_on_one_screen(name: str) -> None:
+def test_help_of_a_command_fits_on_one_screen(name: str) -> None:
     assert len(help_of(name)) <= SCREEN
 
 
@@ -33,18 +33,18 @@ def test_version_option_prints_the_version_alone() -> None:
     assert (done.exit_code, done.output) == (0, f"{shmload.__version__}\n")
 
 
-def test_a_flag_is_shown_without_a_value() -> None:
+def test_flag_is_shown_without_a_value() -> None:
     assert [line.split()[1] for line in help_of("bench") if line.strip().startswith("--quick")] == ["Run"]
 
 
-def test_the_list_of_commands_breaks_no_sentence_off() -> None:
+def test_list_of_commands_truncates_no_sentence() -> None:
     listed = " ".join(" ".join(help_of()[1:]).split())
     assert "..." not in listed
     assert "with torch.distributed's environment" in listed
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "utf-8", None])
-def test_what_an_encoding_lacks_or_a_closed_stdout_is_no_error(
+def test_missing_characters_and_closed_stdout_are_no_error(
     encoding: str | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     written = io.BytesIO()
@@ -64,7 +64,7 @@ def test_what_an_encoding_lacks_or_a_closed_stdout_is_no_error(
 
 @pytest.mark.parametrize("is_buffered", [True, False])
 @pytest.mark.parametrize("words", ["--help", "top --help", "inspect {}", "inspect --json {}", "clean"])
-def test_a_full_disk_is_one_line(
+def test_error_for_a_full_disk_is_one_line(
     words: str, is_buffered: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     np.save(tmp_path / "a.npy", np.zeros(2))
@@ -73,14 +73,14 @@ def test_a_full_disk_is_one_line(
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(full, write_through=not is_buffered))
         with pytest.raises(SystemExit) as ended:
             main()
-        sys.stdout.flush()  # as at the interpreter's end: nothing is left that would fail once more
+        sys.stdout.flush()  # as when the interpreter ends: nothing is left that could fail again
     assert ended.value.code == os.EX_IOERR
     assert capsys.readouterr().err == "shmload: what it prints cannot be written: No space left on device\n"
 
 
 @pytest.mark.parametrize("is_closed", [True, False])
 @pytest.mark.parametrize(("name", "code"), [("a.npy", 0), ("b.npy", 2)])
-def test_a_command_works_without_stderr(
+def test_command_works_without_stderr(
     name: str, code: int, is_closed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     np.save(tmp_path / "a.npy", np.zeros(2))

@@ -18,7 +18,7 @@ Command = Callable[..., Any]
 
 
 @pytest.mark.parametrize(("name", "suffix", "count"), [("tar", ".index", 5), ("TFRecord", ".shmload-index", 6)])
-def test_an_index_is_built_once_and_told(name: str, suffix: str, count: int, written: Written, command: Command) -> None:
+def test_index_is_built_once_and_reported(name: str, suffix: str, count: int, written: Written, command: Command) -> None:
     path = written(name)
     index = Path(str(path) + suffix)
     done = command("index", path)
@@ -31,7 +31,7 @@ def test_an_index_is_built_once_and_told(name: str, suffix: str, count: int, wri
     assert before == index.stat().st_mtime_ns
 
 
-def test_an_index_that_no_longer_fits_is_built_anew(written: Written, command: Command) -> None:
+def test_stale_index_is_rebuilt(written: Written, command: Command) -> None:
     path = written("tar")
     command("index", path)
     os.utime(path, ns=(1, 1))
@@ -48,9 +48,7 @@ def test_built_indexes_are_used(written: Written, command: Command, monkeypatch:
 
 
 @pytest.mark.parametrize("name", ["tar", "TFRecord"])
-def test_a_place_that_cannot_be_written_to_is_told(
-    name: str, written: Written, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_only_folder_is_reported(name: str, written: Written, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(name)
 
     def refuse(*args: object, **kwargs: object) -> Any:
@@ -63,7 +61,7 @@ def test_a_place_that_cannot_be_written_to_is_told(
     assert f"no index was written: {path.parent} cannot be written to: Read-only file system" in done.stdout
 
 
-def test_formats_without_an_index_say_so(written: Written, command: Command) -> None:
+def test_formats_without_an_index_are_reported(written: Written, command: Command) -> None:
     done = command("index", written("npy"), written("TFRecord, gzip"))
     assert done.exit_code == 0
     first, second = done.stdout.splitlines()
@@ -71,13 +69,13 @@ def test_formats_without_an_index_say_so(written: Written, command: Command) -> 
     assert "is compressed: it is expanded when it is opened" in second
 
 
-def test_a_compressed_shard_cannot_be_indexed(written: Written, command: Command) -> None:
+def test_compressed_shard_cannot_be_indexed(written: Written, command: Command) -> None:
     done = command("index", written("tar, gzip"))
     assert (done.exit_code, done.stdout) == (2, "")
     assert "is compressed, and its samples cannot be reached one by one" in done.stderr
 
 
-def test_one_bad_path_leaves_no_other_without_its_index(written: Written, command: Command, tmp_path: Path) -> None:
+def test_bad_path_does_not_prevent_other_indexes(written: Written, command: Command, tmp_path: Path) -> None:
     first, last = written("tar"), written("TFRecord")
     (tmp_path / "cut.tar").write_bytes(first.read_bytes()[:700])
     done = command("index", first, tmp_path / "cut.tar", tmp_path / "nothing", last)

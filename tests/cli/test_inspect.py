@@ -23,7 +23,7 @@ Written = Callable[[str], Path]
 Command = Callable[..., Any]
 PNG = b"\x89PNG\r\n\x1a\n"
 
-EXPECTED: dict[str, tuple[int, dict[str, str], tuple[int, int, int]]] = {  # samples, fields, bytes of a sample
+EXPECTED: dict[str, tuple[int, dict[str, str], tuple[int, int, int]]] = {  # samples, fields, bytes per sample
     "npy": (10, {"data": "float32 (2,)"}, (8, 8, 8)),
     "Parquet": (10, {"x": "float32", "s": "str"}, (7, 7, 7)),
     "HDF5": (10, {"x": "float32 (2,)"}, (8, 8, 8)),
@@ -35,7 +35,7 @@ EXPECTED: dict[str, tuple[int, dict[str, str], tuple[int, int, int]]] = {  # sam
 
 
 @pytest.mark.parametrize("name", EXPECTED)
-def test_a_format_is_known_by_its_bytes(name: str, written: Written, command: Command) -> None:
+def test_format_is_recognized_by_its_bytes(name: str, written: Written, command: Command) -> None:
     path = written(name)
     count, fields, sizes = EXPECTED[name]
     done = command("inspect", path, "--json")
@@ -48,7 +48,7 @@ def test_a_format_is_known_by_its_bytes(name: str, written: Written, command: Co
 
 
 @pytest.mark.parametrize("name", ["tar", "tar, gzip", "tar, bzip2", "tar, xz", "tar, zstd"])
-def test_shards_are_known_also_when_compressed(name: str, written: Written, command: Command) -> None:
+def test_compressed_shards_are_recognized(name: str, written: Written, command: Command) -> None:
     done = command("inspect", written(name), "--json", "--samples", 1)
     (found,) = json.loads(done.stdout)
     assert (found["format"], found["num_samples"]) == ("tar", 5)
@@ -64,14 +64,14 @@ def test_compressed_records_are_read(written: Written, command: Command) -> None
     assert any(note.startswith("compressed by gzip") for note in found["notes"])
 
 
-def test_inspecting_leaves_no_index(written: Written, command: Command, tmp_path: Path) -> None:
+def test_inspect_writes_no_index(written: Written, command: Command, tmp_path: Path) -> None:
     paths = [written(name) for name in ("tar", "TFRecord")]
     before = sorted(os.listdir(tmp_path))
     assert command("inspect", *paths).exit_code == 0
     assert before == sorted(os.listdir(tmp_path))
 
 
-def test_text_says_the_same(written: Written, command: Command) -> None:
+def test_text_output(written: Written, command: Command) -> None:
     path = written("Parquet")
     lines = command("inspect", path, "--samples", "1").stdout.splitlines()
     assert [
@@ -84,7 +84,7 @@ def test_text_says_the_same(written: Written, command: Command) -> None:
     ] == lines
 
 
-def test_a_folder_of_pictures_has_classes(written: Written, command: Command) -> None:
+def test_folder_of_images_has_classes(written: Written, command: Command) -> None:
     (found,) = json.loads(command("inspect", written("images"), "--json").stdout)
     assert (found["format"], found["num_samples"]) == ("images", 3)
     assert found["fields"]["label"] == "int64: 2 folders, cat, dog"
@@ -92,35 +92,35 @@ def test_a_folder_of_pictures_has_classes(written: Written, command: Command) ->
     assert found["samples"][0]["name"] == "'cat/1.bin'"
 
 
-def refusal(done: Any) -> str:
-    """The one line that a refused command has printed."""
+def error_line(done: Any) -> str:
+    """Returns the single line of output of a failed command."""
     assert (done.exit_code, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
     return str(line)
 
 
 @pytest.mark.parametrize("name", ["inspect", "index"])
-def test_empty_path_is_refused_instead_of_read_as_the_current_folder(name: str, command: Command) -> None:
-    assert "a PATH is empty: give a file" in refusal(command(name, ""))
+def test_empty_path_is_an_error_and_not_the_current_folder(name: str, command: Command) -> None:
+    assert "a PATH is empty: give a file" in error_line(command(name, ""))
 
 
-def test_raw_tokens_are_of_no_known_format(command: Command, tmp_path: Path) -> None:
+def test_raw_tokens_are_not_recognized(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"
     np.arange(2000, dtype=np.uint16).tofile(path)
-    assert f"{path}: it is of no known format (npy, Parquet" in refusal(command("inspect", path))
+    assert f"{path}: it is of no known format (npy, Parquet" in error_line(command("inspect", path))
 
 
-def test_a_bin_is_known_by_the_index_beside_it(written: Written, command: Command) -> None:
+def test_bin_file_is_recognized_by_the_index_next_to_it(written: Written, command: Command) -> None:
     path = written("tokens, Megatron").with_suffix(".bin")
     (found,) = json.loads(command("inspect", path, "--json").stdout)
     assert (found["format"], found["num_samples"]) == ("tokens, Megatron", 2)
     assert found["notes"] == ["9 tokens in 2 documents, which are the samples here"]
     assert found["samples"][0]["tokens"] == "uint16 (4,): 0 1 2 3"
     path.write_bytes(path.read_bytes()[:-2])
-    assert "its 9 tokens of uint16 do not make the 16 bytes of" in refusal(command("inspect", path))
+    assert "its 9 tokens of uint16 do not make the 16 bytes of" in error_line(command("inspect", path))
     index = path.with_suffix(".idx")
     index.write_bytes(index.read_bytes()[:-1])
-    assert "2 sequences and 3 boundaries need" in refusal(command("inspect", index))
+    assert "2 sequences and 3 boundaries need" in error_line(command("inspect", index))
 
 
 @pytest.mark.parametrize(
@@ -128,19 +128,19 @@ def test_a_bin_is_known_by_the_index_beside_it(written: Written, command: Comman
     ["npy", "Parquet", "HDF5", "safetensors", "tar", "tar, gzip", "tar, xz", "TFRecord", "TFRecord, gzip", "tokens, Megatron"],
 )
 @pytest.mark.parametrize("command_name", ["inspect", "index"])
-def test_a_cut_file_is_one_line(name: str, command_name: str, written: Written, command: Command) -> None:
+def test_error_for_a_truncated_file_is_one_line(name: str, command_name: str, written: Written, command: Command) -> None:
     path = written(name)
     data = path.read_bytes()
     path.write_bytes(data[: len(data) * 6 // 10])
     done = command(command_name, path)
     if command_name == "index" and not name.startswith(("tar", "TFRecord")):
-        assert "no index was written" in done.stdout  # it needs none, so nothing was read
+        assert "no index was written" in done.stdout  # this format needs no index, so nothing was read
         return
-    assert str(path.with_suffix("")) in refusal(done)
+    assert str(path.with_suffix("")) in error_line(done)
 
 
 @pytest.mark.parametrize("command_name", ["inspect", "index"])
-def test_what_is_no_file_of_samples_is_one_line(command_name: str, command: Command, tmp_path: Path) -> None:
+def test_error_for_a_file_without_samples_is_one_line(command_name: str, command: Command, tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -158,29 +158,29 @@ def test_what_is_no_file_of_samples_is_one_line(command_name: str, command: Comm
         ),
         ("other", "other: holds no shards" if command_name == "index" else "other: it is of no known format"),
     ):
-        line = refusal(command(command_name, tmp_path / name))
+        line = error_line(command(command_name, tmp_path / name))
         assert line.startswith(f"shmload {command_name}: {tmp_path}")
         assert words in line
 
 
-def test_one_bad_path_leaves_nothing_else_said(written: Written, command: Command, tmp_path: Path) -> None:
-    assert "nothing: No such file" in refusal(command("inspect", written("npy"), tmp_path / "nothing"))
+def test_bad_path_is_the_only_output(written: Written, command: Command, tmp_path: Path) -> None:
+    assert "nothing: No such file" in error_line(command("inspect", written("npy"), tmp_path / "nothing"))
 
 
-def test_a_shard_of_zstd_that_is_damaged_or_cut_is_told(written: Written, command: Command) -> None:
+def test_damaged_or_truncated_zstd_shard_is_reported(written: Written, command: Command) -> None:
     path = written("tar, zstd")
     data = path.read_bytes()
     for damaged in (data[:4] + bytes(50), data[: len(data) // 2], data[:-2]):
         path.write_bytes(damaged)
-        assert "the zst" in refusal(command("inspect", path))
+        assert "the zst" in error_line(command("inspect", path))
 
 
-def test_a_damaged_stream_and_a_damaged_picture_are_told(command: Command, tmp_path: Path) -> None:
+def test_damaged_stream_and_damaged_image_are_reported(command: Command, tmp_path: Path) -> None:
     (tmp_path / "a.gz").write_bytes(b"\x1f\x8b" + bytes(50))
-    assert "the gz stream is damaged or cut" in refusal(command("inspect", tmp_path / "a.gz"))
+    assert "the gz stream is damaged or cut" in error_line(command("inspect", tmp_path / "a.gz"))
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos/a.jpg").write_bytes(b"\xff\xd8\xff" + bytes(50))
-    assert "a.jpg: the picture is damaged" in refusal(command("inspect", tmp_path / "photos"))
+    assert "a.jpg: the picture is damaged" in error_line(command("inspect", tmp_path / "photos"))
 
 
 @pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
@@ -196,19 +196,19 @@ def test_json_lines_are_described_and_indexed_compressed_or_not(ending: str, com
     assert f"{path}: has its index beside it" in command("index", path).stdout
 
 
-def test_a_line_that_is_no_json_is_told(command: Command, tmp_path: Path) -> None:
+def test_line_that_is_not_json_is_reported(command: Command, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n{"n":')
-    assert "a.jsonl: line 2 with a sample, at byte 9: Expecting value" in refusal(command("inspect", tmp_path / "a.jsonl"))
+    assert "a.jsonl: line 2 with a sample, at byte 9: Expecting value" in error_line(command("inspect", tmp_path / "a.jsonl"))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b"{}\n" * 9)[:-3])
-    assert "does not end with the file's" in refusal(command("inspect", tmp_path / "b.jsonl.gz"))
+    assert "does not end with the file's" in error_line(command("inspect", tmp_path / "b.jsonl.gz"))
 
 
-def test_a_record_whose_data_is_damaged_is_told(written: Written, command: Command) -> None:
+def test_record_with_damaged_data_is_reported(written: Written, command: Command) -> None:
     path = written("TFRecord")
     data = bytearray(path.read_bytes())
     data[14] ^= 1
     path.write_bytes(data)
-    assert "record 0, which starts at byte 0: the checksum of its data differs" in refusal(command("inspect", path))
+    assert "record 0, which starts at byte 0: the checksum of its data differs" in error_line(command("inspect", path))
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_record_whose_data_is_damaged_is_told(written: Written, command: Comma
         ("", None),
     ],
 )
-def test_features_are_told_without_a_schema(hexadecimal: str, expected: Any) -> None:
+def test_features_are_described_without_a_schema(hexadecimal: str, expected: Any) -> None:
     found = features_of(bytes.fromhex(hexadecimal))
     assert expected == (None if found is None else {name: list(values) for name, values in found.items()})
 
@@ -246,8 +246,8 @@ def test_values_are_shortened(value: Any, text: str) -> None:
     assert text == shortened(value)
 
 
-@pytest.mark.slow(reason="the command in a process of its own, which imports pyarrow")
-def test_the_command_brings_no_torch_for_arrays(written: Written) -> None:
+@pytest.mark.slow(reason="runs the command in another process, which imports pyarrow")
+def test_command_does_not_import_torch_for_arrays(written: Written) -> None:
     code = "import sys; from shmload.cli import main\ntry: main()\nexcept SystemExit: print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code, "inspect", str(written("Parquet"))],
@@ -260,7 +260,7 @@ def test_the_command_brings_no_torch_for_arrays(written: Written) -> None:
     assert done.stdout.splitlines()[-1] == "False"
 
 
-def test_a_plain_shard_is_told_by_its_index_and_few_samples(
+def test_plain_shard_is_described_by_its_index_and_a_few_samples(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with TarWriter(tmp_path / "a.tar") as writer:

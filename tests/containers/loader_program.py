@@ -1,7 +1,7 @@
-"""A training to be run inside what a container makes of a host. Prints one line of JSON about itself.
+"""A training program for the environments that containers create. Prints one line of JSON about itself.
 
 Arguments: JSON of `num_workers`, `seed`, `method`, `sample_nbytes` and `action`: "" reads two epochs; "kill" kills a worker in the
-first; "term" raises SIGTERM's handler in it.
+first; "term" sends SIGTERM to the trainer, which has a handler.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NUM_SAMPLES = 24
 
 
 class Samples:
-    """Rows of so many bytes."""
+    """Rows of `sample_nbytes` bytes."""
 
     def __init__(self, sample_nbytes: int) -> None:
         self.sample_nbytes = sample_nbytes
@@ -33,16 +33,16 @@ class Samples:
         return {"x": np.full(self.sample_nbytes, index, np.uint8), "i": index}
 
 
-class Stopped(Exception):
-    """SIGTERM has come."""
+class Terminated(Exception):
+    """Raised by the handler of SIGTERM."""
 
 
 def stop(*_: object) -> None:
-    raise Stopped
+    raise Terminated
 
 
 def zombies() -> int:
-    """Dead processes that nobody has reaped, among this one's children."""
+    """Returns the number of zombies among this process's children."""
     count = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -78,7 +78,7 @@ def main(num_workers: int, seed: int | None, method: str, sample_nbytes: int, ac
                         os.kill(max(worker["pid"] for worker in loader.stats()["workers"]), signal.SIGKILL)
                     if number == 1 and action == "term":
                         os.kill(os.getpid(), signal.SIGTERM)
-    except Stopped:
+    except Terminated:
         stopped = True
     shm = Path("/dev/shm")
     names = [name for name in os.listdir(shm) if "shmload" in name] if shm.is_dir() else []

@@ -1,4 +1,4 @@
-"""What the processor can do is found out, whoever compiled the modules: else they are right, and slow."""
+"""The processor's features are detected at run time, whichever compiler built the modules; otherwise the modules would be slow."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ CPUINFO = Path("/proc/cpuinfo").read_text()
 AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 
 
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="this processor is another")
-def test_what_an_x86_can_do_is_what_the_kernel_says() -> None:
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="needs this processor architecture")
+def test_detected_x86_features_equal_the_kernels() -> None:
     flags = set(re.findall(r"^flags\s*: (.*)$", CPUINFO, re.MULTILINE)[0].split())
     assert ("sse4_2" in flags) == HAS_INSTRUCTION
     assert ("base", "avx2", "avx512")[: 1 + ("avx2" in flags) + (flags >= AVX512 | {"avx2"})] == ISAS
 
 
-@pytest.mark.skipif(os.uname().machine != "aarch64", reason="this processor is another")
-def test_what_an_arm_can_do_is_what_the_kernel_says() -> None:
+@pytest.mark.skipif(os.uname().machine != "aarch64", reason="needs this processor architecture")
+def test_detected_arm_features_equal_the_kernels() -> None:
     features = re.findall(r"^Features\s*: (.*)$", CPUINFO, re.MULTILINE)
     if not features:
         pytest.skip("/proc/cpuinfo is not this processor's: it is emulated")

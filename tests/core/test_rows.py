@@ -1,4 +1,4 @@
-"""Columns of a batch: a sample's bytes arrive whole in its row, whichever way they are copied."""
+"""Columns of a batch: a sample's bytes are copied completely into its row, by every way of copying."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from shmload.batch.layout import is_plain_tensor
 
 @pytest.mark.parametrize("num_bytes", [100, 20_000, (1 << 18) - 1, 1 << 18, (1 << 18) + 77])
 @pytest.mark.parametrize("kind", ["array", "tensor", "address"])
-def test_a_row_of_any_size_arrives_whole_and_its_neighbors_stay(kind: str, num_bytes: int) -> None:
+def test_row_of_any_size_is_copied_completely_without_changing_others(kind: str, num_bytes: int) -> None:
     around = np.full(3 * num_bytes + 1, 7, np.uint8)
-    rows = around[1:].reshape(3, num_bytes)  # at no multiple of a cache's line
+    rows = around[1:].reshape(3, num_bytes)  # not aligned to a cache line
     value = np.random.default_rng(4).integers(0, 256, num_bytes, np.uint8)
     column: Any
     if kind == "array":
@@ -35,7 +35,7 @@ def test_a_row_of_any_size_arrives_whole_and_its_neighbors_stay(kind: str, num_b
 
 
 def negative(value: torch.Tensor) -> torch.Tensor:
-    """The same shape and type, whose sign is still to be changed."""
+    """Returns a tensor of the same shape and dtype whose negation is lazy."""
     return torch.complex(value, value).conj().imag
 
 
@@ -48,24 +48,24 @@ REAL = {
     "detached": (lambda: torch.ones(2, 3, requires_grad=True).detach(), True),
     "with a gradient": (lambda: torch.ones(2, 3, requires_grad=True), False),
     "a parameter": (lambda: torch.nn.Parameter(torch.ones(2, 3)), False),
-    "with a sign pending": (lambda: negative(torch.arange(6.0).reshape(2, 3)), False),
+    "lazily negated": (lambda: negative(torch.arange(6.0).reshape(2, 3)), False),
     "another shape": (lambda: torch.ones(3, 2), False),
     "one axis more": (lambda: torch.ones(1, 2, 3), False),
     "another type": (lambda: torch.ones(2, 3, dtype=torch.float64), False),
-    "as wide": (lambda: torch.ones(2, 3, dtype=torch.int32), False),
+    "another type of the same size": (lambda: torch.ones(2, 3, dtype=torch.int32), False),
     "sparse": (lambda: torch.ones(2, 3).to_sparse(), False),
-    "on no device": (lambda: torch.ones(2, 3, device="meta"), False),
-    "quantised": (lambda: torch.quantize_per_tensor(torch.ones(2, 3), 1.0, 0, torch.qint8), False),
+    "on the meta device": (lambda: torch.ones(2, 3, device="meta"), False),
+    "quantized": (lambda: torch.quantize_per_tensor(torch.ones(2, 3), 1.0, 0, torch.qint8), False),
     "nested": (lambda: torch.nested.nested_tensor([torch.ones(3), torch.ones(3)]), False),
     "an array": (lambda: np.ones((2, 3), np.float32), False),
-    "zeros that have no memory": (lambda: torch._efficientzerotensor((2, 3)), False),
+    "zeros without memory": (lambda: torch._efficientzerotensor((2, 3)), False),
 }
 
 
-@pytest.fixture(params=["as torch offers it", "one question at a time"])
+@pytest.fixture(params=["exchange API", "attributes"])
 def exchange(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensors that say where they lie through DLPack's C functions, and such as torch had them before."""
-    if request.param == "one question at a time":
+    """Uses tensors with DLPack's C exchange API, and tensors without it as in older torch."""
+    if request.param == "attributes":
         monkeypatch.setattr(torch.Tensor, "__dlpack_c_exchange_api__", None, raising=False)
 
 
@@ -82,7 +82,7 @@ def column_of(rows: torch.Tensor) -> TensorColumn:
 @pytest.mark.usefixtures("exchange")
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize("kind", REAL)
-def test_a_tensor_is_taken_if_it_is_nothing_but_bytes_of_the_columns_kind(kind: str) -> None:
+def test_only_plain_tensors_of_the_columns_type_are_copied(kind: str) -> None:
     make, is_taken = REAL[kind]
     rows = torch.full((3, 2, 3), 7.0)
     value = make()
@@ -95,7 +95,7 @@ def test_a_tensor_is_taken_if_it_is_nothing_but_bytes_of_the_columns_kind(kind: 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @pytest.mark.parametrize("dtype", [dtype for name in ELEMENT_TYPES if (dtype := getattr(torch, name, None)) is not None], ids=str)
 @pytest.mark.parametrize("shape", [(), (5,), (0,), (2, 1, 3)], ids=str)
-def test_every_type_and_shape_arrives(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_every_type_and_shape_is_copied(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     rows = torch.zeros(2, *shape, dtype=torch.uint8).to(dtype)
     value = torch.arange(1, 1 + math.prod(shape)).reshape(shape).to(dtype)
     assert column_of(rows).put(value, 1)
@@ -103,14 +103,14 @@ def test_every_type_and_shape_arrives(dtype: torch.dtype, shape: tuple[int, ...]
 
 
 @pytest.mark.usefixtures("exchange")
-def test_a_conjugate_that_is_pending_is_refused() -> None:
+def test_lazy_conjugate_is_not_copied() -> None:
     rows = torch.zeros(2, 3, dtype=torch.complex64)
     assert not column_of(rows).put(torch.ones(3, dtype=torch.complex64).conj(), 0)
     assert column_of(rows).put(torch.full((3,), 1 + 2j).conj().resolve_conj(), 0)
     assert rows[0].tolist() == [1 - 2j] * 3
 
 
-def test_a_sample_is_taken_apart_only_if_it_has_the_structure_of_the_first() -> None:
+def test_only_samples_with_the_structure_of_the_first_are_copied() -> None:
     numbers = np.zeros((3, 4), np.int64)
     columns = [IntColumn(numbers[row].ctypes.data, 8, numbers) for row in range(3)]
     part = DictPart(["a", 1], [columns[0], SequencePart((tuple, list), columns[1:])])

@@ -1,7 +1,8 @@
-"""The typed faces of the compiled modules say what the modules have: names both ways, kinds, parameters, defaults, bases.
+"""Stubs of the compiled modules agree with the modules in names, kinds, parameters, defaults and bases.
 
-Where Cython tells a signature it is read; a `__cinit__` tells none, so it is called with what cannot be converted, which shows how it
-takes its arguments. What mypy's stubtest finds beside is `tests/packaging/test_types.py`.
+Where Cython provides a signature it is read. `__cinit__` has none, so it is called with values that cannot be converted, which
+shows
+what arguments it accepts. `tests/packaging/test_types.py` runs mypy's stubtest for the rest.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ WRONG_ARGUMENTS = re.compile(r"unexpected keyword|positional argument|needs keyw
 
 
 class Parameter(NamedTuple):
-    """One parameter: its default is `...` where the stub leaves it open."""
+    """A parameter; its default is `...` if the stub leaves it open."""
 
     name: str
     is_keyword_only: bool
@@ -50,7 +51,7 @@ def public(names: object) -> set[str]:
 
 
 def declared_parameters(node: ast.FunctionDef) -> list[Parameter]:
-    """What a stub says, without self or cls."""
+    """Returns the parameters in a stub, without self or cls."""
     spec = node.args
     positional = [*spec.posonlyargs, *spec.args]
     defaults = [None] * (len(positional) - len(spec.defaults)) + list(spec.defaults)
@@ -64,7 +65,7 @@ def declared_parameters(node: ast.FunctionDef) -> list[Parameter]:
 
 
 def real_parameters(real: Any, declared: list[Parameter]) -> list[Parameter]:
-    """What the module says; a default that the stub leaves open is as open here."""
+    """Returns the parameters in the module; defaults that the stub leaves open are replaced by `...`."""
     opened = {parameter.name for parameter in declared if parameter.default is ...}
     return [
         Parameter(
@@ -78,8 +79,8 @@ def real_parameters(real: Any, declared: list[Parameter]) -> list[Parameter]:
     ]
 
 
-def takes(real: Any, positional: list[Parameter], keywords: list[Parameter]) -> bool:
-    """Whether a class can be called so, whatever it then says of the values."""
+def accepts(real: Any, positional: list[Parameter], keywords: list[Parameter]) -> bool:
+    """Returns whether a class accepts these arguments, whatever it then does with the values."""
     try:
         real(*(object() for _ in positional), **{parameter.name: object() for parameter in keywords})
     except (TypeError, ValueError, AttributeError) as error:
@@ -93,7 +94,7 @@ def test_every_compiled_module_has_a_stub() -> None:
 
 
 @pytest.mark.parametrize("stub", STUBS, ids=lambda p: p.stem)
-def test_a_stub_names_what_its_module_makes_public(stub: Path) -> None:
+def test_stub_has_the_public_names_of_its_module(stub: Path) -> None:
     module = module_of(stub)
     own = {n for n in public(module) if getattr(getattr(module, n), "__module__", module.__name__) == module.__name__}
     own -= {n for n in own if inspect.ismodule(getattr(module, n))}
@@ -102,7 +103,7 @@ def test_a_stub_names_what_its_module_makes_public(stub: Path) -> None:
 
 
 @pytest.mark.parametrize("stub", STUBS, ids=lambda p: p.stem)
-def test_a_stub_gives_functions_with_their_parameters_and_defaults(stub: Path) -> None:
+def test_stub_has_functions_with_their_parameters_and_defaults(stub: Path) -> None:
     for name, node in named(ast.parse(stub.read_text()).body).items():
         if isinstance(node, ast.FunctionDef):
             declared = declared_parameters(node)
@@ -110,7 +111,7 @@ def test_a_stub_gives_functions_with_their_parameters_and_defaults(stub: Path) -
 
 
 @pytest.mark.parametrize("stub", STUBS, ids=lambda p: p.stem)
-def test_a_stub_gives_classes_with_their_bases_members_and_parameters(stub: Path) -> None:
+def test_stub_has_classes_with_their_bases_members_and_parameters(stub: Path) -> None:
     for name, node in named(ast.parse(stub.read_text()).body).items():
         if not isinstance(node, ast.ClassDef):
             continue
@@ -118,25 +119,25 @@ def test_a_stub_gives_classes_with_their_bases_members_and_parameters(stub: Path
         assert [base.__name__ for base in real.__bases__ if base is not object] == list(map(ast.unparse, node.bases))
         members = named(node.body)
         assert public(real) == {m for m in members if not m.startswith("_")}, name
-        for member, said in members.items():
-            is_attribute = isinstance(said, ast.AnnAssign) or bool(
-                isinstance(said, ast.FunctionDef)
-                and [d for d in said.decorator_list if ast.unparse(d) in ("property", f"{member}.setter")]
+        for member, declaration in members.items():
+            is_attribute = isinstance(declaration, ast.AnnAssign) or bool(
+                isinstance(declaration, ast.FunctionDef)
+                and [d for d in declaration.decorator_list if ast.unparse(d) in ("property", f"{member}.setter")]
             )
             if member.startswith("_") or is_attribute:
                 assert is_attribute == inspect.isdatadescriptor(getattr(real, member, None)), f"{name}.{member}"
                 continue
-            assert isinstance(said, ast.FunctionDef)
-            if any(ast.unparse(decorator) == "overload" for decorator in said.decorator_list):
+            assert isinstance(declaration, ast.FunctionDef)
+            if any(ast.unparse(decorator) == "overload" for decorator in declaration.decorator_list):
                 names = [p.name for p in real_parameters(getattr(real, member), [])]
-                assert names == [p.name for p in declared_parameters(said)], f"{name}.{member}"
+                assert names == [p.name for p in declared_parameters(declaration)], f"{name}.{member}"
                 continue
-            declared = declared_parameters(said)
+            declared = declared_parameters(declaration)
             assert real_parameters(getattr(real, member), declared) == declared, f"{name}.{member}"
 
 
 @pytest.mark.parametrize("stub", STUBS, ids=lambda p: p.stem)
-def test_a_stub_gives_constructors_as_they_take_their_arguments(stub: Path) -> None:
+def test_stub_has_constructors_with_the_arguments_they_accept(stub: Path) -> None:
     classes = named(ast.parse(stub.read_text()).body)
     for name, node in classes.items():
         members = named(node.body) if isinstance(node, ast.ClassDef) else {}
@@ -146,11 +147,11 @@ def test_a_stub_gives_constructors_as_they_take_their_arguments(stub: Path) -> N
         real, declared = getattr(module_of(stub), name), declared_parameters(maker)
         positional = [p for p in declared if not p.is_keyword_only]
         keywords = [p for p in declared if p.is_keyword_only]
-        assert takes(real, positional, keywords), name
+        assert accepts(real, positional, keywords), name
         if real.__base__ is not object or real.__subclasses__():
-            continue  # a base's __cinit__ takes, by position, what those derived from it add
-        assert takes(real, [], declared), f"{name}: parameters have other names"
-        assert not takes(real, [*positional, Parameter("more", False, False, None)], keywords), name
+            continue  # the __cinit__ of a base also gets the positional arguments of subclasses
+        assert accepts(real, [], declared), f"{name}: parameters have other names"
+        assert not accepts(real, [*positional, Parameter("more", False, False, None)], keywords), name
         for left_out in declared:
             others = [p for p in declared if p != left_out]
-            assert takes(real, [], others) == left_out.has_default, f"{name}: {left_out.name}"
+            assert accepts(real, [], others) == left_out.has_default, f"{name}: {left_out.name}"

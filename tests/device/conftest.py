@@ -1,4 +1,4 @@
-"""Loaders over a device that stands in: every slot is poisoned the moment it is free."""
+"""Loaders over a simulated device, with slots that are poisoned as soon as they are free."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.stand_in.device import StandIn
 
 @pytest.fixture
 def poisoned() -> Iterator[None]:
-    """Slots of loaders made in the test are overwritten when they are free."""
+    """Overwrites free slots of loaders made in the test."""
     debug.enable()
     yield
     debug.enable(False)
@@ -22,7 +22,7 @@ def poisoned() -> Iterator[None]:
 
 @pytest.fixture
 def make(poisoned: None) -> Iterator[Callable[..., ShmLoader[Any]]]:
-    """Makes loaders in seed mode of 24 batches over a device, and closes them."""
+    """Returns a function that makes loaders of 24 batches in seed mode over a device. Closes them afterwards."""
     made: list[ShmLoader[Any]] = []
 
     def make_one(device: Any, dataset: Any = None, **options: Any) -> ShmLoader[Any]:
@@ -37,7 +37,7 @@ def make(poisoned: None) -> Iterator[Callable[..., ShmLoader[Any]]]:
 
 @pytest.fixture
 def pinning(monkeypatch: pytest.MonkeyPatch) -> StandIn:
-    """The device that pin_memory=True pins for."""
+    """Returns the device that pin_memory=True pins for."""
     calls = StandIn()
     monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
     monkeypatch.setattr("shmload.engine.builder.current_cuda", lambda: calls)

@@ -1,4 +1,4 @@
-"""Datasets whose every byte says which sample it is of."""
+"""Datasets in which every byte identifies its sample."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 
 class Rows(Dataset[Any]):
-    """Sample i is i, in fields of two sizes."""
+    """A dataset whose sample i is i, in fields of two sizes."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -23,12 +23,12 @@ class Rows(Dataset[Any]):
 
 
 class Mixed(Rows):
-    """The same beside what is no tensor, in rows of differing length."""
+    """The same with values that are not tensors, in rows of different lengths."""
 
     def __getitem__(self, i: int) -> dict[str, Any]:
         return {"x": np.full(i % 3 + 1, i, np.int32), "text": f"sample {i}", "pair": (i, np.full(3, i, np.float32))}
 
 
 def rows_of(first: int, count: int = 2) -> torch.Tensor:
-    """What field x of the batch that begins with a sample holds."""
+    """Returns field x of the batch that begins with sample `first`."""
     return torch.arange(first, first + count, dtype=torch.int32).repeat_interleave(16).view(count, 16)

@@ -1,4 +1,4 @@
-"""The same on a CUDA device, where there is one: what is asked of it is what the stand-in is asked, and the bytes are right."""
+"""The same on a real CUDA device: it gets the same calls as the simulated one, and the bytes are correct."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.stand_in.device_replay import replay
 Make = Callable[..., ShmLoader[Any]]
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-    pytest.mark.filterwarnings("ignore:.*CUDA:UserWarning"),  # the workers are forked after CUDA was used, and do not use it
+    pytest.mark.filterwarnings("ignore:.*CUDA:UserWarning"),  # the workers are forked after CUDA was used, but do not use it
 ]
 
 
-def test_what_cuda_is_asked_is_what_the_stand_in_is_asked(make: Make) -> None:
+def test_cuda_gets_the_same_calls_as_the_simulated_device(make: Make) -> None:
     def log_of(device: Any) -> list[tuple[Any, ...]]:
         logged = Logged(device)
         loader = make(logged)
@@ -35,13 +35,13 @@ def test_what_cuda_is_asked_is_what_the_stand_in_is_asked(make: Make) -> None:
                 device.synchronize()
         loader.close()
         assert replay(logged.log) == []
-        num_words = {"register": 2, "unregister": 2, "copy": 4, "keep_for": 3, "side_stream": 2}  # the rest is numbers
+        num_words = {"register": 2, "unregister": 2, "copy": 4, "keep_for": 3, "side_stream": 2}  # the other entries are numbers
         return [entry[: num_words[entry[0]]] for entry in logged.log if entry[0] in num_words]
 
     assert sorted(map(str, log_of(StandIn()))) == sorted(map(str, log_of(CudaDevice())))
 
 
-def test_batches_of_a_pinned_ring_are_pinned_and_copies_from_them_whole(make: Make) -> None:
+def test_batches_of_a_pinned_ring_are_pinned_and_copied_completely(make: Make) -> None:
     loader = make(None, pin_memory=True)
     found = []
     for batch in loader:
@@ -51,7 +51,7 @@ def test_batches_of_a_pinned_ring_are_pinned_and_copies_from_them_whole(make: Ma
     assert [torch.equal(rows_of(2 * step), x.cpu()) for step, x in enumerate(found)] == [True] * 24
 
 
-def test_a_copy_on_a_named_stream_is_waited_for(make: Make) -> None:
+def test_slot_waits_for_a_copy_on_a_recorded_stream(make: Make) -> None:
     loader = make(None, pin_memory=True)
     side, found = torch.cuda.Stream(), []
     for batch in loader:
@@ -65,7 +65,7 @@ def test_a_copy_on_a_named_stream_is_waited_for(make: Make) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, None])
-def test_batches_arrive_on_the_device_behind_a_stream_that_is_busy(seed: int | None, make: Make) -> None:
+def test_batches_are_correct_on_a_busy_device(seed: int | None, make: Make) -> None:
     found = []
     for batch in make("cuda", seed=seed):
         torch.cuda._sleep(1_000_000)
@@ -75,7 +75,7 @@ def test_batches_arrive_on_the_device_behind_a_stream_that_is_busy(seed: int | N
 
 
 @pytest.mark.parametrize("block", [name for name in BLOCKS if name.startswith("safe")])
-def test_a_safe_block_of_the_page_trains_with_its_own_batches(block: str, make: Make) -> None:
+def test_safe_block_of_the_page_trains_with_the_right_batches(block: str, make: Make) -> None:
     trained: list[torch.Tensor] = []
 
     def train(images: torch.Tensor) -> None:
@@ -86,8 +86,8 @@ def test_a_safe_block_of_the_page_trains_with_its_own_batches(block: str, make: 
     assert [torch.equal(rows_of(2 * step), images.cpu()) for step, images in enumerate(trained)] == [True] * 24
 
 
-def test_what_cannot_be_registered_leaves_no_error_behind() -> None:
+def test_failed_registration_leaves_no_pending_error() -> None:
     calls = CudaDevice()
     with pytest.raises(RuntimeError, match="cudaHostRegister: error"):
-        calls.register(4096, 4096)  # nothing is mapped there
+        calls.register(4096, 4096)  # nothing is mapped at this address
     assert torch.ones(3, device="cuda").sum().item() == 3

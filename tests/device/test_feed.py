@@ -1,4 +1,4 @@
-"""device=: batches arrive whole and in order whatever order the device does its work in, and every slot comes back."""
+"""device=: batches are complete and in order whatever order the device works in, and every slot is returned."""
 
 from __future__ import annotations
 
@@ -20,20 +20,23 @@ from tests.device.device_kit import Mixed, Rows, rows_of
 from tests.stand_in.device import StandIn
 from tests.stand_in.device_log import Logged
 
-slow = pytest.mark.slow(reason="starts a worker and sends a whole epoch to the device, for each loader")
+slow = pytest.mark.slow(reason="starts a worker and sends a complete epoch to the device, for each loader")
 Make = Callable[..., ShmLoader[Any]]
 ADVERSARIAL = settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 
-def chosen(data: st.DataObject) -> StandIn:
-    """Its choices come of one draw: when the host waits depends on workers, and hypothesis wants its draws in one order."""
+def random_device(data: st.DataObject) -> StandIn:
+    """Returns a device with a random order of work.
+
+    The order comes from a single draw, because hypothesis needs a fixed order of draws, and the host waits at varying times.
+    """
     return StandIn(Random(data.draw(st.integers(0, 1000))).randrange)
 
 
-def check_all_back(loader: ShmLoader[Any], device: StandIn) -> None:
-    """With everything done no slot is lost; closed, nothing is registered, and no copy has read what was not."""
+def check_all_slots_returned(loader: ShmLoader[Any], device: StandIn) -> None:
+    """Checks that no slot is lost, nothing stays registered after close, and copies have read only registered memory."""
     engine = loader._builder.last
     assert engine is not None
     device.run()
@@ -48,11 +51,11 @@ def check_all_back(loader: ShmLoader[Any], device: StandIn) -> None:
     assert device.violations == []
 
 
-@pytest.mark.slow(reason="hypothesis, and each example is a loader that starts a worker")
+@pytest.mark.slow(reason="hypothesis starts a loader with a worker for each example")
 @given(data=st.data())
 @ADVERSARIAL
-def test_no_batch_shows_anothers_bytes_whatever_order_copies_finish_in(data: st.DataObject, make: Make) -> None:
-    device = chosen(data)
+def test_batches_are_correct_in_any_order_of_copies(data: st.DataObject, make: Make) -> None:
+    device = random_device(data)
     loader = make(device)
     iterator, found, held = iter(loader), [], []
     for _ in range(16):
@@ -62,7 +65,7 @@ def test_no_batch_shows_anothers_bytes_whatever_order_copies_finish_in(data: st.
             held.append(batch)
         for number in data.draw(st.lists(st.integers(0, 1), max_size=4)):
             device.step(number)
-    check_all_back(loader, device)
+    check_all_slots_returned(loader, device)
     for step, (x, label) in enumerate(found):
         assert torch.equal(rows_of(2 * step), x[0])
         assert label[0].tolist() == [2 * step, 2 * step + 1]
@@ -71,8 +74,8 @@ def test_no_batch_shows_anothers_bytes_whatever_order_copies_finish_in(data: st.
 @slow
 @pytest.mark.parametrize("first", [0, -1])
 @pytest.mark.parametrize("seed", [0, None])
-def test_a_device_that_stands_still_is_waited_for_when_the_slots_are_used_up(seed: int | None, first: int, make: Make) -> None:
-    device = StandIn(lambda count: first % count)  # the consumer's stream goes on, or all others do
+def test_loader_waits_for_an_idle_device_when_no_slot_is_free(seed: int | None, first: int, make: Make) -> None:
+    device = StandIn(lambda count: first % count)  # either the consumer's stream makes progress, or all others do
     loader = make(device, seed=seed)
     found = [device.read(batch["x"]) for batch in loader]
     device.run()
@@ -80,17 +83,17 @@ def test_a_device_that_stands_still_is_waited_for_when_the_slots_are_used_up(see
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(None, marks=slow)])
-def test_after_batch_is_given_what_lies_on_the_device(seed: int | None, make: Make) -> None:
+def test_after_batch_gets_tensors_on_the_device(seed: int | None, make: Make) -> None:
     device = StandIn()
     loader = make(device, seed=seed, after_batch=lambda batch: device.read(batch["x"]))
     found = list(loader)
     device.run()
     assert [torch.equal(rows_of(2 * step), x[0]) for step, x in enumerate(found)] == [True] * 24
-    check_all_back(loader, device)
+    check_all_slots_returned(loader, device)
 
 
 @slow
-def test_the_state_is_that_of_the_batch_yielded_last_not_of_those_sent_ahead(make: Make) -> None:
+def test_state_is_that_of_the_last_yielded_batch_and_not_of_those_sent_ahead(make: Make) -> None:
     def states(device: Any) -> list[Any]:
         loader = make(device)
         return [loader.state_dict() for _ in loader]
@@ -98,17 +101,17 @@ def test_the_state_is_that_of_the_batch_yielded_last_not_of_those_sent_ahead(mak
     assert states(None) == states(StandIn())
 
 
-def test_a_pass_broken_off_leaves_nothing_ahead_and_the_next_begins_at_its_start(make: Make) -> None:
+def test_abandoned_pass_leaves_nothing_and_the_next_begins_at_its_start(make: Make) -> None:
     device = StandIn()
     loader = make(device)
     for _ in loader:
         break
     found = device.read(next(iter(loader))["x"])
-    check_all_back(loader, device)
+    check_all_slots_returned(loader, device)
     assert torch.equal(rows_of(0), found[0])
 
 
-def test_every_batch_is_waited_for_by_the_consumers_stream_and_its_memory_kept_for_it(make: Make) -> None:
+def test_consumers_stream_waits_for_every_batch_and_keeps_its_memory(make: Make) -> None:
     device = StandIn()
     logged = Logged(device)
     next(iter(make(logged)))
@@ -121,7 +124,7 @@ def test_every_batch_is_waited_for_by_the_consumers_stream_and_its_memory_kept_f
     assert [entry[:3] for entry in events[1:]] == [("keep_for", (2, 16), main), ("keep_for", (2,), main)]
 
 
-def test_structures_arrive_and_what_is_no_tensor_stays(make: Make) -> None:
+def test_structures_are_sent_and_other_values_stay_on_the_host(make: Make) -> None:
     device = StandIn()
     loader = make(device, Mixed(48), ragged={"x": "list"}, batch_size=3)
     batch = next(iter(loader))
@@ -138,7 +141,7 @@ def collated_mapping(samples: list[Any]) -> Any:
     return OrderedDict(rows=torch.stack([torch.as_tensor(sample["x"]) for sample in samples]), text="as it is")
 
 
-def test_tensors_in_mappings_arrive_too(make: Make) -> None:
+def test_tensors_in_mappings_are_sent(make: Make) -> None:
     device = StandIn()
     logged = Logged(device)
     loader = make(logged, collate_fn=collated_mapping)
@@ -160,7 +163,7 @@ def collated_sparse(samples: list[Any]) -> Any:
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_sparse_tensors_arrive_by_their_parts(num_workers: int, make: Make) -> None:
+def test_sparse_tensors_are_sent_by_their_parts(num_workers: int, make: Make) -> None:
     device = StandIn()
     options: dict[str, Any] = {} if num_workers else {"multiprocessing_context": None}
     loader = make(device, collate_fn=collated_sparse, num_workers=num_workers, **options)
@@ -176,7 +179,7 @@ def test_sparse_tensors_arrive_by_their_parts(num_workers: int, make: Make) -> N
     assert (batch["coo"].is_coalesced(), batch["twice"].is_coalesced()) == (True, False)
     assert batch["twice"].to_dense().tolist() == [[0, 5, 0], [0, 0, 0]]
     parts = [batch["coo"].values(), batch["csr"].crow_indices(), batch["twice"]._indices()]
-    assert all(device.stream_for(part) is not None for part in parts)  # it is the device that has made them
+    assert all(device.stream_for(part) is not None for part in parts)  # it was made by the device
     loader.record_stream(batch, device.side_stream())
     loader.close()
 
@@ -185,7 +188,7 @@ def collated_array(samples: list[Any]) -> Any:
     return np.stack([sample["x"] for sample in samples])
 
 
-def test_an_array_stays_on_the_host_and_keeps_its_slot(make: Make) -> None:
+def test_array_stays_on_the_host_and_keeps_its_slot(make: Make) -> None:
     device = StandIn()
     loader = make(device, collate_fn=collated_array)
     batches: Iterator[Any] = iter(loader)
@@ -196,7 +199,7 @@ def test_an_array_stays_on_the_host_and_keeps_its_slot(make: Make) -> None:
     assert torch.equal(rows_of(0), torch.from_numpy(kept))
 
 
-def test_without_workers_batches_arrive_too(poisoned: None) -> None:
+def test_batches_are_sent_without_workers(poisoned: None) -> None:
     for seed in (0, None):
         device = StandIn()
         found = [device.read(batch["x"]) for batch in ShmLoader(Rows(6), 2, seed=seed, device=device)]
@@ -204,15 +207,15 @@ def test_without_workers_batches_arrive_too(poisoned: None) -> None:
         assert [torch.equal(rows_of(2 * step), x[0]) for step, x in enumerate(found)] == [True] * 3
 
 
-# ------------------------------------------------------------ what fails
+# ------------------------------------------------------------ failures
 
 
-def test_a_copy_that_fails_is_an_error_in_its_turn_and_the_next_batch_comes(make: Make) -> None:
+def test_failed_copy_is_an_error_in_its_place_and_the_next_batch_follows(make: Make) -> None:
     device = StandIn()
     loader = make(device)
     iterator = iter(loader)
     next(iterator)
-    device.fail("copy", after=1)  # the second field of a batch: the first is on its way
+    device.fail("copy", after=1)  # the second field of a batch, whose first is being copied
     found = []
     with pytest.raises(CopyFailed) as caught:
         found.extend(device.read(batch["x"]) for batch in iterator)
@@ -223,12 +226,12 @@ def test_a_copy_that_fails_is_an_error_in_its_turn_and_the_next_batch_comes(make
     )
     found.append(device.read(next(iterator)["x"]))
     del caught
-    check_all_back(loader, device)
+    check_all_slots_returned(loader, device)
     expected = [*range(1, step), step + 1]
     assert [torch.equal(rows_of(2 * at), x[0]) for at, x in zip(expected, found, strict=True)] == [True] * len(found)
 
 
-def test_a_copy_that_fails_while_it_runs_is_told_by_a_later_call_and_loses_no_slot(make: Make) -> None:
+def test_failure_of_a_running_copy_is_reported_later_and_loses_no_slot(make: Make) -> None:
     device = StandIn()
     loader = make(device)
     iterator = iter(loader)
@@ -239,11 +242,11 @@ def test_a_copy_that_fails_while_it_runs_is_told_by_a_later_call_and_loses_no_sl
         for _ in range(8):
             next(iterator)
             device.run()
-    check_all_back(loader, device)
+    check_all_slots_returned(loader, device)
 
 
 @pytest.mark.parametrize("call", ["record", "is_done"])
-def test_a_slot_without_an_event_comes_back_once_the_device_has_been_waited_for(call: str, make: Make) -> None:
+def test_slot_without_an_event_is_returned_after_waiting_for_the_device(call: str, make: Make) -> None:
     device = StandIn()
     loader = make(device)
     iterator = iter(loader)
@@ -262,7 +265,7 @@ def test_a_slot_without_an_event_comes_back_once_the_device_has_been_waited_for(
     assert (engine._ring.pending_copies, device.registered, device.violations) == ([], {}, [])
 
 
-# ------------------------------------------------------------ what may be asked for
+# ------------------------------------------------------------ arguments
 
 
 @pytest.mark.parametrize(
@@ -277,7 +280,7 @@ def test_a_slot_without_an_event_comes_back_once_the_device_has_been_waited_for(
         (0, TypeError, 'device must be "cuda", "cuda:1", a torch.device or None, got 0'),
     ],
 )
-def test_what_is_no_cuda_device_is_refused(device: Any, error: type[Exception], text: str) -> None:
+def test_device_that_is_not_cuda_is_an_error(device: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error) as caught:
         ShmLoader([1], device=device)
     assert str(caught.value) == text
@@ -285,9 +288,7 @@ def test_what_is_no_cuda_device_is_refused(device: Any, error: type[Exception], 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("seed", [0, None])
-def test_a_device_that_is_not_there_is_an_error_of_the_first_pass(
-    num_workers: int, seed: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_device_is_an_error_of_the_first_pass(num_workers: int, seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     loader = ShmLoader(Rows(4), num_workers=num_workers, seed=seed, device="cuda:1")
     text = (
@@ -298,19 +299,19 @@ def test_a_device_that_is_not_there_is_an_error_of_the_first_pass(
         next(iter(loader))
 
 
-def test_an_audit_of_what_lies_on_a_device_is_refused(tmp_path: Any) -> None:
+def test_audit_with_a_device_is_an_error(tmp_path: Any) -> None:
     with pytest.raises(ValueError, match="audit and device exclude each other: the audit records a digest of bytes on the host"):
         ShmLoader([1], device="cuda", audit=tmp_path)
 
 
-def test_who_took_a_batch_is_noted_as_ever(make: Make) -> None:
+def test_holders_of_batches_on_a_device_are_recorded(make: Make) -> None:
     loader = make(StandIn())
     next(iter(loader))
     assert loader._builder.last.holders is not None
     assert loader.holders() == []
 
 
-def test_an_error_of_the_users_own_type_comes_at_its_batchs_turn(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_custom_type_is_raised_in_place_of_its_batch(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     device = StandIn()
     loader = make(device)
     iterator = iter(loader)
@@ -328,6 +329,6 @@ def test_an_error_of_the_users_own_type_comes_at_its_batchs_turn(make: Make, mon
         found.extend(device.read(batch["x"]) for batch in iterator)
     step = len(found) + 1
     found.append(device.read(next(iterator)["x"]))
-    check_all_back(loader, device)
+    check_all_slots_returned(loader, device)
     expected = [*range(1, step), step + 1]
     assert [torch.equal(rows_of(2 * at), x[0]) for at, x in zip(expected, found, strict=True)] == [True] * len(found)

@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py, rehearsed: every case runs over the stand-in, so that its first minutes on a GPU are not spent on a slip."""
+"""benchmarks/gpu.py on a simulated device: every case runs, so that time on a GPU is not lost to a mistake."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.stand_in.device_replay import replay
 
 
 class Eager(StandIn):
-    """Its streams do at once what they can."""
+    """A device whose streams do everything at once that they can."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,21 +33,21 @@ class Eager(StandIn):
         return stream
 
 
-class Moment:
-    """A moment of a device's clock, in milliseconds."""
+class Timestamp:
+    """A time of a device's clock, in milliseconds."""
 
     def __init__(self, at_ms: float) -> None:
         self.at_ms = at_ms
 
-    def elapsed_time(self, later: Moment) -> float:
+    def elapsed_time(self, later: Timestamp) -> float:
         return later.at_ms - self.at_ms
 
     def synchronize(self) -> None:
-        """It has come."""
+        """Returns at once, because the time has come."""
 
 
 class Rehearsal(gpu.Cuda):
-    """A device of 1 GHz which is always there."""
+    """A simulated device of 1 GHz, which is always available."""
 
     num_workers, batch_size, pin_torch, start_method = 1, 2, False, "fork"
 
@@ -70,22 +70,22 @@ class Rehearsal(gpu.Cuda):
     def synchronize(self) -> None:
         self.device.run()
 
-    def event(self) -> Moment:
-        return Moment(self._now_ms)
+    def event(self) -> Timestamp:
+        return Timestamp(self._now_ms)
 
     def spin(self, cycles: int) -> None:
         self._now_ms += cycles / 1e6
 
 
 class Zeros(gpu.Blocks16):
-    """Blocks that cost nothing to make."""
+    """Blocks that take no time to make."""
 
     def __init__(self, num_samples: int = 400) -> None:
         self.blocks = np.zeros((64, 1 << 18), np.float32)
         self.num_samples = num_samples
 
 
-@pytest.mark.slow(reason="rehearses every case of the GPU benchmark")
+@pytest.mark.slow(reason="runs every case of the GPU benchmark")
 @pytest.mark.usefixtures("pinning")
 @pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
 def test_every_case_runs_and_gives_a_table_and_a_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_every_case_runs_and_gives_a_table_and_a_log(tmp_path: Path, monkeypatch
     assert len(markdown(result.rows).splitlines()) == 2 + len(result.rows) == 14
     rows = {row.what: row for row in result.rows}
     assert [name for name, row in rows.items() if row.aim in ("0", "1") and not row.met] == [
-        "batches of a pinned ring that are pinned"  # torch asks CUDA
+        "batches of a pinned ring that are pinned"  # torch queries CUDA
     ]
     assert {kind: waits["worst_ms"] for kind, waits in result.measured["bubbles"].items()} == dict.fromkeys(gpu.KINDS, 0.0)
     assert {round(waits["step_ms"]) for waits in result.measured["bubbles"].values()} == {20}
@@ -114,8 +114,8 @@ def test_every_case_runs_and_gives_a_table_and_a_log(tmp_path: Path, monkeypatch
     assert replay(entries) == []
 
 
-@pytest.mark.slow(reason="a program in a process of its own, which imports torch")
-def test_without_cuda_it_says_so_and_measures_nothing() -> None:
+@pytest.mark.slow(reason="runs a program that imports torch")
+def test_without_cuda_the_benchmark_reports_that_and_measures_nothing() -> None:
     code = "import torch; torch.cuda.is_available = lambda: False; from benchmarks import gpu; from benchmarks.common import Settings; "
     done = subprocess.run(
         [sys.executable, "-c", code + "assert gpu.measure(Settings()).rows == []"],
@@ -130,7 +130,7 @@ def test_without_cuda_it_says_so_and_measures_nothing() -> None:
 
 
 class Small(gpu_training.Training):
-    """A network of no use, on the CPU."""
+    """A tiny network on the CPU."""
 
     device, start_method, batch_size = "cpu", "fork", 8
 
@@ -140,8 +140,8 @@ class Small(gpu_training.Training):
     def synchronize(self) -> None: ...
 
 
-@pytest.mark.slow(reason="starts every loader of the GPU training, and encodes its photographs")
-def test_every_loader_trains_and_gives_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.slow(reason="starts every loader of the GPU training and encodes its photographs")
+def test_every_loader_trains_and_has_a_row_in_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_training, "NUM_WORKERS", (1,))
 
     def run(*arguments: Any) -> dict[str, float]:

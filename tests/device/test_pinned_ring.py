@@ -1,4 +1,4 @@
-"""pin_memory=True: the ring is registered, and a slot is used again when the copies from it are done."""
+"""pin_memory=True: the ring is registered, and a slot is reused only after the copies from it."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ def pinned(make: Make, **options: Any) -> ShmLoader[Any]:
     return make(None, pin_memory=True, **options)
 
 
-def goes_on(loader: ShmLoader[Any], iterator: Any, count: int = 14) -> None:
-    """Takes batches until every slot that can be used again has been."""
+def read_on(loader: ShmLoader[Any], iterator: Any, count: int = 14) -> None:
+    """Reads batches until every free slot has been reused."""
     for _ in range(count):
         next(iterator)
 
 
-@pytest.mark.slow(reason="hypothesis, and each example is a loader that starts a worker")
+@pytest.mark.slow(reason="hypothesis starts a loader with a worker for each example")
 @given(data=st.data())
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_copy_reads_its_own_batch_however_late_it_runs(data: st.DataObject, make: Make, pinning: StandIn) -> None:
+def test_late_copy_reads_its_own_batch(data: st.DataObject, make: Make, pinning: StandIn) -> None:
     pinning._choose = Random(data.draw(st.integers(0, 1000))).randrange
     pinning.streams[1:] = []
-    others = set(pinning.registered)  # of examples that hypothesis has broken off
+    others = set(pinning.registered)  # of examples that hypothesis aborted
     with pinned(make) as loader:
         side, iterator, copies, held = pinning.side_stream(), iter(loader), [], []
         for step in range(20):
@@ -68,7 +68,7 @@ def test_a_copy_reads_its_own_batch_however_late_it_runs(data: st.DataObject, ma
     assert pinning.violations == []
 
 
-def test_a_copy_on_a_stream_nobody_named_reads_what_is_not_its_batch_any_more(make: Make, pinning: StandIn) -> None:
+def test_late_copy_on_an_unrecorded_stream_reads_a_later_batch(make: Make, pinning: StandIn) -> None:
     iterator = iter(pinned(make))
     side = pinning.side_stream()
     batch = next(iterator)
@@ -82,7 +82,7 @@ def test_a_copy_on_a_stream_nobody_named_reads_what_is_not_its_batch_any_more(ma
     assert not torch.equal(rows_of(0), late)
 
 
-def test_a_copy_on_a_stream_that_was_named_is_waited_for(make: Make, pinning: StandIn) -> None:
+def test_slot_waits_for_a_copy_on_a_recorded_stream(make: Make, pinning: StandIn) -> None:
     loader = pinned(make)
     iterator = iter(loader)
     side = pinning.side_stream()
@@ -98,7 +98,7 @@ def test_a_copy_on_a_stream_that_was_named_is_waited_for(make: Make, pinning: St
     assert torch.equal(rows_of(0), late)
 
 
-def test_a_copy_on_the_stream_of_delivery_is_waited_for_wherever_the_batch_dies(make: Make, pinning: StandIn) -> None:
+def test_slot_waits_for_a_copy_on_the_stream_of_delivery(make: Make, pinning: StandIn) -> None:
     iterator = iter(pinned(make))
     side = pinning.side_stream()
     batch = next(iterator)
@@ -112,7 +112,7 @@ def test_a_copy_on_the_stream_of_delivery_is_waited_for_wherever_the_batch_dies(
     assert torch.equal(rows_of(0), late)
 
 
-def test_a_batch_is_poisoned_only_when_copies_from_it_are_done(make: Make, pinning: StandIn) -> None:
+def test_batch_is_poisoned_only_after_copies_from_it(make: Make, pinning: StandIn) -> None:
     iterator = iter(pinned(make))
     batch = next(iterator)
     late = pinning.copy(batch["x"])
@@ -122,7 +122,7 @@ def test_a_batch_is_poisoned_only_when_copies_from_it_are_done(make: Make, pinni
     assert torch.equal(rows_of(0), late)
 
 
-def test_nothing_is_waited_for_while_another_slot_is_free(make: Make, pinning: StandIn) -> None:
+def test_loader_does_not_wait_while_another_slot_is_free(make: Make, pinning: StandIn) -> None:
     loader = pinned(make)
     iterator = iter(loader)
     pinning.fail("wait")
@@ -133,7 +133,7 @@ def test_nothing_is_waited_for_while_another_slot_is_free(make: Make, pinning: S
     pinning._failing.clear()
 
 
-def test_a_batch_that_dies_in_another_thread_waits_for_that_threads_stream(make: Make, pinning: StandIn) -> None:
+def test_batch_that_dies_in_another_thread_waits_for_that_threads_stream(make: Make, pinning: StandIn) -> None:
     loader = pinned(make)
     iterator = iter(loader)
     side, held = pinning.side_stream(), [next(iterator)]
@@ -147,21 +147,21 @@ def test_a_batch_that_dies_in_another_thread_waits_for_that_threads_stream(make:
     thread = threading.Thread(target=other)
     thread.start()
     thread.join()
-    goes_on(loader, iterator, 3)
+    read_on(loader, iterator, 3)
     while pinning.main.can_step:
         pinning.main.waiting.popleft()[1]()
-    goes_on(loader, iterator)
+    read_on(loader, iterator)
     pinning.run()
     assert torch.equal(rows_of(0), found[0])
 
 
-NO_CAPSULE = b"used_dltensor"  # a capsule keeps no copy of its name
-DELETER = 56  # of a DLManagedTensor, bytes
-UINT8 = (1, 8)  # DLPack's
+NO_CAPSULE = b"used_dltensor"  # a capsule does not copy its name
+DELETER = 56  # offset in a DLManagedTensor, in bytes
+UINT8 = (1, 8)  # DLPack's type
 
 
 def end_in_a_foreign_thread(lease: Lease) -> Callable[[], None]:
-    """Holds a slot, and what ends that in a thread that Python knows nothing of."""
+    """Leases a slot. Returns a function that ends the lease in a thread unknown to Python."""
     capsule = lease.capsule(0, *UINT8, (1,))
     api, libc = ctypes.pythonapi, ctypes.CDLL(None)
     api.PyCapsule_GetPointer.restype = ctypes.c_void_p
@@ -178,7 +178,7 @@ def end_in_a_foreign_thread(lease: Lease) -> Callable[[], None]:
     return end
 
 
-def test_a_batch_that_dies_in_a_thread_not_of_pythons_waits_for_the_whole_device(make: Make, pinning: StandIn) -> None:
+def test_batch_that_dies_in_a_foreign_thread_waits_for_the_whole_device(make: Make, pinning: StandIn) -> None:
     loader = pinned(make)
     iterator = iter(loader)
     batch = next(iterator)
@@ -191,14 +191,14 @@ def test_a_batch_that_dies_in_a_thread_not_of_pythons_waits_for_the_whole_device
     assert not engine.releases.has_events(slot)
     pinning.run()
     next(iterator)
-    assert slot in engine._ring.pending_copies  # nobody knows that it is done
-    goes_on(loader, iterator)
+    assert slot in engine._ring.pending_copies  # its end is not known yet
+    read_on(loader, iterator)
     assert torch.equal(rows_of(0), late)
     loader.close()
     assert pinning.registered == {}
 
 
-def test_an_interrupt_while_a_lease_ends_is_not_lost(make: Make, pinning: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_during_the_end_of_a_lease_is_not_lost(make: Make, pinning: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = pinned(make)
     iterator = iter(loader)
     batch = next(iterator)
@@ -211,10 +211,10 @@ def test_an_interrupt_while_a_lease_ends_is_not_lost(make: Make, pinning: StandI
         del batch
         for _ in range(1000):
             threading.get_ident()
-    goes_on(loader, iterator)
+    read_on(loader, iterator)
 
 
-def test_an_exception_under_way_survives_the_end_of_a_lease(make: Make, pinning: StandIn) -> None:
+def test_current_exception_survives_the_end_of_a_lease(make: Make, pinning: StandIn) -> None:
     iterator = iter(pinned(make))
 
     def fails() -> None:
@@ -228,7 +228,7 @@ def test_an_exception_under_way_survives_the_end_of_a_lease(make: Make, pinning:
 # ------------------------------------------------------------ registering
 
 
-def test_each_slot_is_registered_once_and_unregistered_by_close(make: Make, pinning: StandIn) -> None:
+def test_every_slot_is_registered_once_and_unregistered_by_close(make: Make, pinning: StandIn) -> None:
     loader = pinned(make)
     iterator = iter(loader)
     for _ in range(24):
@@ -239,13 +239,13 @@ def test_each_slot_is_registered_once_and_unregistered_by_close(make: Make, pinn
 
 
 class Growing(Rows):
-    """Batches of text whose size grows: slots must grow."""
+    """Batches of text of growing size, so that slots must grow."""
 
     def __getitem__(self, i: int) -> Any:
         return np.full(2000 * (i + 1), i, np.int32)
 
 
-def test_a_slot_that_grows_is_registered_anew_and_the_old_one_no_longer(make: Make, pinning: StandIn) -> None:
+def test_grown_slot_is_registered_and_its_old_memory_unregistered(make: Make, pinning: StandIn) -> None:
     loader = pinned(make, dataset=Growing(24), ragged="list", batch_size=1)
     late = []
     for step, batch in enumerate(loader):
@@ -260,7 +260,7 @@ def test_a_slot_that_grows_is_registered_anew_and_the_old_one_no_longer(make: Ma
     assert (pinning.registered, pinning.violations) == ({}, [])
 
 
-def test_a_ring_that_cannot_be_pinned_warns_once_and_batches_are_as_good(make: Make, pinning: StandIn) -> None:
+def test_ring_that_cannot_be_pinned_warns_once_and_batches_are_correct(make: Make, pinning: StandIn) -> None:
     pinning.fail("register", after=2)
     loader = pinned(make)
     with pytest.warns(UserWarning, match="4096 bytes of the ring could not be pinned for stand-in") as caught:
@@ -277,23 +277,23 @@ def test_a_ring_that_cannot_be_pinned_warns_once_and_batches_are_as_good(make: M
     assert pinning.registered == {}
 
 
-def test_that_warning_made_an_error_loses_no_batch(make: Make, pinning: StandIn) -> None:
+def test_pinning_warning_turned_into_an_error_loses_no_batch(make: Make, pinning: StandIn) -> None:
     pinning.fail("register")
     iterator = iter(pinned(make))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", "CUDA is in use")  # where there is one, and another test has used it
-        first = next(iterator)["x"].clone()  # the memory is made while it is waited for
+        warnings.filterwarnings("ignore", "CUDA is in use")  # if there is a GPU, and another test has used it
+        first = next(iterator)["x"].clone()  # the memory is made during the wait for it
         with pytest.raises(UserWarning, match="could not be pinned"):
             next(iterator)
     assert torch.equal(rows_of(0), first)
     assert torch.equal(rows_of(2), next(iterator)["x"])
 
 
-# ------------------------------------------------------------ ends
+# ------------------------------------------------------------ closing
 
 
-def test_close_waits_for_the_copies_that_are_under_way(make: Make, pinning: StandIn) -> None:
+def test_close_waits_for_running_copies(make: Make, pinning: StandIn) -> None:
     loader = pinned(make)
     late = [pinning.copy(batch["x"]) for batch, _ in zip(loader, range(3), strict=False)]
     loader.close()
@@ -302,7 +302,7 @@ def test_close_waits_for_the_copies_that_are_under_way(make: Make, pinning: Stan
     assert (pinning.registered, pinning.violations) == ({}, [])
 
 
-def test_a_batch_that_outlives_its_loader_stays_registered_until_its_copies_are_done(make: Make, pinning: StandIn) -> None:
+def test_batch_that_outlives_its_loader_stays_registered_until_its_copies_end(make: Make, pinning: StandIn) -> None:
     loader = pinned(make)
     batch = next(iter(loader))
     loader.close()
@@ -315,7 +315,7 @@ def test_a_batch_that_outlives_its_loader_stays_registered_until_its_copies_are_
     assert (pinning.registered, pinning.violations) == ({}, [])
 
 
-def test_what_ended_in_such_a_thread_after_close_is_unregistered_when_the_next_ring_is_made(make: Make, pinning: StandIn) -> None:
+def test_memory_released_in_a_foreign_thread_is_unregistered_with_the_next_ring(make: Make, pinning: StandIn) -> None:
     loader = pinned(make)
     batch = next(iter(loader))
     loader.close()
@@ -329,7 +329,7 @@ def test_what_ended_in_such_a_thread_after_close_is_unregistered_when_the_next_r
     assert pinning.violations == []
 
 
-def test_close_with_a_failing_device_says_so_and_closes_all_the_same(make: Make, pinning: StandIn) -> None:
+def test_close_raises_the_error_of_a_failing_device_and_closes_anyway(make: Make, pinning: StandIn) -> None:
     loader = pinned(make)
     batches = iter(loader)
     next(batches)
@@ -341,7 +341,7 @@ def test_close_with_a_failing_device_says_so_and_closes_all_the_same(make: Make,
     assert (pinning.registered, pinning.violations) == ({}, [])
 
 
-def test_naming_a_stream_for_what_lies_in_no_slot_does_nothing(make: Make, pinning: StandIn) -> None:
+def test_record_stream_of_other_tensors_does_nothing(make: Make, pinning: StandIn) -> None:
     loader = pinned(make)
     loader.record_stream(torch.zeros(3), pinning.side_stream())
     next(iter(loader))
@@ -349,7 +349,7 @@ def test_naming_a_stream_for_what_lies_in_no_slot_does_nothing(make: Make, pinni
     assert loader._builder.last.releases._named == {}
 
 
-def test_a_ring_refuses_what_is_no_pending_copies_of_its_slots(make: Make, pinning: StandIn) -> None:
+def test_invalid_pending_copies_of_a_ring_are_an_error(make: Make, pinning: StandIn) -> None:
     loader = pinned(make)
     next(iter(loader))
     ring = loader._builder.last._ring

@@ -1,4 +1,4 @@
-"""A device's log is asked again of the stand-in: one that is right is not complained of, and each thing that is wrong is."""
+"""Logs of a device are replayed on the simulated one: a correct log passes, and every mistake is detected."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ ORIGIN, SYNTHETIC = load_log(Path(__file__).parent / "synthetic.log.jsonl")
 
 
 @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
-def test_a_log_that_is_kept_here_is_of_a_device_used_rightly(path: Path) -> None:
+def test_stored_log_is_correct(path: Path) -> None:
     assert replay(load_log(path)[1]) == []
 
 
-def test_a_log_that_was_written_by_hand_says_so() -> None:
+def test_handwritten_log_is_marked() -> None:
     assert ORIGIN["origin"].startswith("SYNTHETIC")
 
 
-@pytest.mark.slow(reason="starts a worker; what it asks of the device in an epoch is asked again")
+@pytest.mark.slow(reason="starts a worker and replays an epoch")
 @pytest.mark.parametrize("seed", [1, 2])
-def test_what_a_loader_asks_goes_through_a_file_and_is_right(seed: int, make: Make, tmp_path: Path) -> None:
+def test_log_of_a_loader_is_saved_loaded_and_correct(seed: int, make: Make, tmp_path: Path) -> None:
     device = StandIn(Random(seed).randrange)
     logged = Logged(device)
     loader = make(logged)
@@ -54,12 +54,12 @@ def without(*left_out: Entry) -> list[Entry]:
     return [entry for entry in SYNTHETIC if entry not in left_out]
 
 
-def test_a_stream_that_does_not_wait_is_found() -> None:
+def test_stream_that_does_not_wait_is_detected() -> None:
     text = "stream 5 reads another batch's bytes, or reads before they have come"
     assert replay(without(("wait_on_stream", 5, 2)))[:2] == [f"entry 11: {text}", f"entry 12: {text}"]
 
 
-def test_a_stream_that_waits_for_an_event_before_the_copy_is_found() -> None:
+def test_stream_that_waits_for_an_event_before_the_copy_is_detected() -> None:
     entries = list(SYNTHETIC)
     last = entries.index(("wait_on_stream", 5, 7))
     entries[last] = ("wait_on_stream", 5, 4)
@@ -67,7 +67,7 @@ def test_a_stream_that_waits_for_an_event_before_the_copy_is_found() -> None:
     assert replay(entries) == [f"entry {last + 1}: {text}", f"entry {last + 2}: {text}"]
 
 
-def test_a_tensor_that_is_filled_again_before_it_was_read_is_found() -> None:
+def test_tensor_overwritten_before_it_was_read_is_detected() -> None:
     again = ("copy", [2, 16], "torch.int32", 0, 6, -1, 0, 4)
     text = "stream 5 reads another batch's bytes, or reads before they have come"
     assert replay([*SYNTHETIC, again]) == [f"entry 24: {text}"]
@@ -75,12 +75,12 @@ def test_a_tensor_that_is_filled_again_before_it_was_read_is_found() -> None:
     assert replay([*SYNTHETIC, *waits, again]) == []
 
 
-def test_a_slot_that_is_used_again_while_it_is_copied_from_is_found() -> None:
+def test_slot_reused_during_a_copy_is_detected() -> None:
     entries = without(("is_done", 1, True))
     assert replay(entries)[0] == "entry 12: stream 5 reads another batch's bytes, or reads before they have come"
 
 
-def test_memory_that_is_unregistered_under_a_copy_is_found() -> None:
+def test_memory_unregistered_during_a_copy_is_detected() -> None:
     end = "bytes from a piece ran when they were registered no longer"
     found = [text for text in replay(without(("wait_on_host", 6))) if not text.startswith("entry")]
     assert found == [f"a copy of 128 {end}", f"a copy of 16 {end}"]
@@ -97,16 +97,16 @@ def test_memory_that_is_unregistered_under_a_copy_is_found() -> None:
         (("copy", [5000], "torch.uint8", 0, 9, 1, 0, -1), "a copy of 5000 bytes at 0 of piece 1 reaches beyond it"),
     ],
 )
-def test_what_cannot_be_is_found(entry: Entry, text: str) -> None:
+def test_impossible_entry_is_detected(entry: Entry, text: str) -> None:
     assert f"entry {len(SYNTHETIC)}: {text}" in replay([*SYNTHETIC, entry])
 
 
-def test_a_piece_of_another_size_is_found() -> None:
+def test_copy_of_another_size_is_detected() -> None:
     entries = [("unregister", 8192, 1) if entry == ("unregister", 4096, 1) else entry for entry in SYNTHETIC]
     assert replay(entries) == ["entry 27: piece 1 has 4096 bytes, and 8192 are unregistered"]
 
 
-def test_a_log_of_another_version_is_refused(tmp_path: Path) -> None:
+def test_log_of_another_version_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "new.log.jsonl"
     path.write_text('{"version": 2}\n')
     with pytest.raises(ValueError, match=r"new.log.jsonl is a device log of version 2; this reads version 1"):

@@ -1,4 +1,4 @@
-"""The blocks of docs/gpu.md, over a device that stands still: what is called safe is, and what reads too late can be found."""
+"""The blocks of docs/gpu.md on an idle device: safe blocks are safe, and late reads are detected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCKS = dict(re.findall(r"```text\n# ((?:un)?safe: [^\n]*)\n(.*?)```", PAGE.rea
 
 
 def run(block: str, loader: ShmLoader[Any], device: StandIn, ahead: str) -> list[list[torch.Tensor]]:
-    """Runs one where either the main stream or all others do at once what they can; what it trained with, once all is done."""
+    """Runs a block while either the main stream or all others work at once. Returns what it trained with in the end."""
     trained: list[list[torch.Tensor]] = []
     program = {"torch": torch, "loader": loader, "train": lambda images: trained.append(device.read(images))}
     device.main.is_eager = ahead == "main"
@@ -32,25 +32,25 @@ def run(block: str, loader: ShmLoader[Any], device: StandIn, ahead: str) -> list
         made.is_eager = ahead == "side"
         return made
 
-    device.side_stream = side_stream  # type: ignore[method-assign]  # of this one device
+    device.side_stream = side_stream  # type: ignore[method-assign]  # only on this object
     with as_cuda(device):
         exec(compile(BLOCKS[block], "<block>", "exec"), program)
     program.clear()
     return trained
 
 
-def test_the_page_has_what_is_tested() -> None:
+def test_page_has_the_tested_blocks() -> None:
     assert sum(name.startswith("unsafe") for name in BLOCKS) == 2
     assert len(BLOCKS) == 6
 
 
 @pytest.mark.parametrize("ahead", ["main", "side"])
 @pytest.mark.parametrize("block", [name for name in BLOCKS if name.startswith("safe")])
-def test_a_safe_block_trains_with_its_own_batches(block: str, ahead: str, make: Make, pinning: StandIn) -> None:
+def test_safe_block_trains_with_the_right_batches(block: str, ahead: str, make: Make, pinning: StandIn) -> None:
     loader = make(None, pin_memory=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", "CUDA is in use")  # where there is one, and another test has used it
+        warnings.filterwarnings("ignore", "CUDA is in use")  # if there is a GPU, and another test has used it
         trained = run(block, loader, pinning, ahead)
         pinning.run()
         loader.close()
@@ -58,7 +58,7 @@ def test_a_safe_block_trains_with_its_own_batches(block: str, ahead: str, make: 
     assert pinning.violations == []
 
 
-def test_a_copy_by_a_bare_address_reads_the_poison(make: Make, pinning: StandIn) -> None:
+def test_copy_by_a_bare_address_reads_poison(make: Make, pinning: StandIn) -> None:
     loader = make(None, pin_memory=True)
     pinning.main.is_eager = True
     batch = next(iter(loader))
@@ -66,7 +66,7 @@ def test_a_copy_by_a_bare_address_reads_the_poison(make: Make, pinning: StandIn)
         late = pinning.copy(batch["x"])
     engine = loader._builder.last
     assert engine is not None
-    engine.abandon()  # nothing comes into its slot after it
+    engine.abandon()  # nothing reuses its slot afterwards
     del batch
     engine._pending_copies.look()
     pinning.run()

@@ -1,4 +1,4 @@
-"""What is said of a Ray cluster's nodes, without Ray; and the command around it. tests/ray asks a real cluster."""
+"""Findings about a Ray cluster's nodes, without Ray, and the command around them. tests/ray uses a real cluster."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def state(seen: dict[str, Any] | None = None, **other: Any) -> NodeState:
     return NodeState(node, seen=SEEN if seen is None else seen, **known)
 
 
-def test_all_is_well() -> None:
+def test_healthy_node_has_only_good_findings() -> None:
     found = list(said_of_node(state()))
     assert {one.level for one in found} == {"good"}
     assert [(one.check, one.text) for one in found if "versions" not in one.check] == [
@@ -36,8 +36,8 @@ def test_all_is_well() -> None:
         ("node 01234567 (cpu-7), object store", "1.5 GiB of 2.0 GiB are free"),
         ("node 01234567 (cpu-7), transfer", "533 MB/s"),
     ]
-    (said,) = (one.text for one in found if one.check.endswith("versions"))
-    assert said == ", ".join(f"{name} {version}" for name, version in versions().items())
+    (text,) = (one.text for one in found if one.check.endswith("versions"))
+    assert text == ", ".join(f"{name} {version}" for name, version in versions().items())
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_all_is_well() -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_with_a_remedy_and_the_rest_is_good(changed: NodeState, check: str, level: str, text: str) -> None:
+def test_problem_is_reported_with_a_remedy_and_the_rest_is_good(changed: NodeState, check: str, level: str, text: str) -> None:
     found = list(said_of_node(changed))
     (wrong,) = (one for one in found if one.level != "good")
     assert (wrong.check, wrong.level) == (f"node 01234567 (cpu-7), {check}", level)
@@ -72,18 +72,18 @@ def test_what_is_wrong_is_said_with_a_remedy_and_the_rest_is_good(changed: NodeS
     assert len(found) == 5
 
 
-def test_this_machines_own_node_needs_no_transfer() -> None:
+def test_node_on_this_machine_needs_no_transfer() -> None:
     *_, transfer = said_of_node(state(is_here=True, bytes_per_s=0.0))
     assert (transfer.level, transfer.text) == ("good", "none is needed: it is this machine")
 
 
-def test_a_node_without_an_actor_is_one_problem() -> None:
+def test_node_without_an_actor_is_one_problem() -> None:
     (found,) = said_of_node(state({}, failure="nothing came within 60 s"))
     assert (found.check, found.level) == ("node 01234567, actor", "problem")
     assert found.text == "none has started: nothing came within 60 s"
 
 
-def test_a_cluster_without_a_free_cpu_lets_actors_wait() -> None:
+def test_cluster_without_a_free_cpu_is_advice() -> None:
     assert said_of_cluster([state(), state()]) == Finding("cluster", "good", "2 nodes, 6 of 8 CPUs are free")
     full = said_of_cluster([state(free_cpus=0.5)], num_going=2)
     assert (full.level, full.text) == (
@@ -92,13 +92,13 @@ def test_a_cluster_without_a_free_cpu_lets_actors_wait() -> None:
     )
 
 
-def test_a_version_is_compared_by_name() -> None:
+def test_versions_are_compared_by_name() -> None:
     assert other_versions(versions()) == ""
     assert other_versions({**versions(), "Python": "2.7"}) == f"Python 2.7 where the trainer has {versions()['Python']}"
 
 
-def test_without_ray_or_a_cluster_that_is_the_finding(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]  # an import of it fails
+def test_missing_ray_and_missing_cluster_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)  # type: ignore[arg-type]  # makes its import fail
     (found,) = examine_cluster()
     assert (found.level, found.remedy) == ("problem", 'pip install "shmload[ray]"')
 
@@ -113,7 +113,7 @@ def test_without_ray_or_a_cluster_that_is_the_finding(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("words", "asked"), [(["--cluster"], "auto"), (["--cluster", "head:6379"], "head:6379")])
-def test_the_command_says_it_and_ends_with_1_if_something_fails(
+def test_command_prints_findings_and_exits_with_1_if_there_is_a_problem(
     words: list[str], asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     addresses = []
@@ -132,7 +132,7 @@ def test_the_command_says_it_and_ends_with_1_if_something_fails(
     ]
 
 
-def test_an_address_without_cluster_is_refused() -> None:
+def test_address_without_the_cluster_option_is_an_error() -> None:
     done = CliRunner().invoke(app, ["doctor", "head:6379"])
     assert done.exit_code == 2
     assert "shmload doctor --cluster head:6379" in done.stderr

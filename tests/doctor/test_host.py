@@ -1,4 +1,4 @@
-"""Memory, cgroups, limits, processors, kernel: read from trees of other machines, told in words."""
+"""Memory, cgroups, limits, processors and kernel of other machines, read from file trees and described."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from shmload.shm.host import Host, listed
 from shmload.tools import doctor
-from tests.doctor.conftest import said
+from tests.doctor.conftest import finding_of
 
 Hosts = Callable[..., Host]
 GIB = 1 << 30
@@ -55,7 +55,7 @@ CPU_V1 = {
 FULL_PIDS = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/pids.max": "100", "sys/fs/cgroup/pids.current": "90"}
 
 CASES = [
-    # check, files, other arguments, level, words of the text, words of the remedy
+    # check, files, other arguments, level, part of the text, part of the remedy
     (doctor.check_free_memory, meminfo(8 * GIB), {}, "good", "8.0 GiB are free", ""),
     (doctor.check_free_memory, meminfo(100 * MIB), {}, "advice", "only 100 MiB are free", "lower prefetch_factor"),
     (doctor.check_free_memory, {}, {}, "advice", "/proc/meminfo cannot be read", "Mount /proc"),
@@ -99,7 +99,7 @@ CASES = [
 @pytest.mark.parametrize(
     ("check", "files", "other", "level", "text", "remedy"), CASES, ids=[f"{case[0].__name__}-{case[4]}" for case in CASES]
 )
-def test_a_check_says_what_is_wrong_and_what_to_change(
+def test_check_reports_the_problem_and_the_remedy(
     host: Hosts,
     check: Callable[[Host], doctor.CheckResult],
     files: dict[str, str],
@@ -108,36 +108,36 @@ def test_a_check_says_what_is_wrong_and_what_to_change(
     text: str,
     remedy: str,
 ) -> None:
-    found = said(check(host(files, **other)))
+    found = finding_of(check(host(files, **other)))
     assert found.level == level
     assert text in found.text
     assert remedy in found.remedy
     assert (found.remedy == "") == (level == "good")
 
 
-def test_a_reaper_with_its_tools_is_good(host: Hosts) -> None:
+def test_reaper_with_its_tools_is_good(host: Hosts) -> None:
     made = host({"bin/sh": "", "bin/flock": ""}, environ={"PATH": "/usr/bin:/bin"})
     (made.root / "bin/flock").chmod(0o700)
-    found = said(doctor.check_reaper(made))
+    found = finding_of(doctor.check_reaper(made))
     assert (found.level, found.text) == ("good", "a killed trainer's memory is removed at once")
 
 
-def test_an_nvidia_gpu_needs_a_torch_with_cuda(host: Hosts) -> None:
+def test_nvidia_gpu_needs_torch_with_cuda(host: Hosts) -> None:
     made = host({"dev/nvidia0": "", "dev/nvidia1": "", "dev/nvidiactl": ""})
-    without = said(doctor.check_gpu(made, lambda: None))
+    without = finding_of(doctor.check_gpu(made, lambda: None))
     assert (without.level, without.remedy) == ("advice", "Install a torch with CUDA")
     assert "2 from NVIDIA, and this torch was built without CUDA" in without.text
-    found = said(doctor.check_gpu(made, lambda: "13.0"))
+    found = finding_of(doctor.check_gpu(made, lambda: "13.0"))
     assert (found.level, found.text) == ("good", "2 from NVIDIA")
 
 
-def test_an_amd_gpu_is_seen(host: Hosts) -> None:
-    found = said(doctor.check_gpu(host({"dev/kfd": ""}), lambda: None))
+def test_amd_gpu_is_recognized(host: Hosts) -> None:
+    found = finding_of(doctor.check_gpu(host({"dev/kfd": ""}), lambda: None))
     assert (found.level, found.text) == ("good", "one or more from AMD")
 
 
-def test_no_gpu_is_no_fault(host: Hosts) -> None:
-    found = said(doctor.check_gpu(host(), lambda: None))
+def test_host_without_a_gpu_is_good(host: Hosts) -> None:
+    found = finding_of(doctor.check_gpu(host(), lambda: None))
     assert (found.level, found.text) == ("good", "there is none; loaders work without")
 
 

@@ -1,4 +1,4 @@
-"""/dev/shm and what is made of it: small, full, read-only, missing, littered."""
+"""Findings about /dev/shm: small, full, read-only, missing, with leftovers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from shmload.shm.host import Host
 from shmload.tools import doctor
-from tests.doctor.conftest import said
+from tests.doctor.conftest import finding_of
 
 Hosts = Callable[..., Host]
 GIB = 1 << 30
@@ -25,23 +25,25 @@ MIB = 1 << 20
         (8 * GIB, 12 * MIB, "advice", "12 MiB of 8.0 GiB are free: rings that do not fit", "shmload clean"),
     ],
 )
-def test_room(host: Hosts, monkeypatch: pytest.MonkeyPatch, size: int, free: int, level: str, text: str, remedy: str) -> None:
+def test_size_and_free_memory_of_dev_shm(
+    host: Hosts, monkeypatch: pytest.MonkeyPatch, size: int, free: int, level: str, text: str, remedy: str
+) -> None:
     monkeypatch.setattr(Host, "room", lambda self, path: (size, free))
-    found = said(doctor.check_shm(host({"dev/shm/x": ""})))
+    found = finding_of(doctor.check_shm(host({"dev/shm/x": ""})))
     assert level == found.level
     assert text in found.text
     assert remedy in found.remedy
 
 
-def test_no_dev_shm(host: Hosts) -> None:
-    found = said(doctor.check_shm(host()))
+def test_missing_dev_shm(host: Hosts) -> None:
+    found = finding_of(doctor.check_shm(host()))
     assert (found.level, found.remedy) == ("advice", "Mount a tmpfs at /dev/shm")
     assert "there is none: rings and bells lie in memfds" in found.text
 
 
-def test_a_read_only_dev_shm(host: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_only_dev_shm(host: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_is_read_only", lambda path: True)
-    found = said(doctor.check_shm(host({"dev/shm/x": ""})))
+    found = finding_of(doctor.check_shm(host({"dev/shm/x": ""})))
     assert (found.level, found.remedy) == ("advice", "Mount it writable, mode 1777")
     assert "it cannot be written to: rings and bells lie in memfds" in found.text
 
@@ -63,24 +65,26 @@ def broken() -> NoReturn:
         (broken, broken, "problem", "neither a named segment (not permitted) nor a memfd (not permitted)"),
     ],
 )
-def test_a_ring_needs_one_kind_of_segment(named: Callable[[], None], memfd: Callable[[], None], level: str, text: str) -> None:
-    found = said(doctor.check_segments(Host(), named, memfd))
+def test_ring_needs_at_least_one_kind_of_segment(
+    named: Callable[[], None], memfd: Callable[[], None], level: str, text: str
+) -> None:
+    found = finding_of(doctor.check_segments(Host(), named, memfd))
     assert found.level == level
     assert text in found.text
     assert (found.remedy == "") == (level == "good")
 
 
-def test_a_ring_needs_bells() -> None:
-    found = said(doctor.check_semaphores(Host(), broken))
+def test_ring_needs_semaphores() -> None:
+    found = finding_of(doctor.check_semaphores(Host(), broken))
     assert (found.level, "a semaphore cannot be made (not permitted)" in found.text) == ("problem", True)
-    assert said(doctor.check_semaphores(Host(), fine)).level == "good"
+    assert finding_of(doctor.check_semaphores(Host(), fine)).level == "good"
 
 
-def test_here_everything_works_and_nothing_stays() -> None:
+def test_checks_on_this_host_are_good_and_leave_no_descriptor() -> None:
     def levels() -> list[str]:
-        return [said(check(Host())).level for check in (doctor.check_segments, doctor.check_semaphores)]
+        return [finding_of(check(Host())).level for check in (doctor.check_segments, doctor.check_semaphores)]
 
-    levels()  # multiprocessing's resource tracker stays from the first time on
+    levels()  # multiprocessing's resource tracker stays after the first time
     before = set(os.listdir("/proc/self/fd"))
     assert levels() == ["good", "good"]
     assert before == set(os.listdir("/proc/self/fd"))
@@ -89,11 +93,11 @@ def test_here_everything_works_and_nothing_stays() -> None:
 def test_leftovers_are_counted(host: Hosts) -> None:
     stem = f"shmload-{os.getuid()}-0123456789ab-0"
     made = host({f"dev/shm/{stem}-control": "", f"dev/shm/{stem}-payload-0": "x" * (2 << 20)})
-    found = said(doctor.check_leftovers(made))
+    found = finding_of(doctor.check_leftovers(made))
     assert (found.level, found.text) == ("advice", "1 dead loader left 2 MiB in /dev/shm")
     assert "shmload clean --yes" in found.remedy
 
 
 def test_nothing_left_is_good(host: Hosts) -> None:
-    found = said(doctor.check_leftovers(host()))
+    found = finding_of(doctor.check_leftovers(host()))
     assert (found.level, found.text) == ("good", "dead loaders have left nothing")

@@ -1,4 +1,4 @@
-"""Versions, compiled modules, start methods; and the command around all doctor."""
+"""Versions, compiled modules and start methods, and the doctor command."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from shmload.cli import app
 from shmload.shm.host import Host
 from shmload.tools import doctor
 from shmload.tools.doctor import Finding
-from tests.doctor.conftest import said
+from tests.doctor.conftest import finding_of
 
 FOUND = {"torch": "2.13.0+cpu", "numpy": "2.4.6", "posix_ipc": "1.3.2"}
 
 
-def test_good_versions_are_told() -> None:
-    found = said(doctor.check_versions(Host(), FOUND.__getitem__, (3, 12, 1)))
+def test_good_versions_are_reported() -> None:
+    found = finding_of(doctor.check_versions(Host(), FOUND.__getitem__, (3, 12, 1)))
     assert (found.level, found.text) == ("good", "Python 3.12.1, torch 2.13.0+cpu, numpy 2.4.6, posix_ipc 1.3.2")
 
 
@@ -33,7 +33,7 @@ def test_old_and_missing_packages_are_problems() -> None:
             raise PackageNotFoundError(name)
         return {"torch": "2.5.1", "numpy": "1.26rc1"}[name]
 
-    found = said(doctor.check_versions(Host(), find, (3, 10, 0)))
+    found = finding_of(doctor.check_versions(Host(), find, (3, 10, 0)))
     assert found.level == "problem"
     assert found.text == "Python 3.10.0 is too old; torch 2.5.1 is too old; posix_ipc is not installed"
     assert found.remedy == "Python 3.11 or newer; pip install 'torch>=2.6'; pip install posix_ipc"
@@ -51,14 +51,14 @@ def loads(*modules: str) -> Callable[[str], object]:
 def test_missing_compiled_modules_are_a_problem(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / f"{name}.pyi").touch()
-    assert said(doctor.check_compiled(Host(), tmp_path, loads("one", "two"))).text == "all 2 are there"
-    found = said(doctor.check_compiled(Host(), tmp_path, loads("one")))
+    assert finding_of(doctor.check_compiled(Host(), tmp_path, loads("one", "two"))).text == "all 2 are there"
+    found = finding_of(doctor.check_compiled(Host(), tmp_path, loads("one")))
     assert (found.level, found.text) == ("problem", "two: missing, or built for another Python or C library")
     assert "pip install" in found.remedy
 
 
-def test_here_all_compiled_modules_are_there() -> None:
-    assert said(doctor.check_compiled(Host())).level == "good"
+def test_compiled_modules_of_this_installation_are_complete() -> None:
+    assert finding_of(doctor.check_compiled(Host())).level == "good"
 
 
 @pytest.mark.parametrize(
@@ -70,23 +70,23 @@ def test_here_all_compiled_modules_are_there() -> None:
     ],
 )
 def test_start_methods(host: Callable[..., Host], method: str, has_gpu: bool, level: str, text: str) -> None:
-    found = said(doctor.check_start_method(host({"dev/nvidia0": ""} if has_gpu else {}), method))
+    found = finding_of(doctor.check_start_method(host({"dev/nvidia0": ""} if has_gpu else {}), method))
     assert level == found.level
     assert text in found.text
     assert (level == "good") == (found.remedy == "")
 
 
-def test_the_start_method_is_pythons_own_unless_given(host: Callable[..., Host]) -> None:
-    assert said(doctor.check_start_method(host())).text.startswith(multiprocessing.get_start_method())
+def test_default_start_method_is_pythons(host: Callable[..., Host]) -> None:
+    assert finding_of(doctor.check_start_method(host())).text.startswith(multiprocessing.get_start_method())
 
 
-def test_every_check_is_made() -> None:
+def test_every_check_is_run() -> None:
     assert list(doctor.CHECKS) == [one.check for one in doctor.examine(Host())]
     checks = {name for name in vars(doctor) if name.startswith("check_")}
     assert checks == {check.__name__ for check in doctor.CHECKS.values()}
 
 
-def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_of_a_check_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(host: Host) -> doctor.CheckResult:
         raise ValueError("no such line")
 
@@ -106,7 +106,7 @@ def run(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], *arguments: st
     return CliRunner().invoke(app, ["doctor", *arguments])
 
 
-def test_the_command_says_everything_and_ends_with_1_if_something_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_prints_all_findings_and_exits_with_1_if_there_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     done = run(monkeypatch, [GOOD, ADVICE, PROBLEM])
     assert done.exit_code == 1
     assert done.stdout.splitlines() == [
@@ -119,7 +119,7 @@ def test_the_command_says_everything_and_ends_with_1_if_something_fails(monkeypa
     ]
 
 
-def test_advice_alone_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_advice_is_not_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     done = run(monkeypatch, [GOOD, ADVICE])
     assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "no problems, advice on 1")
 

@@ -1,4 +1,4 @@
-"""Loaders whose rings are poisoned: a slot is overwritten the instant it is returned, so a lease lost too early shows at once."""
+"""Loaders whose rings are poisoned: a slot is overwritten as soon as it is returned, so that a lost lease is noticed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = 4
 
 
 class Fields:
-    """Sample i is i in every dtype that travels."""
+    """A dataset whose sample i contains i in every dtype that slots can store."""
 
     def __init__(self, n: int = 1_000_000) -> None:
         self.n = n
@@ -35,17 +35,17 @@ class Fields:
 
 
 def collated(samples: list[dict[str, Any]]) -> Any:
-    """What default collation of `Fields` gives."""
+    """Returns the default collation of `Fields`."""
     return torch.utils.data.default_collate(samples)
 
 
 def collate_packed(samples: list[dict[str, Any]]) -> Any:
-    """The same tensors with text and an array beside them: only the packed form carries it."""
+    """Returns the same tensors with text and an array, which only packed batches can store."""
     return [collated(samples), "text", np.stack([s["x"] for s in samples])]
 
 
 class Stream:
-    """A running loader over `Fields` in order, its ring poisoned from before the first delivery."""
+    """A running loader over `Fields` in order, with a poisoned ring."""
 
     def __init__(self, **options: Any) -> None:
         options = {"batch_size": ROWS, "num_workers": 1, "seed": 0, "multiprocessing_context": "fork"} | options
@@ -58,29 +58,29 @@ class Stream:
         self.ring.poison = True
 
     def next(self) -> Any:
-        """The next batch."""
+        """Returns the next batch."""
         self.step += 1
         return next(self.iterator)
 
     def run_on(self) -> None:
-        """Goes on until every slot that can be used again has been, several times over."""
+        """Reads on until every free slot has been reused several times."""
         for _ in range(3 * self.ring.num_slots):
             self.next()
 
     def expected(self) -> Any:
-        """The batch that `next` gave last, made without the loader."""
+        """Returns the last batch of `next`, computed without the loader."""
         first = (self.step - 1) * ROWS
         return collated([Fields()[i] for i in range(first, first + ROWS)])
 
     @property
     def num_leased(self) -> int:
-        """Slots held."""
+        """Returns the number of leased slots."""
         return self.ring.num_leased
 
 
 @pytest.fixture(scope="module")
 def shared_stream() -> Iterator[Stream]:
-    """One stream for a whole file of tests: starting workers is what costs."""
+    """Yields a stream for all tests of a file, because starting workers is slow."""
     stream = Stream()
     yield stream
     stream.loader.close()
@@ -88,7 +88,7 @@ def shared_stream() -> Iterator[Stream]:
 
 @pytest.fixture(scope="module")
 def shared_packed_stream() -> Iterator[Stream]:
-    """The same with packed batches."""
+    """Yields such a stream with packed batches."""
     stream = Stream(collate_fn=collate_packed)
     yield stream
     stream.loader.close()
@@ -102,19 +102,19 @@ def _unheld(stream: Stream) -> Stream:
 
 @pytest.fixture
 def stream(shared_stream: Stream) -> Stream:
-    """The file's stream, with no slot held."""
+    """Returns the file's stream, without leased slots."""
     return _unheld(shared_stream)
 
 
 @pytest.fixture
 def packed_stream(shared_packed_stream: Stream) -> Stream:
-    """The file's packed stream, with no slot held."""
+    """Returns the file's packed stream, without leased slots."""
     return _unheld(shared_packed_stream)
 
 
 @pytest.fixture
 def make_stream() -> Iterator[Callable[..., Stream]]:
-    """Makes streams of a test's own; closes them."""
+    """Yields a function that makes streams for one test, and closes them afterwards."""
     made: list[ShmLoader[Any]] = []
 
     def make(**options: Any) -> Stream:
@@ -129,12 +129,12 @@ def make_stream() -> Iterator[Callable[..., Stream]]:
 
 @pytest.fixture
 def raw() -> Callable[[Any], bytes]:
-    """Reads an alias of any kind, to bytes."""
+    """Returns a function that reads any alias to bytes."""
     return raw_bytes
 
 
 def raw_bytes(alias: Any) -> bytes:
-    """The bytes that an alias shows."""
+    """Returns the bytes that an alias shows."""
     if isinstance(alias, torch.Tensor):
         return alias.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(alias, torch.UntypedStorage):

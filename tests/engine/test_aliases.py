@@ -1,4 +1,4 @@
-"""Whatever aliases a batch's memory keeps its slot; when it dies, the slot returns."""
+"""Every alias of a batch's memory keeps its slot leased, and the slot is returned when the last alias dies."""
 
 from __future__ import annotations
 
@@ -141,10 +141,10 @@ def _data_assigned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ALIASES)
-def test_an_alias_keeps_its_slot_until_it_dies(name: str, stream: Any, raw: Any) -> None:
+def test_alias_keeps_its_slot_until_it_dies(name: str, stream: Any, raw: Any) -> None:
     alias = ALIASES[name](stream.next()["x"])
     expected = raw(ALIASES["data" if name == "autograd_saved" else name](stream.expected()["x"]))
-    if name == "autograd_saved_by_layer":  # its gradient is the sum over rows, whatever the weights
+    if name == "autograd_saved_by_layer":  # its gradient is the sum over rows, whatever the weights are
         expected = raw(stream.expected()["x"].sum((0, 1)).expand(2, 8))
     assert stream.num_leased == 1
     stream.run_on()
@@ -155,7 +155,7 @@ def test_an_alias_keeps_its_slot_until_it_dies(name: str, stream: Any, raw: Any)
 
 
 @pytest.mark.parametrize("name", ["x", "bfloat16", "bool", "complex64", "label"])
-def test_a_field_of_any_dtype_keeps_its_slot(name: str, stream: Any, raw: Any) -> None:
+def test_field_of_any_dtype_keeps_its_slot(name: str, stream: Any, raw: Any) -> None:
     field = stream.next()[name][1:]
     expected = stream.expected()[name][1:]
     assert expected.dtype == field.dtype
@@ -167,7 +167,7 @@ def test_a_field_of_any_dtype_keeps_its_slot(name: str, stream: Any, raw: Any) -
 
 
 @pytest.mark.parametrize("name", ["view_as_real", "real", "imag"])
-def test_a_part_of_a_complex_field_keeps_its_slot(name: str, stream: Any, raw: Any) -> None:
+def test_part_of_a_complex_field_keeps_its_slot(name: str, stream: Any, raw: Any) -> None:
     part = getattr(torch, name)(stream.next()["complex64"])
     expected = getattr(torch, name)(stream.expected()["complex64"])
     stream.run_on()
@@ -177,7 +177,7 @@ def test_a_part_of_a_complex_field_keeps_its_slot(name: str, stream: Any, raw: A
 
 
 @pytest.mark.parametrize("take", [lambda b: b[0]["x"], lambda b: b[2], lambda b: b[0]["complex64"]])
-def test_a_packed_batch_keeps_its_slot(take: Callable[[Any], Any], packed_stream: Any, raw: Any) -> None:
+def test_packed_batch_keeps_its_slot(take: Callable[[Any], Any], packed_stream: Any, raw: Any) -> None:
     stream = packed_stream
     kept = take(stream.next())
     fields = stream.expected()
@@ -189,13 +189,13 @@ def test_a_packed_batch_keeps_its_slot(take: Callable[[Any], Any], packed_stream
     assert stream.num_leased == 0
 
 
-def test_the_text_of_a_packed_batch_holds_no_slot(packed_stream: Any) -> None:
+def test_text_of_a_packed_batch_does_not_keep_its_slot(packed_stream: Any) -> None:
     text = packed_stream.next()[1]
     assert packed_stream.num_leased == 0
     assert text == "text"
 
 
-def test_writing_through_an_alias_reaches_the_others_and_lasts(stream: Any) -> None:
+def test_write_through_an_alias_is_seen_by_the_others(stream: Any) -> None:
     batch = stream.next()["x"]
     array = batch.numpy()
     batch.fill_(-1)
@@ -205,7 +205,7 @@ def test_writing_through_an_alias_reaches_the_others_and_lasts(stream: Any) -> N
     assert np.all(array[1:] == -1)
 
 
-def test_an_alias_in_another_thread_keeps_its_slot_until_the_thread_ends(stream: Any, raw: Any) -> None:
+def test_alias_in_another_thread_keeps_its_slot_until_the_thread_ends(stream: Any, raw: Any) -> None:
     may_end, seen = threading.Event(), []
 
     def hold(tensor: torch.Tensor) -> None:
@@ -225,7 +225,7 @@ def test_an_alias_in_another_thread_keeps_its_slot_until_the_thread_ends(stream:
     assert stream.num_leased == 0
 
 
-def test_slots_dropped_by_many_threads_at_once_all_return(make_stream: Any) -> None:
+def test_slots_released_by_many_threads_at_once_are_all_returned(make_stream: Any) -> None:
     stream = make_stream(prefetch_factor=8)
     for _ in range(20):
         batches = [stream.next() for _ in range(8)]
@@ -244,7 +244,7 @@ def _drop_at(gate: threading.Barrier, batch: dict[str, Any]) -> None:
     batch.clear()
 
 
-def test_a_reference_cycle_holds_its_slot_until_the_collector_comes(stream: Any, raw: Any) -> None:
+def test_reference_cycle_keeps_its_slot_until_it_is_collected(stream: Any, raw: Any) -> None:
     gc.disable()
     try:
         cycle: dict[str, Any] = {"tensor": stream.next()["x"]}
@@ -262,7 +262,7 @@ def test_a_reference_cycle_holds_its_slot_until_the_collector_comes(stream: Any,
     assert stream.num_leased == 0
 
 
-def test_the_last_of_several_aliases_returns_the_slot(stream: Any) -> None:
+def test_last_of_several_aliases_returns_the_slot(stream: Any) -> None:
     batch = stream.next()
     aliases = [batch["x"][0], batch["label"].numpy(), batch["bool"].untyped_storage()]
     del batch
@@ -272,8 +272,8 @@ def test_the_last_of_several_aliases_returns_the_slot(stream: Any) -> None:
     assert stream.num_leased == 0
 
 
-def test_a_returned_slot_is_overwritten_at_once(stream: Any) -> None:
-    """Without this none of the tests here could fail."""
+def test_returned_slot_is_overwritten_at_once(stream: Any) -> None:
+    """Checks the poison, without which no test in this file could fail."""
     batch = stream.next()["x"]
     bytes_at = (ctypes.c_uint8 * batch.nbytes).from_address(batch.data_ptr())
     assert bytes(bytes_at) != b"\xa5" * batch.nbytes

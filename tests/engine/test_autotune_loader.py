@@ -1,4 +1,4 @@
-"""A loader whose numbers are found: what it says, what it keeps, and that it yields what any other does."""
+"""A loader with "auto" values: its attributes, its copies, its reports, and batches equal to those of any other loader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, RandomSampler, get_worker_info
 from shmload import ShmLoader
 from shmload.engine import autotune, tuning_limits
 from shmload.engine.auto_number import is_auto
-from tests.engine.tuning_kit import BATCH, SEED, Rows, change, expected_epochs, told
+from tests.engine.tuning_kit import BATCH, SEED, Rows, change, expected_epochs, values_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
 BOTH: dict[str, Any] = {"num_workers": "auto", "prefetch_factor": "auto"}
@@ -26,7 +26,7 @@ def loader_of(**options: Any) -> ShmLoader[Any]:
 
 
 @pytest.mark.parametrize("seed", [None, SEED])
-def test_the_attributes_are_numbers_and_make_another_auto_loader(seed: int | None) -> None:
+def test_attributes_are_numbers_that_make_another_auto_loader(seed: int | None) -> None:
     with loader_of(seed=seed) as loader:
         assert loader.num_workers == (tuning_limits.fixed_workers() if seed is None else tuning_limits.first_workers())
         assert loader.prefetch_factor == 2
@@ -39,14 +39,14 @@ def test_the_attributes_are_numbers_and_make_another_auto_loader(seed: int | Non
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 0, "prefetch_factor": None}, {"num_workers": 1, "prefetch_factor": 3}])
-def test_numbers_that_are_given_stay(options: dict[str, Any]) -> None:
+def test_given_numbers_are_not_tuned(options: dict[str, Any]) -> None:
     with loader_of(seed=SEED, **options) as loader:
         assert "autotune" not in loader.stats()
-        assert [told(batch) for batch in loader] == expected_epochs(1)[0]
+        assert [values_of(batch) for batch in loader] == expected_epochs(1)[0]
         assert loader.stats().get("slots", {"parked": 0})["parked"] == 0
 
 
-def test_one_number_may_be_given_and_the_other_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_number_can_be_given_and_the_other_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", "3")
     with loader_of(seed=SEED, prefetch_factor=5) as loader:
         next(iter(loader))
@@ -58,7 +58,7 @@ def test_one_number_may_be_given_and_the_other_found(monkeypatch: pytest.MonkeyP
         assert (repr(loader.num_workers), loader.prefetch_factor) == ("1", 7)
 
 
-def test_a_copy_on_a_smaller_host_has_the_pool_of_that_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copy_on_a_smaller_host_has_the_workers_of_that_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", "4")
     with loader_of(seed=SEED) as loader:
         next(iter(loader))
@@ -68,14 +68,14 @@ def test_a_copy_on_a_smaller_host_has_the_pool_of_that_host(monkeypatch: pytest.
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", "2")
     with pickle.loads(dumped) as again:
         assert again.num_workers == 2
-        assert [told(batch) for batch in again][-1] == expected_epochs(1)[0][-1]
+        assert [values_of(batch) for batch in again][-1] == expected_epochs(1)[0][-1]
 
 
 @pytest.mark.parametrize(
     ("most", "options", "num_slots"),
     [(1, {}, 10), (4, {}, 34), (8, {}, 66), (40, {}, 82), (4, {"prefetch_factor": 3}, 14), (4, {"prefetch_factor": 30}, 122)],
 )
-def test_a_ring_is_made_for_the_largest_pool(
+def test_ring_is_made_for_the_largest_pool(
     most: int, options: dict[str, Any], num_slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", str(most))
@@ -85,12 +85,12 @@ def test_a_ring_is_made_for_the_largest_pool(
         assert (engine._ring.num_workers, engine.num_slots) == (most, num_slots)
 
 
-def test_no_batches_ahead_can_be_found_where_no_worker_reads() -> None:
+def test_auto_prefetch_factor_without_workers_is_an_error() -> None:
     with pytest.raises(ValueError, match="prefetch_factor option could only be specified in multiprocessing"):
         loader_of(num_workers=0)
 
 
-def test_it_says_what_it_did_and_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_decisions_are_reported_with_reasons(caplog: pytest.LogCaptureFixture) -> None:
     with loader_of(seed=SEED) as loader, caplog.at_level(logging.INFO, "shmload"):
         assert loader.stats()["autotune"] == {
             "num_workers": loader.num_workers,
@@ -101,9 +101,9 @@ def test_it_says_what_it_did_and_why(caplog: pytest.LogCaptureFixture) -> None:
         }
         next(iter(loader))
         change(loader, 1, 4)
-        said = loader.stats()["autotune"]
-        assert (said["num_workers"], said["prefetch_factor"]) == (1, 4)
-        assert said["decisions"] == [
+        report = loader.stats()["autotune"]
+        assert (report["num_workers"], report["prefetch_factor"]) == (1, 4)
+        assert report["decisions"] == [
             {
                 "num_workers": 1,
                 "prefetch_factor": 4,
@@ -118,8 +118,8 @@ def test_it_says_what_it_did_and_why(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.fixture
-def by_count(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
-    """A clock that a test moves on, and windows of eight batches."""
+def manual_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    """Returns a clock that the test advances."""
     now = [0.0]
     monkeypatch.setattr(autotune, "monotonic", lambda: now[0])
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", "4")
@@ -127,55 +127,55 @@ def by_count(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
 
 
 def read(loader: ShmLoader[Any], now: list[float], num_batches: int, figures: Any) -> list[Any]:
-    """Reads batches of 0.1 s each, where the engine says of its pace what a test wants."""
+    """Reads batches that take 0.1 s each, while the engine reports the given pace."""
     found = []
     for batch in loader:
         engine: Any = loader._builder.last
         engine.pace, engine.worker_set.is_complete = figures, lambda: True
         now[0] += 0.1
-        found.append(told(batch))
+        found.append(values_of(batch))
         if len(found) == num_batches:
             break
     return found
 
 
-def test_a_trainer_that_waits_for_busy_workers_gets_more_and_the_same_batches(by_count: list[float]) -> None:
-    now = by_count
+def test_waiting_trainer_gets_more_workers_and_the_same_batches(manual_clock: list[float]) -> None:
+    now = manual_clock
     with loader_of(seed=SEED) as loader:
 
         def waiting() -> tuple[float, float, int]:
             return now[0] * 0.8, now[0] * int(loader.num_workers), 0
 
         found = [batch for _ in range(12) for batch in read(loader, now, 60, waiting)]
-        said = loader.stats()["autotune"]
-        assert [decision["num_workers"] for decision in said["decisions"][:1]] == [2]
-        assert said["decisions"][0]["reason"] == "the trainer waits 80% of the time, 1 worker is busy 100%: 2 workers"
-        assert said["decisions"][0]["trainer_waits"] == pytest.approx(0.8)
-        assert said["decisions"][0]["batches_per_s"] == pytest.approx(10)
-        assert "back to 1" in said["decisions"][1]["reason"], "the clock gives no gain"
-        assert said["bottleneck"] == "decode"
+        report = loader.stats()["autotune"]
+        assert [decision["num_workers"] for decision in report["decisions"][:1]] == [2]
+        assert report["decisions"][0]["reason"] == "the trainer waits 80% of the time, 1 worker is busy 100%: 2 workers"
+        assert report["decisions"][0]["trainer_waits"] == pytest.approx(0.8)
+        assert report["decisions"][0]["batches_per_s"] == pytest.approx(10)
+        assert "back to 1" in report["decisions"][1]["reason"], "the clock shows no gain"
+        assert report["bottleneck"] == "decode"
     assert found == [batch for epoch in expected_epochs(12) for batch in epoch]
 
 
-class Who(Rows):
-    """Which worker read it, and what that drew from its own stream."""
+class WorkerTagged(Rows):
+    """Samples with the id of the worker that read them and a number from its random stream."""
 
     def __getitem__(self, index: int) -> Any:
         info = get_worker_info()
         return index, info.id, info.num_workers, torch.rand(1)
 
 
-@pytest.mark.slow(reason="two passes of batches of one sample, by each of two loaders with workers")
+@pytest.mark.slow(reason="reads two passes of batches of one sample with each of two loaders")
 @pytest.mark.parametrize("in_order", [True, False])
-def test_torch_mode_orders_further_ahead_without_changing_a_batch(by_count: list[float], in_order: bool) -> None:
-    now = by_count
+def test_torch_mode_raises_the_prefetch_factor_without_changing_a_batch(manual_clock: list[float], in_order: bool) -> None:
+    now = manual_clock
 
     def idle() -> tuple[float, float, int]:
         return now[0] * 0.8, now[0] * 0.1, 0
 
     def passes(**options: Any) -> Iterator[Any]:
         torch.manual_seed(4)
-        with ShmLoader(Who(), batch_size=1, shuffle=True, num_workers=2, in_order=in_order, **options) as loader:
+        with ShmLoader(WorkerTagged(), batch_size=1, shuffle=True, num_workers=2, in_order=in_order, **options) as loader:
             for _ in range(2):
                 for batch in loader:
                     engine: Any = loader._builder.last
@@ -183,9 +183,9 @@ def test_torch_mode_orders_further_ahead_without_changing_a_batch(by_count: list
                     now[0] += 0.1
                     yield [value.tolist() for value in batch]
             if options:
-                said = loader.stats()["autotune"]["decisions"]
-                assert said[0]["prefetch_factor"] == 4
-                assert {2} == {decision["num_workers"] for decision in said}
+                report = loader.stats()["autotune"]["decisions"]
+                assert report[0]["prefetch_factor"] == 4
+                assert {2} == {decision["num_workers"] for decision in report}
 
     found, plain = list(passes(prefetch_factor="auto")), list(passes())
     if in_order:
@@ -195,16 +195,16 @@ def test_torch_mode_orders_further_ahead_without_changing_a_batch(by_count: list
 
 
 @pytest.mark.slow(reason="starts four workers for each of two loaders")
-def test_torch_mode_takes_one_number_and_keeps_it(by_count: list[float]) -> None:
-    now = by_count
+def test_torch_mode_chooses_a_number_of_workers_and_keeps_it(manual_clock: list[float]) -> None:
+    now = manual_clock
     torch.manual_seed(3)
-    with ShmLoader(Who(), batch_size=2, num_workers="auto") as loader:
+    with ShmLoader(WorkerTagged(), batch_size=2, num_workers="auto") as loader:
         assert loader.num_workers == 4 == tuning_limits.fixed_workers()
         found = [[value.tolist() for value in batch] for batch in loader]
         assert loader.num_workers == 4
-        assert "autotune" not in loader.stats(), "nothing of it changes"
+        assert "autotune" not in loader.stats(), "nothing is tuned"
     torch.manual_seed(3)
-    with ShmLoader(Who(), batch_size=2, num_workers=4) as loader:
+    with ShmLoader(WorkerTagged(), batch_size=2, num_workers=4) as loader:
         assert found == [[value.tolist() for value in batch] for batch in loader]
     assert now == [0.0]
 
@@ -215,7 +215,7 @@ class Stream(IterableDataset[int]):
         return iter(range(info.id, 50, info.num_workers))
 
 
-def test_a_stream_ends_as_it_would_whatever_is_ordered_ahead(by_count: list[float]) -> None:
+def test_iterable_dataset_ends_the_same_way_after_prefetch_grows(manual_clock: list[float]) -> None:
     with ShmLoader(Stream(), batch_size=3, num_workers=2, prefetch_factor="auto") as loader:
         batches = iter(loader)
         found = [next(batches).tolist()]
@@ -225,15 +225,15 @@ def test_a_stream_ends_as_it_would_whatever_is_ordered_ahead(by_count: list[floa
         assert found == [batch.tolist() for batch in loader]
 
 
-def test_numbers_that_are_set_between_passes_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    with ShmLoader(Who(), batch_size=1, num_workers=1, prefetch_factor="auto") as loader:
+def test_numbers_set_between_passes_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ShmLoader(WorkerTagged(), batch_size=1, num_workers=1, prefetch_factor="auto") as loader:
         assert {1} == {int(num) for _, _, num, _ in loader}
         loader.num_workers = 2
         assert {2} == {int(num) for _, _, num, _ in loader}
         assert loader.stats()["autotune"]["num_workers"] == 2
 
 
-def test_a_sampler_has_grown_no_further_ahead_than_the_numbers_say() -> None:
+def test_sampler_is_read_only_as_far_ahead_as_the_prefetch_factor() -> None:
     taken = []
 
     class Counting(RandomSampler):
@@ -255,14 +255,14 @@ def test_a_sampler_has_grown_no_further_ahead_than_the_numbers_say() -> None:
         assert len(taken) == 2 + 5
 
 
-def test_the_first_look_at_another_engine_begins_anew(by_count: list[float]) -> None:
-    now = by_count
+def test_tuning_restarts_with_another_engine(manual_clock: list[float]) -> None:
+    now = manual_clock
     with loader_of(seed=SEED) as loader:
         assert loader._builder.tuner is not None
         read(loader, now, 10, lambda: (0.0, 0.0, 0))
         began = loader._builder.tuner._began
         stream = loader._passes
         assert stream is not None
-        stream._end_workers()  # as where the world's size has changed
+        stream._end_workers()  # as after a change of the world size
         read(loader, now, 2, lambda: (0.0, 0.0, 0))
         assert loader._builder.tuner._began > began

@@ -1,4 +1,4 @@
-"""What "auto" may take: processors by affinity, quota and ranks, bytes by what is free; and the number that remembers it is one."""
+"""Limits of "auto": processors by affinity, quota and ranks, memory by what is free; and the integer type of tuned values."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ NUM_CPUS = len(os.sched_getaffinity(0))
 
 @pytest.fixture
 def cpus(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A machine of 24 processors."""
+    """Simulates 24 processors."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(24)))
     return 24
 
 
 def machine(tmp_path: Path, *, quota: str = "max", free_kib: int = 1 << 20) -> Path:
-    """A file tree of a machine whose only cgroup says that."""
+    """Writes the file tree of a machine with one cgroup."""
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")
     (tmp_path / "proc/meminfo").write_text(f"MemAvailable: {free_kib} kB\n")
@@ -33,12 +33,12 @@ def machine(tmp_path: Path, *, quota: str = "max", free_kib: int = 1 << 20) -> P
     return tmp_path
 
 
-def test_the_processors_are_those_this_process_may_run_on(tmp_path: Path) -> None:
+def test_processors_are_those_of_the_affinity(tmp_path: Path) -> None:
     assert tuning_limits.num_cpus(machine(tmp_path), {}) == NUM_CPUS
 
 
 @pytest.mark.parametrize(("quota", "count"), [("max", 24), ("600000", 6), ("650000", 6), ("50000", 1)])
-def test_a_cgroups_quota_counts_in_whole_processors(tmp_path: Path, cpus: int, quota: str, count: int) -> None:
+def test_cgroup_quota_is_rounded_down_to_whole_processors(tmp_path: Path, cpus: int, quota: str, count: int) -> None:
     assert count == tuning_limits.num_cpus(machine(tmp_path, quota=quota), {})
 
 
@@ -46,14 +46,14 @@ def test_a_cgroups_quota_counts_in_whole_processors(tmp_path: Path, cpus: int, q
     ("own", "quota", "count"),
     [("24", "max", 24), ("30", "max", 24), ("24", "2000000", 5), ("6", "max", 6), ("", "max", 6), ("?", "max", 6)],
 )
-def test_a_rank_with_processors_of_its_own_has_all_of_them(tmp_path: Path, cpus: int, own: str, quota: str, count: int) -> None:
-    """As `shmload.launch` gives them, while a quota is still shared; one that may run elsewhere again has its part of all."""
+def test_rank_with_its_own_processors_uses_all_of_them(tmp_path: Path, cpus: int, own: str, quota: str, count: int) -> None:
+    """Divides a shared quota, and divides all processors again if the affinity no longer is the one that `shmload.launch` set."""
     root, environ = machine(tmp_path, quota=quota), {"LOCAL_WORLD_SIZE": "4", "SHMLOAD_RANK_CPUS": own}
     assert count == tuning_limits.num_cpus(root, environ)
 
 
 @pytest.mark.parametrize(("ranks", "count"), [("", 24), ("4", 6), ("5", 4), ("100", 1), ("0", 24), ("many", 24)])
-def test_ranks_on_one_node_share_processors_and_memory(tmp_path: Path, cpus: int, ranks: str, count: int) -> None:
+def test_ranks_on_one_node_divide_processors_and_memory(tmp_path: Path, cpus: int, ranks: str, count: int) -> None:
     root, environ = machine(tmp_path), {"LOCAL_WORLD_SIZE": ranks}
     assert count == tuning_limits.most_workers(root, environ)
     divisor = int(ranks) if ranks.isdecimal() and int(ranks) else 1
@@ -61,14 +61,14 @@ def test_ranks_on_one_node_share_processors_and_memory(tmp_path: Path, cpus: int
 
 
 @pytest.mark.parametrize(("first", "count"), [("3", 3), ("100", 100)])
-def test_the_environment_says_another_number_of_workers(tmp_path: Path, cpus: int, first: str, count: int) -> None:
+def test_environment_variable_sets_the_number_of_workers(tmp_path: Path, cpus: int, first: str, count: int) -> None:
     root, environ = machine(tmp_path), {"SHMLOAD_MAX_WORKERS": first}
     assert count == tuning_limits.most_workers(root, environ) == tuning_limits.fixed_workers(root, environ)
     assert min(count, 4) == tuning_limits.first_workers(root, environ)
 
 
 @pytest.mark.parametrize("given", ["0", "-1", "two", "1.5"])
-def test_a_limit_that_is_no_number_is_an_error(given: str) -> None:
+def test_invalid_limit_is_an_error(given: str) -> None:
     words = (
         rf"SHMLOAD_MAX_WORKERS must be an integer of at least 1, the most workers that num_workers=\"auto\" takes; got '{given}'"
     )
@@ -77,7 +77,7 @@ def test_a_limit_that_is_no_number_is_an_error(given: str) -> None:
 
 
 @pytest.mark.parametrize(("count", "fixed", "first"), [(1, 1, 1), (2, 1, 1), (4, 3, 2), (8, 7, 4), (64, 16, 4)])
-def test_the_pool_to_begin_with_and_the_one_that_does_not_change(
+def test_first_and_fixed_numbers_of_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, fixed: int, first: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(count)))
@@ -86,14 +86,14 @@ def test_the_pool_to_begin_with_and_the_one_that_does_not_change(
     assert first == tuning_limits.first_workers(root, {})
 
 
-def test_the_ring_takes_a_quarter_of_what_is_free_its_own_included(tmp_path: Path) -> None:
+def test_ring_may_use_a_quarter_of_free_memory_including_its_own(tmp_path: Path) -> None:
     root = machine(tmp_path)
     assert tuning_limits.ring_budget(None, 0, root, {}) == (1 << 30) // 4
     assert tuning_limits.ring_budget(None, 400, root, {}) == ((1 << 30) + 400) // 4
     assert tuning_limits.ring_budget(12345, 400, root, {}) == 12345
 
 
-def test_a_number_found_automatically_is_a_number() -> None:
+def test_tuned_number_behaves_as_an_int() -> None:
     number = AutoNumber(4)
     assert number == 4
     assert number * 2 == 8
@@ -105,5 +105,5 @@ def test_a_number_found_automatically_is_a_number() -> None:
 
 
 @pytest.mark.parametrize(("value", "is_one"), [("auto", True), (AutoNumber(2), True), (2, False), (None, False), ("a", False)])
-def test_what_asks_to_be_found(value: object, is_one: bool) -> None:
+def test_is_auto(value: object, is_one: bool) -> None:
     assert is_one == is_auto(value)

@@ -1,4 +1,6 @@
-"""The controller over a simulated pipeline: it comes to the right worker pool, stands still there, and notices when the load changes."""
+"""The tuning controller on a simulated pipeline: it converges to the right worker pool, stays there, and follows changes of the
+load.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,9 @@ def pipeline(step_s: float, work_s: float, first: int = 2, **options: object) ->
 @pytest.mark.parametrize("load", LOADS, ids=str)
 @pytest.mark.parametrize("first", [1, 2, 4, 8])
 @pytest.mark.parametrize("seed", range(3))
-def test_it_comes_within_one_worker_of_the_fewest_that_keep_up_and_stays(load: tuple[float, float], first: int, seed: int) -> None:
+def test_controller_converges_to_within_one_worker_of_the_optimum(load: tuple[float, float], first: int, seed: int) -> None:
     model = pipeline(*load, first, seed=seed)
-    num_looks = 20  # of 4 windows: doubling from 1 to 16, each step found twice, takes fewer
+    num_looks = 20  # of 4 windows; doubling from 1 to 16, with each step tried twice, takes fewer
     settled_s = num_looks * LOOK * max(0.5, 8 * load[0])
     model.run(2 * settled_s)
     best = min(max(ceil(load[1] / load[0]), 1), 16)
@@ -35,14 +37,14 @@ def test_it_comes_within_one_worker_of_the_fewest_that_keep_up_and_stays(load: t
     assert [decision for at, decision in model.decisions if at > settled_s] == []
 
 
-def test_a_pool_far_too_large_shrinks_by_halves() -> None:
+def test_far_too_large_pool_is_halved() -> None:
     model = pipeline(0.01, 0.012, 16)
     model.run(60)
     assert [decision.setting.num_workers for _, decision in model.decisions] == [8, 4, 2]
     assert model.decisions[0][1].reason == "the trainer does not wait, 16 workers are busy 8%: 8 keep up"
 
 
-def test_a_load_that_grows_and_one_that_falls_are_followed() -> None:
+def test_controller_follows_rising_and_falling_load() -> None:
     model = Pipeline(lambda now: 0.01 if 40 <= now < 80 else 0.05, lambda now: 0.06, setting=Setting(2, 2), most=MOST)
     model.run(40)
     assert model.setting.num_workers == 2
@@ -53,7 +55,7 @@ def test_a_load_that_grows_and_one_that_falls_are_followed() -> None:
     assert len(model.decisions) <= 6
 
 
-def test_workers_that_bring_nothing_are_taken_back_and_not_tried_again() -> None:
+def test_useless_workers_are_removed_and_not_tried_again() -> None:
     model = pipeline(0.01, 0.08, 2, num_cpus=4)
     model.run(200)
     assert [decision.setting.num_workers for _, decision in model.decisions] == [4, 8, 4]
@@ -62,7 +64,7 @@ def test_workers_that_bring_nothing_are_taken_back_and_not_tried_again() -> None
     assert reason.endswith(": back to 4")
 
 
-def test_fewer_workers_that_do_not_keep_up_are_not_tried_again() -> None:
+def test_too_small_pool_is_not_tried_again() -> None:
     now, memory, found = Setting(8, 2), LookMemory(), []
     for _ in range(60):
         keeps_up = now.num_workers == 8
@@ -77,14 +79,14 @@ def test_fewer_workers_that_do_not_keep_up_are_not_tried_again() -> None:
     ]
 
 
-def test_where_the_trainer_hardly_waits_nothing_is_changed() -> None:
+def test_nothing_changes_if_the_trainer_hardly_waits() -> None:
     now, memory = Setting(8, 2), LookMemory()
     for _ in range(40):
         memory, decision = decide(now, memory, RateWindow(0.5, 0.01, 1.0, 50), LIMITS)  # 2% of the time
         assert decision is None
 
 
-def test_bursts_are_evened_out_by_batches_ahead_before_workers_are_added() -> None:
+def test_bursts_raise_the_prefetch_factor_before_workers_are_added() -> None:
     model = pipeline(0.01, 0.01, 3, most=Setting(3, 8), burst=0.05)
     model.run(100)
     assert model.setting.num_workers == 3
@@ -95,14 +97,14 @@ def test_bursts_are_evened_out_by_batches_ahead_before_workers_are_added() -> No
     assert model.num_delivered > 1.05 * deaf.num_delivered
 
 
-def test_short_memory_takes_batches_back_at_once_and_stays() -> None:
+def test_scarce_memory_lowers_the_prefetch_factor_at_once() -> None:
     model = pipeline(0.01, 0.03, 4, most=Setting(4, 8), room=6)
     model.run(60)
     assert [Setting(4, 1)] == [decision.setting for _, decision in model.decisions]
     assert model.decisions[0][1].reason == "memory is short: there is room for 6 batches, 8 are ordered ahead"
 
 
-def test_a_worker_that_takes_long_to_come_is_called_only_for_much() -> None:
+def test_slowly_starting_workers_are_added_only_for_a_large_gain() -> None:
     slow = pipeline(0.01, 0.0115, 1, start_s=30.0)
     slow.run(60)
     assert slow.decisions == []
@@ -126,7 +128,7 @@ def test_a_worker_that_takes_long_to_come_is_called_only_for_much() -> None:
     first=st.integers(1, 6),
     room=st.integers(1, 20),
 )
-def test_whatever_is_measured_the_setting_stays_within_its_limits(windows: list[RateWindow], first: int, room: int) -> None:
+def test_setting_stays_within_its_limits(windows: list[RateWindow], first: int, room: int) -> None:
     now, memory = Setting(first, 2), LookMemory()
     limits = Limits(Setting(1, 1), Setting(6, 8), 20, room, 0.1)
     for window in windows:
@@ -140,8 +142,8 @@ def test_whatever_is_measured_the_setting_stays_within_its_limits(windows: list[
             assert now.num_ahead <= 20
 
 
-def test_one_strange_window_changes_nothing() -> None:
-    """Such as one with a validation in it, where the trainer is away for minutes."""
+def test_single_outlier_window_changes_nothing() -> None:
+    """Simulates a window with a validation, where the trainer is away for minutes."""
     now, memory = Setting(4, 2), LookMemory()
     steady = RateWindow(0.5, 0.01, 1.8, 50)
     for number in range(40):

@@ -1,4 +1,4 @@
-"""A program that keeps batches, however many and however long, gets right data; the ring neither stalls nor reuses what is held."""
+"""A program that keeps any number of batches for any time gets correct data, and the ring neither blocks nor reuses their slots."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Numbers:
 
 
 class OnlyInWorker:
-    """Cannot be unpickled in the process that made it: stands for a class the trainer lacks."""
+    """An object that cannot be unpickled in the trainer, as if it lacked the class."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -68,7 +68,7 @@ def loader_over_numbers(**options: Any) -> ShmLoader[Any]:
 
 
 def poisoned(loader: ShmLoader[Any]) -> Any:
-    """The loader's iterator, its ring poisoned from the first batch on."""
+    """Returns the loader's iterator, with the ring poisoned from the first batch on."""
     iterator = iter(loader)
     if loader.seed is not None:
         loader._passes._made_engine()  # seed mode starts its workers with the first batch
@@ -85,23 +85,23 @@ def is_batch(step: int, batch: dict[str, Any]) -> bool:
     return torch.equal(labels, batch["label"]) and bool(torch.all(batch["x"] == labels.view(-1, 1, 1)))
 
 
-def are_all_right(batches: list[Any]) -> bool:
+def are_all_batches(batches: list[Any]) -> bool:
     return len(batches) == N // BATCH_SIZE and all(is_batch(k, b) for k, b in enumerate(batches))
 
 
 def kept_by(seed: int | None) -> int:
-    """Batches that stay in the six slots of two workers: in torch mode each worker needs a slot of its own to write into."""
+    """Returns how many batches stay in the six slots of two workers; in torch mode each worker needs a slot for itself."""
     return 4 if seed is None else 5
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_a_list_of_the_loader_is_right_and_warns_once_naming_the_slots(seed: int | None) -> None:
+def test_list_of_a_loader_is_correct_and_warns_once(seed: int | None) -> None:
     with loader_over_numbers(seed=seed) as loader:
         iterator = poisoned(loader)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             batches = list(iterator)
-        assert are_all_right(batches)
+        assert are_all_batches(batches)
         assert [str(w.message).split(":")[0] for w in caught] == [
             f"{kept_by(seed)} batches are still in use, and the workers need the other slots of the ring"
         ]
@@ -110,7 +110,7 @@ def test_a_list_of_the_loader_is_right_and_warns_once_naming_the_slots(seed: int
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_a_warning_that_is_an_error_comes_behind_its_batch_and_nothing_is_lost(seed: int | None) -> None:
+def test_warning_turned_into_an_error_loses_no_batch(seed: int | None) -> None:
     with loader_over_numbers(seed=seed) as loader, warnings.catch_warnings():
         warnings.simplefilter("error")
         iterator, batches, errors = poisoned(loader), [], []
@@ -118,22 +118,22 @@ def test_a_warning_that_is_an_error_comes_behind_its_batch_and_nothing_is_lost(s
             try:
                 batches.append(next(iterator))
             except UserWarning as error:
-                errors.append(error)  # with its traceback: whatever that holds is held
-        assert are_all_right(batches)
+                errors.append(error)  # its traceback keeps everything that it refers to
+        assert are_all_batches(batches)
         assert [str(error).partition(" batches")[0] for error in errors] == [str(kept_by(seed))]
 
 
 @pytest.mark.filterwarnings("ignore:.*batches are still in use")
-def test_a_list_of_packed_batches_is_right() -> None:
+def test_list_of_packed_batches_is_correct() -> None:
     with loader_over_numbers(collate_fn=collate_pair) as loader:
         batches = list(poisoned(loader))
-        assert are_all_right([b[0] for b in batches])
-        assert are_all_right([{"x": torch.from_numpy(b[2]["array"]), "label": b[0]["label"]} for b in batches])
+        assert are_all_batches([b[0] for b in batches])
+        assert are_all_batches([{"x": torch.from_numpy(b[2]["array"]), "label": b[0]["label"]} for b in batches])
         assert {b[1] for b in batches} == {"text"}
 
 
 @pytest.mark.filterwarnings("ignore:.*batches are still in use")
-def test_copies_stop_when_batches_are_dropped() -> None:
+def test_copying_stops_when_batches_are_released() -> None:
     with loader_over_numbers(num_workers=1) as loader:
         iterator = poisoned(loader)
         held = [next(iterator) for _ in range(8)]
@@ -145,7 +145,7 @@ def test_copies_stop_when_batches_are_dropped() -> None:
         assert loader.stats()["num_copied_out"] == copied_out
 
 
-def test_batches_within_the_ring_are_neither_copied_nor_warned_of() -> None:
+def test_batches_that_fit_into_the_ring_are_neither_copied_nor_warned_about() -> None:
     with loader_over_numbers(prefetch_factor=4) as loader:
         iterator = poisoned(loader)
         held = [next(iterator) for _ in range(8)]
@@ -153,7 +153,7 @@ def test_batches_within_the_ring_are_neither_copied_nor_warned_of() -> None:
         assert all(is_batch(k, b) for k, b in enumerate(held))
 
 
-def test_slots_return_out_of_order() -> None:
+def test_slots_are_returned_in_any_order() -> None:
     order, steps = random.Random(0), range(N // BATCH_SIZE)
     with loader_over_numbers(prefetch_factor=4) as loader:
         iterator, held = poisoned(loader), {}
@@ -170,23 +170,23 @@ def _pop_one(held: dict[int, Any], order: random.Random) -> tuple[int, Any]:
     return step, held.pop(step)
 
 
-def test_a_batch_held_for_ever_does_not_stall() -> None:
+def test_batch_kept_forever_does_not_block() -> None:
     with loader_over_numbers(persistent_workers=True) as loader:
         iterator = poisoned(loader)
         view = next(iterator)["x"][1:].numpy()
         assert sum(1 for _ in iterator) == N // BATCH_SIZE - 1
         for _ in range(2):
-            assert are_all_right([{k: v.clone() for k, v in batch.items()} for batch in loader])
+            assert are_all_batches([{k: v.clone() for k, v in batch.items()} for batch in loader])
         assert view[:, 0, 0].tolist() == [1, 2, 3]
         assert ring_of(loader).num_leased == 1
         assert loader.stats()["num_copied_out"] == 0
 
 
-def test_batches_in_reference_cycles_give_their_slots_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copy_out_module, "_budget", CollectionBudget())  # others of this process have spent theirs
+def test_batches_in_reference_cycles_release_their_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_out_module, "_budget", CollectionBudget())  # other loaders of this process have spent their budget
     with loader_over_numbers() as loader:
         iterator = poisoned(loader)
-        gc.collect()  # what follows is young
+        gc.collect()  # later objects are young
         for step in range(6):
             batch = next(iterator)
             assert is_batch(step, batch)
@@ -206,7 +206,7 @@ def test_batches_outlive_their_loader(end: str, seed: int | None) -> None:
         loader.close()
     del loader, iterator
     gc.collect()
-    for _ in range(2):  # other loaders' memory may come to lie where the old one's would have been
+    for _ in range(2):  # other loaders' memory may be mapped where the old one was
         with loader_over_numbers(prefetch_factor=4) as other:
             for batch in poisoned(other):
                 batch["x"].fill_(-1)
@@ -216,7 +216,7 @@ def test_batches_outlive_their_loader(end: str, seed: int | None) -> None:
     assert all(is_batch(k, b) for k, b in enumerate(held) if k)
 
 
-def test_memory_is_unmapped_with_the_last_batch_of_a_closed_loader() -> None:
+def test_memory_of_a_closed_loader_is_unmapped_with_its_last_batch() -> None:
     loader = loader_over_numbers()
     held = [next(iter(loader))]
     stem = loader._builder.last._ring_parts.group.stem
@@ -233,7 +233,7 @@ def maps_of(stem: str) -> int:
         return sum(stem in line for line in maps)
 
 
-def test_a_batch_that_cannot_be_unpickled_is_lost_and_the_next_one_comes() -> None:
+def test_batch_that_cannot_be_unpickled_is_an_error_and_the_next_one_follows() -> None:
     with loader_over_numbers(num_workers=1, collate_fn=collate_refused_first) as loader:
         iterator = poisoned(loader)
         with pytest.raises(ImportError, match="not here"):
@@ -243,7 +243,7 @@ def test_a_batch_that_cannot_be_unpickled_is_lost_and_the_next_one_comes() -> No
         assert ring_of(loader).num_leased == 0
 
 
-# ---------------------------------------------------------------- what moves a batch elsewhere copies it
+# ---------------------------------------------------------------- batches moved elsewhere are copied
 
 
 def _saved(value: Any) -> Any:
@@ -268,7 +268,7 @@ def _queued(value: Any) -> Any:
     return got
 
 
-MOVES: dict[str, Callable[[Any], Any]] = {
+SERIALIZATIONS: dict[str, Callable[[Any], Any]] = {
     "clone": lambda b: {k: v.clone() for k, v in b.items()},
     "deepcopy": copy.deepcopy,
     "pickle": lambda b: pickle.loads(pickle.dumps(b)),
@@ -278,22 +278,22 @@ MOVES: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", MOVES)
-def test_what_leaves_the_process_is_copied_and_lets_the_slot_go(name: str) -> None:
+@pytest.mark.parametrize("name", SERIALIZATIONS)
+def test_serialized_batch_is_copied_and_releases_its_slot(name: str) -> None:
     with loader_over_numbers(persistent_workers=True) as loader:
         iterator = poisoned(loader)
         batch = next(iterator)
-        moved = MOVES[name](batch)
+        moved = SERIALIZATIONS[name](batch)
         del batch
         if TORCH < (2, 10):
-            gc.collect()  # its pickler stands in a cycle with the storage
+            gc.collect()  # its pickler is in a reference cycle with the storage
         assert ring_of(loader).num_leased == 0
         for _ in iterator:
             pass
         assert is_batch(0, moved)
 
 
-# ---------------------------------------------------------------- the process's end
+# ---------------------------------------------------------------- end of the process
 
 PROGRAM = """
 import sys, threading, torch
@@ -317,19 +317,19 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow(reason="a program in a process of its own, which imports torch")
+@pytest.mark.slow(reason="runs a program that imports torch")
 @pytest.mark.parametrize("options", ["seed=0", "persistent_workers=True"])
 @pytest.mark.parametrize("last", ["pass", "loader.close()", "del loader, iterator", "sys.exit(0)"])
-def test_a_program_that_ends_with_live_batches_ends_quietly(options: str, last: str) -> None:
+def test_program_with_live_batches_exits_without_errors(options: str, last: str) -> None:
     program = PROGRAM.format(options=options, last=last)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.slow(reason="reads hundreds of batches, each of which is copied out of the ring")
+@pytest.mark.slow(reason="reads hundreds of batches, which are copied out of the ring")
 @pytest.mark.filterwarnings("ignore:.*batches are still in use")
 @pytest.mark.parametrize("seed", [None, 3])
-def test_hundreds_of_batches_are_held_under_a_low_limit_of_descriptors(seed: int | None) -> None:
+def test_hundreds_of_kept_batches_need_few_descriptors(seed: int | None) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     num_open = len(os.listdir("/proc/self/fd"))
     with ShmLoader(list(range(900)), 2, num_workers=2, seed=seed) as loader:
@@ -342,7 +342,7 @@ def test_hundreds_of_batches_are_held_under_a_low_limit_of_descriptors(seed: int
 
 
 class Collector:
-    """Stands for Python's collector: each collection takes some time on a clock that only it and the test advance."""
+    """A simulated garbage collector. Its collections take time on a clock that only it and the test advance."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, young_s: float, full_s: float, frees: int | None = None) -> None:
         self.now_s, self._takes, self._frees = 0.0, {1: young_s, 2: full_s}, frees
@@ -366,7 +366,7 @@ class Collector:
 
 
 @pytest.mark.parametrize(("young_s", "full_s"), [(0.0003, 0.04), (0.0009, 0.4), (0.01, 4.0)])
-def test_collections_that_free_nothing_take_less_than_a_hundredth_of_the_time(
+def test_useless_collections_take_less_than_one_percent_of_the_time(
     monkeypatch: pytest.MonkeyPatch, young_s: float, full_s: float
 ) -> None:
     collector = Collector(monkeypatch, young_s=young_s, full_s=full_s)
@@ -377,17 +377,17 @@ def test_collections_that_free_nothing_take_less_than_a_hundredth_of_the_time(
     assert collector.calls
 
 
-def test_old_garbage_is_found_once_there_is_time_for_a_full_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_garbage_is_freed_once_a_full_collection_is_affordable(monkeypatch: pytest.MonkeyPatch) -> None:
     collector = Collector(monkeypatch, young_s=0.0003, full_s=0.04, frees=2)
     num_asked = 1
     while not collector.asked():
         num_asked += 1
         collector.now_s += 0.01
     assert collector.calls[-1] == 2
-    assert 8 < collector.now_s < 9  # 40 ms are 0.5 % of 8 s
+    assert 8 < collector.now_s < 9  # 40 ms are 0.5% of 8 s
 
 
-def test_young_garbage_is_found_at_once_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_young_garbage_is_freed_at_once_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     collector = Collector(monkeypatch, young_s=0.0001, full_s=0.04, frees=1)
     for _ in range(5):
         assert collector.asked()
@@ -395,7 +395,7 @@ def test_young_garbage_is_found_at_once_and_again(monkeypatch: pytest.MonkeyPatc
     assert collector.calls == [1] * 5
 
 
-def test_nothing_is_collected_in_a_program_that_has_disabled_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_collected_if_the_program_disabled_the_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     collector = Collector(monkeypatch, young_s=0.0001, full_s=0.0001, frees=1)
     monkeypatch.setattr(copy_out_module.gc, "isenabled", lambda: False)
     assert not collector.asked()
@@ -404,7 +404,7 @@ def test_nothing_is_collected_in_a_program_that_has_disabled_the_collector(monke
 
 @pytest.mark.filterwarnings("ignore:.*batches are still in use")
 @pytest.mark.parametrize("num_kept", [3, 6, 9, 20])
-def test_kept_batches_leave_each_worker_a_slot_to_write_into(num_kept: int) -> None:
+def test_kept_batches_leave_each_worker_a_slot(num_kept: int) -> None:
     with loader_over_numbers(batch_size=1) as loader:
         iterator, kept = poisoned(loader), deque[Any](maxlen=num_kept)
         for _ in range(24):

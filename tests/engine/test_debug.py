@@ -1,4 +1,4 @@
-"""`shmload.debug`: who holds which slot, where it was taken, and what a slot reads as once nobody holds it."""
+"""`shmload.debug`: which line of the program holds which slot, and the content of a slot that nothing holds."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Numbers:
 
 @pytest.fixture
 def debugging() -> Iterator[None]:
-    """Loaders made here are watched."""
+    """Enables debugging for the loaders of a test."""
     shmload.debug.enable()
     yield
     shmload.debug.enable(False)
@@ -45,7 +45,7 @@ def loader_over_numbers(**options: Any) -> ShmLoader[Any]:
 
 
 def take(iterator: Iterator[Any]) -> tuple[Any, str]:
-    """A batch, and the line that took it."""
+    """Returns a batch and the line that took it."""
     frame = inspect.currentframe()
     assert frame is not None
     return next(iterator), f"{__file__}:{frame.f_lineno} in take"
@@ -53,7 +53,7 @@ def take(iterator: Iterator[Any]) -> tuple[Any, str]:
 
 @pytest.mark.usefixtures("debugging")
 @pytest.mark.parametrize("seed", [None, 3])
-def test_holders_are_named_by_the_line_that_took_their_batch(seed: int | None) -> None:
+def test_holders_are_reported_with_the_line_that_took_their_batch(seed: int | None) -> None:
     with loader_over_numbers(seed=seed, prefetch_factor=4) as loader:
         iterator = iter(loader)
         kept, line = take(iterator)
@@ -73,7 +73,7 @@ def test_holders_are_named_by_the_line_that_took_their_batch(seed: int | None) -
 
 
 @pytest.mark.usefixtures("debugging")
-def test_a_for_loop_is_named_and_a_copied_batch_holds_nothing() -> None:
+def test_for_loop_is_reported_and_a_copied_batch_is_not() -> None:
     with loader_over_numbers() as loader, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         held: list[Any] = []
@@ -81,19 +81,19 @@ def test_a_for_loop_is_named_and_a_copied_batch_holds_nothing() -> None:
             held += [batch]
         num_slots = loader._builder.last.num_slots
         where = {holder.where.rpartition(" in ")[2] for holder in loader.holders()}
-        assert where == {"test_a_for_loop_is_named_and_a_copied_batch_holds_nothing"}
+        assert where == {"test_for_loop_is_reported_and_a_copied_batch_is_not"}
         assert len(loader.holders()) == num_slots - 1
         assert len(held) == N // BATCH_SIZE
     (warning,) = caught
     assert warning.filename == __file__
     first, *lines = str(warning.message).splitlines()
     assert first.startswith(f"{num_slots - 1} batches are still in use")
-    assert len(lines) == num_slots - 1  # the copied batch is none of the ring's
+    assert len(lines) == num_slots - 1  # the copied batch is not in the ring
     assert all(f"batch {step} of epoch 0" in line and __file__ in line for step, line in enumerate(lines))
 
 
 @pytest.mark.usefixtures("debugging")
-def test_a_slot_is_poisoned_when_its_last_alias_dies() -> None:
+def test_slot_is_poisoned_when_its_last_alias_dies() -> None:
     with loader_over_numbers() as loader:
         iterator = iter(loader)
         batch = next(iterator)
@@ -112,13 +112,13 @@ def test_a_slot_is_poisoned_when_its_last_alias_dies() -> None:
 @pytest.mark.parametrize(
     "values", [np.empty(0), np.array([0xA5, 0xA4], np.uint8), torch.zeros(3), torch.tensor(1, dtype=torch.bfloat16)]
 )
-def test_what_was_never_overwritten_is_not_poisoned(values: Any) -> None:
+def test_other_values_are_not_reported_as_poisoned(values: Any) -> None:
     assert not is_poisoned(values)
 
 
-def test_by_default_nothing_is_watched_and_asking_says_what_to_do() -> None:
+def test_without_debugging_the_error_names_how_to_enable_it() -> None:
     with loader_over_numbers() as loader:
-        assert loader.holders() == []  # nobody has taken anything
+        assert loader.holders() == []  # no batch was taken yet
         batch = next(iter(loader))
         assert type(loader._builder.last) is Engine
         assert not loader._builder.last._ring.poison
@@ -131,7 +131,7 @@ def test_by_default_nothing_is_watched_and_asking_says_what_to_do() -> None:
 
 
 @pytest.mark.usefixtures("debugging")
-def test_batches_of_a_closed_loader_still_have_their_holders() -> None:
+def test_holders_of_a_closed_loader_are_reported() -> None:
     loader = loader_over_numbers()
     iterator = iter(loader)
     kept, line = take(iterator)
@@ -143,9 +143,9 @@ def test_batches_of_a_closed_loader_still_have_their_holders() -> None:
     assert loader.holders() == []
 
 
-@pytest.mark.slow(reason="a program in a process of its own, which imports torch")
+@pytest.mark.slow(reason="runs a program that imports torch")
 @pytest.mark.parametrize(("value", "is_on"), [("1", True), ("0", False), ("", False)])
-def test_the_environment_switches_it_on(value: str, is_on: bool) -> None:
+def test_environment_variable_enables_debugging(value: str, is_on: bool) -> None:
     program = "import shmload.debug; print(shmload.debug.is_enabled())"
     env = {**os.environ, "PYTHONPATH": ":".join(path or "." for path in sys.path), "SHMLOAD_DEBUG_BATCHES": value}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=env)

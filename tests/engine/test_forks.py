@@ -1,4 +1,4 @@
-"""A forked child drops, keeps or writes its copies of batches, and the parent its own: neither sees anything of it."""
+"""A forked child and its parent drop, keep or write their copies of batches without affecting each other."""
 
 from __future__ import annotations
 
@@ -20,61 +20,61 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
 class Child:
-    """A forked process that does `first` at once, waits to be told, does `then`, and exits 0 if both were true."""
+    """A forked process that calls `first`, waits for `end()`, calls `then`, and exits with 0 if both returned true."""
 
     def __init__(self, first: Callable[[], Any], then: Callable[[], Any] = lambda: True) -> None:
-        told, self._tell = os.pipe()
+        go_on, self._go_on = os.pipe()
         self._said, say = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
             code = 1
             try:
-                os.close(self._tell)
+                os.close(self._go_on)
                 is_right = first()
                 os.write(say, b".")
-                os.read(told, 1)
+                os.read(go_on, 1)
                 code = 0 if is_right and then() else 2
             finally:
                 os._exit(code)
-        os.close(told)
+        os.close(go_on)
         os.close(say)
 
     def wait_for_first(self) -> None:
-        """Until `first` is done."""
+        """Waits until `first` has returned."""
         os.read(self._said, 1)
         os.close(self._said)
 
     def end(self) -> int:
-        """Lets it do `then`; its exit code."""
-        os.close(self._tell)
+        """Lets the child call `then`, and returns its exit code."""
+        os.close(self._go_on)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def _drops(batch: dict[str, Any]) -> bool:
+def _released(batch: dict[str, Any]) -> bool:
     batch.clear()
     gc.collect()
     return True
 
 
-def _is(expected: dict[str, Any], batch: dict[str, Any]) -> bool:
+def _equals(expected: dict[str, Any], batch: dict[str, Any]) -> bool:
     return all(torch.equal(expected[k], batch[k]) for k in expected)
 
 
-def test_a_child_that_drops_its_copies_frees_nothing_of_the_parents(stream: Any) -> None:
+def test_child_that_releases_its_copies_frees_nothing_in_the_parent(stream: Any) -> None:
     batch = stream.next()
     expected = stream.expected()
-    child = Child(lambda: _drops(batch))
+    child = Child(lambda: _released(batch))
     child.wait_for_first()
     assert stream.num_leased == 1
-    assert _is(expected, batch)
+    assert _equals(expected, batch)
     stream.run_on()
     assert child.end() == 0
-    assert _is(expected, batch)
+    assert _equals(expected, batch)
     batch.clear()
     assert stream.num_leased == 0
 
 
-def test_a_child_that_keeps_its_copies_holds_nothing_of_the_parents(stream: Any) -> None:
+def test_child_that_keeps_its_copies_holds_no_slot_of_the_parent(stream: Any) -> None:
     batch = stream.next()
     child = Child(lambda: bool(batch))
     child.wait_for_first()
@@ -83,11 +83,11 @@ def test_a_child_that_keeps_its_copies_holds_nothing_of_the_parents(stream: Any)
     assert child.end() == 0
 
 
-def test_a_childs_copy_stays_right_when_the_parent_goes_on(stream: Any) -> None:
+def test_copy_in_a_child_stays_correct_when_the_parent_continues(stream: Any) -> None:
     batch = stream.next()
     view = batch["x"][1:].numpy()
     expected = stream.expected()
-    child = Child(lambda: True, lambda: _is(expected, batch) and np.array_equal(view, expected["x"][1:]))
+    child = Child(lambda: True, lambda: _equals(expected, batch) and np.array_equal(view, expected["x"][1:]))
     batch.clear()
     view = None
     assert stream.num_leased == 0
@@ -95,26 +95,26 @@ def test_a_childs_copy_stays_right_when_the_parent_goes_on(stream: Any) -> None:
     assert child.end() == 0
 
 
-def test_a_child_sees_the_bytes_of_the_moment_of_the_fork(stream: Any) -> None:
+def test_child_sees_the_bytes_at_the_time_of_the_fork(stream: Any) -> None:
     batch = stream.next()
     expected = stream.expected()
-    child = Child(lambda: True, lambda: _is(expected, batch))
+    child = Child(lambda: True, lambda: _equals(expected, batch))
     batch["x"].fill_(-1)
     assert child.end() == 0
 
 
-def test_what_a_child_writes_stays_its_own(stream: Any) -> None:
+def test_writes_of_a_child_are_private(stream: Any) -> None:
     batch = stream.next()
     expected = stream.expected()
     child = Child(lambda: bool(torch.all(batch["x"].fill_(-1) == -1)))
     assert child.end() == 0
-    assert _is(expected, batch)
+    assert _equals(expected, batch)
 
 
-def test_several_held_batches_are_all_copied_and_all_returned(make_stream: Any) -> None:
+def test_several_kept_batches_are_all_copied_and_returned(make_stream: Any) -> None:
     stream = make_stream(prefetch_factor=4)
     held = [(stream.next(), stream.expected()) for _ in range(3)]
-    child = Child(lambda: True, lambda: all(_is(expected, batch) for batch, expected in held))
+    child = Child(lambda: True, lambda: all(_equals(expected, batch) for batch, expected in held))
     for batch, _ in held:
         batch.clear()
     assert stream.num_leased == 0
@@ -122,41 +122,41 @@ def test_several_held_batches_are_all_copied_and_all_returned(make_stream: Any) 
     assert child.end() == 0
 
 
-def test_a_grandchild_sees_what_its_parent_saw(stream: Any) -> None:
+def test_grandchild_sees_the_bytes_of_its_parent(stream: Any) -> None:
     batch = stream.next()
     expected = stream.expected()
 
-    def has_a_right_child() -> bool:
-        child = Child(lambda: _is(expected, batch))
+    def has_correct_child() -> bool:
+        child = Child(lambda: _equals(expected, batch))
         batch["x"].fill_(-1)
         return child.end() == 0
 
-    child = Child(lambda: True, has_a_right_child)
+    child = Child(lambda: True, has_correct_child)
     batch.clear()
     stream.run_on()
     assert child.end() == 0
 
 
-def test_a_batch_outlives_its_loader_in_a_child_too(make_stream: Any) -> None:
+def test_batch_in_a_child_outlives_its_loader(make_stream: Any) -> None:
     stream = make_stream()
     batch, expected = stream.next(), stream.expected()
     stream.loader.close()
     del stream
     gc.collect()
-    child = Child(lambda: True, lambda: _is(expected, batch))
+    child = Child(lambda: True, lambda: _equals(expected, batch))
     batch["x"].fill_(-1)
     batch.clear()
     gc.collect()
     assert child.end() == 0
 
 
-def test_a_child_without_memory_for_copies_keeps_the_slots_until_it_ends(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_without_memory_for_copies_keeps_the_slots_until_it_ends(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = stream.next()
     expected = stream.expected()
     monkeypatch.setattr(fork_copies, "GRACE_S", 0)
     with monkeypatch.context() as patched:
         patched.setattr(fork_copies, "_private", lambda lease: False)
-        child = Child(lambda: True, lambda: _is(expected, batch))
+        child = Child(lambda: True, lambda: _equals(expected, batch))
     batch.clear()
     stream.run_on()
     assert stream.num_leased == 1
@@ -166,12 +166,12 @@ def test_a_child_without_memory_for_copies_keeps_the_slots_until_it_ends(stream:
     assert stream.num_leased == 0
 
 
-def test_a_child_that_dies_before_it_has_copied_holds_nothing(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_that_dies_before_copying_holds_nothing(stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = stream.next()
     monkeypatch.setattr(fork_copies, "_private", lambda lease: os._exit(7))
     pid = os.fork()
     if pid == 0:
-        os._exit(1)  # it has copied
+        os._exit(1)  # the batch was copied
     monkeypatch.undo()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     batch.clear()
@@ -186,10 +186,10 @@ def test_forks_leave_no_descriptors(stream: Any) -> None:
     assert fork_copies.settle() == 0
     del batch
     now = set(os.listdir("/proc/self/fd"))
-    assert len(now - before) <= 1  # what `Child` reads from
+    assert len(now - before) <= 1  # the pipe of `Child`
 
 
-def test_the_pools_own_forks_copy_nothing(stream: Any, make_stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forks_of_workers_copy_nothing(stream: Any, make_stream: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[list[Lease]] = []
     monkeypatch.setattr(fork_copies, "live_leases", lambda: asked.append([]) or [])
     batch = stream.next()
@@ -201,20 +201,20 @@ def test_the_pools_own_forks_copy_nothing(stream: Any, make_stream: Any, monkeyp
     assert batch
 
 
-def test_a_child_cannot_use_the_parents_loader(stream: Any) -> None:
-    def is_refused() -> bool:
+def test_child_cannot_use_the_loader_of_its_parent(stream: Any) -> None:
+    def raises_error() -> bool:
         try:
             stream.ring.hold()
         except RuntimeError as error:
             return "a forked child cannot use it" in str(error)
         return False
 
-    assert Child(is_refused).end() == 0
+    assert Child(raises_error).end() == 0
 
 
-def test_a_child_leaves_the_shared_records_alone(stream: Any) -> None:
+def test_child_does_not_change_shared_records(stream: Any) -> None:
     batch = stream.next()
-    child = Child(lambda: _drops(batch) and stream.ring.num_leased >= 0)
+    child = Child(lambda: _released(batch) and stream.ring.num_leased >= 0)
     assert child.end() == 0
     assert stream.num_leased == 1
 
@@ -239,8 +239,8 @@ if __name__ == "__main__":
 """
 
 
-def ended(program: str) -> tuple[int, str, str]:
-    """How a program ends in a process of its own: its code, what it printed, and what it complained of."""
+def exit_of(program: str) -> tuple[int, str, str]:
+    """Runs a program in another process. Returns its exit code, stdout and stderr."""
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
@@ -252,9 +252,9 @@ def ended(program: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-@pytest.mark.slow(reason="a program in a process of its own, which imports torch")
-def test_a_child_that_exits_like_any_program_prints_nothing_and_harms_nothing() -> None:
-    assert ended(PROGRAM) == (0, "right\n", "")
+@pytest.mark.slow(reason="runs a program that imports torch")
+def test_child_that_exits_normally_prints_nothing_and_changes_nothing() -> None:
+    assert exit_of(PROGRAM) == (0, "right\n", "")
 
 
 GENERATORS = """
@@ -270,7 +270,7 @@ print([len(next(each)) for each in found])
 """
 
 
-@pytest.mark.slow(reason="a program in a process of its own, which imports torch")
-def test_a_program_that_ends_amid_generators_over_loaders_prints_nothing() -> None:
-    """Their `with` closes the loader when Python has taken its modules apart."""
-    assert ended(GENERATORS) == (0, "[4, 4, 4, 4]\n", "")
+@pytest.mark.slow(reason="runs a program that imports torch")
+def test_program_that_ends_inside_generators_over_loaders_prints_nothing() -> None:
+    """Closes the loaders by the generators' `with`, which runs while Python dismantles its modules."""
+    assert exit_of(GENERATORS) == (0, "[4, 4, 4, 4]\n", "")

@@ -1,4 +1,4 @@
-"""A ring's memory: promised when it is made, there before it is written to, given back when a pass ends."""
+"""Memory of a ring: promised when the ring is made, reserved before it is written to, and returned after a pass."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Large:
 
     def __getitem__(self, index: int) -> Any:
         if index >= self.first_gated and not self.gate.wait(DEADLINE_S):
-            raise TimeoutError("the gate stayed shut")
+            raise TimeoutError("the gate stayed closed")
         return np.full(MIB, index, np.uint8)
 
 
@@ -42,7 +42,7 @@ def memory_of(loader: ShmLoader[Any]) -> Any:
 
 
 def payloads() -> list[str]:
-    """Mappings of rings in this process."""
+    """Returns the mappings of rings in this process."""
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if "-payload-" in line]
 
 
@@ -55,9 +55,9 @@ def no_collector() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("seed", [None, 1])
-def test_a_ring_is_unmapped_with_its_last_batch_and_waits_for_no_collector(seed: int | None, no_collector: None) -> None:
+def test_ring_is_unmapped_with_its_last_batch_without_garbage_collection(seed: int | None, no_collector: None) -> None:
     before = len(payloads())
-    for _ in range(2):  # passes, each with workers and a ring of its own
+    for _ in range(2):  # passes, each with its own workers and ring
         loader = ShmLoader(Large(), 4, num_workers=1, seed=seed, persistent_workers=False)
         batches = iter(loader)
         batch = next(batches)
@@ -70,7 +70,7 @@ def test_a_ring_is_unmapped_with_its_last_batch_and_waits_for_no_collector(seed:
         assert len(payloads()) == before
 
 
-def test_memory_comes_with_the_rows_that_are_written_and_the_rest_while_the_trainer_waits() -> None:
+def test_memory_is_reserved_by_written_rows_and_while_the_trainer_waits() -> None:
     gate = multiprocessing.get_context("fork").Event()
     with ShmLoader(Large(8, gate), 4, num_workers=1, seed=1, multiprocessing_context="fork") as loader:
         batches = iter(loader)
@@ -79,7 +79,7 @@ def test_memory_comes_with_the_rows_that_are_written_and_the_rest_while_the_trai
         assert memory.nbytes == 16 * MIB
         assert (
             segment.unreserved_bytes() >= 4 * MIB
-        )  # its last slot is the first batch's, which comes back when the third is asked for
+        )  # the last slot is that of the first batch, which is released when the third is requested
         next(batches)
 
         def open_when_reserved() -> None:
@@ -94,7 +94,7 @@ def test_memory_comes_with_the_rows_that_are_written_and_the_rest_while_the_trai
         assert segment.unreserved_bytes() == 0
 
 
-def test_a_ring_whose_slots_the_trainer_overwrites_is_reserved_at_once() -> None:
+def test_ring_with_poisoned_slots_is_reserved_at_once() -> None:
     debug.enable()
     try:
         with ShmLoader(Large(), 4, num_workers=1, seed=1) as loader:
@@ -104,7 +104,7 @@ def test_a_ring_whose_slots_the_trainer_overwrites_is_reserved_at_once() -> None
         debug.enable(False)
 
 
-def test_a_kernel_that_cannot_be_asked_for_pages_has_them_reserved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ring_is_reserved_at_once_if_the_kernel_cannot_populate_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shmload.engine.ring_memory.CAN_POPULATE", False)
     with ShmLoader(Large(), 4, num_workers=1, seed=1) as loader:
         next(iter(loader))
@@ -148,7 +148,7 @@ def in_64_mib(code: str) -> list[str]:
 @pytest.mark.slow(reason="starts an interpreter with torch")
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 @pytest.mark.parametrize("who", ["a worker", "the trainer"])
-def test_memory_that_others_have_taken_meanwhile_is_an_error_and_no_sigbus(who: str, policy: str) -> None:
+def test_memory_taken_by_others_is_an_error_and_not_a_sigbus(who: str, policy: str) -> None:
     lines = in_64_mib(f"""
     ring_memory.SPARSE_KIND = "shm"  # whose end can be brought about here, as that of the machine's memory cannot
     loader = ShmLoader(Large(), 8, num_workers=1, seed=1, multiprocessing_context="fork", on_error={policy!r})
@@ -175,7 +175,7 @@ def test_memory_that_others_have_taken_meanwhile_is_an_error_and_no_sigbus(who: 
 
 @needs_unshare
 @pytest.mark.slow(reason="starts an interpreter with torch")
-def test_a_large_ring_takes_no_room_in_dev_shm_that_it_has_not_reserved() -> None:
+def test_large_ring_uses_only_reserved_memory_of_dev_shm() -> None:
     lines = in_64_mib("""
     loaders = [ShmLoader(Large(), size, num_workers=1, seed=1, multiprocessing_context="fork") for size in (10, 1)]
     batches = [iter(loader) for loader in loaders]
@@ -188,7 +188,7 @@ def test_a_large_ring_takes_no_room_in_dev_shm_that_it_has_not_reserved() -> Non
     assert lines == ["[(4, 4)]", "[6, 63]"]
 
 
-def test_what_one_ring_has_been_promised_is_not_free_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_promised_to_one_ring_is_not_free_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(free_memory, "available_bytes", lambda root: 64 * MIB)
     gate = multiprocessing.get_context("fork").Event()
     made: dict[str, Any] = {"num_workers": 1, "seed": 1, "multiprocessing_context": "fork"}
@@ -199,7 +199,7 @@ def test_what_one_ring_has_been_promised_is_not_free_for_the_next(monkeypatch: p
         gate.set()
 
 
-def test_where_memfds_do_not_work_a_large_ring_is_named_and_reserved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_ring_without_memfds_is_named_and_reserved_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shmload.engine.ring_memory.memfds_work", lambda: False)
     with ShmLoader(Large(), 4, num_workers=1, seed=1) as loader:
         next(iter(loader))
@@ -209,7 +209,7 @@ def test_where_memfds_do_not_work_a_large_ring_is_named_and_reserved_at_once(mon
 
 
 class LongSampler(list[int]):
-    """A sampler that yields more than its length says."""
+    """A sampler that yields more than its length."""
 
     def __len__(self) -> int:
         return 1
@@ -217,13 +217,13 @@ class LongSampler(list[int]):
 
 @pytest.mark.parametrize("seed", [1, None])
 @pytest.mark.parametrize("batch_size", [10**9, (1 << 31) - 1])
-def test_batch_size_beyond_the_dataset_reserves_no_memory_for_rows_that_never_come(batch_size: int, seed: int | None) -> None:
+def test_batch_size_beyond_the_dataset_reserves_no_unused_memory(batch_size: int, seed: int | None) -> None:
     dataset = [np.full(3, index) for index in range(5)]
     with ShmLoader(dataset, batch_size, num_workers=1, seed=seed) as loader:
         assert [batch[:, 0].tolist() for batch in loader] == [[0, 1, 2, 3, 4]]
 
 
-def test_batch_larger_than_its_sampler_says_is_delivered_whole() -> None:
+def test_batch_larger_than_the_samplers_length_is_complete() -> None:
     num_rows = 100_000
     with ShmLoader(range(num_rows), num_rows, sampler=LongSampler(range(num_rows)), num_workers=1) as loader:
         assert [(len(batch), int(batch.sum())) for batch in loader] == [(num_rows, sum(range(num_rows)))]

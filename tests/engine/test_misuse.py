@@ -1,4 +1,4 @@
-"""What is done to batches that a loader does not expect: resized, re-bound, sent to other processes, kept beside another loader's."""
+"""Unusual uses of batches: resizing, re-binding, sending to other processes, keeping next to another loader's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEADLINE_S = 60
 # ---------------------------------------------------------------- resizing and re-binding
 
 
-def test_a_batch_made_smaller_keeps_its_slot_and_made_larger_is_refused_as_torch_refuses_it(stream: Any) -> None:
+def test_shrunk_batch_keeps_its_slot_and_growing_is_torchs_error(stream: Any) -> None:
     x = stream.next()["x"]
     expected = stream.expected()["x"]
     assert torch.equal(x.resize_(2, 3, 8), expected[:2])
@@ -46,7 +46,7 @@ def test_a_batch_made_smaller_keeps_its_slot_and_made_larger_is_refused_as_torch
     ],
     ids=["set_ tensor", "set_ storage", "data", "set_ nothing"],
 )
-def test_a_tensor_bound_to_other_memory_lets_its_slot_go_and_its_views_keep_theirs(
+def test_tensor_bound_to_other_memory_releases_its_slot_unless_views_remain(
     rebind: Callable[[torch.Tensor], Any], stream: Any
 ) -> None:
     x = stream.next()["x"]
@@ -65,27 +65,27 @@ def test_a_tensor_bound_to_other_memory_lets_its_slot_go_and_its_views_keep_thei
 
 
 def double_all(received: Any, answers: Any) -> None:
-    """In another process: doubles in place what it gets, and says what it saw first."""
+    """Runs in another process: doubles the received batch in place, and sends back what it was."""
     batch = received.get()
     seen = {name: value.clone() for name, value in batch.items()}
     batch["x"].mul_(2)
     answers.put(seen)
-    received.get()  # until the other side has looked
+    received.get()  # until the other process has checked
 
 
-@pytest.mark.slow(reason="another process takes the batch's storages out of torch's queue")
-def test_a_batch_put_into_a_queue_is_the_other_processes_too_and_no_longer_the_rings(stream: Any) -> None:
+@pytest.mark.slow(reason="another process receives the batch through torch's queue")
+def test_batch_put_into_a_queue_is_shared_and_leaves_the_ring(stream: Any) -> None:
     context = torch.multiprocessing.get_context("fork")
     sent, answers = context.SimpleQueue(), context.SimpleQueue()
     child = context.Process(target=double_all, args=(sent, answers))
     child.start()
     batch, expected = stream.next(), stream.expected()
     sent.put(batch)
-    assert stream.num_leased == 0  # torch has moved the storages into memory of its own
+    assert stream.num_leased == 0  # torch moved the storages into its own shared memory
     stream.run_on()
     seen = answers.get()
     assert all(torch.equal(expected[name], seen[name]) for name in expected)
-    assert torch.equal(batch["x"], 2 * expected["x"])  # shared from now on, as every tensor in a queue of torch's
+    assert torch.equal(batch["x"], 2 * expected["x"])  # shared from now on, like every tensor in a torch queue
     sent.put(None)
     child.join(DEADLINE_S)
     assert child.exitcode == 0
@@ -100,7 +100,7 @@ def write_and_end(batch: Any, is_right: Any) -> None:
 
 
 @pytest.mark.parametrize("context", [multiprocessing.get_context("fork"), torch.multiprocessing.get_context("fork")])
-def test_a_batch_given_to_a_forked_process_is_its_own_copy(context: Any, stream: Any) -> None:
+def test_batch_passed_to_a_forked_process_is_a_copy(context: Any, stream: Any) -> None:
     batch, expected = stream.next(), stream.expected()
     is_right = multiprocessing.get_context("fork").Value("b", 0)
     child = context.Process(target=write_and_end, args=(batch, is_right))
@@ -111,7 +111,7 @@ def test_a_batch_given_to_a_forked_process_is_its_own_copy(context: Any, stream:
     assert torch.equal(batch["x"], expected["x"])
 
 
-def test_a_batch_that_is_shared_first_is_written_by_a_forked_process(stream: Any) -> None:
+def test_batch_after_share_memory_is_written_by_a_forked_process(stream: Any) -> None:
     batch = stream.next()
     for tensor in batch.values():
         tensor.share_memory_()
@@ -125,21 +125,21 @@ def test_a_batch_that_is_shared_first_is_written_by_a_forked_process(stream: Any
     assert torch.all(batch["x"] == -1)
 
 
-def test_sharing_takes_every_view_of_the_tensor_along_but_no_numpy_array(stream: Any) -> None:
-    """torch exchanges the memory under the storage: what numpy took earlier is left behind, with any tensor of torch's."""
+def test_share_memory_moves_every_view_but_no_numpy_array(stream: Any) -> None:
+    """Shows that torch replaces the memory of the storage: numpy arrays made earlier keep the old memory, as with any tensor."""
     x = stream.next()["x"]
     view, detached, array = x[1:], x.detach(), x.numpy()
     expected = stream.expected()["x"]
     x.share_memory_()
     assert stream.num_leased == 0
-    assert np.all(array.view(np.uint8) == 0xA5)  # poisoned here; elsewhere another batch's
+    assert np.all(array.view(np.uint8) == 0xA5)  # poisoned in this test; otherwise it would contain another batch
     stream.run_on()
     assert torch.equal(view, expected[1:])
     assert torch.equal(detached, expected)
     assert np.array_equal(x.numpy(), expected.numpy())
 
 
-def test_a_queue_between_threads_copies_nothing(stream: Any) -> None:
+def test_queue_between_threads_copies_nothing(stream: Any) -> None:
     waiting: queue.Queue[Any] = queue.Queue()
     address, found = [], []
 
@@ -163,10 +163,10 @@ def test_a_queue_between_threads_copies_nothing(stream: Any) -> None:
     assert stream.num_leased == 0
 
 
-# ---------------------------------------------------------------- several loaders, and ends
+# ---------------------------------------------------------------- several loaders, and closing
 
 
-def test_two_loaders_at_once_use_nothing_of_each_others(make_stream: Any) -> None:
+def test_two_simultaneous_loaders_do_not_affect_each_other(make_stream: Any) -> None:
     streams = [make_stream(prefetch_factor=4), make_stream(prefetch_factor=4, seed=None)]
     held: list[tuple[dict[str, Any], Any]] = []
     for _ in range(30):
@@ -183,7 +183,7 @@ def test_two_loaders_at_once_use_nothing_of_each_others(make_stream: Any) -> Non
 
 
 @pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"seed": 0}], ids=str)
-def test_a_loader_closed_by_the_loop_over_it_says_so_and_leaves_the_batch(options: dict[str, Any]) -> None:
+def test_loader_closed_within_its_loop_is_an_error_and_the_batch_stays_valid(options: dict[str, Any]) -> None:
     loader: ShmLoader[Any] = ShmLoader(list(range(40)), 4, num_workers=2, **options)
     seen = []
     with pytest.raises(RuntimeError, match="this loader is closed: make a new one"):

@@ -1,4 +1,4 @@
-"""Requirement E3 and E2: per batch the trainer pickles, copies and starts nothing, and a worker allocates no sample."""
+"""Requirements E3 and E2: per batch the trainer pickles, copies and starts nothing, and a worker allocates no sample."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PICKLING = [(pickle, n) for n in ("dumps", "loads", "dump", "load", "Pickler", "
 
 
 class Images:
-    """Decodes in place."""
+    """A dataset that decodes in place."""
 
     schema: ClassVar = {"image": ("uint8", SHAPE), "label": ("int64", ())}
 
@@ -41,7 +41,7 @@ class Images:
 
 
 class Copied:
-    """Decodes into arrays of its own."""
+    """A dataset that decodes into its own arrays."""
 
     def __len__(self) -> int:
         return 400
@@ -51,7 +51,7 @@ class Copied:
 
 
 def started(dataset: Any, **options: Any) -> tuple[ShmLoader[Any], Any]:
-    """A loader that is past its first batches."""
+    """Yields a loader that has delivered its first batches."""
     loader: ShmLoader[Any] = ShmLoader(dataset, batch_size=4, num_workers=1, **options)
     iterator = iter(loader)
     for _ in range(4):
@@ -86,7 +86,7 @@ def test_rows_are_delivered_without_pickling(dataset: Any, seed: int | None, mon
         assert calls == {}
 
 
-def test_a_packed_batch_of_plain_things_unpickles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_batch_of_plain_values_unpickles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     loader, iterator = started(Copied(), collate_fn=list)
     with loader:
         calls = count_calls(monkeypatch)
@@ -96,7 +96,7 @@ def test_a_packed_batch_of_plain_things_unpickles_nothing(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("seed", [None, 0])
-def test_the_trainer_has_no_helper_thread(seed: int | None) -> None:
+def test_trainer_has_no_helper_thread(seed: int | None) -> None:
     before = threading.enumerate()
     loader, _ = started(Copied(), seed=seed)
     with loader:
@@ -104,7 +104,7 @@ def test_the_trainer_has_no_helper_thread(seed: int | None) -> None:
 
 
 @pytest.mark.parametrize("dataset", [Images(), Copied()])
-def test_yielded_tensors_lie_in_the_ring(dataset: Any) -> None:
+def test_yielded_tensors_are_in_the_ring(dataset: Any) -> None:
     loader, iterator = started(dataset)
     with loader:
         batch = next(iterator)
@@ -117,7 +117,7 @@ def test_yielded_tensors_lie_in_the_ring(dataset: Any) -> None:
 
 
 def file_mapped_at(address: int) -> str:
-    """What /proc says is mapped there."""
+    """Returns the file mapped at an address, from /proc."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             first, end = (int(x, 16) for x in line.split()[0].split("-"))
@@ -134,7 +134,7 @@ def test_delivery_allocates_less_than_a_sample() -> None:
 
 
 def peak_nbytes(call: Any) -> int:
-    """The most memory that Python and numpy had allocated at once during a call, beyond what was there."""
+    """Returns the peak memory that Python and numpy allocated during a call."""
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
@@ -167,5 +167,5 @@ def test_read_into_allocates_no_array_of_sample_size_in_the_worker() -> None:
         segment.close()
 
 
-def test_the_measure_sees_a_sample_that_is_allocated() -> None:
+def test_peak_includes_an_allocated_sample() -> None:
     assert peak_nbytes(lambda: [Copied()[0]]) >= SAMPLE_NBYTES

@@ -1,4 +1,4 @@
-"""Slots that are parked have no memory: it is reserved when they come into use, within a budget, and given back."""
+"""Parked slots have no memory: it is reserved when they are put into use, within a budget, and returned afterwards."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ AREAS = {"order_capacity": 64, "text_capacity": 64, "layout_capacity": 64}
 
 
 @pytest.fixture(autouse=True)
-def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Worker pools change when a test says so, and may have four workers whatever the machine has."""
+def manual_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets only tests change worker pools, and allows four workers on every machine."""
     monkeypatch.setattr(autotune, "WINDOW_S", 1e9)
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", "4")
     monkeypatch.setattr("shmload.engine.autotune.first_workers", lambda: 1)
 
 
 class Wide:
-    """Batches of four rows fill a slot of 64 KiB."""
+    """A dataset of which four rows fill a slot of 64 KiB."""
 
     schema = {"x": ("uint8", (SLOT // 4,))}
 
@@ -46,7 +46,7 @@ class Wide:
 
 
 class Texts:
-    """Samples of no fixed size, so that a slot's room is asked for by a worker."""
+    """Samples of variable size, so that workers request memory for a slot."""
 
     def __len__(self) -> int:
         return 400
@@ -82,14 +82,14 @@ def test_parked_slots_are_never_taken() -> None:
     assert (ring.state(3), ring.num_usable, ring.hold()) == (PARKED, 2, -1)
 
 
-def test_a_slot_is_parked_from_the_middle_of_the_free_ones() -> None:
+def test_slot_in_the_middle_of_the_free_ones_is_parked() -> None:
     ring = ring_of(4, 4)
     ring.park(2)
     assert {0, 1, 3} == {ring.hold() for _ in range(3)}
     assert ring.hold() == -1
 
 
-def test_what_cannot_be_parked_says_so() -> None:
+def test_invalid_parking_is_an_error() -> None:
     ring = ring_of(3, 2)
     slot = ring.hold()
     with pytest.raises(ValueError, match=f"slot {slot} cannot be parked unless it is free: its state is 1"):
@@ -100,7 +100,7 @@ def test_what_cannot_be_parked_says_so() -> None:
         ring_of(3, 4)
 
 
-def test_the_number_of_workers_wanted_has_bounds() -> None:
+def test_number_of_wanted_workers_is_limited() -> None:
     ring = ring_of(2, 2)
     assert ring.num_wanted == 3
     for count in (0, 4):
@@ -108,7 +108,7 @@ def test_the_number_of_workers_wanted_has_bounds() -> None:
             ring.num_wanted = count
 
 
-def test_pages_given_back_are_free_though_they_stay_mapped() -> None:
+def test_returned_pages_are_free_although_they_stay_mapped() -> None:
     fd = os.memfd_create("pages")
     os.ftruncate(fd, SLOT)
     view = memoryview(Mapping(fd, SLOT))
@@ -123,13 +123,13 @@ def test_pages_given_back_are_free_though_they_stay_mapped() -> None:
 
 
 def reserved(loader: ShmLoader[Any]) -> tuple[int, int]:
-    """Bytes of payload, and slots in use."""
+    """Returns the bytes reserved for payload, and the number of slots in use."""
     engine: Any = loader._builder.last
     return engine.worker_set.payload_nbytes, engine._ring.num_usable
 
 
 @pytest.mark.parametrize("dataset", [Wide(), Texts()], ids=["rows", "texts"])
-def test_memory_is_reserved_for_slots_in_use_and_no_others(dataset: Any) -> None:
+def test_memory_is_reserved_only_for_slots_in_use(dataset: Any) -> None:
     with auto_loader(dataset) as loader:
         batches = iter(loader)
         next(batches)
@@ -141,14 +141,14 @@ def test_memory_is_reserved_for_slots_in_use_and_no_others(dataset: Any) -> None
         for num_workers, prefetch, wanted in [(2, 4, 10), (1, 2, 4), (4, 1, 6)]:
             change(loader, num_workers, prefetch)
             for _ in range(24):
-                batch = next(batches)  # a slot that goes round is parked when it happens to be free
+                batch = next(batches)  # a slot in flight is parked once it happens to be free
                 del batch
             assert (first // 4 * wanted, wanted) == reserved(loader)
         assert loader.stats()["num_slots"] == 34
         assert loader.stats()["slots"]["parked"] == 28
 
 
-def test_ring_bytes_is_kept_and_slots_that_do_not_fit_stay_out_of_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ring_bytes_is_respected_and_slots_that_do_not_fit_stay_unused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shmload.engine.autotune.first_workers", lambda: 4)
     with auto_loader(Wide(), ring_bytes=6 * SLOT) as loader:
         batches = iter(loader)
@@ -173,22 +173,22 @@ def group() -> Iterator[SegmentGroup]:
     made.close()
 
 
-def test_a_batch_that_grows_takes_the_memory_of_free_slots(group: SegmentGroup) -> None:
+def test_growing_batch_takes_the_memory_of_free_slots(group: SegmentGroup) -> None:
     ring = ring_of(8, 4)
     memory = RingMemory(group, ring, 8 * SLOT, may_park=True)
     memory.make(SLOT)
     assert memory.use(8, 8 * SLOT) == 8
     slot = ring.hold()
     memory.ensure(slot, 3 * SLOT)
-    assert (memory.nbytes, ring.num_usable) == (7 * SLOT, 5)  # three gave theirs, and this one what it had
+    assert (memory.nbytes, ring.num_usable) == (7 * SLOT, 5)  # three returned theirs, and this one has what it had
     assert ring.payload_nbytes(slot) == 3 * SLOT
     memory.ensure(slot, 2 * SLOT)
-    assert ring.payload_nbytes(slot) == 3 * SLOT  # it had room
+    assert ring.payload_nbytes(slot) == 3 * SLOT  # it had enough memory
     with pytest.raises(RingTooSmall, match=f"the ring needs 1 slots of {5 * SLOT} bytes"):
-        memory.ensure(slot, 5 * SLOT)  # all that is left cannot be parked, or is too little
+        memory.ensure(slot, 5 * SLOT)  # no other slot can be parked, or has enough
 
 
-def test_slots_that_workers_ask_room_for_leave_half_of_it_to_grow_by(group: SegmentGroup) -> None:
+def test_growing_slots_leave_half_of_the_memory_free(group: SegmentGroup) -> None:
     ring = ring_of(8, 4)
     memory = RingMemory(group, ring, 12 * SLOT, may_park=True)
     memory.make(SLOT)
@@ -197,7 +197,7 @@ def test_slots_that_workers_ask_room_for_leave_half_of_it_to_grow_by(group: Segm
     assert memory.room(12 * SLOT) == 6 == memory.use(8, 12 * SLOT)
 
 
-def test_slots_that_come_later_leave_others_their_part_of_dev_shm(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_added_slots_use_memfds_if_dev_shm_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     with auto_loader(Wide()) as loader:
         batches = iter(loader)
         next(batches)
@@ -208,7 +208,7 @@ def test_slots_that_come_later_leave_others_their_part_of_dev_shm(monkeypatch: p
         assert sum(1 for _ in batches) == 99
 
 
-def test_a_slot_in_use_is_never_parked() -> None:
+def test_slot_in_use_is_never_parked() -> None:
     with auto_loader(Wide()) as loader:
         batches = iter(loader)
         next(batches)
@@ -223,7 +223,7 @@ def test_a_slot_in_use_is_never_parked() -> None:
         assert FREE not in {engine_of(loader)._ring.state(slot) for slot in range(6, 34)}
 
 
-def test_the_worker_that_leaves_passes_the_bell_on(engine_parts: Iterator[Any]) -> None:
+def test_leaving_worker_passes_on_the_wake_up(engine_parts: Iterator[Any]) -> None:
     body, bell, ring = engine_parts
     ring.num_wanted = 2
     body.run()
@@ -232,7 +232,7 @@ def test_the_worker_that_leaves_passes_the_bell_on(engine_parts: Iterator[Any]) 
 
 @pytest.fixture
 def engine_parts() -> Any:
-    """The body of worker 2 over a ring, and the bell of its worker pool."""
+    """Yields the loop of worker 2 over a ring, and the doorbell of its pool."""
     from shmload._core.filler import WorkerRing
     from shmload.shm.doorbell import Doorbell
     from shmload.worker.job import Job
@@ -255,7 +255,7 @@ def engine_parts() -> Any:
 
 
 @pytest.mark.parametrize("row", [0, 65_535, 65_536, 69_999])
-def test_any_row_of_a_large_chunk_is_known_as_the_one_that_its_worker_reads(row: int) -> None:
+def test_current_row_of_a_worker_is_known_in_a_large_chunk(row: int) -> None:
     ring = LocalRing(0, text_capacity=64, layout_capacity=64)
     options: dict[str, Any] = {"nrows": 70_000, "is_pickled": False, "is_packed": True}
     ring.order(np.arange(70_000).tobytes(), None, epoch=0, step=0, **options)

@@ -1,4 +1,4 @@
-"""What a worker process asks of the system: its turn behind the trainer, and to keep what it frees."""
+"""System settings of a worker process: scheduling after the trainer, reuse of freed memory, and OpenCV threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shmload.worker.process import compute_alone, give_way
 
 
 class Policy:
-    """The scheduling policy of whoever reads it."""
+    """Samples with the scheduling policy of the reading process."""
 
     def __len__(self) -> int:
         return 4
@@ -25,15 +25,15 @@ class Policy:
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow(reason="starts interpreters"))])
-def test_a_worker_that_wakes_up_takes_no_processor_from_the_trainer(method: str) -> None:
+def test_waking_worker_does_not_preempt_the_trainer(method: str) -> None:
     with ShmLoader(Policy(), 2, num_workers=1, multiprocessing_context=method) as loader:
         assert {os.SCHED_BATCH} == {policy for batch in loader for policy in batch.tolist()}
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
-def test_a_policy_that_was_given_stays() -> None:
+def test_explicit_scheduling_policy_is_kept() -> None:
     pid = os.fork()
-    if pid == 0:  # one cannot come back from the idle one without privileges
+    if pid == 0:  # a process cannot leave the idle policy without privileges
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
         give_way()
         os._exit(os.sched_getscheduler(0) != os.SCHED_IDLE)
@@ -41,7 +41,7 @@ def test_a_policy_that_was_given_stays() -> None:
 
 
 class Faults:
-    """How many pages the reader got to make an array as large as those before."""
+    """Samples with the number of page faults for an array as large as the previous ones."""
 
     def __len__(self) -> int:
         return 64
@@ -54,14 +54,14 @@ class Faults:
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
-def test_a_worker_uses_the_memory_of_its_arrays_again() -> None:
+def test_worker_reuses_the_memory_of_freed_arrays() -> None:
     with ShmLoader(Faults(), 64, num_workers=1, multiprocessing_context="fork") as loader:
         (faults,) = loader
     assert faults[1:].median() < 64, "each array of 1 MiB has 256 pages"
 
 
 class Threads:
-    """How many threads OpenCV computes with."""
+    """Samples with the number of OpenCV threads."""
 
     def __len__(self) -> int:
         return 2
@@ -73,7 +73,7 @@ class Threads:
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow(reason="starts interpreters"))])
-def test_opencv_computes_in_a_worker_with_one_thread(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opencv_uses_one_thread_in_a_worker(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     cv2 = pytest.importorskip("cv2")
     monkeypatch.delenv("OPENCV_FOR_THREADS_NUM", raising=False)
     before = cv2.getNumThreads()
@@ -82,19 +82,21 @@ def test_opencv_computes_in_a_worker_with_one_thread(method: str, monkeypatch: p
     assert cv2.getNumThreads() == before
 
 
-def test_a_worker_starts_whatever_opencv_threads_the_trainer_has_used() -> None:
-    cv2 = pytest.importorskip("cv2", reason="needs OpenCV, whose threads it is about")
+def test_worker_starts_after_the_trainer_has_used_opencv_threads() -> None:
+    cv2 = pytest.importorskip("cv2", reason="needs OpenCV")
     if cv2.getNumThreads() < 2:
         pytest.skip("OpenCV has one thread here: there is no other that a fork could leave behind")
     picture = np.zeros((512, 512, 3), np.uint8)
     for _ in range(8):
-        cv2.GaussianBlur(picture, (9, 9), 0)  # its threads are busy, or wait with their lock held, at the fork
+        cv2.GaussianBlur(picture, (9, 9), 0)  # at the fork its threads are busy, or wait with their lock held
         with ShmLoader(Threads(), 2, num_workers=1, multiprocessing_context="fork", timeout=20) as loader:
             assert [batch.tolist() for batch in loader] == [[1, 1]]
 
 
 @pytest.mark.parametrize(("num_threads", "wanted"), [(8, [0]), (4, []), (1, [])])
-def test_what_the_user_has_set_stays(num_threads: int, wanted: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_opencv_threads_set_by_the_user_is_kept(
+    num_threads: int, wanted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[int] = []
     fake = SimpleNamespace(getNumThreads=lambda: num_threads, getNumberOfCPUs=lambda: 8, setNumThreads=asked.append)
     monkeypatch.setitem(sys.modules, "cv2", fake)

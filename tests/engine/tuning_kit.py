@@ -1,4 +1,4 @@
-"""What the autotune tests share: a dataset whose samples are random, what its batches must be, and a simulated pipeline."""
+"""A random dataset with its expected batches, and a simulated pipeline, for the tests of autotune."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ N, BATCH, SEED = 60, 4, 11
 
 
 class Rows:
-    """Samples with fixed rows: what the index says, and what randomness the sample was given."""
+    """Samples with fixed rows that contain the index and random numbers."""
 
     def __len__(self) -> int:
         return N
@@ -26,19 +26,19 @@ class Rows:
         return {"i": index, "r": random.random(), "t": torch.rand(3), "x": np.full(50, index)}
 
 
-def told(batch: dict[str, Any]) -> Any:
-    """A batch as values that compare."""
+def values_of(batch: dict[str, Any]) -> Any:
+    """Returns a batch as values that can be compared."""
     return {name: value.tolist() for name, value in batch.items()}
 
 
 def expected_epochs(count: int) -> list[list[Any]]:
-    """What some epochs must be, read in this process."""
+    """Returns the batches of some epochs, read in this process."""
     with ShmLoader(Rows(), batch_size=BATCH, shuffle=True, seed=SEED) as loader:
-        return [[told(batch) for batch in loader] for _ in range(count)]
+        return [[values_of(batch) for batch in loader] for _ in range(count)]
 
 
 def engine_of(loader: ShmLoader[Any]) -> Engine:
-    """The engine of a loader that has begun a pass."""
+    """Returns the engine of a loader that has begun a pass."""
     engine = loader._builder.last
     assert engine is not None
     return engine
@@ -53,12 +53,12 @@ def change(loader: ShmLoader[Any], num_workers: int, prefetch: int = 2) -> None:
 
 
 class Pipeline:
-    """A trainer and its workers by the clock of a simulation: each worker does one batch after the other, in order.
+    """A simulation of a trainer and its workers; each worker reads one batch after the other, in order.
 
     Args:
-        step_s, work_s: what a batch takes of the trainer and of a worker, by the time.
+        step_s, work_s: time that a batch takes in the trainer and in a worker, by the simulated time.
         num_cpus: more workers than this slow each other down.
-        burst: the share of batches that take ten times as long.
+        burst: fraction of batches that take ten times as long.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class Pipeline:
         self._rng = random.Random(seed)
         self._num_cpus, self._burst = num_cpus, burst
         self._now = 0.0
-        self._free = [0.0] * setting.num_workers  # when each worker will be
-        self._done: list[float] = []  # when each batch is, from the first on
+        self._free = [0.0] * setting.num_workers  # when each worker becomes free
+        self._done: list[float] = []  # when each batch is ready, from the first on
         self.num_delivered = 0
 
     def _order(self) -> float:
-        """One more batch for the worker that is free first. Returns what it takes."""
+        """Gives another batch to the worker that is free first. Returns its duration."""
         worker = min(range(len(self._free)), key=self._free.__getitem__)
         took = self._work_s(self._now) * self._rng.lognormvariate(-0.045, 0.3)
         took *= 10 if self._rng.random() < self._burst else 1
@@ -98,7 +98,7 @@ class Pipeline:
         return took
 
     def run(self, until_s: float) -> None:
-        """Lets it work, window by window."""
+        """Simulates until this time, window by window."""
         while self._now < until_s:
             began, wait_s, busy_s, num_batches = self._now, 0.0, 0.0, 0
             while self._now - began < 0.5 or num_batches < 8:

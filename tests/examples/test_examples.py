@@ -1,5 +1,7 @@
-"""The examples do what their docstrings say: losses fall, a resume is identical, the audit proves the run. The notebook shows what is
-stored in it."""
+"""The examples do what their docstrings say: losses fall, a resume is identical, the audit proves the run.
+
+A run of the notebook gives its stored outputs.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ Run = Callable[..., list[str]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs an example with --quick and gives the lines it prints; it leaves nothing of its own among temporary files."""
+    """Returns a function that runs an example with --quick and returns its output lines. It may leave no temporary files."""
 
     def run_with(name: str, launcher: list[str] | None = None) -> list[str]:
         env = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
@@ -42,7 +44,7 @@ def run(tmp_path: Path) -> Run:
     return run_with
 
 
-# Runs a notebook, of which it is given the path, and prints what the cells show.
+# Runs the notebook at a given path and prints the outputs of its cells.
 NOTEBOOK_PROGRAM = """
 import json, sys
 import nbclient, nbformat
@@ -56,7 +58,7 @@ def losses(lines: list[str]) -> list[float]:
     return [float(found[1]) for line in lines if (found := re.search(r"loss (\d+\.\d+)", line))]
 
 
-def test_an_example_says_what_it_shows_how_to_run_it_and_what_it_prints() -> None:
+def test_docstring_of_an_example_has_purpose_command_and_output() -> None:
     for path in EXAMPLES.glob("*.py"):
         text = path.read_text()
         assert text.count("\n") < 150, path.name
@@ -66,20 +68,20 @@ def test_an_example_says_what_it_shows_how_to_run_it_and_what_it_prints() -> Non
 
 
 @slow
-def test_the_photographs_are_told_apart_and_the_resumed_losses_are_identical(run: Run) -> None:
+def test_photographs_are_classified_and_resumed_losses_are_identical(run: Run) -> None:
     lines = run("photographs.py")
     assert len(losses(lines)) == 3
     assert losses(lines)[-1] < losses(lines)[0]
     accuracies = [float(found[1]) for line in lines if (found := re.search(r"new crops (\d+\.\d)%", line))]
-    assert accuracies[-1] > 3 * 12.5  # by chance one in eight
+    assert accuracies[-1] > 3 * 12.5  # chance is one in eight
     assert re.fullmatch(r"waited \d+% of \d+\.\d s: 1536 samples, 2 workers, busy \d+% of it", lines[-2])
     assert lines[-1] == "resumed in the middle of epoch 1 with 1 worker: 11 losses, bit-identical"
 
 
 @slow
-def test_the_language_model_learns_from_packed_windows_and_resumes_identically(run: Run) -> None:
+def test_language_model_learns_from_packed_windows_and_resumes_identically(run: Run) -> None:
     lines = run("language_model.py")
-    density, tokens = re.fullmatch(r"\d+ windows, density (\d\.\d+); segments of the last: \[(.*)\]", lines[0]).groups()  # type: ignore[union-attr]  # it matches or fails
+    density, tokens = re.fullmatch(r"\d+ windows, density (\d\.\d+); segments of the last: \[(.*)\]", lines[0]).groups()  # type: ignore[union-attr]  # fails unless it matches
     assert float(density) > 0.98
     assert sum(map(int, tokens.split(","))) == 129
     assert len(losses(lines)) == 6
@@ -89,7 +91,7 @@ def test_the_language_model_learns_from_packed_windows_and_resumes_identically(r
 
 
 @slow
-def test_the_epochs_grow_the_loss_falls_and_old_samples_go(run: Run) -> None:
+def test_growing_epochs_lower_the_loss_and_drop_old_samples(run: Run) -> None:
     lines = run("growing.py")
     counts = [int(found[1]) for line in lines if (found := re.search(r"epoch \d+: +(\d+) samples", line))]
     assert len(counts) == len(losses(lines)) == 6
@@ -100,7 +102,7 @@ def test_the_epochs_grow_the_loss_falls_and_old_samples_go(run: Run) -> None:
 
 @slow
 @pytest.mark.parametrize("launcher", [None, TORCHRUN], ids=["spawn", "torchrun"])
-def test_two_ranks_and_then_one_are_delivered_each_sample_once(run: Run, launcher: list[str] | None) -> None:
+def test_two_ranks_and_then_one_get_every_sample_once(run: Run, launcher: list[str] | None) -> None:
     lines = [line.removeprefix("[rank 0] ") for line in run("ddp.py", launcher)]
     assert [line.split(":")[0] for line in lines if "rank" in line and "loss" in line] == [
         "2 ranks, epoch 0",
@@ -117,7 +119,7 @@ def test_two_ranks_and_then_one_are_delivered_each_sample_once(run: Run, launche
 
 @slow
 @pytest.mark.parametrize("launcher", [TORCHRUN, LAUNCH], ids=["torchrun", "shmload"])
-def test_nanogpts_windows_are_get_batchs_and_two_ranks_read_one_ranks_batches(run: Run, launcher: list[str]) -> None:
+def test_nanogpt_windows_equal_get_batch_and_two_ranks_equal_one(run: Run, launcher: list[str]) -> None:
     lines = [line.removeprefix("[rank 0] ") for line in run("nanogpt.py", launcher)]
     assert [re.sub(r"loss \d\.\d{3}", "loss", line) for line in lines] == [
         "2 ranks, get_batch: loss",
@@ -125,12 +127,12 @@ def test_nanogpts_windows_are_get_batchs_and_two_ranks_read_one_ranks_batches(ru
         "2 ranks, each window once: loss; one rank's batches identical",
         "one rank goes on behind step 24: batches identical",
     ]
-    assert losses(lines)[0] == losses(lines)[1], "of the same batches"
-    assert max(losses(lines)) < 4.5, "that is less than a model knows that has not read any: 5.5"
+    assert losses(lines)[0] == losses(lines)[1], "losses of the same batches"
+    assert max(losses(lines)) < 4.5, "an untrained model has 5.5"
 
 
 @pytest.mark.slow(reason="starts a kernel and runs every cell")
-def test_the_notebook_shows_what_is_stored_in_it(tmp_path: Path) -> None:
+def test_notebook_outputs_equal_the_stored_ones(tmp_path: Path) -> None:
     for module in ("nbclient", "ipykernel"):
         pytest.importorskip(module, reason=f"needs {module}: pip install 'shmload[libraries]'")
     path = EXAMPLES / "notebook.ipynb"

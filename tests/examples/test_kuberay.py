@@ -1,4 +1,4 @@
-"""examples/kuberay.yaml: what KubeRay asks for is there, and the numbers fit the loader of the program that it runs."""
+"""examples/kuberay.yaml: everything that KubeRay needs is there, and the numbers fit the loader of its program."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONFIG, CLUSTER, JOB = yaml.safe_load_all(MANIFEST.read_text())
 PROGRAM = CONFIG["data"]["train.py"]
 GROUPS = {"head": CLUSTER["spec"]["headGroupSpec"], **{group["groupName"]: group for group in CLUSTER["spec"]["workerGroupSpecs"]}}
 UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
-PREFETCH_FACTOR = 2  # ShmLoader's own
+PREFETCH_FACTOR = 2  # default of ShmLoader
 PYTHON_NBYTES = 2 << 30  # Ray's processes, torch, the program
 
 
@@ -26,7 +26,7 @@ def nbytes(quantity: str) -> int:
 
 
 def constants() -> dict[str, Any]:
-    """What the program says in capitals."""
+    """Returns the program's constants."""
     found: dict[str, Any] = {}
     for node in ast.parse(PROGRAM).body:
         if isinstance(node, ast.Assign):
@@ -38,7 +38,7 @@ def constants() -> dict[str, Any]:
 
 
 def batch_nbytes() -> int:
-    """An image's bytes and an int64 for each sample."""
+    """Returns the bytes of a batch: the images and an int64 per sample."""
     return int(constants()["BATCH_SIZE"]) * (prod(constants()["SHAPE"]) + 8)
 
 
@@ -54,7 +54,7 @@ def shm_nbytes(group: dict[str, Any]) -> int:
     return nbytes(volume["sizeLimit"])
 
 
-def test_there_are_a_program_a_cluster_and_a_job_that_names_both() -> None:
+def test_config_has_a_program_a_cluster_and_a_job() -> None:
     assert [(one["apiVersion"], one["kind"]) for one in (CONFIG, CLUSTER, JOB)] == [
         ("v1", "ConfigMap"),
         ("ray.io/v1", "RayCluster"),
@@ -68,24 +68,24 @@ def test_there_are_a_program_a_cluster_and_a_job_that_names_both() -> None:
     assert JOB["spec"]["entrypoint"] == f"python {folder}/train.py"
 
 
-def test_the_image_is_the_same_everywhere() -> None:
+def test_image_is_the_same_everywhere() -> None:
     assert len({container(group)["image"] for group in GROUPS.values()}) == 1
-    assert tuple(map(int, CLUSTER["spec"]["rayVersion"].split("."))) >= (2, 40)  # as the extra asks
+    assert tuple(map(int, CLUSTER["spec"]["rayVersion"].split("."))) >= (2, 40)  # as in the extra
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_a_pod_has_room_for_its_shared_memory(name: str) -> None:
+def test_pod_has_enough_memory_for_its_shared_memory(name: str) -> None:
     group = GROUPS[name]
-    assert all(isinstance(value, str) for value in group["rayStartParams"].values())  # KubeRay takes nothing else
+    assert all(isinstance(value, str) for value in group["rayStartParams"].values())  # KubeRay accepts nothing else
     resources = container(group)["resources"]
-    assert resources["requests"] == resources["limits"]  # what is promised cannot be taken away by a neighbor
+    assert resources["requests"] == resources["limits"]  # guaranteed memory cannot be taken by other pods
     limits = resources["limits"]
     assert shm_nbytes(group) >= int(group["rayStartParams"]["object-store-memory"])
-    assert nbytes(limits["memory"]) >= shm_nbytes(group) + PYTHON_NBYTES  # a tmpfs counts
+    assert nbytes(limits["memory"]) >= shm_nbytes(group) + PYTHON_NBYTES  # a tmpfs counts as memory
     assert int(group["rayStartParams"]["num-cpus"]) <= int(limits["cpu"])
 
 
-def test_the_trainers_pod_has_room_for_the_ring_and_for_batches_on_their_way_and_no_cpu_for_actors() -> None:
+def test_trainers_pod_has_memory_for_ring_and_batches_and_no_cpu_for_actors() -> None:
     trainer, num_ordered = GROUPS["trainer"], constants()["NUM_WORKERS"] * PREFETCH_FACTOR
     store = int(trainer["rayStartParams"]["object-store-memory"])
     assert store >= num_ordered * batch_nbytes()
@@ -96,7 +96,7 @@ def test_the_trainers_pod_has_room_for_the_ring_and_for_batches_on_their_way_and
     assert GROUPS["head"]["rayStartParams"]["num-cpus"] == "0"
 
 
-def test_the_decoders_have_a_cpu_for_each_actor_and_room_for_their_batches() -> None:
+def test_decoders_have_a_cpu_per_actor_and_memory_for_batches() -> None:
     decoders = GROUPS["decoders"]
     num_cpus = int(decoders["rayStartParams"]["num-cpus"])
     assert num_cpus == int(container(decoders)["resources"]["limits"]["cpu"])
@@ -105,6 +105,6 @@ def test_the_decoders_have_a_cpu_for_each_actor_and_room_for_their_batches() -> 
     assert int(decoders["rayStartParams"]["object-store-memory"]) >= num_cpus * PREFETCH_FACTOR * batch_nbytes()
 
 
-def test_the_program_is_python_and_its_loader_is_on_the_cluster() -> None:
+def test_program_is_valid_and_its_loader_uses_the_cluster() -> None:
     compile(PROGRAM, "train.py", "exec")
     assert '"num_workers": NUM_WORKERS, "backend": Ray(' in PROGRAM

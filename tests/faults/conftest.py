@@ -1,4 +1,4 @@
-"""Charges for the fault points, beside what tests/conftest.py holds every test to."""
+"""A fixture that arms fault points."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from shmload import faults
-from tests.faults.faults_kit import Charges
+from tests.faults.faults_kit import FaultFolder
 
 
 @pytest.fixture
-def charges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Charges:
-    """Arms the fault points of workers forked from here on."""
+def fault_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FaultFolder:
+    """Arms the fault points of workers forked afterwards."""
     monkeypatch.setattr(faults, "_folder", str(tmp_path))
     monkeypatch.setattr(faults, "armed", True)
-    return Charges(tmp_path)
+    return FaultFolder(tmp_path)

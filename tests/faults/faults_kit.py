@@ -1,4 +1,4 @@
-"""What the fault tests share: datasets that keep workers busy, streams reduced to digests, and killing by pidfd.
+"""Datasets that keep workers busy, digests of streams, and killing processes by pidfd, for the tests of faults.
 
 A plain module beside the tests (conftest puts it on the path), so that workers of every start method can import it.
 """
@@ -21,44 +21,44 @@ import numpy as np
 import torch
 
 
-class Charges:
-    """A folder of charges, as `shmload.faults` describes them."""
+class FaultFolder:
+    """A folder of armed faults, as `shmload.faults` describes them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._num = 0
 
     def arm(self, point: str, harm: int | str) -> None:
-        """Lays a charge: to the next process that comes to the point this happens, a signal by its number."""
+        """Arms a fault for the next process that reaches the point; a signal is given by its number."""
         self._num += 1
         path = self.folder / f"new-{self._num}"
         path.write_text(harm if isinstance(harm, str) else str(int(harm)))
         path.rename(self.folder / f"{point}.{self._num}")
 
     @property
-    def num_waiting(self) -> int:
-        """Charges that nobody has come to."""
+    def num_armed(self) -> int:
+        """Returns the number of armed faults that have not been triggered."""
         return sum(not name.startswith("spent-") for name in os.listdir(self.folder))
 
     @property
-    def num_spent(self) -> int:
-        """Charges that have killed."""
-        return len(os.listdir(self.folder)) - self.num_waiting
+    def num_triggered(self) -> int:
+        """Returns the number of triggered faults."""
+        return len(os.listdir(self.folder)) - self.num_armed
 
 
 BLOCK = bytes(256 * 1024)
-DEADLINE_S = 60  # overall bound of any wait in these tests; nothing comes near it unless it hangs
+DEADLINE_S = 60  # upper bound of any wait in these tests, reached only if something hangs
 
 
 def busy(kib: int) -> None:
-    """Works for a time that grows with `kib` (about 1 us each), and leaves the result alone."""
+    """Computes for about 1 us per `kib`."""
     digest = hashlib.blake2b()
     for _ in range(kib // 256 + 1):
         digest.update(BLOCK[: min(kib, 256) * 1024])
 
 
 class Rows:
-    """Samples with fixed rows: what the index says, and what randomness the sample was given."""
+    """Samples with fixed rows that contain the index and random numbers."""
 
     def __init__(self, n: int, work: int = 0) -> None:
         self.n, self.work = n, work
@@ -72,7 +72,7 @@ class Rows:
 
 
 class Texts(Rows):
-    """Samples that only fit into packed batches."""
+    """Samples that only packed batches can store."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         busy(self.work)
@@ -91,7 +91,7 @@ class InPlace(Rows):
 
 
 class Growing(Rows):
-    """Texts that double in length from batch to batch of four, so that slots grow again and again."""
+    """Texts whose length doubles every four samples, so that slots grow repeatedly."""
 
     def __getitem__(self, index: int) -> str:
         busy(self.work)
@@ -99,7 +99,7 @@ class Growing(Rows):
 
 
 def as_list(samples: list[Any]) -> list[Any]:
-    """A collate_fn that stacks nothing."""
+    """Collates to a list, without stacking."""
     return samples
 
 
@@ -108,7 +108,7 @@ COLLATE = {"texts": as_list, "growing": as_list}
 
 
 def digest(batch: Any) -> str:
-    """The batch as few characters: structure, types and every byte."""
+    """Returns a short hash of the batch's structure, types and bytes."""
     return hashlib.sha256(pickle.dumps(_plain(batch))).hexdigest()[:16]
 
 
@@ -125,23 +125,23 @@ def _plain(value: Any) -> Any:
 
 
 def batches(loader: Any, epochs: int) -> Iterator[str]:
-    """The digests of some epochs."""
+    """Yields the digests of `epochs` epochs."""
     for _ in range(epochs):
         for batch in loader:
             yield digest(batch)
 
 
-class Victims:
-    """Kills workers of an engine, and knows what it has killed and what they held."""
+class WorkerKiller:
+    """Kills workers of an engine, and records which rows they held."""
 
     def __init__(self, engine: Any) -> None:
         self.engine = engine
         self.num_kills = self.num_holding = 0
-        # newest batch a worker has died over: one death a batch, or a sample would count as a killer
+        # newest batch during which a worker was killed; killing twice during one batch would make a sample a suspect
         self._last = (-1, -1)
 
     def kill(self, worker: int, number: int = signal.SIGKILL) -> None:
-        """Kills a worker and waits until it is dead; what it held stays as it was, for the engine to find."""
+        """Kills a worker and waits until it is dead. The engine still has to find what it held."""
         pid = self.engine._ring.worker(worker)["pid"] or self.engine.pool.pids[worker]
         kill_and_wait(pid, number)
         self.num_kills += 1
@@ -151,14 +151,15 @@ class Victims:
             self._last = max(self._last, self._batch_in(held[0]) or (-1, -1))
 
     def kill_one(self, rng: random.Random, looks: int = 400) -> bool:
-        """Kills, at a random moment, a worker that holds rows of a batch no worker has died over yet, or (seldom) none at all.
+        """Kills, at a random moment, a worker that holds rows of a batch during which no worker was killed; seldom an idle one.
 
-        Returns False if none comes by.
+        Returns:
+            whether such a worker was found.
         """
         ring = self.engine._ring
         num_workers = ring.num_workers
         for _ in range(rng.randrange(looks // 2)):
-            ring.num_free  # noqa: B018  # lets a random time pass
+            ring.num_free  # noqa: B018  # takes a random time
         may_be_idle = rng.random() < 0.06
         for _ in range(looks):
             worker = rng.randrange(num_workers)
@@ -168,7 +169,7 @@ class Victims:
             batch = None if held is None else self._batch_in(held[0])
             if held is None or (batch is not None and batch > self._last):
                 pid = ring.worker(worker)["pid"]
-                stop(pid)  # it may have gone on to another batch meanwhile: look again while it stands still
+                stop(pid)  # it may have begun another batch since the check, so check again while it is stopped
                 held = ring.held_by(worker)
                 batch = None if held is None else self._batch_in(held[0])
                 if held is None or (batch is not None and batch > self._last):
@@ -182,7 +183,7 @@ class Victims:
 
 
 def stop(pid: int) -> None:
-    """Sends SIGSTOP and waits until the kernel shows the process stopped (or gone)."""
+    """Sends SIGSTOP and waits until the process is stopped (or gone)."""
     os.kill(pid, signal.SIGSTOP)
     deadline = monotonic() + DEADLINE_S
     while monotonic() < deadline:
@@ -206,12 +207,12 @@ def kill_and_wait(pid: int, number: int = signal.SIGKILL) -> None:
 
 
 def await_readable(fd: int, timeout_s: float = DEADLINE_S) -> None:
-    """Waits for a descriptor; fails if it does not come."""
+    """Waits for a descriptor, and fails if it does not become readable."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
-    assert poll.poll(timeout_s * 1000), f"nothing came within {timeout_s} s"
+    assert poll.poll(timeout_s * 1000), f"not readable within {timeout_s} s"
 
 
 def program_env() -> dict[str, str]:
-    """The environment of a program that imports what this process can."""
+    """Returns the environment of a program that can import what this process can."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}

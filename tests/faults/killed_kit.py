@@ -1,4 +1,4 @@
-"""Trainers to be killed (trainer_program.py), and what is asked about them afterwards: who lives, which names are left."""
+"""Starts trainers for tests that kill them (trainer_program.py), and finds surviving processes and leftover names."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from shmload.shm.names import SHM_DIR
 from tests.faults import trainer_program
 from tests.faults.faults_kit import DEADLINE_S, await_readable, program_env
 
-BOUND_S = 15.0  # they take 0.1 s; whoever does not notice lives on
+BOUND_S = 15.0  # it takes 0.1 s; a process that misses the kill never ends
 STEM = re.compile(r"shmload-\d+-[0-9a-f]{12}")
 
 
 def names_of(pids: list[int]) -> set[str]:
-    """The stems under which these processes hold shared memory."""
+    """Returns the stems of the shared memory that these processes have mapped."""
     stems: set[str] = set()
     for pid in pids:
         try:
@@ -38,16 +38,16 @@ def files_with(stems: set[str]) -> list[str]:
     return [name for name in os.listdir(SHM_DIR) if any(stem in name for stem in stems)]
 
 
-def words_of(pid: int) -> list[str]:
-    """The command line of a process, which may end meanwhile."""
+def command_line_of(pid: int) -> list[str]:
+    """Returns the command line of a process, which may end in the meantime."""
     try:
         return psutil.Process(pid).cmdline()
     except psutil.Error:
         return [f"process {pid}, which has ended since"]
 
 
-class Family:
-    """Processes, held by pidfds."""
+class ProcessTree:
+    """A trainer and its descendants, held by pidfds."""
 
     def __init__(self, pids: list[int], stack: ExitStack) -> None:
         self.pids = pids
@@ -56,12 +56,12 @@ class Family:
             stack.callback(os.close, pidfd)
 
     @classmethod
-    def of(cls, pid: int, stack: ExitStack) -> Family:
-        """A trainer and all it has started."""
+    def of(cls, pid: int, stack: ExitStack) -> ProcessTree:
+        """Returns a trainer and all its descendants."""
         return cls([pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))], stack)
 
     def survivors(self, timeout_s: float) -> list[list[str]]:
-        """Waits for all to end; the command lines of those that have not by then."""
+        """Waits for all to end. Returns the command lines of those that have not ended in time."""
         until = monotonic() + timeout_s
         left = dict(zip(self._pidfds, self.pids, strict=True))
         poll = select.poll()
@@ -71,10 +71,10 @@ class Family:
             for pidfd, _ in poll.poll(wait_s * 1000):
                 poll.unregister(pidfd)
                 left.pop(pidfd)
-        return [words_of(pid) for pid in left.values()]
+        return [command_line_of(pid) for pid in left.values()]
 
 
-def kill_alone(pid: int) -> None:
+def kill_process(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
@@ -84,10 +84,10 @@ def kill_group(pid: int) -> None:
 
 @contextmanager
 def started(state: str, method: str, then: str = "hang", prefix: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[bytes]]:
-    """A trainer that has come into the state."""
+    """Starts a trainer and waits until it is in the state."""
     trainer = subprocess.Popen(
         [*prefix, sys.executable, "-u", trainer_program.__file__, state, method, then],
-        bufsize=0,  # two lines that come together: the second would lie in a buffer, and `said` would wait for the descriptor
+        bufsize=0,  # a buffer would hold the second of two lines, and `read_line` would wait for the descriptor
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,
@@ -95,7 +95,7 @@ def started(state: str, method: str, then: str = "hang", prefix: tuple[str, ...]
     )
     with trainer:
         try:
-            assert said(trainer) == "ready"
+            assert read_line(trainer) == "ready"
             yield trainer
         finally:
             kill_group(trainer.pid)
@@ -103,29 +103,29 @@ def started(state: str, method: str, then: str = "hang", prefix: tuple[str, ...]
 
 @contextmanager
 def running(state: str, method: str) -> Iterator[int]:
-    """The pid of such a trainer."""
+    """Starts such a trainer and yields its pid."""
     with started(state, method) as trainer:
         yield trainer.pid
 
 
-def said(trainer: subprocess.Popen[bytes]) -> str:
-    """The next line of a trainer; on a loaded machine three processes take their time to import torch."""
+def read_line(trainer: subprocess.Popen[bytes]) -> str:
+    """Returns the next line of a trainer. On a loaded machine importing torch in three processes takes a while."""
     assert trainer.stdout is not None
     await_readable(trainer.stdout.fileno(), 4 * DEADLINE_S)
     return trainer.stdout.readline().decode().strip()
 
 
 def workers_of(pid: int, stems: set[str]) -> list[int]:
-    """The processes under a trainer that have its memory."""
+    """Returns the descendants of a trainer that have mapped its memory."""
     return [child.pid for child in psutil.Process(pid).children(recursive=True) if names_of([child.pid]) & stems]
 
 
 def first_worker(pid: int, stems: set[str]) -> int:
-    """The first process under the trainer that is up and has its memory."""
+    """Waits for the first descendant of the trainer that has mapped its memory."""
     until = monotonic() + DEADLINE_S
     while monotonic() < until:
         workers = workers_of(pid, stems)
         if workers:
             return workers[0]
         select.select([], [], [], 0.01)
-    raise AssertionError("no worker has come up")
+    raise AssertionError("no worker has started")

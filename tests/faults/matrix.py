@@ -1,10 +1,10 @@
-"""The fault matrix: every point of worker and trainer, hit with every harm, under every start method, in both modes.
+"""The fault matrix: every fault at every point of worker and trainer, with every start method, in both modes.
 
-    python -m tests.faults.matrix [--only WORD ...] [--sample N] [--seed N] [--retry policy X] [--list]
+    python -m tests.faults.matrix [--only WORD ...] [--sample N] [--seed N] [--time-factor X] [--list]
 
-prints it as a table and ends with 1 if a cell is not as promised (matrix_cells.py says what is promised, matrix_judge.py holds a
-cell against it). Each cell is a trainer of its own, forked from here: it may be killed. What only took too long is run again, up to
-three times in all: on a busy machine one delay says nothing.
+prints the result as a table and exits with 1 if a cell breaks its promise (matrix_cells.py defines the promises, matrix_judge.py
+checks them). Each cell runs in a trainer forked from here, which may be killed. A cell that only took too long is run up to three
+times, because a single delay means nothing on a busy machine.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from shmload import faults
 from tests.faults.matrix_cells import HARMS, METHODS, MODES, Cell, all_cells, chosen
 
 HANG_S = 30
-LOOK_MS = 5  # between looks at a process that is to be continued, or to be gone
-STOPPED_S = 0.15  # how long a stopped process stays so: longer than any wait of the loader's
+LOOK_MS = 5  # between two polls of a process that is to be continued, or to end
+STOPPED_S = 0.15  # how long a stopped process stays stopped, which is longer than any wait of the loader
 TRIES = 3
 PR_SET_CHILD_SUBREAPER = 36
 MARKS = {"identical": "=", "error": "!", "gone": "x"}
 
 
 class Driver:
-    """Runs cells, one after the other.
+    """Runs cells one after the other.
 
     Args:
-        folder: where charges are laid; workers of every start method know it by SHMLOAD_FAULTS.
-        retry_policy: what the bounds of time are multiplied by.
+        folder: folder of armed faults; workers of every start method find it in SHMLOAD_FAULTS.
+        time_factor: factor for all time limits.
     """
 
-    def __init__(self, folder: Path, retry_policy: float) -> None:
-        self._folder, self._retry_policy = folder, retry_policy
+    def __init__(self, folder: Path, time_factor: float) -> None:
+        self._folder, self._time_factor = folder, time_factor
         self._expected: dict[tuple[bool, str], list[list[str]]] = {}
         self._start_s: dict[tuple[str, str], float] = {}
-        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # so that what a killed trainer leaves is ours to see
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)  # so that orphans of a killed trainer become children of this process
         resource_tracker.ensure_running()
 
     def run(self, cell: Cell) -> tuple[list[str], Any]:
-        """A cell's defects and delays, and what was seen."""
+        """Returns the defects or delays of a cell, and its outcome."""
         from tests.faults.matrix_judge import defects, delays
         from tests.faults.matrix_trainer import GROWING, expected
 
@@ -70,7 +70,7 @@ class Driver:
             found = defects(cell, outcome, self._expected[key])
             if found:
                 return found, outcome
-            found = delays(cell, outcome, self._start_s[cell.method, cell.mode], self._retry_policy)
+            found = delays(cell, outcome, self._start_s[cell.method, cell.mode], self._time_factor)
             if not found:
                 break
         return found, outcome
@@ -140,7 +140,7 @@ class Driver:
         return pid, end
 
     def _resume(self, cell: Cell, trainer: int) -> float | None:
-        """Continues the process that a charge has stopped, once it has been so for long enough; says when."""
+        """Continues the process that a fault stopped, after it has been stopped long enough. Returns the time."""
         pid = trainer if cell.is_trainers else self._harmed(cell)
         if pid is None or _state(pid) != "T":
             return None
@@ -149,23 +149,23 @@ class Driver:
         return time()
 
     def _harmed(self, cell: Cell) -> int | None:
-        """The process that the charge has harmed."""
+        """Returns the pid of the process in which the fault was triggered."""
         spent = next((path.name for path in self._folder.glob(f"spent-{cell.point}.*")), None)
         return None if spent is None else int(spent.rpartition("-")[2])
 
     def _died_at(self, cell: Cell) -> float | None:
-        """When a harmed worker was found dead: an interpreter that leaves in good order takes its time."""
+        """Returns when a killed worker was found dead. A worker that exits in order takes a while."""
         pid = self._harmed(cell)
         return time() if pid is not None and _state(pid) in "ZX" else None
 
     def _harmed_at(self, cell: Cell) -> float | None:
-        """When the charge went off."""
+        """Returns when the fault was triggered."""
         return next((path.stat().st_ctime for path in self._folder.glob(f"spent-{cell.point}.*")), None)
 
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """Has what is started here write its dying words nowhere."""
+    """Discards stderr, also that of child processes."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     os.close(nowhere)
@@ -177,7 +177,7 @@ def _silence() -> Iterator[None]:
 
 
 def _parsed(lines: bytes) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in lines.splitlines() if line.endswith(b"}")]  # the last may have been cut off
+    return [json.loads(line) for line in lines.splitlines() if line.endswith(b"}")]  # the last line may be truncated
 
 
 def _state(pid: int) -> str:
@@ -188,7 +188,7 @@ def _state(pid: int) -> str:
 
 
 def _descendants() -> set[int]:
-    """Every process below this one that runs: dead ones that nobody has waited for are waited for."""
+    """Returns the running descendants of this process, and reaps its zombies."""
     import psutil
 
     found = set()
@@ -198,18 +198,18 @@ def _descendants() -> set[int]:
         elif child.pid not in _waited_for():
             try:
                 os.waitpid(child.pid, os.WNOHANG)
-            except ChildProcessError:  # another's child: its parent has yet to look
+            except ChildProcessError:  # a child of another process, which has to reap it
                 pass
     return found
 
 
 def _waited_for() -> set[int]:
-    """Children whose end somebody here wants to know of himself."""
+    """Returns the children that other code in this process reaps."""
     return {resource_tracker._resource_tracker._pid or 0}
 
 
 def _await_end(before: set[int], since: float) -> tuple[list[str], float]:
-    """Waits for all descendants that are new: the command lines of those that do not end, and how long it took."""
+    """Waits for all new descendants to end. Returns the command lines of those that do not, and how long it took."""
     import psutil
 
     from tests.faults.matrix_judge import REACTION_S
@@ -231,7 +231,7 @@ def _names_of(events: list[dict[str, Any]]) -> list[str]:
 
 
 def table(marks: dict[Cell, str]) -> str:
-    """The matrix in text: a line for each point, start method and mode, a column for each harm."""
+    """Formats the matrix with a line per point, start method and mode, and a column per harm."""
     rows = [f"{'point':20} {'start':10} {'mode':6}" + "".join(f"{harm:>12}" for harm in HARMS)]
     order = {(c.point, c.method, c.mode) for c in marks}
     points = list(dict.fromkeys(cell.point for cell in all_cells()))
@@ -242,16 +242,16 @@ def table(marks: dict[Cell, str]) -> str:
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.matrix", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="cells of this point, harm, start method and mode")
-    parser.add_argument("--sample", type=int, default=0, metavar="N", help="so many cells, chosen by the seed")
-    parser.add_argument("--seed", type=int, default=None, metavar="N", help="of the sample; a random one is printed")
+    parser.add_argument("--sample", type=int, default=0, metavar="N", help="run only N cells, chosen by the seed")
     parser.add_argument(
-        "--retry_policy", type=float, default=1, metavar="X", help="multiplies the bounds of time, on a busy machine"
+        "--seed", type=int, default=None, metavar="N", help="seed of the sample; by default a random one, which is printed"
     )
-    parser.add_argument("--list", action="store_true", help="say which cells there are, run none")
-    parser.add_argument("--verbose", action="store_true", help="tell each cell as it is done")
+    parser.add_argument("--time-factor", type=float, default=1, metavar="X", help="multiply time limits by X, for a busy machine")
+    parser.add_argument("--list", action="store_true", help="list the cells without running them")
+    parser.add_argument("--verbose", action="store_true", help="print each cell when it is done")
     given = parser.parse_args()
     seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
     cells = chosen(given.only, given.sample, seed)
@@ -263,9 +263,9 @@ def main() -> int:
     worst = {"reaction_s": 0.0, "notice_s": 0.0, "gone_s": 0.0}
     with tempfile.TemporaryDirectory(prefix="shmload-matrix-") as folder:
         os.environ["SHMLOAD_FAULTS"] = faults._folder = folder
-        faults.armed = True  # before anything else of shmload is imported: the points on a batch's way are put in then
+        faults.armed = True  # before other modules of shmload are imported, because decorators place points at import
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-        driver = Driver(Path(folder), given.retry_policy)
+        driver = Driver(Path(folder), given.time_factor)
         for cell in cells:
             found, outcome = driver.run(cell)
             marks[cell] = "FAULT" if found else MARKS[cell.promise]
@@ -276,12 +276,12 @@ def main() -> int:
             if given.verbose:
                 print(f"{monotonic() - began:7.1f} s  {marks[cell]:6} {cell} {found or ''}", flush=True)
     print(table(marks))
-    print("= nobody can tell, ! one clear error and the rest unharmed, x the trainer is dead and nothing of it is left")
+    print("= stream unchanged, ! one clear error and the rest unchanged, x the trainer died and left nothing")
     for cell, found in bad.items():
         print(f"\n{cell}: promised {cell.promise}")
         print("\n".join(f"    {one}" for one in found))
     print(
-        f"\n{len(cells)} cells in {monotonic() - began:.0f} s, {len(bad)} not as promised; at most {worst['reaction_s']:.2f} s to "
+        f"\n{len(cells)} cells in {monotonic() - began:.0f} s, {len(bad)} failed; at most {worst['reaction_s']:.2f} s to "
         f"the next batch or error, {worst['notice_s']:.2f} s to notice, {worst['gone_s']:.2f} s until nothing was left"
     )
     return bool(bad)

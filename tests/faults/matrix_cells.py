@@ -1,7 +1,7 @@
-"""The cells of the fault matrix: every point, hit with every harm, under every start method, in both modes.
+"""The cells of the fault matrix: every fault at every point, with every start method, in both modes.
 
-They are a product, less what a stated rule (`IMPOSSIBLE`) says cannot be; and what each must come to is a rule as well
-(`Cell.promise`), so that a new point or harm has its cells and their promise by being named.
+The cells are the product of all these, without those that a rule in `IMPOSSIBLE` excludes. `Cell.promise` derives the promise of a
+cell by rules, so that a new point or harm gets its cells and promises as soon as it is named.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tests.faults.points import TRAINER_POINTS, WORKER_POINTS
 
-HARMS = {  # name -> content of the charge
+HARMS = {  # name -> content of the armed fault
     "SIGKILL": str(int(signal.SIGKILL)),
     "SIGSEGV": str(int(signal.SIGSEGV)),
     "SIGTERM": str(int(signal.SIGTERM)),
@@ -27,12 +27,12 @@ RAISING = ("MemoryError", "Exception")
 METHODS = ("fork", "spawn", "forkserver")
 MODES = ("seed", "torch")
 
-# of the worker's points: where an exception is a sample's, or its batch's, and the worker reports it and lives
+# points of a worker where an exception belongs to a sample or batch: the worker reports it and lives on
 REPORTED = ("opening_memory", "mid_decode", "before_layout", "while_asking_layout", "waiting_layout", "waiting_grant")
 
 
 class Cell(NamedTuple):
-    """One fault: where, what, and in what kind of loader."""
+    """A fault at a point, with the start method and mode of the loader."""
 
     point: str
     harm: str
@@ -44,20 +44,21 @@ class Cell(NamedTuple):
 
     @property
     def is_trainers(self) -> bool:
-        """Whether the trainer is harmed, and not a worker."""
+        """Returns whether the fault is in the trainer, not in a worker."""
         return self.point in TRAINER_POINTS
 
     @property
     def is_raised(self) -> bool:
-        """Whether the harm is an exception."""
+        """Returns whether the harm is an exception."""
         return self.harm in RAISING
 
     @property
     def promise(self) -> str:
-        """What must come of it.
+        """Returns the expected outcome.
 
-        identical: nobody who reads the stream can tell. error: one exception, of the kind that was raised or WorkerDied, and the
-        rest of the stream is identical. gone: the trainer is dead, and so is everything of its.
+        identical: the stream is unchanged. error: one exception, of the raised kind or WorkerDied, and the rest of the stream is
+        unchanged.
+        gone: the trainer dies and leaves nothing.
         """
         if self.harm == "STOP+CONT":
             return "identical"
@@ -71,18 +72,18 @@ class Cell(NamedTuple):
 IMPOSSIBLE: dict[str, Callable[[Cell], bool]] = {
     "C code raises nothing and runs no Python": lambda cell: cell.point == "releasing" and not cell.harm.startswith("S"),
     "torch mode abandons no orders": lambda cell: cell.point == "abandoning" and cell.mode == "torch",
-    "torch mode replaces no worker unless told to": lambda cell: cell.point == "replacing" and cell.mode == "torch",
+    "torch mode replaces no worker by default": lambda cell: cell.point == "replacing" and cell.mode == "torch",
 }
 
 
 def all_cells() -> list[Cell]:
-    """The complete matrix."""
+    """Returns the complete matrix."""
     cells = (Cell(*parts) for parts in product((*WORKER_POINTS, *TRAINER_POINTS), HARMS, METHODS, MODES))
     return [cell for cell in cells if not any(is_so(cell) for is_so in IMPOSSIBLE.values())]
 
 
 def chosen(only: list[str], sample: int, seed: int) -> list[Cell]:
-    """The cells with all of these words in their names; of these so many at random (0: all), grouped by start method and mode."""
+    """Returns the cells whose names contain all words, or a random sample of them, grouped by start method and mode."""
     cells = [cell for cell in all_cells() if all(word in cell for word in only)]
     if sample and sample < len(cells):
         cells = random.Random(seed).sample(cells, sample)

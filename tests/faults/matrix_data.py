@@ -1,4 +1,4 @@
-"""Datasets of the fault matrix, in a module that spawned workers import at no cost."""
+"""Datasets of the fault matrix, in a module that spawned workers import quickly."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 BATCH = 4
 NUM_BATCHES = 10
 NUM_WORKERS = 2
-NUM_BATCHES_READ = (NUM_BATCHES, 3, NUM_BATCHES)  # of each epoch: the second is broken off
+NUM_BATCHES_READ = (NUM_BATCHES, 3, NUM_BATCHES)  # of each epoch; the second is abandoned
 
 
 class Rows:
-    """Fixed rows: what the index says, and the sample's own randomness where that does not depend on the worker."""
+    """Fixed rows that contain the index, and the sample's random number where it does not depend on the worker."""
 
     def __init__(self, draws: bool) -> None:
         self.draws = draws
@@ -27,12 +27,12 @@ class Rows:
 
 
 class Growing(Rows):
-    """Texts that grow with the batch, so that slots must."""
+    """Texts that grow from batch to batch, so that slots must grow."""
 
     def __getitem__(self, index: int) -> Any:
         return f"{index} {random.random() if self.draws else 0.5} " * (50 << index // BATCH)
 
 
 def as_list(samples: list[Any]) -> list[Any]:
-    """A collate_fn that stacks nothing."""
+    """Collates to a list, without stacking."""
     return samples

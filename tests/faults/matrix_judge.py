@@ -1,4 +1,4 @@
-"""What a cell of the fault matrix has come to, held against its promise."""
+"""Checks the outcome of a cell of the fault matrix against its promise."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from tests.faults.matrix_cells import HARMS, Cell
 from tests.faults.matrix_data import NUM_BATCHES_READ, NUM_WORKERS
 
-REACTION_S = 2.0  # from the harm to the next batch or the error, and from a trainer's death to the end of all that was its
-NOTICE_S = 0.1  # from a worker's death to the trainer's knowing
+REACTION_S = 2.0  # from the harm to the next batch or error, and from a trainer's death to the end of its descendants
+NOTICE_S = 0.1  # from a worker's death until the trainer notices it
 EXITS = {"SIGKILL": -9, "SIGSEGV": -11, "SIGTERM": -15, "os._exit": 77}
 
 
 @dataclass
 class Outcome:
-    """What the driver has seen of a cell. Times are in seconds; None: there was no such thing."""
+    """Observations of one cell. Times are in seconds, or None for an event that did not happen."""
 
     events: list[dict[str, Any]]
-    exit_code: int | None  # of the trainer; negative: the signal; None: it hung and was killed
+    exit_code: int | None  # of the trainer; negative for a signal; None if it hung and was killed
     harmed_at: float | None
-    died_at: float | None = None  # of a harmed worker, or somewhat later
+    died_at: float | None = None  # when the killed worker was seen dead
     gone_s: float = 0.0  # from the trainer's end to that of its last descendant
     survivors: list[str] = field(default_factory=list)
     names_left: list[str] = field(default_factory=list)
@@ -29,12 +29,12 @@ class Outcome:
 
     @property
     def reaction_s(self) -> float | None:
-        """From the harm to the next batch, error or end."""
+        """Returns the seconds from the harm to the next batch, error or end."""
         return self._first_after(self.harmed_at, "batch", "error", "end", "left")
 
     @property
     def notice_s(self) -> float | None:
-        """From a worker's death to the trainer's knowing of it."""
+        """Returns the seconds from a worker's death until the trainer notices it."""
         return self._first_after(self.died_at, "noticed", "error")
 
     def _first_after(self, since: float | None, *kinds: str) -> float | None:
@@ -44,7 +44,7 @@ class Outcome:
 
 
 def defects(cell: Cell, outcome: Outcome, expected: Sequence[Sequence[str]]) -> list[str]:
-    """Everything about a cell that is not as promised, however long it took."""
+    """Returns every broken promise of a cell, apart from delays."""
     found = []
     if not outcome.was_reached:
         found.append("the point was not reached")
@@ -53,47 +53,47 @@ def defects(cell: Cell, outcome: Outcome, expected: Sequence[Sequence[str]]) -> 
     if cell.promise == "error":
         found += _error_defects(cell, errors)
     else:
-        found += [f"an error that must not be: {error['type']}: {error['text'][:200]}" for error in errors]
+        found += [f"unexpected error: {error['type']}: {error['text'][:200]}" for error in errors]
     found += [f"the trainer's program failed: {event['text']}" for event in outcome.events if event["kind"] == "failed"]
     wanted = EXITS[cell.harm] if cell.promise == "gone" else 0
     if outcome.exit_code is None:
-        found.append(f"it hung, behind {[e['kind'] for e in outcome.events[-3:]]}")
+        found.append(f"it hung after {[e['kind'] for e in outcome.events[-3:]]}")
     elif outcome.exit_code != wanted:
         found.append(f"the trainer ended with {outcome.exit_code}, not {wanted}")
     elif cell.promise != "gone":
         left = next((dict(event) for event in outcome.events if event["kind"] == "left"), None)
-        found += ["it did not come to its end"] if left is None else _left_defects(left)
+        found += ["it did not finish"] if left is None else _left_defects(left)
         slots = next((event for event in outcome.events if event["kind"] == "slots"), None)
         if slots is not None and (slots["held"] or slots["leased"]):
-            found.append(f"slots not given back: {slots['held']} held, {slots['leased']} leased")
+            found.append(f"slots not released: {slots['held']} held, {slots['leased']} leased")
         if slots is not None and slots["pool"] != NUM_WORKERS:
             found.append(f"{slots['pool']} workers are left")
-    found += [f"a process stayed: {words}" for words in outcome.survivors]
-    found += [f"a name stayed: {name}" for name in outcome.names_left]
+    found += [f"a process survived: {words}" for words in outcome.survivors]
+    found += [f"a name is left: {name}" for name in outcome.names_left]
     return found
 
 
-def delays(cell: Cell, outcome: Outcome, start_s: float, retry_policy: float = 1.0) -> list[str]:
-    """Everything that took longer than promised. On a busy machine only what is so again and again means something.
+def delays(cell: Cell, outcome: Outcome, start_s: float, time_factor: float = 1.0) -> list[str]:
+    """Returns every exceeded time limit. On a busy machine only repeated delays mean something.
 
     Args:
-        start_s: what a start takes where nothing happens; a new worker may have to import all that the first ones had to.
-        retry_policy: what every bound is multiplied by.
+        start_s: duration of an undisturbed start; a new worker may have to import as much as the first ones.
+        time_factor: factor for every limit.
     """
     found = []
     reaction_s, notice_s = outcome.reaction_s, outcome.notice_s
-    if cell.promise != "gone" and reaction_s is not None and reaction_s > retry_policy * (REACTION_S + start_s):
-        found.append(f"nothing came for {reaction_s:.2f} s")
-    if outcome.gone_s > retry_policy * (REACTION_S + start_s):
+    if cell.promise != "gone" and reaction_s is not None and reaction_s > time_factor * (REACTION_S + start_s):
+        found.append(f"no event for {reaction_s:.2f} s")
+    if outcome.gone_s > time_factor * (REACTION_S + start_s):
         found.append(f"the last process ended {outcome.gone_s:.2f} s after the trainer")
     kills_worker = not cell.is_trainers and cell.harm != "STOP+CONT" and cell.point != "leaving"
-    if kills_worker and notice_s is not None and notice_s > retry_policy * NOTICE_S:
+    if kills_worker and notice_s is not None and notice_s > time_factor * NOTICE_S:
         found.append(f"noticed after {notice_s:.2f} s")
     return found
 
 
 def _stream_defects(events: Sequence[dict[str, Any]], expected: Sequence[Sequence[str]], *, is_cut: bool) -> list[str]:
-    """Every batch in its turn and as it must be; behind an error one may be missing, behind a lost loader the rest of the epoch."""
+    """Finds missing and wrong batches. After an error one may be missing; after WorkerDied, the rest of the epoch."""
     found = []
     epoch, at, num_lost, is_lost = -1, 0, 0, False
     for event in events:
@@ -108,7 +108,7 @@ def _stream_defects(events: Sequence[dict[str, Any]], expected: Sequence[Sequenc
                 found.append(f"batch {at} of epoch {epoch} differs")
             at, num_lost = at + 1 + (skipped or 0), 0
         elif kind == "end" and not len(expected[epoch]) - num_lost <= at <= len(expected[epoch]) and not is_lost:
-            found.append(f"epoch {epoch} ended behind batch {at - 1}")
+            found.append(f"epoch {epoch} ended after batch {at - 1}")
     if not is_cut and epoch + 1 != len(NUM_BATCHES_READ):
         found.append(f"it ended in epoch {epoch}")
     return found
@@ -116,7 +116,7 @@ def _stream_defects(events: Sequence[dict[str, Any]], expected: Sequence[Sequenc
 
 def _error_defects(cell: Cell, errors: Sequence[dict[str, Any]]) -> list[str]:
     if len(errors) != 1:
-        return [f"{len(errors)} errors where there is to be one: {[(e['type'], e['text'][-300:]) for e in errors]}"]
+        return [f"{len(errors)} errors instead of one: {[(e['type'], e['text'][-300:]) for e in errors]}"]
     error = errors[0]
     if cell.is_raised and (cell.is_trainers or error["type"] != "WorkerDied"):
         kind, text = HARMS[cell.harm], f"injected fault at {cell.point}"

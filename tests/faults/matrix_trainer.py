@@ -1,6 +1,6 @@
-"""The trainer of one cell of the fault matrix: reads three epochs, is harmed or loses a worker on the way, tells all it sees.
+"""The trainer of one cell of the fault matrix: reads three epochs while a fault hits it or a worker, and reports every event.
 
-It runs in a child that the driver has forked, and writes one line of JSON for everything that happens to it.
+It runs in a child that the driver forked, and writes one line of JSON per event.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from shmload import ShmLoader, WorkerDied
 from shmload._core.trainer import harm_at_release
 from shmload.shm.names import SHM_DIR, process_stem
 from shmload.worker.template import template_for
-from tests.faults.faults_kit import Charges, digest
+from tests.faults.faults_kit import FaultFolder, digest
 from tests.faults.matrix_cells import HARMS, Cell
 from tests.faults.matrix_data import BATCH, NUM_BATCHES_READ, NUM_WORKERS, Growing, Rows, as_list
 
-ARMED_AT = {  # (epoch, step) before which the charge is laid; step -1: before the iterator is made. All others: in the stream
+ARMED_AT = {  # (epoch, step) before which the fault is armed; step -1 is before the iterator is made. All others: in the stream
     "start": (0, -1),
     "before_layout": (0, -1),
     "while_asking_layout": (0, -1),
@@ -38,12 +38,12 @@ ARMED_AT = {  # (epoch, step) before which the charge is laid; step -1: before t
 IN_THE_STREAM = (0, 2)
 LAST = (0, NUM_BATCHES_READ[0])
 ON_CLOSE = ("closing", "leaving")
-GROWING = ("opening_memory", "waiting_grant")  # points that only slots that grow come to
+GROWING = ("opening_memory", "waiting_grant")  # points that are reached only when slots grow
 MAX_ERRORS = 5
 
 
 def loader_of(point: str, mode: str, num_workers: int, method: str | None) -> ShmLoader[Any]:
-    """The loader of a cell; without workers, the undisturbed one."""
+    """Returns the loader of a cell, or without workers one that no fault can hit."""
     is_seed, is_growing = mode == "seed", point in GROWING
     return ShmLoader(
         (Growing if is_growing else Rows)(draws=is_seed),
@@ -59,14 +59,14 @@ def loader_of(point: str, mode: str, num_workers: int, method: str | None) -> Sh
 
 
 def begin(loader: ShmLoader[Any], epoch: int) -> Any:
-    """An iterator; in torch mode the epoch decides what it yields, so that one may be begun twice."""
+    """Returns an iterator. In torch mode the epoch seeds it, so that it can be made again."""
     if loader.generator is not None:
         loader.generator.manual_seed(100 + epoch)
     return iter(loader)
 
 
 def expected(point: str, mode: str) -> list[list[str]]:
-    """The undisturbed stream, epoch by epoch."""
+    """Returns the undisturbed stream, epoch by epoch."""
     with loader_of(point, mode, 0, None) as quiet:
         return [[digest(batch) for batch in begin(quiet, epoch)] for epoch in range(len(NUM_BATCHES_READ))]
 
@@ -75,13 +75,13 @@ class Trainer:
     """Runs one cell.
 
     Args:
-        cell: None: nobody comes to harm.
-        report: descriptor that the lines are written to.
+        report: file descriptor for the events.
+        is_quiet: run without a fault.
     """
 
     def __init__(self, cell: Cell, folder: Path, report: int, *, is_quiet: bool) -> None:
         self.cell, self.report, self.is_quiet = cell, report, is_quiet
-        self._charges = Charges(folder)
+        self._fault_folder = FaultFolder(folder)
         self._place = LAST if cell.point in ON_CLOSE and cell.mode == "torch" else ARMED_AT.get(cell.point, IN_THE_STREAM)
         self._is_armed = is_quiet
         self._num_errors = 0
@@ -91,11 +91,11 @@ class Trainer:
         os.write(self.report, json.dumps({"kind": kind, "at": time(), **what}).encode() + b"\n")
 
     def run(self) -> None:
-        """The cell from its loader's making to the look at what is left."""
+        """Runs the cell, from making the loader to comparing the footprints."""
         if self.cell.method != "fork":
-            template_for(self.cell.method)  # it stays for the process's life
+            template_for(self.cell.method)  # it lives as long as the process
         self.say("stem", stem=process_stem())
-        logging.getLogger("shmload").addHandler(_Told(self))
+        logging.getLogger("shmload").addHandler(_DeathLogHandler(self))
         before = footprint()
         loader = loader_of(self.cell.point, self.cell.mode, NUM_WORKERS, self.cell.method)
         for epoch, num_batches in enumerate(NUM_BATCHES_READ):
@@ -148,30 +148,30 @@ class Trainer:
         if self.cell.point == "releasing":
             harm_at_release(int(HARMS[self.cell.harm]))
             return
-        self._charges.arm(self.cell.point, HARMS[self.cell.harm])
+        self._fault_folder.arm(self.cell.point, HARMS[self.cell.harm])
         if self.cell.point == "replacing":
-            self._charges.arm("after_claim", HARMS["SIGKILL"])
+            self._fault_folder.arm("after_claim", HARMS["SIGKILL"])
 
     def _error(self, error: BaseException) -> None:
         self._num_errors += 1
         self.say("error", type=type(error).__name__, text=str(error), cause=str(error.__cause__))
 
 
-class _Told(logging.Handler):
-    """Passes on when the loader notices a death."""
+class _DeathLogHandler(logging.Handler):
+    """Reports when the loader logs a death."""
 
     def __init__(self, trainer: Trainer) -> None:
         super().__init__()
         self._trainer = trainer
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tells of a replaced worker."""
+        """Reports a replaced worker."""
         if "it is replaced" in record.getMessage():
             self._trainer.say("noticed", text=record.getMessage())
 
 
 def footprint() -> dict[str, Any]:
-    """What a loader must leave as it was: descriptors, mappings, threads, children, names."""
+    """Returns everything that a loader must restore: descriptors, mappings, threads, children, names."""
     with open("/proc/self/maps") as file:
         maps = sorted({line.split()[-1] for line in file if "shmload-" in line})
     fds = sorted(filter(None, map(_target, os.listdir("/proc/self/fd"))))
@@ -187,5 +187,5 @@ def footprint() -> dict[str, Any]:
 def _target(fd: str) -> str:
     try:
         return os.readlink(f"/proc/self/fd/{fd}")
-    except FileNotFoundError:  # the listing's own
+    except FileNotFoundError:  # the descriptor of the listing itself
         return ""

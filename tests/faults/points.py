@@ -17,20 +17,20 @@ WORKER_POINTS = (
     "before_post",
     "leaving",
 )
-HELPER_POINTS = ("visiting",)  # of a worker that has claimed a chunk of another rank's ring
+HELPER_POINTS = ("visiting",)  # in a worker that has claimed a chunk of another rank's ring
 TRAINER_POINTS = (
     "starting",
     "making_memory",
     "publishing",
     "ringing",
     "mapping",
-    "releasing",  # in C, where the last alias of a batch dies: `_core.trainer.harm_at_release` lays that charge
+    "releasing",  # in C, when the last alias of a batch dies; armed by `_core.trainer.harm_at_release`
     "replacing",
     "abandoning",
     "epoch_change",
     "closing",
 )
-STORAGE_POINTS = (  # of any process that uses a cache's folder
+STORAGE_POINTS = (  # in any process that uses a cache's folder
     "holding_lock",
     "after_reserve",
     "after_fetch",

@@ -1,11 +1,11 @@
-"""The soak: one stream read for a long time while workers are killed, batches held, epochs broken off, states loaded, loaders remade.
+"""The soak: read one stream for a long time while killing workers, keeping batches, abandoning epochs and replacing loaders.
 
     python -m tests.faults.soak --minutes 20 [--seed N]
 
-Every batch is held against the pure schedule: which samples it must have, and what the dataset makes of each. The stream goes on
-from loader to loader by its state alone, with other worker counts, start methods and datasets' ways of reading. Memory and
-descriptors are looked at between loaders, where both must be flat. The printed seed reproduces every decision; which row a killed
-worker was at is the machine's. The last line is the result as JSON.
+Every batch is compared with the pure schedule and the dataset's samples. The stream continues from loader to loader only by its
+state, with different numbers of workers, start methods and ways of reading. Memory and descriptors are measured between loaders and
+must not grow. The printed seed reproduces every decision, but not the row at which a worker was killed. The last line is the result
+as JSON.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from shmload import Schedule, ShmLoader
 from shmload.shm.names import SHM_DIR, process_stem
 from shmload.worker import template
 from shmload.worker.sample_rng import begin_sample, end_samples, kept_generators
-from tests.faults.faults_kit import COLLATE, DATASETS, Victims, digest
+from tests.faults.faults_kit import COLLATE, DATASETS, WorkerKiller, digest
 
 NUM_SAMPLES, BATCH, SEED = 1000, 8, 17
 KINDS = ("rows", "texts", "in place")
-METHODS = ("fork",) * 7 + ("forkserver",)  # a spawned worker takes longer to come than all others to do its work
-WORK = 300  # of a sample: enough that a worker is mostly found at one
+METHODS = ("fork",) * 7 + ("forkserver",)  # a spawned worker takes longer to start than the others take for all their work
+WORK = 300  # per sample, enough that a worker is usually at one
 HELD_MAX = 6
-SETTLED = 0.2  # the share of the run after which memory must be flat: allocators take a while to have all they want
-SLOPE_MAX_MIB = 0.5  # a minute
+SETTLED = 0.2  # fraction of the run after which memory must be flat, because allocators grow at first
+SLOPE_MAX_MIB = 0.5  # per minute
 
 
 @dataclass
 class Tally:
-    """What has happened so far."""
+    """Counters of the run so far."""
 
     seed: int
     minutes: float = 0.0
@@ -62,7 +62,7 @@ class Tally:
 
     @property
     def slope_mib(self) -> float:
-        """Growth of memory in MiB a minute, by least squares over what comes after the start."""
+        """Returns the growth of memory in MiB per minute after the start, by least squares."""
         settled = [(at, mib) for at, mib in self.memory_mib if at >= SETTLED * self.minutes]
         if len(settled) < 3:
             return 0.0
@@ -70,7 +70,7 @@ class Tally:
         return float(np.polyfit(at, mib, 1)[0])
 
     def result(self) -> dict[str, Any]:
-        """As the last line has it."""
+        """Returns the values of the last line."""
         whole = asdict(self)
         memory, descriptors = whole.pop("memory_mib"), whole.pop("descriptors")
         return {
@@ -84,14 +84,14 @@ class Tally:
 
 
 class Stream:
-    """Where the stream stands, and what comes next of it, without any loader."""
+    """The position in the stream and the expected next batch, computed without a loader."""
 
     def __init__(self) -> None:
         self.epoch, self.step = 0, 0
         self._schedule = Schedule(NUM_SAMPLES, batch_size=BATCH, seed=SEED, shuffle=True)
 
     def expected(self, kind: str) -> str:
-        """The digest of the batch that comes next."""
+        """Returns the digest of the next batch."""
         dataset = DATASETS[kind](NUM_SAMPLES)
         indices = self._schedule.batch(self.epoch, self.step, 0).tolist()
         with kept_generators():
@@ -110,11 +110,11 @@ class Stream:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the epoch has no batch more."""
+        """Returns whether the epoch is finished."""
         return self.step == self._schedule.num_steps
 
     def next_epoch(self) -> None:
-        """Goes to the start of the next one."""
+        """Moves to the start of the next epoch."""
         self.epoch, self.step = self.epoch + 1, 0
 
 
@@ -130,7 +130,7 @@ class Soak:
         self.findings: list[str] = []
 
     def one_loader(self) -> None:
-        """A loader's life: goes on where the last one was, for some hundreds of batches."""
+        """Runs a loader for some hundreds of batches from where the last one stopped."""
         tally = self.tally
         rng = random.Random(f"{tally.seed} {tally.loaders}")
         kind, method, num_workers = rng.choice(KINDS), rng.choice(METHODS), rng.randint(1, 4)
@@ -149,22 +149,22 @@ class Soak:
             if self._state is not None:
                 loader.load_state_dict(json.loads(self._state))
             num_left = rng.randint(50, 300)
-            victims = None
+            killer = None
             while num_left > 0:
-                if self._stream.is_at_end:  # a state taken there is of the next epoch's start
+                if self._stream.is_at_end:  # a state taken here is the start of the next epoch
                     self._stream.next_epoch()
                 batches = iter(loader)
                 while num_left > 0:
                     if self._stream.is_at_end:
                         if next(batches, None) is not None:
-                            self._differs("a batch too many")
+                            self._differs("one batch too many")
                         self._stream.next_epoch()
                         break
                     self._take(next(batches), kind, rng)
                     num_left -= 1
-                    victims = victims or Victims(loader._builder.last)
+                    killer = killer or WorkerKiller(loader._builder.last)
                     if rng.random() < 0.15:
-                        victims.kill_one(random.Random(rng.getrandbits(64)))
+                        killer.kill_one(random.Random(rng.getrandbits(64)))
                     what = rng.random()
                     if what < 0.01:
                         tally.breaks += 1
@@ -175,14 +175,14 @@ class Soak:
                         loader.load_state_dict(json.loads(json.dumps(loader.state_dict())))
                         break
                 del batches
-            # broken off on the very last batch, the loader stands there, and the stream is an epoch on
+            # abandoning on the very last batch leaves the loader in that epoch, while the stream is in the next
             loader.set_epoch(self._stream.epoch) if self._stream.step == 0 else None
             self._state = json.dumps(loader.state_dict())
-            if victims is not None:
-                tally.kills += victims.num_kills
-                tally.kills_holding += victims.num_holding
+            if killer is not None:
+                tally.kills += killer.num_kills
+                tally.kills_holding += killer.num_holding
             tally.restarts += loader.stats()["num_restarts"]
-        self._look()
+        self._measure()
 
     def _take(self, batch: Any, kind: str, rng: random.Random) -> None:
         tally, stream = self.tally, self._stream
@@ -197,14 +197,14 @@ class Soak:
         while len(self._held) > HELD_MAX or (self._held and rng.random() < 0.1):
             held, was = self._held.pop(rng.randrange(len(self._held)))
             if digest(held) != was:
-                self._differs("a batch that was held")
+                self._differs("a kept batch")
 
     def _differs(self, what: str) -> None:
         self.tally.differences += 1
         self.findings.append(what)
 
-    def _look(self) -> None:
-        """Memory and descriptors, while no loader lives; what is held of their batches does."""
+    def _measure(self) -> None:
+        """Measures memory and descriptors while neither a loader nor a batch exists."""
         self._held.clear()
         tally = self.tally
         tally.minutes = (monotonic() - self._began) / 60
@@ -213,57 +213,57 @@ class Soak:
         tally.memory_mib.append((tally.minutes, pss_kib / 1024))
         tally.descriptors.append(psutil.Process().num_fds())
 
-    def judged(self) -> list[str]:
-        """What is not as it must be."""
+    def problems(self) -> list[str]:
+        """Returns every broken promise."""
         tally = self.tally
         found = list(self.findings)
-        if len(set(tally.descriptors[1:])) > 1:  # the first loader brings what stays for the process's life
+        if len(set(tally.descriptors[1:])) > 1:  # the first loader creates what lives as long as the process
             found.append(f"descriptors are not flat: {tally.descriptors}")
         if tally.minutes > 2 and tally.slope_mib > SLOPE_MAX_MIB:
             found.append(f"memory grows by {tally.slope_mib:.2f} MiB a minute")
-        found += [f"a name stayed: {name}" for name in os.listdir(SHM_DIR) if process_stem() in name]
+        found += [f"a name is left: {name}" for name in os.listdir(SHM_DIR) if process_stem() in name]
         helpers = {resource_tracker._resource_tracker._pid}
         helpers |= {template._current and template._current.process.pid}
         children = psutil.Process().children()
-        found += [f"a process stayed: {child.cmdline()}" for child in children if child.pid not in helpers]
+        found += [f"a process survived: {child.cmdline()}" for child in children if child.pid not in helpers]
         return found
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.soak", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--minutes", type=float, default=20, help="how long; the loader under way is finished")
-    parser.add_argument("--seed", type=int, default=None, help="of all decisions; a random one is printed")
+    parser.add_argument("--minutes", type=float, default=20, help="duration; the last loader is finished")
+    parser.add_argument("--seed", type=int, default=None, help="seed of all decisions; by default a random one, which is printed")
     given = parser.parse_args()
     seed = random.SystemRandom().randrange(10**6) if given.seed is None else given.seed
     print(f"seed {seed}", flush=True)
-    logging.getLogger("shmload").setLevel(logging.ERROR)  # it tells of every kill
-    warnings.filterwarnings("ignore", message=".*batches are still in use")  # a part of the trial
+    logging.getLogger("shmload").setLevel(logging.ERROR)  # it logs every kill
+    warnings.filterwarnings("ignore", message=".*batches are still in use")  # part of the test
     warnings.filterwarnings("ignore", message="This DataLoader will create")  # there may be fewer cores than workers
     forkserver.set_forkserver_preload(["torch", "tests.faults.faults_kit"])
-    template.template_for("forkserver")  # it has descriptors, which stay
+    template.template_for("forkserver")  # its descriptors stay open
     soak = Soak(seed)
     until = monotonic() + given.minutes * 60
-    told = monotonic()
+    reported = monotonic()
     while monotonic() < until:
         soak.one_loader()
-        if monotonic() - told > 60:
-            told = monotonic()
+        if monotonic() - reported > 60:
+            reported = monotonic()
             tally = soak.tally
             print(
                 f"{tally.minutes:5.1f} min: {tally.batches} batches, {tally.kills} kills, {tally.differences} differences, "
                 f"{tally.memory_mib[-1][1]:.0f} MiB, {tally.descriptors[-1]} descriptors",
                 flush=True,
             )
-    found, tally = soak.judged(), soak.tally
+    found, tally = soak.problems(), soak.tally
     print(
         f"{tally.kills} kills survived ({tally.kills_holding} of workers that held rows), {tally.batches} batches by {tally.loaders} "
-        f"loaders, {tally.breaks} epochs broken off, {tally.round_trips + tally.loaders - 1} states loaded, {tally.held} batches "
+        f"loaders, {tally.breaks} epochs abandoned, {tally.round_trips + tally.loaders - 1} states loaded, {tally.held} batches "
         f"held; {tally.differences} differences; memory {tally.slope_mib:+.2f} MiB a minute, "
         f"descriptors {min(tally.descriptors)} to {max(tally.descriptors)}"
     )
     for one in found:
-        print(f"NOT AS IT MUST BE: {one}")
+        print(f"BROKEN: {one}")
     print(json.dumps({**tally.result(), "found": found}))
     return bool(found)
 

@@ -1,4 +1,4 @@
-"""A worker dies at each named point, again and again: the stream does not show it."""
+"""Workers die at every named point, repeatedly, and the stream stays identical."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from shmload import ShmLoader, WorkerDied
-from tests.faults.faults_kit import COLLATE, DATASETS, Charges, Rows, Victims, batches, digest
+from tests.faults.faults_kit import COLLATE, DATASETS, FaultFolder, Rows, WorkerKiller, batches, digest
 from tests.faults.points import WORKER_POINTS
 
 pytestmark = [
-    pytest.mark.slow(reason="workers die again and again, and are replaced"),
+    pytest.mark.slow(reason="workers die repeatedly and are replaced"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
-IN_THE_STREAM = ("before_claim", "after_claim", "mid_decode", "before_finish", "after_finish", "before_post")
-WHILE_LAYING_OUT = ("before_layout", "while_asking_layout", "waiting_layout")
+STREAM_POINTS = ("before_claim", "after_claim", "mid_decode", "before_finish", "after_finish", "before_post")
+LAYOUT_POINTS = ("before_layout", "while_asking_layout", "waiting_layout")
 TIMES = 10
 NUMBERS = [signal.SIGKILL] * TIMES + [signal.SIGSEGV]
-PAUSE = 4  # batches between two charges: more than are under way, so that no sample is hit twice
+PAUSE = 4  # batches between two faults: more than are in flight, so that no sample is hit twice
 
 
 def loader_of(kind: str, num_batches: int, num_workers: int = 2, **options: object) -> ShmLoader:
@@ -35,7 +35,7 @@ def loader_of(kind: str, num_batches: int, num_workers: int = 2, **options: obje
 
 
 def expected_of(kind: str, num_batches: int) -> Callable[[], Iterator[str]]:
-    """The undisturbed stream, epoch after epoch for as long as anybody asks."""
+    """Returns a function that makes the undisturbed stream, epoch after epoch without end."""
 
     def stream() -> Iterator[str]:
         with loader_of(kind, num_batches, 0) as quiet:
@@ -45,65 +45,65 @@ def expected_of(kind: str, num_batches: int) -> Callable[[], Iterator[str]]:
     return stream
 
 
-def test_every_point_of_a_worker_is_among_those_tested_here() -> None:
-    elsewhere = {"opening_memory", "leaving"}  # the matrix has them
-    assert set(WORKER_POINTS) == {"start", *IN_THE_STREAM, *WHILE_LAYING_OUT, "waiting_grant"} | elsewhere
+def test_every_point_of_a_worker_is_tested() -> None:
+    elsewhere = {"opening_memory", "leaving"}  # tested by the matrix
+    assert set(WORKER_POINTS) == {"start", *STREAM_POINTS, *LAYOUT_POINTS, "waiting_grant"} | elsewhere
 
 
 @pytest.mark.parametrize("kind", ["rows", "texts"])
-@pytest.mark.parametrize("point", IN_THE_STREAM)
-def test_a_death_in_the_stream_does_not_show_in_it(point: str, kind: str, charges: Charges) -> None:
+@pytest.mark.parametrize("point", STREAM_POINTS)
+def test_stream_is_identical_after_deaths_during_batches(point: str, kind: str, fault_folder: FaultFolder) -> None:
     expected = expected_of(kind, 30)()
     numbers = list(NUMBERS)
     quiet_for = 0
     with loader_of(kind, 30) as loader:
-        while numbers or charges.num_waiting or loader.stats()["num_restarts"] < len(NUMBERS):
+        while numbers or fault_folder.num_armed or loader.stats()["num_restarts"] < len(NUMBERS):
             for batch in loader:
                 assert next(expected) == digest(batch)
-                quiet_for = 0 if charges.num_waiting else quiet_for + 1
+                quiet_for = 0 if fault_folder.num_armed else quiet_for + 1
                 if numbers and quiet_for >= PAUSE:
-                    charges.arm(point, numbers.pop())
+                    fault_folder.arm(point, numbers.pop())
                     quiet_for = 0
         stats = loader.stats()
-    assert charges.num_spent == len(NUMBERS)
+    assert fault_folder.num_triggered == len(NUMBERS)
     assert stats["num_restarts"] == len(NUMBERS)
     assert stats["num_taken_back"] == (len(NUMBERS) if point in ("after_claim", "mid_decode", "before_finish") else 0)
 
 
-def test_a_death_before_a_worker_has_announced_itself_does_not_show_in_the_stream(charges: Charges) -> None:
+def test_stream_is_identical_after_deaths_during_worker_start(fault_folder: FaultFolder) -> None:
     expected = expected_of("rows", 30)()
     numbers = list(NUMBERS)
-    charges.arm("start", signal.SIGKILL)  # of the very first workers one
+    fault_folder.arm("start", signal.SIGKILL)  # hits one of the first workers
     with loader_of("rows", 30) as loader:
-        while numbers or charges.num_waiting:
+        while numbers or fault_folder.num_armed:
             for batch in loader:
                 assert next(expected) == digest(batch)
-                if numbers and not charges.num_waiting:
-                    charges.arm("start", numbers.pop())
-                    victims = Victims(loader._builder.last)
+                if numbers and not fault_folder.num_armed:
+                    fault_folder.arm("start", numbers.pop())
+                    killer = WorkerKiller(loader._builder.last)
                     worker = next((w for w in (0, 1) if loader._builder.last._ring.worker(w)["pid"]), None)
                     if worker is not None:
-                        victims.kill(worker)
-    assert charges.num_spent == len(NUMBERS) + 1
+                        killer.kill(worker)
+    assert fault_folder.num_triggered == len(NUMBERS) + 1
 
 
-@pytest.mark.parametrize("point", WHILE_LAYING_OUT)
-def test_a_death_while_the_layout_is_settled_does_not_show_in_the_stream(point: str, charges: Charges) -> None:
+@pytest.mark.parametrize("point", LAYOUT_POINTS)
+def test_stream_is_identical_after_a_death_during_the_layout(point: str, fault_folder: FaultFolder) -> None:
     expected = expected_of("rows", 6)
     for number in NUMBERS:
-        charges.arm(point, number)
+        fault_folder.arm(point, number)
         with loader_of("rows", 6) as loader:
             for one, batch in zip(expected(), loader, strict=False):
                 assert one == digest(batch)
             assert loader.stats()["num_restarts"] == 1
-    assert charges.num_spent == len(NUMBERS)
+    assert fault_folder.num_triggered == len(NUMBERS)
 
 
-def test_a_sample_given_up_over_the_layout_does_not_keep_the_others_waiting(charges: Charges) -> None:
+def test_sample_skipped_during_the_layout_does_not_block_other_workers(fault_folder: FaultFolder) -> None:
     expected = expected_of("rows", 6)
     for _ in range(5):
-        charges.arm("while_asking_layout", signal.SIGKILL)
-        charges.arm("while_asking_layout", signal.SIGKILL)  # perhaps over the same sample, which is given up then
+        fault_folder.arm("while_asking_layout", signal.SIGKILL)
+        fault_folder.arm("while_asking_layout", signal.SIGKILL)  # maybe at the same sample, which is then skipped
         lost = []
         with loader_of("rows", 6) as loader:
             stream = iter(loader)
@@ -115,68 +115,68 @@ def test_a_sample_given_up_over_the_layout_does_not_keep_the_others_waiting(char
                 else:
                     assert one == digest(batch)
         assert lost in ([], [0])
-    assert charges.num_spent == 10
+    assert fault_folder.num_triggered == 10
 
 
-def test_with_nothing_else_to_do_the_others_ask_for_the_layout_themselves(charges: Charges) -> None:
+def test_idle_workers_take_over_the_layout(fault_folder: FaultFolder) -> None:
     for _ in range(5):
-        charges.arm("while_asking_layout", signal.SIGKILL)
-        charges.arm("while_asking_layout", signal.SIGKILL)
+        fault_folder.arm("while_asking_layout", signal.SIGKILL)
+        fault_folder.arm("while_asking_layout", signal.SIGKILL)
         with ShmLoader(Rows(2), batch_sampler=[[0, 1]], seed=3, num_workers=2) as loader:
             stream = iter(loader)
             try:
                 next(stream)
             except WorkerDied as error:
-                assert "ended its worker twice" in str(error)  # noqa: PT017  # either is right
+                assert "ended its worker twice" in str(error)  # noqa: PT017  # both outcomes are valid
             with pytest.raises(StopIteration):
                 next(stream)
-    assert charges.num_spent == 10
+    assert fault_folder.num_triggered == 10
 
 
 @pytest.mark.parametrize("point", ["waiting_grant", "before_finish"])
-def test_a_death_while_its_slot_grows_does_not_show_in_the_stream(point: str, charges: Charges) -> None:
+def test_stream_is_identical_after_deaths_while_slots_grow(point: str, fault_folder: FaultFolder) -> None:
     num_batches = 14
     expected = expected_of("growing", num_batches)
     numbers = list(NUMBERS)
-    while numbers or charges.num_waiting:
-        quiet_for = 0 if charges.num_waiting else PAUSE  # one that waits is spent on the first batches
+    while numbers or fault_folder.num_armed:
+        quiet_for = 0 if fault_folder.num_armed else PAUSE  # a fault still armed is triggered by the first batches
         with loader_of("growing", num_batches, shuffle=False) as loader:
             for one, batch in zip(expected(), loader, strict=False):
                 assert one == digest(batch)
-                quiet_for = 0 if charges.num_waiting else quiet_for + 1
+                quiet_for = 0 if fault_folder.num_armed else quiet_for + 1
                 if numbers and quiet_for >= PAUSE:
-                    charges.arm(point, numbers.pop())
+                    fault_folder.arm(point, numbers.pop())
                     quiet_for = 0
-    assert charges.num_spent == len(NUMBERS)
+    assert fault_folder.num_triggered == len(NUMBERS)
 
 
 @pytest.fixture
-def armed_environment(charges: Charges, monkeypatch: pytest.MonkeyPatch) -> None:
+def armed_environment(fault_folder: FaultFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arms the points of workers that inherit no memory."""
-    monkeypatch.setenv("SHMLOAD_FAULTS", str(charges.folder))
+    monkeypatch.setenv("SHMLOAD_FAULTS", str(fault_folder.folder))
 
 
 @pytest.mark.usefixtures("armed_environment")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_death_in_the_stream_does_not_show_under_other_start_methods(method: str, charges: Charges) -> None:
+def test_stream_is_identical_after_deaths_with_other_start_methods(method: str, fault_folder: FaultFolder) -> None:
     expected = expected_of("rows", 40)()
-    numbers = {"start": signal.SIGKILL, "after_claim": signal.SIGKILL, "mid_decode": signal.SIGSEGV}  # last first
+    numbers = {"start": signal.SIGKILL, "after_claim": signal.SIGKILL, "mid_decode": signal.SIGSEGV}  # in reverse order
     quiet_for, num_killed = 0, 0
     with loader_of("rows", 40, multiprocessing_context=method) as loader:
-        while numbers or charges.num_waiting:
+        while numbers or fault_folder.num_armed:
             for batch in loader:
                 assert next(expected) == digest(batch)
-                quiet_for = 0 if charges.num_waiting else quiet_for + 1
+                quiet_for = 0 if fault_folder.num_armed else quiet_for + 1
                 if numbers and quiet_for >= PAUSE:
                     point, number = numbers.popitem()
-                    charges.arm(point, number)
+                    fault_folder.arm(point, number)
                     if point == "start":
-                        Victims(loader._builder.last).kill(0)
+                        WorkerKiller(loader._builder.last).kill(0)
                         num_killed += 1
                     quiet_for = 0
         for step, _ in enumerate(loader):
             if step == PAUSE:
                 break
         restarts = loader.stats()["num_restarts"]
-    assert charges.num_spent == 3
-    assert num_killed + 2 <= restarts <= num_killed + 3  # the last may not have been noticed
+    assert fault_folder.num_triggered == 3
+    assert num_killed + 2 <= restarts <= num_killed + 3  # the last one may not have been noticed yet

@@ -1,4 +1,4 @@
-"""A sample that ends every worker that reads it is given up, in its turn; and deaths are noticed at once."""
+"""A sample that kills every worker that reads it is skipped, with an error in its place; and deaths are noticed quickly."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 
 from shmload import ShmLoader, WorkerDied
 from shmload.engine import engine
-from tests.faults.faults_kit import DEADLINE_S, Rows, Victims, digest, kill_and_wait
+from tests.faults.faults_kit import DEADLINE_S, Rows, WorkerKiller, as_list, digest, kill_and_wait
 
 pytestmark = [
-    pytest.mark.slow(reason="workers die again and again, and are replaced"),
+    pytest.mark.slow(reason="workers die repeatedly and are replaced"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
 
 
 class Deadly(Rows):
-    """Some samples end their worker, always."""
+    """A dataset in which some samples always kill their worker."""
 
     def __init__(self, n: int, deadly: set[int]) -> None:
         super().__init__(n)
@@ -31,13 +31,9 @@ class Deadly(Rows):
         return super().__getitem__(index)
 
 
-def list_of(samples: list[Any]) -> list[Any]:
-    return samples
-
-
-@pytest.mark.parametrize("collate_fn", [None, list_of])
+@pytest.mark.parametrize("collate_fn", [None, as_list])
 @pytest.mark.parametrize("deadly", [{17}, {0}, {16, 18, 19}, {3, 30, 47}])
-def test_a_deadly_sample_is_told_in_its_turn_and_the_stream_goes_on(deadly: set[int], collate_fn: Any) -> None:
+def test_deadly_sample_is_an_error_in_its_place_and_the_stream_continues(deadly: set[int], collate_fn: Any) -> None:
     with ShmLoader(Rows(48), batch_size=4, seed=2, collate_fn=collate_fn) as quiet:
         expected = [digest(batch) for batch in quiet]
     lost = {}
@@ -60,7 +56,7 @@ def test_a_deadly_sample_is_told_in_its_turn_and_the_stream_goes_on(deadly: set[
         assert "SIGKILL" in text
 
 
-def test_the_epoch_is_named_and_counts_for_itself() -> None:
+def test_deaths_are_counted_and_reported_per_epoch() -> None:
     class EverySecondEpoch(Rows):
         def __getitem__(self, index: int) -> Any:
             from shmload import sample_info
@@ -77,12 +73,12 @@ def test_the_epoch_is_named_and_counts_for_itself() -> None:
         assert len(list(loader)) == 4
 
 
-def test_more_deaths_than_max_restarts_end_the_loader() -> None:
+def test_more_deaths_than_max_restarts_stop_the_loader() -> None:
     with ShmLoader(Rows(400, 200), batch_size=4, seed=2, num_workers=2, max_restarts=2) as loader:
         num_kills = 0
         with pytest.raises(WorkerDied, match="exited unexpectedly") as info:
             for _ in loader:
-                Victims(loader._builder.last).kill(num_kills % 2)
+                WorkerKiller(loader._builder.last).kill(num_kills % 2)
                 num_kills += 1
         assert "killed by signal: Killed" in str(info.value.__cause__)
         assert loader.stats()["num_restarts"] == 2
@@ -90,7 +86,7 @@ def test_more_deaths_than_max_restarts_end_the_loader() -> None:
             next(iter(loader))
 
 
-def test_workers_that_cannot_start_are_not_started_for_ever() -> None:
+def test_workers_that_cannot_start_are_not_restarted_forever() -> None:
     def leave(worker_id: int) -> None:
         os._exit(7)
 
@@ -101,8 +97,8 @@ def test_workers_that_cannot_start_are_not_started_for_ever() -> None:
         next(iter(loader))
 
 
-def test_a_death_is_noticed_by_the_next_look_of_a_waiting_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one look that follows a death finds it, and looks are no further apart than a wait: 0.02 s."""
+def test_waiting_trainer_notices_a_death_at_its_next_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks once after the death, and checks are at most one wait of 0.02 s apart."""
     with ShmLoader(Rows(4000, 500), batch_size=40, seed=2, num_workers=2, max_restarts=0) as loader:
         stream = iter(loader)
         next(stream)
@@ -126,8 +122,8 @@ def test_a_death_is_noticed_by_the_next_look_of_a_waiting_trainer(monkeypatch: p
     assert engine.DEATH_LOOK_S <= 0.1
 
 
-def test_a_death_is_noticed_while_batches_keep_coming(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As soon as it is time to look, without a single wait."""
+def test_death_is_noticed_while_batches_are_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notices the death at the next due check, without a single wait."""
     with ShmLoader(Rows(400), batch_size=4, seed=2, num_workers=2, prefetch_factor=8, max_restarts=0) as loader:
         stream = iter(loader)
         next(stream)
@@ -141,8 +137,8 @@ def test_a_death_is_noticed_while_batches_keep_coming(monkeypatch: pytest.Monkey
         assert len(looks) == 1
 
 
-def test_a_death_is_noticed_within_the_bound_of_a_pidfd(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a trainer that waits for a batch that cannot come, over twenty deaths: far from the overall bound."""
+def test_death_is_noticed_well_within_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the trainer wait for a batch that cannot come, for each of twenty deaths."""
     from time import monotonic
 
     took = []
@@ -155,7 +151,7 @@ def test_a_death_is_noticed_within_the_bound_of_a_pidfd(monkeypatch: pytest.Monk
             while made._ring.held_by(0) is None:
                 next(stream)
             died = monotonic()
-            Victims(made).kill(0)
+            WorkerKiller(made).kill(0)
             while made._supervisor._num_restarts == before:
                 next(stream)
             took.append(monotonic() - died)

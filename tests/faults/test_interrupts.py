@@ -1,4 +1,4 @@
-"""^C in next(), at every line of the engine: nothing is lost, nothing comes twice, nothing stays."""
+"""KeyboardInterrupt in next() at every line of the engine: no batch is lost or repeated, and nothing is left over."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ import pytest
 from shmload import ShmLoader
 from shmload.engine import engine
 from shmload.modes import epochs, sampled_order, seed_mode
-from tests.faults.faults_kit import COLLATE, DATASETS, Charges, Rows, Victims, digest
+from tests.faults.faults_kit import COLLATE, DATASETS, FaultFolder, Rows, WorkerKiller, digest
 
-pytestmark = pytest.mark.slow(reason="each interrupts loaders with workers again and again")
-LAST_LINE = "return batch"  # what happens between it and the caller's variable is the caller's
+pytestmark = pytest.mark.slow(reason="each interrupts loaders with workers repeatedly")
+LAST_LINE = "return batch"  # between this line and the assignment the batch belongs to the caller
 FILES = {engine.__file__, seed_mode.__file__, epochs.__file__, sampled_order.__file__}
 
 
 class InterruptAtLine:
-    """Raises KeyboardInterrupt when the n-th line of the engine's files is about to run; n counts on from call to call."""
+    """A trace function that raises KeyboardInterrupt before the n-th line of the engine's files; n counts across calls."""
 
     def __init__(self) -> None:
         self.countdown = -1
         self.places: set[tuple[str, int]] = set()
 
     def __call__(self, frame: Any, event: str, argument: object) -> Any:
-        # as to next_step: Python looks for signals where calls begin and loops go round, which is not where a turn is given back
+        # next_step is left out because Python handles signals at calls and loops, not where a step is given back
         if frame.f_code.co_filename not in FILES or frame.f_code.co_name in ("_mend", "__del__", "close", "next_step"):
             return None
         if event == "line" and linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() != LAST_LINE:
             self.countdown -= 1
             if self.countdown == 0:
                 self.places.add((frame.f_code.co_name, frame.f_lineno))
-                signal.raise_signal(signal.SIGINT)  # as ^C does it: held where the engine holds it
+                signal.raise_signal(signal.SIGINT)  # like a real ^C, which the engine can defer
         return self
 
 
 @pytest.mark.parametrize("kind", ["rows", "growing"])
-def test_an_interrupt_at_any_line_loses_and_repeats_nothing(kind: str, charges: Charges) -> None:
+def test_interrupt_at_any_line_loses_and_repeats_no_batch(kind: str, fault_folder: FaultFolder) -> None:
     dataset = DATASETS[kind](48)
     options: dict[str, Any] = {"batch_size": 4, "seed": 3, "collate_fn": COLLATE.get(kind)}
     with ShmLoader(dataset, **options) as quiet:
@@ -50,7 +50,7 @@ def test_an_interrupt_at_any_line_loses_and_repeats_nothing(kind: str, charges: 
     num_interrupts = 0
     for start in range(1, 160, 3 if kind == "rows" else 9):
         if start % 4 == 1:
-            charges.arm("mid_decode", signal.SIGKILL)
+            fault_folder.arm("mid_decode", signal.SIGKILL)
         with ShmLoader(dataset, num_workers=2, **options) as loader:
             stream = iter(loader)
             got = [digest(next(stream))]
@@ -77,7 +77,7 @@ def test_an_interrupt_at_any_line_loses_and_repeats_nothing(kind: str, charges: 
     assert len(tracer.places) > 25
 
 
-def test_an_interrupt_ends_a_wait_at_once_and_the_stream_goes_on() -> None:
+def test_interrupt_ends_a_wait_at_once_and_the_stream_continues() -> None:
     with ShmLoader(Rows(48, 3000), batch_size=12, seed=3) as quiet:
         expected = [digest(batch) for batch in quiet]
     got: list[str] = []
@@ -101,8 +101,8 @@ def test_an_interrupt_ends_a_wait_at_once_and_the_stream_goes_on() -> None:
     assert expected == got
 
 
-class Signalling(Rows):
-    """One sample sends its trainer a signal, once, when the trainer sleeps."""
+class Signaling(Rows):
+    """A dataset in which one sample signals its trainer, once, while the trainer sleeps."""
 
     def __init__(self, n: int, number: int) -> None:
         super().__init__(n)
@@ -122,14 +122,14 @@ class Signalling(Rows):
 
 
 class Stop(BaseException):
-    """What a handler raises."""
+    """The exception of a signal handler."""
 
 
 @pytest.mark.parametrize(
     ("number", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit), (signal.SIGUSR1, Stop)]
 )
 @pytest.mark.parametrize("seed", [3, None])
-def test_what_a_signal_handler_raises_during_a_wait_comes_out_of_next(
+def test_exception_of_a_signal_handler_during_a_wait_is_raised_by_next(
     number: int, kind: type[BaseException], seed: int | None
 ) -> None:
     def stop(*_: object) -> None:
@@ -137,7 +137,7 @@ def test_what_a_signal_handler_raises_during_a_wait_comes_out_of_next(
 
     before = signal.signal(number, stop)
     try:
-        with ShmLoader(Signalling(48, number), batch_size=4, seed=seed, num_workers=2) as loader:
+        with ShmLoader(Signaling(48, number), batch_size=4, seed=seed, num_workers=2) as loader:
             stream = iter(loader)
             num, stops = 0, 0
             while True:
@@ -155,7 +155,7 @@ def test_what_a_signal_handler_raises_during_a_wait_comes_out_of_next(
         signal.signal(number, before)
 
 
-def test_workers_leave_an_interrupt_of_the_whole_group_to_the_trainer() -> None:
+def test_workers_ignore_an_interrupt_of_the_process_group() -> None:
     with ShmLoader(Rows(48, 100), batch_size=4, seed=3, num_workers=2) as loader:
         stream = iter(loader)
         next(stream)
@@ -165,7 +165,7 @@ def test_workers_leave_an_interrupt_of_the_whole_group_to_the_trainer() -> None:
         assert loader.stats()["num_restarts"] == 0
 
 
-def test_a_signal_handler_that_runs_during_a_wait_changes_nothing() -> None:
+def test_signal_handler_that_runs_during_a_wait_changes_nothing() -> None:
     calls: list[int] = []
     before = signal.signal(signal.SIGUSR1, lambda *_: calls.append(1))
     stop = threading.Event()
@@ -189,7 +189,7 @@ def test_a_signal_handler_that_runs_during_a_wait_changes_nothing() -> None:
 
 
 def interrupt_in(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """^C whenever a worker has been started and is not recorded yet."""
+    """Sends an interrupt whenever a worker has been started but not recorded."""
     call = getattr(os, name)
 
     def interrupted(*arguments: Any) -> Any:
@@ -199,22 +199,23 @@ def interrupt_in(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(os, name, interrupted)
 
 
-def test_an_interrupt_while_workers_start_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_while_workers_start_leaves_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     loader = ShmLoader(Rows(48), batch_size=4, seed=3, num_workers=2)
     with monkeypatch.context() as patch:
         interrupt_in(patch, "pidfd_open")
         with pytest.raises(KeyboardInterrupt):
             next(iter(loader))
-    loader.close()  # and the fixture looks for children
+    loader.close()  # afterwards a fixture checks for children
 
 
-def test_an_interrupt_while_a_worker_is_replaced_waits_until_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_while_a_worker_is_replaced_is_deferred(monkeypatch: pytest.MonkeyPatch) -> None:
     with ShmLoader(Rows(48), batch_size=4, seed=3) as quiet:
         expected = [digest(batch) for batch in quiet]
-    with ShmLoader(Rows(48, 2000), batch_size=4, seed=3, num_workers=2) as loader:  # so slow that the death is seen before the end
+    # slow enough that the death is noticed before the end
+    with ShmLoader(Rows(48, 2000), batch_size=4, seed=3, num_workers=2) as loader:
         stream = iter(loader)
         got = [digest(next(stream))]
-        Victims(loader._builder.last).kill(0)
+        WorkerKiller(loader._builder.last).kill(0)
         with monkeypatch.context() as patch:
             interrupt_in(patch, "pidfd_open")
             with pytest.raises(KeyboardInterrupt):

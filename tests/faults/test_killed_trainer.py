@@ -1,4 +1,4 @@
-"""A trainer killed with SIGKILL, alone or with its process group, in every state: nothing of it stays."""
+"""A trainer killed with SIGKILL in any state, alone or with its process group, leaves nothing."""
 
 from __future__ import annotations
 
@@ -8,40 +8,40 @@ from contextlib import ExitStack
 import pytest
 
 from tests.faults import trainer_program
-from tests.faults.killed_kit import BOUND_S, Family, files_with, kill_alone, kill_group, names_of, running
+from tests.faults.killed_kit import BOUND_S, ProcessTree, files_with, kill_group, kill_process, names_of, running
 
-pytestmark = pytest.mark.slow(reason="each kills a trainer, a process that imports torch and starts workers")
+pytestmark = pytest.mark.slow(reason="each kills a trainer, which imports torch and starts workers")
 
 CASES = [
     (state, kill, method)
     for state in trainer_program.STATES
-    for kill in (kill_alone, kill_group)
+    for kill in (kill_process, kill_group)
     for method in ("fork", "forkserver", "spawn")
     if method == "fork" or state in ("python sample", "start")
 ]
 
 
 @pytest.mark.parametrize(("state", "kill", "method"), CASES)
-def test_nothing_stays_of_a_killed_trainer(state: str, kill: Callable[[int], None], method: str) -> None:
+def test_killed_trainer_leaves_nothing(state: str, kill: Callable[[int], None], method: str) -> None:
     with running(state, method) as pid, ExitStack() as stack:
-        family = Family.of(pid, stack)
-        stems = names_of(family.pids)
+        tree = ProcessTree.of(pid, stack)
+        stems = names_of(tree.pids)
         assert len(stems) == 1
         assert files_with(stems)
         kill(pid)
-        assert family.survivors(BOUND_S) == []
-        assert files_with(stems) == []  # the reaper is of the family, and it ends after its work
+        assert tree.survivors(BOUND_S) == []
+        assert files_with(stems) == []  # the reaper belongs to the tree, and ends after its work
 
 
-def test_a_live_neighbor_is_untouched() -> None:
-    with running("idle", "fork") as victim, running("idle", "fork") as neighbor, ExitStack() as stack:
-        victims, neighbors = Family.of(victim, stack), Family.of(neighbor, stack)
-        stems = names_of([neighbor])
+def test_another_running_trainer_is_not_affected() -> None:
+    with running("idle", "fork") as victim, running("idle", "fork") as other, ExitStack() as stack:
+        victims, others = ProcessTree.of(victim, stack), ProcessTree.of(other, stack)
+        stems = names_of([other])
         before = files_with(stems)
         assert before
-        kill_alone(victim)
+        kill_process(victim)
         assert victims.survivors(BOUND_S) == []
         assert before == files_with(stems)
-        assert len(neighbors.pids) == len(neighbors.survivors(0))
-        kill_group(neighbor)
-        assert neighbors.survivors(BOUND_S) == []
+        assert len(others.pids) == len(others.survivors(0))
+        kill_group(other)
+        assert others.survivors(BOUND_S) == []

@@ -1,6 +1,6 @@
-"""Everything killed at once, the reaper too, as a container's or a cgroup's end does: the next start removes what is left.
+"""If everything is killed at once, including the reaper (as at the end of a container), the next start removes the leftovers.
 
-And nobody but the dead owner's own user does, and never while the owner lives, whatever PID namespace either is in.
+Only processes of the same user remove them, and never while the owner lives, whatever PID namespaces both are in.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from shmload.shm.names import SHM_DIR
 from shmload.shm.segment_group import SegmentGroup
 from tests.faults import trainer_program
 from tests.faults.faults_kit import DEADLINE_S, program_env
-from tests.faults.killed_kit import BOUND_S, Family, files_with, kill_alone, names_of, running, started
+from tests.faults.killed_kit import BOUND_S, ProcessTree, files_with, kill_process, names_of, running, started
 
-pytestmark = pytest.mark.slow(reason="each kills a trainer, a process that imports torch and starts workers")
+pytestmark = pytest.mark.slow(reason="each kills a trainer, which imports torch and starts workers")
 
 
 def kill_all_at_once(pids: list[int]) -> None:
-    """As a cgroup's kill does: nobody is left to see that the others have gone."""
+    """Kills all processes like a cgroup does, so that none can react to the end of the others."""
     for pid in pids:
         try:
             os.kill(pid, signal.SIGSTOP)
@@ -41,7 +41,7 @@ def kill_all_at_once(pids: list[int]) -> None:
 
 
 def start_another() -> str:
-    """What the next start on this host says that it has removed."""
+    """Starts another loader on this host. Returns its log of what it removed."""
     code = "import logging; logging.basicConfig(level=logging.INFO); from shmload.shm.segment_group import SegmentGroup; SegmentGroup().close()"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S, env=program_env(), check=True
@@ -50,7 +50,7 @@ def start_another() -> str:
 
 
 def clean() -> str:
-    """What `shmload clean --yes` says."""
+    """Returns the output of `shmload clean --yes`."""
     words = [sys.executable, "-m", "shmload.cli", "clean", "--yes"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, env=program_env(), check=True)
     return done.stdout
@@ -58,67 +58,67 @@ def clean() -> str:
 
 @pytest.mark.parametrize("remedy", [start_another, clean])
 @pytest.mark.parametrize("state", trainer_program.STATES)
-def test_what_a_kill_of_everything_leaves_is_removed_at_once_by_the_next_start(state: str, remedy: Callable[[], str]) -> None:
+def test_next_start_removes_what_killed_processes_left(state: str, remedy: Callable[[], str]) -> None:
     with running(state, "fork") as pid, ExitStack() as stack:
-        family = Family.of(pid, stack)
-        (stem,) = stems = names_of(family.pids)
-        kill_all_at_once(family.pids)
-        assert family.survivors(BOUND_S) == []
-        assert files_with(stems)  # else this shows nothing: the reaper was quicker
+        tree = ProcessTree.of(pid, stack)
+        (stem,) = stems = names_of(tree.pids)
+        kill_all_at_once(tree.pids)
+        assert tree.survivors(BOUND_S) == []
+        assert files_with(stems)  # otherwise the reaper was quicker, and the test shows nothing
         words = remedy()
         assert files_with(stems) == []
         assert stem in words
 
 
 @pytest.mark.parametrize("state", ["idle", "python sample", "c sample"])
-def test_workers_end_with_their_trainer_although_its_reaper_is_gone(state: str) -> None:
+def test_workers_end_with_their_trainer_even_without_its_reaper(state: str) -> None:
     with running(state, "fork") as pid, ExitStack() as stack:
-        family = Family.of(pid, stack)
-        stems = names_of(family.pids)
+        tree = ProcessTree.of(pid, stack)
+        stems = names_of(tree.pids)
         (shell,) = (child for child in psutil.Process(pid).children() if child.name() == "sh")
         shell.kill()
-        kill_alone(pid)
-        assert family.survivors(BOUND_S) == []
+        kill_process(pid)
+        assert tree.survivors(BOUND_S) == []
         start_another()
         assert files_with(stems) == []
 
 
 can_unshare = subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], capture_output=True, check=False).returncode == 0
-needs_namespaces = pytest.mark.skipif(not can_unshare, reason="PID namespaces are not permitted here")
+needs_namespaces = pytest.mark.skipif(not can_unshare, reason="needs permission for PID namespaces")
 CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 @needs_namespaces
 @pytest.mark.parametrize("state", ["full ring", "c sample"])
-def test_what_a_containers_end_leaves_is_removed_at_once_by_the_next_start(state: str) -> None:
+def test_next_start_removes_what_a_killed_container_left(state: str) -> None:
     with started(state, "fork", prefix=CONTAINER) as container, ExitStack() as stack:
-        family = Family.of(container.pid, stack)
-        (stem,) = stems = names_of(family.pids)
-        for shell in (p.pid for p in psutil.Process(family.pids[1]).children() if p.name() == "sh"):
-            os.kill(shell, signal.SIGSTOP)  # else the reaper may be at its work before the kernel comes to it
-        os.kill(family.pids[1], signal.SIGKILL)  # its PID 1: the kernel ends all others with it
-        assert family.survivors(BOUND_S) == []
+        tree = ProcessTree.of(container.pid, stack)
+        (stem,) = stems = names_of(tree.pids)
+        for shell in (p.pid for p in psutil.Process(tree.pids[1]).children() if p.name() == "sh"):
+            os.kill(shell, signal.SIGSTOP)  # otherwise the reaper may work before the kernel kills it
+        os.kill(tree.pids[1], signal.SIGKILL)  # PID 1 of its namespace: the kernel kills all others with it
+        assert tree.survivors(BOUND_S) == []
         assert files_with(stems)
         assert stem in start_another()
         assert files_with(stems) == []
 
 
 @needs_namespaces
-def test_a_live_owner_in_another_pid_namespace_is_untouched() -> None:
+def test_memory_of_a_live_owner_in_another_pid_namespace_is_kept() -> None:
     with started("idle", "fork", prefix=CONTAINER) as container, ExitStack() as stack:
-        family = Family.of(container.pid, stack)
-        (stem,) = stems = names_of(family.pids)
+        tree = ProcessTree.of(container.pid, stack)
+        (stem,) = stems = names_of(tree.pids)
         before = files_with(stems)
         assert before
         assert stem not in clean() + start_another()
         assert before == files_with(stems)
-        os.kill(family.pids[1], signal.SIGKILL)
-        assert family.survivors(BOUND_S) == []
+        os.kill(tree.pids[1], signal.SIGKILL)
+        assert tree.survivors(BOUND_S) == []
         clean()
 
 
 @needs_namespaces
-def test_a_cleaner_in_another_pid_namespace_does_not_touch_a_live_owner() -> None:
+def test_clean_in_another_pid_namespace_keeps_memory_of_a_live_owner() -> None:
     with running("idle", "fork") as pid:
         stems = names_of([pid])
         before = files_with(stems)
@@ -129,15 +129,15 @@ def test_a_cleaner_in_another_pid_namespace_does_not_touch_a_live_owner() -> Non
 
 
 def dead_group_of(uid: int) -> tuple[str, list[str]]:
-    """The stem and files of a loader that a user has had, and that was killed with everything."""
-    resource_tracker.ensure_running()  # another user may not be allowed to start one of this Python's
+    """Leaves the memory of a killed loader of another user. Returns its stem and files."""
+    resource_tracker.ensure_running()  # another user may not be allowed to start this Python's tracker
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.setgroups([])
         os.setgid(uid)
         os.setuid(uid)
-        reaper.enter = reaper.leave = lambda: None  # it was killed, too
+        reaper.enter = reaper.leave = lambda: None  # it was killed as well
         group = SegmentGroup()
         group.segment("control", 4096)
         group.doorbell("ready")
@@ -153,8 +153,8 @@ def dead_group_of(uid: int) -> tuple[str, list[str]]:
 NOBODY = 65534
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
-def test_another_users_leftovers_are_theirs() -> None:
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
+def test_leftovers_of_another_user_are_kept() -> None:
     stem, files = dead_group_of(NOBODY)
     assert len(files) == 2
     try:

@@ -1,4 +1,4 @@
-"""A sample of the fault matrix, by a seed that is printed; and that the judge of its cells does see what is wrong."""
+"""A random sample of the fault matrix (its seed is printed), and tests that the judge of cells finds defects."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from tests.faults.matrix_data import NUM_BATCHES_READ
 from tests.faults.matrix_judge import Outcome, defects, delays
 from tests.faults.points import HELPER_POINTS, PACKER_POINTS, STORAGE_POINTS, TRAINER_POINTS, WORKER_POINTS
 
-slow = pytest.mark.slow(reason="each cell is a trainer that imports torch, starts workers and is harmed")
+slow = pytest.mark.slow(reason="each cell runs a trainer, which imports torch and starts workers")
 ROOT = Path(__file__).parents[2]
 EXPECTED = [[f"{epoch}.{step}" for step in range(NUM_BATCHES_READ[0])] for epoch in range(3)]
 SEED = int(os.environ.get("SHMLOAD_MATRIX_SEED", random.SystemRandom().randrange(10**6)))
 
 
 def run_sample(number: int, *only: str) -> None:
-    """Runs so many cells by the command, which prints what it chose."""
-    command = [sys.executable, "-m", "tests.faults.matrix", "--sample", str(number), "--seed", str(SEED), "--retry_policy", "10"]
+    """Runs `number` cells with the command, which prints which ones it chose."""
+    command = [sys.executable, "-m", "tests.faults.matrix", "--sample", str(number), "--seed", str(SEED), "--time-factor", "10"]
     done = subprocess.run(
         [*command, *(["--only", *only] if only else [])], capture_output=True, text=True, timeout=110, cwd=ROOT, env=program_env()
     )
@@ -39,7 +39,7 @@ def run_sample(number: int, *only: str) -> None:
 
 
 @slow
-def test_some_cells_of_the_matrix_are_as_promised(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_few_cells_keep_their_promise(capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         print(f"\nfault matrix: SHMLOAD_MATRIX_SEED={SEED}")
     run_sample(4, "fork", "seed")
@@ -47,26 +47,26 @@ def test_some_cells_of_the_matrix_are_as_promised(capsys: pytest.CaptureFixture[
 
 @slow
 @pytest.mark.parametrize(("method", "number"), [("fork", 16), ("forkserver", 6), ("spawn", 2)])
-def test_more_cells_of_the_matrix_are_as_promised(method: str, number: int) -> None:
+def test_more_cells_keep_their_promise(method: str, number: int) -> None:
     run_sample(number, method)
 
 
-def test_the_matrix_has_every_point_harm_method_and_mode_but_for_the_stated_rules() -> None:
+def test_matrix_has_every_point_harm_method_and_mode_except_impossible_ones() -> None:
     cells = all_cells()
     assert len(set(cells)) == len(cells)
     whole = len((*WORKER_POINTS, *TRAINER_POINTS)) * len(HARMS) * len(METHODS) * len(MODES)
-    # no exceptions and no os._exit in C in each of six loaders; two points less in torch mode
+    # no exceptions and no os._exit in C in six kinds of loaders; two points fewer in torch mode
     assert whole - 3 * 6 - 2 * len(HARMS) * 3 == len(cells)
     assert len(IMPOSSIBLE) == 3
 
 
-def test_every_point_in_the_source_is_in_the_matrix_or_under_the_hammer() -> None:
+def test_every_point_in_the_source_is_listed() -> None:
     package = Path(shmload.__file__).parent
     found = {name for path in package.rglob("*.py") for name in re.findall(r'faults\.(?:hit|at)\("(\w+)"\)', path.read_text())}
     assert {*WORKER_POINTS, *HELPER_POINTS, *TRAINER_POINTS, *STORAGE_POINTS, *PACKER_POINTS} == found | {"releasing"}
 
 
-def test_a_seed_chooses_the_same_cells_again() -> None:
+def test_seed_determines_the_chosen_cells() -> None:
     assert chosen([], 20, 1) == chosen([], 20, 1) != chosen([], 20, 2)
     assert {"torch"} == {cell.mode for cell in chosen(["torch"], 10, 1)}
 
@@ -80,7 +80,7 @@ GONE = Cell("mapping", "SIGKILL", "fork", "seed")
 
 
 def good_events() -> list[dict[str, Any]]:
-    """What a trainer tells that nothing happens to, a tenth of a second between any two things."""
+    """Returns the events of an undisturbed trainer, a tenth of a second apart."""
     events: list[dict[str, Any]] = [{"kind": "stem", "stem": "x"}]
     for epoch, number in enumerate(NUM_BATCHES_READ):
         events.append({"kind": "epoch", "epoch": epoch})
@@ -100,7 +100,7 @@ def outcome(events: list[dict[str, Any]], exit_code: int | None = 0, **more: Any
 
 
 def with_error(*errors: dict[str, Any], lost: int = 0) -> list[dict[str, Any]]:
-    """The events with errors before the third batch, and so many batches missing behind them."""
+    """Returns the events with errors before the third batch, and `lost` batches missing after them."""
     events = good_events()
     events[4 : 4 + lost] = errors
     return events
@@ -120,7 +120,7 @@ DIED = failed("WorkerDied", "DataLoader worker (pid(s) 7) exited unexpectedly")
         (GONE, outcome(good_events()[:5], -9)),
     ],
 )
-def test_the_judge_has_nothing_against_what_was_promised(cell: Cell, seen: Outcome) -> None:
+def test_judge_accepts_kept_promises(cell: Cell, seen: Outcome) -> None:
     assert defects(cell, seen, EXPECTED) == []
     assert delays(cell, seen, 0.0) == []
 
@@ -140,20 +140,20 @@ def without(event: int) -> list[dict[str, Any]]:
 PLANTED: list[tuple[Cell, Outcome, str]] = [
     (IDENTICAL, outcome(changed(5, digest="other")), "batch 3 of epoch 0 differs"),
     (IDENTICAL, outcome(without(4)), "batch 2 of epoch 0 differs"),
-    (IDENTICAL, outcome(without(11)), "epoch 0 ended behind batch 8"),
+    (IDENTICAL, outcome(without(11)), "epoch 0 ended after batch 8"),
     (IDENTICAL, outcome(changed(4, digest="0.1")), "batch 2 of epoch 0 differs"),
-    (IDENTICAL, outcome(with_error(DIED)), "an error that must not be: WorkerDied"),
-    (IDENTICAL, outcome(good_events()[:20]), "it did not come to its end"),
+    (IDENTICAL, outcome(with_error(DIED)), "unexpected error: WorkerDied"),
+    (IDENTICAL, outcome(good_events()[:20]), "it did not finish"),
     (IDENTICAL, outcome(good_events()[:9], None), "it hung"),
     (IDENTICAL, outcome(good_events(), 1), "the trainer ended with 1"),
     (IDENTICAL, outcome(good_events(), was_reached=False), "the point was not reached"),
-    (IDENTICAL, outcome(good_events(), survivors=["sh"]), "a process stayed: sh"),
-    (IDENTICAL, outcome(good_events(), names_left=["x-control"]), "a name stayed: x-control"),
-    (IDENTICAL, outcome(changed(-2, leased=1)), "slots not given back: 0 held, 1 leased"),
+    (IDENTICAL, outcome(good_events(), survivors=["sh"]), "a process survived: sh"),
+    (IDENTICAL, outcome(good_events(), names_left=["x-control"]), "a name is left: x-control"),
+    (IDENTICAL, outcome(changed(-2, leased=1)), "slots not released: 0 held, 1 leased"),
     (IDENTICAL, outcome(changed(-2, pool=1)), "1 workers are left"),
     (IDENTICAL, outcome(changed(-1, fds=["socket"])), "fds not as before"),
-    (ERROR, outcome(good_events()), "0 errors where there is to be one"),
-    (ERROR, outcome(with_error(RAISED, RAISED)), "2 errors where there is to be one"),
+    (ERROR, outcome(good_events()), "0 errors instead of one"),
+    (ERROR, outcome(with_error(RAISED, RAISED)), "2 errors instead of one"),
     (ERROR, outcome(with_error(failed("MemoryError", ""))), "not MemoryError with 'injected fault at mid_decode'"),
     (ERROR, outcome(with_error(RAISED, lost=2)), "batch 2 of epoch 0 differs"),
     (LOST, outcome(with_error(RAISED)), "not WorkerDied with 'exited unexpectedly'"),
@@ -162,7 +162,7 @@ PLANTED: list[tuple[Cell, Outcome, str]] = [
 
 
 @pytest.mark.parametrize(("cell", "seen", "found"), PLANTED)
-def test_the_judge_finds_every_planted_defect(cell: Cell, seen: Outcome, found: str) -> None:
+def test_judge_finds_every_planted_defect(cell: Cell, seen: Outcome, found: str) -> None:
     assert any(found in one for one in defects(cell, seen, EXPECTED))
 
 
@@ -170,20 +170,20 @@ def late(make: Callable[[], list[dict[str, Any]]], by: float) -> list[dict[str, 
     return [event | {"at": event["at"] + by} for event in make()]
 
 
-def test_the_judge_finds_what_takes_too_long() -> None:
-    assert delays(IDENTICAL, Outcome(late(good_events, 4), 0, harmed_at=0.45), 0.0) == ["nothing came for 3.75 s"]
+def test_judge_finds_delays() -> None:
+    assert delays(IDENTICAL, Outcome(late(good_events, 4), 0, harmed_at=0.45), 0.0) == ["no event for 3.75 s"]
     assert delays(IDENTICAL, Outcome(late(good_events, 4), 0, harmed_at=0.45), 2.0) == []
     assert delays(GONE, outcome(good_events()[:5], -9, gone_s=2.5), 0.0) == ["the last process ended 2.50 s after the trainer"]
-    assert delays(GONE, outcome(good_events()[:5], -9, gone_s=2.5), 0.0, retry_policy=2) == []
+    assert delays(GONE, outcome(good_events()[:5], -9, gone_s=2.5), 0.0, time_factor=2) == []
     noticed = [{"kind": "noticed", "at": 0.8}]
     assert delays(IDENTICAL, outcome(good_events() + noticed, died_at=0.6), 0.0) == ["noticed after 0.20 s"]
     assert delays(IDENTICAL, outcome(good_events() + noticed, died_at=0.75), 0.0) == []
 
 
-def test_what_is_promised_follows_from_point_and_harm() -> None:
+def test_promises_follow_from_point_and_harm() -> None:
     promised = {cell: cell.promise for cell in all_cells()}
     assert {"identical", "error", "gone"} == set(promised.values())
     assert {"gone"} == {p for cell, p in promised.items() if cell.is_trainers and not cell.is_raised and "STOP" not in cell.harm}
-    # in seed mode a worker's death is never to be seen
+    # in seed mode a worker's death never changes the stream
     assert {"identical"} == {p for c, p in promised.items() if not c.is_trainers and not c.is_raised and c.mode == "seed"}
     assert set(matrix_cells.REPORTED) < set(WORKER_POINTS)

@@ -1,4 +1,4 @@
-"""Descriptors, mappings, threads, children and memory are flat over many epochs, breaks, engines and deaths."""
+"""Descriptors, mappings, threads, children and memory do not grow over many epochs, breaks, engines and deaths."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from shmload import ShmLoader
-from tests.faults.faults_kit import COLLATE, DATASETS, Charges, Rows
+from tests.faults.faults_kit import COLLATE, DATASETS, FaultFolder, Rows
 
-pytestmark = pytest.mark.slow(reason="many epochs, breaks or engines, one after the other")
+pytestmark = pytest.mark.slow(reason="runs many epochs, breaks or engines")
 TIMES = 50
 SLACK_BYTES = 8 << 20
 
@@ -71,23 +71,23 @@ def test_nothing_grows(what: Callable[[str, int | None], Iterator[None]], seed: 
     assert after[1] - before[1] < SLACK_BYTES
 
 
-def test_nothing_grows_with_deaths(charges: Charges) -> None:
+def test_nothing_grows_with_deaths(fault_folder: FaultFolder) -> None:
     with ShmLoader(Rows(400), batch_size=4, seed=3, num_workers=2) as loader:
         before = None
         quiet_for = 0
-        while charges.num_spent < 30:
+        while fault_folder.num_triggered < 30:
             for _ in loader:
-                quiet_for = 0 if charges.num_waiting else quiet_for + 1
+                quiet_for = 0 if fault_folder.num_armed else quiet_for + 1
                 if quiet_for >= 6:
                     quiet_for = 0
-                    charges.arm("mid_decode", signal.SIGKILL)
+                    fault_folder.arm("mid_decode", signal.SIGKILL)
             if before is None:
                 before = footprint()
         next(iter(loader))
         assert before == footprint()
 
 
-def test_a_forked_child_that_drops_the_loader_does_not_disturb_it() -> None:
+def test_forked_child_that_closes_the_loader_does_not_affect_it() -> None:
     loaders = [ShmLoader(Rows(40), batch_size=4, seed=seed, num_workers=2) for seed in (3, None)]
     streams = [iter(loader) for loader in loaders]
     for stream in streams:

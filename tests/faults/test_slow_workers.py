@@ -1,4 +1,4 @@
-"""Stopped is not dead: a stopped or slow worker keeps its rows, and yet cannot hold up a close."""
+"""A stopped or slow worker is not dead: it keeps its rows, but does not block closing the loader."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from typing import Any
 import pytest
 
 from shmload import ShmLoader
-from tests.faults.faults_kit import Charges, Rows, await_readable, digest
+from tests.faults.faults_kit import FaultFolder, Rows, await_readable, digest
 
 pytestmark = [
-    pytest.mark.slow(reason="each waits for time limits that stopped or busy workers exceed"),
+    pytest.mark.slow(reason="waits for time limits that stopped or busy workers exceed"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
-CLOSE_S = 15.0  # it takes 1 s; without an end to the waiting it would take LONG_S
+CLOSE_S = 15.0  # it takes 1 s, or LONG_S if it waits for the workers
 LONG_S = 30
 
 
 def stop_a_claimant(loader: ShmLoader, take: Callable[[], Any]) -> tuple[int, int, tuple[int, int, int, int]]:
-    """Stops a worker that holds rows: its number, its pid, what it holds.
+    """Stops a worker that holds rows. Returns its number, its pid and what it holds.
 
     Args:
-        take: takes a batch, so that there is work again if all that was ordered has been done meanwhile.
+        take: takes a batch, so that workers have work again if all orders were finished.
     """
     engine = loader._builder.last
     while True:
@@ -45,7 +45,7 @@ def stop_a_claimant(loader: ShmLoader, take: Callable[[], Any]) -> tuple[int, in
 
 
 @pytest.mark.parametrize("seed", [4, None])
-def test_a_stopped_worker_keeps_its_batch_waiting_while_others_go_on(seed: int | None) -> None:
+def test_batch_of_a_stopped_worker_waits_while_others_continue(seed: int | None) -> None:
     with ShmLoader(Rows(240), batch_size=12, seed=seed) as quiet:
         expected = [digest(batch["x"]) for batch in quiet]
     with ShmLoader(Rows(240, 400), batch_size=12, seed=seed, num_workers=3, prefetch_factor=2) as loader:
@@ -72,16 +72,16 @@ def test_a_stopped_worker_keeps_its_batch_waiting_while_others_go_on(seed: int |
 
 
 @pytest.mark.parametrize("seed", [4, None])
-def test_a_worker_stopped_between_its_claim_and_its_first_sample_is_late_and_no_sample_is_to_blame(
-    seed: int | None, charges: Charges, caplog: pytest.LogCaptureFixture
+def test_worker_stopped_before_its_first_sample_times_out_without_blaming_a_sample(
+    seed: int | None, fault_folder: FaultFolder, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ShmLoader(Rows(48), batch_size=12, seed=seed) as quiet:
         expected = [digest(batch["x"]) for batch in quiet]
-    charges.arm("after_claim", signal.SIGSTOP)
+    fault_folder.arm("after_claim", signal.SIGSTOP)
     options = {"num_workers": 2, "sample_timeout_s": 0.2, "max_restarts": 0}
     with ShmLoader(Rows(48), batch_size=12, seed=seed, **options) as loader:
         got = [digest(batch["x"]) for batch in loader]
-        assert (charges.num_spent, loader.stats()["num_restarts"]) == (1, 1)
+        assert (fault_folder.num_triggered, loader.stats()["num_restarts"]) == (1, 1)
     assert expected == got
     assert re.search(
         r"batch \d of epoch 0 was claimed, and no single sample of it was begun, for sample_timeout_s=0.2: worker", caplog.text
@@ -89,7 +89,7 @@ def test_a_worker_stopped_between_its_claim_and_its_first_sample_is_late_and_no_
 
 
 @pytest.mark.parametrize("seed", [4, None])
-def test_a_loader_with_a_stopped_worker_closes(seed: int | None) -> None:
+def test_loader_with_a_stopped_worker_closes(seed: int | None) -> None:
     loader = ShmLoader(Rows(240, 400), batch_size=12, seed=seed, num_workers=3)
     stream = iter(loader)
     next(stream)
@@ -101,7 +101,7 @@ def test_a_loader_with_a_stopped_worker_closes(seed: int | None) -> None:
 
 
 class Long(Rows):
-    """Every sample takes half a minute, in the interpreter or in one call of C code that keeps the GIL; a pipe tells."""
+    """Samples that take half a minute in Python, or in a C call that holds the GIL, after a byte written to a pipe."""
 
     def __init__(self, n: int, kind: str, fd: int) -> None:
         super().__init__(n)
@@ -119,7 +119,7 @@ class Long(Rows):
 
 @pytest.mark.parametrize("kind", ["python", "c"])
 @pytest.mark.parametrize("seed", [4, None])
-def test_a_loader_with_busy_workers_closes(seed: int | None, kind: str) -> None:
+def test_loader_with_busy_workers_closes(seed: int | None, kind: str) -> None:
     end, begun = os.pipe()
     try:
         loader = ShmLoader(Long(48, kind, begun), batch_size=4, seed=seed, num_workers=2, timeout=0.05)

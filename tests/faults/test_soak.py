@@ -1,4 +1,4 @@
-"""The soak for a moment; and that its checks do see what is wrong."""
+"""A short soak, and tests that its checks find defects."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.faults.soak import KINDS, SEED, Soak, Stream
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow(reason="a soak in a process of its own, which imports torch")
-def test_a_moment_of_the_soak_finds_nothing() -> None:
+@pytest.mark.slow(reason="runs a soak in another process, which imports torch")
+def test_short_soak_finds_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.faults.soak", "--minutes", "0.02", "--seed", "1"],
         capture_output=True,
@@ -36,9 +36,9 @@ def test_a_moment_of_the_soak_finds_nothing() -> None:
     assert result["batches"] >= 50
 
 
-@pytest.mark.slow(reason="makes the soak's dataset anew for every batch")
+@pytest.mark.slow(reason="makes the soak's dataset again for every batch")
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_pure_schedule_says_what_a_loader_yields(kind: str) -> None:
+def test_pure_schedule_predicts_the_batches_of_a_loader(kind: str) -> None:
     stream = Stream()
     dataset = soak.DATASETS[kind](soak.NUM_SAMPLES)
     with ShmLoader(dataset, soak.BATCH, shuffle=True, seed=SEED, collate_fn=soak.COLLATE.get(kind)) as loader:
@@ -49,22 +49,22 @@ def test_the_pure_schedule_says_what_a_loader_yields(kind: str) -> None:
             stream.next_epoch()
 
 
-def test_growing_memory_and_descriptors_and_a_difference_are_found() -> None:
+def test_soak_reports_growing_memory_and_descriptors_and_differences() -> None:
     one = Soak(seed=0)
     tally = one.tally
     tally.minutes = 10.0
     tally.memory_mib = [(float(at), 100 + 2.0 * at) for at in range(11)]
     tally.descriptors = [5, 8, 8, 9]
     one._differs("batch 3")
-    assert one.judged() == ["batch 3", "descriptors are not flat: [5, 8, 8, 9]", "memory grows by 2.00 MiB a minute"]
+    assert one.problems() == ["batch 3", "descriptors are not flat: [5, 8, 8, 9]", "memory grows by 2.00 MiB a minute"]
     assert tally.result()["memory_slope_mib_a_minute"] == 2.0
     assert tally.result()["differences"] == 1
 
 
-def test_flat_memory_is_nothing_to_be_found_even_where_it_was_higher_at_first() -> None:
+def test_soak_accepts_flat_memory_after_growth_at_the_start() -> None:
     one = Soak(seed=0)
     tally = one.tally
     tally.minutes = 10.0
     tally.memory_mib = [(0.0, 50.0), *((float(at), 100.0 + at % 2) for at in range(1, 11))]
     tally.descriptors = [5, 8, 8]
-    assert one.judged() == []
+    assert one.problems() == []

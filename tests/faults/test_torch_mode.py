@@ -1,4 +1,4 @@
-"""Without a seed a dead worker ends the iteration as it does in torch's loader, unless max_restarts says otherwise."""
+"""Without a seed a dead worker ends the iteration as in torch's loader, unless `max_restarts` is set."""
 
 from __future__ import annotations
 
@@ -13,61 +13,61 @@ import torch
 from torch.utils.data import DataLoader
 
 from shmload import ShmLoader, WorkerDied
-from tests.faults import torch_words
-from tests.faults.faults_kit import Charges, Rows, Victims, digest, program_env
+from tests.faults import torch_error
+from tests.faults.faults_kit import FaultFolder, Rows, WorkerKiller, digest, program_env
 
-pytestmark = pytest.mark.slow(reason="each starts workers for its loaders, and in most cases some die")
-BOUND_S = 20.0  # it takes 0.2 s; a death that nobody notices would take for ever
+pytestmark = pytest.mark.slow(reason="each starts workers, most of which die")
+BOUND_S = 20.0  # it takes 0.2 s, or forever if nothing notices the death
 
 
 ENDS = [-signal.SIGKILL, -signal.SIGSEGV, 3]
 
 
-def torchs_words(end: int) -> list[str]:
-    """What torch says about a worker that ends so."""
-    command = [sys.executable, torch_words.__file__, str(int(end))]
+def torchs_error(end: int) -> list[str]:
+    """Returns torch's error message for a worker that ends with a signal or exit code."""
+    command = [sys.executable, torch_error.__file__, str(int(end))]
     for _ in range(20):
         ran = subprocess.run(command, capture_output=True, timeout=120, env=program_env())
-        if ran.returncode == 0:  # else torch's SIGCHLD handler has raised where nobody expects it
+        if ran.returncode == 0:  # otherwise torch's SIGCHLD handler raised at an unexpected point
             words: list[str] = json.loads(ran.stdout.splitlines()[-1])
             return words
     raise AssertionError(ran.stderr.decode())
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_a_dead_worker_is_told_in_torchs_words(end: int) -> None:
+def test_error_of_a_dead_worker_is_torchs(end: int) -> None:
     began = monotonic()
-    words = torch_words.words_of(ShmLoader, end)
+    words = torch_error.error_of(ShmLoader, end)
     assert monotonic() - began < BOUND_S
     assert words[0] == "DataLoader worker (pid(s) PID) exited unexpectedly"
-    assert torchs_words(end)[0] in words  # torch says the one or the other, as it happens, with several causes
+    assert torchs_error(end)[0] in words  # with several causes, torch reports either
 
 
 @pytest.mark.parametrize("point", ["before_claim", "after_claim", "mid_decode", "before_finish", "after_finish", "before_post"])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_death_at_any_point_ends_the_iteration_and_leaves_nothing(point: str, persistent: bool, charges: Charges) -> None:
+def test_death_at_any_point_ends_the_iteration_and_leaves_nothing(point: str, persistent: bool, fault_folder: FaultFolder) -> None:
     loader = ShmLoader(Rows(80), batch_size=4, num_workers=2, persistent_workers=persistent)
     began = monotonic()
     with pytest.raises(WorkerDied, match=r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly"):
         for step, _ in enumerate(loader):
             if step == 3:
-                charges.arm(point, signal.SIGKILL)
+                fault_folder.arm(point, signal.SIGKILL)
                 began = monotonic()
     assert monotonic() - began < BOUND_S
-    assert charges.num_spent == 1
+    assert fault_folder.num_triggered == 1
     loader.close()
     assert loader._builder.last.pool.pids == []
 
 
-def test_without_persistent_workers_the_next_iteration_works() -> None:
+def test_next_iteration_works_without_persistent_workers() -> None:
     loader = ShmLoader(Rows(80), batch_size=4, num_workers=2)
     with pytest.raises(WorkerDied):
         for _ in loader:
-            Victims(loader._builder.last).kill(1)
+            WorkerKiller(loader._builder.last).kill(1)
     assert sum(1 for _ in loader) == 20
 
 
-def test_an_iterator_outlives_its_loader_and_ends_with_a_closed_one() -> None:
+def test_iterator_outlives_its_loader_but_not_close() -> None:
     assert sum(1 for _ in ShmLoader(Rows(80), batch_size=4, num_workers=2)) == 20
     stream = iter(loader := ShmLoader(Rows(80), batch_size=4, num_workers=2))
     next(stream)
@@ -77,10 +77,10 @@ def test_an_iterator_outlives_its_loader_and_ends_with_a_closed_one() -> None:
             pass
 
 
-def test_a_broken_iteration_goes_on_saying_so() -> None:
+def test_failed_iteration_keeps_raising_its_error() -> None:
     stream = iter(loader := ShmLoader(Rows(80), batch_size=4, num_workers=2))
     next(stream)
-    Victims(loader._builder.last).kill(0)
+    WorkerKiller(loader._builder.last).kill(0)
     for _ in range(2):
         with pytest.raises(WorkerDied, match="exited unexpectedly"):
             for _ in stream:
@@ -89,7 +89,7 @@ def test_a_broken_iteration_goes_on_saying_so() -> None:
     loader.close()
 
 
-def test_max_restarts_replaces_so_many_and_no_more() -> None:
+def test_max_restarts_limits_replacements() -> None:
     torch.manual_seed(1)
     expected = [digest(b["x"]) for b in DataLoader(Rows(160), batch_size=4, shuffle=True)]
     torch.manual_seed(1)
@@ -99,7 +99,7 @@ def test_max_restarts_replaces_so_many_and_no_more() -> None:
         for step, batch in enumerate(loader):
             got.append(digest(batch["x"]))
             if step % 8 == 0:
-                Victims(loader._builder.last).kill(step // 8 % 2)
+                WorkerKiller(loader._builder.last).kill(step // 8 % 2)
     assert loader.stats()["num_restarts"] == 3
     assert 24 < len(got) <= 32
     assert expected[: len(got)] == got
@@ -113,6 +113,6 @@ def test_replaced_workers_keep_torchs_order_and_their_own_batches() -> None:
     for step, batch in enumerate(loader):
         got.append(digest(batch["x"]))
         if step % 4 == 0:
-            Victims(loader._builder.last).kill(step // 4 % 2)
+            WorkerKiller(loader._builder.last).kill(step // 4 % 2)
     assert expected == got
     assert loader.stats()["num_restarts"] >= 8

@@ -1,7 +1,7 @@
-"""A trainer to be killed: a program that brings a loader into a state, says so on its standard output, and stays there.
+"""A trainer for tests that kill it: a program that brings a loader into a state, prints "ready" and stays there.
 
-Arguments: state, start method, and what it does when a line comes on its standard input: "hang" (nothing), "close" (the loader),
-"go on" (reads the epoch's rest, then closes). Prints "ready" once it is in the state, "done" after that.
+Arguments: the state, the start method, and what to do after a line on standard input: "hang" (nothing), "close" (close the loader)
+or "go on" (read the rest of the epoch, then close). Prints "done" afterwards.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST_LONG = 8
 
 
 class Long(Rows):
-    """From the third batch on a sample takes half a minute."""
+    """A dataset whose samples take half a minute from the third batch on."""
 
     def __init__(self, n: int, kind: str) -> None:
         super().__init__(n)
@@ -35,7 +35,7 @@ class Long(Rows):
 
 
 def work_long(kind: str) -> None:
-    """Half a minute in the interpreter, or in one call of C code that keeps the GIL."""
+    """Works for half a minute in the interpreter, or in one C call that holds the GIL."""
     if kind == "python sample":
         from time import monotonic
 
@@ -51,12 +51,12 @@ def say(text: str) -> None:
 
 
 def hang() -> None:
-    """Until killed."""
+    """Blocks until killed."""
     select.poll().poll()
 
 
 def follow(then: str, loader: Any, stream: Any) -> None:
-    """Does what the third argument says when the line comes, and hangs."""
+    """Waits for the line, does what the third argument says, and hangs."""
     if then == "hang":
         hang()
     sys.stdin.readline()
@@ -68,7 +68,7 @@ def follow(then: str, loader: Any, stream: Any) -> None:
 
 
 def await_workers(loader: Any, condition: Callable[[dict[str, Any]], bool]) -> None:
-    """Looks at the workers' records until all are so."""
+    """Polls the workers' records until the condition holds for all."""
     while not all(condition(worker) for worker in loader.stats()["workers"]):
         select.select([], [], [], 0.001)
 
@@ -85,7 +85,7 @@ def main(state: str, method: str, then: str = "hang") -> None:
 
         def start(self: Any, post: Any) -> None:
             started(self, post)
-            say("ready")  # in the middle: the worker has been started and knows nothing yet, the next does not exist
+            say("ready")  # the first worker has been started and knows nothing yet, and the second does not exist
 
         pool.ProcessPool._start = start
         stream = iter(loader)

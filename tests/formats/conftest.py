@@ -1,4 +1,4 @@
-"""What the tests of all formats share."""
+"""Fixtures of the tests of all formats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def fuzz(request: pytest.FixtureRequest) -> ModuleType:
-    """The module fuzz.py beside the test: mutated files, and what reads them."""
+    """Returns the module fuzz.py in the folder of the test, which mutates files and reads them."""
     path = Path(request.path).with_name("fuzz.py")
     spec = importlib.util.spec_from_file_location(f"{path.parent.name}_fuzz", path)
     assert spec is not None

@@ -1,8 +1,8 @@
-"""Mutated files through the parsers of one format, for as long as asked: python fuzz.py FORMAT [seconds] [seed] [options]
+"""Feed mutated files to the parsers of one format for a given time: python fuzz.py FORMAT [seconds] [seed] [options]
 
-FORMAT is a folder here, whose fuzz.py has `mutations(seed, folder, *options)` and `read(*mutation)`, which answers whether it found
-a file sound. Run it against a build with SHMLOAD_SANITIZE=address,undefined, the runtimes preloaded. Windows of images are a fuzzer of
-their own: images/fuzz.py.
+FORMAT is a folder here. Its fuzz.py has `mutations(seed, folder, *options)` and `read(*mutation)`, which returns whether a file was
+valid. Run it against a build with SHMLOAD_SANITIZE=address,undefined and with the runtimes preloaded. images/fuzz.py is a separate
+program for windows of images.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from time import monotonic
 
 
 def main(name: str, seconds: str = "10", seed: str = "0", *options: str) -> None:
-    """Reads until the time is up."""
+    """Reads mutated files until the time is up."""
     parsers = runpy.run_path(str(Path(__file__).parent / name / "fuzz.py"))
     end = monotonic() + float(seconds)
     num_inputs = num_sound = 0

@@ -1,4 +1,4 @@
-"""Files that are compressed as a whole: every stream of them is read, or the error says where the damage is."""
+"""Compressed files: every stream of a file is read, or the error names the position of the damage."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ COMPRESS: dict[str, Compress] = {
     "zst": zstandard.ZstdCompressor(write_checksum=True).compress,
 }
 FIRST, SECOND = b"first line\n" * 400, b"second line\n" * 600
-SKIPPABLE = b"\x53\x2a\x4d\x18" + struct.pack("<I", 5) + b"hello"  # a frame of zstd without data, as pzstd writes it
+SKIPPABLE = b"\x53\x2a\x4d\x18" + struct.pack("<I", 5) + b"hello"  # an empty zstd frame, as pzstd writes it
 
 
 def expand(kind: str, data: bytes) -> bytes:
     return b"".join(expanded_pieces(kind, io.BytesIO(data)))
 
 
-def hurt(data: bytes, at: int) -> bytes:
+def damaged(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :]
 
 
 @pytest.mark.parametrize("kind", COMPRESS)
-def test_streams_that_follow_each_other_are_all_read(kind: str) -> None:
+def test_all_concatenated_streams_are_read(kind: str) -> None:
     compress = COMPRESS[kind]
     assert expand(kind, b"".join(map(compress, (FIRST, b"", SECOND)))) == FIRST + SECOND
     with expanded_file(kind, io.BytesIO(compress(b"") + compress(FIRST))) as file:
@@ -52,18 +52,18 @@ def test_streams_that_follow_each_other_are_all_read(kind: str) -> None:
     ("kind", "between", "after"),
     [("xz", 4, 0), ("xz", 40_000, 0), ("xz", 0, 8), ("xz", 4, 4), ("gz", 0, 1), ("gz", 40_000, 512), ("bz2", 0, 3), ("bz2", 5, 0)],
 )
-def test_padding_that_a_format_or_its_tool_allows_ends_no_data(kind: str, between: int, after: int) -> None:
+def test_allowed_padding_does_not_end_the_data(kind: str, between: int, after: int) -> None:
     compress = COMPRESS[kind]
     assert expand(kind, compress(FIRST) + bytes(between) + compress(SECOND) + bytes(after)) == FIRST + SECOND
 
 
 @pytest.mark.parametrize(("between", "after"), [(3, 0), (0, 2), (16_385, 0)])
-def test_padding_of_xz_is_a_multiple_of_four(between: int, after: int) -> None:
+def test_xz_padding_must_be_a_multiple_of_four_bytes(between: int, after: int) -> None:
     with pytest.raises(ValueError, match=r"bytes of padding end at byte .*, and the format allows multiples of 4"):
         expand("xz", lzma.compress(FIRST) + bytes(between) + lzma.compress(SECOND) + bytes(after))
 
 
-def test_skippable_frames_of_zstd_are_skipped() -> None:
+def test_zstd_skippable_frames_are_skipped() -> None:
     compress = COMPRESS["zst"]
     assert expand("zst", SKIPPABLE + compress(FIRST) + SKIPPABLE * 2 + compress(SECOND) + SKIPPABLE) == FIRST + SECOND
     assert compression_of(SKIPPABLE) == "zst"
@@ -72,19 +72,19 @@ def test_skippable_frames_of_zstd_are_skipped() -> None:
 
 
 @pytest.mark.parametrize("kind", COMPRESS)
-def test_damage_in_a_later_stream_is_an_error_that_says_where(kind: str) -> None:
+def test_error_names_the_position_of_damage_in_a_later_stream(kind: str) -> None:
     whole, later = COMPRESS[kind](FIRST), COMPRESS[kind](SECOND)
     for at in range(len(later)):
-        if kind == "gz" and at in range(3, 10):  # its flags, time and system, of which no checksum says anything
+        if kind == "gz" and at in range(3, 10):  # its flags, time and system, which no checksum covers
             continue
         with pytest.raises(
             ValueError, match=f"the {kind} stream is damaged or cut after .*stream 2, which begins at byte {len(whole)}"
         ):
-            expand(kind, whole + hurt(later, at))
+            expand(kind, whole + damaged(later, at))
 
 
 @pytest.mark.parametrize("kind", COMPRESS)
-def test_what_is_cut_anywhere_is_an_error(kind: str) -> None:
+def test_truncation_at_any_byte_is_an_error(kind: str) -> None:
     whole, later = COMPRESS[kind](FIRST), COMPRESS[kind](SECOND)
     for end in range(len(later)):
         if end:
@@ -95,17 +95,17 @@ def test_what_is_cut_anywhere_is_an_error(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", COMPRESS)
-def test_garbage_behind_a_stream_is_an_error(kind: str) -> None:
+def test_garbage_after_a_stream_is_an_error(kind: str) -> None:
     with pytest.raises(ValueError, match=r"stream 2, which begins at byte \d+: .*, or no stream follows the one before"):
         expand(kind, COMPRESS[kind](FIRST) + b"garbage garbage garbage")
 
 
-def test_what_expands_enormously_comes_in_small_pieces() -> None:
+def test_decompression_bomb_is_expanded_in_small_pieces() -> None:
     for kind in ("bz2", "xz"):
         assert max(map(len, expanded_pieces(kind, io.BytesIO(COMPRESS[kind](bytes(3 << 20)))))) <= 1 << 20
 
 
-def test_zeros_behind_the_members_of_a_tfrecord_file_are_ignored() -> None:
+def test_zeros_after_the_gzip_members_of_a_tfrecord_file_are_ignored() -> None:
     data = gzip.compress(FIRST) + bytes(3_000_000) + gzip.compress(SECOND) + bytes(512)
     assert inflated(data, "gzip", 1 << 30) == FIRST + SECOND
     with pytest.raises(ValueError, match=r"the gzip stream is (corrupted|truncated)"):
@@ -113,13 +113,13 @@ def test_zeros_behind_the_members_of_a_tfrecord_file_are_ignored() -> None:
 
 
 def long(window_log: int) -> bytes:
-    """What `zstd --long` writes."""
+    """Returns data as `zstd --long` compresses it."""
     given = zstandard.ZstdCompressionParameters(window_log=window_log, enable_ldm=True)
     stream = zstandard.ZstdCompressor(compression_params=given).compressobj()
     return stream.compress(FIRST) + stream.flush()
 
 
-def test_windows_of_zstd_have_a_limit_that_the_environment_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limit_of_the_zstd_window_can_be_raised_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert expand("zst", long(27)) == FIRST
     with pytest.raises(ValueError, match=f"a window of more than 128 MiB .zstd --long.: set {WINDOW}=31 in the environment"):
         expand("zst", long(28))
@@ -132,36 +132,36 @@ def test_windows_of_zstd_have_a_limit_that_the_environment_raises(monkeypatch: p
         expand("zst", long(28))
 
 
-def test_how_a_file_is_compressed_is_told_by_its_first_bytes() -> None:
+def test_compression_is_detected_from_the_first_bytes() -> None:
     for kind in ("gz", "bz2", "xz", "zst"):
         assert compression_of(COMPRESS[kind](FIRST)) == compression_of(COMPRESS[kind](b"")) == packing_of(f"x.{kind}")[1] == kind
     for begin in (b"", b"BZh", b"BZhello.jpg", b"BZh9 is a name", b"{}"):
         assert compression_of(begin) == ""
 
 
-def test_a_tar_file_whose_first_member_is_called_like_bzip2_is_read(tmp_path: Path) -> None:
+def test_tar_file_whose_first_member_name_begins_like_bzip2_is_read(tmp_path: Path) -> None:
     with TarWriter(tmp_path / "a.tar") as tar:
         tar.write({"__key__": "BZh9", "cls": 1})
     assert [sample["cls"] for sample in TarStream(tmp_path / "a.tar", rank=0, world_size=1)] == [1]
 
 
 @pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zst"])
-def test_a_compressed_tar_file_with_a_damaged_later_stream_is_no_shorter_one(kind: str, tmp_path: Path) -> None:
+def test_compressed_tar_file_with_a_damaged_later_stream_is_an_error(kind: str, tmp_path: Path) -> None:
     with TarWriter(tmp_path / "a.tar") as tar:
         for number in range(40):
             tar.write({"__key__": str(number), "cls": number})
     data = (tmp_path / "a.tar").read_bytes()
     half = len(data) // 1024 * 512
     parts = [COMPRESS[kind](data[:half]), COMPRESS[kind](data[half:])]
-    path = tmp_path / "b.tar"  # whose name does not say it
+    path = tmp_path / "b.tar"  # the name does not reveal the compression
     path.write_bytes(b"".join(parts))
     assert [sample["cls"] for sample in TarStream(path, rank=0, world_size=1)] == list(range(40))
-    path.write_bytes(parts[0] + hurt(parts[1], len(parts[1]) // 2))
+    path.write_bytes(parts[0] + damaged(parts[1], len(parts[1]) // 2))
     with pytest.raises(ShardCorrupt, match=r"b\.tar: at byte .*: the .* stream is damaged or cut after .* stream 2"):
         list(TarStream(path, rank=0, world_size=1))
 
 
-def test_a_tfrecord_file_that_is_cut_is_named(tmp_path: Path) -> None:
+def test_error_names_the_truncated_tfrecord_file(tmp_path: Path) -> None:
     path = tmp_path / "a.tfrecord"
     path.write_bytes(gzip.compress(FIRST)[:-1])
     with pytest.raises(ShardCorrupt, match=r"a\.tfrecord: the gzip stream is truncated"):

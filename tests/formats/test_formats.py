@@ -1,4 +1,4 @@
-"""The registry of formats: recognition by first bytes and names, formats of users and of installed packages."""
+"""The registry of formats: recognition by first bytes and names, and formats of users and installed packages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shmload.tools.inspect import describe
 
 @dataclass(frozen=True)
 class Pairs(BlockFormat):
-    """Pairs of integers after a magic."""
+    """A format for pairs of integers after magic bytes."""
 
     name: ClassVar[str] = "pairs"
     title: ClassVar[str] = "pairs of integers"
@@ -77,7 +77,7 @@ def test_class_without_a_part_of_the_protocol_is_refused() -> None:
         name = "nothing"
 
     with pytest.raises(TypeError, match="Nothing is not a format: it has no recognize, index, decode, describe"):
-        register(Nothing)  # type: ignore[type-abstract, arg-type]  # the type checker refuses it, too
+        register(Nothing)  # type: ignore[type-abstract, arg-type]  # also rejected by the type checker
 
 
 def test_format_of_an_installed_package_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_lone_object_of_no_known_format_names_the_remedy(tmp_path: Path) -> None
         RemoteDataset.from_urls(str(tmp_path / "nothing"))
 
 
-def test_every_format_says_what_it_is() -> None:
+def test_every_format_describes_itself() -> None:
     every = formats()
     assert len({format.name for format in every}) == len(every)
     assert [format.title for format in every if not format.title] == []
@@ -153,7 +153,7 @@ def test_every_format_says_what_it_is() -> None:
     assert isinstance(layout_named(TFRecords(is_example=False)), TFRecords)
 
 
-def test_format_of_local_files_refuses_ranges() -> None:
+def test_range_read_of_a_local_format_is_an_error() -> None:
     hdf5 = next(format for format in formats() if format.name == "hdf5")
     with pytest.raises(ValueError, match="x: HDF5 is read from local files only: copy it here, or pack it"):
         hdf5.index("x", 8, lambda offset, nbytes: b"")

@@ -1,4 +1,4 @@
-"""Paths as every reader of files takes them."""
+"""Path arguments of all readers and writers of files."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ READERS: list[Any] = [
 
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("reader", READERS)
-def test_a_url_is_refused_where_files_are_read_and_the_error_says_what_to_do(reader: Any, url: str) -> None:
+def test_error_for_a_url_in_a_local_reader_names_a_remedy(reader: Any, url: str) -> None:
     with pytest.raises(ValueError, match=r"reads files of this machine; got the URL '.*://.*: copy .*RemoteDataset"):
         reader(url)
 
 
-def test_a_relative_path_is_of_the_folder_that_the_dataset_was_made_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_path_refers_to_the_working_directory_at_construction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder, number in ((tmp_path, 1), (tmp_path / "elsewhere", 2)):
         folder.mkdir(exist_ok=True)
         np.save(folder / "a.npy", np.full(4, number))
@@ -65,7 +65,7 @@ def test_a_relative_path_is_of_the_folder_that_the_dataset_was_made_in(tmp_path:
 
 
 @pytest.mark.parametrize("kind", ["a folder", "a pipe", "a link to a pipe"])
-def test_a_writer_takes_no_place_of_what_is_no_file(kind: str, tmp_path: Path) -> None:
+def test_writer_does_not_replace_folders_and_pipes(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "there"
     path.mkdir() if kind == "a folder" else os.mkfifo(path)
     if kind == "a link to a pipe":

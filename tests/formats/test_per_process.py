@@ -1,4 +1,4 @@
-"""What is opened once a process: in a forked child, too, whatever the parent's threads were at when it was forked."""
+"""Files opened once per process also open in a forked child, whatever the parent's threads were doing at the fork."""
 
 from __future__ import annotations
 
@@ -16,23 +16,29 @@ from shmload.formats import TarDataset, TarWriter
 from shmload.formats.per_process import PerProcess
 
 
-class Held:
-    """Something that a thread is held up at until it is let go."""
+class BlockedCall:
+    """A function that blocks its thread until it is released."""
 
     def __init__(self) -> None:
-        self.reached, self.let_go = threading.Event(), threading.Event()
+        self.reached, self.released = threading.Event(), threading.Event()
 
     def __call__(self) -> Any:
         self.reached.set()
-        self.let_go.wait()
+        self.released.wait()
         return "parent's"
 
 
-def of_a_child_forked_meanwhile(held: Held, in_thread: Callable[[], object], in_child: Callable[[], bool]) -> int:
-    """The exit status of a child that is forked while a thread is held up: 0 if it was true there, a signal if it waited for ever."""
+def exit_status_of_child_forked_while_blocked(
+    blocked: BlockedCall, in_thread: Callable[[], object], in_child: Callable[[], bool]
+) -> int:
+    """Forks a child while a thread is blocked.
+
+    Returns:
+        the child's exit status: 0 if `in_child` returned true, a signal if it blocked.
+    """
     thread = threading.Thread(target=in_thread)
     thread.start()
-    held.reached.wait()
+    blocked.reached.wait()
     pid = os.fork()
     if not pid:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -44,28 +50,33 @@ def of_a_child_forked_meanwhile(held: Held, in_thread: Callable[[], object], in_
     try:
         return os.waitpid(pid, 0)[1]
     finally:
-        held.let_go.set()
+        blocked.released.set()
         thread.join()
 
 
 @pytest.mark.parametrize("is_inherited", [False, True])
-def test_a_child_does_not_wait_for_a_thread_that_was_opening(is_inherited: bool) -> None:
+def test_child_does_not_wait_for_a_thread_that_was_opening_a_file(is_inherited: bool) -> None:
     opened: PerProcess[Any] = PerProcess(is_inherited)
-    held = Held()
-    assert of_a_child_forked_meanwhile(held, lambda: opened.get(held), lambda: opened.get(lambda: "child's") == "child's") == 0
+    blocked = BlockedCall()
+    assert (
+        exit_status_of_child_forked_while_blocked(
+            blocked, lambda: opened.get(blocked), lambda: opened.get(lambda: "child's") == "child's"
+        )
+        == 0
+    )
     assert opened.get(lambda: "another") == "parent's"
 
 
-def test_a_child_does_not_wait_for_a_thread_that_was_mapping_a_shard(tmp_path: Path) -> None:
+def test_child_does_not_wait_for_a_thread_that_was_mapping_a_shard(tmp_path: Path) -> None:
     with TarWriter(tmp_path / "a.tar") as writer:
         writer.write({"__key__": "a", "cls": 3})
-    dataset, held = TarDataset(tmp_path / "a.tar", schema={"cls": "int64"}), Held()
+    dataset, blocked = TarDataset(tmp_path / "a.tar", schema={"cls": "int64"}), BlockedCall()
     samples = dataset._opened()
     plain = list(samples._alternatives)
 
     class Alternatives(list[Any]):
         def __len__(self) -> int:
-            held()
+            blocked()
             return len(plain)
 
     samples._alternatives = Alternatives(plain)
@@ -74,11 +85,11 @@ def test_a_child_does_not_wait_for_a_thread_that_was_mapping_a_shard(tmp_path: P
         samples._alternatives = plain
         return bool(dataset[0]["cls"] == np.int64(3))
 
-    assert of_a_child_forked_meanwhile(held, lambda: dataset[0], in_child) == 0
+    assert exit_status_of_child_forked_while_blocked(blocked, lambda: dataset[0], in_child) == 0
     assert dataset[0]["cls"] == 3
 
 
-def test_a_single_shard_is_indexed_without_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_shard_is_indexed_without_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with TarWriter(tmp_path / "a.tar") as writer:
         writer.write({"__key__": "a", "cls": 3})
     monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail("a thread was started"))

@@ -59,7 +59,7 @@ CROSSED_DEFECTS = [
         "shmload/worker/read_plan.py",
         "    return ReadPlan(path, layout, rule, is_whole=layout.is_ragged, ",
         "    return ReadPlan(path, layout, rule, is_whole=rule is not None and rule.is_certain, ",
-        ("tests/batch/test_ragged_fields.py::test_a_batch_of_text_is_read_once_by_one_of_several_workers",),
+        ("tests/batch/test_ragged_fields.py::test_batch_of_text_is_read_once_by_one_of_several_workers",),
         is_crossing=True,
     ),
     Defect(
@@ -93,7 +93,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/zarr.py",
         "dict(sorted(found.arrays()))",
         "dict(found.arrays())",
-        ("tests/formats/readers/test_zarr.py::test_fields_stand_in_the_order_of_their_names",),
+        ("tests/formats/readers/test_zarr.py::test_fields_are_in_the_order_of_their_names",),
     ),
     Defect(
         "N7",
@@ -109,7 +109,7 @@ CROSSED_DEFECTS = [
         "src/tar_headers.pxi",
         "            if length <= cursor - begin:",
         "            if False:",
-        (f"{TAR}test_a_pax_record_of_no_length_is_a_broken_record",),
+        (f"{TAR}test_pax_record_of_length_zero_is_an_error",),
         ("tar",),
     ),
     Defect(
@@ -118,7 +118,7 @@ CROSSED_DEFECTS = [
         "src/example.pxi",
         "if (count and spec.kind < FLOAT32) or count >",
         "if count >",
-        (f"{RECORDS}test_fuzz.py::test_values_that_turn_into_floats_before_they_are_written_stay_within_their_rows",),
+        (f"{RECORDS}test_fuzz.py::test_integers_replaced_by_floats_during_a_read_stay_within_their_rows",),
         ("records",),
     ),
     Defect(
@@ -127,7 +127,7 @@ CROSSED_DEFECTS = [
         "src/example.pxi",
         "if (count and spec.kind < FLOAT32) or",
         "if spec.kind < FLOAT32 or",
-        (f"{RECORDS}test_tfrecord.py::test_the_parser_takes_what_protobuf_takes",),
+        (f"{RECORDS}test_tfrecord.py::test_parser_accepts_the_encodings_that_protobuf_accepts",),
         ("records",),
     ),
     Defect(
@@ -136,7 +136,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/zarr.py",
         "[v if type(v) is bytes else str(v) for v in array[a:b]]",
         "[str(v) for v in array[a:b]]",
-        ("tests/formats/readers/test_zarr.py::test_values_of_variable_length_stay_what_they_are",),
+        ("tests/formats/readers/test_zarr.py::test_values_of_variable_length_are_read_back",),
     ),
     Defect(
         "N1",
@@ -144,7 +144,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/hdf5.py",
         "        is_written = dataset.size and dataset.id.get_storage_size() == dataset.nbytes  #",
         "        is_written = dataset.size  #",
-        ("tests/formats/readers/test_hdf5.py::test_what_was_never_written_is_the_fill_value[512]",),
+        ("tests/formats/readers/test_hdf5.py::test_unwritten_rows_have_the_fill_value[512]",),
     ),
     Defect(
         "N1",
@@ -152,7 +152,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/arrays.py",
         "    if not _is_still_at(value.filename, begin):\n",
         "    if False:\n",
-        ("tests/formats/arrays/test_arrays.py::test_a_map_of_a_file_that_its_name_leads_to_no_more_is_what_it_shows[replaced]",),
+        ("tests/formats/arrays/test_arrays.py::test_memory_map_of_a_moved_or_replaced_file_keeps_its_content[replaced]",),
     ),
     Defect(
         "N1",
@@ -160,7 +160,7 @@ CROSSED_DEFECTS = [
         "shmload/worker/in_place_dataset.py",
         "read_batch_into(_as_array(self._chosen(keys)), out)",
         "read_batch_into(self._chosen(keys), out)",
-        ("tests/behaviour/test_concatenated.py::test_a_batch_is_read_alike_through_any_wrapper[3-0]",),
+        ("tests/behaviour/test_concatenated.py::test_batch_is_the_same_through_any_wrapper[3-0]",),
     ),
     Defect(
         "N1",
@@ -168,7 +168,7 @@ CROSSED_DEFECTS = [
         "shmload/batch/row_placer.py",
         "            rows[...] = value  # may be",
         '            rows[...] = value[0] if hasattr(value, "__getitem__") and np.ndim(value) else value  # perhaps',
-        ("tests/behaviour/test_concatenated.py::test_a_batch_is_read_alike_through_any_wrapper[3-0]",),
+        ("tests/behaviour/test_concatenated.py::test_batch_is_the_same_through_any_wrapper[3-0]",),
     ),
     Defect(
         "N1",
@@ -176,7 +176,7 @@ CROSSED_DEFECTS = [
         "shmload/batch/ragged_rows.py",
         '        if tree[0] == "leaf":\n            return packer.packed(nodes[0])\n',
         "",
-        ("tests/batch/test_ragged_fields.py::test_one_field_by_itself_is_the_batch[0]",),
+        ("tests/batch/test_ragged_fields.py::test_single_field_is_the_batch[0]",),
     ),
     Defect(
         "N1",
@@ -184,7 +184,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/tfrecord/record_file.py",
         " or offsets.min() < 0 or offsets.max() > size:",
         ":",
-        (f"{RECORDS}test_files.py::test_an_index_that_does_not_lie_in_its_file_is_made_anew",),
+        (f"{RECORDS}test_files.py::test_index_with_offsets_outside_its_file_is_rebuilt",),
     ),
     Defect(
         "N1",
@@ -192,7 +192,7 @@ CROSSED_DEFECTS = [
         "src/gather.pyx",
         "        if total <= <uint64_t>out.shape[0]:",
         "        if True:",
-        ("tests/core/test_gather.py::test_runs_need_lengths_and_exactly_their_room",),
+        ("tests/core/test_gather.py::test_runs_need_valid_lengths_and_an_output_of_exactly_their_size",),
         ("gather",),
     ),
     Defect(
@@ -244,7 +244,7 @@ CROSSED_DEFECTS = [
         "shmload/worker/in_place_dataset.py",
         '        self.draws_nothing = type(dataset).__module__.startswith("shmload.formats.")\n',
         "        self.draws_nothing = True\n",
-        ("tests/behaviour/test_concatenated.py::test_members_whose_code_may_draw_are_read_row_by_row",),
+        ("tests/behaviour/test_concatenated.py::test_members_that_may_draw_random_numbers_are_read_row_by_row",),
     ),
     Defect(
         "N1",
@@ -487,7 +487,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/version_check.py",
         "        if theirs[name] != version\n",
         "        if not version\n",
-        (f"{NODES}test_what_is_wrong_is_said_with_a_remedy_and_the_rest_is_good", f"{NODES}test_a_version_is_compared_by_name"),
+        (f"{NODES}test_problem_is_reported_with_a_remedy_and_the_rest_is_good", f"{NODES}test_versions_are_compared_by_name"),
     ),
     Defect(
         "N6",
@@ -495,7 +495,7 @@ CROSSED_DEFECTS = [
         "shmload/tools/cluster_doctor.py",
         '        yield found("actor", "problem", f"none has started: {state.failure}", remedy)\n',
         "",
-        (f"{NODES}test_a_node_without_an_actor_is_one_problem",),
+        (f"{NODES}test_node_without_an_actor_is_one_problem",),
     ),
     Defect(
         "N1",
@@ -536,7 +536,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/paths.py",
         '        check_local(path, f"{kind}Dataset")\n',
         "",
-        ("tests/formats/test_paths.py::test_a_url_is_refused_where_files_are_read_and_the_error_says_what_to_do",),
+        ("tests/formats/test_paths.py::test_error_for_a_url_in_a_local_reader_names_a_remedy",),
     ),
     Defect(
         "N1",
@@ -544,7 +544,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/arrow/arrow_groups.py",
         "            if self._num_joined >= self.cache.num_decoded:",
         "            if False:",
-        ("tests/formats/readers/test_parquet.py::test_once_all_row_groups_are_there_nothing_is_joined_any_more",),
+        ("tests/formats/readers/test_parquet.py::test_nothing_is_joined_after_all_row_groups_are_decoded",),
     ),
     Defect(
         "N1",
@@ -552,7 +552,7 @@ CROSSED_DEFECTS = [
         "shmload/world.py",
         "        self._locks.setdefault(os.getpid(), Lock()).acquire()\n",
         "        self._locks.setdefault(os.getpid(), next(iter(self._locks.values()), Lock())).acquire()\n",
-        ("tests/formats/test_per_process.py::test_a_child_does_not_wait_for_a_thread_that_was_opening[True]",),
+        ("tests/formats/test_per_process.py::test_child_does_not_wait_for_a_thread_that_was_opening_a_file[True]",),
     ),
     Defect(
         "N1",
@@ -560,7 +560,7 @@ CROSSED_DEFECTS = [
         "shmload/modes/torch_pass.py",
         "return self.progress.num_complete - 1 if self._dataset_kind == DatasetKind.Iterable else int(order.step)",
         "return int(order.step)",
-        ("tests/audit/test_runs.py::test_what_is_read_again_of_an_iterable_dataset_counts_once[2]",),
+        ("tests/audit/test_runs.py::test_skipped_batches_of_an_iterable_dataset_are_counted_once[2]",),
     ),
     Defect(
         "N1",
@@ -568,7 +568,7 @@ CROSSED_DEFECTS = [
         "shmload/modes/torch_mode.py",
         'beyond = () if is_finished else self._loaded["beyond"]',
         "beyond = ()",
-        ("tests/audit/test_runs.py::test_batches_that_came_before_their_turn_are_not_rolled_back_by_a_state",),
+        ("tests/audit/test_runs.py::test_batches_delivered_early_are_not_rolled_back_by_a_state",),
     ),
     Defect(
         "N1",
@@ -576,7 +576,7 @@ CROSSED_DEFECTS = [
         "shmload/audit/recorder.py",
         '{"epoch": epoch, "step": step}, opens=True)',
         '{"epoch": epoch, "step": step})',
-        ("tests/audit/test_runs.py::test_a_rank_that_no_batch_was_left_for_is_none_that_lacks_a_file",),
+        ("tests/audit/test_runs.py::test_rank_without_a_batch_does_not_count_as_a_missing_file",),
     ),
     Defect(
         "N1",
@@ -648,7 +648,7 @@ CROSSED_DEFECTS = [
         "shmload/cli/__init__.py",
         "    except Unwritable as error:\n",
         "    except ZeroDivisionError as error:\n",
-        ("tests/cli/test_help.py::test_a_full_disk_is_one_line",),
+        ("tests/cli/test_help.py::test_error_for_a_full_disk_is_one_line",),
     ),
     Defect(
         "N1",
@@ -656,7 +656,7 @@ CROSSED_DEFECTS = [
         "shmload/cli/index_command.py",
         "                errors.append(error)\n",
         "                raise\n",
-        ("tests/cli/test_index.py::test_one_bad_path_leaves_no_other_without_its_index",),
+        ("tests/cli/test_index.py::test_bad_path_does_not_prevent_other_indexes",),
     ),
     Defect(
         "N1",
@@ -664,7 +664,7 @@ CROSSED_DEFECTS = [
         "shmload/tools/audit/verify.py",
         "            except Exception as error:  # whatever a dataset raises; what the records say is judged all the same\n",
         "            except ZeroDivisionError as error:\n",
-        ("tests/audit/test_command.py::test_samples_that_cannot_be_read_again_are_said_beside_what_the_records_prove",),
+        ("tests/audit/test_command.py::test_samples_that_cannot_be_read_again_are_reported_with_the_rest",),
     ),
     Defect(
         "N5",
@@ -699,7 +699,7 @@ CROSSED_DEFECTS = [
         "shmload/world.py",
         'if name in vars(kind) and kind.__module__.partition(".")[0] == "shmload":',
         "if name in vars(kind):",
-        ("tests/behaviour/test_abilities.py::test_attributes_of_the_packages_names_that_mean_something_else_are_ignored",),
+        ("tests/behaviour/test_abilities.py::test_attributes_with_the_packages_names_but_another_meaning_are_ignored",),
     ),
     Defect(
         "N1",
@@ -707,7 +707,7 @@ CROSSED_DEFECTS = [
         "shmload/worker/decoding_protocol.py",
         "    if why and _has_getitem(dataset):\n",
         "    if False:\n",
-        ("tests/behaviour/test_abilities.py::test_attributes_of_the_packages_names_that_mean_something_else_are_ignored",),
+        ("tests/behaviour/test_abilities.py::test_attributes_with_the_packages_names_but_another_meaning_are_ignored",),
     ),
     Defect(
         "N1",
@@ -731,7 +731,7 @@ CROSSED_DEFECTS = [
         "shmload/processes/exit_codes.py",
         "    if process.exitcode is None:\n        process._popen.returncode = UNKNOWN_EXIT\n",
         "    if False:\n        process._popen.returncode = UNKNOWN_EXIT\n",
-        ("tests/behaviour/test_program_habits.py::test_the_exit_code_of_a_process_that_the_program_has_reaped_is_unknown",),
+        ("tests/behaviour/test_program_habits.py::test_exit_code_of_a_process_reaped_by_the_program_is_unknown",),
     ),
     Defect(
         "N1",
@@ -739,6 +739,6 @@ CROSSED_DEFECTS = [
         "shmload/processes/private_fds.py",
         "        return kept.file == _file_of(fd)\n",
         "        return bool(_file_of(fd))\n",
-        ("tests/behaviour/test_program_habits.py::test_a_descriptor_that_the_program_has_reused_is_not_closed",),
+        ("tests/behaviour/test_program_habits.py::test_descriptor_reused_by_the_program_is_not_closed",),
     ),
 ]

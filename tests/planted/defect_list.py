@@ -107,7 +107,7 @@ DEFECTS = [
         '        self.__dict__.setdefault("kept", []).append(entry)\n'
         "        return entry\n\n"
         "    def _slice(self, item: slice) -> SharedIndex:\n",
-        ("tests/formats/shared_index/test_processes.py::test_a_million_paths_do_not_grow_a_worker_by_10_mib",),
+        ("tests/formats/shared_index/test_processes.py::test_worker_that_reads_a_million_paths_grows_by_less_than_10_mib",),
     ),
     # ------------------------------------------------ R5: no unbounded wait
     Defect(
@@ -117,8 +117,8 @@ DEFECTS = [
         "        return [Death(worker.worker_id, worker.pid, worker.wait()) for worker in self._children.ended()]\n",
         "        return []\n",
         (
-            "tests/faults/test_deadly_samples.py::test_a_death_is_noticed_by_the_next_look_of_a_waiting_trainer",
-            "tests/faults/test_torch_mode.py::test_a_dead_worker_is_told_in_torchs_words",
+            "tests/faults/test_deadly_samples.py::test_waiting_trainer_notices_a_death_at_its_next_check",
+            "tests/faults/test_torch_mode.py::test_error_of_a_dead_worker_is_torchs",
         ),
     ),
     Defect(
@@ -127,7 +127,7 @@ DEFECTS = [
         "src/trainer.pyx",
         "            self._ring.header.layout_state = SHML_LAYOUT_NONE\n",
         "            pass\n",
-        ("tests/faults/test_crash_points.py::test_a_death_while_the_layout_is_settled_does_not_show_in_the_stream",),
+        ("tests/faults/test_crash_points.py::test_stream_is_identical_after_a_death_during_the_layout",),
         ("trainer",),
     ),
     # ------------------------------------------------ R6: replaced workers
@@ -137,7 +137,7 @@ DEFECTS = [
         "shmload/engine/supervisor.py",
         "        if self._max_restarts is not None and self._num_restarts >= self._max_restarts:\n",
         "        if True:\n",
-        ("tests/faults/test_crash_points.py::test_a_death_in_the_stream_does_not_show_in_it[after_claim-rows]",),
+        ("tests/faults/test_crash_points.py::test_stream_is_identical_after_deaths_during_batches[after_claim-rows]",),
     ),
     Defect(
         "R6",
@@ -145,7 +145,7 @@ DEFECTS = [
         "shmload/worker/sample_reader.py",
         "        self._reseeds = job.seed_samples and job.seed is not None\n",
         "        self._reseeds = False\n",
-        ("tests/faults/test_crash_points.py::test_a_death_in_the_stream_does_not_show_in_it[after_claim-rows]",),
+        ("tests/faults/test_crash_points.py::test_stream_is_identical_after_deaths_during_batches[after_claim-rows]",),
     ),
     Defect(
         "R6",
@@ -153,7 +153,7 @@ DEFECTS = [
         "shmload/worker/failure.py",
         "of epoch {epoch} (row {row} of batch {step})",
         "(row {row} of batch {step})",
-        ("tests/faults/test_deadly_samples.py::test_the_epoch_is_named_and_counts_for_itself",),
+        ("tests/faults/test_deadly_samples.py::test_deaths_are_counted_and_reported_per_epoch",),
     ),
     # ------------------------------------------------ R7: nothing stays
     Defect(
@@ -170,7 +170,7 @@ DEFECTS = [
         "shmload/worker/process.py",
         "    die_with(post.trainer_pid)\n",
         "",
-        ("tests/faults/test_killed_with_reaper.py::test_workers_end_with_their_trainer_although_its_reaper_is_gone",),
+        ("tests/faults/test_killed_with_reaper.py::test_workers_end_with_their_trainer_even_without_its_reaper",),
     ),
     Defect(
         "R7",
@@ -204,7 +204,7 @@ DEFECTS = [
         "shmload/batch/deliver.py",
         "        return lease.tensors(plan, from_dlpack, names), nbytes\n",
         "        return copied(lease.tensors(plan, from_dlpack, names)), nbytes\n",
-        ("tests/engine/test_no_copies.py::test_yielded_tensors_lie_in_the_ring[dataset0]",),
+        ("tests/engine/test_no_copies.py::test_yielded_tensors_are_in_the_ring[dataset0]",),
     ),
     # ------------------------------------------------ R9: equal batch counts
     Defect(
@@ -445,7 +445,7 @@ DEFECTS = [
         "shmload/formats/arrays.py",
         "    if offset + needed > nbytes:\n",
         "    if False:\n",
-        ("tests/formats/arrays/test_arrays.py::test_any_damage_to_a_head_is_an_error_or_another_array",),
+        ("tests/formats/arrays/test_arrays.py::test_damaged_header_is_an_error_or_another_valid_array",),
     ),
     Defect(
         "R18",
@@ -453,9 +453,7 @@ DEFECTS = [
         "shmload/batch/collate.py",
         "        if all(isinstance(value, _ANY_NUMBER) for value in values):\n",
         "        if False:\n",
-        (
-            "tests/batch/test_every_kind.py::test_numbers_of_several_types_and_of_subclasses_are_the_tensor_that_torch_makes[int, float]",
-        ),
+        ("tests/batch/test_every_kind.py::test_numbers_of_several_types_and_subclasses_become_torchs_tensor[int, float]",),
     ),
     Defect(
         "R18",
@@ -463,7 +461,7 @@ DEFECTS = [
         "shmload/formats/arrays.py",
         '                raise type(error)(f"{place.path}: {error}") from None\n',
         "                raise\n",
-        ("tests/formats/arrays/test_arrays.py::test_an_array_that_cannot_be_rows_is_refused_with_the_name_of_its_file",),
+        ("tests/formats/arrays/test_arrays.py::test_error_about_an_invalid_array_names_its_file",),
     ),
     Defect(
         "R18",
@@ -472,8 +470,8 @@ DEFECTS = [
         ' or len(body) % 8 or said != {**self._identity, "crc32c": crc32c(body)}:\n',
         " or len(body) % 8:\n",
         (
-            "tests/formats/tfrecord/test_files.py::test_an_index_of_the_file_as_it_was_is_made_anew",
-            "tests/formats/tfrecord/test_files.py::test_a_damaged_index_is_made_anew",
+            "tests/formats/tfrecord/test_files.py::test_index_of_an_older_version_is_rebuilt",
+            "tests/formats/tfrecord/test_files.py::test_damaged_index_is_rebuilt",
         ),
     ),
     Defect(
@@ -482,7 +480,7 @@ DEFECTS = [
         "src/records.pyx",
         "            if stored != crc_masked(crc):\n",
         "            if False:\n",
-        ("tests/formats/tfrecord/test_round_trip.py::test_any_changed_byte_and_any_cut_is_detected",),
+        ("tests/formats/tfrecord/test_round_trip.py::test_any_changed_byte_and_any_truncation_is_detected",),
         ("records",),
     ),
     Defect(
@@ -491,7 +489,7 @@ DEFECTS = [
         "src/tar_headers.pxi",
         "        if not _sum_holds(block):\n",
         "        if False:\n",
-        ("tests/formats/tar/test_shard.py::test_every_flipped_bit_of_a_header_is_an_error_or_changes_nothing",),
+        ("tests/formats/tar/test_shard.py::test_flipped_bit_of_a_header_is_an_error_or_changes_nothing",),
         ("tar",),
     ),
     Defect(
@@ -501,8 +499,8 @@ DEFECTS = [
         "    if (guard->strictness == JPEG_STRICT || (guard->strictness == JPEG_WHOLE && !jpeg_is_remark(text)))\n",
         "    if (0)\n",
         (
-            "tests/formats/images/test_jpeg.py::test_damage_above_or_within_a_part_is_refused_and_below_it_is_not_looked_at",
-            "tests/formats/images/test_jpeg.py::test_what_follows_the_last_row_is_looked_at_with_the_last_row",
+            "tests/formats/images/test_jpeg.py::test_damage_above_or_within_a_part_is_an_error_and_damage_below_is_ignored",
+            "tests/formats/images/test_jpeg.py::test_data_after_the_last_row_is_checked_with_the_last_row",
         ),
         ("jpeg",),
     ),
@@ -521,7 +519,7 @@ DEFECTS = [
         "shmload/formats/images/open_image.py",
         "                check_pixels(data)\n",
         "",
-        ("tests/formats/images/test_irregular.py::test_what_pillow_refuses_of_a_png_is_refused_and_pixels_are_never_wrong",),
+        ("tests/formats/images/test_irregular.py::test_png_that_pillow_rejects_is_an_error_and_pixels_are_never_wrong",),
     ),
     Defect(
         "R18",
@@ -529,7 +527,7 @@ DEFECTS = [
         "shmload/formats/images/pillow_image.py",
         "            self.picture.load()  # as `exif_transpose` does: a TIFF is turned by that, and a PNG may have its EXIF at the end\n",
         "            pass\n",
-        ("tests/formats/images/test_upright.py::test_every_kind_of_file_is_turned_as_pillow_turns_it",),
+        ("tests/formats/images/test_upright.py::test_every_kind_of_file_is_rotated_as_by_pillow",),
     ),
     Defect(
         "R18",
@@ -537,7 +535,7 @@ DEFECTS = [
         "shmload/formats/images/open_image.py",
         'for sign in (b"Exif", b"tiff:Orientation")',
         'for sign in (b"Exif",)',
-        ("tests/formats/images/test_upright.py::test_every_kind_of_file_is_turned_as_pillow_turns_it",),
+        ("tests/formats/images/test_upright.py::test_every_kind_of_file_is_rotated_as_by_pillow",),
     ),
     Defect(
         "R18",
@@ -545,7 +543,7 @@ DEFECTS = [
         "shmload/worker/loop.py",
         "num_irregular=irregular_files.value - num_irregular)",
         "num_irregular=0)",
-        ("tests/formats/images/test_irregular.py::test_stats_count_the_images_that_break_a_rule",),
+        ("tests/formats/images/test_irregular.py::test_stats_count_irregular_images",),
     ),
     Defect(
         "R18",
@@ -553,7 +551,7 @@ DEFECTS = [
         "shmload/formats/images/open_image.py",
         "header.num_components in (1, 3) and not is_lossless",
         "header.num_components in (1, 3)",
-        ("tests/formats/images/test_irregular.py::test_a_lossless_jpeg_is_decoded_or_clearly_refused",),
+        ("tests/formats/images/test_irregular.py::test_lossless_jpeg_is_decoded_or_gives_a_clear_error",),
     ),
     Defect(
         "R18",
@@ -561,7 +559,7 @@ DEFECTS = [
         "shmload/tools/named.py",
         ' and hasattr(candidate, "__getitem__") and not is_iterable(candidate)',
         ' and hasattr(candidate, "__getitem__")',
-        ("tests/bench/test_spec.py::test_an_iterable_dataset_is_one_too_even_if_it_has_a_length",),
+        ("tests/bench/test_spec.py::test_iterable_dataset_with_a_length_is_recognized",),
     ),
     Defect(
         "R18",
@@ -569,7 +567,7 @@ DEFECTS = [
         "src/jpeg_cut.h",
         "        if (at[-1] != (number + 1 == layout->num_intervals ? JPEG_EOI : JPEG_RST0 + number % 8))\n",
         "        if (number + 1 == layout->num_intervals ? at[-1] != JPEG_EOI : (at[-1] & 0xF8) != JPEG_RST0)\n",
-        ("tests/formats/images/test_restart_reading.py::test_where_markers_are_not_as_they_should_be_the_file_is_read_in_order",),
+        ("tests/formats/images/test_restart_reading.py::test_file_with_irregular_markers_is_read_sequentially",),
         ("jpeg",),
     ),
     # ------------------------------------------------ R19: no pickle from remote data
@@ -579,7 +577,7 @@ DEFECTS = [
         "shmload/formats/tar/members.py",
         "            return _UNSAFE[last] if self._allow_pickle else None\n",
         "            return _UNSAFE[last]\n",
-        ("tests/formats/tar/test_decoders.py::test_what_could_run_code_stays_bytes_until_asked_for",),
+        ("tests/formats/tar/test_decoders.py::test_pickles_stay_bytes_unless_requested",),
     ),
     # ------------------------------------------------ E4: leases
     Defect(
@@ -588,7 +586,7 @@ DEFECTS = [
         "src/lease.h",
         "    atomic_fetch_add_explicit(&lease->refs, 1, memory_order_relaxed);\n    return managed;\n",
         "    return managed;\n",
-        ("tests/engine/test_aliases.py::test_an_alias_keeps_its_slot_until_it_dies",),
+        ("tests/engine/test_aliases.py::test_alias_keeps_its_slot_until_it_dies",),
         ("trainer",),
     ),
     Defect(
@@ -597,6 +595,6 @@ DEFECTS = [
         "shmload/batch/deliver.py",
         "        return tensor.clone()\n",
         "        return tensor\n",
-        ("tests/engine/test_copy_out.py::test_a_list_of_the_loader_is_right_and_warns_once_naming_the_slots",),
+        ("tests/engine/test_copy_out.py::test_list_of_a_loader_is_correct_and_warns_once",),
     ),
 ]

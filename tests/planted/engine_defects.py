@@ -18,7 +18,7 @@ ENGINE_DEFECTS = [
         "(numbers, self._together(key, [leaves[number] for number in numbers])) for key, numbers in like.items()",
         "([number], self._together(key, [leaves[number]])) for key, numbers in like.items() for number in numbers",
         (
-            "tests/batch/test_every_kind.py::test_what_pickled_objects_of_a_list_share_is_packed_once[list]",
+            "tests/batch/test_every_kind.py::test_data_shared_by_pickled_objects_is_packed_once[list]",
             "tests/batch/test_outline.py::test_the_trainer_runs_as_many_python_functions_for_many_samples_as_for_few[dates]",
         ),
     ),
@@ -37,10 +37,8 @@ ENGINE_DEFECTS = [
         "            if self._publisher.is_packed:\n",
         "            if False:\n",
         (
-            "tests/batch/test_ragged_fields.py::"
-            "test_batches_ordered_before_samples_were_known_to_be_text_are_read_by_several_workers",
-            "tests/batch/test_ragged_fields.py::"
-            "test_if_many_batches_do_not_fit_as_rows_those_already_ordered_as_rows_are_packed_at_once",
+            "tests/batch/test_ragged_fields.py::test_batches_ordered_before_text_was_detected_are_read_by_several_workers",
+            "tests/batch/test_ragged_fields.py::test_after_many_batches_do_not_fit_as_rows_pending_ones_are_packed",
         ),
     ),
     Defect(
@@ -49,7 +47,7 @@ ENGINE_DEFECTS = [
         "shmload/engine/copy_out.py",
         "        if self._spent_s[generation] + expected_s > allowed_s:\n            return False\n",
         "",
-        ("tests/engine/test_copy_out.py::test_collections_that_free_nothing_take_less_than_a_hundredth_of_the_time[0.0003-0.04]",),
+        ("tests/engine/test_copy_out.py::test_useless_collections_take_less_than_one_percent_of_the_time[0.0003-0.04]",),
     ),
     Defect(
         "N9",
@@ -57,7 +55,7 @@ ENGINE_DEFECTS = [
         "src/local_ring.pxi",
         "(<uint32_t>self._ring.header.num_wanted + self._most_fillers - 1) // self._most_fillers",
         "1",
-        ("tests/engine/test_copy_out.py::test_kept_batches_leave_each_worker_a_slot_to_write_into[9]",),
+        ("tests/engine/test_copy_out.py::test_kept_batches_leave_each_worker_a_slot[9]",),
         modules=("trainer",),
     ),
     Defect(
@@ -75,7 +73,7 @@ ENGINE_DEFECTS = [
         "shmload/worker/process.py",
         "    keep_freed()\n",
         "    pass\n",
-        ("tests/engine/test_worker_process.py::test_a_worker_uses_the_memory_of_its_arrays_again",),
+        ("tests/engine/test_worker_process.py::test_worker_reuses_the_memory_of_freed_arrays",),
     ),
     Defect(
         "E4",
@@ -83,7 +81,7 @@ ENGINE_DEFECTS = [
         "shmload/loader.py",
         "        if sys is None or sys.is_finalizing():",
         "        if False:",
-        ("tests/engine/test_forks.py::test_a_program_that_ends_amid_generators_over_loaders_prints_nothing",),
+        ("tests/engine/test_forks.py::test_program_that_ends_inside_generators_over_loaders_prints_nothing",),
     ),
     Defect(
         "E3",
@@ -91,7 +89,7 @@ ENGINE_DEFECTS = [
         "shmload/worker/process.py",
         "    give_way()\n",
         "    pass\n",
-        ("tests/engine/test_worker_process.py::test_a_worker_that_wakes_up_takes_no_processor_from_the_trainer[fork]",),
+        ("tests/engine/test_worker_process.py::test_waking_worker_does_not_preempt_the_trainer[fork]",),
     ),
     Defect(
         "E2",
@@ -99,7 +97,7 @@ ENGINE_DEFECTS = [
         "shmload/worker/process.py",
         "        cv2.setNumThreads(0)",
         "        cv2.setNumThreads(1)",
-        ("tests/engine/test_worker_process.py::test_a_worker_starts_whatever_opencv_threads_the_trainer_has_used",),
+        ("tests/engine/test_worker_process.py::test_worker_starts_after_the_trainer_has_used_opencv_threads",),
     ),
     Defect(
         "E3",
@@ -124,7 +122,7 @@ ENGINE_DEFECTS = [
         "shmload/worker/slot_memory.py",
         "        if missing and CAN_POPULATE:\n",
         "        if missing and not CAN_POPULATE:\n",
-        ("tests/engine/test_memory.py::test_memory_that_others_have_taken_meanwhile_is_an_error_and_no_sigbus[a worker-raise]",),
+        ("tests/engine/test_memory.py::test_memory_taken_by_others_is_an_error_and_not_a_sigbus[a worker-raise]",),
     ),
     Defect(
         "R1",
@@ -132,7 +130,7 @@ ENGINE_DEFECTS = [
         "shmload/shm/free_memory.py",
         "    free = max(available_bytes(root) - promised_nbytes, 0)\n",
         "    free = available_bytes(root)\n",
-        ("tests/engine/test_memory.py::test_what_one_ring_has_been_promised_is_not_free_for_the_next",),
+        ("tests/engine/test_memory.py::test_memory_promised_to_one_ring_is_not_free_for_the_next",),
     ),
     Defect(
         "R13",
@@ -140,7 +138,7 @@ ENGINE_DEFECTS = [
         "shmload/engine/engine.py",
         "                    self._memory.reserve_more()\n                    continue\n",
         "                    pass\n",
-        ("tests/engine/test_memory.py::test_memory_comes_with_the_rows_that_are_written_and_the_rest_while_the_trainer_waits",),
+        ("tests/engine/test_memory.py::test_memory_is_reserved_by_written_rows_and_while_the_trainer_waits",),
     ),
     Defect(
         "E4",
@@ -148,7 +146,7 @@ ENGINE_DEFECTS = [
         "shmload/engine/ring.py",
         "            self.native.let_go()\n",
         "            pass\n",
-        ("tests/engine/test_memory.py::test_a_ring_is_unmapped_with_its_last_batch_and_waits_for_no_collector[1]",),
+        ("tests/engine/test_memory.py::test_ring_is_unmapped_with_its_last_batch_without_garbage_collection[1]",),
     ),
     Defect(
         "E2",
@@ -158,7 +156,7 @@ ENGINE_DEFECTS = [
         "",
         (
             "tests/core/test_rows.py::"
-            "test_a_tensor_is_taken_if_it_is_nothing_but_bytes_of_the_columns_kind[as torch offers it-with a sign pending]",
+            "test_only_plain_tensors_of_the_columns_type_are_copied[as torch offers it-with a sign pending]",
         ),
         modules=("rows",),
     ),
@@ -189,7 +187,7 @@ ENGINE_DEFECTS = [
         "shmload/modes/seed_mode.py",
         "            with turns.lock:\n                if turns.is_taken:\n",
         "            with __import__('contextlib').nullcontext():\n                if False:\n",
-        (f"{SHARED}test_each_batch_comes_to_one_thread[seed mode-2]",),
+        (f"{SHARED}test_each_batch_goes_to_one_thread[seed mode-2]",),
         is_crossing=True,
     ),
     Defect(
@@ -198,7 +196,7 @@ ENGINE_DEFECTS = [
         "shmload/modes/torch_pass.py",
         "            with turns.lock:\n                if turns.is_taken:\n",
         "            with __import__('contextlib').nullcontext():\n                if False:\n",
-        (f"{SHARED}test_each_batch_comes_to_one_thread[torch mode-2]",),
+        (f"{SHARED}test_each_batch_goes_to_one_thread[torch mode-2]",),
         is_crossing=True,
     ),
     Defect(
@@ -207,7 +205,7 @@ ENGINE_DEFECTS = [
         "shmload/engine/engine.py",
         "        if self._is_closed:  # by another thread, while this one waits\n            raise self._why_closed()\n",
         "",
-        (f"{SHARED}test_closing_the_loader_ends_the_wait_of_another_thread",),
+        (f"{SHARED}test_close_ends_the_wait_of_another_thread",),
     ),
     Defect(
         "R17",
@@ -215,7 +213,7 @@ ENGINE_DEFECTS = [
         "shmload/batch/deliver.py",
         "        return tensor.clone()\n",
         "        return tensor.clone(memory_format=torch.preserve_format)\n",
-        (f"{KINDS}test_whatever_a_collate_fn_gives_comes_as_it_is_held_or_not[coo-seed mode]",),
+        (f"{KINDS}test_tensors_of_a_collate_fn_are_unchanged_also_if_kept[coo-seed mode]",),
         is_crossing=True,
     ),
     Defect(
@@ -224,7 +222,7 @@ ENGINE_DEFECTS = [
         "shmload/worker/loop.py",
         "        if ring.is_packed_only:\n            return self._ask_repack(keys, [head])\n",
         "        if ring.is_packed_only:\n            reader.keep(keys[first], head)\n            return self._ask_repack(keys, [head])\n",
-        (f"{KINDS}test_a_sample_that_stands_twice_in_a_batch_is_read_twice",),
+        (f"{KINDS}test_sample_that_occurs_twice_in_a_batch_is_read_twice",),
         is_crossing=True,
     ),
     Defect(
@@ -233,7 +231,7 @@ ENGINE_DEFECTS = [
         "shmload/worker/torch_side.py",
         "    if all(tensor.dtype is first.dtype for tensor in batch):\n",
         "    if False:\n",
-        (f"{KINDS}test_tensors_of_every_kind_are_stacked_as_torch_does[gradient-1-torch mode]",),
+        (f"{KINDS}test_tensors_of_every_kind_are_stacked_as_by_torch[gradient-1-torch mode]",),
         is_crossing=True,
     ),
     Defect(
@@ -242,7 +240,7 @@ ENGINE_DEFECTS = [
         "shmload/batch/collate.py",
         "        if all(isinstance(value, Mapping) for value in values):\n",
         "        if False:\n",
-        ("tests/batch/test_every_kind.py::test_a_batch_is_what_the_reference_says[mappings-list]",),
+        ("tests/batch/test_every_kind.py::test_batch_equals_the_reference[mappings-list]",),
         is_crossing=True,
     ),
     Defect(
@@ -267,7 +265,7 @@ ENGINE_DEFECTS = [
         "shmload/batch/deliver.py",
         "    if isinstance(batch, Mapping):\n",
         "    if False:\n",
-        ("tests/device/test_feed.py::test_tensors_in_mappings_arrive_too",),
+        ("tests/device/test_feed.py::test_tensors_in_mappings_are_sent",),
     ),
     Defect(
         "G1",
@@ -275,7 +273,7 @@ ENGINE_DEFECTS = [
         "shmload/device/sending.py",
         "        if is_sparse(tensor) and not tensor.requires_grad:",
         "        if False:",
-        tuple(f"tests/device/test_feed.py::test_sparse_tensors_arrive_by_their_parts[{n}]" for n in (0, 1)),
+        tuple(f"tests/device/test_feed.py::test_sparse_tensors_are_sent_by_their_parts[{n}]" for n in (0, 1)),
     ),
     Defect(
         "R12",
@@ -293,7 +291,7 @@ ENGINE_DEFECTS = [
         "shmload/batch/collate.py",
         '        if rule.mode(name or "data") is not None or not is_strided or any(v.shape != first.shape for v in values):\n',
         "        if True:\n",
-        (f"{KINDS}test_tensors_of_every_kind_are_stacked_as_torch_does[parameter-1-seed mode]",),
+        (f"{KINDS}test_tensors_of_every_kind_are_stacked_as_by_torch[parameter-1-seed mode]",),
     ),
     Defect(
         "R17",
@@ -302,8 +300,8 @@ ENGINE_DEFECTS = [
         "        inspect.getattr_static(value, name)\n",
         "        getattr(value, name)\n",
         (
-            f"{ABILITIES}test_a_wrapper_is_not_read_through_what_it_wraps",
-            f"{ABILITIES}test_a_dataset_that_answers_any_name_is_read_by_its_items",
+            f"{ABILITIES}test_wrapper_is_read_by_its_own_getitem",
+            f"{ABILITIES}test_dataset_that_answers_any_attribute_is_read_by_getitem",
         ),
     ),
     Defect(
@@ -312,7 +310,7 @@ ENGINE_DEFECTS = [
         "shmload/device/pending_copies.py",
         "            self._named[slot] = list(self._device.current_streams())\n",
         "            pass\n",
-        ("tests/device/test_pinned_ring.py::test_a_copy_on_the_stream_of_delivery_is_waited_for_wherever_the_batch_dies",),
+        ("tests/device/test_pinned_ring.py::test_slot_waits_for_a_copy_on_the_stream_of_delivery",),
     ),
     Defect(
         "G1",
@@ -320,7 +318,7 @@ ENGINE_DEFECTS = [
         "shmload/engine/device_feed.py",
         "                self._device.keep_for(tensor, stream)\n",
         "                pass\n",
-        ("tests/device/test_feed.py::test_a_device_that_stands_still_is_waited_for_when_the_slots_are_used_up[0--1]",),
+        ("tests/device/test_feed.py::test_loader_waits_for_an_idle_device_when_no_slot_is_free[0--1]",),
     ),
     Defect(
         "E4",
@@ -328,7 +326,7 @@ ENGINE_DEFECTS = [
         "shmload/device/cuda.py",
         "            self._index = torch.cuda.current_device()\n",
         '            return torch.device("cuda", torch.cuda.current_device())\n',
-        ("tests/device/test_options.py::test_the_current_device_is_the_one_that_was_current_when_it_was_asked_first",),
+        ("tests/device/test_options.py::test_current_device_is_the_one_that_was_current_at_first_use",),
     ),
     Defect(
         "R15",
@@ -361,7 +359,7 @@ ENGINE_DEFECTS = [
         "shmload/batch/deliver.py",
         "    except RuntimeError:  # torch deep-copies",
         "    except MemoryError:  # torch deep-copies",
-        (f"{KINDS}test_a_subclass_is_copied_out_with_what_it_carries",),
+        (f"{KINDS}test_copied_out_subclass_keeps_its_attributes",),
         is_crossing=True,
     ),
     Defect(
@@ -370,7 +368,7 @@ ENGINE_DEFECTS = [
         "shmload/batch/deliver.py",
         "    if names is not None and not viewed:\n",
         "    if names is not None:\n",
-        ("tests/batch/test_every_kind.py::test_eight_bit_floats_come_where_dlpack_knows_none[dict]",),
+        ("tests/batch/test_every_kind.py::test_eight_bit_floats_are_delivered_without_dlpack_support[dict]",),
     ),
     # ------------------------------------------------ workers by spawn and forkserver
     Defect(

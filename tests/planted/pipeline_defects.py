@@ -276,7 +276,7 @@ PIPELINE_DEFECTS = [
         "shmload/tools/audit/findings.py",
         "        return UNFINISHED if self._unfinished else PROVEN\n",
         "        return PROVEN\n",
-        ("tests/audit/test_command.py::test_an_epoch_left_in_the_middle_is_counted_and_exits_with_4",),
+        ("tests/audit/test_command.py::test_unfinished_epoch_is_reported_and_exits_with_4",),
     ),
     Defect(
         "B9",
@@ -284,7 +284,7 @@ PIPELINE_DEFECTS = [
         "shmload/tools/audit/passes.py",
         "        _judge_coverage(epoch, header, by_rank, report, is_whole=not unfinished)\n",
         "        _ = unfinished or _judge_coverage(epoch, header, by_rank, report, is_whole=True)\n",
-        ("tests/audit/test_command.py::test_a_sample_that_came_twice_in_an_unfinished_pass_is_found",),
+        ("tests/audit/test_command.py::test_repeated_sample_in_an_unfinished_pass_is_detected",),
     ),
     Defect(
         "B9",

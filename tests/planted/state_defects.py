@@ -193,7 +193,7 @@ STATE_DEFECTS = [
         "shmload/worker/in_place_dataset.py",
         '            if getattr(member.schema, "zero_fill", False):  # it does not write every byte of its rows\n',
         "            if False:\n",
-        ("tests/behaviour/test_concatenated.py::test_a_member_whose_rows_are_to_be_zeroed_first_has_them_so[0]",),
+        ("tests/behaviour/test_concatenated.py::test_rows_of_a_member_with_zero_fill_are_zeroed_first[0]",),
     ),
     Defect(
         "N1",

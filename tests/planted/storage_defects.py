@@ -162,7 +162,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/paths.py",
         "        if not stat.S_ISREG(os.stat(path).st_mode):\n",
         "        if stat.S_ISDIR(os.stat(path).st_mode):\n",
-        ("tests/formats/test_paths.py::test_a_writer_takes_no_place_of_what_is_no_file",),
+        ("tests/formats/test_paths.py::test_writer_does_not_replace_folders_and_pipes",),
     ),
     Defect(
         "S4",
@@ -234,7 +234,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/compression.py",
         "                stream, data = None, stream.unused_data\n",
         "                return\n",
-        ("tests/formats/test_compression.py::test_streams_that_follow_each_other_are_all_read",),
+        ("tests/formats/test_compression.py::test_all_concatenated_streams_are_read",),
     ),
     Defect(
         "A15",
@@ -524,7 +524,7 @@ STORAGE_DEFECTS = [
         "    if False:\n",
         (
             "tests/remote/test_layouts.py::test_a_compressed_stream_that_is_cut_is_said[zst]",
-            "tests/formats/test_compression.py::test_what_is_cut_anywhere_is_an_error",
+            "tests/formats/test_compression.py::test_truncation_at_any_byte_is_an_error",
         ),
     ),
     Defect(
@@ -581,7 +581,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/tfrecord/tfrecord_writer.py",
         "    return array if array.dtype.isnative else",
         "    return array if True else",
-        ("tests/formats/tfrecord/test_writer.py::test_arrays_that_numpy_does_not_hold_as_they_are_come_back",),
+        ("tests/formats/tfrecord/test_writer.py::test_arrays_of_unusual_types_are_read_back",),
     ),
     Defect(
         "S1",

@@ -17,7 +17,7 @@ from shmload.shm import janitor
 from shmload.shm.names import SHM_DIR
 from shmload.tools.top import Watch
 from tests.faults.faults_kit import DEADLINE_S, program_env
-from tests.faults.killed_kit import Family
+from tests.faults.killed_kit import ProcessTree
 from tests.top.live_kit import look_until, only_loader, running
 from tests.top.live_program import BAD, STUCK
 
@@ -125,7 +125,7 @@ def test_looking_changes_no_byte_of_a_block() -> None:
     with running("slow dataset") as program, ExitStack() as stack:
         found = watched(program.pid, least_s=0)
         path = f"{SHM_DIR}/{found['stem']}-control"
-        family = Family.of(program.pid, stack)
+        family = ProcessTree.of(program.pid, stack)
         for pid in family.pids:
             os.kill(pid, signal.SIGSTOP)
             stack.callback(os.kill, pid, signal.SIGCONT)  # the reaper has work to do behind this
@@ -144,7 +144,7 @@ def test_a_killed_trainer_becomes_a_leftover() -> None:
     with running("still") as program, ExitStack() as stack:
         watch = Watch([program.pid])
         stem = only_loader(watch.look())["stem"]
-        family = Family.of(program.pid, stack)
+        family = ProcessTree.of(program.pid, stack)
         for pid in family.pids:  # its reaper too, which would take the names away
             os.kill(pid, signal.SIGSTOP)
         for pid in family.pids:

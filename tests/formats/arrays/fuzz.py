@@ -1,7 +1,8 @@
-"""Mutated .npy and Megatron files through the readers of arrays and tokens; ../fuzz.py runs it.
+"""Fuzz the readers of arrays and tokens with mutated .npy and Megatron files; run by ../fuzz.py.
 
-What may happen is rows or windows, a ValueError (ShardCorrupt is one) or a TypeError: heads are read by numpy and Python, but all
-that they say is followed natively.
+Valid outcomes are rows or windows, a ValueError (ShardCorrupt is a subclass) or a TypeError. numpy and Python parse the headers,
+but
+native code follows the sizes and offsets they contain.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import numpy as np
 
 from shmload.formats import ArrayDataset, TokenDataset
 
-HEAD = 34  # bytes of a .idx file's head
+HEAD = 34  # bytes in the header of a .idx file
 
 
 def npy_files() -> list[bytes]:
-    """Small valid .npy files: versions, orders, byte orders, widths."""
+    """Returns small valid .npy files of several versions, memory orders, byte orders and item sizes."""
     found = []
     for array in (
         np.arange(40, dtype="<f4").reshape(5, 8),
@@ -36,7 +37,7 @@ def npy_files() -> list[bytes]:
 
 
 def index_file() -> bytes:
-    """A valid .idx file of 4 sequences in 3 documents, 20 tokens of 16 bits."""
+    """Returns a valid .idx file of 4 sequences in 3 documents, 20 tokens of 16 bits."""
     lengths = np.array([5, 0, 8, 7], "<i4")
     pointers = (np.cumsum(lengths) - lengths).astype("<i8") * 2
     head = b"MMIDIDX\x00\x00" + struct.pack("<QBQQ", 1, 8, len(lengths), 4)
@@ -44,7 +45,7 @@ def index_file() -> bytes:
 
 
 def mutations(seed: int, folder: Path) -> Iterator[tuple[Path, str, bytes]]:
-    """Files with bytes, digits of heads and whole words changed, or cut: (where to write it, which kind, content)."""
+    """Yields (path, kind, content) of truncated files and files with changed bytes, header digits or words."""
     rng = random.Random(seed)
     valid = [("npy", data) for data in npy_files()] + [("idx", index_file())] * 6
     while True:
@@ -71,7 +72,7 @@ def mutations(seed: int, folder: Path) -> Iterator[tuple[Path, str, bytes]]:
 
 
 def read(folder: Path, kind: str, data: bytes) -> bool:
-    """Everything that a file makes; whether it was found sound."""
+    """Reads everything in a file. Returns whether the file was valid."""
     path = folder / f"file.{kind}"
     path.write_bytes(data)
     tokens = folder / "tokens.bin"

@@ -1,4 +1,4 @@
-"""ArrayDataset: rows as numpy takes them, structure as given, memory shared once; torch's TensorDataset as torch reads it."""
+"""ArrayDataset: rows equal numpy's, structure is kept, memory is shared once; torch's TensorDataset is read as torch reads it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DTYPES = ["u1", "<i2", ">i4", "<f8", ">f2", ">c8", "?"]
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_any_view_gathers_as_numpy_indexes_it(data: Any) -> None:
+def test_rows_of_any_view_equal_numpys(data: Any) -> None:
     shape = data.draw(hnp.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=5))
     array = np.random.default_rng(0).integers(0, 99, shape).astype(data.draw(st.sampled_from(DTYPES)))
     array = array.transpose(data.draw(st.permutations(range(array.ndim))))
@@ -59,7 +59,7 @@ def test_a_batch_has_the_structure_of_the_input(kind: str) -> None:
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_files_and_parts_of_maps_travel_by_their_path(tmp_path: Path, order: Any) -> None:
+def test_files_and_views_of_memory_maps_are_pickled_as_paths(tmp_path: Path, order: Any) -> None:
     x = np.asarray(np.arange(60, dtype=np.int32).reshape(10, 6), order=order)
     np.save(tmp_path / "x.npy", x)
     os.link(tmp_path / "x.npy", tmp_path / "by another name.npy")
@@ -72,7 +72,7 @@ def test_files_and_parts_of_maps_travel_by_their_path(tmp_path: Path, order: Any
 
 
 @pytest.mark.parametrize("change", ["removed", "replaced", "renamed", "renamed and replaced"])
-def test_a_map_of_a_file_that_its_name_leads_to_no_more_is_what_it_shows(tmp_path: Path, change: str) -> None:
+def test_memory_map_of_a_moved_or_replaced_file_keeps_its_content(tmp_path: Path, change: str) -> None:
     path, other = tmp_path / "x.npy", tmp_path / "y.npy"
     np.save(path, np.arange(6).reshape(3, 2))
     shown = np.load(path, mmap_mode="r")
@@ -88,7 +88,7 @@ def test_a_map_of_a_file_that_its_name_leads_to_no_more_is_what_it_shows(tmp_pat
     assert pickle.loads(pickle.dumps(dataset))[2].tolist() == [4, 5]
 
 
-def test_memory_is_put_into_one_segment_however_often_it_is_pickled() -> None:
+def test_pickling_twice_copies_memory_into_one_segment() -> None:
     dataset = ArrayDataset((np.arange(10), torch.arange(10).bfloat16()))
     first, second = pickle.dumps(dataset), pickle.dumps(dataset)
     assert first == second
@@ -99,7 +99,7 @@ def test_memory_is_put_into_one_segment_however_often_it_is_pickled() -> None:
     assert dataset._held._memory.reference == other._held._memory.reference
 
 
-def test_strided_arrays_are_copied_one_after_the_other_when_they_are_shared() -> None:
+def test_sharing_strided_arrays_copies_one_at_a_time() -> None:
     arrays = {name: np.ones((1 << 10, 1 << 11), np.uint8)[:, ::2] for name in "abcdef"}  # 1 MiB each
     dataset = ArrayDataset(arrays)
     tracemalloc.start()
@@ -111,7 +111,7 @@ def test_strided_arrays_are_copied_one_after_the_other_when_they_are_shared() ->
     assert dataset[3]["f"].all()
 
 
-@pytest.mark.slow(reason="starts two workers, by spawn, too")
+@pytest.mark.slow(reason="starts two workers, also by spawn")
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_deliver_every_row(method: str) -> None:
     dataset = ArrayDataset({"x": np.arange(200).reshape(100, 2)})
@@ -120,16 +120,16 @@ def test_workers_deliver_every_row(method: str) -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [(1 << 18) - 1, 1 << 18, (1 << 18) + 77])
-def test_rows_that_are_copied_past_the_caches_arrive_whole(num_bytes: int) -> None:
+def test_rows_copied_with_nontemporal_stores_are_complete(num_bytes: int) -> None:
     rows = np.random.default_rng(3).integers(0, 256, (5, num_bytes), np.uint8)
     around = np.full(4 * num_bytes + 2, 7, np.uint8)
-    got = around[1:-1].reshape(4, num_bytes)  # at no multiple of a cache's line
+    got = around[1:-1].reshape(4, num_bytes)  # not aligned to a cache line
     ArrayDataset(rows).read_batch_into(np.array([3, 0, -1, 3]), {"data": got})
     np.testing.assert_array_equal(rows[[3, 0, 4, 3]], got)
     assert (around[0], around[-1]) == (7, 7)
 
 
-def test_an_index_beyond_the_rows_writes_nothing() -> None:
+def test_index_out_of_range_writes_nothing() -> None:
     dataset = ArrayDataset(np.arange(4))
     out = np.full(2, 9)
     with pytest.raises(IndexError, match="index 4 is out of range for 4 samples"):
@@ -151,12 +151,12 @@ def test_an_index_beyond_the_rows_writes_nothing() -> None:
         (torch.zeros(2, requires_grad=True), TypeError, "requires_grad=True; rows are read from dense tensors"),
     ],
 )
-def test_what_cannot_be_rows_is_refused(given: Any, error: type[Exception], message: str) -> None:
+def test_invalid_input_is_an_error(given: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         ArrayDataset(given)
 
 
-def test_a_batch_of_the_wrong_size_or_strides_is_refused() -> None:
+def test_batch_of_the_wrong_size_or_strides_is_an_error() -> None:
     dataset = ArrayDataset(np.arange(4))
     with pytest.raises(ValueError, match="the buffer must have 8 bytes for 1 rows of 8, got 16"):
         dataset.read_batch_into([0], {"data": np.zeros(2)})
@@ -165,14 +165,14 @@ def test_a_batch_of_the_wrong_size_or_strides_is_refused() -> None:
 
 
 @pytest.mark.parametrize("array", [np.array(["a", "b"]), np.array(["2026-01-01"], "datetime64[D]"), np.array(5.0)])
-def test_an_array_that_cannot_be_rows_is_refused_with_the_name_of_its_file(array: Any, tmp_path: Path) -> None:
+def test_error_about_an_invalid_array_names_its_file(array: Any, tmp_path: Path) -> None:
     np.save(tmp_path / "labels.npy", array)
     with pytest.raises((TypeError, ValueError), match=r"labels\.npy.*'y'"):
         ArrayDataset({"x": np.arange(2), "y": tmp_path / "labels.npy"})
 
 
-def test_any_damage_to_a_head_is_an_error_or_another_array(tmp_path: Path) -> None:
-    """A .npy file has no checksum: what is still a sound file may be another array, and all else is ShardCorrupt."""
+def test_damaged_header_is_an_error_or_another_valid_array(tmp_path: Path) -> None:
+    """A .npy file has no checksum: a damaged header is either valid and describes another array, or raises ShardCorrupt."""
     path = tmp_path / "x.npy"
     np.save(path, np.arange(20).reshape(5, 4))
     whole, draw = path.read_bytes(), np.random.default_rng(1)
@@ -212,7 +212,7 @@ def test_any_damage_to_a_head_is_an_error_or_another_array(tmp_path: Path) -> No
     ],
     ids=str,
 )
-def test_a_hostile_head_is_refused_and_nothing_unpickled(tmp_path: Path, head: bytes | str, message: str) -> None:
+def test_malicious_header_is_an_error_and_nothing_is_unpickled(tmp_path: Path, head: bytes | str, message: str) -> None:
     if isinstance(head, str):
         text = head.ljust(117).encode() + b"\n"
         head = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
@@ -225,14 +225,14 @@ def test_a_hostile_head_is_refused_and_nothing_unpickled(tmp_path: Path, head: b
     assert str(caught.value).startswith(f"{path}, offset ")
 
 
-def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+def test_empty_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.npy").touch()
     with pytest.raises(ShardCorrupt, match=r"x.npy, offset 0: the head is not a .npy file's: EOF"):
         ArrayDataset(tmp_path / "x.npy")
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0), (2, 0, 2)])
-def test_arrays_without_elements_make_rows_without_bytes(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_empty_arrays_have_empty_rows(tmp_path: Path, shape: tuple[int, ...]) -> None:
     np.save(tmp_path / "x.npy", np.zeros(shape, np.float32))
     for source in (tmp_path / "x.npy", np.zeros(shape, np.float32)):
         made = ArrayDataset(source)
@@ -241,7 +241,7 @@ def test_arrays_without_elements_make_rows_without_bytes(tmp_path: Path, shape: 
         assert [shape[1:]] * shape[0] == [tuple(row.shape) for batch in batches for row in batch]
 
 
-def test_a_file_cut_off_under_its_map_is_an_error_and_not_a_signal(tmp_path: Path) -> None:
+def test_mapped_file_truncated_later_is_an_error_and_not_a_signal(tmp_path: Path) -> None:
     path = tmp_path / "x.npy"
     np.save(path, np.arange(40000))
     dataset = ArrayDataset({"x": path, "y": np.load(path, mmap_mode="r")[:10].repeat(4000)})
@@ -257,7 +257,7 @@ def test_a_file_cut_off_under_its_map_is_an_error_and_not_a_signal(tmp_path: Pat
         pickle.loads(pickle.dumps(dataset))
 
 
-def test_threads_read_at_once() -> None:
+def test_threads_read_concurrently() -> None:
     array = np.random.default_rng(0).random((500, 40))[:, ::3]
     dataset = ArrayDataset(array)
 
@@ -291,10 +291,10 @@ print(int(total), process.memory_full_info().uss - before)
 """
 
 
-@pytest.mark.slow(reason="a process of its own maps and reads 32 MiB")
+@pytest.mark.slow(reason="another process maps and reads 32 MiB")
 @pytest.mark.parametrize("is_file", [False, True])
-def test_another_process_reads_the_same_pages(tmp_path: Path, is_file: bool) -> None:
-    """32 MiB are read in a spawned process, whose own memory does not grow by them."""
+def test_another_process_shares_the_pages(tmp_path: Path, is_file: bool) -> None:
+    """Read 32 MiB in a spawned process, whose private memory must not grow by as much."""
     array = np.ones((1024, 4096))
     np.save(tmp_path / "x.npy", array)
     dataset = ArrayDataset(tmp_path / "x.npy" if is_file else array)

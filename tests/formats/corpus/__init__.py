@@ -1,1 +1,1 @@
-"""Files that the formats' own projects test themselves with, read by shmload and by the formats' own libraries."""
+"""Test files from the formats' own projects, read by shmload and by each format's own library."""

@@ -1,13 +1,14 @@
-"""Read files with shmload and with the format's own library, and say whether both found the same.
+"""Read files with shmload and with the format's own library, and report whether the values are equal.
 
     python -m tests.formats.corpus.compare FOLDER < relative paths
 
-One line of JSON on stdout before each reading ({"begins": [file, reader]}), one after it ({"file", "reader", "outcome", "said"}), so that
-a crash or a hang is put down to its file. Outcomes:
+Prints one line of JSON before each reading ({"begins": [file, reader]}) and one after it ({"file", "reader", "outcome", "said"}),
+so
+that a crash or a hang can be attributed to its file. Outcomes:
 
     equal     both read it, with equal values
-    refused   neither reads it, and shmload's error is a documented one that names the file
-    stricter  shmload refuses it, with such an error, and the library reads it
+    refused   neither reads it, and shmload raises a documented error that names the file
+    stricter  shmload raises such an error, and the library reads the file
     differs   anything else: other values, an undocumented error, an error without the file's name, or only shmload reads it
 """
 
@@ -35,7 +36,7 @@ from shmload import ShmloadError
 from shmload.formats import ArrayDataset, HDF5Dataset, ImageDecoder, ImageFolder, ParquetDataset, TarDataset, TarStream, ZarrDataset
 from shmload.remote import RemoteDataset
 
-Reading = tuple[str, Callable[[], Any], Callable[[], Any]]  # reader's name, shmload's values, the library's
+Reading = tuple[str, Callable[[], Any], Callable[[], Any]]  # reader's name, shmload's values, the library's values
 DOCUMENTED = (ShmloadError, ValueError, TypeError, FileNotFoundError, NotImplementedError)
 UNDOCUMENTED = (IndexError, KeyError, AttributeError, UnicodeError)  # some are ValueErrors
 HDF5 = frozenset({".h5", ".hdf5", ".nc"})
@@ -44,7 +45,7 @@ ARROW = frozenset({".feather", ".arrow", ".orc"})
 
 
 def readings(path: Path) -> Iterator[Reading]:
-    """The ways to read a file, by what its name says it is."""
+    """Returns the ways to read a file, chosen by its name."""
     suffix = path.suffix.lower()
     if path.name == ".zarray":
         yield (
@@ -84,7 +85,7 @@ def readings(path: Path) -> Iterator[Reading]:
 
 
 def compared(path: Path, reader: str, ours: Callable[[], Any], theirs: Callable[[], Any]) -> tuple[str, str]:
-    """(outcome, what was found or said)."""
+    """Returns (outcome, detail)."""
     expected = found = None
     try:
         expected = theirs()
@@ -107,7 +108,7 @@ def compared(path: Path, reader: str, ours: Callable[[], Any], theirs: Callable[
 
 
 def difference(found: Any, expected: Any) -> str:
-    """Where two values differ; "" if they do not. Types count, except of numbers in lists."""
+    """Returns where two values differ, or "". Types count, except those of numbers in lists."""
     if isinstance(expected, dict):
         if not isinstance(found, dict) or sorted(found) != sorted(expected):
             return f"fields {sorted(found) if isinstance(found, dict) else found!r:.80}, not {sorted(expected)}"
@@ -144,7 +145,7 @@ def _image(path: Path, decoder: Any) -> Any:
 
 
 def _remote(path: Path, **options: Any) -> list[Any]:
-    """The file's samples in the order of the file, in a folder where it is alone."""
+    """Returns the file's samples in file order, read from a folder that contains only this file."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(path, folder)
         dataset = RemoteDataset.from_urls(folder, cache_folder=f"{folder}-cache")
@@ -160,7 +161,7 @@ def _remote(path: Path, **options: Any) -> list[Any]:
 
 
 def _pillow(path: Path) -> Any:
-    """The first frame's RGB: alpha dropped, the high byte of 16 bits."""
+    """Returns the first frame as RGB, without alpha; of 16 bits, the high byte."""
     with Image.open(path) as picture:
         picture.load()
         if picture.mode.startswith("I;16"):
@@ -194,7 +195,7 @@ def _hdf5_rows(path: Path, place: str | None = None) -> list[Any]:
 
 
 def _text(dataset: Any) -> Any:
-    """UTF-8 strings as str, others as bytes."""
+    """Returns UTF-8 strings as str, others as bytes."""
     string = h5py.check_string_dtype(dataset.dtype)
     if string is None:
         return dataset[...]
@@ -212,7 +213,7 @@ def _columns(path: Path) -> list[str]:
 
 
 def _parquet_rows(path: Path, *, plain: bool, columns: list[str] | None = None) -> list[Any]:
-    """Rows as Python's values.
+    """Returns rows of Python values.
 
     Args:
         plain: times and dates as integers in their own unit, as ParquetDataset documents.
@@ -227,7 +228,7 @@ def _parquet_rows(path: Path, *, plain: bool, columns: list[str] | None = None) 
 
 
 def _tar_rows(path: Path) -> list[Any]:
-    """webdataset's samples, without those of hidden files, which shmload ignores."""
+    """Returns webdataset's samples, without those of hidden files, which shmload ignores."""
     samples = list(wds.WebDataset(str(path), shardshuffle=False, handler=wds.reraise_exception))
     return [
         {name: value for name, value in sample.items() if name not in ("__url__", "__local_path__")}
@@ -237,7 +238,7 @@ def _tar_rows(path: Path) -> list[Any]:
 
 
 def main(folder: Path, paths: list[str]) -> None:
-    warnings.simplefilter("ignore")  # the libraries', about old files
+    warnings.simplefilter("ignore")  # the libraries warn about old files
     for path in paths:
         for reader, ours, theirs in readings(folder / path):
             print(json.dumps({"begins": [path, reader]}), flush=True)

@@ -1,6 +1,6 @@
-"""What shmload refuses although the format's own library reads it, and why. An entry that nothing needs any more fails the test.
+"""Files that shmload rejects although the format's own library reads them, and why. An unused entry fails the test.
 
-`FORMATS` are limits that the documentation states. `DEFECTS` are to be fixed: remove an entry with its defect.
+`FORMATS` are documented limits. `DEFECTS` are to be fixed: remove an entry with its defect.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 
 class Expected(NamedTuple):
-    """Refusals of a reader whose message matches a pattern."""
+    """Errors of one reader whose message matches a pattern."""
 
-    reader: str  # the reader's name, without what it was asked for
-    said: str  # a regular expression found in the message
+    reader: str  # the reader's name, without its options
+    said: str  # a regular expression that must match part of the message
     why: str
 
 

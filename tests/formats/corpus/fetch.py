@@ -1,9 +1,10 @@
-"""Download source archives from the package index that pip is configured with, without building them.
+"""Download source archives from the configured package index without building them.
 
     python -m tests.formats.corpus.fetch FOLDER NAME==VERSION...
 
-`pip download` runs a source package's build to learn its metadata. Here pip only finds each archive and downloads it, through its own
-cache, so that a second run needs the index but not the files.
+`pip download` builds a source package to get its metadata. Here pip only finds each archive and downloads it through its own cache,
+so
+that a second run needs the index but not the files.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ UNREACHABLE = 3  # exit status
 
 
 def fetch(folder: str, wanted: list[str]) -> None:
-    """Put the archive of each `name==version` into the folder and print its path.
+    """Downloads the archive of each `name==version` into the folder and print its path.
 
     Raises:
-        ConnectionError: the index has no archive of that name at all: it cannot be reached.
-        LookupError: the index has no such version.
+        ConnectionError: the index has no archive of that name, which means that it cannot be reached.
+        LookupError: the index lacks this version.
     """
     command = create_command("download")
     options, _ = command.parse_args(["--no-deps", "--no-binary", ":all:", "--quiet", "--retries", "1", "--timeout", "20"])

@@ -1,4 +1,4 @@
-"""Every file of the formats' own test data is read as the format's library reads it, or is refused by a clear error."""
+"""Every file of the formats' own test data is read as the format's library reads it, or gives a clear error."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PYTHON = (sys.executable, "-X", "faulthandler", "-m")
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packages' files, unpacked, and their archives."""
+    """Returns the folder with the packages' archives and their unpacked files."""
     if importlib.util.find_spec("pip") is None:
         pytest.skip("pip, which fetches the packages, is not installed here")
     lines = (HERE / "packages.txt").read_text().splitlines()
@@ -49,13 +49,13 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for archive in done.stdout.splitlines():
         with tarfile.open(archive) as members:
             members.extractall(folder, filter="data")
-        if Path(archive).stat().st_size > 2 << 20:  # larger ones are read no differently as archives
+        if Path(archive).stat().st_size > 2 << 20:  # larger archives add no coverage
             Path(archive).unlink()
     return folder
 
 
 def compared(corpus: Path, paths: list[str]) -> list[dict[str, Any]]:
-    """What `compare` says of the files. A process that dies or hangs is put down to the file it was at."""
+    """Returns the results of `compare`. A crash or a hang is attributed to the file that was being read."""
     command = [*PYTHON, "tests.formats.corpus.compare", str(corpus)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -79,7 +79,7 @@ def compared(corpus: Path, paths: list[str]) -> list[dict[str, Any]]:
 
 @pytest.mark.slow(reason="downloads and reads thousands of files")
 @pytest.mark.timeout(2 * DEADLINE_S)
-def test_every_file_of_the_formats_own_test_data_is_read_alike_or_clearly_refused(corpus: Path) -> None:
+def test_upstream_test_files_are_read_as_upstream_reads_them_or_give_a_clear_error(corpus: Path) -> None:
     paths = sorted(path.relative_to(corpus).as_posix() for path in corpus.rglob("*") if path.is_file())
     with ThreadPoolExecutor(NUM_PROCESSES) as pool:
         found = [
@@ -97,7 +97,7 @@ def test_every_file_of_the_formats_own_test_data_is_read_alike_or_clearly_refuse
         else:
             wrong.append(f"{one['file']}: {one['reader']}: {one['outcome']}: {one['said']}")
     assert not wrong, "\n".join(wrong)
-    assert not set(table) - needed, "these are read now: remove them from expected.py"
+    assert not set(table) - needed, "these files can be read now: remove them from expected.py"
 
     equal = Counter(one["reader"].split()[0] for one in found if one["outcome"] == "equal")
     assert set(equal) == READERS

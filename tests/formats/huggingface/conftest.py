@@ -1,4 +1,4 @@
-"""Makes hf_kit importable from the tests of this folder, and from the processes they spawn; keeps datasets off the network."""
+"""Makes hf_kit importable from these tests and the processes they spawn, and keeps datasets off the network."""
 
 import os
 

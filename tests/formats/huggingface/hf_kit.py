@@ -1,4 +1,4 @@
-"""What the tests of Hugging Face's datasets share: tables of every kind of column, and the same batches from torch's DataLoader."""
+"""Tables with every kind of column for the tests of Hugging Face datasets, and their batches from both loaders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from torch.utils.data import DataLoader
 from shmload import ShmLoader
 
 N = 11
-NUMPYS_BOOLEANS = pytest.mark.filterwarnings("ignore:In future, it will be an error for 'np.bool")  # torch before 2.10 collates so
+# torch before 2.10 needs this to collate
+NUMPYS_BOOLEANS = pytest.mark.filterwarnings("ignore:In future, it will be an error for 'np.bool")
 INTS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32")
 FLOATS = ("float32", "float64")
 RNG = np.random.default_rng(7)
@@ -23,7 +24,7 @@ TEXT = ["", "a", "grüße", "日本語", "nul\0inside", "x" * 3000, "tab\t", "�
 
 
 def filled(dtype: str, *shape: int) -> list[Any]:
-    """Values that use the whole range of a type, one row a sample."""
+    """Returns values over the whole range of a type, one row per sample."""
     if dtype.startswith("float"):
         return (RNG.standard_normal((N, *shape)) * 1e3).astype(dtype).tolist()
     info = np.iinfo(dtype)
@@ -67,7 +68,7 @@ def dataset_of(columns: dict[str, tuple[Any, list[Any]]]) -> Dataset:
 
 
 def chunked(dataset: Dataset) -> Dataset:
-    """The same rows from three tables, one of them a slice."""
+    """Returns the same rows as a dataset of three tables, one of them a slice."""
     cut = dataset.select(range(3, 9))
     return datasets.concatenate_datasets([dataset.select(range(3)), cut, dataset.select(range(9, len(dataset)))])
 
@@ -84,23 +85,23 @@ ARRANGED: dict[str, Any] = {
 
 
 def batches_of(loader: Any) -> list[Any]:
-    """Copies of all batches, so that the loader's slots come back."""
+    """Copies all batches, so that the loader's slots are released."""
     return [copy.deepcopy(batch) for batch in loader]
 
 
-def of_torch(dataset: Any, batch_size: int = 4, **options: Any) -> list[Any]:
+def torch_batches(dataset: Any, batch_size: int = 4, **options: Any) -> list[Any]:
     return batches_of(DataLoader(dataset, batch_size, **options))
 
 
-def of_ours(dataset: Any, batch_size: int = 4, *, path: str = "read_batch_into", **options: Any) -> list[Any]:
-    """The batches of a ShmLoader that has to take a given way."""
+def shmload_batches(dataset: Any, batch_size: int = 4, *, path: str = "read_batch_into", **options: Any) -> list[Any]:
+    """Returns the batches of a ShmLoader that must read with the method `path`."""
     with ShmLoader(dataset, batch_size, **options) as loader:
         assert f"read by {path}" in repr(loader)
         return batches_of(loader)
 
 
 def assert_same(expected: Any, got: Any) -> None:
-    """Equal in types, keys and their order, dtypes, shapes and bytes."""
+    """Asserts equal types, keys and their order, dtypes, shapes and bytes."""
     assert type(expected) is type(got)
     if isinstance(expected, torch.Tensor):
         assert (expected.dtype, expected.shape) == (got.dtype, got.shape)

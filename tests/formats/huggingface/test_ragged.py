@@ -1,4 +1,4 @@
-"""Lists of different lengths: torch's own refusal without a rule, and every mode of `ragged` straight from the offsets."""
+"""Lists of different lengths: torch's own error without `ragged`, and every mode of `ragged` read directly from the offsets."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.formats.huggingface.hf_kit import (
     N,
     assert_same,
     dataset_of,
-    of_ours,
-    of_torch,
+    shmload_batches,
+    torch_batches,
 )
 
 pytestmark = NUMPYS_BOOLEANS
@@ -31,7 +31,7 @@ MODES = ["list", "pad", "nested", "jagged"]
 
 
 def rows_of(delivered: Any) -> list[torch.Tensor]:
-    """The rows of a ragged field, delivered in any mode."""
+    """Returns the rows of a ragged field delivered in any mode."""
     if isinstance(delivered, Padded):
         return [row[: int(n)] for row, n in zip(delivered.values, delivered.lengths, strict=True)]
     if isinstance(delivered, Jagged):
@@ -41,7 +41,7 @@ def rows_of(delivered: Any) -> list[torch.Tensor]:
 
 
 def expected_rows(dataset: Dataset, name: str, form: str | None) -> list[torch.Tensor]:
-    """The rows as the format makes them one by one; Python's numbers as torch's collate takes them."""
+    """Returns the rows as the format gives them one by one, with Python numbers converted as torch's collate does."""
     if form is not None:
         return [torch.as_tensor(dataset[i][name]) for i in range(len(dataset))]
     is_float = "float" in str(dataset.features[name])
@@ -51,18 +51,18 @@ def expected_rows(dataset: Dataset, name: str, form: str | None) -> list[torch.T
 @pytest.mark.parametrize("form", [None, "torch", "numpy"])
 @pytest.mark.parametrize("arranged", ["plain", "shuffled", "a slice", "concatenated and shuffled"])
 @pytest.mark.parametrize("mode", MODES)
-def test_ragged_columns_come_by_the_mode(mode: str, arranged: str, form: str | None) -> None:
+def test_ragged_columns_in_each_mode(mode: str, arranged: str, form: str | None) -> None:
     dataset = ARRANGED[arranged](dataset_of(RAGGED | SCALARS)).with_format(form)
-    batches = of_ours(dataset, 3, ragged=mode)
+    batches = shmload_batches(dataset, 3, ragged=mode)
     for name in RAGGED:
         got = [row for batch in batches for row in rows_of(batch[name])]
         assert_same(expected_rows(dataset, name, form), got)
     scalars = [{name: batch[name] for name in SCALARS} for batch in batches]
-    assert_same(of_torch(dataset.select_columns(list(SCALARS)), 3), scalars)
+    assert_same(torch_batches(dataset.select_columns(list(SCALARS)), 3), scalars)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_direct_way_delivers_what_the_plain_way_does(mode: str) -> None:
+def test_reading_in_place_equals_reading_samples(mode: str) -> None:
     dataset = dataset_of(RAGGED | {"label": SCALARS["label"]}).with_format("torch")
 
     class Plain(torch.utils.data.Dataset[Any]):
@@ -72,9 +72,9 @@ def test_the_direct_way_delivers_what_the_plain_way_does(mode: str) -> None:
         def __getitems__(self, indices: list[int]) -> list[Any]:
             return dataset.__getitems__(indices)
 
-    uneven = {"batch_size": 4, "sampler": range(1, 9)}  # no batch has rows of one length, which torch would stack
-    expected = of_ours(Plain(), path="__getitems__", ragged=mode, **uneven)
-    for ours, plain in zip(of_ours(dataset, ragged=mode, **uneven), expected, strict=True):
+    uneven = {"batch_size": 4, "sampler": range(1, 9)}  # no batch has rows of equal length, which torch would stack
+    expected = shmload_batches(Plain(), path="__getitems__", ragged=mode, **uneven)
+    for ours, plain in zip(shmload_batches(dataset, ragged=mode, **uneven), expected, strict=True):
         assert list(plain) == list(ours)
         for name in RAGGED:
             assert type(plain[name]) is type(ours[name])
@@ -87,72 +87,72 @@ def test_rows_of_rows_are_ragged_in_the_first_dimension(form: str) -> None:
     dataset = dataset_of(
         {"fixed": (Sequence(Sequence(Value("int32"), length=2)), rows), "even": (Sequence(Sequence(Value("int32"))), rows)}
     ).with_format(form)
-    for batch in (batches := of_ours(dataset, 4, ragged="jagged")):
+    for batch in (batches := shmload_batches(dataset, 4, ragged="jagged")):
         assert {type(value) for value in batch.values()} == {Jagged}
     for name in dataset.column_names:
         assert_same([torch.tensor(row) for row in rows], [row for b in batches for row in rows_of(b[name])])
 
 
-def test_lists_of_lists_that_differ_inside_go_the_plain_way() -> None:
+def test_lists_of_lists_of_different_inner_lengths_are_read_as_samples() -> None:
     dataset = Dataset.from_dict({"x": [[[1], [2, 3]], [[4, 5], [6]]]}).with_format("torch")
     with ShmLoader(dataset, 2, ragged="list") as loader:
         assert "read by __getitems__" in repr(loader)
 
 
-@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # torch's, of numpy's format
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")  # torch warns about arrays in numpy's format
 @pytest.mark.parametrize("form", [None, "torch", "numpy"])
-def test_without_a_rule_torch_refuses_them(form: str | None) -> None:
+def test_without_a_ragged_mode_the_error_is_torchs(form: str | None) -> None:
     dataset = dataset_of({"ragged": RAGGED["ragged"]}).with_format(form)
     with pytest.raises(RuntimeError) as theirs:
-        of_torch(dataset)
+        torch_batches(dataset)
     with pytest.raises(RuntimeError) as ours:
-        of_ours(dataset, path="__getitems__")
+        shmload_batches(dataset, path="__getitems__")
     assert str(theirs.value) == str(ours.value)
 
 
-def test_a_seed_is_a_rule_too() -> None:
+def test_seed_implies_ragged_lists() -> None:
     dataset = dataset_of(RAGGED).with_format("torch")
-    (batch,) = of_ours(dataset, N, seed=1)
+    (batch,) = shmload_batches(dataset, N, seed=1)
     assert_same(expected_rows(dataset, "ragged", "torch"), batch["ragged"])
 
 
-def test_lists_of_one_length_are_ragged_by_their_type_or_by_name() -> None:
-    """Under a mode, lists that happen to be equal are delivered like their neighbors of other datasets; "list" stacks them."""
+def test_lists_of_equal_length_are_ragged_by_their_type_or_by_name() -> None:
+    """A mode also applies to lists whose lengths happen to be equal; "list" stacks them."""
     dataset = dataset_of({name: LISTS[name] for name in ("even", "fixed")}).with_format("torch")
 
     def kinds(ragged: Any) -> list[type]:
-        return [type(value) for value in of_ours(dataset, ragged=ragged)[0].values()]
+        return [type(value) for value in shmload_batches(dataset, ragged=ragged)[0].values()]
 
     assert kinds("jagged") == [Jagged, torch.Tensor]
     assert kinds({"even": "pad", "fixed": "jagged"}) == [Padded, Jagged]
     assert kinds({"fixed": "pad"}) == [torch.Tensor, Padded]
-    assert_same(expected_rows(dataset, "fixed", "torch"), rows_of(of_ours(dataset, N, ragged={"fixed": "pad"})[0]["fixed"]))
+    assert_same(expected_rows(dataset, "fixed", "torch"), rows_of(shmload_batches(dataset, N, ragged={"fixed": "pad"})[0]["fixed"]))
     assert kinds("list") == [torch.Tensor, torch.Tensor]
 
 
-def test_a_name_that_no_column_has_is_told() -> None:
+def test_ragged_with_an_unknown_name_is_an_error() -> None:
     dataset = dataset_of({"even": LISTS["even"]}).with_format("torch")
     with pytest.raises(SampleError, match="ragged names 'tokens', but samples have arrays only in 'even'"):
-        of_ours(dataset, path="__getitems__", seed=0, ragged={"tokens": "pad"})
+        shmload_batches(dataset, path="__getitems__", seed=0, ragged={"tokens": "pad"})
 
 
-@pytest.mark.slow(reason="reads with no, one and two workers")
+@pytest.mark.slow(reason="reads with zero, one and two workers")
 @pytest.mark.parametrize("mode", MODES)
-def test_any_number_of_workers_makes_the_same_batches(mode: str) -> None:
+def test_batches_are_the_same_with_any_number_of_workers(mode: str) -> None:
     dataset = dataset_of(RAGGED | TEXTS | SCALARS | LISTS).with_format("torch")
-    alone = of_ours(dataset, 3, ragged=mode, shuffle=True, seed=4)
+    alone = shmload_batches(dataset, 3, ragged=mode, shuffle=True, seed=4)
     for num_workers in (1, 2):
         for theirs, ours in zip(
-            alone, of_ours(dataset, 3, ragged=mode, shuffle=True, seed=4, num_workers=num_workers), strict=True
+            alone, shmload_batches(dataset, 3, ragged=mode, shuffle=True, seed=4, num_workers=num_workers), strict=True
         ):
             assert list(theirs) == list(ours)
             for name in theirs:
                 assert_same(rows_of(theirs[name]), rows_of(ours[name]))
 
 
-def test_a_batch_of_nothing_but_empty_rows() -> None:
+def test_batch_of_empty_rows_only() -> None:
     features = Features({"x": Sequence(Value("int64")), "s": Value("string")})
     dataset = Dataset.from_dict({"x": [[], [], [1]], "s": ["", "", "z"]}, features=features).with_format("torch")
-    (first, second) = of_ours(dataset, 2, ragged="jagged")
+    (first, second) = shmload_batches(dataset, 2, ragged="jagged")
     assert (first["x"].offsets.tolist(), first["s"]) == ([0, 0, 0], ["", ""])
     assert (second["x"].values.tolist(), second["s"]) == ([1], ["z"])

@@ -1,4 +1,4 @@
-"""Which way a dataset goes, what it costs to send, and what is refused."""
+"""How a dataset is read, what pickling it costs, and which datasets are rejected."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from tests.formats.huggingface.hf_kit import (
     assert_same,
     batches_of,
     dataset_of,
-    of_ours,
-    of_torch,
+    shmload_batches,
+    torch_batches,
 )
 
 slow = pytest.mark.slow(reason="starts two workers for each of two loaders")
 WHEN = datetime.datetime(2026, 11, 21)
 PLAIN: dict[str, Callable[[], Any]] = {
-    "lists of Python's": lambda: dataset_of({"x": LISTS["fixed"]}),
-    "arrays of Python's": lambda: dataset_of({"x": ARRAYS["array2d"]}),
-    "arrays of torch's": lambda: dataset_of(ARRAYS).with_format("torch"),
-    "arrays of numpy's": lambda: dataset_of(ARRAYS).with_format("numpy"),
+    "Python lists": lambda: dataset_of({"x": LISTS["fixed"]}),
+    "arrays without a format": lambda: dataset_of({"x": ARRAYS["array2d"]}),
+    "arrays in torch's format": lambda: dataset_of(ARRAYS).with_format("torch"),
+    "arrays in numpy's format": lambda: dataset_of(ARRAYS).with_format("numpy"),
     "text in numpy's format": lambda: dataset_of(TEXTS).with_format("numpy"),
     "lists of bool": lambda: Dataset.from_dict({"x": [[True, False]] * 3}).with_format("torch"),
     "dicts": lambda: Dataset.from_dict({"x": [{"a": 1, "b": 2.0}] * 3}),
     "lists of text": lambda: Dataset.from_dict({"x": [["a", "b"]] * 3}),
     "empty lists": lambda: dataset_of({"x": (Sequence(Value("int64")), [[], []])}).with_format("torch"),
     "a transform": lambda: dataset_of(SCALARS).with_transform(lambda batch: {"twice": [2 * v for v in batch["int8"]]}),
-    "other columns beside": lambda: dataset_of(SCALARS).with_format("torch", ["int8"], output_all_columns=True),
+    "output_all_columns": lambda: dataset_of(SCALARS).with_format("torch", ["int8"], output_all_columns=True),
     "uint64": lambda: Dataset.from_dict({"x": [1, 2]}, features=Features({"x": Value("uint64")})).with_format("torch"),
-    "a dtype that cuts": lambda: dataset_of({"x": SCALARS["int64"]}).with_format("torch", dtype=torch.int16),
+    "a dtype that truncates": lambda: dataset_of({"x": SCALARS["int64"]}).with_format("torch", dtype=torch.int16),
     "a dtype that numpy lacks": lambda: dataset_of({"x": SCALARS["int8"]}).with_format("torch", dtype=torch.bfloat16),
-    "another option": lambda: dataset_of({"x": SCALARS["int8"]}).with_format("torch", device="cpu"),
+    "a device": lambda: dataset_of({"x": SCALARS["int8"]}).with_format("torch", device="cpu"),
 }
 REFUSED: dict[str, Callable[[], Any]] = {
     "a null": lambda: Dataset.from_dict({"x": [1, None, 3]}),
@@ -57,44 +57,44 @@ REFUSED: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_what_is_not_certain_goes_the_plain_way(kind: str) -> None:
+def test_unsupported_columns_are_read_as_samples(kind: str) -> None:
     dataset = PLAIN[kind]()
-    assert_same(of_torch(dataset, 2), of_ours(dataset, 2, path="__getitems__"))
+    assert_same(torch_batches(dataset, 2), shmload_batches(dataset, 2, path="__getitems__"))
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_torch_refuses_is_refused_in_its_words(kind: str) -> None:
+def test_error_for_values_that_torch_rejects_is_torchs(kind: str) -> None:
     dataset = REFUSED[kind]()
     with pytest.raises((TypeError, RuntimeError)) as theirs:
-        of_torch(dataset)
+        torch_batches(dataset)
     with pytest.raises((TypeError, RuntimeError)) as ours:
-        of_ours(dataset, path="__getitems__")
+        shmload_batches(dataset, path="__getitems__")
     assert str(theirs.value) == str(ours.value)
 
 
-def test_one_null_inside_a_list_sends_the_dataset_the_plain_way() -> None:
+def test_null_inside_a_list_makes_the_dataset_be_read_as_samples() -> None:
     dataset = Dataset.from_dict({"x": [[1.0, 2.0], [None, 4.0]]}).with_format("torch")
-    (theirs,), (ours,) = of_torch(dataset), of_ours(dataset, path="__getitems__")
+    (theirs,), (ours,) = torch_batches(dataset), shmload_batches(dataset, path="__getitems__")
     assert torch.equal(theirs["x"].nan_to_num(), ours["x"].nan_to_num())
 
 
-def test_a_dataset_of_a_class_of_the_users_goes_the_plain_way() -> None:
+def test_subclass_of_dataset_is_read_as_samples() -> None:
     class Doubled(Dataset):
         def __getitems__(self, keys: list[int]) -> list[Any]:
             return [{"x": 2 * sample["x"]} for sample in super().__getitems__(keys)]
 
     base = Dataset.from_dict({"x": [1, 2, 3]})
     dataset = Doubled(base.data, info=base.info)
-    assert_same([{"x": torch.tensor([2, 4, 6])}], of_ours(dataset, path="__getitems__"))
+    assert_same([{"x": torch.tensor([2, 4, 6])}], shmload_batches(dataset, path="__getitems__"))
 
 
-def test_a_custom_collate_fn_gets_the_samples() -> None:
+def test_custom_collate_fn_gets_the_samples() -> None:
     dataset = dataset_of({"x": SCALARS["int8"]})
-    assert of_torch(dataset, collate_fn=list) == of_ours(dataset, path="collate_fn", collate_fn=list)
+    assert torch_batches(dataset, collate_fn=list) == shmload_batches(dataset, path="collate_fn", collate_fn=list)
 
 
-def test_no_value_becomes_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
-    """datasets' formatters, through which every other way leads, are not asked at all."""
+def test_values_never_become_python_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail if a formatter of datasets is called, as in every other way of reading."""
 
     def refuse(*args: Any) -> Any:
         raise AssertionError("formatted")
@@ -105,12 +105,12 @@ def test_no_value_becomes_an_object(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setattr(formatter, name, refuse)
     with pytest.raises(AssertionError, match="formatted"):
         dataset.with_format("torch")[0]
-    of_ours(dataset.with_format("torch"), ragged="jagged")
-    of_ours(dataset.select_columns([*SCALARS, *TEXTS]))
+    shmload_batches(dataset.with_format("torch"), ragged="jagged")
+    shmload_batches(dataset.select_columns([*SCALARS, *TEXTS]))
 
 
-def test_a_mapped_file_is_not_copied_to_spawned_workers(tmp_path: Any) -> None:
-    """What is pickled names the file; the rows stay in it."""
+def test_mapped_file_is_not_copied_to_spawned_workers(tmp_path: Any) -> None:
+    """Rows stay in the file; the pickle contains its name."""
     rows = np.zeros((1000, 1024), np.float32)
     Dataset.from_dict({"x": rows}).save_to_disk(tmp_path / "d")
     dataset = load_from_disk(tmp_path / "d").with_format("torch")
@@ -121,11 +121,11 @@ def test_a_mapped_file_is_not_copied_to_spawned_workers(tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=slow)])
 @pytest.mark.parametrize("form", [None, "torch"])
-def test_an_iterable_dataset_is_divided_among_the_workers(form: str | None, num_workers: int) -> None:
+def test_iterable_dataset_is_split_among_workers(form: str | None, num_workers: int) -> None:
     dataset = dataset_of({"x": SCALARS["int64"], "s": TEXTS["string"]}).to_iterable_dataset(num_shards=3)
     dataset = dataset.with_format(form)
     assert isinstance(dataset, IterableDataset)
-    expected = of_torch(dataset, 2, num_workers=num_workers)
+    expected = torch_batches(dataset, 2, num_workers=num_workers)
     with ShmLoader(dataset, 2, num_workers=num_workers) as loader:
         got = batches_of(loader)
     assert_same(expected, got)
@@ -133,17 +133,17 @@ def test_an_iterable_dataset_is_divided_among_the_workers(form: str | None, num_
 
 
 @pytest.mark.parametrize("splits", [{"train": None, "test": None}, {}])
-def test_a_dict_of_datasets_is_refused(splits: dict[str, Any]) -> None:
+def test_dict_of_datasets_is_an_error(splits: dict[str, Any]) -> None:
     dataset = DatasetDict(dict.fromkeys(splits, Dataset.from_dict({"x": [1]})))
     words = "with 'train', 'test'" if splits else "with no split"
     with pytest.raises(
         TypeError, match=rf"one split of a dataset; got a DatasetDict {words}. Pick one: ShmLoader\(dataset\['train'\], ...\)"
     ):
-        ShmLoader(dataset)  # type: ignore[arg-type]  # a DatasetDict: that is the point
+        ShmLoader(dataset)  # type: ignore[arg-type]  # a DatasetDict, on purpose
 
 
-def test_a_bad_sample_is_found_by_itself() -> None:
-    """on_error reads the rows of a failed batch one by one."""
+def test_on_error_skips_only_the_bad_sample() -> None:
+    """After a batch fails, on_error reads its rows one by one."""
     dataset = dataset_of(SCALARS | RAGGED | TEXTS).with_format("torch")
     with ShmLoader(dataset, 3, sampler=[0, 50, 2], on_error="skip", ragged="list") as loader:
         (batch,) = loader
@@ -152,7 +152,7 @@ def test_a_bad_sample_is_found_by_itself() -> None:
 
 
 def damaged(values: pa.Array, offsets: list[int]) -> pa.ChunkedArray:
-    """A column read from an arrow file whose offsets were overwritten with these."""
+    """Returns a column read from an arrow file whose offsets were replaced by `offsets`."""
     sink = pa.BufferOutputStream()
     table = pa.table({"x": values})
     with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -165,7 +165,7 @@ def damaged(values: pa.Array, offsets: list[int]) -> pa.ChunkedArray:
 
 @pytest.mark.parametrize("values", [pa.array([[7], [8, 9, 7], [8]]), pa.array(["7", "897", "8"])], ids=["lists", "text"])
 @pytest.mark.parametrize("offsets", [[0, 3, 2, 5], [0, 9, 2, 5], [0, -5, 3, 5]])
-def test_offsets_out_of_order_are_told_and_not_followed(values: pa.Array, offsets: list[int]) -> None:
+def test_decreasing_offsets_are_an_error(values: pa.Array, offsets: list[int]) -> None:
     column = column_of("x", damaged(values, offsets))
     assert column is not None
     with pytest.raises(SampleError, match="column 'x' of the arrow table has offsets that are not in order"):
@@ -173,5 +173,5 @@ def test_offsets_out_of_order_are_told_and_not_followed(values: pa.Array, offset
 
 
 @pytest.mark.parametrize("offsets", [[0, 2, 3, 6000], [-1, 2, 3, 4]])
-def test_text_that_ends_outside_of_its_buffer_is_left_to_arrow(offsets: list[int]) -> None:
+def test_text_ending_outside_its_buffer_is_left_to_arrow(offsets: list[int]) -> None:
     assert column_of("x", damaged(pa.array(["7", "897", "8"]), offsets)) is None

@@ -1,4 +1,4 @@
-"""Files as others write them, of a real photograph."""
+"""Fixtures with a photograph, encoded as other programs write it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,27 @@ Encode = Callable[..., bytes]
 
 @pytest.fixture(scope="session")
 def photo() -> Image.Image:
-    """A photograph of 120 x 90 pixels."""
+    """Returns a photograph of 120 x 90 pixels."""
     with Image.open(PHOTOS[2]) as opened:
         return opened.convert("RGB").crop((100, 60, 220, 150))
 
 
 @pytest.fixture(scope="session")
+def libjpeg() -> None:
+    """Skips the test if Pillow's libjpeg-turbo cannot be used."""
+    if why_not := unbound():
+        pytest.skip(why_not)
+
+
+@pytest.fixture(scope="session")
 def photos() -> list[Path]:
-    """Paths of the photographs of about 500 x 375 that ship with the package."""
+    """Returns the paths of the photographs of about 500 x 375 that are part of the package."""
     return PHOTOS
 
 
 @pytest.fixture
 def encode() -> Encode:
-    """The bytes of a file: (picture, kind, options)."""
+    """Returns a function (picture, kind, options) that returns the bytes of a file."""
 
     def encoded(picture: Image.Image, kind: str = "JPEG", **options: Any) -> bytes:
         file = io.BytesIO()
@@ -47,7 +54,7 @@ def encode() -> Encode:
 
 @pytest.fixture(scope="session")
 def by_pillow() -> Callable[[Image.Image, Window], np.ndarray[Any, Any]]:
-    """What Pillow makes of a window: shape (height, width, 3)."""
+    """Returns a function that resizes a window with Pillow, to the shape (height, width, 3)."""
 
     def resized(picture: Image.Image, window: Window) -> np.ndarray[Any, Any]:
         top, left, bottom, right = window.clip
@@ -61,7 +68,7 @@ def by_pillow() -> Callable[[Image.Image, Window], np.ndarray[Any, Any]]:
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Makes as if some modules were not installed."""
+    """Returns a function that makes some modules look uninstalled."""
     real = builtins.__import__
 
     def hide(*names: str) -> None:

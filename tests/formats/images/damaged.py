@@ -1,4 +1,4 @@
-"""Files with restart markers, damaged, and what may come of reading a part of one."""
+"""Damages JPEG files with restart markers, and checks what reading a part of one gives."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 
 from shmload._core.jpeg import recode
 from shmload.formats.images.jpeg_header import jpeg_header
-from tests.formats.images.jpegs import SAMPLINGS, encoded, in_order, intervals, part_of, shrunk
+from tests.formats.images.jpegs import SAMPLINGS, encoded, intervals, part_of, sequential, shrunk
 
-WIDTHS = (0, 8, 48, 100)  # pixels between two markers, at least; 0: a row
+WIDTHS = (0, 8, 48, 100)  # minimum of pixels between two markers; 0 means one row
 
 
 def damage(data: bytes, rng: random.Random) -> bytes:
-    """Some bits, bytes or markers changed, added, taken away; the head is seldom spared."""
+    """Returns the file with some bits, bytes or markers changed, added or removed; the header often changes."""
     changed = bytearray(data)
     found = [end for _, end in intervals(data)]
     for _ in range(rng.choice((1, 1, 2, 6))):
@@ -36,10 +36,10 @@ def damage(data: bytes, rng: random.Random) -> bytes:
 
 
 def read_damaged(data: bytes, rng: random.Random) -> str:
-    """Reads any part of a file and asserts that it is what reading it in order finds, or lets pass.
+    """Reads a random part of a file and assert that it equals the part of a sequential read.
 
     Returns:
-        "refused", "read", "passed" (damage was beside what was read), or "unread": no image to speak of.
+        "refused", "read", "passed" (the damage was outside of what was read) or "unread" (the header was invalid or too large).
     """
     try:
         header = jpeg_header(data)
@@ -53,13 +53,13 @@ def read_damaged(data: bytes, rng: random.Random) -> str:
     part = (top, left, rng.randint(top + 1, min(height, top + 60)), rng.randint(left + 1, width))
     options: dict[str, Any] = {"is_fast": rng.random() < 0.5, "is_strict": rng.random() < 0.7}
     found = _outcome(lambda: part_of(data, part, reduction, **options))
-    expected = _outcome(lambda: in_order(data, part, reduction, **options))
+    expected = _outcome(lambda: sequential(data, part, reduction, **options))
     if isinstance(found, str):
         assert expected == found
         return "refused"
     if isinstance(expected, str):
         options["is_strict"] = False
-        assert np.array_equal(in_order(data, part, reduction, **options), found)
+        assert np.array_equal(sequential(data, part, reduction, **options), found)
         return "passed"
     assert np.array_equal(expected, found)
     return "read"

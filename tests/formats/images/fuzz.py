@@ -1,8 +1,9 @@
-"""Windows of all sorts through the resampling, damaged files through the decoder, parts of JPEGs: python fuzz.py [seconds] [seed]
+"""Resample random windows and decode damaged files and parts of JPEGs: python fuzz.py [seconds] [seed]
 
-What may happen is a result of the right shape or a ValueError; and a part of a JPEG is cut from the whole, if that is sound. One with
-restart markers is damaged beside: its parts are what reading it in order gives. What is coded anew is the same picture, or the same
-file. Run it against a build with SHMLOAD_SANITIZE=address (and undefined), with libasan preloaded.
+Valid outcomes are a result of the right shape or a ValueError. A part of a valid JPEG must equal the same part of the decoded
+whole,
+and a part of a damaged one with restart markers must equal a sequential read. A reencoded file is the same picture, or the file
+unchanged. Run it against a build with SHMLOAD_SANITIZE=address (and undefined), with libasan preloaded.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ DECODERS = [
 
 
 def corpus() -> list[bytes]:
-    """Small valid files: pieces of a photograph as JPEG and PNG of several kinds."""
+    """Returns small valid files: pieces of a photograph as several kinds of JPEG and PNG."""
     with Image.open(PHOTO) as opened:
         photo = opened.crop((100, 80, 180, 140))
     turned = Image.Exif()
@@ -66,7 +67,7 @@ def corpus() -> list[bytes]:
 
 
 def mutations(seed: int) -> Iterator[bytes]:
-    """Files with bytes changed, cut, doubled, mostly in their heads."""
+    """Yields files with bytes changed, removed or duplicated, mostly in their headers."""
     rng = random.Random(seed)
     valid = corpus()
     while True:
@@ -88,9 +89,9 @@ def mutations(seed: int) -> Iterator[bytes]:
 
 
 def decode(data: bytes, decoder: ImageDecoder) -> bool:
-    """Whether a file was decoded rather than refused."""
+    """Decodes a file. Returns whether it was accepted."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Pillow's, of what it finds odd
+        warnings.simplefilter("ignore")  # Pillow warns about unusual files
         try:
             found = decoder(data)
         except ValueError:
@@ -101,7 +102,7 @@ def decode(data: bytes, decoder: ImageDecoder) -> bool:
 
 
 def decode_parts(data: bytes, rng: np.random.Generator) -> bool:
-    """Any part of a JPEG, straight through the native decoder; whether it was decoded rather than refused."""
+    """Decodes a random part of a JPEG with the native decoder. Returns whether it was accepted."""
     if unbound() or not data.startswith(JPEG):
         return False
     try:
@@ -117,7 +118,7 @@ def decode_parts(data: bytes, rng: np.random.Generator) -> bool:
     is_strict, is_fast = bool(rng.integers(2)), bool(rng.integers(2))
     kept = []
     for part in ((top, left, bottom, right), (0, 0, *size)):
-        memory = np.full((part[2] - part[0]) * size[1] * 3, 77, np.uint8)  # no byte more, for the sanitizer to see
+        memory = np.full((part[2] - part[0]) * size[1] * 3, 77, np.uint8)  # no spare byte, so that the sanitizer detects an overrun
         try:
             first, end, _ = decode_part(data, memory, size, part, reduction=reduction, is_strict=is_strict, is_fast=is_fast)
         except ValueError:
@@ -132,22 +133,22 @@ def decode_parts(data: bytes, rng: np.random.Generator) -> bool:
 
 
 def recode(data: bytes) -> bool:
-    """Whether a file was coded anew, which is the same picture then."""
+    """Reencodes a file and check that it is the same picture. Returns whether it was reencoded."""
     if unbound():
         return False
-    anew, why_not = recoded(data)
+    reencoded, why_not = recoded(data)
     if why_not:
-        assert anew == data
+        assert reencoded == data
         return False
     header = jpeg_header(data)
     if header.height * header.width <= 1_000_000:
         decoder = ImageDecoder()
-        assert np.array_equal(decoder(data), decoder(anew))
+        assert np.array_equal(decoder(data), decoder(reencoded))
     return True
 
 
 def resample_at_random(rng: np.random.Generator) -> bool:
-    """One window of a random image, with all instructions there are; whether it was none to refuse."""
+    """Resamples a window of a random image with every instruction set. Returns whether the window was accepted."""
     height, width = (int(n) for n in rng.integers(1, rng.choice((5, 40, 300)), 2))
     size = (int(rng.integers(1, rng.choice((3, 40, 200)))), int(rng.integers(1, rng.choice((3, 40, 200)))))
     top, left = int(rng.integers(0, height)), int(rng.integers(0, width))
@@ -155,7 +156,7 @@ def resample_at_random(rng: np.random.Generator) -> bool:
     corner = (top + rng.random() * (bottom - top) * rng.integers(0, 2), left + rng.random() * (right - left) * rng.integers(0, 2))
     box = (*corner, (bottom - corner[0]) * (1 - rng.random() * rng.integers(0, 2)), (right - corner[1]) * rng.random())
     clip = (top, left, bottom, right)
-    if rng.random() < 0.1:  # what has to be refused, mostly
+    if rng.random() < 0.1:  # mostly invalid windows
         box = tuple(rng.choice((each, -1.0, 1e9, float("nan"), float("inf"), 0.0)) for each in box)
         clip = tuple(int(rng.choice((each, -1, 1 << 20))) for each in clip)
     image = rng.integers(0, 256, (height, width, 3), np.uint8)
@@ -194,5 +195,5 @@ if __name__ == "__main__":
         file = file_with_markers(words)
         seen.update(read_damaged(damage(file, words), words) for _ in range(4))
     print(f"{num_windows} windows, {num_resampled} of them sound")
-    print(f"{num_files} files, {num_decoded} of them decoded, and parts of {num_parts}, coded anew {num_recoded}")
+    print(f"{num_files} files, {num_decoded} of them decoded, and parts of {num_parts}, {num_recoded} reencoded")
     print(f"{seen.total()} with restart markers: {dict(seen)}")

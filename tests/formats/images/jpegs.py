@@ -1,4 +1,4 @@
-"""JPEG files of all sorts, and what lies in them."""
+"""Makes all kinds of JPEG files, and finds their markers and intervals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shmload._core.jpeg import decode
 from shmload.formats.images.jpeg_header import jpeg_header
 
 Box = tuple[int, int, int, int]
-BEYOND = 64  # bytes behind the room that a call is given
+GUARD_BYTES = 64  # guard bytes after the memory that a call may write
 SAMPLINGS = ("444", "422", "420", "440", "411", "L")
 PHOTO = np.asarray(Image.open(Path(shmload.__file__).parent / "data" / "coffee.jpg").convert("RGB"))
 
@@ -36,9 +36,9 @@ def encoded(
     restarts: int = 0,
     of: Literal["photo", "noise"] = "photo",
 ) -> bytes:
-    """A piece of a photograph, or noise. `restarts`: MCUs between markers."""
+    """Encodes a piece of a photograph, or noise. `restarts` is the number of MCUs between markers."""
     photo = noise(height, width) if of == "noise" else np.ascontiguousarray(PHOTO[:height, :width])
-    if sampling in ("440", "411"):  # Pillow does not write them
+    if sampling in ("440", "411"):  # Pillow cannot write these
         return simplejpeg.encode_jpeg(photo, quality, "RGB", sampling)  # type: ignore[no-any-return]  # has no types
     options: dict[str, Any] = {"quality": quality, "progressive": is_progressive, "restart_marker_blocks": restarts}
     picture = Image.fromarray(photo)
@@ -47,7 +47,7 @@ def encoded(
     else:
         options["subsampling"] = {"444": "4:4:4", "422": "4:2:2", "420": "4:2:0"}[sampling]
     file, room = io.BytesIO(), ImageFile.MAXBLOCK
-    ImageFile.MAXBLOCK = max(room, 4 * photo.nbytes + 4096)  # a progressive file has to fit into Pillow's buffer
+    ImageFile.MAXBLOCK = max(room, 4 * photo.nbytes + 4096)  # a progressive file must fit into Pillow's buffer
     try:
         picture.save(file, "JPEG", **options)
     finally:
@@ -55,8 +55,17 @@ def encoded(
     return file.getvalue()
 
 
+def segment(marker: int, payload: bytes) -> bytes:
+    return bytes((0xFF, marker)) + (len(payload) + 2).to_bytes(2) + payload
+
+
+def after_app0(jpeg: bytes, *added: bytes) -> bytes:
+    end = 4 + int.from_bytes(jpeg[4:6])
+    return jpeg[:end] + b"".join(added) + jpeg[end:]
+
+
 def markers(data: bytes) -> list[int]:
-    """Every marker of the image, in order."""
+    """Returns every marker of the image, in order."""
     found, at = [], 2
     while (at := data.find(b"\xff", at)) >= 0:
         marker = data[at + 1]
@@ -72,19 +81,19 @@ def markers(data: bytes) -> list[int]:
 
 
 def interval(data: bytes) -> int:
-    """MCUs between two restart markers, as the file says."""
+    """Returns the number of MCUs between restart markers, from the file's DRI segment."""
     at = data.index(b"\xff\xdd\x00\x04")
     return int.from_bytes(data[at + 4 : at + 6])
 
 
 def dropped_scan(progressive: bytes) -> bytes:
-    """Without its last scan, and the Huffman table before that."""
+    """Returns the file without its last scan and the Huffman table before that scan."""
     last = progressive.rindex(b"\xff\xda")
     return progressive[: progressive.rindex(b"\xff\xc4", 0, last)] + b"\xff\xd9"
 
 
 def intervals(data: bytes) -> Iterator[tuple[int, int]]:
-    """First byte and end of each restart interval, without its marker."""
+    """Yields the first byte and the end of each restart interval, without its marker."""
     at = jpeg_header(data).scan_at + 2
     begin = at = at + int.from_bytes(data[at : at + 2])
     while (at := data.find(b"\xff", at)) >= 0:
@@ -100,11 +109,11 @@ def shrunk(data: bytes, reduction: int) -> tuple[int, int]:
 
 
 def part_of(data: bytes, part: Box | None = None, reduction: int = 1, **options: Any) -> np.ndarray[Any, Any]:
-    """A part, whatever comes besides."""
+    """Decodes a part, and check that nothing after its memory was written."""
     size = shrunk(data, reduction)
     top, left, bottom, right = part = part or (0, 0, *size)
-    memory = np.full((bottom - top) * size[1] * 3 + BEYOND, 77, np.uint8)
-    first, end, _ = decode(data, memory[:-BEYOND], size, part, reduction=reduction, **options)
+    memory = np.full((bottom - top) * size[1] * 3 + GUARD_BYTES, 77, np.uint8)
+    first, end, _ = decode(data, memory[:-GUARD_BYTES], size, part, reduction=reduction, **options)
     used = (bottom - top) * (end - first) * 3
     assert first <= left
     assert right <= end
@@ -112,15 +121,15 @@ def part_of(data: bytes, part: Box | None = None, reduction: int = 1, **options:
     return memory[:used].reshape(bottom - top, end - first, 3)[:, left - first : right - first]
 
 
-def in_order(data: bytes, part: Box, reduction: int, **options: Any) -> np.ndarray[Any, Any]:
-    """The same by reading all that lies above the part's last row, as files without markers are read."""
+def sequential(data: bytes, part: Box, reduction: int, **options: Any) -> np.ndarray[Any, Any]:
+    """Decodes the same part by reading all rows above it, as in files without markers."""
     top, left, bottom, right = part
     return part_of(data, (0, 0, bottom, shrunk(data, reduction)[1]), reduction, **options)[top:, left:right]
 
 
 @st.composite
 def parts(draw: st.DrawFn, data: bytes, reduction: int) -> Box:
-    """A box of the picture as it is decoded at 1 / reduction, often of one pixel."""
+    """Draws a box of the picture decoded at 1 / reduction, often of a single pixel."""
     height, width = shrunk(data, reduction)
     top, left = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
     bottom, right = draw(st.integers(top + 1, height)), draw(st.integers(left + 1, width))

@@ -20,7 +20,7 @@ from shmload.formats.images.pillow_image import rgb_picture
 Encode = Callable[..., bytes]
 ByPillow = Callable[[Image.Image, Window], Any]
 AS_STORED = ImageDecoder(layout="HWC")
-SCALED_TOLERANCE = 2.0  # mean deviation in levels, as ImageDecoder promises
+SCALED_TOLERANCE = 2.0  # mean deviation in levels that ImageDecoder documents
 
 
 def picture_of(data: bytes) -> Image.Image:
@@ -29,7 +29,7 @@ def picture_of(data: bytes) -> Image.Image:
 
 @pytest.mark.parametrize("decoder", ["auto", "libjpeg", "simplejpeg", "pillow"])
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"quality": 30, "subsampling": 1}])
-def test_a_jpeg_decodes_to_what_pillow_makes_of_it(photo: Image.Image, encode: Encode, decoder: Any, options: Any) -> None:
+def test_jpeg_decodes_as_with_pillow(photo: Image.Image, encode: Encode, decoder: Any, options: Any) -> None:
     data = encode(photo, **options)
     assert np.array_equal(np.asarray(picture_of(data)), ImageDecoder(layout="HWC", decoder=decoder)(data))
 
@@ -52,20 +52,20 @@ def test_grey_and_cmyk_jpegs_become_rgb(photo: Image.Image, encode: Encode) -> N
         assert np.array_equal(np.asarray(picture_of(data)), AS_STORED(data))
 
 
-def test_a_palette_with_transparency_becomes_rgb_without_a_word(photo: Image.Image, encode: Encode) -> None:
+def test_palette_with_transparency_becomes_rgb_without_a_warning(photo: Image.Image, encode: Encode) -> None:
     palette = photo.quantize(20)
     data = encode(palette, "PNG", transparency=bytes(range(20)))
     assert np.array_equal(np.asarray(palette.convert("RGB")), AS_STORED(data))
 
 
-def test_32_bits_are_refused_for_they_have_no_range(photo: Image.Image, encode: Encode) -> None:
+def test_32_bit_images_are_an_error_because_their_range_is_unknown(photo: Image.Image, encode: Encode) -> None:
     with pytest.raises(ValueError, match="an image of mode 'F', 32 bits without a range; convert it to 8 bits beforehand"):
         AS_STORED(encode(photo.convert("F"), "TIFF"))
     assert np.array_equal(np.asarray(rgb_picture(photo)), np.asarray(photo))
 
 
 @pytest.mark.parametrize("turn", range(1, 9))
-def test_images_are_turned_upright_on_request_only(photo: Image.Image, encode: Encode, turn: int) -> None:
+def test_images_are_rotated_upright_only_on_request(photo: Image.Image, encode: Encode, turn: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = turn
     data = encode(photo, exif=exif)
@@ -74,7 +74,7 @@ def test_images_are_turned_upright_on_request_only(photo: Image.Image, encode: E
     assert np.array_equal(upright, ImageDecoder(layout="HWC", upright=True)(data))
 
 
-def test_what_a_file_is_its_bytes_say(photo: Image.Image, encode: Encode) -> None:
+def test_format_is_detected_from_the_bytes(photo: Image.Image, encode: Encode) -> None:
     for kind in ("PNG", "BMP", "WEBP", "GIF", "PPM"):
         options = {"lossless": True} if kind == "WEBP" else {}
         data = encode(photo, kind, **options)
@@ -85,7 +85,7 @@ def test_what_a_file_is_its_bytes_say(photo: Image.Image, encode: Encode) -> Non
     "crop",
     [RandomResizedCrop(33), RandomResizedCrop((20, 47)), CenterCrop(32), CenterCrop(32, resize=40), Resize((50, 31)), Resize(64)],
 )
-def test_a_crop_is_within_one_level_of_pillows(photo: Image.Image, encode: Encode, by_pillow: ByPillow, crop: Any) -> None:
+def test_crop_is_within_one_level_of_pillows(photo: Image.Image, encode: Encode, by_pillow: ByPillow, crop: Any) -> None:
     data = encode(photo)
     random.seed(3)
     found = ImageDecoder(crop, layout="HWC")(data).astype(int)
@@ -95,7 +95,7 @@ def test_a_crop_is_within_one_level_of_pillows(photo: Image.Image, encode: Encod
     assert np.abs(found - expected).max() <= 1
 
 
-def test_a_center_crop_is_pillows_resize_and_crop(photo: Image.Image, encode: Encode) -> None:
+def test_center_crop_equals_pillows_resize_and_crop(photo: Image.Image, encode: Encode) -> None:
     data = encode(photo)
     resized = picture_of(data).resize((int(40 * 120 / 90), 40), Image.Resampling.BILINEAR)
     left = round((resized.width - 32) / 2)
@@ -105,7 +105,7 @@ def test_a_center_crop_is_pillows_resize_and_crop(photo: Image.Image, encode: En
 
 @pytest.mark.slow(reason="decodes every photograph six times")
 @pytest.mark.parametrize("decoder", ["libjpeg", "simplejpeg", "pillow"])
-def test_shrinking_by_the_decoder_stays_within_its_tolerance(photos: list[Path], decoder: Any) -> None:
+def test_scaled_decoding_stays_within_its_tolerance(photos: list[Path], decoder: Any) -> None:
     deviations = []
     for path in photos:
         data = path.read_bytes()
@@ -116,20 +116,20 @@ def test_shrinking_by_the_decoder_stays_within_its_tolerance(photos: list[Path],
     assert max(deviations) < SCALED_TOLERANCE
 
 
-def test_a_crop_less_than_four_times_the_result_is_decoded_exactly(photos: list[Path]) -> None:
+def test_crop_smaller_than_four_times_the_result_is_decoded_exactly(photos: list[Path]) -> None:
     data = photos[0].read_bytes()
     height, width = picture_of(data).size[::-1]
     crop = Resize((height // 4 + 1, width // 4 + 1))
     assert np.array_equal(ImageDecoder(crop, scaled=False)(data), ImageDecoder(crop)(data))
 
 
-def test_the_fast_dct_stays_near(photos: list[Path]) -> None:
+def test_fast_dct_stays_within_its_tolerance(photos: list[Path]) -> None:
     data = photos[0].read_bytes()
     exact, fast = (ImageDecoder(fast=fast)(data).astype(int) for fast in (False, True))
     assert 0 < np.abs(exact - fast).mean() < SCALED_TOLERANCE
 
 
-def test_layout_type_and_normalization_are_torchvisions(photo: Image.Image, encode: Encode) -> None:
+def test_layout_dtype_and_normalization_equal_torchvisions(photo: Image.Image, encode: Encode) -> None:
     import torch
 
     data = encode(photo)
@@ -143,7 +143,7 @@ def test_layout_type_and_normalization_are_torchvisions(photo: Image.Image, enco
     assert torch.equal(expected.permute(1, 2, 0), torch.from_numpy(ImageDecoder(normalize=(mean, deviation), layout="HWC")(data)))
 
 
-def test_flips_come_as_often_as_they_are_to(photo: Image.Image, encode: Encode) -> None:
+def test_flips_have_the_requested_probability(photo: Image.Image, encode: Encode) -> None:
     data = encode(photo.crop((0, 0, 9, 8)))
     stored = ImageDecoder()(data)
     random.seed(1)
@@ -154,7 +154,7 @@ def test_flips_come_as_often_as_they_are_to(photo: Image.Image, encode: Encode) 
     assert np.array_equal(stored[:, :, ::-1], ImageDecoder(flip=1)(data))
 
 
-def test_the_spec_says_what_comes(photo: Image.Image, encode: Encode) -> None:
+def test_spec_describes_the_result(photo: Image.Image, encode: Encode) -> None:
     assert ImageDecoder(Resize((5, 6))).spec == ("uint8", (3, 5, 6))
     assert ImageDecoder(Resize((5, 6)), layout="HWC", dtype="float32").spec == ("float32", (5, 6, 3))
     assert ("uint8", (3, None, None)) == ImageDecoder().spec == ImageDecoder(Resize(5)).spec
@@ -162,7 +162,7 @@ def test_the_spec_says_what_comes(photo: Image.Image, encode: Encode) -> None:
     assert (found.dtype.name, found.shape) == (("float32", (5, 6, 3)))
 
 
-def test_a_place_with_gaps_is_written_too(photo: Image.Image, encode: Encode) -> None:
+def test_strided_output_is_written(photo: Image.Image, encode: Encode) -> None:
     data, decoder = encode(photo), ImageDecoder(Resize((5, 6)))
     wide = np.zeros((3, 5, 12), np.uint8)
     decoder.decode(data, lambda shape: wide[:, :, ::2])
@@ -170,7 +170,7 @@ def test_a_place_with_gaps_is_written_too(photo: Image.Image, encode: Encode) ->
     assert not wide[:, :, 1::2].any()
 
 
-def test_a_decoder_is_a_value_that_threads_share(photo: Image.Image, encode: Encode) -> None:
+def test_decoder_is_hashable_and_shared_by_threads(photo: Image.Image, encode: Encode) -> None:
     decoder = ImageDecoder(Resize((15, 16)), flip=0.5)
     assert pickle.loads(pickle.dumps(decoder)) == decoder == ImageDecoder(Resize((15, 16)), flip=0.5)
     files = [encode(photo.rotate(10 * n)) for n in range(24)]
@@ -181,27 +181,27 @@ def test_a_decoder_is_a_value_that_threads_share(photo: Image.Image, encode: Enc
 
 
 @pytest.mark.parametrize("decoder", ["libjpeg", "simplejpeg", "pillow"])
-def test_a_jpeg_cut_off_anywhere_is_refused(photo: Image.Image, encode: Encode, decoder: Any) -> None:
+def test_truncated_jpeg_is_an_error(photo: Image.Image, encode: Encode, decoder: Any) -> None:
     data = encode(photo)
     for end in [0, 1, 2, 3, 10, *range(20, len(data), 97), len(data) - 1]:
         with pytest.raises(ValueError, match=r"\S"):
             ImageDecoder(Resize((4, 4)), decoder=decoder)(data[:end])
 
 
-def test_damage_within_a_scan_is_refused_unless_asked_for(photo: Image.Image, encode: Encode) -> None:
+def test_damage_within_a_scan_is_an_error_unless_strict_is_false(photo: Image.Image, encode: Encode) -> None:
     data = bytearray(encode(photo))
     middle = len(data) // 2
-    data[middle : middle + 2] = b"\xff\xd3"  # a restart, where none may be
+    data[middle : middle + 2] = b"\xff\xd3"  # a restart marker where none is allowed
     with pytest.raises(ValueError, match="Corrupt JPEG data"):
         AS_STORED(bytes(data))
     assert ImageDecoder(layout="HWC", strict=False)(bytes(data)).shape == (90, 120, 3)
 
 
-def test_what_cannot_be_decoded_at_all_never_shows_the_image_before(photo: Image.Image, encode: Encode) -> None:
+def test_undecodable_image_never_contains_the_previous_image(photo: Image.Image, encode: Encode) -> None:
     data = bytearray(encode(photo, progressive=True))
     second_scan = data.index(b"\xff\xda", data.index(b"\xff\xda") + 1)
-    data[second_scan + 5 + 2 * data[second_scan + 4]] = 0xFF  # the first coefficient of the scan: there is none such
-    data[second_scan:second_scan] = b"zz"  # simplejpeg then takes what follows for a warning too
+    data[second_scan + 5 + 2 * data[second_scan + 4]] = 0xFF  # an invalid first coefficient of the scan
+    data[second_scan:second_scan] = b"zz"  # makes simplejpeg treat what follows as a warning
     lenient = ImageDecoder(Resize((4, 4)), decoder="simplejpeg", strict=False)
     assert lenient(encode(photo)).any()
     assert not lenient(bytes(data)).any()
@@ -218,20 +218,20 @@ def test_what_cannot_be_decoded_at_all_never_shows_the_image_before(photo: Image
         (b"\xff\xd8\xff\xd9", "a JPEG that ends at byte 4, before its image begins"),
     ],
 )
-def test_what_is_no_image_is_refused(data: bytes, message: str) -> None:
+def test_data_that_is_not_an_image_is_an_error(data: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AS_STORED(data)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-def test_a_larger_image_than_allowed_is_refused_before_it_is_decoded(photo: Image.Image, encode: Encode, kind: str) -> None:
+def test_image_over_max_pixels_is_an_error_before_it_is_decoded(photo: Image.Image, encode: Encode, kind: str) -> None:
     data = encode(photo, kind)
     with pytest.raises(ValueError, match="90 x 120 pixels are more than max_pixels=10799; give a larger one if the file is"):
         ImageDecoder(max_pixels=10799)(data)
     assert ImageDecoder(max_pixels=10800)(data).shape == (3, 90, 120)
 
 
-def test_a_bomb_costs_nothing(encode: Encode, photo: Image.Image) -> None:
+def test_decompression_bomb_is_an_error_before_memory_is_allocated(encode: Encode, photo: Image.Image) -> None:
     data = bytearray(encode(photo))
     at = data.index(b"\xff\xc0")
     data[at + 5 : at + 9] = b"\xff\xff\xff\xff"
@@ -251,7 +251,7 @@ def test_a_bomb_costs_nothing(encode: Encode, photo: Image.Image) -> None:
         ({"normalize": ((0, 0, 0), (1, 1, 0))}, "normalize needs three means"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_errors(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ImageDecoder(**options)
 
@@ -269,7 +269,7 @@ def test_without_simplejpeg_pillow_decodes(photo: Image.Image, encode: Encode, w
     assert np.array_equal(expected, AS_STORED(data))
 
 
-def test_a_library_that_is_not_there_is_named(photo: Image.Image, encode: Encode, without: Callable[..., None]) -> None:
+def test_missing_library_is_named(photo: Image.Image, encode: Encode, without: Callable[..., None]) -> None:
     data = encode(photo)
     without("simplejpeg", "PIL")
     with pytest.raises(ImportError, match=r"decoding this image needs Pillow: pip install 'shmload\[images\]'"):
@@ -281,9 +281,7 @@ def test_a_library_that_is_not_there_is_named(photo: Image.Image, encode: Encode
 
 
 @pytest.mark.parametrize("held", [bytearray, memoryview, lambda data: np.frombuffer(data, np.uint8), lambda data: {"bytes": data}])
-def test_a_file_may_be_in_any_buffer_and_in_a_picture_of_datasets(
-    photo: Image.Image, encode: Encode, held: Callable[..., Any]
-) -> None:
+def test_file_in_any_buffer_or_in_an_image_of_datasets(photo: Image.Image, encode: Encode, held: Callable[..., Any]) -> None:
     for kind in ("JPEG", "PNG"):
         data = encode(photo, kind)
         assert np.array_equal(AS_STORED(data), AS_STORED(held(data)))
@@ -306,6 +304,6 @@ def test_a_file_may_be_in_any_buffer_and_in_a_picture_of_datasets(
         (np.zeros((2, 2), np.uint8), "got ndarray"),
     ],
 )
-def test_what_is_not_the_bytes_of_a_file_is_refused_with_a_remedy(data: Any, message: str) -> None:
+def test_error_for_values_that_are_not_file_contents_names_a_remedy(data: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AS_STORED(data)

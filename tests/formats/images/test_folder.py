@@ -21,7 +21,7 @@ SMALL = ImageDecoder(Resize((12, 10)))
 
 @pytest.fixture
 def root(tmp_path: Path, photo: Image.Image, encode: Encode) -> Path:
-    """Seven images of two classes, one of them in a folder further down, and a file that is none."""
+    """Creates seven images of two classes, one in a subfolder, and a file that is not an image."""
     for number, name in enumerate(("dog/b.png", "cat/2.jpg", "cat/10.JPEG", "cat/a/0.jpg", "dog/A.jpg", "cat/1.jpg", "dog/c.bmp")):
         path = tmp_path / "images" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def test_folders_are_read_as_torchvision_reads_them(root: Path) -> None:
     assert repr(dataset) == "<ImageFolder of 7 images, 2 classes>"
 
 
-def test_a_folder_without_classes_or_images_is_an_error(root: Path, tmp_path: Path) -> None:
+def test_folder_without_classes_or_images_is_an_error(root: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match="empty: one folder for each class is needed; there is none"):
         ImageFolder(tmp_path / "empty")
@@ -51,7 +51,7 @@ def test_a_folder_without_classes_or_images_is_an_error(root: Path, tmp_path: Pa
         ImageFolder(root)
 
 
-def test_indices_are_as_a_lists(root: Path) -> None:
+def test_indices_behave_like_those_of_a_list(root: Path) -> None:
     dataset = ImageFolder(root, SMALL)
     assert np.array_equal(dataset[6]["image"], dataset[-1]["image"])
     assert dataset[-1]["label"] == 1
@@ -61,7 +61,7 @@ def test_indices_are_as_a_lists(root: Path) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow(reason="starts two workers"))])
-def test_a_batch_holds_what_samples_hold(root: Path, num_workers: int) -> None:
+def test_batch_equals_its_samples(root: Path, num_workers: int) -> None:
     dataset = ImageFolder(root, SMALL)
     with ShmLoader(dataset, batch_size=4, num_workers=num_workers) as loader:
         found = [{name: values.clone() for name, values in batch.items()} for batch in loader]
@@ -69,7 +69,7 @@ def test_a_batch_holds_what_samples_hold(root: Path, num_workers: int) -> None:
     assert dataset.targets.tolist() == torch.cat([b["label"] for b in found]).tolist()
 
 
-def test_images_of_their_own_sizes_make_ragged_batches(root: Path) -> None:
+def test_images_of_different_sizes_make_ragged_batches(root: Path) -> None:
     for layout in ("CHW", "HWC"):
         dataset = ImageFolder(root, ImageDecoder(layout=layout))
         with ShmLoader(dataset, batch_size=7) as loader:
@@ -84,7 +84,7 @@ def images_of(dataset: Any, num_workers: int, seed: int, epochs: int = 1) -> lis
 
 
 @pytest.mark.slow(reason="decodes the images by six loaders, four of them with workers")
-def test_random_crops_are_the_samples_own_whoever_decodes_them(root: Path, tmp_path: Path) -> None:
+def test_random_crops_depend_on_the_sample_and_not_on_the_dataset_or_worker(root: Path, tmp_path: Path) -> None:
     decoder = ImageDecoder(RandomResizedCrop(9), flip=0.5)
     dataset = ImageFolder(root, decoder)
     with TarWriter(tmp_path / "a.tar") as writer:
@@ -100,7 +100,7 @@ def test_random_crops_are_the_samples_own_whoever_decodes_them(root: Path, tmp_p
         assert torch.equal(first, images_of(shards, num_workers, 1)[0])
 
 
-def test_ragged_images_come_out_of_tar_shards_too(root: Path, tmp_path: Path) -> None:
+def test_ragged_images_from_tar_shards(root: Path, tmp_path: Path) -> None:
     decoder = ImageDecoder(Resize(20))
     dataset = ImageFolder(root, decoder)
     with TarWriter(tmp_path / "a.tar") as writer:
@@ -114,7 +114,7 @@ def test_ragged_images_come_out_of_tar_shards_too(root: Path, tmp_path: Path) ->
     assert all(torch.equal(torch.from_numpy(dataset[i]["image"]), image) for i, image in enumerate(batch["jpg"]))
 
 
-def test_a_damaged_image_in_a_shard_is_named_with_its_place(tmp_path: Path) -> None:
+def test_error_for_a_damaged_image_in_a_shard_names_its_position(tmp_path: Path) -> None:
     with TarWriter(tmp_path / "a.tar") as writer:
         writer.write({"__key__": "x", "jpg": b"\xff\xd8\xff\xe0"})
     dataset = TarDataset(tmp_path / "a.tar", decode={"jpg": SMALL}, schema={"jpg": SMALL.spec})
@@ -131,7 +131,7 @@ def test_a_damaged_image_in_a_shard_is_named_with_its_place(tmp_path: Path) -> N
     ],
 )
 @pytest.mark.parametrize("options", [{"image": SMALL}, {"transform": np.asarray}])
-def test_a_file_that_is_no_image_is_named(root: Path, content: bytes, cause: str, options: dict[str, Any]) -> None:
+def test_error_names_the_file_that_is_not_an_image(root: Path, content: bytes, cause: str, options: dict[str, Any]) -> None:
     (root / "cat" / "2.jpg").write_bytes(content)
     with pytest.raises(ShardCorrupt, match=f"cat/2.jpg: {cause}"):
         ImageFolder(root, **options)[2]
@@ -145,19 +145,19 @@ def test_bad_images_can_be_skipped(root: Path) -> None:
     assert batch["label"].tolist() == [0, 0, 0, 1, 1, 1]
 
 
-def test_a_transform_takes_pillows_image_in_rgb(root: Path) -> None:
-    def grey(picture: Image.Image) -> np.ndarray[Any, Any]:
+def test_transform_gets_a_pillow_image_in_rgb(root: Path) -> None:
+    def gray(picture: Image.Image) -> np.ndarray[Any, Any]:
         assert picture.mode == "RGB"
         return np.array(picture.convert("L").resize((6, 5)))
 
-    dataset = ImageFolder(root, transform=grey)
+    dataset = ImageFolder(root, transform=gray)
     with ShmLoader(dataset, batch_size=7) as loader:
         (batch,) = loader
     assert batch["image"].shape == (7, 5, 6)
     assert torch.equal(torch.from_numpy(dataset[3]["image"]), batch["image"][3])
 
 
-def test_a_list_of_paths_has_the_labels_it_is_given(root: Path) -> None:
+def test_list_of_paths_has_the_given_labels(root: Path) -> None:
     paths = [root / "dog" / "b.png", root / "cat" / "1.jpg"]
     dataset = ImageFolder(paths, SMALL, labels=[7, 3])
     assert [7, 3] == dataset.targets.tolist() == [sample["label"] for sample in (dataset[0], dataset[1])]
@@ -170,7 +170,7 @@ def test_a_list_of_paths_has_the_labels_it_is_given(root: Path) -> None:
 
 
 @pytest.mark.parametrize("shared_from", [1, 1000])
-def test_a_pickled_dataset_reads_the_same(root: Path, monkeypatch: pytest.MonkeyPatch, shared_from: int) -> None:
+def test_pickled_dataset_reads_the_same(root: Path, monkeypatch: pytest.MonkeyPatch, shared_from: int) -> None:
     monkeypatch.setattr(folder_module, "SHARED_FROM", shared_from)
     dataset = ImageFolder(root, SMALL)
     assert (shared_from == 1) == isinstance(dataset.samples, SharedIndex)
@@ -189,7 +189,7 @@ def test_a_pickled_dataset_reads_the_same(root: Path, monkeypatch: pytest.Monkey
         (lambda root: ImageFolder(["a", "b"], labels=[1]), "one label for each path is needed; got 1 for 2"),
     ],
 )
-def test_arguments_that_do_not_go_together_are_refused(root: Path, make: Any, message: str) -> None:
+def test_contradictory_arguments_are_errors(root: Path, make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(root)
 
@@ -199,6 +199,6 @@ def test_targets_need_labels(root: Path) -> None:
         _ = ImageFolder([root / "dog" / "b.png"]).targets
 
 
-def test_the_names_are_public() -> None:
+def test_names_are_public() -> None:
     for name in ("CenterCrop", "ImageDecoder", "ImageFolder", "RandomResizedCrop", "Resize"):
         assert name == getattr(shmload.formats, name).__name__

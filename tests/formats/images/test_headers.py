@@ -12,12 +12,9 @@ from PIL import Image
 
 from shmload.formats.images.jpeg_header import jpeg_header, jpeg_is_whole
 from shmload.formats.images.png_header import png_header
+from tests.formats.images.jpegs import segment
 
 SOI = b"\xff\xd8"
-
-
-def segment(marker: int, payload: bytes) -> bytes:
-    return bytes([0xFF, marker]) + (len(payload) + 2).to_bytes(2) + payload
 
 
 def frame(height: int = 5, width: int = 6, precision: int = 8) -> bytes:
@@ -25,7 +22,7 @@ def frame(height: int = 5, width: int = 6, precision: int = 8) -> bytes:
 
 
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"quality": 20, "optimize": True}, {"exif": b"Exif\0\0"}])
-def test_a_header_says_what_pillow_finds(photo: Image.Image, encode: Callable[..., bytes], options: dict[str, Any]) -> None:
+def test_header_equals_pillows(photo: Image.Image, encode: Callable[..., bytes], options: dict[str, Any]) -> None:
     data = encode(photo, **options)
     header = jpeg_header(data)
     assert (photo.height, photo.width, 3) == header[:3]
@@ -35,7 +32,7 @@ def test_a_header_says_what_pillow_finds(photo: Image.Image, encode: Callable[..
     assert jpeg_header(encode(photo.convert("L"))).num_components == 1
 
 
-def test_padding_and_lone_markers_are_passed_over() -> None:
+def test_padding_and_standalone_markers_are_skipped() -> None:
     data = SOI + b"\xff\xff\xff" + segment(0xE0, b"x")[1:] + b"\xff\x01" + frame() + segment(0xDA, b"")
     assert (5, 6, 3, len(data) - 4) == jpeg_header(data)[:4]
 
@@ -54,7 +51,7 @@ def test_padding_and_lone_markers_are_passed_over() -> None:
         (SOI + segment(0xDA, b""), "its scan at byte 2 has no frame before it"),
     ],
 )
-def test_a_damaged_header_is_refused_with_the_byte_where_that_shows(data: bytes, message: str) -> None:
+def test_error_for_a_damaged_jpeg_header_names_the_byte(data: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         jpeg_header(data, is_strict=True)
 
@@ -68,7 +65,7 @@ def png() -> bytes:
     return file.getvalue()
 
 
-def test_a_pngs_header_is_read(png: bytes) -> None:
+def test_png_header_is_read(png: bytes) -> None:
     assert png_header(png) == (7, 9)
 
 
@@ -81,7 +78,7 @@ def test_any_flipped_bit_of_a_png_is_detected(png: bytes, data: st.DataObject) -
         png_header(bytes(damaged))
 
 
-def test_a_png_that_is_cut_off_is_detected_wherever_it_is(png: bytes) -> None:
+def test_truncated_png_is_detected(png: bytes) -> None:
     for end in range(8, len(png)):
         with pytest.raises(ValueError, match="PNG"):
             png_header(png[:end])
@@ -95,8 +92,6 @@ def test_a_png_that_is_cut_off_is_detected_wherever_it_is(png: bytes) -> None:
         (lambda png: png[:12] + b"XXXX" + png[16:], "byte 8 begins no header"),
     ],
 )
-def test_a_damaged_png_is_refused_with_the_byte_where_that_shows(
-    png: bytes, change: Callable[[bytes], bytes], message: str
-) -> None:
+def test_error_for_a_damaged_png_names_the_byte(png: bytes, change: Callable[[bytes], bytes], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         png_header(change(png))

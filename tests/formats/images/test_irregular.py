@@ -1,4 +1,4 @@
-"""Files that break a rule of their format and whose picture is whole are read as Pillow reads them, and counted."""
+"""Files that violate a rule of their format but whose picture is intact are read as Pillow reads them, and counted."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ from shmload import ShmLoader
 from shmload.errors import ShardCorrupt
 from shmload.formats import ImageDecoder, ImageFolder, RandomResizedCrop
 from shmload.metrics import irregular_files
+from tests.formats.images.jpegs import after_app0
 
 Encode = Callable[..., bytes]
 DECODERS = ("auto", "libjpeg", "simplejpeg", "pillow")
-
-
-def behind_app0(jpeg: bytes, added: bytes) -> bytes:
-    end = 4 + int.from_bytes(jpeg[4:6])
-    return jpeg[:end] + added + jpeg[end:]
 
 
 def wrong_checksum(png: bytes, kind: bytes) -> bytes:
@@ -32,7 +28,7 @@ def wrong_checksum(png: bytes, kind: bytes) -> bytes:
 
 
 def wrong_adobe(jpeg: bytes) -> bytes:
-    end = 4 + int.from_bytes(jpeg[4:6])  # of APP0, which would be believed
+    end = 4 + int.from_bytes(jpeg[4:6])  # of APP0, which decoders would trust
     return jpeg[:2] + b"\xff\xee\x00\x0eAdobe" + bytes((0, 100, 0, 0, 0, 0, 7)) + jpeg[end:]
 
 
@@ -45,8 +41,8 @@ def other_scan_parameters(jpeg: bytes) -> bytes:
 JPEGS: dict[str, Callable[[bytes], bytes]] = {
     "JFIF 0.00": lambda jpeg: jpeg.replace(b"JFIF\0\1\1", b"JFIF\0\0\0"),
     "zeros before the end": lambda jpeg: jpeg[:-2] + bytes(64) + jpeg[-2:],
-    "zeros behind a segment": lambda jpeg: behind_app0(jpeg, bytes(3)),
-    "junk behind a segment": lambda jpeg: behind_app0(jpeg, b"junk\xff\0junk"),
+    "zeros after a segment": lambda jpeg: after_app0(jpeg, bytes(3)),
+    "junk after a segment": lambda jpeg: after_app0(jpeg, b"junk\xff\0junk"),
     "unknown color transform": wrong_adobe,
     "last coefficient 0": other_scan_parameters,
 }
@@ -71,7 +67,7 @@ def is_counted(read: Callable[[], object]) -> bool:
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("break_rule", JPEGS.values(), ids=JPEGS)
 @pytest.mark.parametrize("progressive", [False, True])
-def test_a_jpeg_that_pillow_reads_whole_is_read_and_counted(
+def test_irregular_jpeg_that_pillow_reads_is_read_and_counted(
     photo: Image.Image, encode: Encode, break_rule: Callable[[bytes], bytes], progressive: bool, decoder: Any
 ) -> None:
     sound = encode(photo, progressive=progressive)
@@ -82,8 +78,8 @@ def test_a_jpeg_that_pillow_reads_whole_is_read_and_counted(
     assert np.array_equal(by_pillow(sound), by_pillow(data))
     found = ImageDecoder(layout="HWC", decoder=decoder)
     assert np.array_equal(by_pillow(data), found(data))
-    has_junk = "behind" in next(name for name, how in JPEGS.items() if how is break_rule)
-    assert is_counted(lambda: found(data)) == (decoder != "pillow" or has_junk)  # of the rest Pillow says nothing
+    has_junk = "after" in next(name for name, how in JPEGS.items() if how is break_rule)
+    assert is_counted(lambda: found(data)) == (decoder != "pillow" or has_junk)  # Pillow does not warn about the others
     assert not is_counted(lambda: found(sound))
     if decoder != "pillow" or has_junk:
         with pytest.raises(ValueError, match=r"JFIF|extraneous|damaged JPEG|Adobe|SOS"):
@@ -91,7 +87,7 @@ def test_a_jpeg_that_pillow_reads_whole_is_read_and_counted(
 
 
 @pytest.mark.parametrize("break_rule", PNGS.values(), ids=PNGS)
-def test_a_png_that_pillow_reads_whole_is_read_and_counted(
+def test_irregular_png_that_pillow_reads_is_read_and_counted(
     photo: Image.Image, encode: Encode, break_rule: Callable[[bytes], bytes]
 ) -> None:
     data = break_rule(encode(photo, "PNG"))
@@ -102,7 +98,7 @@ def test_a_png_that_pillow_reads_whole_is_read_and_counted(
 
 
 @pytest.mark.slow(reason="decodes hundreds of damaged files")
-def test_what_pillow_refuses_of_a_png_is_refused_and_pixels_are_never_wrong(photo: Image.Image, encode: Encode) -> None:
+def test_png_that_pillow_rejects_is_an_error_and_pixels_are_never_wrong(photo: Image.Image, encode: Encode) -> None:
     data = encode(photo.resize((20, 15)), "PNG")
     decoder, num_read = ImageDecoder(layout="HWC"), 0
     changed = [data[:end] for end in range(8, len(data), 7)]
@@ -118,13 +114,13 @@ def test_what_pillow_refuses_of_a_png_is_refused_and_pixels_are_never_wrong(phot
                 assert np.array_equal(expected, decoder(each))
                 assert np.array_equal(by_pillow(data), expected)
                 num_read += 1
-            except ValueError as error:  # the checksum within the pixels is wrong, and Pillow has not read it
-                assert "incorrect data check" in str(error)  # noqa: PT017  # reading it is right, too
+            except ValueError as error:  # the checksum within the pixels is wrong, and Pillow did not check it
+                assert "incorrect data check" in str(error)  # noqa: PT017  # reading it is also valid
     assert num_read > 3
 
 
 @pytest.mark.parametrize("decoder", ["libjpeg", "simplejpeg"])
-def test_damaged_pixels_stay_an_error_beside_a_broken_rule(photo: Image.Image, encode: Encode, decoder: Any) -> None:
+def test_damaged_pixels_of_an_irregular_file_are_an_error(photo: Image.Image, encode: Encode, decoder: Any) -> None:
     data = bytearray(JPEGS["JFIF 0.00"](encode(photo)))
     data[len(data) // 2 : len(data) // 2 + 2] = b"\xff\xd3"
     with pytest.raises(ValueError, match="Corrupt JPEG data"):
@@ -139,7 +135,7 @@ def test_bytes_before_a_restart_marker_are_damage(photo: Image.Image, encode: En
         ImageDecoder(decoder="libjpeg")(data[:at] + bytes(9) + data[at:])
 
 
-def test_crops_of_files_with_restart_markers_are_read_in_spite_of_a_broken_rule(photo: Image.Image, encode: Encode) -> None:
+def test_crops_of_irregular_files_with_restart_markers_are_read(photo: Image.Image, encode: Encode) -> None:
     data = encode(photo, restart_marker_blocks=1)
     decoder = ImageDecoder(RandomResizedCrop(8, scale=(0.1, 0.2)))
     for break_rule in JPEGS.values():
@@ -149,7 +145,7 @@ def test_crops_of_files_with_restart_markers_are_read_in_spite_of_a_broken_rule(
 @pytest.mark.slow(reason="starts workers")
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("options", [{}, {"transform": np.array}])
-def test_stats_count_the_images_that_break_a_rule(
+def test_stats_count_irregular_images(
     tmp_path: Path, photo: Image.Image, encode: Encode, num_workers: int, options: dict[str, Any]
 ) -> None:
     sound = encode(photo, "PNG")
@@ -163,8 +159,8 @@ def test_stats_count_the_images_that_break_a_rule(
         ImageFolder(paths, ImageDecoder(strict=True))[0]
 
 
-def test_a_lossless_jpeg_is_decoded_or_clearly_refused(photo: Image.Image) -> None:
-    imagecodecs = pytest.importorskip("imagecodecs", reason="imagecodecs writes such JPEGs, and is not installed here")
+def test_lossless_jpeg_is_decoded_or_gives_a_clear_error(photo: Image.Image) -> None:
+    imagecodecs = pytest.importorskip("imagecodecs", reason="needs imagecodecs, which writes such JPEGs")
     gray = np.asarray(photo.convert("L"))
     for stored in (gray, np.asarray(photo)):
         data = imagecodecs.jpeg8_encode(stored, lossless=True)
@@ -182,7 +178,7 @@ def as_frame(jpeg: bytes, marker: int) -> bytes:
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_kinds_of_jpeg_that_nothing_decodes_are_named_with_a_remedy(photo: Image.Image, encode: Encode, decoder: Any) -> None:
+def test_error_for_unsupported_kinds_of_jpeg_names_a_remedy(photo: Image.Image, encode: Encode, decoder: Any) -> None:
     for marker, kind in (
         (0xC5, "a hierarchical JPEG"),
         (0xCB, "a lossless JPEG with arithmetic coding"),
@@ -193,8 +189,8 @@ def test_kinds_of_jpeg_that_nothing_decodes_are_named_with_a_remedy(photo: Image
 
 
 @pytest.mark.parametrize("colors", ["CMYK", "YCCK"])
-def test_four_channels_become_what_pillow_makes_of_them(photo: Image.Image, colors: str) -> None:
-    imagecodecs = pytest.importorskip("imagecodecs", reason="imagecodecs writes such JPEGs, and is not installed here")
+def test_four_channels_are_converted_as_by_pillow(photo: Image.Image, colors: str) -> None:
+    imagecodecs = pytest.importorskip("imagecodecs", reason="needs imagecodecs, which writes such JPEGs")
     data = imagecodecs.jpeg8_encode(np.asarray(photo.convert("CMYK")), colorspace="CMYK", outcolorspace=colors)
     for decoder in DECODERS:
         assert np.array_equal(by_pillow(data), ImageDecoder(layout="HWC", decoder=decoder)(data))
@@ -212,19 +208,19 @@ PROFILES = {
 @pytest.mark.parametrize("strict", [None, True, False])
 @pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("profile", PROFILES)
-def test_jpeg_whose_color_profile_is_damaged_is_read_alike_by_every_decoder(
+def test_jpeg_with_a_damaged_color_profile_is_read_alike_by_every_decoder(
     photo: Image.Image, encode: Encode, profile: str, decoder: Any, strict: bool | None
 ) -> None:
     parts = [b"ICC_PROFILE\0" + bytes(numbers) + b"abc" for numbers in PROFILES[profile]]
-    damaged = behind_app0(encode(photo), b"".join(b"\xff\xe2" + (len(part) + 2).to_bytes(2) + part for part in parts))
+    damaged = after_app0(encode(photo), b"".join(b"\xff\xe2" + (len(part) + 2).to_bytes(2) + part for part in parts))
     read = ImageDecoder(layout="HWC", decoder=decoder, strict=strict)
     assert np.array_equal(by_pillow(encode(photo)), read(damaged))
     assert not is_counted(lambda: read(damaged))
 
 
-def test_damage_in_a_jpeg_whose_color_profile_is_damaged_is_an_error(photo: Image.Image, encode: Encode) -> None:
+def test_damaged_jpeg_with_a_damaged_color_profile_is_an_error(photo: Image.Image, encode: Encode) -> None:
     part = b"\xff\xe2\x00\x13ICC_PROFILE\0\0\1abc"
-    jpeg = behind_app0(encode(photo), part)
+    jpeg = after_app0(encode(photo), part)
     for decoder in DECODERS:
         with pytest.raises(ValueError, match=r"\S"):
             ImageDecoder(decoder=decoder)(jpeg[: len(jpeg) // 2])

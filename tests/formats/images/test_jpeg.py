@@ -1,4 +1,4 @@
-"""A part of a JPEG is bit for bit what decoding all of it and cutting gives, or an error."""
+"""A decoded part of a JPEG equals the same part of the decoded whole bit for bit, or is an error."""
 
 from __future__ import annotations
 
@@ -17,16 +17,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from shmload._core.jpeg import bind, decode
-from shmload.formats.images.libjpeg import unbound
 from tests.formats.images.jpegs import SAMPLINGS, Box, encoded, part_of, parts
 
 Encode = Callable[..., bytes]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def library() -> None:
-    if why := unbound():
-        pytest.skip(why)
+pytestmark = pytest.mark.usefixtures("libjpeg")
 
 
 def check_part(data: bytes, part: Box, reduction: int, **options: Any) -> None:
@@ -52,7 +48,7 @@ def check_any_part(data: st.DataObject, sampling: str, largest: int) -> None:
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @settings(max_examples=12, deadline=None)
 @given(st.data())
-def test_any_part_is_cut_from_the_whole(sampling: str, data: st.DataObject) -> None:
+def test_any_part_equals_that_of_the_whole(sampling: str, data: st.DataObject) -> None:
     check_any_part(data, sampling, 70)
 
 
@@ -60,7 +56,7 @@ def test_any_part_is_cut_from_the_whole(sampling: str, data: st.DataObject) -> N
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @settings(max_examples=120, deadline=None)
 @given(st.data())
-def test_any_part_of_a_larger_image_is_cut_from_the_whole(sampling: str, data: st.DataObject) -> None:
+def test_any_part_of_a_larger_image_equals_that_of_the_whole(sampling: str, data: st.DataObject) -> None:
     check_any_part(data, sampling, 260)
 
 
@@ -68,7 +64,7 @@ def test_any_part_of_a_larger_image_is_cut_from_the_whole(sampling: str, data: s
 @pytest.mark.parametrize("is_fast", [False, True])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("is_progressive", [False, True])
-def test_every_column_and_every_row_is_cut_from_the_whole(sampling: str, is_progressive: bool, is_fast: bool) -> None:
+def test_every_column_and_every_row_equals_that_of_the_whole(sampling: str, is_progressive: bool, is_fast: bool) -> None:
     file = encoded(61, 67, sampling, 90, is_progressive=is_progressive)
     whole = part_of(file, is_fast=is_fast)
     for start in range(60):
@@ -80,12 +76,12 @@ def test_every_column_and_every_row_is_cut_from_the_whole(sampling: str, is_prog
 
 @pytest.mark.parametrize("sampling", ["444", "420"])
 @pytest.mark.parametrize("num_scans", [1, 2, 3, 5])
-def test_a_progressive_file_that_is_smoothed_is_cut_from_the_whole(sampling: str, num_scans: int) -> None:
+def test_part_of_a_smoothed_progressive_file_equals_that_of_the_whole(sampling: str, num_scans: int) -> None:
     file = encoded(120, 130, sampling, 60, is_progressive=True)
     cut = -1
     for _ in range(num_scans + 1):
         cut = file.index(b"\xff\xda", cut + 1)
-    cut = file.rindex(b"\xff\xc4", 0, cut)  # with the Huffman table before the scan
+    cut = file.rindex(b"\xff\xc4", 0, cut)  # including the Huffman table before the scan
     unfinished = file[:cut] + b"\xff\xd9"
     assert not np.array_equal(part_of(file), part_of(unfinished))
     rng = np.random.default_rng(num_scans)
@@ -97,22 +93,22 @@ def test_a_progressive_file_that_is_smoothed_is_cut_from_the_whole(sampling: str
 
 @pytest.mark.parametrize("is_fast", [False, True])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_the_whole_is_what_simplejpeg_makes_of_it(sampling: str, is_fast: bool) -> None:
+def test_whole_image_equals_simplejpegs(sampling: str, is_fast: bool) -> None:
     file = encoded(93, 121, sampling, 90, is_progressive=False)
     expected = simplejpeg.decode_jpeg(file, "RGB", fastdct=is_fast, fastupsample=is_fast)
     assert np.array_equal(expected, part_of(file, is_fast=is_fast))
 
 
-def test_a_part_is_a_fraction_of_the_work_in_memory(encode: Encode, photo: Image.Image) -> None:
-    memory = np.empty(40 * (40 + 2 * 16 + 15) * 3, np.uint8)  # an MCU on each side, and what the first column is aligned by
+def test_part_needs_a_fraction_of_the_memory(encode: Encode, photo: Image.Image) -> None:
+    memory = np.empty(40 * (40 + 2 * 16 + 15) * 3, np.uint8)  # one MCU on each side, and the alignment of the first column
     first, end, _ = decode(encode(photo), memory, (90, 120), (30, 50, 70, 90))
     assert (first, end) == (32, 106)
 
 
-def test_damage_above_or_within_a_part_is_refused_and_below_it_is_not_looked_at(encode: Encode, photo: Image.Image) -> None:
+def test_damage_above_or_within_a_part_is_an_error_and_damage_below_is_ignored(encode: Encode, photo: Image.Image) -> None:
     data = bytearray(encode(photo))
     middle = len(data) // 2
-    data[middle : middle + 2] = b"\xff\xd3"  # a restart, where none may be
+    data[middle : middle + 2] = b"\xff\xd3"  # a restart marker where none is allowed
     damaged = bytes(data)
     for part in ((0, 0, 90, 120), (80, 0, 90, 120), (89, 0, 90, 1)):
         with pytest.raises(ValueError, match="Corrupt JPEG data"):
@@ -121,7 +117,7 @@ def test_damage_above_or_within_a_part_is_refused_and_below_it_is_not_looked_at(
     assert np.array_equal(part_of(encode(photo))[:16], part_of(damaged, (0, 0, 16, 120)))
 
 
-def test_what_follows_the_last_row_is_looked_at_with_the_last_row(encode: Encode, photo: Image.Image) -> None:
+def test_data_after_the_last_row_is_checked_with_the_last_row(encode: Encode, photo: Image.Image) -> None:
     data = encode(photo)
     assert data.endswith(b"\xff\xd9")
     for part in ((0, 0, 90, 120), (89, 0, 90, 3)):
@@ -135,16 +131,16 @@ def without_segments(data: bytes, marker: bytes) -> bytes:
     return data
 
 
-def test_a_file_without_tables_gets_none_of_the_file_before(encode: Encode, photo: Image.Image) -> None:
+def test_file_without_tables_does_not_use_those_of_the_previous_file(encode: Encode, photo: Image.Image) -> None:
     data = encode(photo)
-    part_of(encode(photo, quality=30, optimize=True))  # tables of its own
+    part_of(encode(photo, quality=30, optimize=True))  # its own tables
     with pytest.raises(ValueError, match=r"Quantization table 0x00 was not defined"):
         part_of(without_segments(data, b"\xff\xdb"))
-    standard = without_segments(data, b"\xff\xc4")  # which libjpeg-turbo then takes, and Pillow wrote with
+    standard = without_segments(data, b"\xff\xc4")  # libjpeg-turbo then uses the standard tables, which Pillow wrote with
     assert np.array_equal(part_of(data), part_of(standard))
 
 
-def test_a_file_of_endless_scans_is_refused(encode: Encode, photo: Image.Image) -> None:
+def test_file_with_too_many_scans_is_an_error(encode: Encode, photo: Image.Image) -> None:
     data = encode(photo.crop((0, 0, 8, 8)), progressive=True)
     at = data.rindex(b"\xff\xda")
     bomb = data[:-2] + data[at:-2] * 501 + b"\xff\xd9"
@@ -153,13 +149,13 @@ def test_a_file_of_endless_scans_is_refused(encode: Encode, photo: Image.Image) 
     assert part_of(data[:-2] + data[at:-2] * 400 + b"\xff\xd9", is_strict=False).shape == (8, 8, 3)
 
 
-def test_another_size_than_the_header_says_is_refused(encode: Encode, photo: Image.Image) -> None:
+def test_size_that_differs_from_the_header_is_an_error(encode: Encode, photo: Image.Image) -> None:
     memory = np.empty(100_000, np.uint8)
     with pytest.raises(ValueError, match="a JPEG that decodes to another size than its header says"):
         decode(encode(photo), memory, (90, 119), (0, 0, 9, 9))
 
 
-def test_more_bits_than_8_are_refused(encode: Encode, photo: Image.Image) -> None:
+def test_more_than_8_bits_are_an_error(encode: Encode, photo: Image.Image) -> None:
     data = bytearray(encode(photo))
     data[data.index(b"\xff\xc0") + 4] = 12
     with pytest.raises(ValueError, match=r"a JPEG of other than 8 bits a channel|Unsupported JPEG data precision 12"):
@@ -167,24 +163,24 @@ def test_more_bits_than_8_are_refused(encode: Encode, photo: Image.Image) -> Non
 
 
 @pytest.mark.parametrize("part", [(0, 0, 0, 5), (5, 0, 5, 5), (0, 7, 5, 7), (0, 0, 91, 5), (0, 0, 5, 121)])
-def test_a_part_that_is_none_is_refused(encode: Encode, photo: Image.Image, part: Box) -> None:
+def test_invalid_part_is_an_error(encode: Encode, photo: Image.Image, part: Box) -> None:
     memory = np.empty(90 * 120 * 3, np.uint8)
     with pytest.raises(ValueError, match=r"part \(.*\) is not inside the image of 90 x 120 pixels"):
         decode(encode(photo), memory, (90, 120), part)
 
 
-def test_a_reduction_that_no_decoder_has_is_refused(encode: Encode, photo: Image.Image) -> None:
+def test_unsupported_reduction_is_an_error(encode: Encode, photo: Image.Image) -> None:
     with pytest.raises(ValueError, match="reduction must be 1, 2, 4 or 8, got 3"):
         decode(encode(photo), np.empty(9, np.uint8), (30, 40), (0, 0, 1, 1), reduction=3)
 
 
-def test_too_little_room_is_refused(encode: Encode, photo: Image.Image) -> None:
+def test_too_little_memory_is_an_error(encode: Encode, photo: Image.Image) -> None:
     for nbytes in (0, 90 * 120 * 3 - 1):
         with pytest.raises(ValueError, match="no room for the decoded part of a JPEG"):
             decode(encode(photo), np.empty(nbytes, np.uint8), (90, 120), (0, 0, 90, 120))
 
 
-def test_nothing_is_decoded_before_a_library_is_bound() -> None:
+def test_decoding_before_a_library_is_bound_is_an_error() -> None:
     program = "from shmload._core.jpeg import decode\ndecode(b'', memoryview(bytearray(3)), (1, 1), (0, 0, 1, 1))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert "RuntimeError: libjpeg-turbo is not loaded: call bind() first" in done.stderr
@@ -197,7 +193,7 @@ def test_nothing_is_decoded_before_a_library_is_bound() -> None:
         (b"libm.so.6", "no libjpeg-turbo through libm.so.6: jpeg_std_error is not in it"),
     ],
 )
-def test_an_object_without_the_library_is_refused_and_the_bound_one_stays(
+def test_binding_another_shared_object_is_an_error_and_keeps_the_bound_library(
     encode: Encode, photo: Image.Image, path: bytes, message: str
 ) -> None:
     with pytest.raises(ImportError, match=message):
@@ -223,7 +219,7 @@ void jpeg_destroy_compress(void) {}
 
 @pytest.mark.slow(reason="gcc compiles a library")
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
-def test_a_library_of_another_interface_is_refused(tmp_path: Path) -> None:
+def test_library_with_another_interface_is_an_error(tmp_path: Path) -> None:
     source, made = tmp_path / "other.c", tmp_path / "libother.so"
     source.write_text(OTHER_ABI)
     subprocess.run(["gcc", "-shared", "-fPIC", "-o", made, source], check=True, timeout=120)

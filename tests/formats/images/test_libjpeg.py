@@ -1,4 +1,4 @@
-"""Decoding only what a crop needs changes no byte, and where it cannot be done others decode."""
+"""Decoding only what a crop needs changes no byte, and without libjpeg other decoders are used."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CROPS = [RandomResizedCrop(33), CenterCrop(32), CenterCrop(32, resize=40), Cente
 @pytest.mark.parametrize("options", [{}, {"flip": 0.5}, {"upright": True, "layout": "HWC"}, {"dtype": "float32"}])
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("crop", [*CROPS, Resize(64), None])
-def test_what_is_left_out_of_decoding_changes_no_byte(
+def test_partial_decoding_changes_no_byte(
     photo: Image.Image, encode: Encode, crop: Any, fast: bool, options: dict[str, Any]
 ) -> None:
     turned = Image.Exif()
@@ -38,7 +38,7 @@ def test_what_is_left_out_of_decoding_changes_no_byte(
 
 @pytest.mark.slow(reason="decodes every photograph eight times")
 @pytest.mark.parametrize("scaled", [False, True])
-def test_what_is_left_out_of_a_photograph_changes_no_byte(photos: list[Path], scaled: bool) -> None:
+def test_partial_decoding_of_photographs_changes_no_byte(photos: list[Path], scaled: bool) -> None:
     for number, path in enumerate(photos * 4):
         crop = (RandomResizedCrop(24 + 40 * (number % 5)), RandomResizedCrop(40), CenterCrop(50, resize=70))[number % 3]
         found = []
@@ -48,7 +48,7 @@ def test_what_is_left_out_of_a_photograph_changes_no_byte(photos: list[Path], sc
         assert np.array_equal(*found)
 
 
-def test_damage_below_the_crop_goes_unnoticed_and_changes_nothing(photo: Image.Image, encode: Encode) -> None:
+def test_damage_below_the_crop_is_ignored_and_changes_nothing(photo: Image.Image, encode: Encode) -> None:
     @dataclass(frozen=True)
     class Top:
         shape: tuple[int, int] = (10, 20)
@@ -68,7 +68,7 @@ def test_damage_below_the_crop_goes_unnoticed_and_changes_nothing(photo: Image.I
 
 
 @pytest.mark.parametrize("version", [None, "2.0.6"])
-def test_without_pillows_libjpeg_the_same_comes_from_others(
+def test_without_pillows_libjpeg_other_decoders_give_the_same_image(
     photo: Image.Image, encode: Encode, without: Callable[..., None], monkeypatch: pytest.MonkeyPatch, version: str | None
 ) -> None:
     from PIL import _imaging
@@ -85,7 +85,7 @@ def test_without_pillows_libjpeg_the_same_comes_from_others(
     assert np.array_equal(expected, decoder(data))
 
 
-def test_a_libjpeg_that_cannot_be_bound_is_said_so(
+def test_error_explains_why_libjpeg_cannot_be_bound(
     photo: Image.Image, encode: Encode, without: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from PIL import _imaging

@@ -1,4 +1,4 @@
-"""Normalize: the numbers of torchvision's arithmetic, and those that the decoder makes in a worker, whatever the batch looks like."""
+"""Normalize computes torchvision's numbers, equal to those of the decoder in a worker, for every kind of batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Pair = namedtuple("Pair", ["image", "label"])
 
 
 def by_hand(images: torch.Tensor, layout: str = "CHW") -> torch.Tensor:
-    """Level by level, in numpy."""
+    """Normalizes level by level, in numpy."""
     axis = -3 if layout == "CHW" else -1
     levels = np.moveaxis(images.numpy(), axis, -1).astype(np.float32) / np.float32(255)
     made = (levels - np.array(MEAN, np.float32)) / np.array(STD, np.float32)
@@ -32,8 +32,8 @@ def by_hand(images: torch.Tensor, layout: str = "CHW") -> torch.Tensor:
 
 @pytest.mark.parametrize("layout", ["CHW", "HWC"])
 @pytest.mark.parametrize("shape", [(), (1,), (5,), (0,), (9, 2)])
-def test_every_number_is_that_of_the_formula(layout: str, shape: tuple[int, ...]) -> None:
-    sides = (3, 130, 150) if layout == "CHW" else (130, 150, 3)  # several parts, the last one smaller
+def test_every_number_equals_the_formula(layout: str, shape: tuple[int, ...]) -> None:
+    sides = (3, 130, 150) if layout == "CHW" else (130, 150, 3)  # several chunks, the last one smaller
     images = torch.from_numpy(np.random.default_rng(7).integers(0, 256, (*shape, *sides), np.uint8))
     made = Normalize(MEAN, STD, field=None, layout=layout)(images)
     assert made.dtype == torch.float32
@@ -41,7 +41,7 @@ def test_every_number_is_that_of_the_formula(layout: str, shape: tuple[int, ...]
     assert torch.equal(Normalize(MEAN, STD, field=None, layout=layout, dtype=torch.float16)(images), made.to(torch.float16))
 
 
-def test_images_that_do_not_lie_in_a_row_are_taken() -> None:
+def test_noncontiguous_images_are_normalized() -> None:
     images = torch.arange(256, dtype=torch.uint8).reshape(4, 1, 8, 8)[::2, :, 1:, ::3].expand(2, 3, 7, 3)
     assert torch.equal(Normalize(MEAN, STD, field=None)(images), by_hand(images))
 
@@ -61,7 +61,7 @@ LABELS = torch.arange(2)
     ],
     ids=["dict", "OrderedDict", "list", "tuple", "namedtuple"],
 )
-def test_a_batch_of_any_kind_keeps_it_and_is_not_changed(batch: Any, field: Any) -> None:
+def test_batch_keeps_its_type_and_is_not_modified(batch: Any, field: Any) -> None:
     made = Normalize(MEAN, STD, field=field)(batch)
     assert type(made) is type(batch)
     assert torch.equal(made[field], by_hand(IMAGES))
@@ -72,7 +72,7 @@ def test_a_batch_of_any_kind_keeps_it_and_is_not_changed(batch: Any, field: Any)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_folders_images_are_those_that_workers_normalize(num_workers: int) -> None:
+def test_images_of_a_folder_equal_those_normalized_by_workers(num_workers: int) -> None:
     def batches(image: ImageDecoder, **options: Any) -> list[Any]:
         dataset = ImageFolder(PHOTOS, image, labels=range(len(PHOTOS)))
         with ShmLoader(dataset, 3, shuffle=True, seed=1, num_workers=num_workers, **options) as loader:
@@ -85,7 +85,7 @@ def test_a_folders_images_are_those_that_workers_normalize(num_workers: int) -> 
         assert torch.equal(a["label"], b["label"])
 
 
-def test_ragged_images_are_a_list_of_floats() -> None:
+def test_ragged_images_become_a_list_of_float_tensors() -> None:
     with ShmLoader(ImageFolder(PHOTOS[:2]), 2, num_workers=1, ragged="list") as loader:
         (batch,) = loader
     made = Normalize(MEAN, STD)(batch)["image"]
@@ -93,11 +93,11 @@ def test_ragged_images_are_a_list_of_floats() -> None:
 
 
 def picture(index: int) -> dict[str, Any]:
-    """Grey, of a level."""
+    """Returns a gray picture of one level."""
     return {"image": np.full((3, 4, 5), index, np.uint8)}
 
 
-def test_a_pipeline_normalizes_whole_batches() -> None:
+def test_pipeline_normalizes_whole_batches() -> None:
     stages = [Range(6, repeating=False), Map(picture), Collate(3), Map(Normalize(MEAN, STD))]
     with Conveyer(stages) as pipeline:
         batches = [batch["image"] for batch in pipeline]
@@ -105,7 +105,7 @@ def test_a_pipeline_normalizes_whole_batches() -> None:
     assert torch.equal(torch.cat(batches), by_hand(expected))
 
 
-def test_it_pickles_without_what_lies_on_a_device() -> None:
+def test_pickle_leaves_out_device_tensors() -> None:
     normalize = Normalize(MEAN, STD, field=None, layout="HWC", dtype=torch.bfloat16)
     images = torch.ones(1, 2, 2, 3, dtype=torch.uint8)
     made = normalize(images)
@@ -116,7 +116,7 @@ def test_it_pickles_without_what_lies_on_a_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "options", "said"),
+    ("batch", "options", "message"),
     [
         ({"x": IMAGES}, {}, r"needs a batch with that field; this one has \['x'\]"),
         (IMAGES, {}, "needs a batch with that field; this one is Tensor"),
@@ -127,13 +127,13 @@ def test_it_pickles_without_what_lies_on_a_device() -> None:
         ({"image": "text"}, {}, "needs a tensor, or a list of them; got str"),
     ],
 )
-def test_what_are_no_such_images_is_refused(batch: Any, options: dict[str, Any], said: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=said):
+def test_invalid_images_are_an_error(batch: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
         Normalize(MEAN, STD, **options)(batch)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "options", "said"),
+    ("arguments", "options", "message"),
     [
         (([], []), {}, "for each channel"),
         ((MEAN, STD[:2]), {}, "for each channel"),
@@ -142,19 +142,19 @@ def test_what_are_no_such_images_is_refused(batch: Any, options: dict[str, Any],
         ((MEAN, STD), {"dtype": torch.float64}, "dtype is torch.float32, float16 or bfloat16"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(arguments: Any, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_arguments_are_errors(arguments: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Normalize(*arguments, **options)
 
 
 @pytest.mark.parametrize(
-    ("shape", "levels", "said"),
+    ("shape", "levels", "message"),
     [
         ((2, 3, 5), (3, 255), r"\(3, 256\), got \(3, 255\)"),
         ((2, 3, 5), (5, 256), r"\(3, 256\)"),
         ((2, 3, 4), (3, 256), "another shape"),
     ],
 )
-def test_a_table_that_does_not_go_with_the_images_is_refused(shape: tuple[int, ...], levels: tuple[int, ...], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_table_that_does_not_fit_the_images_is_an_error(shape: tuple[int, ...], levels: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         look_up(np.zeros((2, 3, 5), np.uint8), np.zeros(shape, np.float32), np.zeros(levels, np.float32), True)

@@ -36,7 +36,7 @@ def images_and_windows(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], Window]:
     rng = np.random.default_rng(draw(st.integers(0, 1000)))
     image = rng.integers(0, 256, (height, width, 3), np.uint8)
     if draw(st.booleans()):
-        image = (image > 127).astype(np.uint8) * 255  # the sharpest there can be
+        image = (image > 127).astype(np.uint8) * 255  # the largest possible reduction
     top, left = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
     bottom, right = draw(st.integers(top + 1, height)), draw(st.integers(left + 1, width))
     shares = [draw(st.sampled_from((0.0, 0.1, 0.37))) for _ in range(4)]
@@ -45,10 +45,10 @@ def images_and_windows(draw: st.DrawFn) -> tuple[np.ndarray[Any, Any], Window]:
     return image, Window(size, box, (top, left, bottom, right))
 
 
-@pytest.mark.slow(reason="hypothesis makes and resamples many images")
+@pytest.mark.slow(reason="hypothesis generates and resamples many images")
 @settings(max_examples=200, deadline=None)
 @given(images_and_windows())
-def test_no_level_is_further_than_one_from_pillows(
+def test_every_level_is_within_one_of_pillows(
     by_pillow: Callable[[Image.Image, Window], Any], case: tuple[np.ndarray[Any, Any], Window]
 ) -> None:
     image, window = case
@@ -58,7 +58,7 @@ def test_no_level_is_further_than_one_from_pillows(
 
 @settings(max_examples=35, deadline=None)
 @given(images_and_windows(), st.booleans(), st.booleans())
-def test_every_kind_of_instructions_gives_the_same_bytes(
+def test_every_instruction_set_gives_the_same_bytes(
     case: tuple[np.ndarray[Any, Any], Window], is_planar: bool, is_flipped: bool
 ) -> None:
     image, window = case
@@ -69,7 +69,7 @@ def test_every_kind_of_instructions_gives_the_same_bytes(
 
 @settings(max_examples=30, deadline=None)
 @given(images_and_windows())
-def test_layouts_mirror_and_levels_are_of_the_same_pixels(case: tuple[np.ndarray[Any, Any], Window]) -> None:
+def test_layouts_flips_and_levels_show_the_same_pixels(case: tuple[np.ndarray[Any, Any], Window]) -> None:
     image, window = case
     plain = resampled(image, window)
     levels = np.random.default_rng(0).random((3, 256), np.float32)
@@ -81,7 +81,7 @@ def test_layouts_mirror_and_levels_are_of_the_same_pixels(case: tuple[np.ndarray
     assert np.array_equal(expected.transpose(1, 2, 0)[:, ::-1], resampled(image, window, is_flipped=True, levels=levels))
 
 
-def test_what_is_not_resized_stays_as_it_is(photo: Image.Image) -> None:
+def test_window_of_unchanged_size_is_copied(photo: Image.Image) -> None:
     image = np.asarray(photo)
     assert np.array_equal(image, resampled(image, whole(image, image.shape[:2])))
 
@@ -93,14 +93,14 @@ def test_one_color_stays_that_color(level: int) -> None:
         assert set(resampled(image, whole(image, size)).ravel().tolist()) == {level}
 
 
-def test_a_reduction_by_thousands_is_the_mean() -> None:
+def test_reduction_by_thousands_is_the_mean() -> None:
     image = np.random.default_rng(3).integers(0, 256, (4, 20_000, 3), np.uint8)
     found = resampled(image, whole(image, (1, 2)))
     expected = np.asarray(Image.fromarray(image).resize((2, 1), Image.Resampling.BILINEAR)).astype(int)
     assert np.abs(found - expected).max() <= 1
 
 
-def test_pixels_beside_the_clip_leave_no_trace() -> None:
+def test_pixels_outside_the_clip_have_no_effect() -> None:
     image = np.random.default_rng(4).integers(0, 256, (40, 40, 3), np.uint8)
     window = Window((5, 5), (10.0, 12.0, 20.0, 18.0), (10, 12, 30, 30))
     before = resampled(image, window)
@@ -110,7 +110,7 @@ def test_pixels_beside_the_clip_leave_no_trace() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(images_and_windows())
-def test_a_part_of_the_image_is_as_good_as_all_of_it(case: tuple[np.ndarray[Any, Any], Window]) -> None:
+def test_resampling_a_sufficient_part_equals_resampling_the_whole(case: tuple[np.ndarray[Any, Any], Window]) -> None:
     image, window = case
     expected = resampled(image, window)
     top, left, bottom, right = _needed(window)
@@ -118,7 +118,7 @@ def test_a_part_of_the_image_is_as_good_as_all_of_it(case: tuple[np.ndarray[Any,
     assert np.array_equal(expected, resampled(part, window, origin=(top, left), whole=image.shape[:2]))
 
 
-def test_a_part_that_lacks_pixels_is_refused() -> None:
+def test_part_that_lacks_pixels_is_an_error() -> None:
     image = np.zeros((10, 10, 3), np.uint8)
     window = Window((3, 3), (10.0, 10.0, 10.0, 9.0), (5, 5, 30, 30))
     message = r"box \(10.0, .* within clip \(5, 5, 30, 30\) needs more than the 10 x 10 pixels at \(10, 10\) that are there"
@@ -143,7 +143,7 @@ def test_a_part_that_lacks_pixels_is_refused() -> None:
         ({"levels": np.empty((3, 255), np.float32)}, r"levels must have the shape \(3, 256\), got \(3, 255\)"),
     ],
 )
-def test_what_does_not_go_together_is_refused(change: dict[str, Any], message: str) -> None:
+def test_contradictory_arguments_are_errors(change: dict[str, Any], message: str) -> None:
     given: dict[str, Any] = {
         "image": np.zeros((10, 10, 3), np.uint8),
         "out": np.empty(27, np.uint8),
@@ -155,25 +155,25 @@ def test_what_does_not_go_together_is_refused(change: dict[str, Any], message: s
         resample(**{**given, **change})
 
 
-def test_windows_of_all_sorts_are_resampled_or_refused(fuzz: ModuleType) -> None:
+def test_random_windows_are_resampled_or_rejected(fuzz: ModuleType) -> None:
     rng = np.random.default_rng(1)
     found = [fuzz.resample_at_random(rng) for _ in range(150)]
     assert True in found
     assert False in found
 
 
-def test_damaged_files_are_decoded_or_refused(fuzz: ModuleType) -> None:
+def test_damaged_files_are_decoded_or_rejected(fuzz: ModuleType) -> None:
     found = [fuzz.decode(data, fuzz.DECODERS[n % 4]) for n, data in enumerate(islice(fuzz.mutations(1), 300))]
     assert True in found
     assert False in found
 
 
-def test_parts_of_damaged_files_are_decoded_or_refused(fuzz: ModuleType) -> None:
+def test_parts_of_damaged_files_are_decoded_or_rejected(fuzz: ModuleType) -> None:
     rng = np.random.default_rng(2)
     found = [fuzz.decode_parts(data, rng) for data in islice(fuzz.mutations(2), 300)]
     assert True in found
     assert False in found
 
 
-def test_the_corpus_is_sound(fuzz: ModuleType) -> None:
+def test_unchanged_files_are_decoded(fuzz: ModuleType) -> None:
     assert all(fuzz.decode(data, decoder) for data in fuzz.corpus() for decoder in fuzz.DECODERS)

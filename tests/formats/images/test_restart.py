@@ -1,4 +1,4 @@
-"""A JPEG coded anew with restart markers is the same picture in every decoder, with the same words about it; or it is left alone."""
+"""A JPEG reencoded with restart markers is the same picture, with the same warnings, in every decoder; or it stays unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from PIL import Image
 
 from shmload.formats import with_restart_markers
 from shmload.formats.images.jpeg_header import jpeg_header
-from shmload.formats.images.libjpeg import unbound
 from shmload.formats.images.restart_markers import recoded
 from tests.formats.images.jpegs import SAMPLINGS, dropped_scan, encoded, interval, markers
 
@@ -31,10 +30,7 @@ Every = Literal["tile", "row"]
 EVERY: tuple[Every, ...] = ("tile", "row")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def library() -> None:
-    if why := unbound():
-        pytest.skip(why)
+pytestmark = pytest.mark.usefixtures("libjpeg")
 
 
 def by_pillow(data: bytes, **draft: Any) -> np.ndarray[Any, Any]:
@@ -44,17 +40,17 @@ def by_pillow(data: bytes, **draft: Any) -> np.ndarray[Any, Any]:
         return np.asarray(opened)
 
 
-def check_same_picture(data: bytes, anew: bytes) -> None:
-    """By libjpeg-turbo's three ways through Pillow, simplejpeg's own copy, and OpenCV's."""
+def check_same_picture(data: bytes, reencoded: bytes) -> None:
+    """Compares the results of libjpeg-turbo's three ways through Pillow, simplejpeg's own copy, and OpenCV's."""
     header = jpeg_header(data)
-    assert header[:3] == jpeg_header(anew)[:3]
-    assert np.array_equal(by_pillow(data), by_pillow(anew))
+    assert header[:3] == jpeg_header(reencoded)[:3]
+    assert np.array_equal(by_pillow(data), by_pillow(reencoded))
     quarter = {"mode": None, "size": (header.width // 4 or 1, header.height // 4 or 1)}
-    assert np.array_equal(by_pillow(data, **quarter), by_pillow(anew, **quarter))
+    assert np.array_equal(by_pillow(data, **quarter), by_pillow(reencoded, **quarter))
     for is_fast in (False, True):
-        found = [simplejpeg.decode_jpeg(each, "RGB", fastdct=is_fast, fastupsample=is_fast) for each in (data, anew)]
+        found = [simplejpeg.decode_jpeg(each, "RGB", fastdct=is_fast, fastupsample=is_fast) for each in (data, reencoded)]
         assert np.array_equal(*found)
-    found = [cv2.imdecode(np.frombuffer(each, np.uint8), cv2.IMREAD_COLOR) for each in (data, anew)]
+    found = [cv2.imdecode(np.frombuffer(each, np.uint8), cv2.IMREAD_COLOR) for each in (data, reencoded)]
     assert np.array_equal(*found)
 
 
@@ -69,25 +65,25 @@ def check_any_file(data: st.DataObject, sampling: str, largest: int) -> None:
         of=data.draw(st.sampled_from(("photo", "noise"))),
     )
     for every in EVERY:
-        anew, why_not = recoded(file, every=every)
+        reencoded, why_not = recoded(file, every=every)
         assert not why_not
-        check_same_picture(file, anew)
-        assert anew == with_restart_markers(anew, every=every)
-        assert anew == with_restart_markers(with_restart_markers(file, every="row"), every=every)
+        check_same_picture(file, reencoded)
+        assert reencoded == with_restart_markers(reencoded, every=every)
+        assert reencoded == with_restart_markers(with_restart_markers(file, every="row"), every=every)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @settings(max_examples=8, deadline=None)
 @given(st.data())
-def test_any_file_stays_the_same_picture_and_comes_to_the_same_bytes(sampling: str, data: st.DataObject) -> None:
+def test_any_file_stays_the_same_picture_and_reencoding_is_deterministic(sampling: str, data: st.DataObject) -> None:
     check_any_file(data, sampling, 70)
 
 
-@pytest.mark.slow(reason="hypothesis encodes many images, each of which is coded anew")
+@pytest.mark.slow(reason="hypothesis encodes and reencodes many images")
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_any_larger_file_stays_the_same_picture_and_comes_to_the_same_bytes(sampling: str, data: st.DataObject) -> None:
+def test_any_larger_file_stays_the_same_picture_and_reencoding_is_deterministic(sampling: str, data: st.DataObject) -> None:
     check_any_file(data, sampling, 300)
 
 
@@ -96,52 +92,52 @@ def test_photographs_stay_the_same_and_hardly_grow(photos: list[Path], every: Ev
     before, after = 0, 0
     for path in photos:
         data = path.read_bytes()
-        anew = with_restart_markers(data, every=every)
-        assert np.array_equal(by_pillow(data), by_pillow(anew))
-        before, after = before + len(data), after + len(anew)
+        reencoded = with_restart_markers(data, every=every)
+        assert np.array_equal(by_pillow(data), by_pillow(reencoded))
+        before, after = before + len(data), after + len(reencoded)
     assert 0.95 < after / before < 0.99
 
 
 @pytest.mark.parametrize("is_progressive", [False, True])
 @pytest.mark.parametrize(
     ("sampling", "width", "tile"),
-    # an interval is the least divisor of a row's MCUs that has 48 pixels
+    # an interval is the smallest divisor of a row's MCUs with at least 48 pixels
     [("444", 120, 15), ("444", 384, 6), ("420", 384, 3), ("420", 500, 4), ("420", 176, 11), ("L", 384, 6), ("420", 9, 1)],
 )
-def test_markers_stand_where_they_are_asked_for(sampling: str, width: int, tile: int, is_progressive: bool) -> None:
+def test_markers_have_the_requested_positions(sampling: str, width: int, tile: int, is_progressive: bool) -> None:
     data = encoded(40, width, sampling, 80, is_progressive=is_progressive)
     side = 16 if sampling == "420" else 8
     per_row, num_rows = -(-width // side), -(-40 // side)
     for every, expected in (("tile", tile), ("row", per_row)):
-        anew = with_restart_markers(data, every=every)  # type: ignore[arg-type]  # of a tuple
-        assert expected == interval(anew)
-        assert num_rows * per_row // expected - 1 == sum(0xD0 <= marker <= 0xD7 for marker in markers(anew))
-        frames = {0xC0, 0xC1, 0xC2} & set(markers(anew))
-        assert frames == {0xC0}  # which every decoder reads
-        assert markers(anew).count(0xDA) == 1
+        reencoded = with_restart_markers(data, every=every)  # type: ignore[arg-type]  # of a tuple
+        assert expected == interval(reencoded)
+        assert num_rows * per_row // expected - 1 == sum(0xD0 <= marker <= 0xD7 for marker in markers(reencoded))
+        frames = {0xC0, 0xC1, 0xC2} & set(markers(reencoded))
+        assert frames == {0xC0}  # every decoder reads it
+        assert markers(reencoded).count(0xDA) == 1
 
 
-def test_what_describes_the_picture_stays_byte_by_byte(photo: Image.Image, encode: Encode) -> None:
+def test_metadata_is_kept_byte_for_byte(photo: Image.Image, encode: Encode) -> None:
     turned = Image.Exif()
     turned[0x0112] = 6
     data = encode(photo, progressive=True, exif=turned, icc_profile=bytes(range(256)) * 500, comment=b"a harbour", dpi=(300, 200))
     behind = b"\xff\xe9\x00\x05own" + b"what a telephone puts behind the end" * 9
     inner = data.rindex(b"\xff\xda")  # a segment between two scans
     data = data[:inner] + b"\xff\xfe\x00\x09between" + data[inner:] + behind
-    anew = with_restart_markers(data)
-    assert anew != data
-    before, after = ([each for each in segments(file) if 0xE0 <= each[1] <= 0xEF or each[1] == 0xFE] for file in (data, anew))
+    reencoded = with_restart_markers(data)
+    assert reencoded != data
+    before, after = ([each for each in segments(file) if 0xE0 <= each[1] <= 0xEF or each[1] == 0xFE] for file in (data, reencoded))
     assert before == after
     assert b"between" in before[-1]
-    assert anew.endswith(b"\xff\xd9" + behind)
-    with Image.open(io.BytesIO(anew)) as opened:
+    assert reencoded.endswith(b"\xff\xd9" + behind)
+    with Image.open(io.BytesIO(reencoded)) as opened:
         assert opened.getexif()[0x0112] == 6
         assert opened.info["icc_profile"] == bytes(range(256)) * 500
         assert opened.info["dpi"] == (300, 200)
 
 
 def segments(data: bytes) -> list[bytes]:
-    """Every segment with a length, also between scans."""
+    """Returns every segment that has a length, also those between scans."""
     found, at = [], 2
     while data[at : at + 2] != b"\xff\xd9":
         if data[at] != 0xFF or data[at + 1] < 0xC0 or 0xD0 <= data[at + 1] <= 0xD7:
@@ -154,11 +150,11 @@ def segments(data: bytes) -> list[bytes]:
 
 
 @pytest.mark.parametrize("options", [{"keep_rgb": True}, {"keep_rgb": True, "progressive": True}])
-def test_channels_that_are_red_green_and_blue_stay_so(photo: Image.Image, encode: Encode, options: dict[str, Any]) -> None:
+def test_rgb_channels_stay_rgb(photo: Image.Image, encode: Encode, options: dict[str, Any]) -> None:
     data = encode(photo, quality=95, **options)
-    anew = with_restart_markers(data)
-    assert anew != data
-    check_same_picture(data, anew)
+    reencoded = with_restart_markers(data)
+    assert reencoded != data
+    check_same_picture(data, reencoded)
 
 
 def without(data: bytes, marker: int) -> bytes:
@@ -168,16 +164,16 @@ def without(data: bytes, marker: int) -> bytes:
     return data
 
 
-def test_a_file_that_says_nothing_of_its_colors_says_nothing_afterwards(photo: Image.Image, encode: Encode) -> None:
+def test_file_without_color_information_gets_none(photo: Image.Image, encode: Encode) -> None:
     data = without(encode(photo), 0xE0)
-    anew = with_restart_markers(data)
-    assert anew != data
-    assert 0xE0 not in markers(anew)
-    check_same_picture(data, anew)
+    reencoded = with_restart_markers(data)
+    assert reencoded != data
+    assert 0xE0 not in markers(reencoded)
+    check_same_picture(data, reencoded)
 
 
 def patched(data: bytes, frame: int | None = None, at: int = 0, to: bytes = b"") -> bytes:
-    """With another frame marker, or other bytes in the frame."""
+    """Returns the file with another frame marker, or other bytes in its frame."""
     found = next(n for n in range(len(data)) if data[n] == 0xFF and data[n + 1] in (0xC0, 0xC2))
     changed = bytearray(data)
     if frame is not None:
@@ -186,7 +182,9 @@ def patched(data: bytes, frame: int | None = None, at: int = 0, to: bytes = b"")
     return bytes(changed)
 
 
-def test_what_cannot_be_done_without_loss_is_left_alone_with_the_cause(photo: Image.Image, encode: Encode) -> None:
+def test_file_that_cannot_be_reencoded_losslessly_is_unchanged_and_the_cause_is_returned(
+    photo: Image.Image, encode: Encode
+) -> None:
     data, progressive = encode(photo), encode(photo, progressive=True)
     middle = len(data) // 2
     cases = [
@@ -210,12 +208,12 @@ def test_what_cannot_be_done_without_loss_is_left_alone_with_the_cause(photo: Im
         assert found
 
 
-def test_another_place_for_markers_is_refused(photo: Image.Image, encode: Encode) -> None:
+def test_unknown_positions_of_markers_are_an_error(photo: Image.Image, encode: Encode) -> None:
     with pytest.raises(ValueError, match=r"every needs to be one of \('tile', 'row'\); got 'mcu'"):
-        with_restart_markers(encode(photo), every="mcu")  # type: ignore[arg-type]  # that is the point
+        with_restart_markers(encode(photo), every="mcu")  # type: ignore[arg-type]  # on purpose
 
 
-def test_without_a_library_nobody_takes_the_file_for_done(
+def test_reencoding_without_libjpeg_is_an_import_error(
     photo: Image.Image, encode: Encode, without: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from PIL import _imaging
@@ -227,28 +225,28 @@ def test_without_a_library_nobody_takes_the_file_for_done(
         with_restart_markers(data)
 
 
-def test_nothing_is_coded_before_a_library_is_bound() -> None:
+def test_reencoding_before_a_library_is_bound_is_an_error() -> None:
     program = "from shmload._core.jpeg import recode\nrecode(b'')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert "RuntimeError: libjpeg-turbo is not loaded: call bind() first" in done.stderr
 
 
-def test_threads_come_to_the_same_bytes(photos: list[Path]) -> None:
+def test_threads_reencode_to_the_same_bytes(photos: list[Path]) -> None:
     files = [path.read_bytes() for path in photos[:4]]
     expected = [with_restart_markers(file) for file in files]
     with ThreadPoolExecutor(3) as pool:
         assert expected * 3 == list(pool.map(with_restart_markers, files * 3))
 
 
-def test_a_file_many_times_as_large_is_written(encode: Encode) -> None:
-    """One color is next to nothing in a progressive file, and some bits a block in a sequential one."""
+def test_result_many_times_larger_than_the_file_is_written(encode: Encode) -> None:
+    """Uses an image of one color: almost no bytes in a progressive file, and some bits per block in a sequential one."""
     data = encode(Image.new("RGB", (1600, 1600), (90, 120, 30)), progressive=True)
-    anew = with_restart_markers(data)
-    assert len(anew) > 1.25 * len(data) + 4096  # the room that there is at first
-    assert np.array_equal(by_pillow(data), by_pillow(anew))
+    reencoded = with_restart_markers(data)
+    assert len(reencoded) > 1.25 * len(data) + 4096  # the initial size of the output buffer
+    assert np.array_equal(by_pillow(data), by_pillow(reencoded))
 
 
-def test_damaged_files_are_coded_anew_as_they_are_read_or_left_alone(fuzz: ModuleType) -> None:
+def test_damaged_files_are_reencoded_as_they_are_decoded_or_left_unchanged(fuzz: ModuleType) -> None:
     found = [fuzz.recode(data) for data in islice(fuzz.mutations(3), 200)]
     assert True in found
     assert False in found

@@ -1,4 +1,4 @@
-"""Of a JPEG with restart markers a crop's own intervals are read and no others, and that changes no pixel, also of a damaged file."""
+"""Crops of JPEGs with restart markers read only their own intervals, and give the same pixels, also from damaged files."""
 
 from __future__ import annotations
 
@@ -25,17 +25,13 @@ from shmload.formats import (
     TFRecordWriter,
     with_restart_markers,
 )
-from shmload.formats.images.libjpeg import unbound
 from tests.formats.images.damaged import WIDTHS, damage, file_with_markers, read_damaged
-from tests.formats.images.jpegs import SAMPLINGS, encoded, in_order, interval, intervals, part_of, parts
+from tests.formats.images.jpegs import SAMPLINGS, encoded, interval, intervals, part_of, parts, sequential
 
 Encode = Callable[..., bytes]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def library() -> None:
-    if why := unbound():
-        pytest.skip(why)
+pytestmark = pytest.mark.usefixtures("libjpeg")
 
 
 def check_any_part(data: st.DataObject, sampling: str, largest: int) -> None:
@@ -47,18 +43,18 @@ def check_any_part(data: st.DataObject, sampling: str, largest: int) -> None:
         is_progressive=data.draw(st.booleans()),
         of=data.draw(st.sampled_from(("photo", "noise"))),
     )
-    anew = recode(file, least_width=data.draw(st.sampled_from(WIDTHS)))
+    reencoded = recode(file, least_width=data.draw(st.sampled_from(WIDTHS)))
     reduction, options = data.draw(st.sampled_from((1, 1, 2, 4, 8))), {"is_fast": data.draw(st.booleans())}
     whole = part_of(file, None, reduction, **options)
     for _ in range(4):
         top, left, bottom, right = part = data.draw(parts(file, reduction))
-        assert np.array_equal(whole[top:bottom, left:right], part_of(anew, part, reduction, **options))
+        assert np.array_equal(whole[top:bottom, left:right], part_of(reencoded, part, reduction, **options))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @settings(max_examples=12, deadline=None)
 @given(st.data())
-def test_any_part_is_cut_from_the_file_without_markers(sampling: str, data: st.DataObject) -> None:
+def test_any_part_equals_that_of_the_file_without_markers(sampling: str, data: st.DataObject) -> None:
     check_any_part(data, sampling, 90)
 
 
@@ -66,27 +62,27 @@ def test_any_part_is_cut_from_the_file_without_markers(sampling: str, data: st.D
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @settings(max_examples=100, deadline=None)
 @given(st.data())
-def test_any_part_of_a_larger_image_is_cut_from_the_file_without_markers(sampling: str, data: st.DataObject) -> None:
+def test_any_part_of_a_larger_image_equals_that_of_the_file_without_markers(sampling: str, data: st.DataObject) -> None:
     check_any_part(data, sampling, 300)
 
 
 @pytest.mark.slow(reason="decodes hundreds of parts of an image")
 @pytest.mark.parametrize("is_fast", [False, True])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_every_column_and_every_row_is_cut_from_the_file_without_markers(sampling: str, is_fast: bool) -> None:
+def test_every_column_and_every_row_equals_that_of_the_file_without_markers(sampling: str, is_fast: bool) -> None:
     file = encoded(61, 131, sampling, 90)
     whole = part_of(file, is_fast=is_fast)
     for least_width in (0, 8, 32):
-        anew = recode(file, least_width=least_width)
+        reencoded = recode(file, least_width=least_width)
         for start in range(0, 131, 3):
             for extent in (1, 2, 7, 16, 40):
                 row, column = min(61, start % 61 + extent), min(131, start + extent)
                 part = (start % 61, start, row, column)
-                assert np.array_equal(whole[part[0] : row, start:column], part_of(anew, part, is_fast=is_fast))
+                assert np.array_equal(whole[part[0] : row, start:column], part_of(reencoded, part, is_fast=is_fast))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 9])
-def test_intervals_of_several_rows_are_cut_at_their_ends(photo: Image.Image, encode: Encode, rows: int) -> None:
+def test_intervals_of_several_rows(photo: Image.Image, encode: Encode, rows: int) -> None:
     file, plain = encode(photo, subsampling=2, restart_marker_rows=rows), encode(photo, subsampling=2)
     assert interval(file) == 8 * rows
     whole = part_of(plain)
@@ -95,7 +91,7 @@ def test_intervals_of_several_rows_are_cut_at_their_ends(photo: Image.Image, enc
 
 
 @pytest.mark.parametrize("num_blocks", [1, 2, 3, 4, 5, 7, 8, 11, 16, 47, 48, 49, 5000])
-def test_intervals_that_end_anywhere_are_read_too(photo: Image.Image, encode: Encode, num_blocks: int) -> None:
+def test_intervals_that_end_anywhere_in_a_row(photo: Image.Image, encode: Encode, num_blocks: int) -> None:
     whole = part_of(encode(photo, subsampling=2))
     for options in ({}, {"progressive": True}):
         file = encode(photo, subsampling=2, restart_marker_blocks=num_blocks, **options)
@@ -107,8 +103,8 @@ def test_intervals_that_end_anywhere_are_read_too(photo: Image.Image, encode: En
 @pytest.mark.parametrize(
     ("sampling", "is_fast", "margin"), [("444", False, 0), ("420", False, 1), ("420", True, 0), ("L", False, 0)]
 )
-def test_what_lies_beside_a_crop_is_not_read(sampling: str, is_fast: bool, margin: int) -> None:
-    """All of it is damaged: intervals are 16 pixels wide, and only where upsampling mixes are those around the crop needed."""
+def test_intervals_outside_of_a_crop_are_not_read(sampling: str, is_fast: bool, margin: int) -> None:
+    """Damage everything else. Intervals are 16 pixels wide, and a crop needs those around it only where upsampling mixes them."""
     side = 16 if sampling == "420" else 8
     file = recode(encoded(12 * side, 12 * side, sampling, 90), least_width=2 * side)
     assert interval(file) == 2
@@ -129,7 +125,7 @@ def test_what_lies_beside_a_crop_is_not_read(sampling: str, is_fast: bool, margi
 
 
 def with_markers_changed(data: bytes, kind: str) -> bytes:
-    """A file whose fifth marker is not what it has to be; the part that is asked for lies below."""
+    """Returns the file with its fifth marker damaged; the part that the test reads is below it."""
     at = list(intervals(data))[4][1]
     assert data[at : at + 2] == b"\xff\xd4"
     return {
@@ -140,19 +136,19 @@ def with_markers_changed(data: bytes, kind: str) -> bytes:
         "padded": data[:at] + b"\xff\xff" + data[at:],
         "another": data[:at] + b"\xff\xc4" + data[at + 2 :],
         "the end": data[:at] + b"\xff\xd9" + data[at + 2 :],
-        "none from there on": data[:at] + b"\xff\xd9",
+        "no further markers": data[:at] + b"\xff\xd9",
         "cut off": data[: at + 1],
     }[kind]
 
 
 @pytest.mark.parametrize(
-    "kind", ["missing", "out of order", "doubled", "one too many", "padded", "another", "the end", "none from there on", "cut off"]
+    "kind", ["missing", "out of order", "doubled", "one too many", "padded", "another", "the end", "no further markers", "cut off"]
 )
-def test_where_markers_are_not_as_they_should_be_the_file_is_read_in_order(kind: str) -> None:
+def test_file_with_irregular_markers_is_read_sequentially(kind: str) -> None:
     file = recode(encoded(96, 160, "420", 90), least_width=48)
     damaged, part = with_markers_changed(file, kind), (60, 70, 80, 90)
-    assert np.array_equal(in_order(damaged, part, 1, is_strict=False), part_of(damaged, part, is_strict=False))
-    if kind == "padded":  # which is allowed
+    assert np.array_equal(sequential(damaged, part, 1, is_strict=False), part_of(damaged, part, is_strict=False))
+    if kind == "padded":  # the format allows it
         assert np.array_equal(part_of(file, part), part_of(damaged, part))
         return
     with pytest.raises(ValueError, match=r"Corrupt JPEG data|Premature end of JPEG file"):
@@ -160,25 +156,25 @@ def test_where_markers_are_not_as_they_should_be_the_file_is_read_in_order(kind:
 
 
 def read_many_damaged(seed: int, num_files: int) -> set[str]:
-    """What came about."""
+    """Returns the set of outcomes."""
     rng = random.Random(seed)
     files = (file_with_markers(rng) for _ in range(num_files))
     return {read_damaged(damage(file, rng), rng) for file in files for _ in range(8)}
 
 
-def test_a_damaged_file_is_refused_or_gives_what_reading_in_order_does() -> None:
+def test_damaged_file_is_an_error_or_equals_a_sequential_read() -> None:
     assert {"refused", "passed", "read", "unread"} == read_many_damaged(1, 40)
 
 
 @pytest.mark.slow(reason="damages and decodes 250 files")
 @pytest.mark.parametrize("seed", range(4))
-def test_many_damaged_files_are_refused_or_give_what_reading_in_order_does(seed: int) -> None:
+def test_many_damaged_files_are_errors_or_equal_a_sequential_read(seed: int) -> None:
     assert {"refused", "passed", "read", "unread"} == read_many_damaged(seed + 2, 250)
 
 
 @pytest.mark.parametrize("crop", [RandomResizedCrop(33), CenterCrop(20, resize=30), RandomResizedCrop(7), None])
 @pytest.mark.parametrize("options", [{}, {"fast": True}, {"upright": True, "layout": "HWC"}, {"scaled": False}])
-def test_a_decoder_makes_the_same_of_a_file_coded_anew(
+def test_decoder_gives_the_same_image_of_a_reencoded_file(
     photos: list[Path], encode: Encode, crop: Any, options: dict[str, Any]
 ) -> None:
     turned = Image.Exif()
@@ -194,13 +190,13 @@ def test_a_decoder_makes_the_same_of_a_file_coded_anew(
         assert np.array_equal(found[0], found[2])
 
 
-def test_every_dataset_of_images_reads_them(photos: list[Path], tmp_path: Path) -> None:
+def test_every_dataset_of_images_reads_files_with_restart_markers(photos: list[Path], tmp_path: Path) -> None:
     decoder, schema = ImageDecoder(CenterCrop(64)), {"image": ("uint8", (3, 64, 64))}
     files = [path.read_bytes() for path in photos[:3]]
     expected = [decoder(file) for file in files]
-    anew = [with_restart_markers(file) for file in files]
+    reencoded = [with_restart_markers(file) for file in files]
     with TarWriter(tmp_path / "photos.tar") as tar, TFRecordWriter(tmp_path / "photos.tfrecord") as records:
-        for number, file in enumerate(anew):
+        for number, file in enumerate(reencoded):
             (tmp_path / f"{number}.jpg").write_bytes(file)
             tar.write({"__key__": str(number), "image.jpg": file})
             records.write({"image": file})

@@ -1,4 +1,4 @@
-"""Images are turned as Pillow's `ImageOps.exif_transpose` turns them, whatever kind of file says so, and wherever in it."""
+"""Images are rotated as by Pillow's `ImageOps.exif_transpose`, for every kind of file and position of the orientation."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from PIL import Image, ImageOps, PngImagePlugin, features
 
 from shmload.formats import ImageDecoder, RandomResizedCrop, Resize
+from tests.formats.images.jpegs import after_app0, segment
 
 Encode = Callable[..., bytes]
 
@@ -24,20 +25,11 @@ def exif_of(turn: int) -> bytes:
 
 
 def xmp_of(turn: int, *, is_attribute: bool = True) -> bytes:
-    said = f' tiff:Orientation="{turn}"/>' if is_attribute else f"><tiff:Orientation>{turn}</tiff:Orientation></rdf:Description>"
-    return f'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF><rdf:Description{said}</rdf:RDF></x:xmpmeta>'.encode()
+    rest = f' tiff:Orientation="{turn}"/>' if is_attribute else f"><tiff:Orientation>{turn}</tiff:Orientation></rdf:Description>"
+    return f'<x:xmpmeta xmlns:x="adobe:ns:meta/"><rdf:RDF><rdf:Description{rest}</rdf:RDF></x:xmpmeta>'.encode()
 
 
-def segment(marker: int, payload: bytes) -> bytes:
-    return bytes((0xFF, marker)) + (len(payload) + 2).to_bytes(2) + payload
-
-
-def behind_app0(jpeg: bytes, *added: bytes) -> bytes:
-    end = 4 + int.from_bytes(jpeg[4:6])
-    return jpeg[:end] + b"".join(added) + jpeg[end:]
-
-
-def behind_tables(jpeg: bytes, *added: bytes) -> bytes:
+def after_tables(jpeg: bytes, *added: bytes) -> bytes:
     at = jpeg.index(b"\xff\xda")
     return jpeg[:at] + b"".join(added) + jpeg[at:]
 
@@ -81,17 +73,17 @@ def mpo(save: Encode, turn: int) -> bytes:
 
 KINDS: dict[str, Callable[[Encode, int], bytes]] = {
     "JPEG, EXIF first": jpeg_exif,
-    "JPEG, EXIF behind 80 kB": lambda save, turn: behind_app0(save("JPEG"), *ICC, segment(0xE1, exif_of(turn))),
-    "JPEG, EXIF last": lambda save, turn: behind_tables(save("JPEG"), segment(0xE1, exif_of(turn))),
+    "JPEG, EXIF after 80 kB": lambda save, turn: after_app0(save("JPEG"), *ICC, segment(0xE1, exif_of(turn))),
+    "JPEG, EXIF last": lambda save, turn: after_tables(save("JPEG"), segment(0xE1, exif_of(turn))),
     "JPEG, progressive": lambda save, turn: save("JPEG", exif=exif_of(turn), progressive=True),
     "JPEG, CMYK": lambda save, turn: save("JPEG", "CMYK", exif=exif_of(turn)),
     "JPEG, gray": lambda save, turn: save("JPEG", "L", exif=exif_of(turn)),
-    "JPEG, XMP": lambda save, turn: behind_app0(save("JPEG"), segment(0xE1, APP1_XMP + xmp_of(turn))),
-    "JPEG, XMP element": lambda save, turn: behind_tables(save("JPEG"), segment(0xE1, APP1_XMP + xmp_of(turn, is_attribute=False))),
-    "JPEG, EXIF and XMP": lambda save, turn: behind_app0(
+    "JPEG, XMP": lambda save, turn: after_app0(save("JPEG"), segment(0xE1, APP1_XMP + xmp_of(turn))),
+    "JPEG, XMP element": lambda save, turn: after_tables(save("JPEG"), segment(0xE1, APP1_XMP + xmp_of(turn, is_attribute=False))),
+    "JPEG, EXIF and XMP": lambda save, turn: after_app0(
         save("JPEG"), segment(0xE1, APP1_XMP + xmp_of(turn % 8 + 1)), segment(0xE1, exif_of(turn))
     ),
-    "JPEG, junk before EXIF": lambda save, turn: behind_app0(save("JPEG"), bytes(3), segment(0xE1, exif_of(turn))),
+    "JPEG, junk before EXIF": lambda save, turn: after_app0(save("JPEG"), bytes(3), segment(0xE1, exif_of(turn))),
     "MPO": mpo,
     "PNG, eXIf": lambda save, turn: save("PNG", exif=exif_of(turn)),
     "PNG, eXIf at the end": lambda save, turn: save("PNG")[:-12] + chunk(b"eXIf", exif_of(turn)[6:]) + chunk(b"IEND", b""),
@@ -119,7 +111,7 @@ def by_pillow(data: bytes) -> Image.Image:
 
 @pytest.mark.slow(reason="writes and decodes files of every kind")
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_file_is_turned_as_pillow_turns_it(save: Encode, kind: str) -> None:
+def test_every_kind_of_file_is_rotated_as_by_pillow(save: Encode, kind: str) -> None:
     found_turned = 0
     for turn in range(1, 9):
         data = KINDS[kind](save, turn)
@@ -133,7 +125,7 @@ def test_every_kind_of_file_is_turned_as_pillow_turns_it(save: Encode, kind: str
 
 @pytest.mark.slow(reason="writes and decodes files of every kind")
 @pytest.mark.parametrize("kind", KINDS)
-def test_crops_of_turned_images_are_those_of_the_image_that_pillow_turned(save: Encode, encode: Encode, kind: str) -> None:
+def test_crops_equal_those_of_the_image_rotated_by_pillow(save: Encode, encode: Encode, kind: str) -> None:
     for turn in (6, 7):
         data = KINDS[kind](save, turn)
         turned = encode(by_pillow(data), "PNG")
@@ -145,8 +137,8 @@ def test_crops_of_turned_images_are_those_of_the_image_that_pillow_turned(save: 
             assert np.array_equal(*found)
 
 
-def test_shrunk_images_are_turned_too(photos: list[Any]) -> None:
-    turned = behind_app0(photos[0].read_bytes(), *ICC, segment(0xE1, exif_of(6)))
+def test_scaled_images_are_rotated(photos: list[Any]) -> None:
+    turned = after_app0(photos[0].read_bytes(), *ICC, segment(0xE1, exif_of(6)))
     small = Resize((60, 40))
     exact = ImageDecoder(small, upright=True, scaled=False)(turned).astype(int)
     for decoder in ("libjpeg", "simplejpeg", "pillow"):
@@ -154,7 +146,7 @@ def test_shrunk_images_are_turned_too(photos: list[Any]) -> None:
         assert 0 < np.abs(exact - found).mean() < 2
 
 
-def test_a_word_in_the_pixels_is_no_orientation(save: Encode) -> None:
+def test_pixel_data_that_looks_like_an_orientation_is_ignored(save: Encode) -> None:
     data = save("JPEG")
     at = data.index(b"\xff\xda")
     comment = segment(0xFE, b'Exif tiff:Orientation="6"')

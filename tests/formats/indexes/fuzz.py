@@ -1,7 +1,8 @@
-"""Mutated indexes beside sound shards, those of tar and TFRecord files and tfindex files; ../fuzz.py runs it.
+"""Fuzz tar, TFRecord and tfindex indexes next to valid shards; run by ../fuzz.py.
 
-Checksums are mostly made right, as who means harm would. What may happen is the samples, others out of the same shard, or an error that
-names the file: what an index says becomes addresses.
+Checksums are usually corrected, as an attacker would do. Valid outcomes are the samples, other samples of the same shard, or an
+error
+that names the file, because addresses are computed from an index.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from shmload.formats import TarDataset, TarWriter, TFRecordDataset, TFRecordWrit
 from shmload.formats.tar.shard_index import SUFFIX as TAR_SUFFIX
 from shmload.formats.tfrecord.record_file import SUFFIX as RECORD_SUFFIX
 
-TAR_HEAD, TAR_SUM = 64, 56  # bytes of a tar index's head; where its checksum stands
+TAR_HEAD, TAR_SUM = 64, 56  # bytes in the header of a tar index; offset of its checksum
 RECORDS = [b"record %d" % i * (i + 1) for i in range(6)]
 WORDS = (0, 1, 15, 16, 17, -1, -16, 1 << 31, 1 << 40, 1 << 62, (1 << 63) - 1, -(1 << 63))
 
 
 def corpus(folder: Path) -> dict[str, tuple[Path, bytes]]:
-    """By the name of an index file: the shard, and the sound index."""
+    """Returns (shard, valid index) by the name of the index file."""
     tar, records = folder / "a.tar", folder / "a.tfrecord"
     if not tar.exists():
         with TarWriter(tar) as writer:
@@ -48,7 +49,7 @@ def corpus(folder: Path) -> dict[str, tuple[Path, bytes]]:
 
 
 def mutations(seed: int, folder: Path) -> Iterator[tuple[Path, str, bytes]]:
-    """Indexes with words and bytes changed, cut, doubled: (the shard, name of the index, its content)."""
+    """Yields (shard, name of the index, content) with words and bytes changed, removed or duplicated."""
     rng = random.Random(seed)
     valid = corpus(folder)
     while True:
@@ -108,7 +109,7 @@ def _sum_up(data: bytearray, name: str) -> None:
 
 
 def read(shard: Path, name: str, data: bytes) -> bool:
-    """Everything that is read with an index; whether all of it was."""
+    """Reads everything with an index. Returns whether all of it was read."""
     for other in shard.parent.glob("*index"):
         other.unlink()
     (shard.parent / name).write_bytes(data)
@@ -121,5 +122,5 @@ def read(shard: Path, name: str, data: bytes) -> bool:
         found = [records[index]["bytes"] for index in range(len(records))]
     except ValueError:
         return False
-    assert all(record in RECORDS for record in found)  # the sums are of the records, whatever an index says
+    assert all(record in RECORDS for record in found)  # checksums are those of the records, whatever the index contains
     return True

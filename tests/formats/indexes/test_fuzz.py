@@ -5,10 +5,10 @@ from pathlib import Path
 from types import ModuleType
 
 
-def test_the_corpus_is_sound(fuzz: ModuleType, tmp_path: Path) -> None:
+def test_unchanged_indexes_are_used(fuzz: ModuleType, tmp_path: Path) -> None:
     assert all(fuzz.read(shard, name, index) for name, (shard, index) in fuzz.corpus(tmp_path).items())
 
 
-def test_mutated_indexes_are_used_or_made_anew(fuzz: ModuleType, tmp_path: Path) -> None:
+def test_mutated_indexes_are_used_or_rebuilt(fuzz: ModuleType, tmp_path: Path) -> None:
     found = [fuzz.read(*each) for each in islice(fuzz.mutations(1, tmp_path), 300)]
     assert True in found

@@ -1,4 +1,4 @@
-"""The same columns in a file of each format, written by its own library."""
+"""The same columns in a file of each format, written by the format's own library."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_parquet(path: Path) -> Path:
 
 def write_hdf5(path: Path) -> Path:
     with h5py.File(path, "w") as file:
-        file["image"] = COLUMNS["image"]  # in one piece: mapped
+        file["image"] = COLUMNS["image"]  # contiguous: mapped
         file.create_dataset("label", data=COLUMNS["label"], chunks=(8,), compression="gzip")
         file["flag"] = COLUMNS["flag"]
     return path
@@ -62,13 +62,13 @@ WRITERS: dict[type, Callable[[Path], Path]] = {
 
 @pytest.fixture(params=list(WRITERS), ids=lambda kind: kind.__name__)
 def kind(request: pytest.FixtureRequest) -> Any:
-    """A class of datasets."""
+    """Returns a dataset class."""
     return request.param
 
 
 @pytest.fixture
 def path(kind: Any, tmp_path: Path) -> Path:
-    """A file that it reads."""
+    """Writes a file for this dataset class."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return WRITERS[kind](tmp_path / "data.file")
@@ -76,5 +76,5 @@ def path(kind: Any, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def columns() -> dict[str, Any]:
-    """What the file holds."""
+    """Returns the content of the file."""
     return COLUMNS

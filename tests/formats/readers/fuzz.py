@@ -1,11 +1,14 @@
-"""Mutated files through the readers; ../fuzz.py runs it, with the suffixes as options.
+"""Fuzz the readers with mutated files; run by ../fuzz.py, with file suffixes as options.
 
-What may happen is an answer or one of the errors that name the file: what a library decodes becomes addresses here, so a table that
-lies about its offsets must not get that far.
+Valid outcomes are a result or one of the errors that name the file. A library's output becomes addresses here, so a table with
+wrong
+offsets must be rejected before that.
 
-Ten minutes each under AddressSanitizer and UndefinedBehaviorSanitizer, on a busy machine, had no report: 26,879 Parquet files,
-1,561 of them sound, and 54,612 safetensors files, 8,875 sound. Only shmload's own modules that these readers use (gather,
-array_rows, text) can be instrumented; pyarrow and safetensors are as installed, with AddressSanitizer's malloc beneath them."""
+Ten minutes of each format under AddressSanitizer and UndefinedBehaviorSanitizer, on a busy machine, gave no report: 26,879 Parquet
+files,
+1,561 of them valid, and 54,612 safetensors files, 8,875 of them valid. Only shmload's own modules that these readers use (gather,
+array_rows, text) can be instrumented; pyarrow and safetensors run uninstrumented, on AddressSanitizer's malloc.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ READERS = {".parquet": ParquetDataset, ".safetensors": SafetensorsDataset, ".h5"
 
 
 def corpus(folder: Path) -> dict[str, list[bytes]]:
-    """Small valid files of each format."""
+    """Returns small valid files of each format."""
     table = pa.table(
         {
             "number": np.arange(20, dtype=np.int32),
@@ -49,7 +52,7 @@ def corpus(folder: Path) -> dict[str, list[bytes]]:
 
 
 def mutations(seed: int, folder: Path, *suffixes: str) -> Iterator[tuple[str, bytes, Path]]:
-    """(suffix, contents, where to write it) of files with bytes changed, cut, moved; most often near the ends, where headers and footers are."""
+    """Yields (suffix, contents, where to write it) of damaged files, most often near the ends, where headers and footers are."""
     rng = random.Random(seed)
     valid = corpus(folder)
     while True:
@@ -72,7 +75,7 @@ def mutations(seed: int, folder: Path, *suffixes: str) -> Iterator[tuple[str, by
 
 
 def read(suffix: str, data: bytes, folder: Path) -> bool:
-    """Reads every row; whether the file was sound."""
+    """Reads every row. Returns whether the file was valid."""
     path = folder / f"mutated{suffix}"
     path.write_bytes(data)
     dataset: Any = READERS[suffix](path)

@@ -1,4 +1,4 @@
-"""What holds for Parquet, HDF5, Zarr and safetensors alike."""
+"""Promises that Parquet, HDF5, Zarr and safetensors share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rows_of(dataset: Any, indices: Any) -> dict[str, Any]:
     return rows
 
 
-def test_samples_come_back_as_they_were_written(kind: Any, path: Path, columns: dict[str, Any]) -> None:
+def test_samples_equal_the_written_ones(kind: Any, path: Path, columns: dict[str, Any]) -> None:
     dataset = kind(path)
     assert len(dataset) == 50
     for index in (0, 7, 8, 49):
@@ -41,7 +41,7 @@ def test_samples_come_back_as_they_were_written(kind: Any, path: Path, columns: 
     assert dataset.schema == {"image": ("float32", (6,)), "label": ("int16", ()), "flag": ("bool", ())}
 
 
-def test_indices_are_as_a_lists(kind: Any, path: Path, columns: dict[str, Any]) -> None:
+def test_indices_behave_like_those_of_a_list(kind: Any, path: Path, columns: dict[str, Any]) -> None:
     dataset = kind(path)
     assert dataset[-1]["label"] == dataset[49]["label"] == columns["label"][49]
     assert dataset[np.int64(3)]["label"] == columns["label"][3]
@@ -58,19 +58,19 @@ def test_indices_are_as_a_lists(kind: Any, path: Path, columns: dict[str, Any]) 
 
 @given(indices=st.lists(st.integers(-50, 49), max_size=60))
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_a_batch_holds_the_rows_in_the_order_asked_for(kind: Any, path: Path, columns: dict[str, Any], indices: list[int]) -> None:
+def test_batch_has_the_rows_in_the_requested_order(kind: Any, path: Path, columns: dict[str, Any], indices: list[int]) -> None:
     found = rows_of(kind(path), indices)
     for name, values in columns.items():
         np.testing.assert_array_equal(values[np.array(indices, np.int64)], found[name])
 
 
-@pytest.mark.slow(reason="starts two workers, by spawn, too")
+@pytest.mark.slow(reason="starts two workers, also by spawn")
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_workers_deliver_every_row_after_the_trainer_has_read(
+def test_workers_deliver_every_row_of_a_dataset_read_before_in_the_trainer(
     kind: Any, path: Path, columns: dict[str, Any], start_method: str
 ) -> None:
     dataset = kind(path)
-    assert dataset[1]["label"] == columns["label"][1]  # open here: a forked worker inherits it
+    assert dataset[1]["label"] == columns["label"][1]  # opened here, so that a forked worker inherits it
     with ShmLoader(dataset, batch_size=8, num_workers=2, shuffle=True, seed=5, multiprocessing_context=start_method) as loader:
         batches = [{name: rows.numpy().copy() for name, rows in batch.items()} for batch in loader]
     labels = np.concatenate([batch["label"] for batch in batches])
@@ -79,7 +79,7 @@ def test_workers_deliver_every_row_after_the_trainer_has_read(
     np.testing.assert_array_equal(columns["image"][labels // 7], images)
 
 
-def test_a_pass_is_resumed_where_it_stood(kind: Any, path: Path) -> None:
+def test_pass_is_resumed_where_it_stopped(kind: Any, path: Path) -> None:
     def loader() -> Any:
         return ShmLoader(kind(path), batch_size=8, shuffle=True, seed=1)
 
@@ -94,7 +94,7 @@ def test_a_pass_is_resumed_where_it_stood(kind: Any, path: Path) -> None:
         assert wanted == begun + [batch["label"].tolist() for batch in second]
 
 
-def test_a_pickled_dataset_is_small_and_reads_the_same(kind: Any, path: Path) -> None:
+def test_pickled_dataset_is_small_and_reads_the_same(kind: Any, path: Path) -> None:
     dataset = kind(path)
     assert "not opened yet" in repr(dataset)
     wanted = dataset[7]
@@ -104,7 +104,7 @@ def test_a_pickled_dataset_is_small_and_reads_the_same(kind: Any, path: Path) ->
     np.testing.assert_equal(wanted, pickle.loads(pickled)[7])
 
 
-def test_a_forked_child_opens_the_file_anew(kind: Any, path: Path, columns: dict[str, Any]) -> None:
+def test_forked_child_opens_the_file_again(kind: Any, path: Path, columns: dict[str, Any]) -> None:
     dataset = kind(path)
     inherited = dataset._opened
     child = os.fork()
@@ -119,14 +119,14 @@ def test_a_forked_child_opens_the_file_anew(kind: Any, path: Path, columns: dict
     assert dataset[9]["label"] == columns["label"][9]
 
 
-def test_threads_read_at_once(kind: Any, path: Path, columns: dict[str, Any]) -> None:
+def test_threads_read_concurrently(kind: Any, path: Path, columns: dict[str, Any]) -> None:
     dataset = kind(path)
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda index: dataset[index]["label"], list(range(50)) * 4))
     assert list(columns["label"]) * 4 == found
 
 
-def test_a_missing_library_is_named_with_its_extra(kind: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_the_missing_library_and_its_extra(kind: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     extra, module = {
         "ParquetDataset": ("parquet", "pyarrow.parquet"),
         "HDF5Dataset": ("hdf5", "h5py"),
@@ -141,32 +141,32 @@ def test_a_missing_library_is_named_with_its_extra(kind: Any, path: Path, monkey
         len(kind(path))
 
 
-def test_a_missing_file_is_one(kind: Any, tmp_path: Path) -> None:
+def test_missing_file_is_a_file_not_found_error(kind: Any, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"nowhere\.file"):
         len(kind(tmp_path / "nowhere.file"))
 
 
 def _data_file(path: Path) -> Path:
-    """What is damaged: the file, or a chunk of the folder."""
+    """Returns the file to damage: the file itself, or a chunk in its folder."""
     return path / "label/c/0" if path.is_dir() else path
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
-def test_a_cut_file_is_an_error_that_names_it(kind: Any, path: Path, share: float) -> None:
+def test_error_for_a_truncated_file_names_it(kind: Any, path: Path, share: float) -> None:
     damaged = _data_file(path)
     damaged.write_bytes(damaged.read_bytes()[: int(damaged.stat().st_size * share)])
     with pytest.raises(ShardCorrupt, match=r"data\.file.*"):
         rows_of(kind(path), range(50))
 
 
-def test_garbage_is_an_error_that_names_the_file(kind: Any, path: Path) -> None:
+def test_error_for_a_file_of_garbage_names_it(kind: Any, path: Path) -> None:
     damaged = path / "zarr.json" if path.is_dir() else path
     damaged.write_bytes(np.random.default_rng(1).bytes(5000))
     with pytest.raises(ShardCorrupt, match=r"data\.file.*"):
         len(kind(path))
 
 
-def test_damage_is_told_by_the_loader(kind: Any, path: Path) -> None:
+def test_loader_raises_the_error_of_a_damaged_file(kind: Any, path: Path) -> None:
     damaged = _data_file(path)
     dataset = kind(path)
     data = bytearray(damaged.read_bytes())
@@ -187,14 +187,14 @@ def test_fields_are_a_list_or_a_mapping(kind: Any, path: Path, columns: dict[str
         assert np.array_equal(sample[name], columns[stored][3])
 
 
-def test_a_string_is_no_list_of_fields(kind: Any, path: Path) -> None:
+def test_string_as_a_list_of_fields_is_an_error(kind: Any, path: Path) -> None:
     with pytest.raises(TypeError, match=r"must be a list of names, got 'label'; write (fields|columns)=\["):
         kind(path, "label")
 
 
 @pytest.mark.parametrize("kind", [HDF5Dataset, ZarrDataset, SafetensorsDataset])
 @pytest.mark.parametrize("shape", [(0,), (0, 3)], ids=str)
-def test_arrays_without_rows_are_a_dataset_without_samples(kind: Any, shape: tuple[int, ...], tmp_path: Path) -> None:
+def test_arrays_without_rows_are_an_empty_dataset(kind: Any, shape: tuple[int, ...], tmp_path: Path) -> None:
     values = np.zeros(shape, np.float32)
     if kind is HDF5Dataset:
         with h5py.File(tmp_path / "x", "w") as file:

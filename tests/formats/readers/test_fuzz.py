@@ -7,14 +7,14 @@ from types import ModuleType
 import pytest
 
 
-def test_the_corpus_is_sound(fuzz: ModuleType, tmp_path: Path) -> None:
+def test_unchanged_files_are_read(fuzz: ModuleType, tmp_path: Path) -> None:
     for suffix, files in fuzz.corpus(tmp_path).items():
         assert files
         assert all(fuzz.read(suffix, data, tmp_path) for data in files)
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".safetensors"])
-def test_mutated_files_are_read_or_refused(fuzz: ModuleType, tmp_path: Path, suffix: str) -> None:
+def test_mutated_files_are_read_or_rejected(fuzz: ModuleType, tmp_path: Path, suffix: str) -> None:
     found = [fuzz.read(*each) for each in islice(fuzz.mutations(1, tmp_path, suffix), 100)]
     assert True in found
     assert False in found

@@ -24,7 +24,7 @@ ROWS = np.random.default_rng(0).random((20, 3))
 
 @pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", ">i2", "<u8", "<f2"])
 @pytest.mark.parametrize("userblock", [0, 512])
-def test_a_dataset_in_one_piece_is_mapped(tmp_path: Path, dtype: str, userblock: int) -> None:
+def test_contiguous_dataset_is_mapped(tmp_path: Path, dtype: str, userblock: int) -> None:
     values = (ROWS * 100).astype(dtype)
     dataset = HDF5Dataset(written(tmp_path / "a.h5", userblock, x=values))
     assert isinstance(dataset._opened._columns["x"], MappedColumn)  # type: ignore[attr-defined]  # Columns
@@ -49,7 +49,7 @@ def test_chunks_are_decoded(tmp_path: Path, how: dict[str, Any]) -> None:
     np.testing.assert_array_equal(np.sort(ROWS, 0), np.sort(found, 0))
 
 
-def test_text_and_runs_of_variable_length_are_rows(tmp_path: Path) -> None:
+def test_text_and_arrays_of_variable_length_are_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         file["text"] = ["é", "", "abc"]
@@ -67,7 +67,7 @@ def test_text_and_runs_of_variable_length_are_rows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("userblock", [0, 512])
-def test_what_was_never_written_is_the_fill_value(tmp_path: Path, userblock: int) -> None:
+def test_unwritten_rows_have_the_fill_value(tmp_path: Path, userblock: int) -> None:
     dataset = HDF5Dataset(written(tmp_path / "a.h5", userblock, x={"shape": (4, 2), "dtype": "f4", "fillvalue": 7}))
     np.testing.assert_array_equal([7, 7], dataset[3]["x"])
 
@@ -84,7 +84,7 @@ def test_what_was_never_written_is_the_fill_value(tmp_path: Path, userblock: int
         ({}, "has no array with rows to be a field"),
     ],
 )
-def test_what_is_no_field_is_told(tmp_path: Path, fields: dict[str, str], message: str) -> None:
+def test_error_explains_why_a_dataset_cannot_be_a_field(tmp_path: Path, fields: dict[str, str], message: str) -> None:
     pair = np.zeros(3, [("a", "i4"), ("b", "f4")])
     runs = {"shape": (3,), "dtype": h5py.vlen_dtype(np.dtype(">f8"))}
     path = written(tmp_path / "a.h5", x=ROWS, y=ROWS[:3], one=np.float32(1), pair=pair, runs=runs, **{"g/z": ROWS})
@@ -92,7 +92,7 @@ def test_what_is_no_field_is_told(tmp_path: Path, fields: dict[str, str], messag
         len(HDF5Dataset(path, fields))
 
 
-def test_bit_fields_are_their_integers(tmp_path: Path) -> None:
+def test_bit_fields_are_integers(tmp_path: Path) -> None:
     stored = np.array([1, 2, 255], np.uint8)
     with h5py.File(tmp_path / "bits.h5", "w") as file:
         space = h5py.h5s.create_simple((3,))
@@ -103,7 +103,7 @@ def test_bit_fields_are_their_integers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", [{}, {"chunks": (2,), "compression": "gzip"}], ids=["in one piece", "chunks"])
 @pytest.mark.parametrize("base", ["i1", ">i4", "u2"])
-def test_enums_are_their_integers_and_booleans_are_bool(tmp_path: Path, base: str, how: dict[str, Any]) -> None:
+def test_enums_are_integers_and_booleans_are_bool(tmp_path: Path, base: str, how: dict[str, Any]) -> None:
     path = tmp_path / "x.h5"
     stored = np.array([0, 1, 1, 7], base)
     with h5py.File(path, "w") as file:
@@ -116,7 +116,7 @@ def test_enums_are_their_integers_and_booleans_are_bool(tmp_path: Path, base: st
 
 
 def unusual(kind: str) -> Any:
-    """A type that HDF5 stores and numpy lacks, or that no tensor has."""
+    """Returns a type that HDF5 can store, but numpy or torch lacks."""
     h5t = h5py.h5t
     if kind == "int128":
         made = h5t.STD_I64LE.copy()
@@ -140,7 +140,7 @@ def unusual(kind: str) -> Any:
         ("references", "reference of 8 bytes", "are no field of a batch"),
     ],
 )
-def test_type_that_no_field_has_is_named_with_its_dataset_and_a_remedy(tmp_path: Path, kind: str, stored: str, reason: str) -> None:
+def test_error_for_an_unsupported_type_names_the_dataset_and_a_remedy(tmp_path: Path, kind: str, stored: str, reason: str) -> None:
     path = written(tmp_path / "a.h5", x=ROWS)
     with h5py.File(path, "a") as file:
         h5py.h5d.create(file.id, b"odd", unusual(kind), h5py.h5s.create_simple((len(ROWS),)))

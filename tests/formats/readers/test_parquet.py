@@ -57,7 +57,7 @@ def tables(draw: st.DrawFn) -> tuple[dict[str, list[Any]], pa.Table]:
 
 @given(drawn=tables(), rows_per_group=st.integers(1, 5), cache_bytes=st.sampled_from([0, 200, 1 << 20]))
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-def test_any_table_comes_back(tmp_path: Path, drawn: Any, rows_per_group: int, cache_bytes: int) -> None:
+def test_any_table_is_read_back(tmp_path: Path, drawn: Any, rows_per_group: int, cache_bytes: int) -> None:
     values, table = drawn
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=rows_per_group)
     dataset = ParquetDataset(tmp_path / "t.parquet", cache_bytes=cache_bytes)
@@ -71,7 +71,7 @@ def test_any_table_comes_back(tmp_path: Path, drawn: Any, rows_per_group: int, c
             assert wanted == (given_.tolist() if hasattr(given_, "tolist") else given_)
 
 
-def test_times_and_dictionaries_are_plain(tmp_path: Path) -> None:
+def test_times_are_integers_and_dictionaries_are_decoded(tmp_path: Path) -> None:
     day = datetime.date(1970, 1, 11)
     path = written(
         tmp_path / "t.parquet",
@@ -84,7 +84,7 @@ def test_times_and_dictionaries_are_plain(tmp_path: Path) -> None:
     assert sample == {"when": 4, "day": 10, "kind": "b", "hash": b"34"}
 
 
-def test_files_follow_one_another_in_the_order_of_their_names(tmp_path: Path) -> None:
+def test_files_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     written(tmp_path / "b.parquet", x=[3, 4])
     written(tmp_path / "a.parquet", x=[1, 2])
     assert [sample["x"] for sample in ParquetDataset(f"{tmp_path}/*.parquet")] == [1, 2, 3, 4]
@@ -97,7 +97,7 @@ def test_files_follow_one_another_in_the_order_of_their_names(tmp_path: Path) ->
         ParquetDataset([])
 
 
-def test_columns_and_their_types_are_chosen(tmp_path: Path) -> None:
+def test_columns_and_types_are_selected(tmp_path: Path) -> None:
     path = written(tmp_path / "t.parquet", x=[1, 2], image=[[1, 2, 3, 4], [5, 6, 7, 8]], left={"a": [1, 2]}["a"])
     dataset = ParquetDataset(path, ["x", "image"], {"x": "float32", "image": ("uint8", (2, 2))})
     assert dataset.schema == {"x": ("float32", ()), "image": ("uint8", (2, 2))}
@@ -120,13 +120,13 @@ def test_columns_and_their_types_are_chosen(tmp_path: Path) -> None:
         ({"columns": ["l"], "schema": {"l": ("int8", (None, 2))}}, "column 'l' is stored as .* cannot be read as schema says"),
     ],
 )
-def test_a_wrong_choice_is_told(tmp_path: Path, given_: dict[str, Any], message: str) -> None:
+def test_invalid_selection_is_an_error(tmp_path: Path, given_: dict[str, Any], message: str) -> None:
     path = written(tmp_path / "t.parquet", x=[1], l=[[1]], s=["a"], n=[{"a": 1}])
     with pytest.raises(ValueError, match=message):
         len(ParquetDataset(path, **given_))
 
 
-def test_rows_of_another_length_than_the_schema_says_are_an_error(tmp_path: Path) -> None:
+def test_rows_whose_length_differs_from_the_schema_are_an_error(tmp_path: Path) -> None:
     path = written(tmp_path / "t.parquet", x=[[1, 2], [3]])
     with pytest.raises(
         SampleError, match=r"column 'x': the schema says rows of shape \(2,\), and row groups here have lists of different"
@@ -137,7 +137,7 @@ def test_rows_of_another_length_than_the_schema_says_are_an_error(tmp_path: Path
         ParquetDataset(path, schema={"x": ("int64", (2,))})[0]
 
 
-def test_nulls_are_an_error_until_something_stands_for_them(tmp_path: Path) -> None:
+def test_nulls_are_an_error_unless_a_fill_value_is_given(tmp_path: Path) -> None:
     path = written(tmp_path / "t.parquet", x=[1, None, 3], s=["a", None, None])
     with pytest.raises(SampleError, match=r"t\.parquet, row group 0: column 'x' has 1 nulls, .* give fill_null="):
         ParquetDataset(path)[0]
@@ -148,7 +148,7 @@ def test_nulls_are_an_error_until_something_stands_for_them(tmp_path: Path) -> N
         ParquetDataset(inner)[0]
 
 
-def test_a_block_shuffle_decodes_each_row_group_once(tmp_path: Path) -> None:
+def test_block_shuffle_decodes_each_row_group_once(tmp_path: Path) -> None:
     path = written(tmp_path / "t.parquet", 8, x=list(range(100)))
     dataset = ParquetDataset(path, cache_bytes=4 * 8 * 8)
     assert [*range(0, 100, 8), 100] == dataset.block_starts.tolist()
@@ -160,16 +160,16 @@ def test_a_block_shuffle_decodes_each_row_group_once(tmp_path: Path) -> None:
     assert dataset.num_decoded == 13
 
 
-def test_the_cache_holds_no_more_than_it_may(tmp_path: Path) -> None:
+def test_cache_stays_within_its_limit(tmp_path: Path) -> None:
     path = written(tmp_path / "t.parquet", 8, x=list(range(100)))
     dataset = ParquetDataset(path, cache_bytes=130)
     for index in (0, 9, 17, 0, 1):
         assert index == dataset[index]["x"]
         assert dataset._opened.cache.nbytes <= 130
-    assert dataset.num_decoded == 4  # the first was put out and came again
+    assert dataset.num_decoded == 4  # the first was evicted and decoded again
     assert list(range(99, -1, -1)) == list(
         batch_of_indices(dataset, list(range(99, -1, -1)))
-    )  # of more groups than the cache holds
+    )  # with more groups than fit into the cache
 
 
 def batch_of_indices(dataset: Any, indices: list[int]) -> list[int]:
@@ -178,21 +178,21 @@ def batch_of_indices(dataset: Any, indices: list[int]) -> list[int]:
     return rows["x"].tolist()
 
 
-def test_text_comes_through_a_concatenation(tmp_path: Path) -> None:
+def test_text_is_read_through_concat_dataset(tmp_path: Path) -> None:
     parts = [ParquetDataset(written(tmp_path / f"{k}.parquet", s=[f"é{k}", "x"], r=[[k], []])) for k in range(2)]
     batch = batch_of(ConcatDataset(parts))
     assert batch["s"] == ["é0", "x", "é1", "x"]
     assert [row.tolist() for row in batch["r"]] == [[0], [], [1], []]
 
 
-def test_text_that_is_no_utf8_is_damage(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8_is_an_error(tmp_path: Path) -> None:
     bad = pa.array([b"\xff\xfe"]).view(pa.string())
     path = written(tmp_path / "t.parquet", s=bad)
     with pytest.raises(ShardCorrupt, match=r"t\.parquet, row group 0: .*Invalid UTF8"):
         ParquetDataset(path)[0]
 
 
-def test_pages_are_held_against_their_checksums(tmp_path: Path) -> None:
+def test_checksums_of_pages_are_verified(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"x": np.arange(1000)}), path, compression="none", use_dictionary=False, write_page_checksum=True)
     data = bytearray(path.read_bytes())
@@ -202,18 +202,18 @@ def test_pages_are_held_against_their_checksums(tmp_path: Path) -> None:
         ParquetDataset(path)[0]
 
 
-def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_columns_with_the_same_name_are_an_error(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["x", "x"]), tmp_path / "t.parquet")
     with pytest.raises(ValueError, match="two columns have one name"):
         len(ParquetDataset(tmp_path / "t.parquet"))
 
 
-def test_a_table_without_rows_is_an_empty_dataset(tmp_path: Path) -> None:
+def test_table_without_rows_is_an_empty_dataset(tmp_path: Path) -> None:
     assert len(ParquetDataset(written(tmp_path / "t.parquet", x=pa.array([], pa.int64())))) == 0
 
 
-def wide(path: Path, num_groups: int) -> tuple[Any, int]:
-    """A dataset of groups of 4 rows, and the bytes of one of them."""
+def dataset_of_groups(path: Path, num_groups: int) -> tuple[Any, int]:
+    """Returns a dataset of groups of 4 rows, and the size of a group in bytes."""
     rows = np.random.default_rng(0).integers(0, 1 << 60, (num_groups * 4, 16))
     table = pa.table({"x": pa.FixedSizeListArray.from_arrays(rows.reshape(-1), 16)})
     pq.write_table(table, path, row_group_size=4, use_dictionary=False, compression="none")
@@ -229,7 +229,7 @@ def taken(dataset: Any, rows: Any) -> Any:
 
 @pytest.fixture
 def joined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many groups were joined, each time."""
+    """Returns a list of how many groups each join had."""
     from shmload.formats.arrow import arrow_groups
 
     found: list[int] = []
@@ -238,8 +238,8 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_once_all_row_groups_are_there_nothing_is_joined_any_more(tmp_path: Path, joined: list[int]) -> None:
-    dataset, _ = wide(tmp_path / "t.parquet", 30)
+def test_nothing_is_joined_after_all_row_groups_are_decoded(tmp_path: Path, joined: list[int]) -> None:
+    dataset, _ = dataset_of_groups(tmp_path / "t.parquet", 30)
     every = taken(dataset, list(range(120)))
     dataset, rng = ParquetDataset(tmp_path / "t.parquet"), np.random.default_rng(1)
     for epoch in range(4):
@@ -251,15 +251,15 @@ def test_once_all_row_groups_are_there_nothing_is_joined_any_more(tmp_path: Path
     assert dataset.num_decoded == 30
 
 
-def test_a_first_pass_joins_each_row_group_a_few_times_only(tmp_path: Path, joined: list[int]) -> None:
-    dataset, _ = wide(tmp_path / "t.parquet", 200)
+def test_first_pass_joins_each_row_group_only_a_few_times(tmp_path: Path, joined: list[int]) -> None:
+    dataset, _ = dataset_of_groups(tmp_path / "t.parquet", 200)
     for first in range(0, 796, 4):
         taken(dataset, range(first + 2, first + 6))
     assert sum(joined) <= 4 * 200
 
 
-def test_no_row_group_that_the_cache_has_put_out_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, nbytes = wide(tmp_path / "t.parquet", 12)
+def test_evicted_row_groups_are_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, nbytes = dataset_of_groups(tmp_path / "t.parquet", 12)
     dataset, alive, most = ParquetDataset(tmp_path / "t.parquet", cache_bytes=4 * nbytes), [], 0
     decoded = dataset._opened._decoded
 
@@ -276,7 +276,7 @@ def test_no_row_group_that_the_cache_has_put_out_is_held(tmp_path: Path, monkeyp
     assert most <= 4 + 1
 
 
-def test_rows_beside_a_row_group_of_other_lengths_are_read(tmp_path: Path) -> None:
+def test_rows_next_to_a_row_group_of_other_lengths_are_read(tmp_path: Path) -> None:
     lists = [[1, 2]] * 8 + [[1, 2, 3]] * 4
     dataset = ParquetDataset(
         written(tmp_path / "t.parquet", x=pa.array(lists, pa.list_(pa.int64()))), schema={"x": ("int64", (2,))}
@@ -298,7 +298,7 @@ LISTS_OF_TEXT = {
 
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
 @pytest.mark.parametrize("mode", [{"seed": 1}, {}, {"ragged": "pad"}])
-def test_lists_of_text_are_what_pyarrow_makes_of_them(tmp_path: Path, mode: dict[str, Any], cache_bytes: int) -> None:
+def test_lists_of_text_equal_pyarrows(tmp_path: Path, mode: dict[str, Any], cache_bytes: int) -> None:
     columns = {name: pa.array(values, kind) for name, (kind, values) in LISTS_OF_TEXT.items()}
     columns |= {"x": pa.array(range(6)), "text": pa.array("uvwxyz"), "runs": pa.array([[1], [2, 3], [], [4], [5], [6]])}
     path = written(tmp_path / "t.parquet", 2, **columns)
@@ -347,7 +347,7 @@ HIVE: list[list[str]] = [
 
 @pytest.mark.parametrize("folders", HIVE, ids=" ".join)
 @pytest.mark.parametrize("by", ["folder", "pattern"])
-def test_partitions_are_columns_as_pyarrow_has_them(tmp_path: Path, folders: list[str], by: str) -> None:
+def test_partitions_are_columns_as_in_pyarrow(tmp_path: Path, folders: list[str], by: str) -> None:
     partitioned(tmp_path / "lr=0.1", {f"{folder}/{i}.parquet": {"x": [i, i + 100]} for i, folder in enumerate(folders)})
     root = tmp_path / "lr=0.1"
     theirs = ds.dataset(root, partitioning="hive")
@@ -356,7 +356,7 @@ def test_partitions_are_columns_as_pyarrow_has_them(tmp_path: Path, folders: lis
     assert sorted(samples, key=lambda s: s["x"]) == sorted(theirs.to_table().to_pylist(), key=lambda s: s["x"])
     kinds = {"int32": ("int32", ()), "int64": ("int64", ()), "string": str}
     assert dataset.schema == {field.name: kinds[str(field.type)] for field in theirs.schema}
-    batch = batch_of(ParquetDataset(root, columns=[theirs.schema.names[-1]]))  # nothing of the files themselves
+    batch = batch_of(ParquetDataset(root, columns=[theirs.schema.names[-1]]))  # no column of the files
     assert len(batch[theirs.schema.names[-1]]) == len(samples)
 
 
@@ -369,7 +369,7 @@ def test_remote_dataset_reads_partitions_as_pyarrow_does(tmp_path: Path, folders
     assert sorted(samples, key=lambda s: s["x"]) == sorted(table.to_pylist(), key=lambda s: s["x"])
     types = {name: str(table.schema.field(name).type) for name in table.schema.names}
     assert {name: "string" if isinstance(value, str) else value.dtype.name for name, value in view[0].items()} == types
-    last = table.schema.names[-1]  # which nothing of the files themselves is read for
+    last = table.schema.names[-1]  # so that no column of the files is read
     only = RemoteDataset.from_urls(str(root), layout=Parquet(columns=(last,))).indexed()
     assert [set(only[i]) for i in range(len(only))] == [{last}] * len(samples)
 

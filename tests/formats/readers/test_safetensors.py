@@ -28,7 +28,7 @@ def test_every_type_is_read(tmp_path: Path, name: str) -> None:
     assert torch.equal(torch.as_tensor(dataset[3]["x"]).view(torch.uint8), wanted[3].contiguous().view(torch.uint8))
 
 
-def test_fields_are_chosen(tmp_path: Path) -> None:
+def test_fields_are_selected(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"x": torch.ones(4, 2), "y": torch.ones(3), "one": torch.tensor(1.0)}, path)
     assert SafetensorsDataset(path, ["x"]).schema == {"x": ("float32", (2,))}
@@ -40,7 +40,7 @@ def test_fields_are_chosen(tmp_path: Path) -> None:
         len(SafetensorsDataset(path, ["z"]))
 
 
-def test_what_a_file_says_of_itself_is_no_field(tmp_path: Path) -> None:
+def test_metadata_is_not_a_field(tmp_path: Path) -> None:
     save_file({"x": torch.ones(4)}, tmp_path / "a.safetensors", {"format": "pt"})
     assert SafetensorsDataset(tmp_path / "a.safetensors").schema == {"x": ("float32", ())}
 
@@ -55,13 +55,13 @@ def test_what_a_file_says_of_itself_is_no_field(tmp_path: Path) -> None:
         {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]},
     ],
 )
-def test_a_lying_header_is_refused(tmp_path: Path, place: object) -> None:
+def test_header_with_wrong_offsets_is_an_error(tmp_path: Path, place: object) -> None:
     header = json.dumps({"x": place}).encode()
     (tmp_path / "a.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
     with pytest.raises(ShardCorrupt, match=r"a\.safetensors, offset 0: "):
         len(SafetensorsDataset(tmp_path / "a.safetensors"))
 
 
-def test_rows_of_no_bytes_are_rows(tmp_path: Path) -> None:
+def test_rows_without_bytes_are_read(tmp_path: Path) -> None:
     save_file({"x": torch.ones(4, 0)}, tmp_path / "a.safetensors")
     assert np.shape(SafetensorsDataset(tmp_path / "a.safetensors")[3]["x"]) == (0,)

@@ -31,8 +31,8 @@ def test_shards_are_blocks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "values"), [("variable_length_bytes", [b"a", b"\xff\0", b""]), ("string", ["a", "é", ""])])
-@pytest.mark.filterwarnings("ignore:The data type")  # zarr's, that it may become another
-def test_values_of_variable_length_stay_what_they_are(tmp_path: Path, kind: str, values: list[Any]) -> None:
+@pytest.mark.filterwarnings("ignore:The data type")  # zarr warns that this type may change
+def test_values_of_variable_length_are_read_back(tmp_path: Path, kind: str, values: list[Any]) -> None:
     array = zarr.create_array(tmp_path / "a.zarr", shape=(3,), chunks=(2,), dtype=kind, zarr_format=3)
     array[:] = np.array(values, array.dtype)
     dataset = ZarrDataset(tmp_path / "a.zarr")
@@ -40,8 +40,8 @@ def test_values_of_variable_length_stay_what_they_are(tmp_path: Path, kind: str,
     assert [dataset[row]["data"] for row in range(3)] == values
 
 
-def test_fields_stand_in_the_order_of_their_names(tmp_path: Path) -> None:
-    """And not in that of the folder's entries, which is another on each file system."""
+def test_fields_are_in_the_order_of_their_names(tmp_path: Path) -> None:
+    """Fields must not depend on the order of folder entries, which differs between file systems."""
     group = zarr.open_group(tmp_path / "a.zarr", mode="w")
     for name in "rxaib":
         group.create_array(name, data=ROWS)
@@ -57,7 +57,7 @@ def test_fields_stand_in_the_order_of_their_names(tmp_path: Path) -> None:
         ({"x": "x", "y": "y"}, "these have x: 20, y: 4"),
     ],
 )
-def test_what_is_no_field_is_told(tmp_path: Path, fields: dict[str, str], message: str) -> None:
+def test_error_explains_why_an_array_cannot_be_a_field(tmp_path: Path, fields: dict[str, str], message: str) -> None:
     group = zarr.open_group(tmp_path / "a.zarr", mode="w")
     group.create_array("x", data=ROWS)
     group.create_array("y", data=ROWS[:4])

@@ -1,4 +1,4 @@
-"""Lets the tests here, and the processes they spawn, import their datasets."""
+"""Makes index_kit importable from these tests and the processes they spawn."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from shmload.shm.segment_group import SegmentGroup
 
 @pytest.fixture(autouse=True, scope="module")
 def one_reaper() -> Iterator[None]:
-    """Keeps the reaper up between indexes: to start one for each of a property's examples takes most of their time."""
+    """Keeps the reaper running between indexes, because starting one for every example of a property takes most of the time."""
     group = SegmentGroup()
     yield
     group.close()

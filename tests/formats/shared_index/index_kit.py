@@ -1,4 +1,4 @@
-"""What the index's tests share: datasets that keep an index, rows of every kind, and watching memory from inside.
+"""Datasets that contain an index, rows of every kind, and measurements of memory from inside a process.
 
 A plain module beside the tests (conftest puts it on the path), so that workers of every start method can import it.
 """
@@ -22,7 +22,7 @@ class Photo(NamedTuple):
 
 
 class Files:
-    """A dataset as users write them: it keeps the index beside other things."""
+    """A dataset as users write it, with an index among other attributes."""
 
     def __init__(self, n: int) -> None:
         self.paths = SharedIndex(path_of(i) for i in range(n))
@@ -40,7 +40,7 @@ def path_of(index: int) -> str:
 
 
 def growth_of_epoch(entries: Sequence[Any]) -> int:
-    """Bytes of private memory that a forked child gains by looking at every entry once, here and there."""
+    """Returns the bytes of private memory that a forked child gains by reading every entry once, in random order."""
     n, stride = len(entries), 7919
     assert n % stride
     reader, writer = os.pipe()
@@ -61,13 +61,13 @@ def growth_of_epoch(entries: Sequence[Any]) -> int:
 
 
 def private_bytes() -> int:
-    """Memory of this process that it shares with nobody."""
+    """Returns this process's memory that is not shared with other processes."""
     with open("/proc/self/smaps_rollup") as lines:
         return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
 
 
 def gone_within(paths: Sequence[str | os.PathLike[str]], seconds: float) -> bool:
-    """Waits until none of the files is left."""
+    """Waits until none of the files exists. Returns whether that happened in time."""
     deadline, pause = monotonic() + seconds, threading.Event()
     while (left := any(map(os.path.exists, paths))) and monotonic() < deadline:
         pause.wait(0.01)

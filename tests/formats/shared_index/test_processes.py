@@ -1,4 +1,4 @@
-"""Workers of every kind read one copy: nothing grows, next to nothing is pickled, nothing stays."""
+"""Workers of every kind read one copy: memory does not grow, pickles are tiny, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ from tests.formats.shared_index.index_kit import Files, Photo, gone_within, grow
 MIB = 1 << 20
 
 
-def names_of_ours() -> set[str]:
+def shmload_names() -> set[str]:
     return {name for name in os.listdir(SHM_DIR) if name.startswith(process_stem())}
 
 
 def mappings(index: SharedIndex) -> list[str]:
-    """This process's mappings of an index's segment, as the kernel tells them."""
+    """Returns this process's mappings of an index's segment, from /proc."""
     return [line for line in Path("/proc/self/maps").read_text().splitlines() if index._memory.reference.path in line]
 
 
-@pytest.mark.slow(reason="starts workers, by spawn and forkserver, too")
+@pytest.mark.slow(reason="starts workers, also by spawn and forkserver")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("loader", [DataLoader, ShmLoader])
 @pytest.mark.parametrize("room", [True, False], ids=["shm", "memfd"])
-def test_workers_of_every_kind_read_it(loader: Any, method: str, room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_of_every_start_method_read_the_index(
+    loader: Any, method: str, room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not room:
         monkeypatch.setattr(segment, "shm_free_bytes", lambda: 0)
     files = Files(40)
@@ -47,7 +49,7 @@ def test_workers_of_every_kind_read_it(loader: Any, method: str, room: bool, mon
 
 @pytest.mark.slow(reason="starts two workers")
 @pytest.mark.parametrize("loader", [DataLoader, ShmLoader])
-def test_an_index_is_a_dataset_by_itself(loader: Any) -> None:
+def test_index_can_be_used_as_a_dataset(loader: Any) -> None:
     rows = [{"path": path_of(i), "label": i} for i in range(20)]
     found: list[dict[str, Any]] = []
     for batch in loader(SharedIndex(rows), batch_size=5, num_workers=2):
@@ -55,7 +57,7 @@ def test_an_index_is_a_dataset_by_itself(loader: Any) -> None:
     assert found == rows
 
 
-def test_pickled_it_says_only_where_it_is() -> None:
+def test_pickle_contains_only_a_reference() -> None:
     index = SharedIndex([Photo(path_of(i), i) for i in range(5000)])
     data = pickle.dumps(index)
     assert len(data) < 1024
@@ -65,7 +67,7 @@ def test_pickled_it_says_only_where_it_is() -> None:
     assert list(pickle.loads(pickle.dumps(other[::-7]))) == list(index[::-7])
 
 
-def test_a_reference_to_what_is_gone_says_so() -> None:
+def test_reference_to_a_deleted_index_is_an_error() -> None:
     index = SharedIndex(["a"])
     data = pickle.dumps(index)
     del index
@@ -75,61 +77,61 @@ def test_a_reference_to_what_is_gone_says_so() -> None:
         pickle.loads(data)
 
 
-def test_a_way_that_leads_elsewhere_by_now_is_not_taken() -> None:
+def test_path_that_now_belongs_to_another_index_is_an_error() -> None:
     first, second = SharedIndex(["a"]), SharedIndex(["b"])
-    way = first._memory.reference._replace(path=second._memory.reference.path)
+    reference = first._memory.reference._replace(path=second._memory.reference.path)
     with pytest.raises(FileNotFoundError, match="is gone"):
-        type(first._memory).attach(way)
+        type(first._memory).attach(reference)
 
 
-def test_nothing_stays_after_the_last_view() -> None:
-    before = names_of_ours()
+def test_memory_is_removed_with_the_last_view() -> None:
+    before = shmload_names()
     index = SharedIndex(map(path_of, range(100)))
     view, column = index[3:], SharedIndex([1, 2]).column(0)
-    assert len(names_of_ours() - before) == 1  # the column keeps its memory, whose name has gone with the index
+    assert len(shmload_names() - before) == 1  # the column keeps the memory, whose name was removed with the index
     del index
     gc.collect()
-    assert len(names_of_ours() - before) == 1
+    assert len(shmload_names() - before) == 1
     assert view[0] == path_of(3)
     assert column.tolist() == [1, 2]
     del view
     gc.collect()
-    assert names_of_ours() == before
+    assert shmload_names() == before
 
 
-def test_nothing_stays_of_an_index_that_could_not_be_built() -> None:
-    before = names_of_ours(), len(os.listdir("/proc/self/fd"))
+def test_failed_build_leaves_nothing() -> None:
+    before = shmload_names(), len(os.listdir("/proc/self/fd"))
     for _ in range(3):
         with pytest.raises(TypeError):
             SharedIndex(["a", 1])
-    assert (names_of_ours(), len(os.listdir("/proc/self/fd"))) == before
+    assert (shmload_names(), len(os.listdir("/proc/self/fd"))) == before
 
 
-def test_descriptors_and_names_do_not_pile_up() -> None:
+def test_descriptors_do_not_accumulate() -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
         SharedIndex(["a"])
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_the_memory_is_private_to_its_user() -> None:
+def test_memory_is_accessible_only_to_its_user() -> None:
     index = SharedIndex(["a"])
     assert os.stat(index._memory.reference.path).st_mode & 0o777 == 0o600
 
 
-def test_too_little_memory_is_an_error_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = names_of_ours()
+def test_too_little_memory_is_an_error_and_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = shmload_names()
     monkeypatch.setattr(free_memory, "available_bytes", lambda *_: 0)
     with pytest.raises(
         MemoryError, match=r"an index of 1 entries needs 128 bytes, and this process may take \d+ more: free memory, or store"
     ):
         SharedIndex(["a"])
-    assert names_of_ours() == before
+    assert shmload_names() == before
 
 
 @pytest.mark.parametrize("signal_number", [None, signal.SIGKILL], ids=["orderly", "killed"])
-@pytest.mark.slow(reason="the owner is a process of its own, which imports numpy")
-def test_nothing_stays_when_its_owner_ends(signal_number: int | None) -> None:
+@pytest.mark.slow(reason="the owner is another process, which imports numpy")
+def test_memory_is_removed_when_its_owner_ends(signal_number: int | None) -> None:
     child = python(
         "from shmload import SharedIndex; index = SharedIndex(map(str, range(1000)));"
         "print(index._memory.reference.path, flush=True); input()"
@@ -144,7 +146,7 @@ def test_nothing_stays_when_its_owner_ends(signal_number: int | None) -> None:
     assert gone_within([path], 2)
 
 
-def test_an_attached_process_keeps_what_its_owner_lets_go() -> None:
+def test_attached_process_keeps_the_memory_after_its_owner_deletes_the_index() -> None:
     index = SharedIndex(map(path_of, range(100)))
     other = pickle.loads(pickle.dumps(index))
     del index
@@ -153,7 +155,7 @@ def test_an_attached_process_keeps_what_its_owner_lets_go() -> None:
     assert not os.path.exists(other._memory.reference.path)
 
 
-def test_a_forked_child_neither_removes_nor_closes() -> None:
+def test_forked_child_neither_removes_nor_closes_the_index() -> None:
     index = SharedIndex(["a", "b"])
     pid = os.fork()
     if pid == 0:
@@ -167,9 +169,9 @@ def test_a_forked_child_neither_removes_nor_closes() -> None:
     assert pickle.loads(pickle.dumps(index))[1] == "b"
 
 
-@pytest.mark.slow(reason="a worker reads 100,000 entries of each of three datasets")
+@pytest.mark.slow(reason="a worker reads 100,000 entries from each of three datasets")
 def test_workers_do_not_grow_over_an_epoch() -> None:
-    """At a tenth of the size for which 10 MiB are allowed; a list of the same entries shows that growth would be seen."""
+    """Test with a tenth of the entries for which 10 MiB are allowed, and show with a list that growth would be noticed."""
     n = 100_000
     index = SharedIndex(map(path_of, range(n)))
     rows = SharedIndex((path_of(i), i) for i in range(n))
@@ -179,11 +181,11 @@ def test_workers_do_not_grow_over_an_epoch() -> None:
 
 
 @pytest.mark.slow(reason="makes an index of a million paths, and a worker reads it")
-def test_a_million_paths_do_not_grow_a_worker_by_10_mib() -> None:
+def test_worker_that_reads_a_million_paths_grows_by_less_than_10_mib() -> None:
     assert growth_of_epoch(SharedIndex(map(path_of, range(1_000_000)))) <= 10 * MIB
 
 
-def test_every_mapping_is_of_one_file_and_read_only() -> None:
+def test_every_mapping_is_read_only_and_of_one_file() -> None:
     index = SharedIndex(["a"])
     other = pickle.loads(pickle.dumps(index))
     found = mappings(index)
@@ -192,7 +194,7 @@ def test_every_mapping_is_of_one_file_and_read_only() -> None:
     assert {line.split()[1] for line in found} == {"r--s"}
 
 
-def test_its_group_lives_only_with_it() -> None:
+def test_segment_group_is_removed_with_the_index() -> None:
     alive = len(segment_group._alive)
     index = SharedIndex(["a"])
     assert len(segment_group._alive) == alive + 1

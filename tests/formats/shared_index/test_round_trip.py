@@ -1,4 +1,4 @@
-"""What goes into an index comes out again, equal and of its type; what cannot is refused with its place."""
+"""Entries read from an index are equal to those put in and of the same type; an unsupported entry is named in an error."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from shmload import SharedIndex
 from tests.formats.shared_index.index_kit import Photo
 
-slow = pytest.mark.slow(reason="hypothesis makes indexes of many kinds of values")
-TEXT = st.text(st.characters(), max_size=12)  # every code point, lone surrogates too
+slow = pytest.mark.slow(reason="hypothesis builds indexes of many kinds of values")
+TEXT = st.text(st.characters(), max_size=12)  # every code point, including lone surrogates
 COLUMNS: list[st.SearchStrategy[Any]] = [
     TEXT,
     st.none() | TEXT,
@@ -33,7 +33,7 @@ KEYS = st.lists(TEXT, min_size=1, max_size=4, unique=True)
 
 
 def same(wanted: Any, got: Any) -> bool:
-    """Equal, of one type, and so all the way down; NaN is NaN."""
+    """Returns whether two values and all values inside them are equal and of the same type; NaN equals NaN."""
     if type(wanted) is not type(got):
         return False
     if isinstance(wanted, tuple):
@@ -57,33 +57,33 @@ def check(entries: list[Any]) -> None:
 
 @slow
 @given(st.data())
-def test_values_come_back(data: st.DataObject) -> None:
+def test_values_are_read_back(data: st.DataObject) -> None:
     check(data.draw(st.lists(data.draw(COLUMN), max_size=20)))
 
 
 @slow
 @given(st.data())
-def test_tuples_come_back(data: st.DataObject) -> None:
+def test_tuples_are_read_back(data: st.DataObject) -> None:
     columns = data.draw(st.lists(COLUMN, min_size=1, max_size=4))
     check(data.draw(st.lists(st.tuples(*columns), max_size=20)))
 
 
 @slow
 @given(st.data())
-def test_dicts_come_back(data: st.DataObject) -> None:
+def test_dicts_are_read_back(data: st.DataObject) -> None:
     names = data.draw(KEYS)
     check(data.draw(st.lists(st.fixed_dictionaries({name: data.draw(COLUMN) for name in names}), max_size=20)))
 
 
 @slow
 @given(st.lists(st.builds(Photo, TEXT, st.integers(0, 9)), max_size=9))
-def test_named_tuples_come_back(rows: list[Photo]) -> None:
+def test_named_tuples_are_read_back(rows: list[Photo]) -> None:
     check(rows)
 
 
 @slow
 @given(st.data())
-def test_columns_come_back_as_rows(data: st.DataObject) -> None:
+def test_columns_are_read_back_as_rows(data: st.DataObject) -> None:
     names, count = data.draw(KEYS), data.draw(st.integers(0, 9))
     columns = {name: data.draw(st.lists(data.draw(COLUMN), min_size=count, max_size=count)) for name in names}
     rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
@@ -91,7 +91,7 @@ def test_columns_come_back_as_rows(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("entries", [[], [""], [None], [b"\0\0"], ["\ud83d\ude00", "\udcff", "\U0001f600"], [b"", None]])
-def test_the_smallest_come_back(entries: list[Any]) -> None:
+def test_smallest_indexes_are_read_back(entries: list[Any]) -> None:
     check(entries)
 
 
@@ -104,27 +104,27 @@ def test_numeric_arrays_keep_their_dtype(dtype: str) -> None:
     assert SharedIndex.from_columns({"x": values})[4] == {"x": values[4].item()}
 
 
-def test_numpys_numbers_come_back_as_pythons() -> None:
+def test_numpy_numbers_become_python_numbers() -> None:
     rows = [(np.int32(5), np.float32(0.1), np.bool_(True), np.str_("ä"))]
     got = SharedIndex(rows)[0]
     assert got == rows[0]
     assert list(map(type, got)) == [int, float, bool, str]
 
 
-def test_subclasses_come_back_as_what_they_derive_from() -> None:
+def test_subclasses_become_their_base_types() -> None:
     class Label(enum.IntEnum):
         CAT = 3
 
     assert repr(SharedIndex([Label.CAT])[0]) == "3"
 
 
-def test_an_array_of_an_entry_is_the_readers_own() -> None:
+def test_array_of_an_entry_is_a_copy() -> None:
     index = SharedIndex([np.zeros(2)])
     index[0][:] = 7
     assert index[0].tolist() == [0, 0]
 
 
-def test_a_generator_is_taken_once_and_nothing_of_it_is_kept() -> None:
+def test_generator_is_read_once_and_its_values_are_not_kept() -> None:
     alive = [0]
 
     class Counted(str):
@@ -143,12 +143,12 @@ def test_a_generator_is_taken_once_and_nothing_of_it_is_kept() -> None:
     assert alive == [0]
 
 
-def test_a_function_is_called_for_the_entries() -> None:
+def test_function_is_called_for_the_entries() -> None:
     assert list(SharedIndex(lambda: (str(i) for i in range(3)))) == ["0", "1", "2"]
 
 
 class Point(tuple):
-    """A tuple of a class of its own that has no fields."""
+    """A tuple subclass without fields."""
 
 
 REFUSED: list[tuple[Any, type[Exception], str]] = [
@@ -187,22 +187,22 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("entries", "error", "text"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
-def test_what_cannot_be_held_is_named(entries: Any, error: type[Exception], text: str) -> None:
+def test_error_names_the_unsupported_entry(entries: Any, error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         SharedIndex(entries)
 
 
-def test_columns_of_different_lengths_are_refused() -> None:
+def test_columns_of_different_lengths_are_an_error() -> None:
     with pytest.raises(ValueError, match="have one value per entry each; got different numbers: 'a' 1, 'b' 2"):
         SharedIndex.from_columns({"a": ["x"], "b": np.arange(2)})
 
 
-def test_a_column_that_is_one_str_is_refused() -> None:
+def test_str_as_a_column_is_an_error() -> None:
     with pytest.raises(TypeError, match="column 'a' is one str: give a sequence with one value per entry"):
         SharedIndex.from_columns({"a": "xyz"})
 
 
-def test_an_error_of_the_generator_comes_through() -> None:
+def test_error_of_the_generator_is_raised() -> None:
     def broken() -> Iterator[str]:
         yield "a"
         raise RuntimeError("listing failed")
@@ -212,7 +212,7 @@ def test_an_error_of_the_generator_comes_through() -> None:
 
 
 @pytest.mark.parametrize("entries", [[{"a": 1}, {"a": 2}], [("x", 1), ("y", 2)], ["x", "yz"], [b"x", None]], ids=str)
-def test_an_array_of_objects_gives_them_one_by_one(entries: Any) -> None:
+def test_array_of_objects_is_read_one_by_one(entries: Any) -> None:
     array = np.empty(2, object)
     array[:] = entries
     assert list(SharedIndex(array)) == entries

@@ -1,4 +1,4 @@
-"""An index is a sequence that cannot be written to; slices and columns are views."""
+"""An index is a read-only sequence; slices and columns are views."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLICE = st.builds(slice, BOUND, BOUND, (st.integers(-4, 4).filter(bool) | st.non
 
 
 @given(SLICE, SLICE)
-def test_slices_of_slices_show_what_a_lists_would(first: slice, second: slice) -> None:
+def test_slices_of_slices_equal_those_of_a_list(first: slice, second: slice) -> None:
     view, wanted = SharedIndex(ROWS)[first][second], ROWS[first][second]
     assert isinstance(view, SharedIndex)
     assert list(view) == wanted
@@ -31,12 +31,12 @@ def test_slices_of_slices_show_what_a_lists_would(first: slice, second: slice) -
 
 
 @pytest.mark.parametrize("number", [3, np.int32(3), np.uint8(3), torch.tensor(3), -7, True + 2])
-def test_any_integer_is_a_subscript(number: int) -> None:
+def test_any_integer_type_is_a_subscript(number: int) -> None:
     assert SharedIndex(ROWS)[number] == ROWS[3]
     assert SharedIndex(ROWS).take([number]) == [ROWS[3]]
 
 
-def test_take_follows_its_indices() -> None:
+def test_take_returns_the_entries_in_the_order_of_its_indices() -> None:
     index = SharedIndex(ROWS)
     wanted = [ROWS[4], ROWS[9], ROWS[4]]
     assert index.take([4, -1, 4]) == wanted
@@ -47,7 +47,7 @@ def test_take_follows_its_indices() -> None:
 
 
 @pytest.mark.parametrize("number", [10, -11, 1 << 80])
-def test_what_is_out_of_range_is_an_index_error(number: int) -> None:
+def test_subscript_out_of_range_is_an_index_error(number: int) -> None:
     with pytest.raises(IndexError, match=r"index -?1\d is out of range: there are 10 entries|cannot fit"):
         SharedIndex(ROWS)[number]
     with pytest.raises(IndexError):
@@ -60,7 +60,7 @@ def test_other_subscripts_are_type_errors(item: object) -> None:
         SharedIndex(ROWS)[item]
 
 
-def test_it_is_a_sequence() -> None:
+def test_index_is_a_sequence() -> None:
     index = SharedIndex(ROWS)
     assert isinstance(index, Sequence)
     assert ROWS[3] in index
@@ -69,10 +69,10 @@ def test_it_is_a_sequence() -> None:
     assert list(reversed(index)) == ROWS[::-1]
 
 
-def test_nothing_can_be_written() -> None:
+def test_index_is_read_only() -> None:
     index = SharedIndex(ROWS)
     with pytest.raises(TypeError):
-        index[0] = ROWS[1]  # type: ignore[index]  # that is the point
+        index[0] = ROWS[1]  # type: ignore[index]  # on purpose
     column = index.column("label")
     with pytest.raises(ValueError, match="read-only"):
         column[0] = 1
@@ -84,7 +84,7 @@ def test_nothing_can_be_written() -> None:
         ctypes.c_char.from_buffer(index._memory.mapping)
 
 
-def test_a_column_outlives_its_index() -> None:
+def test_column_outlives_its_index() -> None:
     index = SharedIndex.from_columns({"label": np.arange(1000, dtype=np.int32)})
     column = index.column("label")
     assert np.shares_memory(column, index.column("label"))
@@ -92,12 +92,12 @@ def test_a_column_outlives_its_index() -> None:
     assert column.sum() == 499500
 
 
-def test_a_slice_outlives_its_index() -> None:
+def test_slice_outlives_its_index() -> None:
     view = SharedIndex(ROWS)[5:]
     assert list(view) == ROWS[5:]
 
 
-def test_columns_say_names_and_types() -> None:
+def test_columns_property_has_names_and_types() -> None:
     rows = [{"path": "a", "note": None, "raw": b"", "n": 1, "w": 0.5, "ok": True, "box": np.zeros((2, 2), "f4")}]
     assert SharedIndex(rows).columns == {
         "path": "str",
@@ -113,7 +113,7 @@ def test_columns_say_names_and_types() -> None:
     assert SharedIndex([]).columns == {0: "str"}
 
 
-def test_a_column_is_asked_for_by_name_or_number() -> None:
+def test_column_is_selected_by_name_or_number() -> None:
     assert SharedIndex([("a", 1), ("b", 2)]).column(1).tolist() == [1, 2]
     assert SharedIndex([5, 6]).column(0).tolist() == [5, 6]
     assert SharedIndex([{"box": np.ones((2, 3))}] * 4).column("box").shape == (4, 2, 3)
@@ -121,7 +121,7 @@ def test_a_column_is_asked_for_by_name_or_number() -> None:
         SharedIndex(ROWS).column("size")
 
 
-def test_repr_says_what_it_holds() -> None:
+def test_repr_describes_the_content() -> None:
     assert repr(SharedIndex(["ab"] * 3)) == "<SharedIndex of 3 entries, str, 128 bytes shared>"
     assert repr(SharedIndex(ROWS)[:4]).startswith("<SharedIndex of 4 entries, Photo(path: str, label: int64), ")
     assert "dict(a: float64)" in repr(SharedIndex([{"a": 0.5}]))
@@ -133,7 +133,7 @@ def test_copies_are_the_same_index() -> None:
     assert copy.deepcopy({"paths": index})["paths"] is index
 
 
-def test_an_index_may_be_derived_from() -> None:
+def test_index_can_be_subclassed() -> None:
     class Paths(SharedIndex):
         def size(self) -> int:
             return len(self)

@@ -1,4 +1,4 @@
-"""Named indexes: one copy for the ranks of a run, whoever comes first and whoever dies; what differs is an error."""
+"""Named indexes: the ranks of a run share one copy whichever builds it and whichever dies; different contents are an error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shmload.shm.names import SHM_DIR, meeting_stem, process_stem
 from tests.children import go_on, python, running, says, waits_for_a_lock
 from tests.formats.shared_index.index_kit import gone_within
 
-slow = pytest.mark.slow(reason="ranks are processes of their own, which import numpy")
+slow = pytest.mark.slow(reason="every rank is a process, which imports numpy")
 RANK = """
 import sys
 from shmload import SharedIndex
@@ -39,8 +39,8 @@ input()
 
 
 @pytest.fixture(autouse=True)
-def a_run_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Children of this test are ranks of one run, and no other test's."""
+def separate_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Makes this test a separate run, with its child processes as ranks."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", str(tmp_path))
 
 
@@ -54,7 +54,7 @@ def inode(index: SharedIndex) -> tuple[int, int]:
 
 
 @slow
-def test_two_ranks_hold_one_copy_and_nothing_stays() -> None:
+def test_two_ranks_share_one_copy_and_leave_nothing() -> None:
     with running(RANK) as first:
         assert says(first) == "builds"
         with running(RANK) as second:
@@ -70,7 +70,7 @@ def test_two_ranks_hold_one_copy_and_nothing_stays() -> None:
 
 
 @slow
-def test_a_builder_that_dies_in_the_middle_is_taken_over_from() -> None:
+def test_waiting_rank_builds_after_the_builder_dies() -> None:
     with running(RANK) as first:
         assert says(first) == "builds"
         with running(RANK) as second, running(RANK) as third:
@@ -86,7 +86,7 @@ def test_a_builder_that_dies_in_the_middle_is_taken_over_from() -> None:
 
 
 @slow
-def test_nothing_stays_when_all_ranks_are_killed() -> None:
+def test_killed_ranks_leave_nothing() -> None:
     with running(RANK) as first, running(RANK) as second:
         builder = first if select.select([first.stdout, second.stdout], [], [], 20)[0] == [first.stdout] else second
         assert says(builder) == "builds"
@@ -105,7 +105,7 @@ def test_nothing_stays_when_all_ranks_are_killed() -> None:
 
 
 @slow
-def test_a_late_rank_finds_the_memory_at_those_that_outlive_its_builder() -> None:
+def test_late_rank_attaches_through_a_rank_that_outlived_the_builder() -> None:
     with running(RANK) as builder:
         says(builder)
         go_on(builder)
@@ -123,7 +123,7 @@ def test_a_late_rank_finds_the_memory_at_those_that_outlive_its_builder() -> Non
 
 
 @pytest.mark.parametrize("room", [True, False], ids=["shm", "memfd"])
-def test_who_attached_can_hand_on_what_the_builder_let_go(room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attached_index_can_be_pickled_after_the_builder_deleted_its_own(room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not room:
         monkeypatch.setattr(segment, "shm_free_bytes", lambda: 0)
     built = SharedIndex(["a", "b"], name="train")
@@ -136,7 +136,7 @@ def test_who_attached_can_hand_on_what_the_builder_let_go(room: bool, monkeypatc
     assert list(again) == ["a", "b"]
 
 
-def test_nothing_stays_after_the_last_has_gone() -> None:
+def test_memory_is_removed_with_the_last_index() -> None:
     before = len(os.listdir("/proc/self/fd"))
     first, second = SharedIndex(["a"], name="train"), SharedIndex(["a"], name="train")
     assert len(meeting_files()) == 2
@@ -164,7 +164,7 @@ def test_all_ways_to_build_can_be_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [["a", "c"], ["a"], [b"a", b"b"], [("a",), ("b",)], ["ab", ""]], ids=str)
-def test_other_entries_under_the_name_are_an_error(other: list[Any]) -> None:
+def test_different_entries_under_one_name_are_an_error(other: list[Any]) -> None:
     index = SharedIndex(["a", "b"], name="train")
     with pytest.raises(
         ValueError,
@@ -175,7 +175,7 @@ def test_other_entries_under_the_name_are_an_error(other: list[Any]) -> None:
     assert index[1] == "b"
 
 
-def test_fingerprints_stand_for_the_entries() -> None:
+def test_fingerprint_is_compared_in_place_of_the_entries() -> None:
     index = SharedIndex(["a"], name="train", fingerprint="v1")
     assert list(SharedIndex(["never looked at"], name="train", fingerprint="v1")) == ["a"]
     for fingerprint in ("v2", None):
@@ -184,7 +184,7 @@ def test_fingerprints_stand_for_the_entries() -> None:
     assert index[0] == "a"
 
 
-def test_a_manifest_that_has_changed_is_an_error(tmp_path: Path) -> None:
+def test_changed_manifest_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "m.txt"
     path.write_text("a\nb")
     index = SharedIndex.from_manifest(path, name="train")
@@ -194,7 +194,7 @@ def test_a_manifest_that_has_changed_is_an_error(tmp_path: Path) -> None:
     assert len(index) == 2
 
 
-def test_a_builder_that_fails_leaves_the_place_to_the_next() -> None:
+def test_next_rank_builds_after_a_builder_fails() -> None:
     def broken() -> list[str]:
         raise RuntimeError("listing failed")
 
@@ -204,14 +204,14 @@ def test_a_builder_that_fails_leaves_the_place_to_the_next() -> None:
     assert SharedIndex(["a"], name="train")[0] == "a"
 
 
-def test_other_names_and_other_runs_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_names_and_other_runs_share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = SharedIndex(["a"], name="train"), SharedIndex(["b"], name="test")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "another")
     third = SharedIndex(["c"], name="train")
     assert [first[0], second[0], third[0]] == ["a", "b", "c"]
 
 
-def test_without_a_place_to_meet_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_shared_memory_names_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shmload.shm.meeting.SHM_DIR", "/nowhere")
     with pytest.raises(FileNotFoundError, match="/nowhere/") as caught:
         SharedIndex(["a"], name="train")
@@ -220,7 +220,7 @@ def test_without_a_place_to_meet_the_error_says_what_to_do(monkeypatch: pytest.M
     ]
 
 
-def test_runs_differ_by_what_their_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_identified_by_their_launchers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     found = set()
     for name in run_key_module._RUN_VARIABLES:
         for value in ("1", "2"):
@@ -229,7 +229,7 @@ def test_runs_differ_by_what_their_launcher_says(monkeypatch: pytest.MonkeyPatch
     assert len(found) == 2 * len(run_key_module._RUN_VARIABLES)
 
 
-def test_without_a_launcher_a_run_is_its_parents(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_launcher_a_run_is_identified_by_the_parent_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in run_key_module._RUN_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     code = "from shmload.processes.run_key import run_key; print(run_key())"
@@ -239,7 +239,7 @@ def test_without_a_launcher_a_run_is_its_parents(monkeypatch: pytest.MonkeyPatch
     assert run_key() != ast.literal_eval(keys[0])
 
 
-def test_an_index_that_cannot_be_written_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_that_cannot_be_written_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> int:
         raise OSError(errno.EIO, "broken")
 
@@ -250,5 +250,5 @@ def test_an_index_that_cannot_be_written_leaves_nothing(monkeypatch: pytest.Monk
     with monkeypatch.context() as patch, pytest.raises(OSError, match="broken") as caught:
         patch.setattr(os, "pwrite", fail)
         SharedIndex(["a", "b"])
-    assert caught.tb is not None  # its frames hold what was begun
+    assert caught.tb is not None  # its frames refer to the partial index
     assert ours() == before

@@ -31,7 +31,7 @@ ROWS = [{"path": "a.jpg", "label": 3, "weight": 0.5}, {"path": 'ü,"b".jpg', "la
     ],
     ids=lambda series: str(series.dtype),
 )
-def test_text_of_a_dataframe_comes_back(paths: Any) -> None:
+def test_text_of_a_dataframe_is_read_back(paths: Any) -> None:
     frame = pd.DataFrame({"path": paths})
     frame.index = pd.Index([7, 7])
     assert list(SharedIndex.from_dataframe(frame)) == [{"path": "a"}, {"path": "b"}]
@@ -61,12 +61,12 @@ def test_nan_in_a_column_of_floats_is_a_value() -> None:
 
 
 @pytest.mark.parametrize("values", [["a", None], pd.Series([1, None], dtype="Int64"), pd.Series(["a", None], dtype="category")])
-def test_missing_values_of_a_dataframe_are_refused(values: Any) -> None:
+def test_missing_values_of_a_dataframe_are_an_error(values: Any) -> None:
     with pytest.raises(ValueError, match="column 'x' has 1 missing values, the first in row 1: fill or drop them before"):
         SharedIndex.from_dataframe(pd.DataFrame({"x": values}))
 
 
-def test_other_values_of_a_dataframe_are_refused() -> None:
+def test_unsupported_values_of_a_dataframe_are_an_error() -> None:
     with pytest.raises(TypeError, match="entry 0, column 'when': a Timestamp cannot be held"):
         SharedIndex.from_dataframe(pd.DataFrame({"when": pd.to_datetime(["2020-01-01"])}))
     with pytest.raises(TypeError, match="names of columns are str; got 0, a int"):
@@ -79,7 +79,7 @@ def test_other_values_of_a_dataframe_are_refused() -> None:
         SharedIndex(pd.DataFrame({"a": [1]}))
 
 
-def test_anything_with_columns_is_a_dataframe() -> None:
+def test_any_object_with_columns_is_read_as_a_dataframe() -> None:
     class Table:
         columns = ("path", "label")
 
@@ -98,13 +98,13 @@ def write(path: Path, text: str | bytes) -> Path:
 
 
 @pytest.mark.parametrize("ending", ["", ".gz"])
-def test_jsonl_gives_its_values(tmp_path: Path, ending: str) -> None:
+def test_jsonl_manifest_is_read(tmp_path: Path, ending: str) -> None:
     text = "\n".join(map(json.dumps, ROWS)) + "\n\n"
     assert list(SharedIndex.from_manifest(write(tmp_path / f"m.jsonl{ending}", text))) == ROWS
 
 
 @pytest.mark.parametrize("ending", ["csv", "tsv", "csv.gz"])
-def test_a_table_gives_str_unless_told(tmp_path: Path, ending: str) -> None:
+def test_table_gives_str_unless_types_are_given(tmp_path: Path, ending: str) -> None:
     text = 'path,label,note\r\n"a\n,.jpg",007,\r\n\r\nb.jpg,5,x\r\n'
     path = write(tmp_path / f"m.{ending}", text.replace(",", "\t") if "tsv" in ending else text)
     comma = "\t" if "tsv" in ending else ","
@@ -115,12 +115,12 @@ def test_a_table_gives_str_unless_told(tmp_path: Path, ending: str) -> None:
     assert SharedIndex.from_manifest(str(path), types={"label": int}).column("label").tolist() == [7, 5]
 
 
-def test_txt_gives_lines_and_names_that_are_no_utf8(tmp_path: Path) -> None:
+def test_txt_gives_lines_including_names_that_are_not_utf8(tmp_path: Path) -> None:
     path = write(tmp_path / "m.txt", b"a.jpg\r\n\n b\xff.jpg ")
     assert list(map(os.fsencode, SharedIndex.from_manifest(path))) == [b"a.jpg", b" b\xff.jpg "]
 
 
-def test_parquet_gives_rows(tmp_path: Path) -> None:
+def test_parquet_manifest_gives_rows(tmp_path: Path) -> None:
     table = pa.table(
         {
             "path": pa.array(["a", None, "ü"]).dictionary_encode(),
@@ -132,7 +132,7 @@ def test_parquet_gives_rows(tmp_path: Path) -> None:
     assert list(SharedIndex.from_manifest(tmp_path / "m.parquet")) == table.to_pylist()
 
 
-def test_parquet_without_pyarrow_says_what_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_pyarrow_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(
         ImportError, match=r"m\.parquet: .*needs the package pyarrow, which is not installed: pip install .shmload\[parquet\]"
@@ -140,7 +140,7 @@ def test_parquet_without_pyarrow_says_what_is_needed(tmp_path: Path, monkeypatch
         SharedIndex.from_manifest(tmp_path / "m.parquet")
 
 
-def test_of_a_parquet_file_only_a_part_is_there_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_manifest_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = pa.table({"path": [f"folder/of/images/{i:010d}.jpg" for i in range(300_000)]})
     pyarrow.parquet.write_table(table, tmp_path / "m.parquet", use_dictionary=False, row_group_size=50_000)
     held, before = [], 0
@@ -175,7 +175,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "text", "types", "message"), BAD, ids=[case[3][:30] for case in BAD])
-def test_what_is_wrong_with_a_manifest_is_named(tmp_path: Path, name: str, text: Any, types: Any, message: str) -> None:
+def test_error_names_what_is_wrong_with_a_manifest(tmp_path: Path, name: str, text: Any, types: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         SharedIndex.from_manifest(write(tmp_path / name, text), types=types)
 
@@ -187,14 +187,14 @@ GZIP_DAMAGED = {
 }
 
 
-@pytest.mark.parametrize("data", GZIP_DAMAGED.values(), ids=list(GZIP_DAMAGED))  # their bytes hold the time
-def test_a_manifest_whose_gzip_stream_is_damaged_is_named(tmp_path: Path, data: bytes) -> None:
+@pytest.mark.parametrize("data", GZIP_DAMAGED.values(), ids=list(GZIP_DAMAGED))  # their bytes contain the time
+def test_error_names_the_manifest_with_a_damaged_gzip_stream(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "m.csv.gz").write_bytes(data)
     with pytest.raises(ValueError, match=r"m.csv.gz: the gzip stream is damaged or cut: "):
         SharedIndex.from_manifest(tmp_path / "m.csv.gz")
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_error_names_the_missing_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"none.txt"):
         SharedIndex.from_manifest(tmp_path / "none.txt")
     with pytest.raises(FileNotFoundError, match=r"none.txt"):

@@ -1,4 +1,4 @@
-"""Shards as others write them."""
+"""Fixtures that write tar shards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Make = Callable[..., Path]
 
 @pytest.fixture
 def tar_of(tmp_path: Path) -> Make:
-    """Writes a tar file with Python's tarfile: (name, bytes) pairs, in one of its formats."""
+    """Returns a function that writes (name, bytes) pairs with Python's tarfile, in one of its formats."""
 
     def make(members: Sequence[tuple[str, bytes]], format: int = tarfile.USTAR_FORMAT, name: str = "a.tar") -> Path:
         path = tmp_path / name

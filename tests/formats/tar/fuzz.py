@@ -1,6 +1,6 @@
-"""Mutated shards through every parser of the tar format; ../fuzz.py runs it.
+"""Fuzz every parser of the tar format with mutated shards; run by ../fuzz.py.
 
-What may happen is an answer or a ValueError.
+Valid outcomes are a result or a ValueError.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ALTERNATIVES = ("npy", "cls", "txt")
 
 
 def corpus() -> list[bytes]:
-    """Small valid shards of each format."""
+    """Returns small valid shards of each format."""
     found = []
     for format in (tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
         file = io.BytesIO()
@@ -41,7 +41,7 @@ def corpus() -> list[bytes]:
 
 
 def mutations(seed: int, folder: Path) -> Iterator[tuple[bytes]]:
-    """Shards with bytes changed, cut, moved; the checksums of their headers mostly made right, or nothing would get past them."""
+    """Yields damaged shards. Header checksums are usually corrected, because otherwise every shard would be rejected at once."""
     rng = random.Random(seed)
     valid = corpus()
     while True:
@@ -71,7 +71,7 @@ def mutations(seed: int, folder: Path) -> Iterator[tuple[bytes]]:
 
 
 def _change_length(data: bytearray, rng: random.Random) -> None:
-    """One of the lengths that PAX records begin with becomes another, of as many bytes or not."""
+    """Changes one of the lengths at the start of PAX records, usually to one with as many digits."""
     payloads = [at + 512 for at in range(0, len(data) - 1024, 512) if data[at + 156 : at + 157] in (b"x", b"g")]
     if not payloads:
         return
@@ -81,7 +81,7 @@ def _change_length(data: bytearray, rng: random.Random) -> None:
     end = data.find(b" ", at)
     length = rng.choice((b"0", b"00", b"0" * 20, b"1", b"2", b"3", b"9", b"512", b"9223372036854775808", b"18446744073709551615"))
     if rng.random() < 0.5:
-        length = length[: end - at].rjust(end - at, b"0")  # where it stands, all behind it stays where it is
+        length = length[: end - at].rjust(end - at, b"0")  # replaced in place, so that everything after it keeps its offset
     if end > 0:
         data[at:end] = length
         if extra := len(data) % 512:
@@ -89,7 +89,7 @@ def _change_length(data: bytearray, rng: random.Random) -> None:
 
 
 def read(data: bytes) -> bool:
-    """Everything that is read of a shard natively; whether the scan found it sound, as the reader through ranges does."""
+    """Reads everything in a shard natively. Returns whether the scan accepted it, after comparing it with the range reader."""
     scan = TarScan(data)
     try:
         found = scan_remote("shard", len(data), lambda offset, nbytes: data[offset : offset + nbytes])

@@ -34,9 +34,9 @@ def test_braces_expand_as_in_bash(text: str, expected: list[str]) -> None:
 
 
 @given(st.lists(st.sampled_from(["{", "}", ",", "a", "B", "0", "07", "..", "-1", "z"]), max_size=9).map("".join))
-def test_braces_expand_as_webdataset_expands_them(text: str) -> None:
+def test_braces_expand_as_in_webdataset(text: str) -> None:
     depths = list(accumulate((c == "{") - (c == "}") for c in text))
-    if min(depths, default=0) < 0 or (depths and depths[-1]):  # braceexpand takes some of these, such as "}{"
+    if min(depths, default=0) < 0 or (depths and depths[-1]):  # braceexpand accepts some of these, such as "}{"
         with pytest.raises(ValueError, match="has no partner"):
             expand_braces(text)
     else:
@@ -44,13 +44,13 @@ def test_braces_expand_as_webdataset_expands_them(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["a{b", "a}b", "{{a}"])
-def test_a_brace_without_a_partner_is_an_error(text: str) -> None:
+def test_unbalanced_brace_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="has no partner; a literal one is written"):
         expand_braces(text)
 
 
 @pytest.mark.parametrize("text", ["{0..999999999999}", "{0..9999}{0..9999}"])
-def test_a_name_for_millions_is_an_error(text: str) -> None:
+def test_pattern_for_millions_of_names_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match="stands for more than 1,000,000 names"):
         expand_braces(text)
 
@@ -59,10 +59,10 @@ def test_colons_separate_names() -> None:
     assert shard_paths("/data/{0..1}::b") == ["/data/0", "/data/1", "b"]
 
 
-def test_a_path_object_is_taken_as_it_is() -> None:
+def test_path_object_is_not_expanded() -> None:
     assert shard_paths([Path("a{0..1}"), "b"]) == ["a{0..1}", "b"]
 
 
-def test_no_shard_is_an_error() -> None:
+def test_empty_list_of_shards_is_an_error() -> None:
     with pytest.raises(ValueError, match="needs at least one shard"):
         shard_paths([])

@@ -50,14 +50,14 @@ def written(path: Path, **members: Any) -> Path:
     return path
 
 
-def test_samples_come_back_as_they_were_written(shards: str) -> None:
+def test_samples_equal_the_written_ones(shards: str) -> None:
     found = list(TarDataset(shards))
     assert len(found) == 10
     for number, each in enumerate(found):
         np.testing.assert_equal(each, sample(number))
 
 
-def test_indices_are_as_a_lists(shards: str) -> None:
+def test_indices_behave_like_those_of_a_list(shards: str) -> None:
     dataset = TarDataset(shards)
     assert dataset[9]["__key__"] == dataset[-1]["__key__"] == "d/0009"
     for index in (10, -11):
@@ -69,7 +69,7 @@ def test_indices_are_as_a_lists(shards: str) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow(reason="starts a worker"))])
-def test_a_schema_is_read_in_place(shards: str, num_workers: int) -> None:
+def test_dataset_with_a_schema_is_read_in_place(shards: str, num_workers: int) -> None:
     with ShmLoader(TarDataset(shards, schema=SCHEMA), batch_size=4, num_workers=num_workers, ragged="list") as loader:
         found = [(b, row) for b in loader for row in range(len(b["cls"]))]
         for number, (batch, row) in enumerate(found):
@@ -82,14 +82,14 @@ def test_a_schema_is_read_in_place(shards: str, num_workers: int) -> None:
 
 
 @pytest.mark.parametrize(("extension", "data"), [("txt", b'"a \xc3\xa9"'), ("json", b'"\\"a \\u00e9\\""')])
-def test_text_in_a_schema_is_what_the_member_means(tmp_path: Path, extension: str, data: bytes) -> None:
+def test_text_in_a_schema_is_decoded_by_the_members_extension(tmp_path: Path, extension: str, data: bytes) -> None:
     with TarWriter(tmp_path / "a.tar") as writer:
         writer.write({"__key__": "0", extension: data})
     (batch,) = ShmLoader(TarDataset(tmp_path / "a.tar", schema={extension: str}))
     assert batch[extension] == ['"a é"']
 
 
-def test_a_pickled_dataset_is_small_and_reads_the_same(shards: str) -> None:
+def test_pickled_dataset_is_small_and_reads_the_same(shards: str) -> None:
     dataset = TarDataset(shards, schema=SCHEMA)
     assert len(dataset) == 10
     pickled = pickle.dumps(dataset)
@@ -112,7 +112,7 @@ def test_fields_have_alternatives(tmp_path: Path) -> None:
         rows_of(raw, [0, 2])
 
 
-def test_a_schema_names_fields_that_there_are() -> None:
+def test_schema_with_unknown_fields_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"the schema names \['b'\], which fields does not; it has \['a'\]"):
         TarDataset("a.tar", fields=["a"], schema={"b": "int64"})
     with pytest.raises(ValueError, match=r"fields\['a'\] needs 1 to 254 extensions; got 0"):
@@ -121,7 +121,7 @@ def test_a_schema_names_fields_that_there_are() -> None:
         TarDataset("a.tar", schema={"npy": ("bfloat16", (2,))})
 
 
-def test_a_decoder_that_lacks_a_library_is_no_damage(tmp_path: Path) -> None:
+def test_missing_library_of_a_decoder_is_not_reported_as_damage(tmp_path: Path) -> None:
     def decode(data: bytes) -> Any:
         raise ImportError("this needs a library")
 
@@ -163,7 +163,9 @@ def test_arrays_of_any_order_are_converted(tmp_path: Path, array: Any, shape: An
         ("json", {"a": 1}, str, "the schema says str, and it is a dict"),
     ],
 )
-def test_a_member_that_the_schema_does_not_fit_is_named(tmp_path: Path, extension: str, value: Any, spec: Any, cause: str) -> None:
+def test_error_names_the_member_that_does_not_fit_the_schema(
+    tmp_path: Path, extension: str, value: Any, spec: Any, cause: str
+) -> None:
     dataset = TarDataset(written(tmp_path / "a.tar", **{extension: value}), schema={extension: spec})
     with pytest.raises(ShardCorrupt, match=rf"a\.tar: field '{extension}' of sample 'a' at byte 512: .*{cause}"):
         dataset[0]
@@ -183,7 +185,7 @@ def test_an_array_with_too_few_or_too_many_bytes_is_an_error(tmp_path: Path, nby
 
 
 def changed(path: Path, data: bytes) -> None:
-    """Writes another content of the same size, at another time."""
+    """Writes different content of the same size, with a different modification time."""
     before = path.stat()
     assert len(data) == before.st_size
     with path.open("r+b") as file:
@@ -192,7 +194,7 @@ def changed(path: Path, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("is_mapped", [False, True], ids=["indexed", "mapped"])
-def test_a_shard_that_was_written_to_at_the_same_size_is_an_error(tmp_path: Path, is_mapped: bool) -> None:
+def test_shard_changed_at_the_same_size_is_an_error(tmp_path: Path, is_mapped: bool) -> None:
     paths = [written(tmp_path / f"{name}.tar", cls=1) for name in "ab"]
     other = written(tmp_path / "other.tar", cls=2).read_bytes()
     dataset = TarDataset(paths, schema={"cls": "int64"})
@@ -209,29 +211,29 @@ def test_a_shard_that_was_written_to_at_the_same_size_is_an_error(tmp_path: Path
     assert TarDataset(paths, schema={"cls": "int64"})[1]["cls"] == 2
 
 
-def test_a_shard_that_is_written_to_while_a_batch_is_read_is_an_error(tmp_path: Path) -> None:
+def test_shard_changed_while_a_batch_is_read_is_an_error(tmp_path: Path) -> None:
     path = written(tmp_path / "a.tar", cls=1, txt=b"x")
     dataset = TarDataset(path, schema={"cls": "int64", "txt": str})
 
-    class Writing(dict[str, Any]):
-        """Rows that are delivered when another process writes to the file."""
+    class ChangingFile(dict[str, Any]):
+        """Rows that change the file whenever a field is delivered."""
 
         def __setitem__(self, name: str, value: Any) -> None:
             super().__setitem__(name, value)
             changed(path, path.read_bytes())
 
     with pytest.raises(ShardCorrupt, match="was changed since it was indexed"):
-        dataset.read_batch_into([0], Writing(cls=np.empty(1, np.int64)))
+        dataset.read_batch_into([0], ChangingFile(cls=np.empty(1, np.int64)))
 
 
-def test_a_shard_that_was_replaced_is_read_as_it_was(tmp_path: Path) -> None:
+def test_replaced_shard_is_still_read_as_it_was(tmp_path: Path) -> None:
     dataset = TarDataset(written(tmp_path / "a.tar", cls=1))
     assert dataset[0]["cls"] == 1
     written(tmp_path / "b.tar", cls=2).replace(tmp_path / "a.tar")
     assert dataset[0]["cls"] == 1
 
 
-def test_a_shard_that_changed_its_size_is_an_error(tmp_path: Path) -> None:
+def test_shard_of_changed_size_is_an_error(tmp_path: Path) -> None:
     dataset = TarDataset(written(tmp_path / "a.tar", cls=1))
     assert len(dataset) == 1
     (tmp_path / "a.tar").write_bytes(b"")
@@ -241,7 +243,7 @@ def test_a_shard_that_changed_its_size_is_an_error(tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(-(1 << 63), (1 << 63) - 1).map(str) | st.sampled_from(["+5", " 7\n", "1_0", "007", "-0"]), min_size=1))
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_numbers_are_what_int_makes_of_them(tmp_path: Path, numbers: list[str]) -> None:
+def test_numbers_are_parsed_as_by_int(tmp_path: Path, numbers: list[str]) -> None:
     with TarWriter(tmp_path / "n.tar") as writer:
         for k, number in enumerate(numbers):
             writer.write({"__key__": str(k), "cls": number})
@@ -251,8 +253,8 @@ def test_numbers_are_what_int_makes_of_them(tmp_path: Path, numbers: list[str]) 
 
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
-)  # webdataset leaves files open
-def test_webdataset_reads_what_we_write(shards: str) -> None:
+)  # webdataset does not close its files
+def test_webdataset_reads_shards_written_by_shmload(shards: str) -> None:
     names = TarDataset(shards).paths
     found = list(webdataset.WebDataset(names, shardshuffle=False, empty_check=False).decode())
     for number, each in enumerate(found):
@@ -260,7 +262,7 @@ def test_webdataset_reads_what_we_write(shards: str) -> None:
     assert len(found) == 10
 
 
-def test_what_webdataset_writes_is_read(tmp_path: Path) -> None:
+def test_shards_written_by_webdataset_are_read(tmp_path: Path) -> None:
     with webdataset.TarWriter(str(tmp_path / "a.tar")) as writer:
         for number in range(5):
             writer.write(

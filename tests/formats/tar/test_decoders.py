@@ -31,26 +31,26 @@ def decoded(extension: str, data: bytes, decode: Any = True, **options: Any) -> 
     ("extension", "value"),
     [("txt", "é"), ("html", "<p>"), ("cls", 3), ("class", 4), ("count", -5), ("json", {"a": [1]}), ("seg.json.gz", [2])],
 )
-def test_values_survive_their_extension(extension: str, value: Any) -> None:
+def test_values_are_read_back_by_every_extension(extension: str, value: Any) -> None:
     assert value == decoded(extension, encode(extension, value))
 
 
 @pytest.mark.parametrize("extension", ["npy", "a.npy", "npy.gz"])
-def test_arrays_survive(extension: str) -> None:
+def test_arrays_are_read_back(extension: str) -> None:
     for value in (np.arange(6).reshape(2, 3).T, np.float16(3), np.empty((0, 4)), np.array(["ab"])):
         np.testing.assert_array_equal(value, decoded(extension, encode(extension, value)))
     np.testing.assert_equal({"x": np.ones(2)}, decoded("npz", encode("npz", {"x": np.ones(2)})))
 
 
 @given(st.lists(hnp.arrays(st.sampled_from(["f4", "f8", "i1", "u2", "i8"]), hnp.array_shapes(min_dims=0, min_side=0)), max_size=3))
-def test_tenbin_survives(arrays: list[Any]) -> None:
+def test_tenbin_arrays_are_read_back(arrays: list[Any]) -> None:
     data = encode_tenbin(arrays)
     assert data == bytes(webdataset.tenbin.encode_buffer(arrays))
     np.testing.assert_equal(arrays, decode_tenbin(data))
 
 
 @given(st.binary(max_size=200), st.integers(0, 199), st.integers(0, 255))
-def test_damaged_tenbin_is_a_value_error_or_sound(noise: bytes, at: int, value: int) -> None:
+def test_damaged_tenbin_is_a_value_error_or_valid(noise: bytes, at: int, value: int) -> None:
     data = bytearray(encode_tenbin([np.arange(5)]) + noise)
     data[at % len(data)] = value
     try:
@@ -60,32 +60,32 @@ def test_damaged_tenbin_is_a_value_error_or_sound(noise: bytes, at: int, value: 
     assert sum(array.nbytes for array in found) <= len(data)
 
 
-def test_a_tenbin_header_that_is_too_short_is_a_value_error() -> None:
+def test_short_tenbin_header_is_a_value_error() -> None:
     chunk = b"~TenBin~" + struct.pack("<q", 8) + b"f4".ljust(8, b"\0") + bytes(56)
     with pytest.raises(ValueError, match="tenbin's header has at least 24 bytes; got 8"):
         decode_tenbin(chunk * 2)
 
 
-def test_tenbin_refuses_what_it_cannot_hold() -> None:
+def test_values_that_tenbin_cannot_store_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"tenbin holds arrays of f2, .*; got complex64"):
         encode_tenbin([np.ones(1, np.complex64)])
 
 
 @pytest.mark.parametrize("extension", ["pkl", "pickle", "pyd", "pth"])
-def test_what_could_run_code_stays_bytes_until_asked_for(extension: str) -> None:
+def test_pickles_stay_bytes_unless_requested(extension: str) -> None:
     data = encode(extension, {"a": 1})
     assert data == decoded(extension, data)
     assert decoded(extension, data, allow_pickle=True) == {"a": 1}
 
 
-def test_an_npy_of_objects_is_refused() -> None:
+def test_npy_of_objects_is_an_error() -> None:
     file = io.BytesIO()
     np.save(file, np.array([{}], object), allow_pickle=True)
     with pytest.raises(ValueError, match=r"an \.npy of objects is a pickle"):
         decoded("npy", file.getvalue())
 
 
-def test_what_gzip_expands_to_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expanded_size_of_gzip_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members, "EXPANDED_LIMIT", 1000)
     with pytest.raises(ValueError, match="the gzip stream inflates to more than 1000 bytes"):
         decoded("bin.gz", gzip.compress(bytes(2000)))
@@ -95,12 +95,12 @@ def test_what_gzip_expands_to_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> No
         decoded("bin.gz", b"nothing")
 
 
-def test_an_empty_gz_member_is_empty() -> None:
+def test_empty_gz_member_is_empty() -> None:
     assert (decoded("bin.gz", b""), decoded("txt.gz", b"")) == (b"", "")
 
 
 def npz_of(method: int = zipfile.ZIP_DEFLATED, **members: bytes) -> bytearray:
-    """A zip file whose members need not be arrays."""
+    """Returns a zip file, whose members need not be arrays."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", method) as archive:
         for name, data in members.items():
@@ -108,7 +108,7 @@ def npz_of(method: int = zipfile.ZIP_DEFLATED, **members: bytes) -> bytearray:
     return bytearray(file.getvalue())
 
 
-def test_what_npz_expands_to_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expanded_size_of_npz_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     array = encode("npy", np.zeros(100, np.uint8))
     monkeypatch.setattr(members, "EXPANDED_LIMIT", 2 * len(array))
     assert list(decoded("npz", npz_of(a=array, b=array))) == ["a", "b"]
@@ -116,7 +116,7 @@ def test_what_npz_expands_to_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> Non
         decoded("npz", npz_of(a=array, b=array, c=array))
 
 
-def test_an_npz_that_lies_about_its_size_makes_no_room() -> None:
+def test_npz_with_a_wrong_size_does_not_allocate_memory() -> None:
     bomb = npz_of(a=encode("npy", np.zeros(1 << 25, np.uint8)))
     directory = bomb.rindex(b"PK\x01\x02")
     bomb[directory + 24 : directory + 28] = (500).to_bytes(4, "little")
@@ -141,12 +141,12 @@ def test_an_npz_that_lies_about_its_size_makes_no_room() -> None:
         ),
     ],
 )
-def test_a_damaged_npz_is_refused(data: bytes, cause: str) -> None:
+def test_damaged_npz_is_an_error(data: bytes, cause: str) -> None:
     with pytest.raises(ValueError, match=cause):
         decoded("npz", data)
 
 
-def test_what_is_no_array_in_an_npz_stays_bytes() -> None:
+def test_npz_members_that_are_not_arrays_stay_bytes() -> None:
     file = io.BytesIO(npz_of(a=encode("npy", np.eye(3)), b=b"text"))
     found, numpys = decoded("npz", file.getvalue()), np.load(file)
     assert list(found) == list(numpys)
@@ -154,12 +154,12 @@ def test_what_is_no_array_in_an_npz_stays_bytes() -> None:
     assert found["b"] == numpys["b"] == b"text"
 
 
-def test_unknown_extensions_and_images_not_asked_for_are_bytes() -> None:
+def test_unknown_extensions_and_unrequested_images_stay_bytes() -> None:
     assert (decoded("bin", b"x"), decoded("png", b"x")) == (b"x", b"x")
     assert decoded("cls", b"3", decode=False) == b"3"
 
 
-def test_own_decoders_go_first_and_travel() -> None:
+def test_custom_decoders_take_precedence_and_are_pickled() -> None:
     mine = pickle.loads(pickle.dumps(Decoders({"cls": float})))
     assert [mine.of("cls")(b"2"), mine.of("id")(b"3")] == [2.0, 3]
 
@@ -188,6 +188,6 @@ def test_images_as_pictures(spec: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("spec", ["", "8", "pil8", "jpeg", "torch8"])
-def test_an_unknown_image_spec_is_an_error(spec: str) -> None:
+def test_unknown_image_spec_is_an_error(spec: str) -> None:
     with pytest.raises(ValueError, match="no image spec; those are"):
         Decoders(spec)

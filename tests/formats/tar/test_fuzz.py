@@ -5,11 +5,11 @@ from pathlib import Path
 from types import ModuleType
 
 
-def test_the_corpus_is_sound(fuzz: ModuleType) -> None:
+def test_unchanged_shards_are_read(fuzz: ModuleType) -> None:
     assert all(fuzz.read(shard) for shard in fuzz.corpus())
 
 
-def test_mutated_shards_are_read_or_refused(fuzz: ModuleType, tmp_path: Path) -> None:
+def test_mutated_shards_are_read_or_rejected(fuzz: ModuleType, tmp_path: Path) -> None:
     found = [fuzz.read(*each) for each in islice(fuzz.mutations(1, tmp_path), 1000)]
     assert True in found
     assert False in found

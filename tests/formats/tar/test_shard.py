@@ -29,7 +29,7 @@ def as_one(path: Path) -> bytearray:
 
 
 def summed(block: bytearray) -> bytearray:
-    """The header with its checksum made right."""
+    """Returns the header with its checksum corrected."""
     block[148:156] = b" " * 8
     block[148:156] = b"%06o\0 " % sum(block)
     return block
@@ -65,30 +65,30 @@ def test_names_beyond_ustar_are_read(tar_of: Any, format: int) -> None:
         ("__meta__/a.jpg", None),
     ],
 )
-def test_names_are_cut_as_webdataset_cuts_them(tar_of: Any, name: str, expected: tuple[str, str] | None) -> None:
+def test_names_are_split_into_key_and_extension_as_in_webdataset(tar_of: Any, name: str, expected: tuple[str, str] | None) -> None:
     found = samples_of(tar_of([(name, b"x")]))
     assert ([{"__key__": expected[0], expected[1]: b"x"}] if expected else []) == found
 
 
-def test_adjacent_members_of_one_key_make_a_sample(tar_of: Any) -> None:
+def test_adjacent_members_with_one_key_form_a_sample(tar_of: Any) -> None:
     members = [("a.x", b"1"), (".skipped.x", b""), ("a.y", b"2"), ("b.x", b"3"), ("a.x", b"4")]
     expected = [{"__key__": "a", "x": b"1", "y": b"2"}, {"__key__": "b", "x": b"3"}, {"__key__": "a", "x": b"4"}]
     assert expected == samples_of(tar_of(members))
 
 
-def test_a_sample_ends_with_its_shard(tar_of: Any) -> None:
+def test_sample_does_not_continue_in_the_next_shard(tar_of: Any) -> None:
     paths = [tar_of([("a.x", b"1")], name="1.tar"), tar_of([("a.y", b"2")], name="2.tar")]
     expected = [{"__key__": "a", "x": b"1"}, {"__key__": "a", "y": b"2"}]
     assert expected == list(TarDataset(paths, decode=False))
 
 
-def test_two_members_of_one_extension_are_an_error(tar_of: Any) -> None:
+def test_two_members_with_one_extension_are_an_error(tar_of: Any) -> None:
     path = tar_of([("a.x", b"1"), ("a.X", b"2")])
     with pytest.raises(ShardCorrupt, match=r"a\.tar: at byte 1024: a sample has two members of one extension"):
         samples_of(path)
 
 
-def test_folders_and_links_are_no_members(tmp_path: Path) -> None:
+def test_folders_and_links_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "d.x").mkdir()
     (tmp_path / "d.x" / "a.txt").write_text("text")
     os.symlink("a.txt", tmp_path / "d.x" / "b.txt")
@@ -101,7 +101,7 @@ def test_folders_and_links_are_no_members(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("tar") is None, reason="needs the tar program")
 @pytest.mark.parametrize("format", ["v7", "oldgnu", "gnu", "ustar", "posix"])
-def test_what_the_tar_program_writes_is_read(tmp_path: Path, format: str) -> None:
+def test_archives_written_by_the_tar_program_are_read(tmp_path: Path, format: str) -> None:
     for n in range(3):
         (tmp_path / f"{n}.bin").write_bytes(bytes([n]) * 700 * n)
     names = [f"{n}.bin" for n in range(3)]
@@ -156,14 +156,14 @@ def corrupted(tar_of: Any, at: int, value: bytes, *, is_summed: bool) -> Path:
         (3000, b"z", False, "there is data behind the end marker"),
     ],
 )
-def test_damage_is_named_with_file_offset_and_cause(tar_of: Any, at: int, value: bytes, is_summed: bool, cause: str) -> None:
+def test_error_names_file_offset_and_cause_of_damage(tar_of: Any, at: int, value: bytes, is_summed: bool, cause: str) -> None:
     with pytest.raises(ShardCorrupt, match=r"a\.tar: at byte \d+: ") as caught:
         samples_of(corrupted(tar_of, at, value, is_summed=is_summed))
     assert cause in str(caught.value)
 
 
 @pytest.mark.parametrize("flag", [b"L", b"x"])
-def test_a_long_name_without_its_member_is_an_error(tar_of: Any, flag: bytes) -> None:
+def test_long_name_without_a_member_is_an_error(tar_of: Any, flag: bytes) -> None:
     path = tar_of([("a.x", b"11 path=bb\n")])
     data = as_one(path)
     data[156:157] = flag
@@ -184,13 +184,13 @@ for record in (b"0 path=x.y\\n", b"00 size=1\\n", b"9 a=bcde\\n0 path=x.y\\n", b
 """
 
 
-def test_a_pax_record_of_no_length_is_a_broken_record() -> None:
-    """In a child, as such a record once led its reader round for ever, where no signal reached it, or out of the file."""
+def test_pax_record_of_length_zero_is_an_error() -> None:
+    """Run in a child process, because such a record once made the reader loop forever, deaf to signals, or read out of bounds."""
     done = subprocess.run([sys.executable, "-c", BROKEN_RECORDS], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout.splitlines()) == (0, ["False a PAX header holds a broken record"] * 8)
 
 
-def test_every_truncation_is_an_error(tar_of: Any) -> None:
+def test_truncation_at_any_byte_is_an_error(tar_of: Any) -> None:
     whole = tar_of([("a.x", b"123"), ("b.x", b"456")]).read_bytes()
     for nbytes in range(0, 2049, 64):
         assert "truncated" in TarScan(whole[:nbytes]).cause, nbytes
@@ -198,7 +198,7 @@ def test_every_truncation_is_an_error(tar_of: Any) -> None:
 
 @given(st.data())
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_flipped_bit_of_a_header_is_an_error_or_changes_nothing(tmp_path: Path, data: st.DataObject) -> None:
+def test_flipped_bit_of_a_header_is_an_error_or_changes_nothing(tmp_path: Path, data: st.DataObject) -> None:
     path = tmp_path / "a.tar"
     with TarWriter(path) as writer:
         writer.write({"__key__": "a/b", "bin": b"payload", "cls": 3})
@@ -210,18 +210,18 @@ def test_every_flipped_bit_of_a_header_is_an_error_or_changes_nothing(tmp_path: 
     assert after.cause or (before.keys, before.offsets, before.sizes) == (after.keys, after.offsets, after.sizes)
 
 
-def test_an_empty_archive_has_no_samples(tar_of: Any) -> None:
+def test_empty_archive_has_no_samples(tar_of: Any) -> None:
     assert samples_of(tar_of([])) == []
 
 
-def test_a_compressed_shard_says_what_to_do(tmp_path: Path) -> None:
+def test_error_for_a_compressed_shard_names_a_remedy(tmp_path: Path) -> None:
     with TarWriter(tmp_path / "a.tar.gz") as writer:
         writer.write({"__key__": "a", "cls": 1})
     with pytest.raises(ValueError, match=r"is compressed, .* decompress it once, or read it in order with .*TarStream"):
         len(TarDataset(tmp_path / "a.tar.gz"))
 
 
-def test_the_index_is_kept_beside_the_shard_and_believed_while_it_fits(tar_of: Any) -> None:
+def test_index_file_is_reused_while_it_fits_the_shard(tar_of: Any) -> None:
     path = tar_of([("a.x", b"123")])
     first = load_index(str(path))
     kept = path.with_name(path.name + SUFFIX)
@@ -234,7 +234,7 @@ def test_the_index_is_kept_beside_the_shard_and_believed_while_it_fits(tar_of: A
 
 
 @pytest.mark.parametrize("at", [0, 8, 24, 32, 40, 56, 64, 72, 80, 90])
-def test_a_damaged_index_is_made_anew(tar_of: Any, at: int) -> None:
+def test_damaged_index_is_rebuilt(tar_of: Any, at: int) -> None:
     path = tar_of([("a.x", b"123")])
     good = load_index(str(path)).members(0)
     kept = path.with_name(path.name + SUFFIX)
@@ -246,7 +246,7 @@ def test_a_damaged_index_is_made_anew(tar_of: Any, at: int) -> None:
     assert good == load_index(str(path)).members(0)
 
 
-def test_a_hostile_index_is_not_believed(tar_of: Any) -> None:
+def test_index_with_wrong_offsets_is_rebuilt(tar_of: Any) -> None:
     import struct
     import zlib
 
@@ -254,13 +254,13 @@ def test_a_hostile_index_is_not_believed(tar_of: Any) -> None:
     load_index(str(path))
     kept = path.with_name(path.name + SUFFIX)
     data = as_one(kept)
-    data[64:72] = struct.pack("<Q", 1 << 40)  # the payload's offset, with the checksum made right
+    data[64:72] = struct.pack("<Q", 1 << 40)  # the payload's offset, with the checksum corrected
     data[56:60] = struct.pack("<I", zlib.crc32(data[64:]))
     kept.write_bytes(data)
     assert load_index(str(path)).members(0) == [("x", 512, 3)]
 
 
-def test_without_a_place_for_the_index_it_stays_in_memory(tar_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_index_stays_in_memory_if_it_cannot_be_written(tar_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tar_of([("a.x", b"123")])
 
     def refuse(*args: object, **kwargs: object) -> None:
@@ -271,12 +271,12 @@ def test_without_a_place_for_the_index_it_stays_in_memory(tar_of: Any, monkeypat
     assert os.listdir(path.parent) == ["a.tar"]
 
 
-def test_a_header_of_another_size_is_refused() -> None:
+def test_header_of_another_size_is_an_error() -> None:
     with pytest.raises(ValueError, match="a tar header must have 512 bytes, got 3"):
         TarHeaders().read_header(b"abc")
 
 
-def test_a_shard_that_cannot_be_completed_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_shard_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 

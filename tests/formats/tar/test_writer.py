@@ -23,13 +23,13 @@ def written(path: Path, samples: Any = SAMPLES, **options: Any) -> list[str]:
     return writer.paths
 
 
-def test_the_same_samples_give_the_same_bytes_whatever_the_order_of_their_members(tmp_path: Path) -> None:
+def test_same_samples_give_the_same_bytes_in_any_order_of_members(tmp_path: Path) -> None:
     written(tmp_path / "a.tar.gz")
     written(tmp_path / "b.tar.gz", [dict(reversed(s.items())) for s in SAMPLES])
     assert (tmp_path / "a.tar.gz").read_bytes() == (tmp_path / "b.tar.gz").read_bytes()
 
 
-def test_a_member_takes_512_bytes_beside_its_payload(tmp_path: Path) -> None:
+def test_member_takes_512_bytes_plus_its_payload(tmp_path: Path) -> None:
     key = "d" * 150 + "/" + "k" * 90
     written(tmp_path / "a.tar", [{"__key__": key, "bin": b"x"}], mtime=7)
     with tarfile.open(tmp_path / "a.tar") as archive:
@@ -46,7 +46,7 @@ def test_a_member_takes_512_bytes_beside_its_payload(tmp_path: Path) -> None:
     )
 )
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_key_is_read_back_by_us_and_by_tarfile(tmp_path: Path, parts: list[str]) -> None:
+def test_any_key_is_read_back_by_shmload_and_by_tarfile(tmp_path: Path, parts: list[str]) -> None:
     key = "/".join(parts)
     written(tmp_path / "a.tar", [{"__key__": key, "bin": b"x" * len(key)}])
     assert [{"__key__": key, "bin": b"x" * len(key)}] == list(TarDataset(tmp_path / "a.tar", cache=False))
@@ -55,20 +55,20 @@ def test_any_key_is_read_back_by_us_and_by_tarfile(tmp_path: Path, parts: list[s
 
 
 @pytest.mark.parametrize("length", [96, 97, 98, 150, 152, 153, 300])
-def test_a_key_that_begins_with_a_slash_keeps_it(tmp_path: Path, length: int) -> None:
-    key = "/" + "k" * (length - 1)  # and ".bin": 101 bytes are one more than a header's name holds
+def test_leading_slash_of_a_key_is_kept(tmp_path: Path, length: int) -> None:
+    key = "/" + "k" * (length - 1)  # with ".bin" 101 bytes, one more than the name field of a header has
     written(tmp_path / "a.tar", [{"__key__": key, "bin": b"x"}])
     assert TarDataset(tmp_path / "a.tar")[0]["__key__"] == key
 
 
-def test_the_tar_program_reads_what_we_write(tmp_path: Path) -> None:
+def test_tar_program_reads_written_shards(tmp_path: Path) -> None:
     key = "e" * 300
     written(tmp_path / "a.tar", [{"__key__": "d/a", "bin": b"x"}, {"__key__": key, "bin": b"y"}])
     done = subprocess.run(["tar", "-tf", tmp_path / "a.tar"], capture_output=True, text=True, check=True)
     assert ["d/a.bin", f"{key}.bin"] == done.stdout.splitlines()
 
 
-def test_shards_roll_at_a_count(tmp_path: Path) -> None:
+def test_new_shard_begins_after_a_number_of_samples(tmp_path: Path) -> None:
     paths = written(tmp_path / "%02d.tar", maxcount=2, start_shard=3)
     assert [str(tmp_path / f"0{n}.tar") for n in (3, 4, 5)] == paths
     assert [len(TarDataset(path)) for path in paths] == [2, 2, 1]
@@ -82,7 +82,7 @@ def test_no_shard_exceeds_its_size(tmp_path: Path) -> None:
         written(tmp_path / "x%d.tar", [{"__key__": "0", "bin": bytes(30_000)}], maxsize=20480)
 
 
-def test_an_interrupted_shard_leaves_nothing(tmp_path: Path) -> None:
+def test_interrupted_shard_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), TarWriter(tmp_path / "a.tar") as writer:
         writer.write(SAMPLES[0])
         raise ZeroDivisionError
@@ -102,7 +102,7 @@ def test_an_interrupted_shard_leaves_nothing(tmp_path: Path) -> None:
         ({"__key__": "a", "bin": 1}, "extension 'bin' has no encoder for a int: give bytes, or one of the extensions cbor"),
     ],
 )
-def test_what_could_not_be_read_back_is_refused(tmp_path: Path, sample: Any, message: str) -> None:
+def test_samples_that_could_not_be_read_back_are_an_error(tmp_path: Path, sample: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         written(tmp_path / "a.tar", [*SAMPLES, sample])
     with pytest.raises(TypeError, match="text is str or bytes; got int"):
@@ -111,7 +111,7 @@ def test_what_could_not_be_read_back_is_refused(tmp_path: Path, sample: Any, mes
         written(tmp_path / "a.tar", [{"__key__": "a", "cls": 3.7}])
 
 
-def test_limits_need_a_pattern(tmp_path: Path) -> None:
+def test_shard_limits_need_a_pattern(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="need a pattern for several shards"):
         TarWriter(tmp_path / "a.tar", maxcount=1)
     with pytest.raises(ValueError, match="maxcount is at least 1, maxsize 10240; got 0, None"):
@@ -119,14 +119,14 @@ def test_limits_need_a_pattern(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tgz", "tar.bz2", "tar.xz"])
-def test_streams_give_the_same_samples(tmp_path: Path, suffix: str) -> None:
+def test_compressed_streams_give_the_same_samples(tmp_path: Path, suffix: str) -> None:
     paths = written(tmp_path / f"%d.{suffix}", maxcount=2)
     np.testing.assert_equal(SAMPLES, list(TarStream(paths)))
     assert [s["__key__"] for s in TarStream(paths, rank=1, world_size=3)] == ["2", "3"]
 
 
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.bz2", "tar.xz"])
-def test_a_truncated_stream_is_an_error(tmp_path: Path, suffix: str) -> None:
+def test_truncated_stream_is_an_error(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a.{suffix}"
     written(path)
     whole = path.read_bytes()
@@ -137,7 +137,7 @@ def test_a_truncated_stream_is_an_error(tmp_path: Path, suffix: str) -> None:
                 list(TarStream(path))
 
 
-def test_a_stream_names_a_duplicate_member_and_what_follows_the_end(tmp_path: Path) -> None:
+def test_errors_of_a_stream_name_duplicate_members_and_trailing_data(tmp_path: Path) -> None:
     written(tmp_path / "a.tar", [{"__key__": "a", "bin": b"1"}])
     data = (tmp_path / "a.tar").read_bytes()
     (tmp_path / "b.tar").write_bytes(data[:1024] + data)
@@ -149,6 +149,6 @@ def test_a_stream_names_a_duplicate_member_and_what_follows_the_end(tmp_path: Pa
 
 
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
-def test_a_stream_reads_long_names(tar_of: Any, format: int) -> None:
+def test_stream_reads_long_names(tar_of: Any, format: int) -> None:
     key = "folder/" * 30 + "name"
     assert [sample["__key__"] for sample in TarStream(tar_of([(f"{key}.txt", b"text")], format))] == [key]

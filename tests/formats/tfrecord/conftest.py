@@ -1,4 +1,4 @@
-"""Files of Examples to read."""
+"""Files of Examples for the tests of the loader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NUM_SAMPLES = 22
 
 
 def sample(number: int) -> dict[str, Any]:
-    """A sample of the files of `shards`."""
+    """Returns sample `number` of the files of `shards`."""
     return {
         "image": np.full((2, 3), number, np.uint8),
         "label": np.int64(-number),
@@ -28,7 +28,7 @@ SCHEMA = {"image": ("uint8", (2, 3)), "label": "int64", "tokens": ("int64", (Non
 
 @pytest.fixture
 def shards(tmp_path: Path) -> str:
-    """Three files of unequal length, the middle one compressed; their pattern."""
+    """Writes three files of different lengths, the second one compressed. Returns their pattern."""
     folder = tmp_path / "shards"
     folder.mkdir()
     for shard, numbers in enumerate((range(10), range(10, 15), range(15, NUM_SAMPLES))):

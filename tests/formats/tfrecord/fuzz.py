@@ -1,7 +1,8 @@
-"""Mutated TFRecord files through every native parser of the format; ../fuzz.py runs it.
+"""Fuzz every native parser of TFRecord with mutated files; run by ../fuzz.py.
 
-What may happen is an answer or a named problem. Every so often the file changes between the survey and the writing of a batch, as a
-mapped one may.
+Valid outcomes are a result or a documented error. Sometimes the file changes between the survey and the copy of a batch, as a
+mapped
+file can.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from shmload._core.record_writer import BYTES, RecordBuffer
 from shmload._core.records import PROBLEMS, RecordReader, record_starts
 from shmload.formats.tfrecord.record_fields import fields_of
 
-GUARD = 64  # bytes behind the rows that must stay as they are
+GUARD = 64  # guard bytes after the rows that must stay unchanged
 BY_TENSORFLOW = Path(__file__).parent / "written_by_tensorflow"
 SCHEMAS = [
     ("raw", {"bytes": bytes}, {}),
@@ -45,28 +46,28 @@ WHOLE = [
 
 
 def framed(data: bytes) -> bytes:
-    """A record of these bytes with the right sums."""
+    """Returns a record of these bytes with correct checksums."""
     head = len(data).to_bytes(8, "little")
     return head + masked(crc32c(head)).to_bytes(4, "little") + data + masked(crc32c(data)).to_bytes(4, "little")
 
 
 def corpus() -> list[list[bytes]]:
-    """The records of small valid files."""
+    """Returns the records of small valid files."""
     found = [[bytes.fromhex(data) for data in WHOLE]]
     for name in ("plain", "sequence"):
         file = (BY_TENSORFLOW / f"{name}.tfrecord").read_bytes()
         starts = np.frombuffer(record_starts(file)[0], np.int64)
         found.append([file[a + 12 : b - 4] for a, b in pairwise(starts)])
-    found.append([b"", bytes(range(256)) * 70])  # one that is summed while it is copied
+    found.append([b"", bytes(range(256)) * 70])  # long enough that its checksum is computed during the copy
     huge, file = RecordBuffer(), io.BytesIO()
     huge.append_example([(b"text", BYTES, [bytes(range(256)) * 1100])])
     huge.write_to(file)
-    found.append([file.getvalue()[12:-4]])  # and one that is copied past the caches
+    found.append([file.getvalue()[12:-4]])  # long enough for nontemporal stores
     return found
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """A record with bytes changed, cut, doubled: mostly so that lengths and tags are hit."""
+    """Returns a record with bytes changed, removed or duplicated, mostly in lengths and tags."""
     some = bytearray(data)
     for _ in range(rng.randint(0, 4)):
         at = rng.randrange(min(len(some), 64) or 1) if rng.random() < 0.7 else rng.randrange(len(some) or 1)
@@ -85,13 +86,13 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
 
 
 def mutations(seed: int, folder: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Files, and what they turn into while they are read: mostly themselves."""
+    """Yields (file, content while it is being read); the two are mostly the same."""
     rng = random.Random(seed)
     valid = corpus()
     while True:
         records = valid[-1] if rng.random() < 0.005 else rng.choice(valid[:-1])
         data = bytearray(b"".join(framed(mutated(r, rng)) for r in records))
-        if rng.random() < 0.2:  # the frames too
+        if rng.random() < 0.2:  # including the frames
             for _ in range(rng.randint(1, 3)):
                 data[rng.randrange(len(data))] = rng.choice((0, 0xFF, rng.randrange(256)))
             del data[rng.choice((len(data), rng.randrange(len(data)))) :]
@@ -99,7 +100,7 @@ def mutations(seed: int, folder: Path) -> Iterator[tuple[bytes, bytes]]:
         if rng.random() < 0.2 and later:
             kinds = [
                 at for at, byte in enumerate(later) if byte in b"\x0a\x12\x1a"
-            ]  # tags, some of which say of what kind values are
+            ]  # tags, some of which determine the kind of the values
             for _ in range(rng.randint(1, 8)):
                 if kinds and rng.random() < 0.5:
                     later[rng.choice(kinds)] = rng.choice(b"\x0a\x12\x1a")
@@ -109,18 +110,18 @@ def mutations(seed: int, folder: Path) -> Iterator[tuple[bytes, bytes]]:
 
 
 def read(data: bytes, later: bytes) -> bool:
-    """Everything that is read of a file natively; whether a record of it was taken as an Example or SequenceExample."""
+    """Reads everything in a file natively. Returns whether a record was accepted as an Example or SequenceExample."""
     text, problem, _ = record_starts(data)
     assert problem in PROBLEMS
     starts = np.frombuffer(text, np.int64)
-    if problem:  # as an index of another file would have it
+    if problem:  # as an index of another file would contain
         starts = np.append(starts, [len(data) - 12, len(data) - 1, 1 << 62])
     count = len(starts) - 1
     is_sound = False
     for form, (_, schema, defaults) in ((("raw", "example", "sequence").index(s[0]), s) for s in SCHEMAS):
         fields = fields_of(schema, defaults)
         for verify in range(3):
-            file = np.frombuffer(data, np.uint8).copy()  # exactly as long as it is, for the sanitizer
+            file = np.frombuffer(data, np.uint8).copy()  # exactly as long as needed, for the sanitizer
             reader = RecordReader([file], [None], np.array([count]), starts[:-1], [f.native() for f in fields], form, verify)
             for indices in (*([i] for i in range(count)), range(count)):
                 is_sound |= _taken(reader, fields, list(indices), file, later) and form > 0
@@ -146,7 +147,7 @@ def _taken(reader: RecordReader, fields: list, indices: list[int], file: np.ndar
     if not any(field.is_text or field.is_ragged for field in fields):
         at_once = reader.survey(np.array(indices, np.int64), targets)
         again = reader.survey(np.array(indices, np.int64))
-        again.write(targets)  # the sum of a long record is taken while it is copied
+        again.write(targets)  # the checksum of a long record is computed during the copy
         assert at_once.problem == again.problem
     file[:] = np.frombuffer(later, np.uint8)
     is_written = survey.write(targets)

@@ -1,4 +1,4 @@
-"""Fields of encoded bytes: images out of TFRecord as out of a folder, and decoders of one's own."""
+"""Encoded fields: images in TFRecord files are decoded as those in folders, and custom decoders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CROP = ImageDecoder(RandomResizedCrop(32), flip=0.5)
 
 @pytest.fixture
 def files(tmp_path: Path) -> list[Path]:
-    """Small photographs, one of them a PNG."""
+    """Returns paths of small photographs, one of them a PNG."""
     found = []
     for number, photo in enumerate(PHOTOS):
         path = tmp_path / f"{number}.{'png' if number == 2 else 'jpg'}"
@@ -33,7 +33,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 @pytest.fixture
 def shard(files: list[Path], tmp_path: Path) -> Path:
-    """Their bytes and numbers as Examples."""
+    """Writes the files' bytes and numbers as Examples."""
     path = tmp_path / "images.tfrecord"
     with TFRecordWriter(path) as writer:
         for label, file in enumerate(files):
@@ -46,16 +46,16 @@ def images_of(shard: Path, image: ImageDecoder, **options: Any) -> TFRecordDatas
 
 
 @pytest.mark.parametrize("image", [ImageDecoder(CenterCrop(32)), ImageDecoder(Resize(20), layout="HWC")])
-def test_a_record_is_the_image_that_the_same_bytes_in_a_folder_are(files, shard, image):
+def test_image_of_a_record_equals_that_of_the_same_file_in_a_folder(files, shard, image):
     records, folder = images_of(shard, image), ImageFolder(files, image, labels=range(len(files)))
     for number in range(len(files)):
         np.testing.assert_equal(dict(records[number]), dict(folder[number]))
     assert list(records[0]) == ["image", "label"]
 
 
-@pytest.mark.slow(reason="decodes the images by two loaders, with workers, too")
+@pytest.mark.slow(reason="decodes the images with two loaders, also in workers")
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_random_crops_in_batches_are_those_of_a_folder(files, shard, num_workers):
+def test_random_crops_equal_those_of_a_folder(files, shard, num_workers):
     batches = []
     for dataset in (images_of(shard, CROP), ImageFolder(files, CROP, labels=range(len(files)))):
         with ShmLoader(dataset, batch_size=2, shuffle=True, seed=3, num_workers=num_workers) as loader:
@@ -74,7 +74,7 @@ def test_images_of_different_shapes_are_ragged_fields(files, shard):
     np.testing.assert_equal(*batches)
 
 
-def test_whole_records_can_be_images(files, tmp_path):
+def test_raw_records_can_be_images(files, tmp_path):
     with TFRecordWriter(tmp_path / "raw.tfrecord") as writer:
         for file in files:
             writer.write(file.read_bytes())
@@ -83,7 +83,7 @@ def test_whole_records_can_be_images(files, tmp_path):
     np.testing.assert_equal(records[-1]["x"], image(files[-1].read_bytes()))
 
 
-def test_a_bad_image_is_an_error_that_names_file_record_and_offset(files, tmp_path):
+def test_error_for_a_bad_image_names_file_record_and_offset(files, tmp_path):
     path = tmp_path / "bad.tfrecord"
     with TFRecordWriter(path, index=True) as writer:
         writer.write({"image": files[0].read_bytes(), "label": 0})
@@ -100,19 +100,19 @@ def test_a_bad_image_is_an_error_that_names_file_record_and_offset(files, tmp_pa
         next(iter(loader))
 
 
-def test_a_missing_image_has_the_default_that_is_decoded(files, tmp_path):
+def test_default_of_a_missing_image_is_decoded(files, tmp_path):
     with TFRecordWriter(tmp_path / "a.tfrecord") as writer:
         writer.write({"label": 1})
-    image, grey = ImageDecoder(CenterCrop(16)), io.BytesIO()
+    image, gray = ImageDecoder(CenterCrop(16)), io.BytesIO()
     with pytest.raises(SampleError, match="field 'image' is missing"):
         images_of(tmp_path / "a.tfrecord", image)[0]
-    Image.new("RGB", (16, 16), (7, 7, 7)).save(grey, "PNG")
-    records = images_of(tmp_path / "a.tfrecord", image, defaults={"image": grey.getvalue()})
+    Image.new("RGB", (16, 16), (7, 7, 7)).save(gray, "PNG")
+    records = images_of(tmp_path / "a.tfrecord", image, defaults={"image": gray.getvalue()})
     assert (records[0]["image"] == 7).all()
 
 
 def numbers(data: bytes) -> Any:
-    """A decoder of one's own."""
+    """Decodes two-byte integers and drop the first."""
     return np.frombuffer(data, "<i2")[1:]
 
 
@@ -134,7 +134,7 @@ def test_any_function_of_bytes_can_decode(tmp_path):
         fixed[1]
 
 
-def test_a_dataset_without_decoders_reads_whole_batches(shard):
+def test_dataset_without_decoders_reads_whole_batches(shard):
     assert TFRecordDataset(shard, {"label": "int64"}).read_batch_into is not None
     assert images_of(shard, CROP).read_batch_into is None
 
@@ -152,13 +152,13 @@ def test_a_dataset_without_decoders_reads_whole_batches(shard):
         ),
     ],
 )
-def test_what_a_decoder_cannot_be_is_said(tmp_path, options, words):
+def test_error_explains_why_a_decoder_is_invalid(tmp_path, options, words):
     (tmp_path / "a.tfrecord").touch()
     with pytest.raises(ValueError, match=words):
         TFRecordDataset(tmp_path / "a.tfrecord", **options)
 
 
-def test_a_missing_library_is_not_the_records_fault(shard):
+def test_missing_library_is_not_reported_as_damage(shard):
     def lacking(data: bytes) -> Any:
         raise ImportError("no such library")
 

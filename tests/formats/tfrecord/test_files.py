@@ -1,4 +1,4 @@
-"""What lies on disk: indexes, compression, and files that change while they are read."""
+"""Indexes, compression, and files that change while they are read."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from shmload.formats import TFRecordDataset, TFRecordWriter
 from shmload.formats.tfrecord.record_file import write_index
 
 HERE = Path(__file__).parent
-WRAPPING = [0, 2**63 - 1, -2]  # each ends where the next begins, modulo 2**64
+WRAPPING = [0, 2**63 - 1, -2]  # every record ends where the next begins, modulo 2**64
 WHOLE = [b"record %d" % i * (i + 1) for i in range(6)]
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A file of six raw records."""
+    """Writes a file of six raw records."""
     with TFRecordWriter(tmp_path / "a.tfrecord") as writer:
         for record in WHOLE:
             writer.write(record)
@@ -38,13 +38,13 @@ def records_of(path: Any, **options: Any) -> list[bytes]:
 
 
 def touched(path: Path) -> None:
-    """The file's time moves, however coarse the clock is."""
+    """Advances the modification time, however coarse the file system's clock is."""
     now = path.stat().st_mtime_ns
     os.utime(path, ns=(now + 1_000_000, now + 1_000_000))
 
 
 @pytest.mark.parametrize(("compression", "expand"), [("gzip", gzip.decompress), ("zlib", zlib.decompress)])
-def test_a_compressed_file_is_the_plain_one_compressed(path, compression, expand):
+def test_compressed_file_has_the_content_of_the_plain_one(path, compression, expand):
     other = path.with_suffix(".z")
     with TFRecordWriter(other, compression=compression) as writer:
         for record in WHOLE:
@@ -58,13 +58,13 @@ def test_a_compressed_file_is_the_plain_one_compressed(path, compression, expand
         records_of(other, compression="none")
 
 
-def test_no_index_is_written_beside_a_compressed_file(tmp_path):
+def test_no_index_is_written_for_a_compressed_file(tmp_path):
     with pytest.raises(ValueError, match="index=True needs compression=None: a compressed file cannot be sought in"):
         TFRecordWriter(tmp_path / "a", compression="gzip", index=True)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_changes_while_it_is_walked_gets_no_index(path, monkeypatch):
+def test_no_index_is_written_for_a_file_that_changes_during_the_scan(path, monkeypatch):
     def walked(data):
         found = record_starts(data)
         touched(path)
@@ -76,7 +76,7 @@ def test_a_file_that_changes_while_it_is_walked_gets_no_index(path, monkeypatch)
     assert [path] == list(path.parent.iterdir())
 
 
-def test_in_a_folder_that_cannot_be_written_the_index_stays_in_memory(path, monkeypatch):
+def test_index_stays_in_memory_if_the_folder_is_read_only(path, monkeypatch):
     def refuse(*_: Any, **__: Any) -> Any:
         raise PermissionError("read-only")
 
@@ -85,14 +85,14 @@ def test_in_a_folder_that_cannot_be_written_the_index_stays_in_memory(path, monk
     assert [path] == list(path.parent.iterdir())
 
 
-def test_an_index_that_cannot_take_its_name_leaves_nothing(path):
+def test_index_that_cannot_be_renamed_leaves_nothing(path):
     index = Path(f"{path}.shmload-index")
     index.mkdir()
     assert records_of(path) == WHOLE
     assert {path, index} == set(path.parent.iterdir())
 
 
-def test_the_writers_index_is_that_of_the_first_pass(path):
+def test_index_by_the_writer_equals_that_of_a_scan(path):
     assert records_of(path) == WHOLE
     made = Path(f"{path}.shmload-index").read_bytes()
     other = path.parent / "other" / path.name
@@ -105,19 +105,19 @@ def test_the_writers_index_is_that_of_the_first_pass(path):
     assert b'"mtime_ns": %d' % now in made
 
 
-def test_an_index_of_the_file_as_it_was_is_made_anew(path):
+def test_index_of_an_older_version_is_rebuilt(path):
     assert records_of(path) == WHOLE
     stale = Path(f"{path}.shmload-index").read_bytes()
     data = path.read_bytes()
     first = 16 + len(WHOLE[0])
-    path.write_bytes(data[first:] + data[:first])  # as many bytes, other records
+    path.write_bytes(data[first:] + data[:first])  # the same size, but other records
     touched(path)
     assert [*WHOLE[1:], WHOLE[0]] == records_of(path)
     assert stale != Path(f"{path}.shmload-index").read_bytes()
 
 
-@pytest.mark.slow(reason="the index is made anew once for each of its bytes")
-def test_a_damaged_index_is_made_anew(path):
+@pytest.mark.slow(reason="rebuilds the index once for each of its bytes")
+def test_damaged_index_is_rebuilt(path):
     assert records_of(path) == WHOLE
     index = Path(f"{path}.shmload-index")
     whole = index.read_bytes()
@@ -129,7 +129,7 @@ def test_a_damaged_index_is_made_anew(path):
 
 
 @pytest.mark.parametrize("name", ["a.tfindex", "a.index", "a.idx", "a.tfrecord.idx"])
-def test_a_foreign_index_is_read_under_all_its_names(path, name):
+def test_tfindex_file_is_read_under_every_usual_name(path, name):
     ends = np.cumsum([16 + len(record) for record in WHOLE])
     lines = [f"{end - 16 - len(record)} {16 + len(record)}\n" for end, record in zip(ends, WHOLE, strict=True)]
     (path.parent / name).write_text("".join(lines))
@@ -138,21 +138,21 @@ def test_a_foreign_index_is_read_under_all_its_names(path, name):
 
 
 @pytest.mark.parametrize("text", ["", "0", "0 x", "0 10\n", "1 5", "0 99999999999999999999", "0 -5 -5 5", "0 20 0 20"])
-def test_a_foreign_index_that_does_not_fit_is_left_aside(path, text):
+def test_tfindex_file_that_does_not_fit_is_ignored(path, text):
     path.with_suffix(".tfindex").write_text(text)
     assert records_of(path) == WHOLE
     assert Path(f"{path}.shmload-index").exists()
 
 
 def indexed(path: Path, starts: list[int]) -> None:
-    """An index of this file as it is, which says that records begin there."""
+    """Writes a valid index of this file in which records begin at `starts`."""
     status = path.stat()
     identity = {"name": path.name, "size": status.st_size, "mtime_ns": status.st_mtime_ns}
     write_index(str(path), identity, np.array([*starts, status.st_size], np.int64))
 
 
 @pytest.mark.parametrize("starts", [[], [1], [0, 10], [0, 1 << 40], [0, -5, 0], WRAPPING])
-def test_an_index_that_does_not_lie_in_its_file_is_made_anew(path, starts):
+def test_index_with_offsets_outside_its_file_is_rebuilt(path, starts):
     assert records_of(path) == WHOLE
     sound = Path(f"{path}.shmload-index").read_bytes()
     indexed(path, starts)
@@ -160,7 +160,7 @@ def test_an_index_that_does_not_lie_in_its_file_is_made_anew(path, starts):
     assert sound == Path(f"{path}.shmload-index").read_bytes()
 
 
-def test_an_index_that_points_elsewhere_gives_no_wrong_record(path):
+def test_index_with_wrong_offsets_never_gives_a_wrong_record(path):
     indexed(path, [0, 20])
     dataset = TFRecordDataset(path)
     with pytest.raises(ShardCorrupt, match="record 1, which starts at byte 20: corrupted: the checksum of the record's length"):
@@ -170,7 +170,7 @@ def test_an_index_that_points_elsewhere_gives_no_wrong_record(path):
             TFRecordDataset(path, verify=verify)[1]
 
 
-def test_the_package_tfrecords_files_are_read(tmp_path):
+def test_files_of_the_package_tfrecord_are_read(tmp_path):
     for file in (HERE / "written_by_tfrecord").glob("*.tf*"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     schema = {"floats": ("float32", (3,)), "ints": ("int64", (2,)), "ragged": ("int64", (None,)), "text": str}
@@ -178,13 +178,13 @@ def test_the_package_tfrecords_files_are_read(tmp_path):
     for i in range(5):
         sample = {name: getattr(value, "tolist", lambda v=value: v)() for name, value in dataset[i].items()}
         assert {"floats": [i + 0.5, -i, 3.25], "ints": [-i, 300 * i], "ragged": [*range(i)], "text": f"text {i}"} == sample
-    assert not (tmp_path / "plain.tfrecord.shmload-index").exists()  # its tfindex was taken
+    assert not (tmp_path / "plain.tfrecord.shmload-index").exists()  # its tfindex was used
     schema = {"frames": ("float32", (None, 2)), "label": "int64"}
     sequences = TFRecordDataset(tmp_path / "sequence.tfrecord", schema, records="sequence")
     assert [[[t, i] for t in range(i)] for i in range(4)] == [s["frames"].tolist() for s in sequences]
 
 
-def test_a_file_that_is_cut_off_or_written_over_is_an_error(path):
+def test_truncated_or_overwritten_file_is_an_error(path):
     whole = path.read_bytes()
     for change in (lambda: os.truncate(path, 3), lambda: path.write_bytes(whole[::-1]), lambda: path.open("ab").close()):
         path.write_bytes(whole)
@@ -200,7 +200,7 @@ def test_a_file_that_is_cut_off_or_written_over_is_an_error(path):
             dataset[2]
 
 
-def test_a_file_that_is_replaced_or_removed_is_read_as_it_was(path):
+def test_replaced_or_removed_file_is_still_read_as_it_was(path):
     dataset = TFRecordDataset(path)
     assert len(dataset) == 6
     with TFRecordWriter(path) as writer:
@@ -210,11 +210,11 @@ def test_a_file_that_is_replaced_or_removed_is_read_as_it_was(path):
     assert [dataset[i]["bytes"] for i in range(6)] == WHOLE
 
 
-TEXT = {"text": bytes}  # a field without a fixed size: all records of a batch are surveyed before one is copied
+TEXT = {"text": bytes}  # a field without a fixed size makes the reader survey all records of a batch before copying one
 
 
-class Meddling(dict):
-    """Rows that change the file when they are asked for: after the survey, before the copy."""
+class ChangingFile(dict):
+    """Rows that change the file when they are requested, which is after the survey and before the copy."""
 
     def __init__(self, change: Any, **rows: Any) -> None:
         super().__init__(rows)
@@ -225,13 +225,13 @@ class Meddling(dict):
         return super().__getitem__(name)
 
 
-def test_a_file_that_changes_in_the_midst_of_a_batch_is_an_error_and_overruns_no_row(tmp_path):
+def test_file_that_changes_during_a_batch_is_an_error_and_overruns_no_row(tmp_path):
     path = tmp_path / "a"
     with TFRecordWriter(path) as writer:
         writer.write({"n": np.full(20, 300)})
     at = path.read_bytes().index(b"\xac\x02")
 
-    def doubled() -> None:  # of two bytes that are one number, two numbers are made
+    def doubled() -> None:  # replaces the two bytes of every number with two numbers
         with open(path, "r+b") as file:
             file.seek(at)
             file.write(b"\x01\x02" * 20)
@@ -239,7 +239,7 @@ def test_a_file_that_changes_in_the_midst_of_a_batch_is_an_error_and_overruns_no
     room = np.full(60, -1)
     with pytest.raises(ShardCorrupt, match="record 0, which starts at byte 0: the file was changed while it was in use"):
         TFRecordDataset(path, {"n": ("int64", (20,)), **TEXT}, defaults={"text": b""}).read_batch_into(
-            [0], Meddling(doubled, n=room[:20].reshape(1, 20))
+            [0], ChangingFile(doubled, n=room[:20].reshape(1, 20))
         )
     assert (room[20:] == -1).all()
 
@@ -247,7 +247,7 @@ def test_a_file_that_changes_in_the_midst_of_a_batch_is_an_error_and_overruns_no
     dataset = TFRecordDataset(path, {"n": ("int64", (40,)), **TEXT}, defaults={"text": b""}, verify="length")
     rows = np.empty((1, 40), np.int64)
     with pytest.raises(ShardCorrupt, match="the file was changed while it was in use"):
-        dataset.read_batch_into([0], Meddling(lambda: touched(path), n=rows))
+        dataset.read_batch_into([0], ChangingFile(lambda: touched(path), n=rows))
     assert rows.tolist() == [[1, 2] * 20]
 
 
@@ -258,7 +258,7 @@ def test_files_keep_no_descriptor(path):
     assert before == len(os.listdir("/proc/self/fd"))
 
 
-def test_a_mapped_file_is_its_bytes_and_says_what_it_is(path):
+def test_mapped_file_has_the_bytes_and_status_of_the_file(path):
     file = MappedFile(os.fsencode(path))
     status = path.stat()
     assert bytes(memoryview(file)) == path.read_bytes()
@@ -272,7 +272,7 @@ def test_a_mapped_file_is_its_bytes_and_says_what_it_is(path):
             MappedFile(bad)
 
 
-def test_a_file_that_is_gone_when_it_is_first_read_is_named(path):
+def test_error_names_the_file_that_disappeared_before_the_first_read(path):
     dataset = TFRecordDataset(path)
     path.unlink()
     with pytest.raises(FileNotFoundError, match=f"No such file or directory: '{path}'"):

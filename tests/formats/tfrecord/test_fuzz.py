@@ -12,20 +12,20 @@ from shmload._core.records import RecordReader
 from shmload.formats.tfrecord.record_fields import fields_of
 
 
-def test_the_corpus_is_sound(fuzz: ModuleType) -> None:
+def test_unchanged_files_are_read(fuzz: ModuleType) -> None:
     for records in fuzz.corpus():
         file = b"".join(map(fuzz.framed, records))
         assert fuzz.read(file, file)
 
 
-def test_mutated_files_are_read_or_refused(fuzz: ModuleType, tmp_path: Path) -> None:
+def test_mutated_files_are_read_or_rejected(fuzz: ModuleType, tmp_path: Path) -> None:
     found = [fuzz.read(*each) for each in islice(fuzz.mutations(1, tmp_path), 100)]
     assert True in found
     assert False in found
 
 
-def test_values_that_turn_into_floats_before_they_are_written_stay_within_their_rows(fuzz: ModuleType) -> None:
-    """Where the file changes: four floats in the place of sixteen numbers of one byte were written as four doubles."""
+def test_integers_replaced_by_floats_during_a_read_stay_within_their_rows(fuzz: ModuleType) -> None:
+    """Four floats that replaced sixteen one-byte integers during a read were once written as four doubles."""
     record = RecordBuffer()
     record.append_example([(b"n", INTS, [np.arange(16)])])
     file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""The `tfrecord` package reads what is written here, and writes what is read here, for random samples."""
+"""The `tfrecord` package reads files written by shmload, and shmload reads files written by it, for random samples."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ quickly = settings(deadline=None, max_examples=40, suppress_health_check=[Health
 
 @quickly
 @given(samples)
-def test_what_is_written_here_is_read_there(tmp_path: Path, written: list[Sample]) -> None:
+def test_tfrecord_package_reads_files_of_shmload(tmp_path: Path, written: list[Sample]) -> None:
     path = tmp_path / "ours.tfrecord"
     with TFRecordWriter(path) as writer:
         for sample in written:
@@ -52,7 +52,7 @@ def test_what_is_written_here_is_read_there(tmp_path: Path, written: list[Sample
 @pytest.mark.parametrize("has_index", [False, True])
 @quickly
 @given(written=samples)
-def test_what_is_written_there_is_read_here(tmp_path: Path, has_index: bool, written: list[Sample]) -> None:
+def test_shmload_reads_files_of_the_tfrecord_package(tmp_path: Path, has_index: bool, written: list[Sample]) -> None:
     path = tmp_path / "theirs.tfrecord"
     for old in tmp_path.glob("theirs.*"):
         old.unlink()

@@ -1,4 +1,4 @@
-"""TFRecord through the loader: workers of every kind, threads, resume."""
+"""TFRecord files through the loader: workers of every kind, threads, resuming."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ slow = pytest.mark.slow(reason="starts two workers for each of three loaders")
 
 
 def taken(batch: Any) -> list[dict[str, Any]]:
-    """A batch's samples as numpy has them."""
+    """Returns a batch's samples as numpy arrays."""
     return [
         {name: value if isinstance(value, str) else value.numpy().copy() for name in SCHEMA for value in [batch[name][row]]}
         for row in range(len(batch["label"]))
@@ -42,7 +42,7 @@ def test_several_files_are_one_dataset_in_the_order_of_their_names(shards):
     assert repr(dataset) == "TFRecordDataset(3 files, example, image, label, tokens, text, verify='all')"
 
 
-@pytest.mark.slow(reason="starts workers, by spawn, too")
+@pytest.mark.slow(reason="starts workers, also by spawn")
 @pytest.mark.parametrize(
     "options",
     [
@@ -64,7 +64,7 @@ def test_workers_deliver_every_sample_once(shards, options, is_open):
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=slow)])
-def test_an_epoch_resumes_in_its_middle(shards, num_workers):
+def test_loader_resumes_within_an_epoch(shards, num_workers):
     def loader() -> ShmLoader:
         dataset = TFRecordDataset(shards, SCHEMA)
         return ShmLoader(dataset, batch_size=4, shuffle=True, seed=3, ragged="list", num_workers=num_workers)
@@ -81,7 +81,7 @@ def test_an_epoch_resumes_in_its_middle(shards, num_workers):
     np.testing.assert_equal(found, expected)
 
 
-def test_threads_share_one_dataset(shards):
+def test_threads_share_a_dataset(shards):
     dataset = TFRecordDataset(shards, SCHEMA)
     numbers = list(range(NUM_SAMPLES)) * 10
     with ThreadPoolExecutor(4) as pool:
@@ -89,7 +89,7 @@ def test_threads_share_one_dataset(shards):
             np.testing.assert_equal(each, sample(number))
 
 
-def test_a_pickled_dataset_is_small_and_refuses_files_of_another_size(shards):
+def test_pickled_dataset_is_small_and_rejects_files_of_another_size(shards):
     dataset = TFRecordDataset(shards, SCHEMA)
     np.testing.assert_equal(pickle.loads(pickle.dumps(dataset))[3], sample(3))
     assert len(dataset) == NUM_SAMPLES
@@ -105,7 +105,7 @@ def test_a_pickled_dataset_is_small_and_refuses_files_of_another_size(shards):
         pickle.loads(pickled.replace(b"00000.tfrecord", b"00002.tfrecord"))[3]
 
 
-def test_a_bad_record_ends_the_epoch_by_name(shards):
+def test_error_that_ends_the_epoch_names_the_bad_record(shards):
     path = Path(TFRecordDataset(shards).paths[0])
     data = bytearray(path.read_bytes())
     data[40] ^= 1

@@ -1,4 +1,4 @@
-"""Examples mean what protobuf's own parser makes of their bytes, with a schema and without, also merged, replaced and damaged ones."""
+"""Examples are parsed as by protobuf's parser, with and without a schema, also if merged, with repeated fields, or damaged."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ UNKNOWN = st.one_of(
     st.builds(lambda n, v: varint(n << 3 | 5) + v, st.integers(4, 40), FLOATS),
     st.builds(lambda n, v: varint(n << 3 | 1) + v, st.integers(4, 40), st.binary(min_size=8, max_size=8)),
     st.builds(lambda n, v: varint(n << 3 | 3) + varint(32) + varint(v) + varint(n << 3 | 4), st.integers(1, 40), NUMBERS),
-    st.builds(lambda n, v: varint(n << 3) + varint(v), st.integers(1, 3), NUMBERS),  # a known field of another wire type
+    st.builds(lambda n, v: varint(n << 3) + varint(v), st.integers(1, 3), NUMBERS),  # a known field number with another wire type
 )
 
 
@@ -68,7 +68,7 @@ FEATURE = joined(
     )
 )
 KEY = st.sampled_from(["a", "b", "", "é"]).map(str.encode)
-# Without unknown fields: an entry that has one is dropped by protobuf's parser for Python, and kept by that for C++, and here.
+# Unknown fields are left out, because protobuf's Python parser drops an entry that has one; its C++ parser and shmload keep it.
 ENTRY = joined(st.one_of(KEY.map(lambda k: length_field(1, k)), FEATURE.map(lambda f: length_field(2, f))))
 FEATURES = joined(st.one_of(ENTRY.map(lambda entry: length_field(1, entry)), UNKNOWN))
 EXAMPLE = joined(st.one_of(FEATURES.map(lambda data: length_field(1, data)), UNKNOWN))
@@ -83,8 +83,8 @@ def damaged(draw: st.DrawFn) -> bytes:
     return bytes(data[: draw(st.integers(0, len(data)))])
 
 
-def of_protobuf(record: bytes) -> dict[str, tuple[str, list[Any]]] | None:
-    """Each feature's kind and values; None: not an Example."""
+def parsed_by_protobuf(record: bytes) -> dict[str, tuple[str, list[Any]]] | None:
+    """Returns the kind and values of each feature, or None if the bytes are not an Example."""
     try:
         found = Example.FromString(record)
     except DecodeError:
@@ -96,7 +96,7 @@ def of_protobuf(record: bytes) -> dict[str, tuple[str, list[Any]]] | None:
     }
 
 
-def of_shmload(record: bytes) -> dict[str, tuple[str, list[Any]]] | None:
+def parsed_by_shmload(record: bytes) -> dict[str, tuple[str, list[Any]]] | None:
     try:
         found = example_features(record)
     except ValueError:
@@ -109,12 +109,12 @@ def of_shmload(record: bytes) -> dict[str, tuple[str, list[Any]]] | None:
 
 
 def without_empty_bytes(features: dict[str, tuple[str, list[Any]]]) -> dict[str, tuple[str, list[Any]]]:
-    """No values of bytes and no values of any kind are the same empty list."""
+    """Replaces empty lists of bytes by untyped empty lists, because both are the same."""
     return {name: ("", []) if kind == "bytes_list" and not values else (kind, values) for name, (kind, values) in features.items()}
 
 
 def same(ours: Any, theirs: Any) -> bool:
-    return bool(repr(ours) == repr(theirs))  # so that NaN is NaN, and -0.0 is not 0.0
+    return bool(repr(ours) == repr(theirs))  # comparing the bytes makes NaN equal NaN, and -0.0 differ from 0.0
 
 
 MERGED = length_field(
@@ -139,10 +139,10 @@ def test_entry_with_an_unknown_field_is_kept() -> None:
 @example(MERGED)
 @example(IN_TWO_VALUES)
 @example(MERGED + IN_TWO_VALUES)
-def test_features_are_those_of_protobuf(record: bytes) -> None:
-    theirs = of_protobuf(record)
+def test_features_equal_protobufs(record: bytes) -> None:
+    theirs = parsed_by_protobuf(record)
     assert theirs is not None
-    ours = of_shmload(record)
+    ours = parsed_by_shmload(record)
     assert ours is not None
     assert same(dict(sorted(ours.items())), dict(sorted(without_empty_bytes(theirs).items())))
     assert same(features_of(record), example_features(record) or None)
@@ -151,8 +151,8 @@ def test_features_are_those_of_protobuf(record: bytes) -> None:
 @pytest.mark.slow(reason="hundreds of random messages")
 @settings(deadline=None, max_examples=600)
 @given(st.one_of(damaged(), st.binary(max_size=40)))
-def test_damaged_bytes_are_refused_where_protobuf_refuses_them(record: bytes) -> None:
-    assert (of_shmload(record) is None) == (of_protobuf(record) is None)
+def test_damaged_bytes_are_rejected_where_protobuf_rejects_them(record: bytes) -> None:
+    assert (parsed_by_shmload(record) is None) == (parsed_by_protobuf(record) is None)
 
 
 KINDS = {"int64_list": ("int64", (None,)), "float_list": ("float32", (None,))}
@@ -164,14 +164,14 @@ def write_record(path: Path, record: bytes) -> Path:
     return path
 
 
-@pytest.mark.slow(reason="a file for each of many random messages")
+@pytest.mark.slow(reason="writes a file for each of many random messages")
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(EXAMPLE, ONE_FEATURE))
 @example(MERGED)
 @example(IN_TWO_VALUES)
-def test_dataset_with_a_schema_has_protobufs_values(tmp_path: Path, record: bytes) -> None:
+def test_values_of_a_dataset_with_a_schema_equal_protobufs(tmp_path: Path, record: bytes) -> None:
     path = write_record(tmp_path / "x.tfrecord", record)
-    for name, (kind, values) in (of_protobuf(record) or {}).items():
+    for name, (kind, values) in (parsed_by_protobuf(record) or {}).items():
         if kind in KINDS:
             assert same(TFRecordDataset(path, {name: KINDS[kind]})[0][name].tolist(), values)
         elif len(values) == 1:
@@ -196,8 +196,8 @@ EDGES = {
 
 
 @pytest.mark.parametrize("record", EDGES.values(), ids=EDGES)
-def test_every_reader_parses_the_same_bytes_alike(tmp_path: Path, record: bytes) -> None:
-    """The parser itself is compared with protobuf's elsewhere."""
+def test_every_reader_gives_the_same_values(tmp_path: Path, record: bytes) -> None:
+    """Compare the readers with each other; other tests compare the parser with protobuf's."""
     try:
         wanted: Any = example_features(record)
     except ValueError:

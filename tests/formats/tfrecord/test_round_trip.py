@@ -1,4 +1,4 @@
-"""Whatever is written comes back, and no damage to it passes unseen."""
+"""Written samples are read back, and every damage to their file is detected."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from shmload.formats import TFRecordDataset, TFRecordWriter
 
 slow = pytest.mark.slow(reason="hypothesis writes and reads many files")
 DTYPES = ["float32", "int64", "int8", "uint16", "bool", "float64", "uint64", "float16", "complex64", "int32"]
-IN_LISTS = ("float32", "int64", "int8", "uint16", "bool", "int32")  # which lists of an Example hold as they are
+IN_LISTS = ("float32", "int64", "int8", "uint16", "bool", "int32")  # dtypes that the lists of an Example can store unchanged
 
 
 @st.composite
 def schemas(draw: Any) -> tuple[dict[str, Any], list[str], list[dict[str, Any]]]:
-    """A schema, the fields that are written as bytes, and samples."""
+    """Draws a schema, the names of the fields that are written as bytes, and samples."""
     schema: dict[str, Any] = {}
     raw: list[str] = []
     values: dict[str, Any] = {}
@@ -50,7 +50,7 @@ def schemas(draw: Any) -> tuple[dict[str, Any], list[str], list[dict[str, Any]]]
 @slow
 @settings(max_examples=100, deadline=None)
 @given(schemas(), st.sampled_from([None, "gzip", "zlib"]))
-def test_samples_of_any_schema_come_back(made, compression):
+def test_samples_of_any_schema_are_read_back(made, compression):
     schema, raw, samples = made
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a")
@@ -74,7 +74,7 @@ def test_samples_of_any_schema_come_back(made, compression):
 @slow
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.binary(max_size=40) | st.just(bytes(range(256)) * 70), min_size=1, max_size=4), st.data(), st.booleans())
-def test_any_changed_byte_and_any_cut_is_detected(records, data, is_cut):
+def test_any_changed_byte_and_any_truncation_is_detected(records, data, is_cut):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a")
         with TFRecordWriter(path) as writer:

@@ -1,4 +1,4 @@
-"""TFRecord: exact bytes, the parser's musts, files of TensorFlow's, and damage of every kind."""
+"""TFRecord: exact bytes, parser requirements, files written by TensorFlow, and all kinds of damage."""
 
 from __future__ import annotations
 
@@ -16,14 +16,10 @@ from hypothesis import strategies as st
 from shmload import SampleError, ShardCorrupt, ShmLoader
 from shmload._core.crc32c import copy_crc32c, crc32c, masked
 from shmload.formats import TFRecordDataset, TFRecordWriter
+from tests.formats.tfrecord.fuzz import framed
 
 BY_TENSORFLOW = Path(__file__).parent / "written_by_tensorflow"
 A = bytes.fromhex("0a180a160a016112111a0f0a0d01ffffffffffffffffff01ac02")
-
-
-def framed(data: bytes) -> bytes:
-    head = len(data).to_bytes(8, "little")
-    return head + masked(crc32c(head)).to_bytes(4, "little") + data + masked(crc32c(data)).to_bytes(4, "little")
 
 
 def block(tag: int, data: bytes) -> bytes:
@@ -45,13 +41,13 @@ def parsed(tmp_path: Path, data: bytes, schema: dict, **options: object) -> dict
     ("data", "expected"),
     [(b"", 0), (b"123456789", 0xE3069283), (bytes(32), 0x8A9136AA), (b"\xff" * 32, 0x62A8AB43), (bytes(range(32)), 0x46DD794E)],
 )
-def test_the_sum_has_its_published_values(data, expected):
+def test_crc32c_has_its_published_values(data, expected):
     assert expected == crc32c(data) == crc32c(data, by_tables=True)
     assert (masked(0), masked(0xE3069283)) == (0xA282EAD8, 0xC78AB0E5)
 
 
 @given(st.integers(0, 40_000), st.integers(0, 9), st.integers(0, 2**32 - 1))
-def test_all_ways_to_a_sum_agree(nbytes, skipped, seed):
+def test_all_implementations_of_crc32c_agree(nbytes, skipped, seed):
     data = np.random.default_rng(seed).integers(0, 256, nbytes + skipped, np.uint8)[skipped:]
     room = np.zeros(nbytes, np.uint8)
     assert crc32c(data) == crc32c(data, by_tables=True) == copy_crc32c(room, data)
@@ -65,7 +61,7 @@ def test_all_ways_to_a_sum_agree(nbytes, skipped, seed):
     assert bytes(room) == bytes(data)
 
 
-def test_a_copy_that_does_not_fit_is_refused():
+def test_copy_into_a_buffer_of_another_size_is_an_error():
     with pytest.raises(ValueError, match="the destination of 2 bytes is too small for 3 bytes"):
         copy_crc32c(bytearray(2), b"abc")
 
@@ -117,11 +113,11 @@ def test_files_have_the_golden_bytes(tmp_path, record, expected):
         (block(0x0A, entry("a", block(0x0A, block(0x0A, bytes([1, 0, 2, 0]))))), {"a": ("uint16", (2,))}, {"a": [1, 2]}),
     ],
 )  # fmt: skip
-def test_the_parser_takes_what_protobuf_takes(tmp_path, data, schema, expected):
+def test_parser_accepts_the_encodings_that_protobuf_accepts(tmp_path, data, schema, expected):
     assert expected == parsed(tmp_path, data, schema)
 
 
-def test_a_sequence_example_gives_context_and_feature_lists(tmp_path):
+def test_sequence_example_has_context_and_feature_lists(tmp_path):
     frames = block(0x0A, block(0x12, b"\x0d\0\0\x90\x40")) + block(0x0A, block(0x12, b"\x0d\0\0\xa0\x40"))
     data = block(0x0A, entry("k", block(0x1A, b"\x08\x07"))) + block(0x12, block(0x0A, block(0x0A, b"r") + block(0x12, frames)))
     schema = {"k": "int64", "r": ("float32", (None,))}
@@ -138,12 +134,12 @@ def test_a_sequence_example_gives_context_and_feature_lists(tmp_path):
         ({"a": str}, "needs one value of str"),
     ],
 )
-def test_a_record_that_does_not_fit_the_schema_is_a_sample_error(tmp_path, schema, message):
+def test_record_that_does_not_fit_the_schema_is_a_sample_error(tmp_path, schema, message):
     with pytest.raises(SampleError, match=f"one.tfrecord: record 0, which starts at byte 0: .*{message}"):
         parsed(tmp_path, A, schema)
 
 
-def test_a_default_stands_in_for_a_lacking_field(tmp_path):
+def test_default_replaces_a_missing_field(tmp_path):
     schema = {"z": ("int16", (2,)), "t": str}
     assert parsed(tmp_path, A, schema, defaults={"z": 4, "t": "no"}) == {"z": [4, 4], "t": "no"}
 
@@ -152,7 +148,7 @@ SCHEMA = {"floats": ("float32", (3,)), "ints": ("int64", (2,)), "ragged": ("int6
 
 
 @pytest.mark.parametrize("name", ["plain", "gzip", "zlib"])
-def test_tensorflows_examples_are_read(name, tmp_path):
+def test_examples_written_by_tensorflow_are_read(name, tmp_path):
     path = tmp_path / name
     path.write_bytes((BY_TENSORFLOW / f"{name}.tfrecord").read_bytes())
     dataset = TFRecordDataset(path, SCHEMA)
@@ -172,7 +168,7 @@ def written(tmp_path):
     return path
 
 
-def test_the_loader_reads_batches_in_place(written):
+def test_loader_reads_batches_in_place(written):
     dataset = TFRecordDataset(written, {"x": ("float64", (50, 100)), "n": "int32"})
     with ShmLoader(dataset, batch_size=4) as loader:
         first, second = loader
@@ -187,7 +183,7 @@ def test_the_loader_reads_batches_in_place(written):
 
 @pytest.mark.slow(reason="damages and reads 150 files")
 @pytest.mark.parametrize("verify", ["all", "length", "none"])
-def test_no_damage_passes_unseen_that_is_looked_for(written, verify):
+def test_damage_covered_by_verify_is_detected(written, verify):
     good, draw = written.read_bytes(), random.Random(5)
     schema = {"x": ("float64", (5000,)), "n": "int64", "r": ("float32", (None,)), "t": bytes}
     for trial in range(150):
@@ -205,12 +201,12 @@ def test_no_damage_passes_unseen_that_is_looked_for(written, verify):
         except (ShardCorrupt, SampleError) as error:
             named = str(written) in str(error)
         else:
-            named = verify != "all" or len(dataset) < 6  # cut off between two records: a valid file
+            named = verify != "all" or len(dataset) < 6  # truncated between two records, which is a valid file
         assert named, trial
     os.unlink(written)
 
 
-def test_a_compressed_stream_that_is_cut_or_broken_or_a_bomb_is_an_error(tmp_path):
+def test_truncated_or_damaged_or_exploding_compressed_stream_is_an_error(tmp_path):
     path = tmp_path / "z"
     whole = zlib.compress(framed(bytes(100_000)))
     for data, message in ((whole[:-9], "truncated"), (whole[:40] + b"\xff" * 9 + whole[49:], "corrupted")):
@@ -223,7 +219,7 @@ def test_a_compressed_stream_that_is_cut_or_broken_or_a_bomb_is_an_error(tmp_pat
     assert bytes(100_000) == TFRecordDataset(path)[0]["bytes"]
 
 
-def test_an_index_is_kept_and_a_stale_one_made_anew(written):
+def test_index_is_reused_and_a_stale_one_rebuilt(written):
     assert len(TFRecordDataset(written)) == 6
     index = Path(f"{written}.shmload-index")
     first = index.read_bytes()
@@ -253,12 +249,12 @@ def test_an_index_is_kept_and_a_stale_one_made_anew(written):
         ),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(written, make, message):
+def test_invalid_arguments_are_errors(written, make, message):
     with pytest.raises(ValueError, match=message):
         make(written)
 
 
-def test_a_schema_is_a_mapping(written):
+def test_schema_that_is_not_a_mapping_is_an_error(written):
     for schema in ({}, ["a"]):
         with pytest.raises(TypeError, match=r"a schema is a mapping name -> .* with at least one field; got"):
             TFRecordDataset(written, schema)
@@ -275,7 +271,7 @@ def test_a_schema_is_a_mapping(written):
         ),
     ],
 )
-def test_a_record_that_is_no_message_is_corrupt(tmp_path, data, records, message):
+def test_record_that_is_not_a_message_is_corrupt(tmp_path, data, records, message):
     with pytest.raises(ShardCorrupt, match=f"one.tfrecord: record 0, which starts at byte 0: {message}"):
         parsed(tmp_path, data, {"a": "int64"}, records=records)
 
@@ -291,7 +287,7 @@ def test_bytes_of_another_length_or_not_utf8_are_a_sample_error(tmp_path):
             parsed(tmp_path, data, {"a": spec})
 
 
-def test_a_walk_names_where_a_file_breaks(tmp_path):
+def test_error_of_a_scan_names_the_damaged_record(tmp_path):
     path = tmp_path / "broken"
     head = (99).to_bytes(8, "little")
     for tail, cause in (
@@ -305,14 +301,14 @@ def test_a_walk_names_where_a_file_breaks(tmp_path):
             len(TFRecordDataset(path))
 
 
-def test_rows_too_small_for_a_batch_are_refused(tmp_path):
+def test_rows_too_small_for_a_batch_are_an_error(tmp_path):
     path = tmp_path / "one"
     path.write_bytes(framed(A))
     with pytest.raises(ValueError, match="field 0: the buffer of 16 bytes is too small for 24"):
         TFRecordDataset(path, {"a": ("int64", (3,))}).read_batch_into([0], {"a": np.empty(2, np.int64)})
 
 
-def test_rows_written_at_once_are_those_of_a_whole_survey(tmp_path):
+def test_rows_written_in_one_pass_equal_those_of_a_survey(tmp_path):
     path = tmp_path / "a"
     with TFRecordWriter(path, raw=["image"]) as writer:
         for number in range(9):
@@ -331,7 +327,7 @@ def test_rows_written_at_once_are_those_of_a_whole_survey(tmp_path):
     assert found[0]["image"][:, -1].tolist() == [8, 0, 3, 3, 8]
 
 
-def test_rows_that_differ_in_size_are_not_written_at_once(tmp_path):
+def test_rows_of_variable_size_cannot_be_written_in_one_pass(tmp_path):
     (tmp_path / "a").write_bytes(framed(A))
     dataset = TFRecordDataset(tmp_path / "a", {"a": ("int64", (None,)), "b": bytes}, defaults={"b": b""})
     reader, _ = dataset._opened()

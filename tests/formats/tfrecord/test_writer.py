@@ -1,4 +1,4 @@
-"""TFRecordWriter: TensorFlow's bytes, values of every kind, whole files or none."""
+"""TFRecordWriter: TensorFlow's bytes, values of every kind, and complete files or none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shmload.formats import TFRecordDataset, TFRecordWriter
 BY_TENSORFLOW = Path(__file__).parent / "written_by_tensorflow"
 
 
-def test_what_is_written_is_what_tensorflow_writes(tmp_path):
+def test_written_bytes_equal_tensorflows(tmp_path):
     path = tmp_path / "ours"
     with TFRecordWriter(path, index=True) as writer:
         for i in range(5):
@@ -25,7 +25,7 @@ def test_what_is_written_is_what_tensorflow_writes(tmp_path):
     assert (BY_TENSORFLOW / "plain.tfrecord").read_bytes() == path.read_bytes()
 
 
-def test_a_sequence_is_written_as_tensorflow_writes_it(tmp_path):
+def test_written_sequence_equals_tensorflows(tmp_path):
     path = tmp_path / "ours"
     with TFRecordWriter(path) as writer:
         for i in range(4):
@@ -35,7 +35,7 @@ def test_a_sequence_is_written_as_tensorflow_writes_it(tmp_path):
     assert (sample["frames"].tolist(), sample["label"]) == ([[0, 3], [1, 3], [2, 3]], 3)
 
 
-def test_a_writer_that_fails_leaves_the_older_file(tmp_path):
+def test_failed_writer_keeps_the_older_file(tmp_path):
     path = tmp_path / "f"
     path.write_bytes(b"")
     with pytest.raises(TypeError, match=r"field 'a' is a list of dtype complex128.*raw="), TFRecordWriter(path) as writer:
@@ -62,7 +62,7 @@ def test_values_of_every_kind_are_written(tmp_path):
         TFRecordDataset(path, {"d": str})[0]
 
 
-ODD = {  # values that numpy or torch hold in their own way, and what a raw field of their type gives back
+ODD = {  # values that numpy or torch store in their own way, and what a raw field of their type gives back
     "the other byte order": (np.arange(3, dtype=">f4"), "float32"),
     "a gradient": (torch.arange(3.0, requires_grad=True), "float32"),
     "bfloat16": (torch.arange(3).bfloat16(), "bfloat16"),
@@ -71,7 +71,7 @@ ODD = {  # values that numpy or torch hold in their own way, and what a raw fiel
 
 
 @pytest.mark.parametrize("name", ODD)
-def test_arrays_that_numpy_does_not_hold_as_they_are_come_back(tmp_path, name):
+def test_arrays_of_unusual_types_are_read_back(tmp_path, name):
     value, dtype = ODD[name]
     with TFRecordWriter(tmp_path / "a", raw=["raw"]) as writer:
         writer.write({"raw": value, "floats": value})
@@ -79,7 +79,7 @@ def test_arrays_that_numpy_does_not_hold_as_they_are_come_back(tmp_path, name):
     assert [[float(each) for each in sample[field]] for field in ("raw", "floats")] == [[0, 1, 2]] * 2
 
 
-def test_a_raw_record_of_the_other_byte_order_comes_back(tmp_path):
+def test_raw_record_of_the_other_byte_order_is_read_back(tmp_path):
     with TFRecordWriter(tmp_path / "a") as writer:
         writer.write(np.arange(3, dtype=">f4"))
     assert TFRecordDataset(tmp_path / "a", {"x": ("float32", (3,))}, records="raw")[0]["x"].tolist() == [0, 1, 2]
@@ -94,13 +94,13 @@ def test_a_raw_record_of_the_other_byte_order_comes_back(tmp_path):
         ([[1], [1, 2]], ["a"], "field 'a': setting an array element with a sequence"),
     ],
 )
-def test_what_no_list_of_the_format_holds_is_an_error_that_names_the_field(tmp_path, value, raw, message):
+def test_error_names_the_field_whose_value_cannot_be_stored(tmp_path, value, raw, message):
     with pytest.raises(TypeError, match=message), TFRecordWriter(tmp_path / "a", raw=raw) as writer:
         writer.write({"a": value})
 
 
 @pytest.mark.parametrize("value", [2**63, np.uint64([1, 2**63])])
-def test_numbers_beyond_an_int64_are_refused_and_leave_no_trace(tmp_path, value):
+def test_numbers_beyond_int64_are_an_error_and_write_nothing(tmp_path, value):
     with TFRecordWriter(tmp_path / "a") as writer:
         with pytest.raises(ValueError, match="field 'n' holds 9223372036854775808: an int64_list ends at"):
             writer.write({"n": value})
@@ -108,7 +108,7 @@ def test_numbers_beyond_an_int64_are_refused_and_leave_no_trace(tmp_path, value)
     assert [sample["bytes"] for sample in TFRecordDataset(tmp_path / "a")] == [b"one"]
 
 
-def test_an_array_that_grows_while_it_is_written_is_an_error():
+def test_list_that_grows_while_it_is_written_is_an_error():
     numbers = np.zeros(4, np.int64)
 
     class Growing:
@@ -122,7 +122,7 @@ def test_an_array_that_grows_while_it_is_written_is_an_error():
     assert buffer.nbytes == 0
 
 
-def test_a_writer_may_be_closed_twice(tmp_path):
+def test_writer_can_be_closed_twice(tmp_path):
     with TFRecordWriter(tmp_path / "f") as writer:
         writer.write({"a": 1})
         writer.close()
@@ -132,8 +132,8 @@ def test_a_writer_may_be_closed_twice(tmp_path):
     assert (tmp_path / "f").read_bytes() == written
 
 
-class Failing:
-    """A file that cannot be closed without an error, as where a disk of another machine is full."""
+class FailingClose:
+    """A file whose close fails, as on a full network disk."""
 
     def __init__(self, file):
         self.file = file
@@ -152,7 +152,7 @@ def fail(*_):
 
 @pytest.mark.parametrize("compression", [None, "gzip", "zlib"])
 @pytest.mark.parametrize("what", ["write", "close"])
-def test_a_file_that_cannot_be_finished_leaves_the_older_one_and_says_why(tmp_path, what, compression):
+def test_error_on_close_is_raised_and_keeps_the_older_file(tmp_path, what, compression):
     path = tmp_path / "f"
     path.write_bytes(b"older")
     writer = TFRecordWriter(path, compression=compression)
@@ -160,9 +160,9 @@ def test_a_file_that_cannot_be_finished_leaves_the_older_one_and_says_why(tmp_pa
     if what == "write":
         writer._file.write = fail
     else:
-        writer._file._file = Failing(writer._file._file)
+        writer._file._file = FailingClose(writer._file._file)
     with pytest.raises(OSError, match="Disk quota exceeded"):
         writer.close()
     del writer
-    gc.collect()  # what is left of the file is said to nobody
+    gc.collect()  # errors in a finalizer would be reported here
     assert (path.read_bytes(), [each.name for each in tmp_path.iterdir()]) == (b"older", ["f"])

@@ -1,4 +1,4 @@
-"""TokenDataset: windows as slices of numpy, documents never crossed, every token packed exactly once."""
+"""TokenDataset: windows equal numpy's slices, documents are never crossed, and packing contains every token once."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_windows_are_slices_at_the_stride(n: int, window: int, stride: int, kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_takes_windows_in_any_order_and_from_the_end(kind: str) -> None:
-    window, stride = 5000, 300  # longer than what is asked for ahead
+def test_batch_has_windows_in_any_order_and_negative_indices(kind: str) -> None:
+    window, stride = 5000, 300  # longer than the distance of prefetching
     tokens = (np.arange(20_000) % 101).astype(kind)
     dataset = TokenDataset(tokens, window, stride=stride)
     order = np.random.default_rng(1).integers(-len(dataset), len(dataset), 40)
@@ -43,7 +43,7 @@ def test_a_batch_takes_windows_in_any_order_and_from_the_end(kind: str) -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.integers(0, 40), max_size=40), st.integers(1, 12), st.sampled_from([None, 5]), st.integers(1, 50))
-def test_packing_holds_every_token_once_and_numbers_documents(
+def test_packing_contains_every_token_once_and_numbers_documents(
     lengths: list[int], window: int, seed: int | None, block: int
 ) -> None:
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
@@ -65,12 +65,16 @@ def test_packing_holds_every_token_once_and_numbers_documents(
     assert dataset.density == (len(tokens) / (len(dataset) * window) if len(dataset) else 1.0)
 
 
-def slowly_packed(lengths: list[int], window: int, block: int) -> list[list[int]]:
-    """Best-fit decreasing as it is told: the pieces of each window; of equally tight windows the last that became so."""
+def reference_packing(lengths: list[int], window: int, block: int) -> list[list[int]]:
+    """Packs by the definition of best-fit decreasing; of equally tight windows, the one that became so last is used.
+
+    Returns:
+        the pieces of each window.
+    """
     windows: list[list[int]] = []
     for first in range(0, len(lengths), block):
         numbers = range(first, min(first + block, len(lengths)))
-        is_open: list[tuple[int, int]] = []  # room, window; latest last
+        is_open: list[tuple[int, int]] = []  # free space, window; the latest last
         for piece in sorted(numbers, key=lambda i: -lengths[i]):
             fitting = [entry for entry in reversed(is_open) if entry[0] >= lengths[piece]]
             if fitting:
@@ -91,7 +95,7 @@ def test_packing_is_best_fit_decreasing(lengths: list[int], window: int, block: 
     tokens = np.arange(1, offsets[-1] + 1, dtype=np.int32)
     datasets = [TokenDataset(tokens, window, document_index=offsets, pack=True, block=block) for _ in range(2)]
     expected = []
-    for pieces in slowly_packed(lengths, window, block):
+    for pieces in reference_packing(lengths, window, block):
         held = [tokens[offsets[i] : offsets[i + 1]] for i in pieces]
         expected.append(
             {
@@ -111,7 +115,7 @@ def padded(parts: list[list[int]], window: int) -> list[int]:
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=20), st.integers(1, 12), st.integers(1, 15), st.integers(0, 3))
-def test_windows_across_documents_tell_them_apart(lengths: list[int], window: int, stride: int, first: int) -> None:
+def test_windows_across_documents_have_segment_ids(lengths: list[int], window: int, stride: int, first: int) -> None:
     offsets = first + np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     tokens = np.arange(1, offsets[-1] + 3, dtype=np.uint16)
     dataset = TokenDataset(tokens, window, stride=stride, document_index=offsets, cross_documents=True)
@@ -125,7 +129,7 @@ def test_windows_across_documents_tell_them_apart(lengths: list[int], window: in
         assert [int((inside[:i] == inside[i]).sum()) for i in range(window)] == row["position_ids"].tolist()
 
 
-def test_packing_takes_the_tightest_fit() -> None:
+def test_packing_uses_the_tightest_fit() -> None:
     dataset = TokenDataset(np.arange(20), 10, document_index=[0, 6, 13, 17, 20], pack=True)
     assert len(dataset) == 2
     assert dataset.density == 1.0
@@ -134,7 +138,7 @@ def test_packing_takes_the_tightest_fit() -> None:
     ].tolist()
 
 
-def test_a_separator_ends_its_document_and_windows_are_padded() -> None:
+def test_separator_belongs_to_its_document_and_windows_are_padded() -> None:
     tokens = np.array([5, 6, 0, 7, 0, 8, 9, 1, 2], np.uint16)
     dataset = TokenDataset(tokens, 3, separator=0, pad=-1)
     assert [dataset[i]["tokens"].tolist() for i in range(4)] == [[5, 6, 0], [7, 0, -1], [8, 9, 1], [2, -1, -1]]
@@ -142,7 +146,7 @@ def test_a_separator_ends_its_document_and_windows_are_padded() -> None:
     assert [overlapping[i]["tokens"].tolist() for i in range(4)] == [[5, 6, 0], [7, 0, -1], [8, 9, 1], [9, 1, 2]]
 
 
-def test_a_raw_file_is_read_through_workers_and_pickles(tmp_path: Path) -> None:
+def test_raw_file_is_read_by_workers(tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"
     path.write_bytes(np.arange(1000, dtype="<u2").tobytes())
     dataset = pickle.loads(pickle.dumps(TokenDataset(path, 100, dtype="uint16", out_dtype="int32")))
@@ -150,7 +154,7 @@ def test_a_raw_file_is_read_through_workers_and_pickles(tmp_path: Path) -> None:
         assert list(range(1000)) == sorted(v for b in loader for v in b["tokens"].reshape(-1).tolist())
 
 
-def test_a_plan_travels_in_shared_memory() -> None:
+def test_pickled_packing_is_in_shared_memory() -> None:
     dataset = TokenDataset(np.arange(1, 2001) % 50, 64, separator=0, pack=True)
     other = pickle.loads(pickle.dumps(dataset))
     assert len(pickle.dumps(dataset)) < 2000
@@ -174,12 +178,12 @@ def test_a_plan_travels_in_shared_memory() -> None:
         ({"document_index": np.array([0.5])}, ValueError, "one axis of integers"),
     ],
 )
-def test_what_makes_no_windows_is_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_arguments_are_errors(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         TokenDataset(np.arange(10), **arguments)
 
 
-def test_tokens_that_are_none_are_refused(tmp_path: Path) -> None:
+def test_invalid_token_arrays_are_an_error(tmp_path: Path) -> None:
     for wrong in (np.zeros(4), np.zeros((2, 2), int), np.arange(9)[::2], np.arange(4, dtype=">i4")):
         with pytest.raises(TypeError, match="tokens are one aligned run"):
             TokenDataset(wrong, 2)
@@ -194,14 +198,14 @@ def test_tokens_that_are_none_are_refused(tmp_path: Path) -> None:
         TokenDataset(path, dtype="uint16")
 
 
-def test_an_index_beyond_the_windows_is_an_index_error() -> None:
+def test_index_out_of_range_is_an_index_error() -> None:
     with pytest.raises(IndexError, match="index 3 is out of range for 3 samples"):
         TokenDataset(np.arange(9), 3)[3]
 
 
 @pytest.mark.parametrize("kind", ["<u2", "<u4", "<i4"])
 @pytest.mark.parametrize("out_dtype", ["int64", "int32"])
-def test_the_largest_tokens_stay_what_they_are(kind: str, out_dtype: str) -> None:
+def test_largest_tokens_are_unchanged(kind: str, out_dtype: str) -> None:
     tokens = np.array([0, 1, np.iinfo(kind).max, np.iinfo(kind).min], kind)
     if kind == "<u4" and out_dtype == "int32":
         with pytest.raises(TypeError, match="tokens of uint32 do not all fit int32"):
@@ -213,7 +217,7 @@ def test_the_largest_tokens_stay_what_they_are(kind: str, out_dtype: str) -> Non
 
 
 def megatron(lengths: list[int], boundaries: list[int], code: int = 8) -> bytes:
-    """A .idx file after the published layout."""
+    """Returns a .idx file in the published layout."""
     pointers = [2 * sum(lengths[:i]) for i in range(len(lengths))]
     return (
         b"MMIDIDX\x00\x00"
@@ -224,7 +228,7 @@ def megatron(lengths: list[int], boundaries: list[int], code: int = 8) -> bytes:
 
 
 @pytest.mark.parametrize(("code", "dtype"), [(1, "u1"), (2, "i1"), (3, "<i2"), (4, "<i4"), (5, "<i8"), (8, "<u2")])
-def test_a_megatron_pair_has_tokens_of_any_of_its_types(tmp_path: Path, code: int, dtype: str) -> None:
+def test_megatron_files_have_tokens_of_every_type(tmp_path: Path, code: int, dtype: str) -> None:
     tokens = np.array([0, 1, np.iinfo(dtype).max], dtype)
     (tmp_path / "a.bin").write_bytes(tokens.tobytes())
     (tmp_path / "a.idx").write_bytes(megatron([3], [0, 1], code))
@@ -232,7 +236,7 @@ def test_a_megatron_pair_has_tokens_of_any_of_its_types(tmp_path: Path, code: in
 
 
 @pytest.mark.parametrize("modes", [b"", b"\0\0\0"])
-def test_a_megatron_pair_is_read_by_documents(tmp_path: Path, modes: bytes) -> None:
+def test_megatron_files_are_read_by_documents(tmp_path: Path, modes: bytes) -> None:
     (tmp_path / "a.bin").write_bytes(np.arange(10, dtype="<u2").tobytes())
     (tmp_path / "a.idx").write_bytes(megatron([3, 2, 5], [0, 2, 3]) + modes)
     dataset = TokenDataset(tmp_path / "a.bin", 6, document_index=tmp_path / "a.idx", pad=-1)
@@ -255,7 +259,7 @@ def test_a_megatron_pair_is_read_by_documents(tmp_path: Path, modes: bytes) -> N
         (megatron([50], [0, 1]), "document offset 1 is 50: offsets ascend from 0 to the 10 tokens"),
     ],
 )
-def test_a_hostile_index_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_malicious_index_is_an_error(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a.bin").write_bytes(np.arange(10, dtype="<u2").tobytes())
     (tmp_path / "a.idx").write_bytes(content)
     with pytest.raises(ShardCorrupt, match=message) as caught:
@@ -263,7 +267,7 @@ def test_a_hostile_index_is_refused(tmp_path: Path, content: bytes, message: str
     assert str(caught.value).startswith(f"{tmp_path}/a.idx, ")
 
 
-def test_an_index_file_of_numpy_is_read_and_its_errors_name_it(tmp_path: Path) -> None:
+def test_npy_index_is_read_and_its_errors_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "documents.npy"
     np.save(path, np.array([0, 3, 9], np.int32))
     dataset = TokenDataset(np.arange(9), 6, document_index=path)
@@ -273,7 +277,7 @@ def test_an_index_file_of_numpy_is_read_and_its_errors_name_it(tmp_path: Path) -
         TokenDataset(np.arange(9), 6, document_index=path)
 
 
-def test_tokens_cut_off_under_the_map_are_an_error(tmp_path: Path) -> None:
+def test_mapped_tokens_truncated_later_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(bytes(20000))
     dataset = TokenDataset(path, 10, dtype="uint16")
@@ -283,7 +287,7 @@ def test_tokens_cut_off_under_the_map_are_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=slow)])
-def test_packed_windows_resume_in_the_middle_of_an_epoch(num_workers: int) -> None:
+def test_packed_windows_resume_within_an_epoch(num_workers: int) -> None:
     rng = np.random.default_rng(3)
     dataset = TokenDataset(rng.integers(0, 30, 5000).astype(np.uint16), 64, separator=0, pack=True)
 
@@ -303,7 +307,7 @@ def test_packed_windows_resume_in_the_middle_of_an_epoch(num_workers: int) -> No
 
 
 def write_llmc(path: Path, tokens: np.ndarray[Any, Any], version: int) -> Path:
-    """Write tokens as llm.c's dev/data/data_common.py does."""
+    """Writes tokens as llm.c's dev/data/data_common.py does."""
     header = np.zeros(256, np.int32)
     header[:3] = 20240801 if tokens.dtype == np.uint32 else 20240520, version, len(tokens)
     path.write_bytes(header.tobytes() + tokens.tobytes())
@@ -311,7 +315,7 @@ def write_llmc(path: Path, tokens: np.ndarray[Any, Any], version: int) -> Path:
 
 
 @pytest.mark.parametrize(("version", "kind"), [(1, "uint16"), (7, "uint32")])
-def test_header_of_llmc_is_skipped(version: int, kind: str, tmp_path: Path) -> None:
+def test_llmc_header_is_skipped(version: int, kind: str, tmp_path: Path) -> None:
     tokens = np.arange(1000, 1100).astype(kind)
     path = write_llmc(tmp_path / "x.bin", tokens, version)
     for dtype in (None, kind):
@@ -325,7 +329,7 @@ def test_header_of_llmc_is_skipped(version: int, kind: str, tmp_path: Path) -> N
         TokenDataset(path, 10, dtype="int8")
 
 
-def test_header_of_llmc_that_does_not_fit_its_file_is_an_error(tmp_path: Path) -> None:
+def test_llmc_header_that_does_not_fit_its_file_is_an_error(tmp_path: Path) -> None:
     path = write_llmc(tmp_path / "x.bin", np.arange(100, dtype=np.uint16), 1)
     whole = path.read_bytes()
     for damaged in (whole[:-2], whole + b"\0", whole[:1023], whole[:12]):
@@ -347,7 +351,7 @@ FILES = [np.arange(23), np.arange(100, 102), np.arange(200, 217), np.arange(300,
 
 @pytest.mark.parametrize("stride", [5, 3, 1])
 @pytest.mark.parametrize("given", ["pattern", "paths", "arrays", "headers"])
-def test_windows_of_several_files_are_those_of_each_file_in_turn(given: str, stride: int, tmp_path: Path) -> None:
+def test_windows_of_several_files_follow_each_other(given: str, stride: int, tmp_path: Path) -> None:
     tokens: Any = [file.astype(np.uint16) for file in FILES]
     for i, file in enumerate(tokens):
         path = tmp_path / f"train_{i:06}.bin"
@@ -392,13 +396,13 @@ def test_documents_of_several_files_end_with_their_file(by: str, options: dict[s
     assert sorted(pieces) == sorted(expected)
 
 
-def test_an_index_of_part_of_each_file_leaves_out_what_is_between() -> None:
+def test_index_of_a_part_of_each_file_skips_the_rest() -> None:
     files = [np.arange(10), np.arange(100, 110)]
     dataset = TokenDataset(files, 4, document_index=[[0, 4], [3, 5, 9]], pad=-1)
     assert [dataset[i]["tokens"].tolist() for i in range(len(dataset))] == [[0, 1, 2, 3], [103, 104, -1, -1], [105, 106, 107, 108]]
 
 
-def test_files_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+def test_inconsistent_files_are_an_error(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(10, dtype=np.uint16))
     np.save(tmp_path / "b.npy", np.arange(10, dtype=np.int32))
     with pytest.raises(TypeError, match=r"b\.npy: tokens are int32, and those of the first file uint16; files need one dtype"):

@@ -1,4 +1,4 @@
-"""Writes the files beside it, with TensorFlow (2.21); and `python write.py check FILE` reads one of ours with it."""
+"""Write the files in this folder with TensorFlow (2.21). `python write.py check FILE` reads a file of shmload with it."""
 
 import sys
 from pathlib import Path

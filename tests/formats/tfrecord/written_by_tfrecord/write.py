@@ -1,4 +1,4 @@
-"""Writes the files beside it with the `tfrecord` package (1.14.6); and `python write.py check FILE` reads one of ours with it."""
+"""Write the files in this folder with the `tfrecord` package (1.14.6). `python write.py check FILE` reads ours."""
 
 import sys
 from pathlib import Path

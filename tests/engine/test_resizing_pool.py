@@ -1,4 +1,4 @@
-"""A worker pool that changes its size: whatever it does, and whoever is killed over it, each batch is the schedule's."""
+"""A worker pool that changes its size yields the batches of the schedule, even if workers are killed at the same time."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from shmload import ShmLoader
 from shmload.engine import autotune
-from tests.engine.tuning_kit import BATCH, SEED, N, Rows, change, engine_of, expected_epochs, told
+from tests.engine.tuning_kit import BATCH, SEED, N, Rows, change, engine_of, expected_epochs, values_of
 
-slow = pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
+slow = pytest.mark.slow(reason="workers start as new interpreters, which import everything again")
 MOST, NUM_EPOCHS = 4, 40
 DEADLINE_S = 60
 STEPS = N // BATCH
 
 
 @pytest.fixture(autouse=True)
-def only_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Worker pools change when a test says so, and may have four workers whatever the machine has."""
+def manual_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets only tests change worker pools, and allows four workers on every machine."""
     monkeypatch.setattr(autotune, "WINDOW_S", 1e9)
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", str(MOST))
 
@@ -46,13 +46,13 @@ def auto_loader(**options: Any) -> ShmLoader[Any]:
     return ShmLoader(Rows(), **{"batch_size": BATCH, "shuffle": True, "seed": SEED, **numbers, **options})
 
 
-def decides_nothing(loader: ShmLoader[Any]) -> None:
+def disable_tuning(loader: ShmLoader[Any]) -> None:
     autotune: Any = loader._builder.tuner
     autotune.counted = lambda engine: autotune.num_ahead
 
 
 def await_end(pid: int) -> None:
-    """Waits until every thread of a child is gone; its parent may have reaped it by now."""
+    """Waits until every thread of a child is gone, which may have been reaped already."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -64,7 +64,7 @@ def await_end(pid: int) -> None:
 
 
 def stop(pid: int) -> bool:
-    """Stops a process and waits until the kernel shows it; False: it is gone."""
+    """Stops a process and waits until the kernel reports it. Returns False if the process is gone."""
     try:
         os.kill(pid, signal.SIGSTOP)
         deadline = monotonic() + DEADLINE_S
@@ -78,7 +78,7 @@ def stop(pid: int) -> bool:
 
 
 class Machine(RuleBasedStateMachine):
-    """One loader, and what it must yield."""
+    """Random actions on one loader, whose batches are compared with the expected ones."""
 
     epochs: list[list[Any]]
 
@@ -86,8 +86,8 @@ class Machine(RuleBasedStateMachine):
     def begin(self, method: str) -> None:
         self.loader = auto_loader(multiprocessing_context=method, timeout=DEADLINE_S)
         self.epoch, self.step = -1, STEPS
-        self.num_vain = 0  # kills since a batch came
-        self.harmed = (-1, -1)  # the newest batch that a worker has died over: a sample must not look deadly
+        self.num_vain = 0  # kills since the last batch
+        self.harmed = (-1, -1)  # newest batch during which a worker was killed; two kills would make a sample a suspect
         self.held: list[tuple[Any, Any]] = []
         self.states: list[tuple[dict[str, Any], int, int]] = []
         self.next_pass()
@@ -103,11 +103,11 @@ class Machine(RuleBasedStateMachine):
                 assert next(self.batches, None) is None
                 self.next_pass()
             batch, expected = next(self.batches), self.epochs[self.epoch][self.step]
-            assert told(batch) == expected
+            assert values_of(batch) == expected
             self.step += 1
             self.num_vain = 0
         if is_held:
-            self.held = [(batch, expected)]  # one, as the least ring has four slots
+            self.held = [(batch, expected)]  # only one, because the smallest ring has four slots
 
     @precondition(lambda self: self.loader._builder.last is not None)
     @rule(num_workers=st.integers(1, MOST), prefetch=st.integers(1, 8))
@@ -134,11 +134,11 @@ class Machine(RuleBasedStateMachine):
         self.num_vain += 1
 
     @rule()
-    def break_off(self) -> None:
+    def abandon_pass(self) -> None:
         self.next_pass()
 
     @rule()
-    def note_the_place(self) -> None:
+    def save_state(self) -> None:
         self.states.append((self.loader.state_dict(), self.epoch, self.step))
 
     @precondition(lambda self: self.states)
@@ -147,13 +147,13 @@ class Machine(RuleBasedStateMachine):
         state, epoch, step = data.draw(st.sampled_from(self.states))
         self.loader.load_state_dict(state)
         self.epoch, self.step = (epoch, step) if step < STEPS else (epoch + 1, 0)
-        self.harmed = (NUM_EPOCHS, 0)  # batches come again
+        self.harmed = (NUM_EPOCHS, 0)  # batches are read again
         self.batches = iter(self.loader)
 
     def teardown(self) -> None:
         try:
             for batch, expected in self.held:
-                assert told(batch) == expected
+                assert values_of(batch) == expected
             self.take(STEPS, False)
             engine: Any = self.loader._builder.last
             assert engine._ring.counters()["num_copied_out"] == 0
@@ -161,8 +161,8 @@ class Machine(RuleBasedStateMachine):
             self.loader.close()
 
 
-@pytest.mark.slow(reason="hypothesis walks: workers start, end and are killed at each step")
-def test_growing_shrinking_kills_breaks_and_resumes_change_no_batch(expected: list[list[Any]]) -> None:
+@pytest.mark.slow(reason="workers start, end and are killed at every step of hypothesis")
+def test_random_resizes_kills_breaks_and_resumes_change_no_batch(expected: list[list[Any]]) -> None:
     Machine.epochs = expected
     run_state_machine_as_test(
         Machine,
@@ -179,11 +179,11 @@ def test_growing_shrinking_kills_breaks_and_resumes_change_no_batch(expected: li
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=slow), pytest.param("forkserver", marks=slow)])
-def test_every_start_method_grows_and_shrinks(method: str, expected: list[list[Any]]) -> None:
+def test_pools_of_every_start_method_grow_and_shrink(method: str, expected: list[list[Any]]) -> None:
     found = []
     with auto_loader(multiprocessing_context=method) as loader:
         for number, batch in enumerate(loader):
-            found.append(told(batch))
+            found.append(values_of(batch))
             if number in (2, 6, 10):
                 change(loader, {2: 3, 6: 1, 10: 2}[number])
     assert found == expected[0]
@@ -195,7 +195,7 @@ def pool_of(loader: ShmLoader[Any]) -> dict[int, int]:
 
 
 def take_until(batches: Iterator[Any], loader: ShmLoader[Any], workers: set[int]) -> None:
-    """Reads on until these workers are there and no others."""
+    """Reads on until exactly these workers exist."""
     deadline = monotonic() + DEADLINE_S
     while set(pool_of(loader)) != workers:
         assert monotonic() < deadline
@@ -208,7 +208,7 @@ def endless(loader: ShmLoader[Any]) -> Iterator[Any]:
         yield from loader
 
 
-def test_a_worker_that_was_told_to_leave_is_no_death(caplog: pytest.LogCaptureFixture) -> None:
+def test_worker_asked_to_leave_is_not_counted_as_dead(caplog: pytest.LogCaptureFixture) -> None:
     with auto_loader(max_restarts=0) as loader, caplog.at_level(logging.WARNING, "shmload"):
         batches = endless(loader)
         next(batches)
@@ -220,7 +220,7 @@ def test_a_worker_that_was_told_to_leave_is_no_death(caplog: pytest.LogCaptureFi
         assert caplog.records == []
 
 
-def test_one_that_leaves_and_is_wanted_again_is_started_again() -> None:
+def test_worker_that_left_is_started_again_when_the_pool_grows() -> None:
     with auto_loader() as loader:
         batches = endless(loader)
         next(batches)
@@ -229,7 +229,7 @@ def test_one_that_leaves_and_is_wanted_again_is_started_again() -> None:
         pid = pool_of(loader)[1]
         change(loader, 1)
         await_end(pid)
-        change(loader, 2)  # its end has not been seen yet
+        change(loader, 2)  # its end has not been noticed yet
         take_until(batches, loader, {0, 1})
         assert pool_of(loader)[1] in (pid, *pool_of(loader).values())
         deadline = monotonic() + DEADLINE_S
@@ -240,15 +240,15 @@ def test_one_that_leaves_and_is_wanted_again_is_started_again() -> None:
         assert loader.stats()["num_restarts"] == 0
 
 
-def test_one_killed_over_its_last_rows_has_them_done_again(expected: list[list[Any]], caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_of_a_worker_killed_while_leaving_are_read_again(expected: list[list[Any]], caplog: pytest.LogCaptureFixture) -> None:
     rng = random.Random(3)
     with auto_loader() as loader, caplog.at_level(logging.WARNING, "shmload"):
         found, num_harmed = [], 0
         for batch in loader:
-            found.append(told(batch))
+            found.append(values_of(batch))
             if len(found) == 1:
                 change(loader, MOST)
-                decides_nothing(loader)  # else one who was told might be wanted again
+                disable_tuning(loader)  # otherwise a leaving worker might be kept
             engine: Any = loader._builder.last
             for worker in rng.sample(range(1, MOST), MOST - 1):
                 pid = pool_of(loader).get(worker, 0)
@@ -261,18 +261,18 @@ def test_one_killed_over_its_last_rows_has_them_done_again(expected: list[list[A
                 os.kill(pid, signal.SIGKILL)
                 num_harmed += 1
                 await_end(pid)
-        engine._handle_deaths()  # its rows may be of the next epoch, whose batches nobody takes
+        engine._handle_deaths()  # its rows may belong to the next epoch, which is not read
     assert found == expected[0]
     if num_harmed:
         assert any("it was about to leave" in record.message for record in caplog.records)
 
 
-def test_a_pool_that_cannot_grow_goes_on_as_it_is(
+def test_pool_that_cannot_grow_continues_unchanged(
     monkeypatch: pytest.MonkeyPatch, expected: list[list[Any]], caplog: pytest.LogCaptureFixture
 ) -> None:
     with auto_loader() as loader, caplog.at_level(logging.INFO, "shmload"):
         batches = iter(loader)
-        found = [told(next(batches))]
+        found = [values_of(next(batches))]
         first = int(loader.num_workers)
         engine: Any = loader._builder.last
 
@@ -282,26 +282,26 @@ def test_a_pool_that_cannot_grow_goes_on_as_it_is(
         monkeypatch.setattr(engine.pool, "_start", refused)
         change(loader, MOST)
         assert loader.num_workers == first
-        told_of = loader.stats()["autotune"]
-        assert told_of["most_workers"] == first, "it is not tried again"
-        assert told_of["decisions"][-1]["reason"] == "a test wants it; but no more processes could be started"
+        report = loader.stats()["autotune"]
+        assert report["most_workers"] == first, "growth is not tried again"
+        assert report["decisions"][-1]["reason"] == "a test wants it; but no more processes could be started"
         words = "could not be started ([Errno 11] Resource temporarily unavailable); the loader continues with fewer workers"
         assert any(words in record.message for record in caplog.records)
-        found += [told(batch) for batch in batches]
+        found += [values_of(batch) for batch in batches]
     assert found == expected[0]
 
 
-def test_a_worker_that_nobody_can_watch_is_not_left_alone(monkeypatch: pytest.MonkeyPatch, expected: list[list[Any]]) -> None:
+def test_worker_without_a_pidfd_is_ended(monkeypatch: pytest.MonkeyPatch, expected: list[list[Any]]) -> None:
     def refused(pid: int) -> int:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     with auto_loader() as loader:
         batches = iter(loader)
-        found = [told(next(batches))]
+        found = [values_of(next(batches))]
         before = set(multiprocessing.active_children())
         with monkeypatch.context() as patched:
             patched.setattr(os, "pidfd_open", refused)
             change(loader, MOST)
         assert set(multiprocessing.active_children()) == before
-        found += [told(batch) for batch in batches]
+        found += [values_of(batch) for batch in batches]
     assert found == expected[0]

@@ -1,6 +1,6 @@
-"""What torch's own loader says when a sample ends its worker: a program, because torch's SIGCHLD handler may raise anywhere.
+"""Print the error of torch's loader when a sample kills its worker: a program, because torch's SIGCHLD handler may raise anywhere.
 
-Argument: minus a signal's number, or an exit code. Prints text and cause as JSON, without the pids.
+The argument is the negative number of a signal, or an exit code. Prints message and cause as JSON, without the pids.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.faults.faults_kit import Rows
 
 
 class Deadly(Rows):
-    """One sample ends its worker: by a signal, or by an exit code."""
+    """A dataset in which one sample ends its worker, by a signal or with an exit code."""
 
     def __init__(self, n: int, deadly: int, end: int) -> None:
         super().__init__(n)
@@ -34,17 +34,17 @@ class Deadly(Rows):
         return super().__getitem__(index)
 
 
-def words_of(kind: type[DataLoader[Any]], end: int) -> list[str]:
-    """Text and cause of what the loader raises."""
+def error_of(kind: type[DataLoader[Any]], end: int) -> list[str]:
+    """Returns message and cause of the loader's error."""
     try:
         for _ in kind(Deadly(64, 20, end), batch_size=4, num_workers=2):
             pass
     except RuntimeError as error:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler goes on raising
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would raise again
         return [re.sub(r"\b\d{2,}\b", "PID", text) for text in (str(error), str(error.__cause__))]
     raise AssertionError("nothing was raised")
 
 
 if __name__ == "__main__":
-    print(json.dumps(words_of(DataLoader, int(sys.argv[1]))), flush=True)
+    print(json.dumps(error_of(DataLoader, int(sys.argv[1]))), flush=True)
     os._exit(0)

@@ -224,7 +224,7 @@ def own_draws(case: Case, epoch: int, index: int) -> list[float]:
     outer = (case.n - 1 - index) // 2 if case.wrap == "subset" else index
 
     def words(name: str) -> Any:
-        stream = int.from_bytes(hashlib.blake2b(f"{way}.kept.{name}".encode(), digest_size=8).digest(), "little")
+        stream = int.from_bytes(hashlib.blake2b(f"{way}.own.{name}".encode(), digest_size=8).digest(), "little")
         counter = (outer | epoch << 64 | stream << 128 | 2 << 192) - 1
         return np.random.Philox(key=[case.seed, 0], counter=counter).random_raw(4).tolist()
 

@@ -1,4 +1,4 @@
-"""The two examples of the seed document, as published, with real paths and a decoder that decodes."""
+"""The two examples of the specification as published, with real paths and a working decoder."""
 
 from __future__ import annotations
 

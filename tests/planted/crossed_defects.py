@@ -68,7 +68,7 @@ CROSSED_DEFECTS = [
         "shmload/worker/sample_reader.py",
         "            if not drew_for_many() or not can_be_joined(batch):\n",
         "            if True:\n",
-        ("tests/loader/test_read_at_once.py::test_draws_are_the_samples_own",),
+        ("tests/loader/test_read_at_once.py::test_draws_belong_to_the_sample",),
         is_crossing=True,
     ),
     Defect(
@@ -77,7 +77,7 @@ CROSSED_DEFECTS = [
         "shmload/worker/sample_rng.py",
         "    if generators.reseeder.are_as_seeded():",
         "    if generators.reseeder.numpy_at:",
-        ("tests/loader/test_read_at_once.py::test_draws_are_the_samples_own",),
+        ("tests/loader/test_read_at_once.py::test_draws_belong_to_the_sample",),
     ),
     Defect(
         "N1",
@@ -85,7 +85,7 @@ CROSSED_DEFECTS = [
         "shmload/modes/inline_reader.py",
         "            self._reads_many = not (drew_for_many() and can_be_joined(samples))  #",
         "            #",
-        ("tests/loader/test_read_at_once.py::test_draws_are_the_samples_own",),
+        ("tests/loader/test_read_at_once.py::test_draws_belong_to_the_sample",),
     ),
     Defect(
         "N1",
@@ -202,8 +202,8 @@ CROSSED_DEFECTS = [
         "            raise no_end(error, who) from error\n",
         "            raise\n",
         (
-            f"{BAD_INPUT}test_stop_iteration_of_the_users_is_no_end_of_a_pass_in_seed_mode",
-            f"{BAD_INPUT}test_stop_iteration_of_a_workers_start_is_no_end_of_a_pass_in_seed_mode",
+            f"{BAD_INPUT}test_stop_iteration_from_user_code_does_not_end_a_pass_in_seed_mode",
+            f"{BAD_INPUT}test_stop_iteration_at_worker_start_does_not_end_a_pass_in_seed_mode",
         ),
     ),
     Defect(
@@ -213,8 +213,8 @@ CROSSED_DEFECTS = [
         "    if isinstance(error, StopIteration):  # which would end the items\n",
         "    if False:\n",
         (
-            f"{WORKERS}test_stop_iteration_behind_collate_does_not_end_the_pipeline",
-            f"{WORKERS}test_stop_iteration_of_a_member_behind_collate_does_not_end_its_epoch_in_a_join",
+            f"{WORKERS}test_stop_iteration_after_collate_does_not_end_the_pipeline",
+            f"{WORKERS}test_stop_iteration_after_collate_does_not_end_a_members_epoch_in_a_join",
         ),
         is_crossing=True,
     ),
@@ -252,7 +252,7 @@ CROSSED_DEFECTS = [
         "shmload/worker/sample_rng.py",
         "            now.reading, now.watch, now.rng, now.rng_of, now.rng_at = outer\n",
         "            now.reading, now.watch, now.rng, now.rng_of, now.rng_at = *outer[:2], None, None, None\n",
-        ("tests/loader/test_sample_rng.py::test_a_sample_goes_on_drawing_behind_another_loaders_batch",),
+        ("tests/loader/test_sample_rng.py::test_sample_continues_drawing_after_a_nested_loaders_batch",),
     ),
     Defect(
         "N1",
@@ -528,7 +528,7 @@ CROSSED_DEFECTS = [
         "shmload/worker/loop.py",
         "batch {self._ring.batch}",
         "batch {self._ring.step}",
-        (f"{WORKERS}test_an_items_error_names_its_batch",),
+        (f"{WORKERS}test_error_of_an_item_names_its_batch",),
     ),
     Defect(
         "N1",
@@ -592,7 +592,7 @@ CROSSED_DEFECTS = [
         "shmload/tools/audit/positions.py",
         "    if behind and header.mode == Mode.SEED:",
         "    if behind:",
-        ("tests/pipeline/test_audit.py::test_ranks_that_fetched_unlike_numbers_of_items_together_are_proven",),
+        ("tests/pipeline/test_audit.py::test_ranks_with_different_fetch_sizes_verify",),
     ),
     Defect(
         "G1",

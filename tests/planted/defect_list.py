@@ -74,7 +74,7 @@ DEFECTS = [
         "        return self.epochs.state_dict(",
         "        while self._engine and not self._engine._is_done(self._engine._queue[-1]):\n"
         "            self._engine._round()\n        return self.epochs.state_dict(",
-        (f"{PROMISES}test_a_state_is_told_without_asking_any_worker",),
+        (f"{PROMISES}test_state_is_available_without_asking_workers",),
     ),
     Defect(
         "R2",
@@ -215,7 +215,7 @@ DEFECTS = [
         " if False else divmod",
         (
             "tests/schedule/test_schedule.py::test_ranks_have_equally_many_steps_and_rows_unless_exact",
-            "tests/loader/test_seed_mode.py::test_padding_is_said",
+            "tests/loader/test_seed_mode.py::test_padding_is_reported",
         ),
     ),
     # ------------------------------------------------ R10: start and epochs
@@ -273,7 +273,7 @@ DEFECTS = [
         '        return self._job.seed, self.__dict__.setdefault("epoch", ring.epoch), ',
         (
             f"{PROMISES}test_persistent_workers_know_the_epoch_of_every_order",
-            "tests/loader/test_seed_mode.py::test_batches_do_not_depend_on_who_makes_them",
+            "tests/loader/test_seed_mode.py::test_batches_do_not_depend_on_workers_or_start_method",
         ),
     ),
     # ------------------------------------------------ R13: a budget in bytes
@@ -294,7 +294,7 @@ DEFECTS = [
         "shmload/engine/ring_memory.py",
         "        if self._limit is not None and self.nbytes + nbytes > self._limit:\n",
         "        if False:\n",
-        ("tests/loader/test_bad_input.py::test_a_ring_larger_than_allowed_is_refused_with_figures",),
+        ("tests/loader/test_bad_input.py::test_ring_larger_than_ring_bytes_is_refused_with_figures",),
     ),
     # ------------------------------------------------ R14: on_error
     Defect(
@@ -305,7 +305,7 @@ DEFECTS = [
         "",
         (
             "tests/loader/test_policies.py::test_skipping_makes_the_batch_shorter",
-            "tests/loader/test_policies.py::test_more_bad_samples_than_allowed_end_it",
+            "tests/loader/test_policies.py::test_more_bad_samples_than_allowed_end_the_pass",
         ),
     ),
     Defect(
@@ -314,7 +314,7 @@ DEFECTS = [
         "shmload/engine/bad_samples.py",
         "self.next_index(order, first_row, tries + 1)",
         "self.next_index(order, first_row, tries + 2)",
-        ("tests/loader/test_policies.py::test_the_next_of_the_same_permutation_stands_in",),
+        ("tests/loader/test_policies.py::test_bad_sample_is_substituted_by_the_next_of_the_permutation",),
     ),
     Defect(
         "R14",
@@ -322,7 +322,7 @@ DEFECTS = [
         "shmload/engine/bad_samples.py",
         "        if self._max_bad is not None and self.count > self._max_bad:\n",
         "        if False:\n",
-        ("tests/loader/test_policies.py::test_more_bad_samples_than_allowed_end_it",),
+        ("tests/loader/test_policies.py::test_more_bad_samples_than_allowed_end_the_pass",),
     ),
     # ------------------------------------------------ R15: sample_timeout_s
     Defect(
@@ -331,7 +331,7 @@ DEFECTS = [
         "shmload/worker/failure.py",
         r"Its stack:\n{stack}\n",
         r"",
-        ("tests/loader/test_policies.py::test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker",),
+        ("tests/loader/test_policies.py::test_sample_timeout_error_has_the_stack_of_the_worker",),
     ),
     Defect(
         "R15",
@@ -339,7 +339,7 @@ DEFECTS = [
         "shmload/engine/supervisor.py",
         "/ 1e9 > (self._sample_timeout_s or 0)\n",
         "/ 1e9 > 1e9\n",
-        ("tests/loader/test_policies.py::test_late_samples_may_be_skipped",),
+        ("tests/loader/test_policies.py::test_timed_out_samples_can_be_skipped",),
     ),
     Defect(
         "R15",
@@ -348,7 +348,7 @@ DEFECTS = [
         "        if count > 1:\n",
         "        if False:\n",
         (
-            "tests/loader/test_policies_under_fault.py::test_of_samples_that_are_read_at_once_the_one_that_takes_too_long_is_named[None]",
+            "tests/loader/test_policies_under_fault.py::test_timeout_names_the_sample_among_samples_read_at_once[None]",
         ),
     ),
     Defect(
@@ -357,7 +357,7 @@ DEFECTS = [
         "shmload/engine/supervisor.py",
         "        if self._num_threads > 1 and not self._kills[of_batch]:\n",
         "        if False:\n",
-        ("tests/loader/test_policies_under_fault.py::test_a_good_sample_that_is_read_beside_a_deadly_one_again_and_again_stays",),
+        ("tests/loader/test_policies_under_fault.py::test_good_sample_read_repeatedly_beside_a_deadly_one_is_kept",),
     ),
     Defect(
         "R14",
@@ -374,7 +374,7 @@ DEFECTS = [
         "        if ring.is_suspect:\n",
         "        if False:\n",
         (
-            "tests/loader/test_policies_under_fault.py::test_of_samples_that_are_read_at_once_only_the_bad_one_is_skipped[5-kills-Rows]",
+            "tests/loader/test_policies_under_fault.py::test_only_the_bad_sample_is_skipped_among_samples_read_at_once[5-kills-Rows]",
         ),
     ),
     Defect(
@@ -399,7 +399,7 @@ DEFECTS = [
         "shmload/engine/argument_checks.py",
         "    _check_orders(given)\n",
         "",
-        ("tests/loader/test_bad_input.py::test_an_order_of_samples_beyond_the_dataset_is_refused[weights-4]",),
+        ("tests/loader/test_bad_input.py::test_sampler_with_indices_beyond_the_dataset_is_refused[weights-4]",),
     ),
     # ------------------------------------------------ R16: what cannot travel
     Defect(
@@ -408,7 +408,7 @@ DEFECTS = [
         "shmload/worker/job_pickling.py",
         'for path, value in culprits) or "the dataset"',
         'for path, value in ()) or "the dataset"',
-        ("tests/loader/test_bad_input.py::test_what_cannot_be_pickled_is_named_by_its_path",),
+        ("tests/loader/test_bad_input.py::test_error_names_the_path_of_what_cannot_be_pickled",),
     ),
     Defect(
         "R16",
@@ -417,8 +417,8 @@ DEFECTS = [
         "        warn_of_fork()\n",
         "        pass\n",
         (
-            f"{PROMISES}test_a_fork_of_a_process_that_uses_cuda_is_warned_of",
-            f"{PROMISES}test_a_fork_beside_running_threads_is_told_once",
+            f"{PROMISES}test_fork_in_a_process_that_uses_cuda_warns",
+            f"{PROMISES}test_fork_beside_running_threads_is_logged_once",
         ),
     ),
     # ------------------------------------------------ R17: samples that do not fit
@@ -428,7 +428,7 @@ DEFECTS = [
         "shmload/worker/loop.py",
         "            if not placer.put(sample, row):\n",
         "            if not placer.put(sample, row) and False:\n",
-        ("tests/loader/test_bad_input.py::test_in_torch_mode_a_sample_of_another_shape_is_refused_in_torchs_words",),
+        ("tests/loader/test_bad_input.py::test_sample_of_another_shape_is_refused_in_torch_mode_with_torchs_message",),
     ),
     Defect(
         "R17",
@@ -436,7 +436,7 @@ DEFECTS = [
         "shmload/engine/ring_memory.py",
         "        self._has_grown = True\n        if self._has_payload:\n            self.ensure(slot, nbytes)\n",
         "        self._has_grown = True\n        if self._has_payload:\n            pass\n",
-        ("tests/loader/test_growth.py::test_batches_that_grow_come_right_and_old_room_is_given_up",),
+        ("tests/loader/test_growth.py::test_growing_batches_are_right_and_old_memory_is_released",),
     ),
     # ------------------------------------------------ R18: damaged files
     Defect(

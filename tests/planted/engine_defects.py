@@ -96,7 +96,7 @@ ENGINE_DEFECTS = [
         "shmload/modes/seed_mode.py",
         "                place.step = behind\n                raise\n",
         "                raise\n",
-        ("tests/loader/test_after_batch.py::test_a_batch_whose_function_fails_is_lost_and_the_next_comes[0-seed]",),
+        ("tests/loader/test_after_batch.py::test_batch_whose_function_fails_is_lost_and_the_next_follows[0-seed]",),
     ),
     Defect(
         "R12",
@@ -104,7 +104,7 @@ ENGINE_DEFECTS = [
         "src/filler.pyx",
         "        self.key, self.row, self.begun = key, row, num_begun\n",
         "        self.key, self.row, self.begun = key, row, self.begun + 1\n",
-        ("tests/loader/test_sample_rng.py::test_a_worker_has_a_generator_for_each_sample_of_each_order",),
+        ("tests/loader/test_sample_rng.py::test_worker_has_a_generator_for_each_sample",),
         modules=("filler",),
     ),
     Defect(
@@ -272,7 +272,7 @@ ENGINE_DEFECTS = [
         "src/filler.pyx",
         "            read.append(source[self._keys[self.row]])\n            self._begin_next()\n",
         "            read.append(source[self._keys[self.row]])\n            self.row += 1\n",
-        ("tests/loader/test_sample_rng.py::test_samples_that_are_gathered_draw_what_each_draws_alone[options0]",),
+        ("tests/loader/test_sample_rng.py::test_gathered_samples_draw_what_each_draws_alone[options0]",),
         modules=("filler",),
         is_crossing=True,
     ),
@@ -325,7 +325,7 @@ ENGINE_DEFECTS = [
         "shmload/engine/supervisor.py",
         "logging.DEBUG if is_raised else logging.WARNING",
         "logging.WARNING",
-        ("tests/loader/test_policies.py::test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker",),
+        ("tests/loader/test_policies.py::test_sample_timeout_error_has_the_stack_of_the_worker",),
     ),
     Defect(
         "S4",

@@ -14,7 +14,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/sources.py",
         "permutation.Permutation(self.n_elements, seed=seed, epoch=epoch)",
         "permutation.Permutation(self.n_elements, seed=seed, epoch=0)",
-        (f"{STREAM}test_equal_seeds_give_equal_streams_and_other_seeds_others",),
+        (f"{STREAM}test_streams_depend_on_the_seed",),
     ),
     Defect(
         "B1",
@@ -22,7 +22,7 @@ PIPELINE_DEFECTS = [
         "shmload/worker/item_stages.py",
         "            context.place, item = held.pop()\n",
         "            _, item = held.pop()\n",
-        ("tests/pipeline/test_expanded.py::test_error_after_a_stage_that_holds_items_back_names_its_own_item[Shuffle]",),
+        ("tests/pipeline/test_expanded.py::test_error_after_a_buffering_stage_names_its_own_item[Shuffle]",),
     ),
     Defect(
         "B8",
@@ -30,7 +30,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/block_positions.py",
         "return self.block, [0 if is_over else self.offset]",
         "return self.block, [0]",
-        ("tests/pipeline/test_expanded.py::test_any_number_of_ranks_goes_on_from_any_step",),
+        ("tests/pipeline/test_expanded.py::test_any_number_of_ranks_can_resume_at_any_step",),
     ),
     Defect(
         "B8",
@@ -38,7 +38,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/reconcile.py",
         ', *map(int, state.get("counters", ()))',
         "",
-        ("tests/pipeline/test_state.py::test_ranks_that_saved_apart_in_one_block_go_on_where_the_last_of_them_was",),
+        ("tests/pipeline/test_state.py::test_ranks_that_saved_in_one_block_resume_at_the_latest",),
     ),
     Defect(
         "B8",
@@ -46,7 +46,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/fed_blocks.py",
         "        self._sampler.consumed = consumed\n",
         "",
-        ("tests/pipeline/test_unordered.py::test_a_resume_has_exactly_the_rest",),
+        ("tests/pipeline/test_unordered.py::test_resume_has_exactly_the_rest",),
     ),
     Defect(
         "B8",
@@ -54,7 +54,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/block_positions.py",
         "            partial[self.block] = self.offset\n",
         "            partial[self.block] = 0\n",
-        ("tests/pipeline/test_unordered.py::test_a_resume_has_exactly_the_rest",),
+        ("tests/pipeline/test_unordered.py::test_resume_has_exactly_the_rest",),
     ),
     Defect(
         "B8",
@@ -62,7 +62,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/trainer_stages.py",
         "            self._carried = self._opened(children)\n",
         "            self._opened(children)\n",
-        ("tests/pipeline/test_expanded.py::test_any_number_of_ranks_goes_on_from_any_step",),
+        ("tests/pipeline/test_expanded.py::test_any_number_of_ranks_can_resume_at_any_step",),
     ),
     Defect(
         "B1",
@@ -70,7 +70,7 @@ PIPELINE_DEFECTS = [
         "shmload/worker/sample_rng.py",
         "    now.reading, now.watch, now.keyed = reading, None, None\n",
         "    now.reading, now.watch = reading, None\n",
-        (f"{IN_PLACE}test_batches_that_are_read_within_others_draw_what_they_draw_alone[False]",),
+        (f"{IN_PLACE}test_nested_reads_draw_the_same_as_alone[False]",),
     ),
     Defect(
         "B1",
@@ -78,7 +78,7 @@ PIPELINE_DEFECTS = [
         "shmload/worker/sample_rng.py",
         "        now.keyed = keyed\n",
         "",
-        (f"{IN_PLACE}test_batches_that_are_read_within_others_draw_what_they_draw_alone[True]",),
+        (f"{IN_PLACE}test_nested_reads_draw_the_same_as_alone[True]",),
     ),
     Defect(
         "B1",
@@ -86,7 +86,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/async_map.py",
         "    own = _idle.loops.pop() if",
         "    own = _idle.loops[-1] if",
-        ("tests/pipeline/test_expanded.py::test_requests_are_made_where_an_event_loop_runs",),
+        ("tests/pipeline/test_expanded.py::test_async_map_works_while_an_event_loop_runs",),
     ),
     Defect(
         "B1",
@@ -94,7 +94,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/async_map.py",
         "    asyncio._set_running_loop(None)\n",
         "",
-        ("tests/pipeline/test_expanded.py::test_requests_are_made_where_an_event_loop_runs",),
+        ("tests/pipeline/test_expanded.py::test_async_map_works_while_an_event_loop_runs",),
     ),
     Defect(
         "B8",
@@ -102,7 +102,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/stream_feed.py",
         "                    self.own[block] = ENDED\n",
         '                    self.own[block] = saved(state_of(), "")\n',
-        ("tests/pipeline/test_streams.py::test_a_resume_behind_the_last_batch_has_no_item_of_that_epoch_again[4-10]",),
+        ("tests/pipeline/test_streams.py::test_resume_after_the_last_batch_repeats_no_item[4-10]",),
     ),
     Defect(
         "B8",
@@ -110,7 +110,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/stream_feed.py",
         "                self.own[block] = saved(",
         "                self.own[block + 1] = saved(",
-        ("tests/pipeline/test_streams.py::test_a_resume_by_its_own_state_reads_nothing_twice_but_a_block[0]",),
+        ("tests/pipeline/test_streams.py::test_resume_from_an_iterators_state_rereads_at_most_a_block[0]",),
     ),
     Defect(
         "B8",
@@ -118,7 +118,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/block_engine.py",
         "                    self._at.lose(self.blocks.place)\n",
         "                    self._at.lose(self._at.block)\n",
-        ("tests/pipeline/test_streams.py::test_a_block_that_ends_its_worker_twice_is_lost_and_the_place_stays_right",),
+        ("tests/pipeline/test_streams.py::test_block_that_kills_its_worker_twice_is_lost_and_the_position_stays_right",),
     ),
     Defect(
         "B12",
@@ -126,7 +126,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/stream_feed.py",
         "with sample_of(self._seed, epoch, block, ",
         "with sample_of(self._seed, epoch, 0, ",
-        ("tests/pipeline/test_streams.py::test_what_a_block_draws_is_its_own_whoever_makes_it",),
+        ("tests/pipeline/test_streams.py::test_draws_of_a_block_do_not_depend_on_its_worker",),
     ),
     Defect(
         "B1",
@@ -142,7 +142,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/block_sources.py",
         "            blocks.restart(epoch)\n",
         "            blocks.go(PipelinePlace(epoch, self.place - 1))\n",
-        ("tests/pipeline/test_expanded.py::test_each_rank_is_given_its_part_of_what_the_stages_make",),
+        ("tests/pipeline/test_expanded.py::test_each_rank_gets_its_part_of_the_output",),
     ),
     Defect(
         "B1",
@@ -150,7 +150,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/caching.py",
         "            return value.co_code, value.co_names, value.co_consts\n",
         "            return (value.co_names,)\n",
-        ("tests/pipeline/test_caching.py::test_the_code_of_functions_counts",),
+        ("tests/pipeline/test_caching.py::test_cache_key_depends_on_function_code",),
     ),
     Defect(
         "B1",
@@ -158,7 +158,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/caching.py",
         "        if kind in ATOMS:\n            return None\n",
         "        if kind in ATOMS:\n            return None\n        if hasattr(value, 'dtype'):\n            return repr(value)\n",
-        ("tests/pipeline/test_caching.py::test_all_that_a_function_holds_counts",),
+        ("tests/pipeline/test_caching.py::test_cache_key_depends_on_all_values_a_function_holds",),
     ),
     Defect(
         "B1",
@@ -166,7 +166,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/caching.py",
         "_opened(self._path, os.getpid(), self._inode)",
         "_opened(self._path, os.getpid(), 0)",
-        ("tests/pipeline/test_caching.py::test_a_file_that_was_removed_is_not_read_any_more",),
+        ("tests/pipeline/test_caching.py::test_removed_cache_file_is_no_longer_read",),
     ),
     Defect(
         "B1",
@@ -175,8 +175,8 @@ PIPELINE_DEFECTS = [
         "            return ChosenProgram(self.source)\n",
         "            pass\n",
         (
-            f"{IN_PLACE}test_a_dataset_decodes_where_nothing_is_done_with_its_items",
-            f"{IN_PLACE}test_ranks_and_resumes_decode_in_place_too",
+            f"{IN_PLACE}test_dataset_decodes_in_place_unless_items_are_changed",
+            f"{IN_PLACE}test_ranks_and_resumes_also_decode_in_place",
         ),
     ),
     Defect(
@@ -185,7 +185,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/in_place.py",
         "            with keyed_by(indices, keys):\n                read_batch_into(",
         "            with keyed_by(indices, indices):\n                read_batch_into(",
-        (f"{IN_PLACE}test_what_items_draw_stays_the_same",),
+        (f"{IN_PLACE}test_draws_of_items_stay_the_same",),
     ),
     Defect(
         "B1",
@@ -193,7 +193,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/in_place.py",
         "    return num_indices < len(indices) and num_indices <",
         "    return num_indices > len(indices) and num_indices <",
-        (f"{IN_PLACE}test_a_batch_that_has_a_sample_twice_is_read_row_by_row", f"{IN_PLACE}test_what_items_draw_stays_the_same"),
+        (f"{IN_PLACE}test_batch_with_a_repeated_sample_is_read_row_by_row", f"{IN_PLACE}test_draws_of_items_stay_the_same"),
     ),
     Defect(
         "B1",
@@ -201,7 +201,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/sources.py",
         "return self.items.item(place, epoch)\n",
         "return self.items.item(place, 0)\n",
-        ("tests/pipeline/test_remote_items.py::test_items_of_a_remote_dataset_come_in_the_datasets_own_order",),
+        ("tests/pipeline/test_remote_items.py::test_items_of_a_remote_dataset_keep_its_order",),
     ),
     Defect(
         "B1",
@@ -209,7 +209,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/stage_counters.py",
         "                inner[-1] += took + self._around_ns\n",
         "",
-        ("tests/pipeline/test_explain.py::test_a_stages_time_is_its_own",),
+        ("tests/pipeline/test_explain.py::test_time_of_a_stage_excludes_the_others",),
     ),
     Defect(
         "B1",
@@ -217,7 +217,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/rows.py",
         'getattr(stage.function, "uncounted", stage.function)',
         "stage.function",
-        ("tests/pipeline/test_explain.py::test_items_are_counted_that_the_pipelines_own_cache_keeps",),
+        ("tests/pipeline/test_explain.py::test_cached_items_are_counted",),
     ),
     Defect(
         "B1",
@@ -225,7 +225,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/explain.py",
         "        with kept_generators():\n",
         "        if kept_generators:\n",
-        ("tests/pipeline/test_explain.py::test_functions_of_batches_leave_the_global_generators_alone",),
+        ("tests/pipeline/test_explain.py::test_explain_leaves_the_global_generators_alone",),
     ),
     Defect(
         "B1",
@@ -242,8 +242,8 @@ PIPELINE_DEFECTS = [
         "(-(-left // world_size), 0) if",
         "(left // world_size, 0) if",
         (
-            f"{STREAM}test_each_rank_is_given_its_part_of_the_stream",
-            f"{STREAM}test_ranks_are_disjoint_and_complete_as_the_policy_says",
+            f"{STREAM}test_each_rank_gets_its_part_of_the_stream",
+            f"{STREAM}test_ranks_are_disjoint_and_complete_by_policy",
         ),
     ),
     Defect(
@@ -252,7 +252,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/keyed_engine.py",
         "        return self.position >= self.schedule.end_of(self.epoch, rank=0)\n",
         "        return self.position >= self.schedule.end_of(self.epoch, self._rank)\n",
-        ("tests/pipeline/test_state.py::test_a_rank_that_has_less_than_others_saves_a_state_that_loses_nothing",),
+        ("tests/pipeline/test_state.py::test_state_of_a_rank_with_fewer_items_loses_nothing",),
     ),
     Defect(
         "B8",
@@ -260,7 +260,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/keyed_engine.py",
         "        self._fetched.extend(outcomes)\n",
         "        self._fetched.extend(outcomes)\n        self.position += len(outcomes) - 1\n",
-        (f"{STREAM}test_single_items_that_are_fetched_together_resume_between_any_two",),
+        (f"{STREAM}test_items_fetched_in_groups_resume_between_any_two",),
     ),
     Defect(
         "B8",
@@ -268,7 +268,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/keyed_engine.py",
         "            self._iterator = iter(self._loader)\n",
         "            self._stream.rounds_at.clear()\n            self._iterator = iter(self._loader)\n",
-        ("tests/pipeline/test_audit.py::test_a_resume_where_the_next_fetch_begins_takes_all_of_what_was_fetched",),
+        ("tests/pipeline/test_audit.py::test_resume_at_the_start_of_a_fetch_counts_the_whole_previous_fetch",),
     ),
     Defect(
         "B9",
@@ -292,7 +292,7 @@ PIPELINE_DEFECTS = [
         "shmload/tools/audit/positions.py",
         "np.flatnonzero(every[1:] == every[:-1]) + 1",
         "np.flatnonzero(every[1:] < 0) + 1",
-        ("tests/pipeline/test_audit.py::test_a_planted_defect_is_found",),
+        ("tests/pipeline/test_audit.py::test_planted_record_defect_is_found",),
     ),
     Defect(
         "B10",
@@ -308,7 +308,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/join_engine.py",
         "        self._epoch += 1\n",
         "        self._epoch += 1\n        [each.begin_next_epoch() for each in self._members]\n",
-        (f"{JOIN}test_in_its_next_epoch_the_members_go_on_where_they_stand",),
+        (f"{JOIN}test_members_continue_in_the_next_epoch_where_they_stopped",),
     ),
     Defect(
         "B12",
@@ -316,7 +316,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/keyed_engine.py",
         "            items = iterator.next_step()\n",
         "            items = next(iterator)\n",
-        (f"{WORKERS}test_an_item_that_ends_its_worker_twice_is_lost_alone_and_at_once",),
+        (f"{WORKERS}test_only_the_item_that_kills_its_worker_twice_is_lost_promptly",),
     ),
     Defect(
         "B12",
@@ -324,7 +324,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/item_errors.py",
         "        if isinstance(error, SampleTimeout | WorkerDied):\n",
         "        if isinstance(error, WorkerDied):\n",
-        (f"{WORKERS}test_an_item_that_takes_too_long_is_lost_with_the_place_it_hung_at",),
+        (f"{WORKERS}test_item_that_times_out_is_lost_and_its_traceback_is_shown",),
     ),
     Defect(
         "B8",
@@ -332,7 +332,7 @@ PIPELINE_DEFECTS = [
         "shmload/modes/epochs.py",
         "        if of_epoch == epoch and not between and ",
         "        if of_epoch == epoch and ",
-        ("tests/pipeline/test_state.py::test_steps_behind_a_state_are_not_those_that_were_worked_out_before[True]",),
+        ("tests/pipeline/test_state.py::test_steps_after_a_loaded_state_are_computed_again[True]",),
         is_crossing=True,
     ),
     Defect(
@@ -341,7 +341,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/item_schedule.py",
         "            start = first + number * self.stride + rank * size\n",
         "            start = first + number * self.stride\n",
-        ("tests/pipeline/test_stream.py::test_each_rank_is_given_its_part_of_the_stream",),
+        ("tests/pipeline/test_stream.py::test_each_rank_gets_its_part_of_the_stream",),
         is_crossing=True,
     ),
     Defect(
@@ -350,7 +350,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/stream_feed.py",
         "        except Exception as error:\n            refused",
         "        except ZeroDivisionError as error:\n            refused",
-        ("tests/pipeline/test_streams.py::test_an_item_that_cannot_go_to_workers_is_lost_alone",),
+        ("tests/pipeline/test_streams.py::test_only_the_item_that_cannot_be_sent_is_lost",),
     ),
     Defect(
         "N1",
@@ -366,7 +366,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/async_map.py",
         "        made.cancel()\n",
         "        pass\n",
-        ("tests/pipeline/test_expanded.py::test_an_interrupt_of_requests_comes_once_and_leaves_none_waiting",),
+        ("tests/pipeline/test_expanded.py::test_interrupt_of_requests_is_raised_once_and_leaves_none_pending",),
     ),
     Defect(
         "B12",
@@ -374,7 +374,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/conveyer.py",
         "    if isinstance(given, Conveyer) or not isinstance(given, Iterable):",
         "    if not isinstance(given, Iterable):",
-        ("tests/pipeline/test_grammar.py::test_an_illegal_order_is_refused_with_the_reason",),
+        ("tests/pipeline/test_grammar.py::test_illegal_stage_order_is_refused_with_the_reason",),
     ),
     Defect(
         "N1",
@@ -382,6 +382,6 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/caching.py",
         "value.__qualname__, _methods_of(value)",
         'value.__qualname__, ""',
-        ("tests/pipeline/test_caching.py::test_the_code_of_a_datasets_methods_counts",),
+        ("tests/pipeline/test_caching.py::test_cache_key_depends_on_code_of_dataset_methods",),
     ),
 ]

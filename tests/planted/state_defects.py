@@ -20,7 +20,7 @@ STATE_DEFECTS = [
         "shmload/modes/seed_mode.py",
         "        if self.epochs.refresh(self.config) or is_other:\n",
         "        if self.epochs.refresh(self.config):\n",
-        ("tests/loader/test_seed_mode.py::test_a_collate_fn_that_is_set_between_two_passes_makes_the_batches_of_the_next[1]",),
+        ("tests/loader/test_seed_mode.py::test_collate_fn_set_between_passes_is_used_by_the_next[1]",),
     ),
     Defect(
         "R1",
@@ -61,7 +61,7 @@ STATE_DEFECTS = [
         "self._ring.is_held_up = self._job.seed is None and bool(failure.rows)",
         "pass",
         (
-            "tests/loader/test_policies.py::test_in_torch_mode_what_is_drawn_behind_a_bad_sample_does_not_depend_on_how_far_is_ordered_ahead",
+            "tests/loader/test_policies.py::test_draws_after_a_bad_sample_in_torch_mode_do_not_depend_on_prefetching",
         ),
     ),
     Defect(
@@ -70,7 +70,7 @@ STATE_DEFECTS = [
         "shmload/modes/torch_mode.py",
         "if isinstance(error, WorkerDied) and self._passes.config.ray is not None:",
         "if isinstance(error, WorkerDied):",
-        ("tests/loader/test_policies_under_fault.py::test_a_pass_goes_on_behind_deadly_samples_to_its_end[None]",),
+        ("tests/loader/test_policies_under_fault.py::test_pass_continues_after_deadly_samples_to_its_end[None]",),
     ),
     Defect(
         "R2",
@@ -110,7 +110,7 @@ STATE_DEFECTS = [
         "shmload/modes/seed_mode.py",
         "            self._engine.abandon()  # what is ordered is",
         "            pass  # what is ordered is",
-        ("tests/loader/test_seed_mode.py::test_a_state_of_another_draw_is_gone_on_from_where_the_loader_stands_at_that_place[1]",),
+        ("tests/loader/test_seed_mode.py::test_state_of_another_draw_continues_from_the_loaders_own_order[1]",),
     ),
     Defect(
         "R2",
@@ -183,8 +183,8 @@ STATE_DEFECTS = [
         "            return self.given[step - self.first]\n",
         "            self.first = step + len(self.given)\n",
         (
-            "tests/loader/test_seed_mode.py::test_after_an_interrupt_a_sampler_goes_on_where_it_was",
-            "tests/loader/test_seed_mode.py::test_two_passes_at_once_over_a_sampler_have_an_order_each[1]",
+            "tests/loader/test_seed_mode.py::test_sampler_continues_after_an_interrupt",
+            "tests/loader/test_seed_mode.py::test_two_concurrent_passes_over_a_sampler_have_their_own_orders[1]",
         ),
     ),
     Defect(
@@ -360,7 +360,7 @@ STATE_DEFECTS = [
         "shmload/worker/sample_rng.py",
         "sys.getrefcount(now.rng) > _UNKEPT",
         "sys.getrefcount(now.rng) > _UNKEPT + 1",
-        ("tests/loader/test_sample_rng.py::test_one_that_was_kept_is_left_alone",),
+        ("tests/loader/test_sample_rng.py::test_generator_that_was_kept_is_left_alone",),
     ),
     Defect(
         "E4",
@@ -368,7 +368,7 @@ STATE_DEFECTS = [
         "src/twister.pyx",
         "    memset(state + 3, 0, 40)\n",
         "    memset(state + 3, 0, 32)\n",
-        ("tests/loader/test_sample_rng.py::test_it_draws_what_a_new_one_would[True]",),
+        ("tests/loader/test_sample_rng.py::test_sample_rng_draws_what_a_new_generator_would[True]",),
         modules=("twister",),
     ),
     Defect(
@@ -377,7 +377,7 @@ STATE_DEFECTS = [
         "src/twister.pyx",
         " or self._seed != seed or self._epoch != epoch:",
         " or self._seed != seed:",
-        ("tests/loader/test_reseeding.py::test_the_next_epoch_is_not_prepared_for_by_this_one",),
+        ("tests/loader/test_reseeding.py::test_seeds_prepared_for_one_epoch_are_not_used_in_the_next",),
         modules=("twister",),
     ),
     Defect(

@@ -1,4 +1,4 @@
-"""What `shmload inspect` and `shmload top` say of a growing cache."""
+"""The output of `shmload inspect` and `shmload top` for a growing cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def inspected(cache: SampleCache) -> list[str]:
     return [f"{summary['num_samples']} samples", *summary["notes"]]
 
 
-def test_a_cache_says_how_full_it_is_how_far_and_what_is_left_out(make_cache: Callable[..., SampleCache]) -> None:
+def test_inspect_reports_use_generation_and_excluded_files(make_cache: Callable[..., SampleCache]) -> None:
     cache = make_cache(4096)
     for number in range(6):
         put(cache, range(20 * number, 20 * number + 20))
@@ -38,7 +38,7 @@ def test_a_cache_says_how_full_it_is_how_far_and_what_is_left_out(make_cache: Ca
 
 
 @pytest.mark.slow(reason="a sampler in a process of its own starts and writes files")
-def test_samplers_and_writers_are_told_with_what_they_do(make_cache: Callable[..., SampleCache]) -> None:
+def test_samplers_and_writers_are_shown_with_their_activity(make_cache: Callable[..., SampleCache]) -> None:
     cache = make_cache(4096)
     samplers = cache.start(endless, 1)
     wait_until(lambda: cache.stats().generation >= 2, "files")

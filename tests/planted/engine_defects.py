@@ -342,7 +342,7 @@ ENGINE_DEFECTS = [
         "            known = self._files.get(file)\n            files[file] = known if known is not None and known.is_there() else",
         "            known = next((kept for each, kept in self._files.items() if each.name == file.name), None)\n"
         "            files[file] = known if known is not None else",
-        ("tests/growing/test_intake.py::test_of_a_file_replaced_under_its_name_the_next_epoch_has_the_new_one",),
+        ("tests/growing/test_intake.py::test_next_epoch_has_the_new_file_of_a_replaced_name",),
     ),
     Defect(
         "N1",

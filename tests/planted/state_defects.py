@@ -94,7 +94,7 @@ STATE_DEFECTS = [
         "shmload/integrations/accelerate.py",
         "                    failure = error\n",
         "                    raise error\n",
-        ("tests/integrations/test_accelerate.py::test_an_error_has_its_turn_behind_the_batches_before_it[0]",),
+        ("tests/integrations/test_accelerate.py::test_error_is_raised_after_the_batches_before_it[0]",),
     ),
     Defect(
         "R2",
@@ -118,7 +118,7 @@ STATE_DEFECTS = [
         "shmload/growing/dataset.py",
         "        place = self.run_path, epoch\n        found = self._opened.get(place)\n        if found",
         "        place = self.run_path, epoch\n        found = next((one for (_, known), one in self._opened.items() if known == epoch), None)\n        if found",
-        ("tests/growing/test_resume.py::test_a_living_loader_goes_on_from_a_state_of_another_run[0]",),
+        ("tests/growing/test_resume.py::test_running_loader_can_load_a_state_of_another_run[0]",),
     ),
     Defect(
         "R2",
@@ -126,7 +126,7 @@ STATE_DEFECTS = [
         "shmload/growing/dataset.py",
         '        epochs = self._make_epochs(smallest=batch_size * world_size if uneven == "drop" else 1)\n',
         '        epochs = vars(self).setdefault("_made", None) or self._make_epochs(smallest=1)\n        self._made = epochs\n',
-        ("tests/growing/test_resume.py::test_two_loaders_of_a_dataset_are_each_in_an_epoch_of_its_own",),
+        ("tests/growing/test_resume.py::test_two_loaders_of_a_dataset_have_their_own_epochs",),
     ),
     Defect(
         "R2",
@@ -134,7 +134,7 @@ STATE_DEFECTS = [
         "shmload/growing/growing_epochs.py",
         "        self._holds, self._gone = {}, {}\n",
         "        self._holds = {}\n",
-        ("tests/growing/test_resume.py::test_what_was_gone_of_another_runs_epoch_is_forgotten",),
+        ("tests/growing/test_resume.py::test_missing_samples_of_another_run_are_forgotten",),
     ),
     Defect(
         "N1",

@@ -82,7 +82,7 @@ STORAGE_DEFECTS = [
         "shmload/growing/growing_run.py",
         "        self._reserve(2 * len(data))\n",
         "",
-        ("tests/growing/test_small_disk.py::test_training_goes_on_when_others_fill_the_disk",),
+        ("tests/growing/test_small_disk.py::test_training_continues_when_another_program_fills_the_disk",),
     ),
     Defect(
         "S4",
@@ -154,7 +154,7 @@ STORAGE_DEFECTS = [
         "shmload/growing/process_report.py",
         "        if is_locked(lock):\n",
         "        if os.path.exists(f\"/proc/{path.name.split('-')[0]}\"):\n",
-        ("tests/growing/test_writer.py::test_a_report_counts_as_long_as_its_writer_lives_whatever_its_pid_says",),
+        ("tests/growing/test_writer.py::test_report_counts_while_its_writer_lives_whatever_its_pid",),
     ),
     Defect(
         "N5",
@@ -186,7 +186,7 @@ STORAGE_DEFECTS = [
         "shmload/growing/growing_run.py",
         "            return self._attending.is_at(path)\n",
         "            return True\n",
-        ("tests/growing/test_run.py::test_a_run_that_is_forgotten_while_a_rank_joins_it_is_begun_anew",),
+        ("tests/growing/test_run.py::test_run_deleted_while_a_rank_joins_is_created_again",),
     ),
     Defect(
         "S5",
@@ -194,7 +194,7 @@ STORAGE_DEFECTS = [
         "shmload/growing/damage.py",
         '            if os.stat(folder / one["name"]).st_ctime_ns == one["ctime_ns"]:\n',
         "            if one:\n",
-        ("tests/growing/test_intake.py::test_a_bad_file_is_read_again_once_a_good_one_lies_in_its_place",),
+        ("tests/growing/test_intake.py::test_bad_file_replaced_by_a_good_one_is_read_again",),
     ),
     Defect(
         "S4",
@@ -202,7 +202,7 @@ STORAGE_DEFECTS = [
         "shmload/growing/growing_epochs.py",
         "file.name not in held or self._is_replaced(file) for",
         "file.name not in held for",
-        ("tests/growing/test_resume.py::test_a_resume_does_not_read_another_file_under_the_name_of_the_one_it_had",),
+        ("tests/growing/test_resume.py::test_resume_does_not_read_another_file_under_the_same_name",),
     ),
     Defect(
         "S4",
@@ -210,7 +210,7 @@ STORAGE_DEFECTS = [
         "shmload/growing/sampler_process.py",
         "    if _writing is None or _writing.is_waiting:",
         "    if True:",
-        ("tests/growing/test_samplers.py::test_a_stop_amid_a_record_leaves_a_file_that_holds_what_its_name_says",),
+        ("tests/growing/test_samplers.py::test_stop_during_a_record_leaves_a_file_that_matches_its_name",),
     ),
     Defect(
         "A15",
@@ -402,7 +402,7 @@ STORAGE_DEFECTS = [
         "shmload/growing/cache_writer.py",
         "                if not isinstance(error, CacheFull) or self._reserved_file.needed > self._folder.capacity_bytes:\n",
         "                if True:\n",
-        ("tests/growing/test_writer.py::test_what_was_taken_before_there_was_no_room_is_there_once_there_is",),
+        ("tests/growing/test_writer.py::test_samples_accepted_before_space_ran_out_are_published_later",),
     ),
     Defect(
         "N5",
@@ -589,7 +589,7 @@ STORAGE_DEFECTS = [
         "shmload/growing/timely_publisher.py",
         "            self._has_written.set()\n",
         "            pass\n",
-        ("tests/growing/test_samplers.py::test_a_sample_is_published_in_time_however_long_the_next_one_takes",),
+        ("tests/growing/test_samplers.py::test_sample_is_published_in_time_although_the_next_one_is_slow",),
     ),
     Defect(
         "A12",

@@ -17,14 +17,14 @@ from tests.launch.launch_kit import Run
 
 @pytest.fixture(autouse=True)
 def no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests are the ranks of nobody."""
+    """Removes the variables of a rank, because tests are not ranks."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "SHMLOAD_RANK_CPUS"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Run]:
-    """Starts a command in a session of its own, as a shell's job; killed when the test is over."""
+    """Returns a function that starts a command in its own session, like a shell's job, and kills it after the test."""
     processes: list[subprocess.Popen[str]] = []
 
     def start(*command: str | Path, **options: Any) -> subprocess.Popen[str]:

@@ -600,7 +600,7 @@ CROSSED_DEFECTS = [
         "shmload/launch/spawning.py",
         "    faulthandler.disable()  # otherwise",
         "    # otherwise",
-        ("tests/launch/test_spawn.py::test_what_the_program_does_with_a_signal_is_not_the_ranks",),
+        ("tests/launch/test_spawn.py::test_signal_handlers_of_the_program_do_not_affect_ranks",),
     ),
     Defect(
         "G1",
@@ -608,7 +608,7 @@ CROSSED_DEFECTS = [
         "shmload/world.py",
         "        if all(name in environ for name in names):",
         '        if all(name in environ for name in names) and "SLURM" not in names[0]:',
-        ("tests/launch/test_launchers.py::test_a_rank_of_mpirun_or_srun_knows_its_place[srun]",),
+        ("tests/launch/test_launchers.py::test_rank_of_mpirun_or_srun_is_recognized[srun]",),
     ),
     Defect(
         "G1",
@@ -616,7 +616,7 @@ CROSSED_DEFECTS = [
         "shmload/world.py",
         '"SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"',
         '"SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID"',
-        ("tests/launch/test_launchers.py::test_a_program_that_srun_has_not_started_is_one_process",),
+        ("tests/launch/test_launchers.py::test_program_not_started_by_srun_is_a_single_process",),
     ),
     Defect(
         "G1",
@@ -624,7 +624,7 @@ CROSSED_DEFECTS = [
         "shmload/launch/elastic_agent.py",
         "    if given_threads is None:\n",
         "    if False:\n",
-        ("tests/launch/test_elastic.py::test_ranks_of_torchs_agent_inherit_what_the_other_launcher_gives_them",),
+        ("tests/launch/test_elastic.py::test_ranks_of_torchs_agent_get_the_same_environment",),
     ),
     Defect(
         "G1",
@@ -632,7 +632,7 @@ CROSSED_DEFECTS = [
         "shmload/launch/environment.py",
         '"TORCHELASTIC_RESTART_COUNT": place.num_restarts,',
         '"TORCHELASTIC_RESTART_COUNT": 0,',
-        ("tests/launch/test_elastic.py::test_one_machine_starts_its_ranks_again_without_torchs_agent",),
+        ("tests/launch/test_elastic.py::test_one_machine_restarts_its_ranks_without_torchs_agent",),
     ),
     Defect(
         "G1",
@@ -640,7 +640,7 @@ CROSSED_DEFECTS = [
         "shmload/cli/__init__.py",
         'name.replace("_", "-")',
         "name",
-        ("tests/launch/test_elastic.py::test_torchruns_options_have_their_names",),
+        ("tests/launch/test_elastic.py::test_torchruns_option_names_are_accepted",),
     ),
     Defect(
         "N1",

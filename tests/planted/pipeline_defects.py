@@ -1,4 +1,4 @@
-"""The defects of pipelines; see defect_list.py."""
+"""Defects of pipelines, and the tests that detect them; see defect_list.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B1",
-        "an error after a buffered shuffle names the item read last",
+        "an error after a buffered shuffle names the item that was read last",
         "shmload/worker/item_stages.py",
         "            context.place, item = held.pop()\n",
         "            _, item = held.pop()\n",
@@ -26,7 +26,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B8",
-        "a state forgets what has been had of a block",
+        "a state forgets the items already consumed of a block",
         "shmload/pipeline/block_positions.py",
         "return self.block, [0 if is_over else self.offset]",
         "return self.block, [0]",
@@ -34,7 +34,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B8",
-        "of ranks that stand in one block, the first is the one to go on at",
+        "ranks in one block resume at the first of them",
         "shmload/pipeline/reconcile.py",
         ', *map(int, state.get("counters", ()))',
         "",
@@ -42,7 +42,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B8",
-        "a resume of what comes as it is done has blocks a second time",
+        "a resume of an unordered pipeline reads blocks again",
         "shmload/pipeline/fed_blocks.py",
         "        self._sampler.consumed = consumed\n",
         "",
@@ -50,7 +50,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B8",
-        "a resume of what comes as it is done forgets what has been had of a block",
+        "a resume of an unordered pipeline forgets the consumed items of a block",
         "shmload/pipeline/block_positions.py",
         "            partial[self.block] = self.offset\n",
         "            partial[self.block] = 0\n",
@@ -58,7 +58,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B8",
-        "a state forgets what a Scan carried",
+        "a state forgets the value of a Scan",
         "shmload/pipeline/trainer_stages.py",
         "            self._carried = self._opened(children)\n",
         "            self._opened(children)\n",
@@ -66,7 +66,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B1",
-        "a loader's batches read within a pipeline's draw by that one's keys",
+        "batches of a loader inside a pipeline use the pipeline's keys for their draws",
         "shmload/worker/sample_rng.py",
         "    now.reading, now.watch, now.keyed = reading, None, None\n",
         "    now.reading, now.watch = reading, None\n",
@@ -74,7 +74,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B1",
-        "a pipeline's keys are forgotten over another's",
+        "a pipeline's keys are lost after a nested pipeline",
         "shmload/worker/sample_rng.py",
         "        now.keyed = keyed\n",
         "",
@@ -82,7 +82,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B1",
-        "an event loop that runs is taken for idle",
+        "a running event loop is taken for idle",
         "shmload/pipeline/async_map.py",
         "    own = _idle.loops.pop() if",
         "    own = _idle.loops[-1] if",
@@ -90,7 +90,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B1",
-        "requests are not made where an event loop runs",
+        "requests are not made while an event loop runs",
         "shmload/pipeline/async_map.py",
         "    asyncio._set_running_loop(None)\n",
         "",
@@ -98,7 +98,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B8",
-        "behind a Stream's last item stands the state of its next pass",
+        "the state after a Stream's last item is that of its next pass",
         "shmload/pipeline/stream_feed.py",
         "                    self.own[block] = ENDED\n",
         '                    self.own[block] = saved(state_of(), "")\n',
@@ -106,7 +106,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B8",
-        "a Stream's own state is that of the block behind",
+        "a Stream's iterator state is stored for the next block",
         "shmload/pipeline/stream_feed.py",
         "                self.own[block] = saved(",
         "                self.own[block + 1] = saved(",
@@ -114,7 +114,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B8",
-        "behind a block that was lost a state counts as if it had not been",
+        "a state after a lost block counts as if it was not lost",
         "shmload/pipeline/block_engine.py",
         "                    self._at.lose(self.blocks.place)\n",
         "                    self._at.lose(self._at.block)\n",
@@ -122,7 +122,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B12",
-        "what a Stream's block draws does not say which block it is",
+        "draws in a Stream's block do not depend on the block",
         "shmload/pipeline/stream_feed.py",
         "with sample_of(self._seed, epoch, block, ",
         "with sample_of(self._seed, epoch, 0, ",
@@ -130,7 +130,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B1",
-        "blocks are joined whatever their dtypes are",
+        "blocks are joined regardless of their dtypes",
         "shmload/pipeline/block_columns.py",
         "        if any(other.dtype != tree.dtype or other.shape[1:] != tree.shape[1:] for other, _, _ in pieces):\n",
         "        if any(other.shape[1:] != tree.shape[1:] for other, _, _ in pieces):\n",
@@ -138,7 +138,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B4",
-        "the last step behind a Filter is filled up with its own items, not with the epoch's first",
+        "the last step after a Filter is padded with its own items, not with the epoch's first",
         "shmload/pipeline/block_sources.py",
         "            blocks.restart(epoch)\n",
         "            blocks.go(PipelinePlace(epoch, self.place - 1))\n",
@@ -146,7 +146,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B1",
-        "a cache is named without the code of its functions",
+        "a cache key ignores the code of functions",
         "shmload/pipeline/caching.py",
         "            return value.co_code, value.co_names, value.co_consts\n",
         "            return (value.co_names,)\n",
@@ -154,7 +154,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B1",
-        "a cache is named by what arrays print as",
+        "a cache key uses the printed form of arrays",
         "shmload/pipeline/caching.py",
         "        if kind in ATOMS:\n            return None\n",
         "        if kind in ATOMS:\n            return None\n        if hasattr(value, 'dtype'):\n            return repr(value)\n",
@@ -162,7 +162,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B1",
-        "a cache's file goes by its name when it has been removed, too",
+        "a removed cache file is still read",
         "shmload/pipeline/caching.py",
         "_opened(self._path, os.getpid(), self._inode)",
         "_opened(self._path, os.getpid(), 0)",
@@ -170,7 +170,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B1",
-        "a dataset that nothing is done with is asked for its items one by one",
+        "a dataset whose items are not changed is read item by item",
         "shmload/pipeline/plan.py",
         "            return ChosenProgram(self.source)\n",
         "            pass\n",
@@ -181,7 +181,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B1",
-        "what is decoded in place draws by the dataset's index, the same in every epoch",
+        "draws of samples decoded in place use the dataset's index, the same in every epoch",
         "shmload/pipeline/in_place.py",
         "            with keyed_by(indices, keys):\n                read_batch_into(",
         "            with keyed_by(indices, indices):\n                read_batch_into(",
@@ -189,7 +189,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B1",
-        "a sample that is twice in a batch draws the same both times",
+        "a sample that is in a batch twice draws the same both times",
         "shmload/pipeline/in_place.py",
         "    return num_indices < len(indices) and num_indices <",
         "    return num_indices > len(indices) and num_indices <",
@@ -197,7 +197,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B1",
-        "remote shards come in the order of their first epoch in every one",
+        "remote shards have the order of their first epoch in every epoch",
         "shmload/pipeline/sources.py",
         "return self.items.item(place, epoch)\n",
         "return self.items.item(place, 0)\n",
@@ -205,7 +205,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B1",
-        "a stage's time is that of all before it, too",
+        "the time of a stage includes all earlier stages",
         "shmload/pipeline/stage_counters.py",
         "                inner[-1] += took + self._around_ns\n",
         "",
@@ -221,7 +221,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B1",
-        "explaining a pipeline draws from the program's own generators",
+        "explaining a pipeline draws from the program's generators",
         "shmload/pipeline/explain.py",
         "        with kept_generators():\n",
         "        if kept_generators:\n",
@@ -229,7 +229,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B1",
-        "the stages of a pipeline do not come to its ring",
+        "the stages of a pipeline are not passed to its ring",
         "shmload/engine/ring.py",
         "        os.pwrite(self.control_segment.fd, about, nbytes)\n",
         "",
@@ -237,18 +237,15 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B4",
-        "the tail of an epoch is lost by padding",
+        "padding loses the tail of an epoch",
         "shmload/schedule/stream_positions.py",
         "(-(-left // world_size), 0) if",
         "(left // world_size, 0) if",
-        (
-            f"{STREAM}test_each_rank_gets_its_part_of_the_stream",
-            f"{STREAM}test_ranks_are_disjoint_and_complete_by_policy",
-        ),
+        (f"{STREAM}test_each_rank_gets_its_part_of_the_stream", f"{STREAM}test_ranks_are_disjoint_and_complete_by_policy"),
     ),
     Defect(
         "B7",
-        "a rank that has less than others says that the epoch is over",
+        "a rank with fewer items than others reports the end of the epoch",
         "shmload/pipeline/keyed_engine.py",
         "        return self.position >= self.schedule.end_of(self.epoch, rank=0)\n",
         "        return self.position >= self.schedule.end_of(self.epoch, self._rank)\n",
@@ -256,7 +253,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B8",
-        "a state counts what was fetched together and not asked for",
+        "a state counts items that were fetched together but not consumed",
         "shmload/pipeline/keyed_engine.py",
         "        self._fetched.extend(outcomes)\n",
         "        self._fetched.extend(outcomes)\n        self.position += len(outcomes) - 1\n",
@@ -272,7 +269,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B9",
-        "a run that ended within an epoch passes for proven",
+        "a run that ended inside an epoch is reported as proven",
         "shmload/tools/audit/findings.py",
         "        return UNFINISHED if self._unfinished else PROVEN\n",
         "        return PROVEN\n",
@@ -280,7 +277,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B9",
-        "of a pass that is not over only the steps are judged",
+        "only the steps of an unfinished pass are verified",
         "shmload/tools/audit/passes.py",
         "        _judge_coverage(epoch, header, by_rank, report, is_whole=not unfinished)\n",
         "        _ = unfinished or _judge_coverage(epoch, header, by_rank, report, is_whole=True)\n",
@@ -288,7 +285,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B9",
-        "a doubled batch passes for proven",
+        "a repeated batch is reported as proven",
         "shmload/tools/audit/positions.py",
         "np.flatnonzero(every[1:] == every[:-1]) + 1",
         "np.flatnonzero(every[1:] < 0) + 1",
@@ -296,7 +293,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B10",
-        "a Join in a Join is worked out from its start",
+        "a nested Join is recomputed from its start",
         "shmload/pipeline/join_source.py",
         "                yield from source._checked(whole + count, its)\n",
         "                continue\n",
@@ -304,7 +301,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B11",
-        "members begin anew with each epoch of a Join",
+        "members start again with each epoch of a Join",
         "shmload/pipeline/join_engine.py",
         "        self._epoch += 1\n",
         "        self._epoch += 1\n        [each.begin_next_epoch() for each in self._members]\n",
@@ -312,7 +309,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B12",
-        "an item that fails is passed over until another comes",
+        "a failing item is skipped until another follows",
         "shmload/pipeline/keyed_engine.py",
         "            items = iterator.next_step()\n",
         "            items = next(iterator)\n",
@@ -320,7 +317,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B12",
-        "a time-out does not name its item",
+        "a timeout does not name its item",
         "shmload/pipeline/item_errors.py",
         "        if isinstance(error, SampleTimeout | WorkerDied):\n",
         "        if isinstance(error, WorkerDied):\n",
@@ -328,7 +325,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B8",
-        "a state between the steps that were worked out is gone on from at one of those",
+        "a state between precomputed steps resumes at a precomputed one",
         "shmload/modes/epochs.py",
         "        if of_epoch == epoch and not between and ",
         "        if of_epoch == epoch and ",
@@ -337,7 +334,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B8",
-        "every rank of a pipeline is given the first one's items",
+        "every rank of a pipeline gets the items of the first",
         "shmload/pipeline/item_schedule.py",
         "            start = first + number * self.stride + rank * size\n",
         "            start = first + number * self.stride\n",
@@ -346,7 +343,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B12",
-        "an item of a Stream that cannot be pickled fails every call",
+        "an item of a Stream that cannot be pickled makes every call fail",
         "shmload/pipeline/stream_feed.py",
         "        except Exception as error:\n            refused",
         "        except ZeroDivisionError as error:\n            refused",
@@ -354,7 +351,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "tensors of some dtypes are pickled as torch does, which cannot be read",
+        "tensors of some dtypes are pickled by torch, which cannot unpickle them",
         "shmload/shm/travel.py",
         ", torch.UntypedStorage: _reduced_untyped}",
         "}",
@@ -362,7 +359,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "requests that a ^C has left go on with the next block",
+        "requests interrupted by ^C continue in the next block",
         "shmload/pipeline/async_map.py",
         "        made.cancel()\n",
         "        pass\n",
@@ -370,7 +367,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B12",
-        "a Conveyer given for stages is read without end",
+        "a Conveyer given as a list of stages is iterated endlessly",
         "shmload/pipeline/conveyer.py",
         "    if isinstance(given, Conveyer) or not isinstance(given, Iterable):",
         "    if not isinstance(given, Iterable):",
@@ -378,7 +375,7 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a Cache's file has the items that a dataset's methods gave before they were changed",
+        "a Cache's file keeps the items made by a dataset's methods before they were changed",
         "shmload/pipeline/caching.py",
         "value.__qualname__, _methods_of(value)",
         'value.__qualname__, ""',

@@ -1,4 +1,4 @@
-"""What a type checker sees of shmload: the stubs against the modules, and a user's own program against the package."""
+"""Types of shmload for a type checker: the stubs compared with the modules, and a user's program."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ Mix([(3, 1.0)])  # error: list-item
 
 def checked(command: list[str], folder: Path) -> str:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    if not (ROOT / "pyproject.toml").exists():  # installed: found as any package, if py.typed is there
+    if not (ROOT / "pyproject.toml").exists():  # installed: found like any package with py.typed
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     else:
         env["MYPYPATH"] = str(ROOT)
@@ -97,14 +97,14 @@ def test_stubtest_finds_nothing_in_the_compiled_modules(tmp_path: Path) -> None:
     modules = [f"shmload._core.{stub.stem}" for stub in sorted(CORE.glob("*.pyi"))]
     assert len(modules) > 20
     options = ["--mypy-config-file", "mypy.ini", "--allowlist", "allowed", "--ignore-unused-allowlist"]
-    # PEP 800 marks are for checkers that ask whether two classes can have a common child
+    # PEP 800 marks are for checkers that test whether two classes can have a common subclass
     found = checked(["mypy.stubtest", *modules, *options, "--ignore-disjoint-bases", "--concise"], tmp_path)
     assert found == ""
 
 
 @pytest.mark.slow(reason="mypy checks a program and what it imports")
 @pytest.mark.timeout(600)
-def test_a_strictly_typed_program_sees_the_types_that_are_meant(tmp_path: Path) -> None:
+def test_strictly_typed_program_gets_the_intended_types(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "mypy.ini").write_text("[mypy]\n")
     lines = PROGRAM.splitlines()
@@ -121,5 +121,5 @@ def test_a_strictly_typed_program_sees_the_types_that_are_meant(tmp_path: Path) 
     assert said == expected
 
 
-def test_the_package_says_that_it_is_typed() -> None:
+def test_package_has_a_py_typed_marker() -> None:
     assert (ROOT / "shmload" / "py.typed").exists()

@@ -55,7 +55,7 @@ def without(*left_out: Entry) -> list[Entry]:
 
 
 def test_a_stream_that_does_not_wait_is_found() -> None:
-    text = "stream 5 reads another batch's bytes, or reads before they have come"
+    text = "stream 5 reads the bytes of another batch, or reads too early"
     assert replay(without(("wait_on_stream", 5, 2)))[:2] == [f"entry 11: {text}", f"entry 12: {text}"]
 
 
@@ -63,13 +63,13 @@ def test_a_stream_that_waits_for_an_event_before_the_copy_is_found() -> None:
     entries = list(SYNTHETIC)
     last = entries.index(("wait_on_stream", 5, 7))
     entries[last] = ("wait_on_stream", 5, 4)
-    text = "stream 5 reads another batch's bytes, or reads before they have come"
+    text = "stream 5 reads the bytes of another batch, or reads too early"
     assert replay(entries) == [f"entry {last + 1}: {text}", f"entry {last + 2}: {text}"]
 
 
 def test_a_tensor_that_is_filled_again_before_it_was_read_is_found() -> None:
     again = ("copy", [2, 16], "torch.int32", 0, 6, -1, 0, 4)
-    text = "stream 5 reads another batch's bytes, or reads before they have come"
+    text = "stream 5 reads the bytes of another batch, or reads too early"
     assert replay([*SYNTHETIC, again]) == [f"entry 24: {text}"]
     waits = [("record", 5, 8), ("wait_on_stream", 0, 8)]
     assert replay([*SYNTHETIC, *waits, again]) == []
@@ -77,11 +77,11 @@ def test_a_tensor_that_is_filled_again_before_it_was_read_is_found() -> None:
 
 def test_a_slot_that_is_used_again_while_it_is_copied_from_is_found() -> None:
     entries = without(("is_done", 1, True))
-    assert replay(entries)[0] == "entry 12: stream 5 reads another batch's bytes, or reads before they have come"
+    assert replay(entries)[0] == "entry 12: stream 5 reads the bytes of another batch, or reads too early"
 
 
 def test_memory_that_is_unregistered_under_a_copy_is_found() -> None:
-    end = "bytes from a piece ran when they were registered no longer"
+    end = "bytes from a piece ran after they were unregistered"
     found = [text for text in replay(without(("wait_on_host", 6))) if not text.startswith("entry")]
     assert found == [f"a copy of 128 {end}", f"a copy of 16 {end}"]
 
@@ -89,12 +89,12 @@ def test_memory_that_is_unregistered_under_a_copy_is_found() -> None:
 @pytest.mark.parametrize(
     ("entry", "text"),
     [
-        (("is_done", 1, False), "event 1 is not done, and was, or one behind it on its stream"),
+        (("is_done", 1, False), "event 1 is not done although it, or a later one on its stream, was done before"),
         (("unregister", 4096, 0), "piece 0 is unregistered twice"),
-        (("unregister", 4096, 2), "unregister names piece 2, which nothing before has made"),
-        (("is_done", 9, True), "is_done names event 9, which nothing before has made"),
-        (("keep_for", [2], 5, 9), "keep_for names tensor 9, which nothing before has made"),
-        (("copy", [5000], "torch.uint8", 0, 9, 1, 0, -1), "a copy of 5000 bytes at 0 of piece 1 reaches beyond it"),
+        (("unregister", 4096, 2), "unregister uses piece 2, which no earlier entry has made"),
+        (("is_done", 9, True), "is_done uses event 9, which no earlier entry has made"),
+        (("keep_for", [2], 5, 9), "keep_for uses tensor 9, which no earlier entry has made"),
+        (("copy", [5000], "torch.uint8", 0, 9, 1, 0, -1), "a copy of 5000 bytes at 0 of piece 1 exceeds it"),
     ],
 )
 def test_what_cannot_be_is_found(entry: Entry, text: str) -> None:
@@ -103,7 +103,7 @@ def test_what_cannot_be_is_found(entry: Entry, text: str) -> None:
 
 def test_a_piece_of_another_size_is_found() -> None:
     entries = [("unregister", 8192, 1) if entry == ("unregister", 4096, 1) else entry for entry in SYNTHETIC]
-    assert replay(entries) == ["entry 27: piece 1 has 4096 bytes, and 8192 are unregistered"]
+    assert replay(entries) == ["entry 27: piece 1 has 4096 bytes, but 8192 are unregistered"]
 
 
 def test_a_log_of_another_version_is_refused(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from tests.crossing.cases import BY_BATCH, Case
 from tests.crossing.datasets import CaseDataset
 from tests.crossing.options import IDLE, AfterFailed, Marked, loader_options
 from tests.crossing.oracle import END, SKIPPED, Expected, Fails, SeedOrder, TorchOrder, difference, seed_generators
-from tests.stand_in.device import StandIn
+from tests.simulated_device.device import SimulatedDevice
 
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 WORKER_NAME = "pt_data_worker"
@@ -171,7 +171,7 @@ class Trial:
         self._orders: dict[int, SeedOrder] = {}
         self.expected = Expected(case)
         self.own_options: dict[str, Any] = {}  # options of all loaders of the case
-        self.device = StandIn(self._rng.randrange) if "d" in case.also else None
+        self.device = SimulatedDevice(self._rng.randrange) if "d" in case.also else None
         self._own_descriptors = {int(name) for name in os.listdir("/proc/self/fd")}  # those of these tests
 
     # ------------------------------------------------------------ the whole case

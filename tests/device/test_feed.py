@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from shmload import CopyFailed, ShmLoader
 from shmload.device.sending import sent
 from tests.device.device_kit import Mixed, Rows, rows_of
-from tests.stand_in.device import StandIn
-from tests.stand_in.device_log import Logged
+from tests.simulated_device.device import SimulatedDevice
+from tests.simulated_device.device_log import Logged
 
 slow = pytest.mark.slow(reason="starts a worker and sends a whole epoch to the device, for each loader")
 Make = Callable[..., ShmLoader[Any]]
@@ -27,12 +27,12 @@ ADVERSARIAL = settings(
 )
 
 
-def chosen(data: st.DataObject) -> StandIn:
+def chosen(data: st.DataObject) -> SimulatedDevice:
     """Its choices come of one draw: when the host waits depends on workers, and hypothesis wants its draws in one order."""
-    return StandIn(Random(data.draw(st.integers(0, 1000))).randrange)
+    return SimulatedDevice(Random(data.draw(st.integers(0, 1000))).randrange)
 
 
-def check_all_back(loader: ShmLoader[Any], device: StandIn) -> None:
+def check_all_back(loader: ShmLoader[Any], device: SimulatedDevice) -> None:
     """With everything done no slot is lost; closed, nothing is registered, and no copy has read what was not."""
     engine = loader._builder.last
     assert engine is not None
@@ -72,7 +72,7 @@ def test_no_batch_shows_anothers_bytes_whatever_order_copies_finish_in(data: st.
 @pytest.mark.parametrize("first", [0, -1])
 @pytest.mark.parametrize("seed", [0, None])
 def test_a_device_that_stands_still_is_waited_for_when_the_slots_are_used_up(seed: int | None, first: int, make: Make) -> None:
-    device = StandIn(lambda count: first % count)  # the consumer's stream goes on, or all others do
+    device = SimulatedDevice(lambda count: first % count)  # the consumer's stream goes on, or all others do
     loader = make(device, seed=seed)
     found = [device.read(batch["x"]) for batch in loader]
     device.run()
@@ -81,7 +81,7 @@ def test_a_device_that_stands_still_is_waited_for_when_the_slots_are_used_up(see
 
 @pytest.mark.parametrize("seed", [0, pytest.param(None, marks=slow)])
 def test_after_batch_is_given_what_lies_on_the_device(seed: int | None, make: Make) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     loader = make(device, seed=seed, after_batch=lambda batch: device.read(batch["x"]))
     found = list(loader)
     device.run()
@@ -95,11 +95,11 @@ def test_the_state_is_that_of_the_batch_yielded_last_not_of_those_sent_ahead(mak
         loader = make(device)
         return [loader.state_dict() for _ in loader]
 
-    assert states(None) == states(StandIn())
+    assert states(None) == states(SimulatedDevice())
 
 
 def test_a_pass_broken_off_leaves_nothing_ahead_and_the_next_begins_at_its_start(make: Make) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     loader = make(device)
     for _ in loader:
         break
@@ -109,7 +109,7 @@ def test_a_pass_broken_off_leaves_nothing_ahead_and_the_next_begins_at_its_start
 
 
 def test_every_batch_is_waited_for_by_the_consumers_stream_and_its_memory_kept_for_it(make: Make) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     logged = Logged(device)
     next(iter(make(logged)))
     events = [entry for entry in logged.log if entry[0] in ("wait_on_stream", "keep_for")]
@@ -122,7 +122,7 @@ def test_every_batch_is_waited_for_by_the_consumers_stream_and_its_memory_kept_f
 
 
 def test_structures_arrive_and_what_is_no_tensor_stays(make: Make) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     loader = make(device, Mixed(48), ragged={"x": "list"}, batch_size=3)
     batch = next(iter(loader))
     device.run()
@@ -139,7 +139,7 @@ def collated_mapping(samples: list[Any]) -> Any:
 
 
 def test_tensors_in_mappings_arrive_too(make: Make) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     logged = Logged(device)
     loader = make(logged, collate_fn=collated_mapping)
     batch = next(iter(loader))
@@ -161,7 +161,7 @@ def collated_sparse(samples: list[Any]) -> Any:
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_sparse_tensors_arrive_by_their_parts(num_workers: int, make: Make) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     options: dict[str, Any] = {} if num_workers else {"multiprocessing_context": None}
     loader = make(device, collate_fn=collated_sparse, num_workers=num_workers, **options)
     batch = next(itertools.islice(loader, 1, None))  # of samples 2 and 3
@@ -186,7 +186,7 @@ def collated_array(samples: list[Any]) -> Any:
 
 
 def test_an_array_stays_on_the_host_and_keeps_its_slot(make: Make) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     loader = make(device, collate_fn=collated_array)
     batches: Iterator[Any] = iter(loader)
     kept = next(batches)
@@ -198,7 +198,7 @@ def test_an_array_stays_on_the_host_and_keeps_its_slot(make: Make) -> None:
 
 def test_without_workers_batches_arrive_too(poisoned: None) -> None:
     for seed in (0, None):
-        device = StandIn()
+        device = SimulatedDevice()
         found = [device.read(batch["x"]) for batch in ShmLoader(Rows(6), 2, seed=seed, device=device)]
         device.run()
         assert [torch.equal(rows_of(2 * step), x[0]) for step, x in enumerate(found)] == [True] * 3
@@ -208,7 +208,7 @@ def test_without_workers_batches_arrive_too(poisoned: None) -> None:
 
 
 def test_a_copy_that_fails_is_an_error_in_its_turn_and_the_next_batch_comes(make: Make) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     loader = make(device)
     iterator = iter(loader)
     next(iterator)
@@ -218,7 +218,7 @@ def test_a_copy_that_fails_is_an_error_in_its_turn_and_the_next_batch_comes(make
         found.extend(device.read(batch["x"]) for batch in iterator)
     step = len(found) + 1
     assert str(caught.value) == (
-        f"batch {step} of epoch 0 could not be copied to stand-in: the stand-in was told to fail at copy. If the device is out of "
+        f"batch {step} of epoch 0 could not be copied to simulated device: the simulated device was told to fail at copy. If the device is out of "
         "memory, lower batch_size"
     )
     found.append(device.read(next(iterator)["x"]))
@@ -229,13 +229,13 @@ def test_a_copy_that_fails_is_an_error_in_its_turn_and_the_next_batch_comes(make
 
 
 def test_a_copy_that_fails_while_it_runs_is_told_by_a_later_call_and_loses_no_slot(make: Make) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     loader = make(device)
     iterator = iter(loader)
     device.fail("work")
     next(iterator)
     device.run()
-    with pytest.raises(CopyFailed, match="stand-in failed at earlier work, perhaps a copy of a batch"):
+    with pytest.raises(CopyFailed, match="simulated device failed at earlier work, perhaps a copy of a batch"):
         for _ in range(8):
             next(iterator)
             device.run()
@@ -244,7 +244,7 @@ def test_a_copy_that_fails_while_it_runs_is_told_by_a_later_call_and_loses_no_sl
 
 @pytest.mark.parametrize("call", ["record", "is_done"])
 def test_a_slot_without_an_event_comes_back_once_the_device_has_been_waited_for(call: str, make: Make) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     loader = make(device)
     iterator = iter(loader)
     next(iterator)
@@ -304,14 +304,14 @@ def test_an_audit_of_what_lies_on_a_device_is_refused(tmp_path: Any) -> None:
 
 
 def test_who_took_a_batch_is_noted_as_ever(make: Make) -> None:
-    loader = make(StandIn())
+    loader = make(SimulatedDevice())
     next(iter(loader))
     assert loader._builder.last.holders is not None
     assert loader.holders() == []
 
 
 def test_an_error_of_the_users_own_type_comes_at_its_batchs_turn(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     loader = make(device)
     iterator = iter(loader)
     next(iterator)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from shmload import ShmLoader
 from shmload._core.trainer import Lease, live_leases
 from tests.device.device_kit import Rows, rows_of
-from tests.stand_in.device import StandIn
+from tests.simulated_device.device import SimulatedDevice
 
 Make = Callable[..., ShmLoader[Any]]
 
@@ -37,7 +37,7 @@ def goes_on(loader: ShmLoader[Any], iterator: Any, count: int = 14) -> None:
 @pytest.mark.slow(reason="hypothesis, and each example is a loader that starts a worker")
 @given(data=st.data())
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_copy_reads_its_own_batch_however_late_it_runs(data: st.DataObject, make: Make, pinning: StandIn) -> None:
+def test_a_copy_reads_its_own_batch_however_late_it_runs(data: st.DataObject, make: Make, pinning: SimulatedDevice) -> None:
     pinning._choose = Random(data.draw(st.integers(0, 1000))).randrange
     pinning.streams[1:] = []
     others = set(pinning.registered)  # of examples that hypothesis has broken off
@@ -68,7 +68,7 @@ def test_a_copy_reads_its_own_batch_however_late_it_runs(data: st.DataObject, ma
     assert pinning.violations == []
 
 
-def test_a_copy_on_a_stream_nobody_named_reads_what_is_not_its_batch_any_more(make: Make, pinning: StandIn) -> None:
+def test_a_copy_on_a_stream_nobody_named_reads_what_is_not_its_batch_any_more(make: Make, pinning: SimulatedDevice) -> None:
     iterator = iter(pinned(make))
     side = pinning.side_stream()
     batch = next(iterator)
@@ -82,7 +82,7 @@ def test_a_copy_on_a_stream_nobody_named_reads_what_is_not_its_batch_any_more(ma
     assert not torch.equal(rows_of(0), late)
 
 
-def test_a_copy_on_a_stream_that_was_named_is_waited_for(make: Make, pinning: StandIn) -> None:
+def test_a_copy_on_a_stream_that_was_named_is_waited_for(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     iterator = iter(loader)
     side = pinning.side_stream()
@@ -98,7 +98,7 @@ def test_a_copy_on_a_stream_that_was_named_is_waited_for(make: Make, pinning: St
     assert torch.equal(rows_of(0), late)
 
 
-def test_a_copy_on_the_stream_of_delivery_is_waited_for_wherever_the_batch_dies(make: Make, pinning: StandIn) -> None:
+def test_a_copy_on_the_stream_of_delivery_is_waited_for_wherever_the_batch_dies(make: Make, pinning: SimulatedDevice) -> None:
     iterator = iter(pinned(make))
     side = pinning.side_stream()
     batch = next(iterator)
@@ -112,7 +112,7 @@ def test_a_copy_on_the_stream_of_delivery_is_waited_for_wherever_the_batch_dies(
     assert torch.equal(rows_of(0), late)
 
 
-def test_a_batch_is_poisoned_only_when_copies_from_it_are_done(make: Make, pinning: StandIn) -> None:
+def test_a_batch_is_poisoned_only_when_copies_from_it_are_done(make: Make, pinning: SimulatedDevice) -> None:
     iterator = iter(pinned(make))
     batch = next(iterator)
     late = pinning.copy(batch["x"])
@@ -122,7 +122,7 @@ def test_a_batch_is_poisoned_only_when_copies_from_it_are_done(make: Make, pinni
     assert torch.equal(rows_of(0), late)
 
 
-def test_nothing_is_waited_for_while_another_slot_is_free(make: Make, pinning: StandIn) -> None:
+def test_nothing_is_waited_for_while_another_slot_is_free(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     iterator = iter(loader)
     pinning.fail("wait")
@@ -133,7 +133,7 @@ def test_nothing_is_waited_for_while_another_slot_is_free(make: Make, pinning: S
     pinning._failing.clear()
 
 
-def test_a_batch_that_dies_in_another_thread_waits_for_that_threads_stream(make: Make, pinning: StandIn) -> None:
+def test_a_batch_that_dies_in_another_thread_waits_for_that_threads_stream(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     iterator = iter(loader)
     side, held = pinning.side_stream(), [next(iterator)]
@@ -178,7 +178,7 @@ def end_in_a_foreign_thread(lease: Lease) -> Callable[[], None]:
     return end
 
 
-def test_a_batch_that_dies_in_a_thread_not_of_pythons_waits_for_the_whole_device(make: Make, pinning: StandIn) -> None:
+def test_a_batch_that_dies_in_a_thread_not_of_pythons_waits_for_the_whole_device(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     iterator = iter(loader)
     batch = next(iterator)
@@ -198,7 +198,7 @@ def test_a_batch_that_dies_in_a_thread_not_of_pythons_waits_for_the_whole_device
     assert pinning.registered == {}
 
 
-def test_an_interrupt_while_a_lease_ends_is_not_lost(make: Make, pinning: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_a_lease_ends_is_not_lost(make: Make, pinning: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = pinned(make)
     iterator = iter(loader)
     batch = next(iterator)
@@ -214,7 +214,7 @@ def test_an_interrupt_while_a_lease_ends_is_not_lost(make: Make, pinning: StandI
     goes_on(loader, iterator)
 
 
-def test_an_exception_under_way_survives_the_end_of_a_lease(make: Make, pinning: StandIn) -> None:
+def test_an_exception_under_way_survives_the_end_of_a_lease(make: Make, pinning: SimulatedDevice) -> None:
     iterator = iter(pinned(make))
 
     def fails() -> None:
@@ -228,7 +228,7 @@ def test_an_exception_under_way_survives_the_end_of_a_lease(make: Make, pinning:
 # ------------------------------------------------------------ registering
 
 
-def test_each_slot_is_registered_once_and_unregistered_by_close(make: Make, pinning: StandIn) -> None:
+def test_each_slot_is_registered_once_and_unregistered_by_close(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     iterator = iter(loader)
     for _ in range(24):
@@ -245,7 +245,7 @@ class Growing(Rows):
         return np.full(2000 * (i + 1), i, np.int32)
 
 
-def test_a_slot_that_grows_is_registered_anew_and_the_old_one_no_longer(make: Make, pinning: StandIn) -> None:
+def test_a_slot_that_grows_is_registered_anew_and_the_old_one_no_longer(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make, dataset=Growing(24), ragged="list", batch_size=1)
     late = []
     for step, batch in enumerate(loader):
@@ -260,10 +260,10 @@ def test_a_slot_that_grows_is_registered_anew_and_the_old_one_no_longer(make: Ma
     assert (pinning.registered, pinning.violations) == ({}, [])
 
 
-def test_a_ring_that_cannot_be_pinned_warns_once_and_batches_are_as_good(make: Make, pinning: StandIn) -> None:
+def test_a_ring_that_cannot_be_pinned_warns_once_and_batches_are_as_good(make: Make, pinning: SimulatedDevice) -> None:
     pinning.fail("register", after=2)
     loader = pinned(make)
-    with pytest.warns(UserWarning, match="4096 bytes of the ring could not be pinned for stand-in") as caught:
+    with pytest.warns(UserWarning, match="4096 bytes of the ring could not be pinned for simulated device") as caught:
         found = [batch["x"].clone() for batch in loader]
     assert sum("could not be pinned" in str(each.message) for each in caught) == 1
     assert str(caught[0].message).endswith(
@@ -277,7 +277,7 @@ def test_a_ring_that_cannot_be_pinned_warns_once_and_batches_are_as_good(make: M
     assert pinning.registered == {}
 
 
-def test_that_warning_made_an_error_loses_no_batch(make: Make, pinning: StandIn) -> None:
+def test_that_warning_made_an_error_loses_no_batch(make: Make, pinning: SimulatedDevice) -> None:
     pinning.fail("register")
     iterator = iter(pinned(make))
     with warnings.catch_warnings():
@@ -293,7 +293,7 @@ def test_that_warning_made_an_error_loses_no_batch(make: Make, pinning: StandIn)
 # ------------------------------------------------------------ ends
 
 
-def test_close_waits_for_the_copies_that_are_under_way(make: Make, pinning: StandIn) -> None:
+def test_close_waits_for_the_copies_that_are_under_way(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     late = [pinning.copy(batch["x"]) for batch, _ in zip(loader, range(3), strict=False)]
     loader.close()
@@ -302,7 +302,7 @@ def test_close_waits_for_the_copies_that_are_under_way(make: Make, pinning: Stan
     assert (pinning.registered, pinning.violations) == ({}, [])
 
 
-def test_a_batch_that_outlives_its_loader_stays_registered_until_its_copies_are_done(make: Make, pinning: StandIn) -> None:
+def test_a_batch_that_outlives_its_loader_stays_registered_until_its_copies_are_done(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     batch = next(iter(loader))
     loader.close()
@@ -315,7 +315,9 @@ def test_a_batch_that_outlives_its_loader_stays_registered_until_its_copies_are_
     assert (pinning.registered, pinning.violations) == ({}, [])
 
 
-def test_what_ended_in_such_a_thread_after_close_is_unregistered_when_the_next_ring_is_made(make: Make, pinning: StandIn) -> None:
+def test_what_ended_in_such_a_thread_after_close_is_unregistered_when_the_next_ring_is_made(
+    make: Make, pinning: SimulatedDevice
+) -> None:
     loader = pinned(make)
     batch = next(iter(loader))
     loader.close()
@@ -329,19 +331,19 @@ def test_what_ended_in_such_a_thread_after_close_is_unregistered_when_the_next_r
     assert pinning.violations == []
 
 
-def test_close_with_a_failing_device_says_so_and_closes_all_the_same(make: Make, pinning: StandIn) -> None:
+def test_close_with_a_failing_device_says_so_and_closes_all_the_same(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     batches = iter(loader)
     next(batches)
     next(batches)
     pinning.fail("wait")
-    with pytest.raises(RuntimeError, match="the stand-in was told to fail at wait"):
+    with pytest.raises(RuntimeError, match="the simulated device was told to fail at wait"):
         loader.close()
     loader.close()
     assert (pinning.registered, pinning.violations) == ({}, [])
 
 
-def test_naming_a_stream_for_what_lies_in_no_slot_does_nothing(make: Make, pinning: StandIn) -> None:
+def test_naming_a_stream_for_what_lies_in_no_slot_does_nothing(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     loader.record_stream(torch.zeros(3), pinning.side_stream())
     next(iter(loader))
@@ -349,7 +351,7 @@ def test_naming_a_stream_for_what_lies_in_no_slot_does_nothing(make: Make, pinni
     assert loader._builder.last.releases._named == {}
 
 
-def test_a_ring_refuses_what_is_no_pending_copies_of_its_slots(make: Make, pinning: StandIn) -> None:
+def test_a_ring_refuses_what_is_no_pending_copies_of_its_slots(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     next(iter(loader))
     ring = loader._builder.last._ring

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from shmload import ShmLoader
-from tests.stand_in.device import StandIn
-from tests.stand_in.device_log import Entry, Logged, load_log
-from tests.stand_in.device_replay import replay
+from tests.simulated_device.device import SimulatedDevice
+from tests.simulated_device.device_log import Entry, Logged, load_log
+from tests.simulated_device.device_replay import replay
 
 Make = Callable[..., ShmLoader[Any]]
 LOGS = sorted(Path(__file__).parent.glob("*.log.jsonl"))
@@ -31,7 +31,7 @@ def test_a_log_that_was_written_by_hand_says_so() -> None:
 @pytest.mark.slow(reason="starts a worker; what it asks of the device in an epoch is asked again")
 @pytest.mark.parametrize("seed", [1, 2])
 def test_what_a_loader_asks_goes_through_a_file_and_is_right(seed: int, make: Make, tmp_path: Path) -> None:
-    device = StandIn(Random(seed).randrange)
+    device = SimulatedDevice(Random(seed).randrange)
     logged = Logged(device)
     loader = make(logged)
     held = []
@@ -43,7 +43,7 @@ def test_what_a_loader_asks_goes_through_a_file_and_is_right(seed: int, make: Ma
     loader.close()
     logged.save(tmp_path / "made.log.jsonl", origin="a test")
     origin, entries = load_log(tmp_path / "made.log.jsonl")
-    assert origin == {"version": 1, "device": "stand-in", "origin": "a test"}
+    assert origin == {"version": 1, "device": "simulated device", "origin": "a test"}
     assert len(entries) == len(logged.log)
     assert {entry[0] for entry in entries} >= {"register", "copy", "record", "wait_on_stream", "keep_for", "unregister"}
     assert replay(entries) == []

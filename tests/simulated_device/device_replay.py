@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from tests.stand_in.device import Event, StandIn, Stream
-from tests.stand_in.device_log import Entry
+from tests.simulated_device.device import Event, SimulatedDevice, Stream
+from tests.simulated_device.device_log import Entry
 
 
 def replay(entries: Iterable[Entry]) -> list[str]:
@@ -58,7 +58,7 @@ class _Replay:
         self._held: object = None  # the held copy's work in its stream
         self._side_streams: set[int] = set()
         self.found: list[str] = []
-        self._device = StandIn()
+        self._device = SimulatedDevice()
         self._streams: dict[int, Stream] = {}
         self._waits: dict[int, list[int]] = defaultdict(list)  # stream -> events that it must wait for
         self._events: dict[int, tuple[int, int, Event]] = _Numbered("event")  # -> (stream, position on it, event)

@@ -15,11 +15,11 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tests.stand_in.device import StandIn
+from tests.simulated_device.device import SimulatedDevice
 
 
 class _Copies(TorchFunctionMode):
-    def __init__(self, device: StandIn) -> None:
+    def __init__(self, device: SimulatedDevice) -> None:
         super().__init__()
         self._device = device
 
@@ -40,7 +40,7 @@ class _Copies(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _capturing(device: StandIn, graph: object) -> Iterator[None]:
+def _capturing(device: SimulatedDevice, graph: object) -> Iterator[None]:
     device.is_graph = True
     try:
         yield
@@ -49,7 +49,7 @@ def _capturing(device: StandIn, graph: object) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def as_cuda(device: StandIn) -> Iterator[None]:
+def as_cuda(device: SimulatedDevice) -> Iterator[None]:
     """Replaces CUDA by a simulated device in this thread until the block ends."""
     with (
         mock.patch.object(torch.cuda, "Stream", device.side_stream),

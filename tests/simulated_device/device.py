@@ -75,7 +75,7 @@ class Stream:
         return bool(self.waiting) and self.waiting[0][0]()
 
 
-class StandIn(CudaDevice):
+class SimulatedDevice(CudaDevice):
     """A device whose streams do nothing until they are told to.
 
     Args:
@@ -83,7 +83,7 @@ class StandIn(CudaDevice):
         smaller number.
     """
 
-    name = "stand-in"
+    name = "simulated device"
 
     def __init__(self, choose: Callable[[int], int] = lambda count: 0) -> None:
         self._choose = choose
@@ -289,7 +289,7 @@ class StandIn(CudaDevice):
             self._failing[call] = num_left - 1
             return
         del self._failing[call]
-        raise RuntimeError(f"the stand-in was told to fail at {call}")
+        raise RuntimeError(f"the simulated device was told to fail at {call}")
 
     def _raise_timeout(self, event: Event) -> None:
         if event.is_done and event.error is not None:

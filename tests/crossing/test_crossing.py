@@ -163,7 +163,7 @@ def test_resume_that_repeats_a_batch_is_caught(tmp_path: Path, monkeypatch: pyte
 # ------------------------------------------------------------ shrinking
 
 
-def test_failing_case_is_reduced_as_far_as_it_still_fails() -> None:
+def test_failing_case_is_reduced_while_it_still_fails() -> None:
     case = draw(random.Random(3), {"kind": "dict", "workers": 3, "shuffle": True, "mode": "seed"})
     case = mended(replace(case, fields="sav", n=150))
 

@@ -89,7 +89,7 @@ def test_first_failure_is_reported_last_without_restarts_left(options: list[str]
 
 @slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all_in_order_with_one_line(number: signal.Signals, started: Run, tmp_path: Path) -> None:
+def test_signal_ends_all_ranks_in_order_with_one_line(number: signal.Signals, started: Run, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(STAY)
     process = started(*LAUNCH, "--nprocs", "2", "--max-restarts", "3", *TORCH_ONLY, "script.py")
     pids = wait_for_ranks(tmp_path, 2, process)
@@ -262,7 +262,7 @@ def test_refusals_of_torch_are_one_line(options: list[str], code: int, words: st
         (["--module", "--no-python"], "modules are run by Python"),
     ],
 )
-def test_a_wrong_command_line_is_told(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_command_line_is_refused(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         app(["launch", *options, __file__])
     assert ended.value.code == 2

@@ -65,7 +65,7 @@ def test_a_killed_worker_changes_nothing(tmp_path: Path, expected: Any) -> None:
 
 @pytest.mark.parametrize("stop", [0, 1, 5, 8])
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_resume_goes_on_with_exactly_the_rest(stop: int, world_size: int, expected: Any) -> None:
+def test_resume_continues_with_exactly_the_rest(stop: int, world_size: int, expected: Any) -> None:
     with loader_of(num_workers=2) as loader:
         loader.set_epoch(1)
         passing = iter(loader)

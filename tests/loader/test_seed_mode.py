@@ -116,7 +116,7 @@ def test_two_concurrent_iterators_have_their_own_epochs(num_workers: int, expect
 
 
 @pytest.mark.parametrize("stop", range(9))
-def test_a_resume_goes_on_with_exactly_the_rest(stop: int, expected: dict[str, Any]) -> None:
+def test_resume_continues_with_exactly_the_rest(stop: int, expected: dict[str, Any]) -> None:
     with loader_of(num_workers=2) as loader:
         stream = iter(loader)
         for _ in range(stop):

@@ -56,7 +56,7 @@ DEFECTS = [
         "            epoch, step = resume(state, self._schedule)[0], 0\n",
         (
             "tests/resume/test_seed_mode.py::test_no_consumed_sample_is_read_again",
-            "tests/loader/test_seed_mode.py::test_a_resume_goes_on_with_exactly_the_rest",
+            "tests/loader/test_seed_mode.py::test_resume_continues_with_exactly_the_rest",
         ),
     ),
     Defect(

@@ -14,7 +14,7 @@ RIGHT = {(1, 1, 1): 489, (2, 1, 0): 6809, (2, 1, 1): 31_892, (2, 2, 0): 12_700, 
 @pytest.mark.slow(reason="explores every interleaving in Python, up to 32 thousand states")
 @pytest.mark.parametrize(("size", "states"), RIGHT.items(), ids=str)
 def test_no_interleaving_of_requests_breaks_an_invariant_and_all_can_terminate(size: tuple[int, int, int], states: int) -> None:
-    assert explore(Model(*size)) == ("holds", states)  # fewer would mean that something is no longer explored
+    assert explore(Model(*size)) == ("holds", states)  # fewer would mean that some states are not explored any longer
 
 
 @pytest.mark.parametrize("bug", BUGS)

@@ -13,7 +13,7 @@ RIGHT = {(1, 1): 43, (2, 2): 288, (3, 2): 945, (2, 3): 483}
 
 @pytest.mark.parametrize(("size", "states"), RIGHT.items(), ids=str)
 def test_no_interleaving_of_helpers_loses_or_steals_a_chunk(size: tuple[int, int], states: int) -> None:
-    assert explore(Model(*size)) == ("holds", states)  # fewer would mean that something is no longer explored
+    assert explore(Model(*size)) == ("holds", states)  # fewer would mean that some states are not explored any longer
 
 
 @pytest.mark.parametrize("bug", BUGS)

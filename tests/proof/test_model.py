@@ -24,7 +24,7 @@ LARGEST_FOR_BUGS = (2, 1, 2, 2, 1, 1)
 def test_no_interleaving_breaks_the_protocol_and_all_can_terminate(size: tuple[int, ...], states: int) -> None:
     verdict, num_states = explore(Model(*size))
     assert verdict == "holds"
-    assert num_states == states  # fewer would mean that something is no longer explored
+    assert num_states == states  # fewer would mean that some states are not explored any longer
 
 
 @pytest.mark.parametrize("bug", BUGS)

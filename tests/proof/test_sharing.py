@@ -14,7 +14,7 @@ RIGHT = {(1, 1, 1, 1, 1): 576, (1, 2, 2, 2, 1): 22_969, (2, 2, 1, 0, 1): 9647, (
 @pytest.mark.slow(reason="explores every interleaving in Python")
 @pytest.mark.parametrize(("size", "states"), RIGHT.items(), ids=str)
 def test_no_interleaving_of_ranks_reads_a_reused_slot_and_all_terminate(size: tuple[int, int, int, int, int], states: int) -> None:
-    assert explore(Model(*size)) == ("holds", states)  # fewer would mean that something is no longer explored
+    assert explore(Model(*size)) == ("holds", states)  # fewer would mean that some states are not explored any longer
 
 
 @pytest.mark.parametrize("bug", BUGS)

@@ -31,7 +31,7 @@ import torch
 
 from benchmarks.common import Result, Row, Settings, main
 from shmload import ShmLoader
-from tests.crossing.cases import COLUMNS, FIELDS_OF, NATIVE, ODD, PLAIN, RAGGED, Case, mended
+from tests.crossing.cases import COLUMNS, FIELDS_OF, NATIVE, ODD, PLAIN, RAGGED, Case, made_legal
 from tests.crossing.datasets import CaseDataset
 
 KINDS = (*PLAIN, *NATIVE, *COLUMNS, "remote", "lies")
@@ -77,7 +77,7 @@ def drawn(rng: random.Random) -> Case:
         persistent=True,
         workers=rng.choice((0, 2, 2)),
     )
-    return replace(mended(case), loaders=1)
+    return replace(made_legal(case), loaders=1)
 
 
 def cpu_s() -> float:

@@ -2,7 +2,7 @@
 
 A case is complete: it has the dataset, the loader's arguments, and what is done with the loader. `draw` gives only legal
 combinations, so a refusal at construction is unexpected (the command counts them). The rules that make a draw legal are in
-`mended`.
+`made_legal`.
 """
 
 from __future__ import annotations
@@ -182,10 +182,10 @@ def draw(
             if rng.random() < 0.15:  # rows of Ray Data
                 rays |= {"kind": "parquet", "extra": "ray"}
             drawn = replace(drawn, **{**rays, **(only or {})})
-        case = mended(drawn)
+        case = made_legal(drawn)
         if all(getattr(case, name) == value for name, value in (only or {}).items()):
             return case
-    raise ValueError(f"no legal case has {only}; see mended() in tests/crossing/cases.py")
+    raise ValueError(f"no legal case has {only}; see made_legal() in tests/crossing/cases.py")
 
 
 def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
@@ -300,29 +300,29 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
     return replace(case, program=own.choice(HABITS_OF_PROGRAMS)) if own.random() < 0.3 else case
 
 
-def mended(case: Case) -> Case:
+def made_legal(case: Case) -> Case:
     """Returns the case, changed as little as necessary to be legal."""
     before = None
     while case != before:
         before = case
         for rule in (
-            _of_kind,
-            _of_many,
-            _of_mode,
-            _of_order,
-            _of_fields,
-            _of_loader,
-            _of_habit,
-            _of_backend,
-            _of_also,
-            _of_program,
-            _of_idle,
+            _legal_kind,
+            _legal_getitems,
+            _legal_mode,
+            _legal_order,
+            _legal_fields,
+            _legal_loader,
+            _legal_habit,
+            _legal_backend,
+            _legal_also,
+            _legal_program,
+            _legal_idle,
         ):
             case = rule(case)
     return case
 
 
-def _of_kind(case: Case) -> Case:
+def _legal_kind(case: Case) -> Case:
     allowed = FIELDS_OF[case.kind]
     letters = "".join(dict.fromkeys(letter for letter in case.fields if letter in allowed)) or "i"
     if case.kind == "bare":
@@ -386,7 +386,7 @@ def _of_kind(case: Case) -> Case:
         case = replace(case, stages="")
     if case.extra in DECODED and case.kind == "pipeline":
         case = replace(case, stages="".join(letter for letter in case.stages if letter in CHOOSING))
-    case = replace(case, stages=_legal(case.stages))
+    case = replace(case, stages=_legal_stages(case.stages))
     if "k" in case.stages:  # a Cache needs the same items in every epoch
         case = replace(case, shuffle=False)
     if "u" in case.stages:  # needs one rank, workers, and no item dropped at random
@@ -412,7 +412,7 @@ def _of_kind(case: Case) -> Case:
     return case
 
 
-def _of_many(case: Case) -> Case:
+def _legal_getitems(case: Case) -> Case:
     if case.many and (case.kind not in PLAIN or case.wrap == "concat" or case.batch_size is None):
         case = replace(case, many="")
     if case.is_noisy and case.many in ("tensor", "array", "object"):
@@ -429,7 +429,7 @@ def _of_many(case: Case) -> Case:
     return case
 
 
-def _legal(stages: str) -> str:
+def _legal_stages(stages: str) -> str:
     """Returns the part of `stages` that makes a pipeline: the source first, a Scan or buckets last."""
     is_streamed, is_scanned, is_unordered = "m" in stages, "c" in stages and "u" not in stages, "u" in stages
     several = "" if is_streamed else next((letter for letter in stages if letter in OF_SEVERAL), "")
@@ -444,7 +444,7 @@ def _legal(stages: str) -> str:
     return "m" * is_streamed + several + "".join(kept) + "B" * is_bucketed + "c" * is_scanned + "u" * is_unordered
 
 
-def _of_mode(case: Case) -> Case:
+def _legal_mode(case: Case) -> Case:
     if case.is_seeded:
         case = replace(case, in_order=True, persistent=False)
         if case.batch_size is None and (case.kind not in PLAIN or case.ragged):
@@ -456,7 +456,7 @@ def _of_mode(case: Case) -> Case:
     return replace(case, order=order, ranks=1, uneven="pad", then_ranks=1)
 
 
-def _of_order(case: Case) -> Case:
+def _legal_order(case: Case) -> Case:
     if case.order:
         case = replace(case, shuffle=False, wrap="" if case.order not in ("sampler", "batch_sampler") else case.wrap)
     if case.order in BY_BATCH:
@@ -472,7 +472,7 @@ def _of_order(case: Case) -> Case:
     return case
 
 
-def _of_fields(case: Case) -> Case:
+def _legal_fields(case: Case) -> Case:
     letters = case.fields
     if case.kind == "bare" and letters in "dl":
         letters = "a"
@@ -519,7 +519,7 @@ def _of_fields(case: Case) -> Case:
     return replace(case, fields=letters, keeps=keeps)
 
 
-def _of_loader(case: Case) -> Case:
+def _legal_loader(case: Case) -> Case:
     workers: Any = case.workers
     if case.ranks > 2 and workers in ("auto", 3, 4):
         workers = 1
@@ -557,7 +557,7 @@ def _of_loader(case: Case) -> Case:
     return replace(case, workers=workers)
 
 
-def _of_backend(case: Case) -> Case:
+def _legal_backend(case: Case) -> Case:
     """Keeps actors to cases that fit: actors start slowly, and no actor is killed or stopped here, which tests/ray does."""
     if case.backend != "ray" or case.kind in ("growing", "pipeline") or case.workers == 0:
         return replace(case, backend="process", actors="", shm="usual" if case.shm == "host" else case.shm)
@@ -568,7 +568,7 @@ def _of_backend(case: Case) -> Case:
     )
 
 
-def _of_also(case: Case) -> Case:
+def _legal_also(case: Case) -> Case:
     refused = set("nzg" if case.is_seeded else "o")
     if 0 in (case.workers, case.then_workers):
         refused |= set("tsb")
@@ -592,7 +592,7 @@ def _of_also(case: Case) -> Case:
     return replace(case, also="".join(letter for letter in ALSO if letter in case.also and letter not in refused))
 
 
-def _of_idle(case: Case) -> Case:
+def _legal_idle(case: Case) -> Case:
     """Keeps `idle` only where the argument has no effect. Pipelines have arguments of their own."""
     has_effect = {
         "r": case.is_seeded,
@@ -606,7 +606,7 @@ def _of_idle(case: Case) -> Case:
     return replace(case, idle="" if case.kind == "pipeline" or has_effect.get(case.idle, True) else case.idle)
 
 
-def _of_habit(case: Case) -> Case:
+def _legal_habit(case: Case) -> Case:
     if case.habit == "second" and (case.persistent or case.workers == "auto"):
         case = replace(case, habit="break")
     if case.habit == "rebuild" and (case.wrap or case.kind == "growing"):
@@ -660,7 +660,7 @@ def _of_habit(case: Case) -> Case:
     return replace(case, loaders=loaders)
 
 
-def _of_program(case: Case) -> Case:
+def _legal_program(case: Case) -> Case:
     is_plain = case.kind in PLAIN
     refused = {
         "ignored": case.backend == "ray",  # the cluster's head and agents are children of the test

@@ -202,14 +202,14 @@ class Trial:
 
     def _run_habit(self) -> None:
         if self.case.idle:
-            self._refuses(IDLE[self.case.idle])
+            self._check_refusal(IDLE[self.case.idle])
         if self.case.hold == "last":
             self._heap = [[number] for number in range(HEAP_OBJECTS)]
         if "a" in self.case.also:
             self.own_options["audit"] = self.made.folder / "audit"
         self._with_faults(getattr(self, f"habit_{self.case.habit}"))
 
-    def _refuses(self, idle: dict[str, Any]) -> None:
+    def _check_refusal(self, idle: dict[str, Any]) -> None:
         """Checks that an argument without an effect is a ValueError that names it."""
         from shmload import ShmLoader
 

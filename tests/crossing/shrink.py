@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from time import monotonic
 
-from tests.crossing.cases import BY_BATCH, MAKE_OF, NAMES, PLAINEST, Case, mended
+from tests.crossing.cases import BY_BATCH, MAKE_OF, NAMES, PLAINEST, Case, made_legal
 from tests.crossing.options import loader_options
 
 SMALLER = {
@@ -54,7 +54,7 @@ def reduce_case(case: Case, fails: Callable[[Case], bool], *, limit_s: float = 6
         for plainer in simpler(case):
             if monotonic() > deadline:
                 return case
-            candidate = replace(mended(plainer), loaders=case.loaders)
+            candidate = replace(made_legal(plainer), loaders=case.loaders)
             if candidate in tried:
                 continue
             tried.add(candidate)

@@ -24,7 +24,7 @@ import shmload
 from shmload.schedule.state_checksum import with_checksum
 from tests.crossing import __main__ as command
 from tests.crossing.__main__ import Run, only_of
-from tests.crossing.cases import KINDS, PLAINEST, Case, draw, mended
+from tests.crossing.cases import KINDS, PLAINEST, Case, draw, made_legal
 from tests.crossing.datasets import delivered
 from tests.crossing.habits import Trial, Wrong
 from tests.crossing.oracle import Collated, difference
@@ -47,7 +47,7 @@ def test_case_is_determined_by_its_seed_and_survives_json() -> None:
     for number in range(50):
         case = draw(random.Random(number))
         assert case == draw(random.Random(number)) == Case.loads(case.dumps())
-        assert case == mended(case)
+        assert case == made_legal(case)
 
 
 def test_every_kind_and_habit_is_drawn() -> None:
@@ -165,7 +165,7 @@ def test_resume_that_repeats_a_batch_is_caught(tmp_path: Path, monkeypatch: pyte
 
 def test_failing_case_is_reduced_while_it_still_fails() -> None:
     case = draw(random.Random(3), {"kind": "dict", "workers": 3, "shuffle": True, "mode": "seed"})
-    case = mended(replace(case, fields="sav", n=150))
+    case = made_legal(replace(case, fields="sav", n=150))
 
     def fails(tried: Case) -> bool:
         return "s" in tried.fields and tried.n > 4 and tried.workers == 3

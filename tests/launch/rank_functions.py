@@ -19,7 +19,7 @@ def write_environment(local_rank: int, folder: str) -> None:
     Path(folder, str(local_rank)).write_text(repr((dict(os.environ), sorted(os.sched_getaffinity(0)))))
 
 
-def speak(local_rank: int) -> None:
+def write_lines(local_rank: int) -> None:
     """Writes a line on each stream, the second without a newline."""
     print("out", local_rank)
     print("err", local_rank, end="", file=sys.stderr)
@@ -42,7 +42,7 @@ def fail(local_rank: int, how: str, barrier: Any, folder: str) -> None:
     os.kill(os.getpid(), signal.Signals[how])
 
 
-def refuse_to_end(local_rank: int, barrier: Any) -> None:
+def ignore_sigterm(local_rank: int, barrier: Any) -> None:
     """Ignores SIGTERM in rank 0 and fails in rank 1."""
     if local_rank == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -100,14 +100,14 @@ def meet(local_rank: int) -> None:
     raise TimeoutError
 
 
-def flood(local_rank: int, num_lines: int) -> None:
+def write_many_lines(local_rank: int, num_lines: int) -> None:
     """Writes many lines on both streams alternately."""
     for number in range(num_lines):
         print(f"{local_rank} out {number} " + "x" * (number % 97))
         print(f"{local_rank} err {number} " + "x" * (number % 89), file=sys.stderr)
 
 
-def flood_or_fail(local_rank: int) -> None:
+def write_forever_or_fail(local_rank: int) -> None:
     """Writes more in rank 0 than anything reads; fails in rank 1."""
     if local_rank == 1:
         raise ValueError("broken")
@@ -120,10 +120,10 @@ def nest(local_rank: int) -> None:
     import shmload
 
     outer = os.environ["MASTER_PORT"]
-    shmload.spawn(tell_nested, (outer,), nprocs=2)
+    shmload.spawn(write_nested_environment, (outer,), nprocs=2)
 
 
-def tell_nested(local_rank: int, outer_port: str) -> None:
+def write_nested_environment(local_rank: int, outer_port: str) -> None:
     """Writes the environment of a rank inside a rank."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     print(*(os.environ[name] for name in names), os.environ["MASTER_PORT"] != outer_port)
@@ -145,7 +145,7 @@ def ignore(local_rank: int, folder: str) -> None:
     stay(local_rank, folder)
 
 
-def stay_and_leave(local_rank: int, folder: str) -> None:
+def stay_until_sigterm(local_rank: int, folder: str) -> None:
     """Stays until SIGTERM, and records it."""
 
     def leave(*_: Any) -> None:

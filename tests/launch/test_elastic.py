@@ -181,12 +181,12 @@ def test_ranks_of_torchs_agent_get_the_same_environment(
     assert (os.environ.get("OMP_NUM_THREADS"), os.environ.get("SHMLOAD_RANK_CPUS")) == (wanted, None)
 
 
-SPEAK = "from tests.launch.rank_functions import speak\nimport os\nspeak(os.environ['RANK'])\n"
+WRITE_LINES = "from tests.launch.rank_functions import write_lines\nimport os\nwrite_lines(os.environ['RANK'])\n"
 
 
 @slow
 def test_torchs_log_files_and_filter_keep_the_rank_prefix(started: Run, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SPEAK)
+    (tmp_path / "script.py").write_text(WRITE_LINES)
     options = ["--redirects", "2", "--tee", "0:1", "--log-dir", "logs", "--local-ranks-filter", "0", "--rdzv-id", "run"]
     process = started(*LAUNCH, "--nprocs", "2", *options, "script.py")
     assert process.communicate(timeout=90) == ("[rank 0] out 0\n", "")
@@ -220,7 +220,7 @@ def test_fixed_number_of_machines_can_be_a_range(monkeypatch: pytest.MonkeyPatch
 def test_operator_environment_works_as_with_torchrun(started: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kubeflow's operator sets such an environment."""
     monkeypatch.setenv("PET_NPROC_PER_NODE", "2")
-    (tmp_path / "script.py").write_text(SPEAK)
+    (tmp_path / "script.py").write_text(WRITE_LINES)
     out, err = started(*LAUNCH, "script.py").communicate(timeout=90)
     assert sorted(out.splitlines()) == ["[rank 0] out 0", "[rank 1] out 1"]
     assert sorted(err.splitlines()) == ["[rank 0] err 0", "[rank 1] err 1"]
@@ -242,7 +242,7 @@ def test_operator_environment_works_as_with_torchrun(started: Run, tmp_path: Pat
     ],
 )
 def test_refusals_of_torch_are_one_line(options: list[str], code: int, words: str, started: Run, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SPEAK)
+    (tmp_path / "script.py").write_text(WRITE_LINES)
     process = started(*LAUNCH, *options, "script.py")
     _, err = process.communicate(timeout=90)
     assert process.returncode == code, err

@@ -103,10 +103,10 @@ def test_no_rank_outlives_a_launcher_that_is_killed(how: str, start_method: str,
 IMPORTING = """
 import os, signal
 import shmload
-from tests.launch.rank_functions import _up, speak
+from tests.launch.rank_functions import _up, write_lines
 
 if __name__ == "__main__":
-    shmload.spawn(speak, nprocs=2)
+    shmload.spawn(write_lines, nprocs=2)
 else:
     _up(".", int(os.environ["RANK"]))
     signal.pause()
@@ -189,10 +189,10 @@ def test_signal_handler_of_the_program_decides(started: Run, tmp_path: Path) -> 
 MEANWHILE = """
 import sys
 import shmload
-from tests.launch.rank_functions import stay_and_leave
+from tests.launch.rank_functions import stay_until_sigterm
 
 if __name__ == "__main__":
-    ranks = shmload.spawn(stay_and_leave, (".",), 2, join=False, start_method="fork")
+    ranks = shmload.spawn(stay_until_sigterm, (".",), 2, join=False, start_method="fork")
     sys.stdin.readline()
 """
 
@@ -209,10 +209,10 @@ def test_ranks_end_with_a_program_that_does_not_wait_for_them(started: Run, tmp_
 
 FLOOD = """
 import shmload
-from tests.launch.rank_functions import flood
+from tests.launch.rank_functions import write_many_lines
 
 if __name__ == "__main__":
-    shmload.spawn(flood, (25_000,), 2, start_method="fork")
+    shmload.spawn(write_many_lines, (25_000,), 2, start_method="fork")
 """
 
 
@@ -229,10 +229,10 @@ def test_many_lines_are_forwarded_complete_and_in_order(started: Run, tmp_path: 
 
 STUCK = """
 import shmload
-from tests.launch.rank_functions import flood_or_fail
+from tests.launch.rank_functions import write_forever_or_fail
 
 if __name__ == "__main__":
-    shmload.spawn(flood_or_fail, nprocs=2, start_method="fork")
+    shmload.spawn(write_forever_or_fail, nprocs=2, start_method="fork")
 """
 
 

@@ -72,7 +72,7 @@ def test_all_ranks_share_the_cpus_with_too_few_cores_or_without_pin(tmp_path: Pa
 
 @BOTH
 def test_lines_have_their_ranks_prefix(start_method: str, capsys: pytest.CaptureFixture[str]) -> None:
-    shmload.spawn(rank_functions.speak, nprocs=2, start_method=start_method)
+    shmload.spawn(rank_functions.write_lines, nprocs=2, start_method=start_method)
     out, err = capsys.readouterr()
     assert sorted(out.splitlines()) == ["[rank 0] out 0", "[rank 1] out 1"]
     assert sorted(err.splitlines()) == ["[rank 0] err 0", "[rank 1] err 1"]
@@ -80,7 +80,7 @@ def test_lines_have_their_ranks_prefix(start_method: str, capsys: pytest.Capture
 
 def test_lines_go_to_files_if_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
-        shmload.spawn(rank_functions.speak, nprocs=2, start_method="fork", logs=tmp_path / "logs")
+        shmload.spawn(rank_functions.write_lines, nprocs=2, start_method="fork", logs=tmp_path / "logs")
     assert (tmp_path / "logs/rank_1.log").read_text() == "out 1\nerr 1" * 2
     assert capsys.readouterr() == ("", "")
 
@@ -140,7 +140,7 @@ def test_last_output_is_read_from_the_log(tmp_path: Path) -> None:
 def test_rank_that_ignores_sigterm_is_killed_after_the_grace_period() -> None:
     begin = monotonic()
     with pytest.raises(RankFailed) as error:
-        shmload.spawn(rank_functions.refuse_to_end, (barrier("fork"),), 3, start_method="fork", grace_s=0.5)
+        shmload.spawn(rank_functions.ignore_sigterm, (barrier("fork"),), 3, start_method="fork", grace_s=0.5)
     assert 0.5 < monotonic() - begin < 20
     assert str(error.value).endswith(
         "\n\nrank 2 ended when asked to (SIGTERM)\nrank 0 did not end within 0.5 s of SIGTERM and had to be killed (SIGKILL)"
@@ -213,19 +213,19 @@ def test_error_names_what_cannot_be_pickled_and_no_rank_is_left() -> None:
 
 def test_invalid_spawn_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="start_method is 'spawn' or 'fork'; got 'forkserver'"):
-        shmload.spawn(rank_functions.speak, start_method="forkserver")
+        shmload.spawn(rank_functions.write_lines, start_method="forkserver")
     with pytest.raises(ValueError, match="nprocs is a number of processes from 1 up"):
-        shmload.spawn(rank_functions.speak, nprocs=0)
+        shmload.spawn(rank_functions.write_lines, nprocs=0)
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]  # set in workers of pools
     with pytest.raises(RuntimeError, match="this one is daemonic, as workers of pools and of data loaders are"):
-        shmload.spawn(rank_functions.speak)
+        shmload.spawn(rank_functions.write_lines)
 
 
 UNGUARDED = """
 import shmload
-from tests.launch.rank_functions import speak
+from tests.launch.rank_functions import write_lines
 
-shmload.spawn(speak, nprocs=2)
+shmload.spawn(write_lines, nprocs=2)
 """
 
 
@@ -242,9 +242,9 @@ def test_program_without_a_main_guard_gets_a_clear_error(started: Run, tmp_path:
 PLAIN = """
 import sys
 import shmload
-from tests.launch.rank_functions import speak
+from tests.launch.rank_functions import write_lines
 
-shmload.spawn(speak, nprocs=2, start_method="fork")
+shmload.spawn(write_lines, nprocs=2, start_method="fork")
 print("torch" in sys.modules, "numpy" in sys.modules)
 """
 

@@ -31,7 +31,7 @@ def make(folder: str) -> Conveyer:
     )
 
 
-def first(folder: str) -> Any:
+def start(folder: str) -> Any:
     """Reads three batches, of which the last rank saves the state, and three more, which are lost when the job ends."""
     with make(folder) as pipeline:
         before = [batch["x"].tolist() for batch in islice(pipeline, 3)]
@@ -41,7 +41,7 @@ def first(folder: str) -> Any:
     return {"before": before, "lost": lost}
 
 
-def second(folder: str) -> Any:
+def resume(folder: str) -> Any:
     """Reads the rest of two or more epochs from the saved state."""
     with make(folder) as pipeline:
         pipeline.load_state(torch.load(os.path.join(folder, "state.pt"), weights_only=True))
@@ -49,7 +49,7 @@ def second(folder: str) -> Any:
         return {"after": [batch["x"].tolist() for batch in islice(pipeline, rest)]}
 
 
-def apart(folder: str) -> Any:
+def save_at_different_steps(folder: str) -> Any:
     """Saves the states of ranks at different steps of a Join, and lets the ranks agree on one."""
 
     def member(n: int) -> Conveyer:

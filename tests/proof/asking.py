@@ -168,10 +168,10 @@ class Model:
             return
         if not s.bell:
             return
-        verbs = list(self.verbs(s))
-        yield from verbs or [s._replace(bell=False)]
+        actions = list(self.actions(s))
+        yield from actions or [s._replace(bell=False)]
 
-    def verbs(self, s: State) -> Iterator[State]:
+    def actions(self, s: State) -> Iterator[State]:
         posts = 1 if self.bug == "one grant is posted for all workers" else len(s.workers)
         accepts = s.layout == PROPOSED
         if self.bug == "the layout is accepted before it is proposed":

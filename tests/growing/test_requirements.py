@@ -120,7 +120,7 @@ def test_s6_records_reach_the_batch_without_python_in_the_trainer(cache: SampleC
 def test_s7_files_are_true_tfrecords_both_ways(cache: SampleCache, tmp_path: Path) -> None:
     name = put(cache, range(3))
     data = (tmp_path / "cache" / name).read_bytes()
-    for value in range(3):  # by hand, as the format is documented
+    for value in range(3):  # written by hand from the format's documentation
         (length,) = struct.unpack_from("<Q", data)
         assert masked(crc32c(data[:8])) == struct.unpack_from("<I", data, 8)[0]
         assert sample(value).tobytes() == data[12 : 12 + length]

@@ -57,8 +57,8 @@ def test_new_run_of_an_old_name_discards_snapshots_and_a_resumed_one_keeps_them(
     resumed = GrowingRun(tmp_path, "job", 2)
     assert [resumed.read(epoch) is not None for epoch in range(4)] == [True, True, True, False]
     resumed.leave()
-    anew = GrowingRun(tmp_path, "job", None)
-    assert [anew.read(epoch) for epoch in range(4)] == [None] * 4
+    new_run = GrowingRun(tmp_path, "job", None)
+    assert [new_run.read(epoch) for epoch in range(4)] == [None] * 4
 
 
 def test_frozen_snapshot_does_not_change(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_no_sampler_outlives_the_trainer(cache: SampleCache, end: str) -> None:
     assert (-signal.SIGKILL if end == "killed" else 0) == trainer.returncode
     assert len(pids) == 3
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "all of them to end")
-    with cache.writer() as writer:  # the next writer sweeps the space that they had reserved
+    with cache.writer() as writer:  # the next writer sweeps the reserved space
         writer.write(b"x")
         stats = cache.stats()
     assert stats.num_leased == 0

@@ -163,9 +163,15 @@ def test_writer_reports_its_activity(cache: SampleCache) -> None:
     with cache.writer() as one:
         one.write(sample(0))
         one.publish()
-        (told,) = cache.stats().writers
-        assert (told.role, told.num_files, told.num_records, told.nbytes, told.is_waiting) == ("writer", 1, 1, RECORD_NBYTES, False)
-        assert (told.pid, told.waited_s) == (os.getpid(), 0.0)
+        (report,) = cache.stats().writers
+        assert (report.role, report.num_files, report.num_records, report.nbytes, report.is_waiting) == (
+            "writer",
+            1,
+            1,
+            RECORD_NBYTES,
+            False,
+        )
+        assert (report.pid, report.waited_s) == (os.getpid(), 0.0)
     assert tuple(cache.stats().writers) == ()
 
 

@@ -29,9 +29,9 @@ def started(tmp_path: Path) -> Iterator[Run]:
 
     def start(*command: str | Path, **options: Any) -> subprocess.Popen[str]:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        told = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        popen_options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
         process = subprocess.Popen(
-            [sys.executable, *map(str, command)], text=True, start_new_session=True, env=env, cwd=tmp_path, **told
+            [sys.executable, *map(str, command)], text=True, start_new_session=True, env=env, cwd=tmp_path, **popen_options
         )
         processes.append(process)
         return process

@@ -43,14 +43,14 @@ def write_samples(local_rank: int, folder: str, context: str) -> None:
     own = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     with shmload.ShmLoader(WorkerCpus(token), batch_size=2, seed=1, num_workers=1, multiprocessing_context=context) as loader:
         batches = list(loader)
-    told = {
+    answer = {
         "index": [index for batch in batches for index in batch["index"].tolist()],
         "workers": sorted({cpus for batch in batches for cpus in batch["cpus"]}),
         "own": own,
         "auto": tuning_limits.num_cpus(),
         "threads": sys.modules["torch"].get_num_threads(),
     }
-    Path(folder, str(local_rank)).write_text(repr(told))
+    Path(folder, str(local_rank)).write_text(repr(answer))
 
 
 def batches_of(local_rank: int, folder: str, global_batch: int) -> None:

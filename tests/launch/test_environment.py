@@ -19,8 +19,8 @@ PLACE = NodePlace("127.0.0.1", 1234, "run")
 
 
 def test_environment_of_a_rank_equals_torchruns() -> None:
-    told = environment(NodePlace("there", 5, "run", num_nodes=3, node_rank=2), 1, 4, inherited={})
-    assert {name: value for name, value in told.items() if name != "OMP_NUM_THREADS"} == {
+    variables = environment(NodePlace("there", 5, "run", num_nodes=3, node_rank=2), 1, 4, inherited={})
+    assert {name: value for name, value in variables.items() if name != "OMP_NUM_THREADS"} == {
         "RANK": "9",
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "12",
@@ -48,10 +48,10 @@ def test_variables_of_an_outer_launcher_are_dropped() -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "HOME": "/home",
     }
-    told = environment(NodePlace("127.0.0.1", 9, "inner"), 0, 1, inherited=outer)
-    assert (told["RANK"], told["WORLD_SIZE"], told["MASTER_PORT"], told["HOME"]) == ("0", "1", "9", "/home")
-    assert told["TORCHELASTIC_USE_AGENT_STORE"] == "False"
-    assert not {"TORCHELASTIC_ERROR_FILE", "SHMLOAD_RANK_CPUS"} & told.keys()
+    variables = environment(NodePlace("127.0.0.1", 9, "inner"), 0, 1, inherited=outer)
+    assert (variables["RANK"], variables["WORLD_SIZE"], variables["MASTER_PORT"], variables["HOME"]) == ("0", "1", "9", "/home")
+    assert variables["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+    assert not {"TORCHELASTIC_ERROR_FILE", "SHMLOAD_RANK_CPUS"} & variables.keys()
 
 
 @pytest.mark.parametrize(

@@ -58,8 +58,8 @@ GPUS = {
 def test_devices_belong_to_the_nodes_of_their_pci_addresses(
     tmp_path: Path, visible: str | None, expected: list[int | None]
 ) -> None:
-    told = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert expected == device_nodes(host(tmp_path, GPUS, **told))
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert expected == device_nodes(host(tmp_path, GPUS, **environ))
 
 
 def test_without_a_driver_there_is_no_device_and_nothing_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

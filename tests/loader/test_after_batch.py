@@ -106,7 +106,7 @@ def test_stop_iteration_from_the_function_does_not_end_the_pass(options: dict[st
 
 @pytest.mark.parametrize("options", MODES, ids=["seed", "torch"])
 def test_slot_is_free_after_the_function_returns(options: dict[str, Any]) -> None:
-    """A program that keeps every batch then keeps the function's results and no slot."""
+    """Checks that a program that keeps every batch holds the function's results and no slot."""
     with ShmLoader(Numbers(), 1, num_workers=1, after_batch=lambda batch: batch[0].clone(), **options) as loader:
         kept = list(loader)
         gc.collect()

@@ -29,10 +29,10 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", IDLE)
 def test_argument_without_effect_is_refused_by_name(name: str) -> None:
-    options, said = IDLE[name]
+    options, message = IDLE[name]
     with pytest.raises(ValueError) as caught:
         ShmLoader(range(10), batch_size=2, **options)
-    assert str(caught.value).startswith(f"{said}: ")
+    assert str(caught.value).startswith(f"{message}: ")
 
 
 @pytest.mark.parametrize(

@@ -222,7 +222,7 @@ class Texts(data.Rows):
 @pytest.mark.slow(reason="a step of the trainer lasts three times the time limit")
 @pytest.mark.parametrize("kind", [data.Rows, Texts])
 def test_waiting_for_the_trainer_does_not_time_out(kind: Any) -> None:
-    """The worker waits for the layout, or for memory, while the trainer does other things."""
+    """Lets the worker wait for the layout, or for memory, while the trainer does other things."""
     with ShmLoader(kind(12, frozenset()), 6, sample_timeout_s=0.1, num_workers=1) as loader:
         iterator = iter(loader)
         worker = loader._builder.last._ring.worker

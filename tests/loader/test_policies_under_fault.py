@@ -191,7 +191,9 @@ def test_deadly_sample_is_skipped_in_torch_mode_if_workers_may_be_replaced(worke
 
 @pytest.mark.parametrize("seed", [None, 5])
 def test_pass_continues_after_deadly_samples_to_its_end(seed: int | None) -> None:
-    """In torch mode each deadly sample took the place of a batch ordered ahead; without one left, the pass had ended."""
+    """Checks a former defect: each deadly sample took the place of a batch ordered ahead, and without one left the pass had
+    ended.
+    """
     options: dict[str, Any] = {"seed": seed, "num_workers": 1, "prefetch_factor": 1, "max_restarts": 4}
     with ShmLoader(data.Deadly(5, frozenset({1})), 1, **options) as loader:
         batches, errors = next(passes(loader))

@@ -146,7 +146,7 @@ def test_the_dataset_is_pickled_once_for_all_workers(seed: int | None, monkeypat
 
 @BOTH_MODES
 def test_workers_start_at_the_same_time(seed: int | None) -> None:
-    """No worker leaves worker_init_fn before all have entered it."""
+    """Checks that no worker leaves worker_init_fn before all have entered it."""
     barrier = FORK.Barrier(3)
 
     def meet(worker_id: int) -> None:
@@ -195,7 +195,7 @@ def test_all_workers_read_the_rows_of_one_batch() -> None:
 
 @BOTH_MODES
 def test_a_slow_sample_does_not_keep_other_slots_from_filling(seed: int | None) -> None:
-    """The first batch arrives only while the fourth one is being read."""
+    """Lets the first batch arrive only while the fourth one is being read."""
     dataset = WaitForEachOther(16, {0, 7})
     with ShmLoader(dataset, 2, num_workers=2, prefetch_factor=2, seed=seed, multiprocessing_context=FORK) as loader:
         iterator = iter(loader)
@@ -294,7 +294,7 @@ def test_fork_beside_running_threads_is_logged_once(caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("seed", [None, 7])
 def test_unreferenced_loader_ends_its_workers_immediately(seed: int | None) -> None:
-    """No reference cycle keeps them until the garbage collector runs."""
+    """Checks that no reference cycle keeps the workers until the garbage collector runs."""
     loader = ShmLoader(list(range(20)), 4, num_workers=1, seed=seed)
     batches = iter(loader)
     next(batches)

@@ -56,8 +56,8 @@ def test_loader_is_rebuilt_with_another_batch_sampler(case: str) -> None:
         given = {name: getattr(loader, name) for name in names_of(loader) - said_by_sampler}
         with type(loader)(**given, batch_sampler=BatchSampler(SequentialSampler(DATA), 5, False)) as again:
             batches = list(again)
-    told = {name: getattr(again, name) for name in given}
-    assert told == given
+    rebuilt = {name: getattr(again, name) for name in given}
+    assert rebuilt == given
     assert len(batches) == 4
 
 

@@ -79,9 +79,9 @@ def test_a_wheel_has_each_compiled_module_with_its_stub(wheel: Path, sdist_files
 
 def test_wheel_matches_its_record_and_tag(wheel: Path) -> None:
     (info,) = wheel.glob("*.dist-info")
-    told = (info / "WHEEL").read_text().splitlines()
-    assert "Root-Is-Purelib: false" in told
-    (tag,) = [line.split(": ")[1] for line in told if line.startswith("Tag")]
+    lines = (info / "WHEEL").read_text().splitlines()
+    assert "Root-Is-Purelib: false" in lines
+    (tag,) = [line.split(": ")[1] for line in lines if line.startswith("Tag")]
     assert re.fullmatch(rf"{ABI}-{ABI}-(linux|manylinux_2_28)_{os.uname().machine}", tag)
     assert the_only("*.whl").name.endswith(f"-{tag}.whl")
     record = dict(line.rsplit(",", 2)[:2] for line in (info / "RECORD").read_text().splitlines())
@@ -93,18 +93,18 @@ def test_wheel_matches_its_record_and_tag(wheel: Path) -> None:
 
 def test_metadata_is_valid_and_equals_the_projects(wheel: Path) -> None:
     (info,) = wheel.glob("*.dist-info")
-    told = metadata.Metadata.from_email((info / "METADATA").read_bytes(), validate=True)
+    found = metadata.Metadata.from_email((info / "METADATA").read_bytes(), validate=True)
     project = tomllib.loads(sdist_text("pyproject.toml"))["project"]
-    assert (told.name, str(told.version)) == ("shmload", project["version"])
+    assert (found.name, str(found.version)) == ("shmload", project["version"])
     assert f'__version__ = "{project["version"]}"' in (wheel / "shmload" / "__init__.py").read_text()
-    assert str(told.requires_python) == ">=3.11"
-    assert told.license_expression == "MIT"
-    assert told.license_files == ["LICENSE"]
+    assert str(found.requires_python) == ">=3.11"
+    assert found.license_expression == "MIT"
+    assert found.license_files == ["LICENSE"]
     assert (info / "licenses" / "LICENSE").read_text().startswith("MIT License")
-    assert told.description_content_type == "text/markdown"
-    assert told.description == sdist_text("README.md")
-    assert set(told.provides_extra) == set(project["optional-dependencies"])
-    assert {r.name for r in told.requires_dist if r.marker is None or "extra" not in str(r.marker)} == {
+    assert found.description_content_type == "text/markdown"
+    assert found.description == sdist_text("README.md")
+    assert set(found.provides_extra) == set(project["optional-dependencies"])
+    assert {r.name for r in found.requires_dist if r.marker is None or "extra" not in str(r.marker)} == {
         "numpy",
         "posix_ipc",
         "rich",
@@ -112,8 +112,8 @@ def test_metadata_is_valid_and_equals_the_projects(wheel: Path) -> None:
         "typer",
         "typing_extensions",
     }
-    assert told.classifiers == project["classifiers"]
-    assert {name.lower(): url for name, url in told.project_urls.items()} == {n.lower(): url for n, url in project["urls"].items()}
+    assert found.classifiers == project["classifiers"]
+    assert {name.lower(): url for name, url in found.project_urls.items()} == {n.lower(): url for n, url in project["urls"].items()}
     assert "shmload = shmload.cli:main" in (info / "entry_points.txt").read_text()
 
 

@@ -90,8 +90,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = Path(str(DIST)).glob("*.whl")
     install = [sys.executable, "-m", "pip", "--python", str(folder), "install", "-q", "--no-deps", str(wheel)]
     subprocess.run(install, check=True, timeout=300)
-    told = importlib.metadata.Distribution.at(next(site.glob("shmload-*.dist-info"))).requires or []
-    core = [re.split(r"[^\w-]", line)[0] for line in told if "extra ==" not in line]
+    required = importlib.metadata.Distribution.at(next(site.glob("shmload-*.dist-info"))).requires or []
+    core = [re.split(r"[^\w-]", line)[0] for line in required if "extra ==" not in line]
     assert "torch" in core
     for distribution in requirements(core).values():
         for top in {Path(file).parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
@@ -161,9 +161,9 @@ def test_bench_command_works(environment: Path, tmp_path: Path) -> None:
 
 
 def test_missing_extra_is_named_in_the_error(environment: Path, tmp_path: Path) -> None:
-    said = json.loads(run(environment, tmp_path, "python", "-c", WITHOUT_EXTRAS).stdout)
-    for extra, error in said.items():
-        assert f"pip install 'shmload[{extra.split()[0]}]'" in error, said
+    messages = json.loads(run(environment, tmp_path, "python", "-c", WITHOUT_EXTRAS).stdout)
+    for extra, error in messages.items():
+        assert f"pip install 'shmload[{extra.split()[0]}]'" in error, messages
     done = run(environment, tmp_path, "shmload", "bench", "--quick", "--workload", "rows", "--plot", "a.png")
     assert "needs matplotlib: pip install 'shmload[plot]'" in done.stdout
     assert not (tmp_path / "a.png").exists()

@@ -109,16 +109,16 @@ def test_strictly_typed_program_gets_the_intended_types(tmp_path: Path) -> None:
     (tmp_path / "mypy.ini").write_text("[mypy]\n")
     lines = PROGRAM.splitlines()
     options = ["--strict", "--config-file", "mypy.ini", "--cache-dir", os.devnull, "--no-error-summary"]
-    said: dict[int, str] = {}
+    notes: dict[int, str] = {}
     for line in checked(["mypy", "program.py", *options], tmp_path).splitlines():
         if found := re.match(r'program\.py:(\d+): note: Revealed type is "(.*)"', line):
-            said[int(found[1])] = re.sub(r"[\w.]+\.(\w+)", r"\1", found[2])
+            notes[int(found[1])] = re.sub(r"[\w.]+\.(\w+)", r"\1", found[2])
         elif found := re.match(r"program\.py:(\d+): error: .*\[([\w-]+)\]", line):
-            said[int(found[1])] = f"error: {found[2]}"
+            notes[int(found[1])] = f"error: {found[2]}"
         else:
             assert ": note: " in line, line
     expected = {number: line.split("  # ")[1] for number, line in enumerate(lines, 1) if "  # " in line}
-    assert said == expected
+    assert notes == expected
 
 
 def test_package_has_a_py_typed_marker() -> None:

@@ -36,11 +36,11 @@ def once(n: int) -> Conveyer:
 def test_every_prefix_is_within_one_item_of_the_weights(weights: list[Any], num_draws: int) -> None:
     pipeline = Join([(Conveyer([Range(3)]), weight) for weight in weights])
     exact = [Fraction(str(weight)) if isinstance(weight, float) else Fraction(weight) for weight in weights]
-    had = [0] * len(weights)
+    counts = [0] * len(weights)
     for done in range(1, num_draws + 1):
         pipeline()
-        had[pipeline.last_member] += 1
-        assert all(abs(x - weight / sum(exact) * done) < 1 for x, weight in zip(had, exact, strict=True))
+        counts[pipeline.last_member] += 1
+        assert all(abs(x - weight / sum(exact) * done) < 1 for x, weight in zip(counts, exact, strict=True))
     pipeline.close()
 
 

@@ -82,7 +82,7 @@ def test_state_resumes_on_other_workers_and_ranks(shards: Path) -> None:
         for _ in pipeline:
             pass
         iter(pipeline)
-    had = [x for pipeline in two for x in pipeline().tolist()]
+    consumed = [x for pipeline in two for x in pipeline().tolist()]
     states = [json.loads(json.dumps(pipeline.state())) for pipeline in two]
     assert states[0] == states[1]
     for pipeline in two:
@@ -93,7 +93,7 @@ def test_state_resumes_on_other_workers_and_ranks(shards: Path) -> None:
             pipeline.load_state(states[0])
             for batch in pipeline:
                 rest += batch.tolist()[: pipeline.valid]
-    assert sorted(had) == sorted(epochs[1][:12])
+    assert sorted(consumed) == sorted(epochs[1][:12])
     assert sorted(rest) == sorted(epochs[1][12:])
 
 

@@ -160,7 +160,7 @@ class StatefulIterator:
 def test_resume_from_an_iterators_state_rereads_at_most_a_block(num_workers: int) -> None:
     stages = [DistributedBatchedMap(Add(0), num_workers)] if num_workers else []
     with Conveyer([Stream(lambda: StatefulIterator(100)), *stages, Collate(5)], block_size=8) as pipeline:
-        had = [plain(pipeline()) for _ in range(7)]
+        consumed = [plain(pipeline()) for _ in range(7)]
         state = json.loads(json.dumps(pipeline.state()))
         rest = [plain(batch) for batch in pipeline]
     made: list[StatefulIterator] = []
@@ -173,12 +173,12 @@ def test_resume_from_an_iterators_state_rereads_at_most_a_block(num_workers: int
         again.load_state(state)
         assert again.state() == state
         assert [plain(batch) for batch in again] == rest
-    assert list(chain.from_iterable(had + rest)) == list(range(100))
+    assert list(chain.from_iterable(consumed + rest)) == list(range(100))
     assert [one.num_read for one in made] == [100 - 32]  # item 35 is in block 4
 
 
 class RestartingIterable:
-    """An iterable that says at a pass's end where its next one begins, as stateful datasets do."""
+    """An iterable whose state at a pass's end has the start of the next pass, as stateful datasets do."""
 
     def __init__(self, n: int) -> None:
         self.n, self.at, self.epoch = n, 0, 0
@@ -203,10 +203,10 @@ class RestartingIterable:
 @pytest.mark.parametrize("num_consumed", [1, 3, 4])
 def test_resume_after_the_last_batch_repeats_no_item(num_consumed: int, n: int) -> None:
     one, other = (Conveyer([Stream(RestartingIterable(n)), Filter(lambda x: True), Collate(3)], block_size=4) for _ in range(2))
-    had = [x for _, batch in zip(range(num_consumed), one, strict=False) for x in batch.tolist()]
+    consumed = [x for _, batch in zip(range(num_consumed), one, strict=False) for x in batch.tolist()]
     other.load_state(json.loads(json.dumps(one.state())))
     rest = [x for batch in other for x in batch.tolist()]
-    assert rest == (list(range(len(had), n)) if len(had) < n else list(range(100, 100 + n)))
+    assert rest == (list(range(len(consumed), n)) if len(consumed) < n else list(range(100, 100 + n)))
 
 
 def test_iterator_states_are_kept_only_for_possible_resume_blocks() -> None:

@@ -83,15 +83,15 @@ def test_resume_has_exactly_the_rest(
 
     with make(2) as pipeline:
         iterator = iter(pipeline)
-        had = [x for _ in range(min(num_consumed, 29 // batch_size)) for x in plain(next(iterator))]
+        consumed = [x for _ in range(min(num_consumed, 29 // batch_size)) for x in plain(next(iterator))]
         state = json.loads(json.dumps(pipeline.state()))
         rest = [x for batch in pipeline for x in plain(batch)]
-    assert sorted(had + rest) == list(range(100, 130))
+    assert sorted(consumed + rest) == list(range(100, 130))
     with make(max(then_workers, 1)) as again:
         again.load_state(state)
         assert again.state() == state
         twice = [x for batch in again for x in plain(batch)]
-        assert sorted(had + twice) == list(range(100, 130))
+        assert sorted(consumed + twice) == list(range(100, 130))
         assert sorted(x for batch in again for x in plain(batch)) == list(range(100, 130))
 
 

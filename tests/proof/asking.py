@@ -120,7 +120,7 @@ class Model:
             yield put_worker(s, w, me._replace(at=PROPOSING))._replace(text=True)
         elif me.at == PROPOSING:
             if s.layout != w:
-                raise Violation(f"worker {w} proposes while the layout's word says {s.layout}")
+                raise Violation(f"worker {w} proposes although the layout's word is {s.layout}")
             rings = self.bug != "a proposal does not post the bell"
             yield put_worker(s, w, me._replace(at=LOOKING))._replace(layout=PROPOSED, bell=s.bell or rings)
         elif me.at == SLEEPS_LAYOUT:

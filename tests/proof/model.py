@@ -142,14 +142,14 @@ class Model:
             slot = s.slots[me.slot]
             word = slot.words[me.chunk]
             if slot.state not in (ORDERED, DRAINING) or word[1] != w + 1:
-                raise Violation(f"worker {w} writes into a slot in state {slot.state} whose word says {word}")
+                raise Violation(f"worker {w} writes into a slot in state {slot.state} with word {word}")
             filled = me.order if self.bug == "words do not carry the order" else slot.fields
             rows = tuple(filled if c == me.chunk else r for c, r in enumerate(slot.rows))
             yield set_worker(set_slot(s, me.slot, slot._replace(rows=rows)), w, me._replace(at=FILLED))
         elif me.at == FILLED:
             order, own = s.slots[me.slot].words[me.chunk]
             if own != w + 1 or (order != me.order and self.bug != "words do not carry the order"):
-                raise Violation(f"worker {w} finishes a chunk whose word says {(order, own)}")
+                raise Violation(f"worker {w} finishes a chunk with word {(order, own)}")
             yield set_worker(set_word(s, me.slot, me.chunk, order, DONE), w, me._replace(at=FINISHED))
         elif me.at == FINISHED:
             owns = [own for _, own in s.slots[me.slot].words]

@@ -17,7 +17,7 @@ SOURCE = Path(__file__).with_name("accesses.c")
 
 Explore = Callable[[str], tuple[str, int, str]]
 
-# Parameters and the number of states. Fewer states would mean that something is no longer explored.
+# Parameters and the number of states. Fewer states would mean that some are not explored any longer.
 RIGHT = {
     "W=2 S=2 C=2 B=2 kills=1 bumps=1": 1_020_756,
     "W=2 S=3 C=1 B=2 kills=1 bumps=1": 251_826,

@@ -76,12 +76,7 @@ class Stream:
 
 
 class SimulatedDevice(CudaDevice):
-    """A device whose streams do nothing until they are told to.
-
-    Args:
-        choose: selects the stream that continues while the host waits: takes the number of streams that can, and returns a
-        smaller number.
-    """
+    """A device whose streams execute nothing before `step`, `run` or a wait."""
 
     name = "simulated device"
 

@@ -42,7 +42,7 @@ def test_index_identifies_its_epoch_and_record(cache: SampleCache) -> None:
                     assert [value] * 8 == dataset[index]["x"].tolist()
 
 
-def test_an_epoch_waits_for_its_first_samples(cache: SampleCache) -> None:
+def test_epoch_waits_for_its_first_samples(cache: SampleCache) -> None:
     put(cache, range(3))
     with loader_of(dataset_of(cache, min_samples=4)) as loader:
         with pytest.raises(TimeoutError, match=r"holds 3 samples after 0.0 s, an epoch needs 4\. Wait longer"):

@@ -27,7 +27,7 @@ def folder(cache: SampleCache) -> Path:
     return cache.path
 
 
-def test_a_file_that_is_still_being_written_waits_for_the_next_epoch(cache: SampleCache, folder: Path) -> None:
+def test_file_that_is_still_being_written_waits_for_the_next_epoch(cache: SampleCache, folder: Path) -> None:
     put_foreign(folder / "whole.tfrecord", range(2))
     with (folder / "growing.tfrecord").open("wb") as file:
         file.write(put_foreign(folder / ".hidden", range(2, 4)).read_bytes())
@@ -93,7 +93,7 @@ def test_files_with_other_names_are_neither_read_nor_evicted(make_cache: Callabl
     assert all(file.generation > 0 for file in cache.files())
 
 
-def test_an_epoch_waits_for_few_foreign_files_and_takes_the_rest_later(
+def test_epoch_waits_for_few_foreign_files_and_takes_the_rest_later(
     cache: SampleCache, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_foreign(folder / "0.tfrecord", [0])

@@ -180,7 +180,7 @@ def test_epoch_without_any_sample_left_cannot_be_resumed(cache: SampleCache, int
         resumed(cache, interrupted[0], "skip")
 
 
-def test_a_state_of_another_folder_is_refused(make_cache: Callable[..., SampleCache], tmp_path: Path) -> None:
+def test_state_of_another_folder_is_refused(make_cache: Callable[..., SampleCache], tmp_path: Path) -> None:
     cache = make_cache()
     put(cache, range(8))
     with loader_of(dataset_of(cache)) as loader:

@@ -108,7 +108,7 @@ def test_run_deleted_while_a_rank_joins_is_created_again(tmp_path: Path, monkeyp
     run.leave()
 
 
-def test_a_damaged_snapshot_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_damaged_snapshot_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "epoch-0.json"
     path.write_bytes(b'{"version": 1')
     with pytest.raises(ShardCorrupt, match=f"{path}: is not a snapshot of a growing cache: "):

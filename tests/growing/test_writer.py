@@ -58,7 +58,7 @@ def test_record_larger_than_a_file_gets_its_own_file(cache: SampleCache) -> None
     assert [(file.num_records, file.nbytes) for file in cache.files()] == [(1, 10_016)]
 
 
-def test_a_record_larger_than_the_cache_is_refused(cache: SampleCache) -> None:
+def test_record_larger_than_the_cache_is_refused(cache: SampleCache) -> None:
     with pytest.raises(CacheFull, match="can never fit in"), cache.writer() as one:
         one.write(bytes(1 << 17))
         one.publish()
@@ -138,7 +138,7 @@ def test_unpublished_samples_of_a_failing_block_are_dropped(cache: SampleCache) 
     assert reserved(cache) == 48
 
 
-def test_a_sample_that_cannot_be_written_leaves_the_writer_usable(cache: SampleCache) -> None:
+def test_sample_that_cannot_be_written_leaves_the_writer_usable(cache: SampleCache) -> None:
     with cache.writer() as one:
         with pytest.raises(TypeError, match="name it in raw="):
             one.write({"x": np.array([1 + 2j])})
@@ -200,7 +200,7 @@ def test_invalid_dataset_arguments_are_refused(cache: SampleCache, options: dict
         cache.dataset(**options)
 
 
-def test_a_writer_on_a_full_disk_loses_its_reports_and_no_sample(cache: SampleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_on_a_full_disk_loses_its_reports_and_no_sample(cache: SampleCache, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -216,7 +216,7 @@ def test_a_writer_on_a_full_disk_loses_its_reports_and_no_sample(cache: SampleCa
     assert sorted(file.num_records for file in cache.files()) == [1, 1, 3]
 
 
-def test_a_small_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_small_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     for is_new, error in ((True, None), (False, IsADirectoryError)):
         with pytest.raises(error) if error else nullcontext():
@@ -236,7 +236,7 @@ def test_report_counts_while_its_writer_lives_whatever_its_pid(tmp_path: Path, m
     assert list((tmp_path / "writers").iterdir()) == []
 
 
-def test_a_forked_child_does_not_keep_its_parents_report_alive(tmp_path: Path) -> None:
+def test_forked_child_does_not_keep_its_parents_report_alive(tmp_path: Path) -> None:
     report = process_report.WriterReport(tmp_path, "writers")
     report.write({})
     with child(lambda: None):

@@ -42,7 +42,7 @@ AUTO = {"num_workers": "auto", "prefetch_factor": "auto"}
 @pytest.mark.parametrize(
     "options", [{}, {"num_workers": 1}, {"seed": None, "num_workers": 1}, {"seed": None}, AUTO, {"seed": None, **AUTO}]
 )
-def test_a_prepared_loader_stays_a_shm_loader(make_loader: Make, options: dict[str, Any]) -> None:
+def test_prepared_loader_stays_a_shm_loader(make_loader: Make, options: dict[str, Any]) -> None:
     accelerator = accelerate.Accelerator(cpu=True)
     loader = make_loader(**options)
     prepared = prepare(accelerator, loader)
@@ -127,7 +127,7 @@ def until_error(loader: Any) -> Iterator[Any]:
             yield next(batches)
 
 
-def test_an_empty_loader_gives_an_empty_pass(make_loader: Make) -> None:
+def test_empty_loader_gives_an_empty_pass(make_loader: Make) -> None:
     accelerator = accelerate.Accelerator(cpu=True)
     prepared = prepare(accelerator, make_loader(0, shuffle=False))
     assert list(prepared) == []
@@ -251,7 +251,7 @@ def test_conflicting_options_are_refused(make_loader: Make) -> None:
         prepare(FakeAccelerator(accelerator, num_processes=2), make_loader(batch_size=None, seed=None))
 
 
-def test_an_iterable_dataset_is_refused() -> None:
+def test_iterable_dataset_is_refused() -> None:
     class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg, unused-ignore]  # the items do not matter here
         def __iter__(self) -> Iterator[int]:
             return iter(range(3))
@@ -260,7 +260,7 @@ def test_an_iterable_dataset_is_refused() -> None:
         prepare(accelerate.Accelerator(cpu=True), ShmLoader(Stream()))
 
 
-def test_a_prepared_loader_cannot_be_pickled(make_loader: Make) -> None:
+def test_prepared_loader_cannot_be_pickled(make_loader: Make) -> None:
     prepared: PreparedLoader = prepare(accelerate.Accelerator(cpu=True), make_loader())
     with pytest.raises(TypeError, match="cannot be pickled"):
         prepared.__reduce__()

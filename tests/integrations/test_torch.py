@@ -106,9 +106,7 @@ def test_torchtitans_loop_reads_and_resumes_the_same_batches(run_ranks: Callable
     ids=str,
 )
 @pytest.mark.filterwarnings("ignore:torch.distributed is unavailable or uninitialized:UserWarning")  # in torch before 2.8
-def test_a_checkpoint_without_ranks_resumes_exactly(
-    options: dict[str, Any], num_done: int, num_workers: int, tmp_path: Path
-) -> None:
+def test_checkpoint_without_ranks_resumes_exactly(options: dict[str, Any], num_done: int, num_workers: int, tmp_path: Path) -> None:
     from torch.distributed import checkpoint as dcp
 
     def make() -> ShmLoader[Any]:
@@ -171,5 +169,5 @@ next(batches)
 
 
 @pytest.mark.slow(reason="a program in a process of its own, which imports torch")
-def test_a_program_that_handles_sigterm_can_end(run_program: Callable[..., str]) -> None:
+def test_program_that_handles_sigterm_can_end(run_program: Callable[..., str]) -> None:
     assert run_program(ENDING_PROGRAM) == ""

@@ -36,7 +36,7 @@ def printing_script(tmp_path: Path) -> str:
     return "tell.py"
 
 
-def test_a_script_runs_in_each_rank_with_its_arguments(started: Run, printing_script: str) -> None:
+def test_script_runs_in_each_rank_with_its_arguments(started: Run, printing_script: str) -> None:
     process = started(*LAUNCH, "--nprocs", "2", printing_script, "--nprocs", "7", "-m", "x y", "--", "-z")
     out, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "")

@@ -148,16 +148,16 @@ def test_one_machine_restarts_its_ranks_without_torchs_agent(monkeypatch: pytest
     assert capsys.readouterr().err == "".join(f"shmload launch: {text}\n" for text in [*message, "failure 3"])
 
 
-@pytest.mark.parametrize(("options", "is_told"), [([], True), (["--rdzv-backend", "c10d", "--rdzv-endpoint", "here:1"], False)])
+@pytest.mark.parametrize(("options", "is_warned"), [([], True), (["--rdzv-backend", "c10d", "--rdzv-endpoint", "here:1"], False)])
 def test_restarts_on_several_machines_warn_about_what_they_need(
-    options: list[str], is_told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    options: list[str], is_warned: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("shmload.launch.elastic_agent.run_elastic", lambda arguments, **_: None)
     monkeypatch.setenv("LOGLEVEL", "ERROR")  # otherwise the command silences all logging
     with pytest.raises(SystemExit) as ended:
         app(["launch", "--nnodes", "2", "--max-restarts", "1", "--master-addr", "here", *options, __file__])
     assert not ended.value.code
-    assert ("--rdzv-backend c10d" in capsys.readouterr().err) == is_told
+    assert ("--rdzv-backend c10d" in capsys.readouterr().err) == is_warned
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,9 @@ def test_script_may_export_only_the_world_size(environ: dict[str, str], monkeypa
 
 
 @BY_NAME
-def test_launcher_variables_are_not_needed_with_all_of_torchruns(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_launcher_variables_are_ignored_if_torchruns_are_set(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in (dict.fromkeys(environ, "?") | {"RANK": "5", "WORLD_SIZE": "8"}).items():
         monkeypatch.setenv(name, value)
     assert rank_and_world_size() == (5, 8)

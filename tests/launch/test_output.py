@@ -51,7 +51,7 @@ def test_every_line_has_the_prefix_whatever_the_chunks(chunks: list[bytes]) -> N
     assert expected == forwarded([chunk for chunk in chunks if chunk])[0]
 
 
-def test_a_line_waits_for_its_end() -> None:
+def test_line_waits_for_its_end() -> None:
     own, given_end = os.pipe()
     stream = Stream()
     pipe = Pipe(own, "> ", stream)
@@ -64,13 +64,13 @@ def test_a_line_waits_for_its_end() -> None:
     assert stream.written.endswith(b"> three\n")
 
 
-def test_a_line_without_end_is_cut_after_a_mebibyte() -> None:
+def test_line_without_end_is_cut_after_a_mebibyte() -> None:
     written, _ = forwarded([b"x" * 65536] * 17)
     assert written == b"[rank 3] " + b"x" * 65536 * 17 + b"\n"
     assert forwarded([b"x" * 65536] * 18)[0] == written + b"[rank 3] " + b"x" * 65536 + b"\n"
 
 
-def test_the_last_lines_are_kept_for_an_error() -> None:
+def test_last_lines_are_kept_for_an_error() -> None:
     _, pipe = forwarded([b"%d\n" % number for number in range(300)])
     assert list(pipe.tail) == [b"%d\n" % number for number in range(300 - TAIL, 300)]
 

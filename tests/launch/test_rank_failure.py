@@ -77,7 +77,7 @@ ValueError: 2
 """
 
 
-def test_the_last_traceback_is_quoted_with_its_cause() -> None:
+def test_last_traceback_is_quoted_with_its_cause() -> None:
     assert words_of(LOG) == LOG[LOG.index("going on\n") + 9 :].rstrip()
 
 
@@ -86,7 +86,7 @@ def test_torchs_prefix_is_removed() -> None:
     assert words_of(prefixed) == words_of(LOG)
 
 
-def test_a_crash_is_quoted_from_its_first_line() -> None:
+def test_crash_is_quoted_from_its_first_line() -> None:
     crash = "Fatal Python error: Segmentation fault\n\nCurrent thread (most recent call first):\n  File"
     assert words_of(f"noise\n{crash}\n") == crash
 

@@ -176,7 +176,7 @@ def test_concurrent_runs_use_different_ports() -> None:
 
 
 @pytest.mark.slow(reason="ranks start as new interpreters, which start some in turn")
-def test_a_rank_may_launch_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rank_may_launch_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     shmload.spawn(rank_functions.nest, nprocs=1)
     out = capsys.readouterr().out.splitlines()
     assert sorted(out) == ["[rank 0] [rank 0] 0 0 2 2 True", "[rank 0] [rank 1] 1 1 2 2 True"]

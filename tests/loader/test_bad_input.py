@@ -153,7 +153,7 @@ def test_error_names_the_path_of_what_cannot_be_pickled(method: str, seed: int |
 
 @pytest.mark.parametrize("batch_size", [0, -3])
 @BOTH_MODES
-def test_a_batch_size_below_one_is_refused(batch_size: int, seed: int | None) -> None:
+def test_batch_size_below_one_is_refused(batch_size: int, seed: int | None) -> None:
     with pytest.raises(ValueError, match="batch_size"):
         ShmLoader(list(range(4)), batch_size=batch_size, seed=seed)
 
@@ -168,7 +168,7 @@ class Wide:
 
 
 @BOTH_MODES
-def test_a_ring_larger_than_memory_is_refused_with_figures(seed: int | None) -> None:
+def test_ring_larger_than_memory_is_refused_with_figures(seed: int | None) -> None:
     with pytest.raises(RingTooSmall, match=r"the ring needs \d+ bytes, 4 slots of \d+"):
         next(iter(ShmLoader(Wide(), num_workers=1, seed=seed)))
 
@@ -274,7 +274,7 @@ def test_sampler_with_indices_inside_the_dataset_is_accepted() -> None:
     assert [int(sample) for sample in ShmLoader([1, 1, 1], None, sampler=order, seed=4)] == [1] * 20
 
 
-def test_an_unknown_keyword_is_a_type_error() -> None:
+def test_unknown_keyword_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="color"):
         ShmLoader([1], color=2)
 
@@ -325,7 +325,7 @@ def test_policies_are_checked(arguments: dict[str, Any], text: str) -> None:
         ShmLoader([1], **arguments)
 
 
-def test_an_iterable_dataset_is_refused_where_indices_are_needed() -> None:
+def test_iterable_dataset_is_refused_where_indices_are_needed() -> None:
     with pytest.raises(ValueError, match="orders samples by index"):
         ShmLoader(Stream(), seed=1)
     with pytest.raises(ValueError, match="needs a map-style dataset"):

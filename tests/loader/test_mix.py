@@ -70,7 +70,7 @@ def test_every_batch_has_its_shares() -> None:
 
 
 @pytest.mark.slow(reason="kills two workers, which are replaced")
-def test_a_killed_worker_changes_nothing() -> None:
+def test_killed_worker_changes_nothing() -> None:
     with loader_of(mix_of()) as loader:
         expected = values(loader)
     with loader_of(mix_of(), num_workers=2) as loader:
@@ -98,7 +98,7 @@ def test_stop_rule_ends_the_epoch(stop: Any) -> None:
 
 
 @pytest.mark.parametrize("worlds", [(1, 1), (2, 1), (1, 4), (4, 2)])
-def test_a_state_resumes_on_any_world_size(worlds: tuple[int, int]) -> None:
+def test_state_resumes_on_any_world_size(worlds: tuple[int, int]) -> None:
     def ranks(world_size: int) -> list[ShmLoader[Any]]:
         return [loader_of(mix_of(stop="all"), 12 // world_size, rank=rank, world_size=world_size) for rank in range(world_size)]
 
@@ -197,7 +197,7 @@ def test_invalid_mix_is_refused_with_the_reason(
         Mix(members, **options)
 
 
-def test_a_member_without_a_length_is_named() -> None:
+def test_member_without_a_length_is_named() -> None:
     class Endless:
         def __getitem__(self, index: int) -> int:
             return index
@@ -211,7 +211,7 @@ def test_torch_mode_is_refused() -> None:
         ShmLoader(mix_of())
 
 
-def test_a_growing_member_makes_a_longer_epoch() -> None:
+def test_growing_member_makes_a_longer_epoch() -> None:
     growing = Numbers(0, 10)
     mix = Mix([(growing, 1)], stop="all")
     with loader_of(mix, 5) as loader:

@@ -55,7 +55,7 @@ def test_epoch_has_each_members_share(expected: Any) -> None:
     assert len({str(epoch) for epoch in expected}) == 3
 
 
-def test_a_killed_worker_changes_nothing(tmp_path: Path, expected: Any) -> None:
+def test_killed_worker_changes_nothing(tmp_path: Path, expected: Any) -> None:
     (charge := tmp_path / "charge").touch()
     mix = Mix([(KillsOnce(0, 30, charge), 3), (Tagged(1, 20), 2), (Tagged(2, 400), 1)])
     with loader_of(mix, num_workers=2) as loader:
@@ -94,7 +94,7 @@ def test_resume_continues_with_exactly_the_rest(stop: int, world_size: int, expe
         ({"batch_size": 4}, "global_batch: saved 8, now 4"),
     ],
 )
-def test_a_state_of_another_mixture_is_refused(change: dict[str, Any], differing: str) -> None:
+def test_state_of_another_mixture_is_refused(change: dict[str, Any], differing: str) -> None:
     state = loader_of().state_dict()
     with pytest.raises(StateMismatch, match=differing):
         loader_of(**change).load_state_dict(state)

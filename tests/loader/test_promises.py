@@ -79,7 +79,7 @@ def test_state_is_available_without_asking_workers(seed: int | None, stopped: Ca
         assert [batch.tolist() for batch in resumed] == rest
 
 
-def test_a_state_costs_at_most_50_us_wherever_it_is_taken() -> None:
+def test_state_costs_at_most_50_us_wherever_it_is_taken() -> None:
     """Measured in seed mode: the minimum of many, in this thread's CPU time, so that a busy machine does not count."""
     with ShmLoader(range(10**9), 4, shuffle=True, num_workers=1, seed=3) as loader:
         iterator = iter(loader)
@@ -137,7 +137,7 @@ class CountsPickles(Numbers):
 
 @slow
 @BOTH_MODES
-def test_the_dataset_is_pickled_once_for_all_workers(seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_is_pickled_once_for_all_workers(seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CountsPickles, "num_pickled", 0)
     with ShmLoader(CountsPickles(12), 2, num_workers=3, seed=seed, multiprocessing_context="forkserver") as loader:
         assert [batch.tolist() for batch in loader] == [[i, i + 1] for i in range(0, 12, 2)]
@@ -194,7 +194,7 @@ def test_all_workers_read_the_rows_of_one_batch() -> None:
 
 
 @BOTH_MODES
-def test_a_slow_sample_does_not_keep_other_slots_from_filling(seed: int | None) -> None:
+def test_slow_sample_does_not_keep_other_slots_from_filling(seed: int | None) -> None:
     """Lets the first batch arrive only while the fourth one is being read."""
     dataset = WaitForEachOther(16, {0, 7})
     with ShmLoader(dataset, 2, num_workers=2, prefetch_factor=2, seed=seed, multiprocessing_context=FORK) as loader:

@@ -121,7 +121,7 @@ def test_no_read_continues_after_its_batch_failed() -> None:
     releasing.join()
 
 
-def test_a_ragged_batch_is_read_by_threads() -> None:
+def test_ragged_batch_is_read_by_threads() -> None:
     class Lines(OneByOne):
         def __getitem__(self, index: int) -> Any:
             return np.full(index, index)

@@ -224,7 +224,7 @@ def test_resume_in_torch_mode_replays_the_order(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_an_audit_finds_nothing_wrong(kind: str, world_size: int, tmp_path: Path) -> None:
+def test_audit_finds_nothing_wrong(kind: str, world_size: int, tmp_path: Path) -> None:
     """Steps are recorded by number; only the order knows which samples they have."""
 
     def ranks() -> list[ShmLoader[int]]:
@@ -255,7 +255,7 @@ def test_order_is_not_sent_to_workers() -> None:
     pickle.dumps(loader._config().job())
 
 
-def test_a_state_of_another_order_is_refused() -> None:
+def test_state_of_another_order_is_refused() -> None:
     states = {kind: loader_of(kind).state_dict() for kind in KINDS}
     for kind, state in states.items():
         for other in KINDS:

@@ -227,7 +227,7 @@ class Unsized:
         return iter(range(6))
 
 
-def test_a_sampler_without_a_length_has_a_state() -> None:
+def test_sampler_without_a_length_has_a_state() -> None:
     loaders: list[Any] = [ShmLoader(range(6), 2, sampler=Unsized(), seed=5) for _ in range(2)]
     assert next(iter(loaders[0])).tolist() == [0, 1]
     loaders[1].load_state_dict(loaders[0].state_dict())
@@ -248,7 +248,7 @@ def test_batches_that_a_batch_sampler_yields_as_iterators_are_read_once(num_work
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_state_of_another_draw_continues_from_the_loaders_own_order(num_workers: int) -> None:
+def test_loaded_state_replaces_pending_orders_of_another_draw(num_workers: int) -> None:
     first, second = (ShmLoader(range(12), 2, sampler=RandomSampler(range(12)), seed=5, num_workers=n) for n in (0, num_workers))
     with first, second:
         batches = iter(first)
@@ -325,7 +325,7 @@ class InBatchesAsRows(InPlace):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_batch_type_is_kept(num_workers: int) -> None:
+def test_batch_type_is_kept(num_workers: int) -> None:
     batch = next(iter(ShmLoader(InBatches(), batch_size=4, seed=1, num_workers=num_workers)))
     assert isinstance(batch, Point)
     assert batch.label.tolist() == [0, 1, 2, 3]
@@ -333,7 +333,7 @@ def test_a_batch_type_is_kept(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_zero_filling_schema_clears_rows_first(num_workers: int) -> None:
+def test_zero_filling_schema_clears_rows_first(num_workers: int) -> None:
     with ShmLoader(PartialRows(), batch_size=5, seed=1, num_workers=num_workers) as loader:
         for _ in range(2):
             for step, batch in enumerate(loader):

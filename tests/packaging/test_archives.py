@@ -63,14 +63,14 @@ def test_wheel_contains_only_the_package(wheel: Path) -> None:
     assert not [path for path in inside if "__pycache__" in path.parts]
 
 
-def test_a_wheel_has_every_module_of_the_sources(wheel: Path, sdist_files: list[PurePosixPath]) -> None:
+def test_wheel_has_every_module_of_the_sources(wheel: Path, sdist_files: list[PurePosixPath]) -> None:
     kept = {".py", ".pyi", ".typed", ".jpg", ""}
     expected = {path for path in sdist_files if path.parts[0] == "shmload" and path.suffix in kept}
     assert {path for path in files_of(wheel) if path.parts[0] == "shmload" and path.suffix in kept} == expected
     assert PurePosixPath("shmload/py.typed") in expected
 
 
-def test_a_wheel_has_each_compiled_module_with_its_stub(wheel: Path, sdist_files: list[PurePosixPath]) -> None:
+def test_wheel_has_each_compiled_module_with_its_stub(wheel: Path, sdist_files: list[PurePosixPath]) -> None:
     core = wheel / "shmload" / "_core"
     compiled = {path.name.split(".")[0] for path in core.glob(f"*.cpython-{ABI[2:]}-*.so")}
     assert compiled == {path.stem for path in core.glob("*.pyi")}

@@ -133,7 +133,7 @@ def test_every_module_imports_except_those_for_a_library(environment: Path, tmp_
     assert done.stderr == ""
 
 
-def test_the_first_example_runs(environment: Path, tmp_path: Path) -> None:
+def test_first_example_runs(environment: Path, tmp_path: Path) -> None:
     code = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[0]
     (tmp_path / "example.py").write_text(code)
     done = run(environment, tmp_path, "python", "-W", "error", "example.py")

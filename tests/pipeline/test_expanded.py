@@ -352,7 +352,7 @@ def test_bucket_batch_that_cannot_be_collated_is_named_by_its_first_item() -> No
         list(pipeline)
 
 
-def test_a_stage_that_raises_stop_iteration_is_an_error_with_its_name() -> None:
+def test_stage_that_raises_stop_iteration_is_an_error_with_its_name() -> None:
     message = r"the function of stage 1 \(a Filter\) raised StopIteration"
     stages = [Range(3, repeating=False), Filter(lambda x: next(iter(())))]
     with Conveyer(stages) as pipeline, pytest.raises(RuntimeError, match=message):
@@ -602,7 +602,7 @@ def test_invalid_stage_order_is_refused(stages: list[Any], message: str) -> None
         Conveyer(stages)
 
 
-def test_a_state_of_other_stages_or_blocks_is_refused() -> None:
+def test_state_of_other_stages_or_blocks_is_refused() -> None:
     with Conveyer([Range(9, repeating=False), Filter(bool)], block_size=4) as pipeline:
         pipeline()
         state = pipeline.state()
@@ -612,7 +612,7 @@ def test_a_state_of_other_stages_or_blocks_is_refused() -> None:
 
 
 @pytest.mark.parametrize("options", [{"on_error": "skip"}, {"max_bad": 3}, {"audit": "folder"}], ids=str)
-def test_option_without_effect_is_refused(options: dict[str, Any]) -> None:
+def test_options_that_blocks_do_not_support_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="workers make blocks of items here"):
         Conveyer([Range(9), Filter(bool), Collate(2)], **options)
 

@@ -237,7 +237,7 @@ def test_time_of_a_stage_excludes_the_others(slowest: int, stages: list[Any]) ->
     assert found.items_per_s <= 4000
 
 
-def test_stages_before_a_filter_count_the_items_it_drops() -> None:
+def test_rate_includes_the_work_for_dropped_items() -> None:
     with Conveyer([Range(64), Map(slow_function), Filter(is_odd)], block_size=8) as pipeline:
         rate = pipeline.explain(items=16, seconds=LONG).items_per_s
         assert rate is not None
@@ -256,7 +256,7 @@ def test_cost_of_batch_functions_is_given_per_row() -> None:
 
 
 @pytest.mark.parametrize("kind", [chosen.Into, chosen.ByIndexInto, chosen.Getting])
-def test_a_dataset_that_decodes_into_the_batch_is_the_source(kind: Any) -> None:
+def test_dataset_that_decodes_into_the_batch_is_the_source(kind: Any) -> None:
     with Conveyer([Items(kind()), Shuffle(), Collate(4)]) as pipeline:
         found = pipeline.explain(items=12, seconds=LONG)
     source, _, collate = found.stages
@@ -265,7 +265,7 @@ def test_a_dataset_that_decodes_into_the_batch_is_the_source(kind: Any) -> None:
     assert found.bottleneck == "source"
 
 
-def test_a_decoder_is_timed() -> None:
+def test_decoder_is_timed() -> None:
     with Conveyer([Range(64), DistributedBatchedMap(Squares(), 2), Collate(4)]) as pipeline:
         found = pipeline.explain(items=8, seconds=LONG)
     assert found.stages[1].num_out == 8

@@ -56,7 +56,7 @@ def test_state_stays_small_at_any_position_and_depth() -> None:
         pipeline.close()
 
 
-def test_a_conveyer_over_a_nested_join_keeps_the_counters_of_every_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conveyer_over_a_nested_join_keeps_the_counters_of_every_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     outer, inner = [0.333331, 0.71], [0.123456789, 0.98765]
     made: list[int] = []
     make_block = Drawn._make
@@ -105,7 +105,7 @@ def test_invalid_state_is_refused(state: Any) -> None:
         pipeline.load_state(state)
 
 
-def test_a_newer_format_is_named() -> None:
+def test_newer_format_is_named() -> None:
     with joined((4, 1)) as pipeline, pytest.raises(StateMismatch, match="has format version 2, this shmload reads 1"):
         pipeline.load_state({**pipeline.state(), "version": 2})
 
@@ -117,7 +117,7 @@ WRONG = [None, -1, "x", 1.5, [], [1], {}, 10**30, True, [[]]]
 @pytest.mark.slow(reason="hypothesis damages many states, each of its own pipeline")
 @settings(deadline=None, max_examples=150)
 @given(st.sampled_from(PATHS), st.sampled_from(WRONG))
-def test_a_damaged_state_is_refused_and_changes_nothing(path: tuple[int, ...], wrong: Any) -> None:
+def test_damaged_state_is_refused_and_changes_nothing(path: tuple[int, ...], wrong: Any) -> None:
     inner = Join([(Conveyer([Permutation(5)]), 1), (Conveyer([Permutation(4)]), 2)])
     with Join([(Conveyer([Permutation(6)]), 2), (inner, 1)]) as pipeline:
         list(islice(pipeline, 3))
@@ -140,7 +140,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(path: tuple[int, ...], w
         assert expected == list(islice(pipeline, 4))
 
 
-def test_the_state_of_another_join_names_the_member() -> None:
+def test_state_of_another_join_names_the_member() -> None:
     with joined((4, 1), (3, 2)) as pipeline:
         other = Join([(Conveyer([Range(4, repeating=False)]), 1), (Conveyer([Permutation(3, repeating=False)]), 2)])
         with pytest.raises(StateMismatch, match=r"belongs to another pipeline, member 1; this one is pipeline\(Perm"):

@@ -97,7 +97,7 @@ def test_state_resumes_on_other_workers_and_ranks(shards: Path) -> None:
     assert sorted(rest) == sorted(epochs[1][12:])
 
 
-def test_datasets_without_an_index_are_refused(shards: Path) -> None:
+def test_unsupported_stages_of_remote_items_are_refused(shards: Path) -> None:
     with pytest.raises(ValueError, match="behind select nobody knows which that is"):
         Items(decoded(shards).select(bool))
     with pytest.raises(ValueError, match=r"Cache.* would be kept anew"):
@@ -106,7 +106,7 @@ def test_datasets_without_an_index_are_refused(shards: Path) -> None:
 
 
 @slow
-def test_the_indexed_view_decodes_in_place_in_workers(shards: Path) -> None:
+def test_indexed_view_decodes_in_place_in_workers(shards: Path) -> None:
     view = RemoteDataset(None, str(shards)).indexed(schema={"npy": ("float32", (8,)), "cls": "int64"})
     with Conveyer([Items(view, n_workers=2), Shuffle(), Collate(7)]) as pipeline:
         found = []

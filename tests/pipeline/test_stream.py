@@ -174,7 +174,7 @@ def test_draws_for_an_item_differ_by_epoch_and_survive_a_resume(num_workers: int
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 12, 100])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_a_range_through_maps_collate_and_partition_gives_every_item(batch_size: int, world: int) -> None:
+def test_range_through_maps_collate_and_partition_gives_every_item(batch_size: int, world: int) -> None:
     """Checks what the tests of the Conveyer library check."""
     found: list[int] = []
     for rank in range(world):
@@ -195,7 +195,7 @@ def test_streams_depend_on_the_seed() -> None:
     assert first[:5] != first[5:], "each epoch has its own order"
 
 
-def test_a_large_permutation_has_all_its_items() -> None:
+def test_large_permutation_has_all_its_items() -> None:
     with Conveyer([Permutation(5000, repeating=False), Collate(500)]) as pipeline:
         batches = [batch.tolist() for batch in pipeline]
     assert sorted(x for batch in batches for x in batch) == list(range(5000))

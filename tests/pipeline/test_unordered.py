@@ -107,7 +107,7 @@ def test_state_of_an_ordered_pipeline_can_be_loaded() -> None:
         assert sorted(other) == list(range(7, 20))
 
 
-def test_a_worker_that_dies_is_replaced_and_no_item_is_lost(tmp_path: Path) -> None:
+def test_worker_that_dies_is_replaced_and_no_item_is_lost(tmp_path: Path) -> None:
     workers = DistributedBatchedMap(items.KillsOnce(str(tmp_path)), 2, in_order=False)
     with Conveyer([Range(30, repeating=False), workers], block_size=2) as pipeline:
         assert sorted(pipeline) == list(range(30))

@@ -79,7 +79,7 @@ def test_error_of_an_item_names_its_batch() -> None:
     assert "shmload: sample 3, epoch 0, batch 1" in caught.value.__notes__
 
 
-def test_an_item_of_a_join_is_named_by_its_member() -> None:
+def test_item_of_a_join_is_named_by_its_member() -> None:
     joined = Join([(Conveyer([Range(4)]), 1), (Conveyer([Range(4), Map(items.fails_at_3)]), 1)])
     with Conveyer([joined, DistributedBatchedMap(Add(0), 1)]) as pipeline:
         pulled(pipeline, 7)
@@ -215,7 +215,7 @@ class InterruptedOnce:
 
 
 @pytest.mark.parametrize("collate", [(), (Collate(2),)])
-def test_an_interrupt_loses_nothing(collate: Any) -> None:
+def test_interrupt_loses_nothing(collate: Any) -> None:
     with Conveyer([Range(6, repeating=False), Map(InterruptedOnce()), *collate]) as pipeline:
         got = []
         with pytest.raises(KeyboardInterrupt):
@@ -255,7 +255,7 @@ def test_ragged_fields_can_be_padded() -> None:
 
 
 @pytest.mark.parametrize("n_workers", [0, 1])
-def test_a_decoder_writes_into_the_batch(n_workers: int) -> None:
+def test_decoder_writes_into_the_batch(n_workers: int) -> None:
     stage: Any = DistributedBatchedMap(items.Squares(), 1) if n_workers else Map(ReadsOnly())
     with Conveyer([Range(6, repeating=False), Map(Add(1)), stage, Collate(4)]) as pipeline:
         batches = list(pipeline)
@@ -269,7 +269,7 @@ class ReadsOnly(items.Squares):
 
 
 @pytest.mark.parametrize("n_workers", [0, 1])
-def test_a_decoder_that_fails_names_the_item(n_workers: int) -> None:
+def test_decoder_that_fails_names_the_item(n_workers: int) -> None:
     stage: Any = DistributedBatchedMap(items.Squares(), 1) if n_workers else Map(ReadsOnly())
     with Conveyer([Range(51), stage, Collate(1)]) as pipeline:
         pulled_x = [batch["x"].item() for batch in islice(pipeline, 50)]

@@ -82,7 +82,7 @@ DEFECTS = [
         "shmload/schedule/state.py",
         '        "position": int(schedule.position(step)),\n',
         '        "position": [int(schedule.position(i)) for i in range(step + 200)][step],\n',
-        (f"{PROMISES}test_a_state_costs_at_most_50_us_wherever_it_is_taken",),
+        (f"{PROMISES}test_state_costs_at_most_50_us_wherever_it_is_taken",),
     ),
     # ------------------------------------------------ R3: elastic
     Defect(
@@ -225,7 +225,7 @@ DEFECTS = [
         "shmload/worker/pool.py",
         "        pickled_job: bytes | None = pickled_once(called.job, modules)\n",
         "        pickled_job: bytes | None = [pickled_once(called.job, modules) for _ in posts][0]\n",
-        (f"{PROMISES}test_the_dataset_is_pickled_once_for_all_workers",),
+        (f"{PROMISES}test_dataset_is_pickled_once_for_all_workers",),
     ),
     Defect(
         "R10",
@@ -260,7 +260,7 @@ DEFECTS = [
         "        num_missing = self._num_ahead - engine.num_queued\n",
         "        num_missing = 1 - engine.num_queued\n",
         (
-            f"{PROMISES}test_a_slow_sample_does_not_keep_other_slots_from_filling",
+            f"{PROMISES}test_slow_sample_does_not_keep_other_slots_from_filling",
             f"{PROMISES}test_workers_read_into_the_next_epoch_before_it_begins",
         ),
     ),

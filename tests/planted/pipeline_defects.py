@@ -297,7 +297,7 @@ PIPELINE_DEFECTS = [
         "shmload/pipeline/join_source.py",
         "                yield from source._checked(whole + count, its)\n",
         "                continue\n",
-        ("tests/pipeline/test_join_state.py::test_a_conveyer_over_a_nested_join_keeps_the_counters_of_every_depth",),
+        ("tests/pipeline/test_join_state.py::test_conveyer_over_a_nested_join_keeps_the_counters_of_every_depth",),
     ),
     Defect(
         "B11",

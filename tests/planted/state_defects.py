@@ -108,7 +108,7 @@ STATE_DEFECTS = [
         "shmload/modes/seed_mode.py",
         "            self._engine.abandon()  # what is ordered is",
         "            pass  # what is ordered is",
-        ("tests/loader/test_seed_mode.py::test_state_of_another_draw_continues_from_the_loaders_own_order[1]",),
+        ("tests/loader/test_seed_mode.py::test_loaded_state_replaces_pending_orders_of_another_draw[1]",),
     ),
     Defect(
         "R2",

@@ -8,7 +8,8 @@ RESUME = "tests/resume/test_"
 LIVING = f"{RESUME}living_loader.py::test_any_state_on_any_living_loader_gives_exactly_the_rest"
 
 OWN = "tests/loader/test_own_generators.py::test_"
-# A mistake in writing a generator's memory is detected when its address is tested; then its public call is used, which is slow but right.
+# A mistake in writing a generator's memory is detected when its address is tested; then its public call is used, which is slow
+# but right.
 RESEEDED = "tests/loader/test_reseeding.py::test_"
 
 TORCH = "tests/resume/test_torch_mode.py::test_"

@@ -31,8 +31,8 @@ import torch
 
 from benchmarks.common import Result, Row, Settings, main
 from shmload import ShmLoader
-from tests.crossing.cases import COLUMNS, FIELDS_OF, NATIVE, ODD, PLAIN, RAGGED, Case, mended
-from tests.crossing.datasets import Made
+from tests.crossing.cases import COLUMNS, FIELDS_OF, NATIVE, ODD, PLAIN, RAGGED, Case, made_legal
+from tests.crossing.datasets import CaseDataset
 
 KINDS = (*PLAIN, *NATIVE, *COLUMNS, "remote", "lies")
 NUM_SAMPLES, NUM_MADE, CASES_A_ROUND = 2000, 512, 20
@@ -77,7 +77,7 @@ def drawn(rng: random.Random) -> Case:
         persistent=True,
         workers=rng.choice((0, 2, 2)),
     )
-    return replace(mended(case), loaders=1)
+    return replace(made_legal(case), loaders=1)
 
 
 def cpu_s() -> float:
@@ -101,7 +101,7 @@ def cost(loader: Any, num_samples: int, seconds: float) -> Cost:
 def both(case: Case, seconds: float) -> tuple[Cost, Cost] | None:
     """What the two cost; None: torch refuses the samples."""
     with tempfile.TemporaryDirectory() as folder:
-        made = Made(case, Path(folder))
+        made = CaseDataset(case, Path(folder))
         datasets = [made.fresh() for _ in range(2)]
         if case.kind in PLAIN:
             datasets = [Ready(dataset) for dataset in datasets]

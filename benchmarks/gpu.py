@@ -38,8 +38,8 @@ from benchmarks.common import Result, Row, Settings, main, repeated
 from benchmarks.datasets import Blocks
 from shmload import ShmLoader
 from shmload.device.cuda import CudaDevice
-from tests.stand_in.device_log import Logged, load_log
-from tests.stand_in.device_replay import replay
+from tests.simulated_device.device_log import Logged, load_log
+from tests.simulated_device.device_replay import replay
 
 BATCH = 16
 BATCH_NBYTES = BATCH << 20

@@ -68,7 +68,7 @@ OPTIONS = {
 # Promises in microseconds, which instrumented code does not keep, and of an allocator that is not the sanitizer's.
 FIGURES = [
     "tests/engine/test_worker_process.py::test_worker_reuses_the_memory_of_freed_arrays",
-    "tests/loader/test_promises.py::test_a_state_costs_at_most_50_us_wherever_it_is_taken",
+    "tests/loader/test_promises.py::test_state_costs_at_most_50_us_wherever_it_is_taken",
 ]
 REPORT = re.compile(r"^(?:.*ERROR: AddressSanitizer|WARNING: ThreadSanitizer|.*runtime error).*$", re.MULTILINE)
 

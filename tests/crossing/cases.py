@@ -1,7 +1,8 @@
-"""A case: one crossing of what the product promises, as small values that go through JSON; and how one is drawn.
+"""The `Case` value, one combination of product features that survives JSON, and the functions that draw it at random.
 
-A case says everything: the dataset, the loader, and what is done with it. `draw` gives only what goes together, so a refusal at
-construction is noticed (the command counts them); `mended` is where the rules are that make a draw legal.
+A case is complete: it has the dataset, the loader's arguments, and what is done with the loader. `draw` gives only legal
+combinations, so a refusal at construction is unexpected (the command counts them). The rules that make a draw legal are in
+`made_legal`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ IN_PLACE = ("read_into", "read_batch_into")
 NATIVE = ("tfrecord", "tar", "arrays", "npy", "tokens", "tensordataset", "images")
 COLUMNS = ("parquet", "hdf5", "zarr", "safetensors", "hf")
 REMOTE = ("remote",)
-LITTERED = ("tfrecord", "tar", "parquet", "remote", "lies")  # kinds that are read out of a folder
+LITTERED = ("tfrecord", "tar", "parquet", "remote", "foreign")  # kinds that are read from a folder
 FORMATS = NATIVE + COLUMNS + REMOTE + ("growing",)
-KINDS = (*PLAIN, *IN_PLACE, *FORMATS, "lies", "mix", "iterable", "pipeline")
+KINDS = (*PLAIN, *IN_PLACE, *FORMATS, "foreign", "mix", "iterable", "pipeline")
 
-# one letter a field; datasets.py says what each holds
+# one letter for each field; see VALUES in values.py
 ALL_FIELDS = "iaturbsyvwehxkdlcNoqSCPg"
 FIELDS_OF: dict[str, str] = {
     **dict.fromkeys((*PLAIN, "iterable"), ALL_FIELDS),
@@ -32,7 +33,7 @@ FIELDS_OF: dict[str, str] = {
     "growing": "iasyv",
     "tar": "iasv",
     "remote": "iasv",
-    "lies": "iasv",
+    "foreign": "iasv",
     "arrays": "iaruhke",
     "npy": "iaruk",
     "tensordataset": "iatk",
@@ -45,21 +46,21 @@ FIELDS_OF: dict[str, str] = {
     "images": "i",
     "pipeline": "i",
 }
-TEXT, RAGGED, ODD = "sy", "vw", "oqSCPg"  # odd: what torch's collate refuses, or treats in its own way
+TEXT, RAGGED, ODD = "sy", "vw", "oqSCPg"  # ODD: fields that torch's collate refuses or treats specially
 REFUSED_BY_TORCH = "oqS"
 BY_BATCH = ("lengths", "tokens", "batch_sampler")
 KEYED = ("block", "weighted")
-EXPANDING = "fgpa"  # stages that run on blocks: they make more or fewer items, or wait for several
-OF_BLOCKS = EXPANDING + "Bmcu"  # and batches by length, a Stream for a source, a Scan behind all of them, and no order
-OF_FIXED = "tsewzk"  # what a Cache may stand behind: "k" is a Map and a Cache
-OF_SEVERAL = "qyij"  # sources that are several rows: a Chain, a Zip, an Interleave, a Join
-CHOOSING = "tsr"  # stages that leave items as they are
+EXPANDING = "fgpa"  # stages that work on blocks: they change the number of items or wait for several
+OF_BLOCKS = EXPANDING + "Bmcu"  # plus buckets, a Stream as source, a Scan at the end, and unordered workers
+OF_FIXED = "tsewzk"  # stages allowed before a Cache; "k" is a Map and a Cache
+OF_SEVERAL = "qyij"  # sources with several inputs: a Chain, a Zip, an Interleave, a Join
+CHOOSING = "tsr"  # stages that leave the items themselves unchanged
 MANY = ("list", "fewer", "more", "none", "tuple", "tensor", "array", "object")
-FAILING = ("fewer", "none", "tensor")  # of these, those of which torch's collate makes an error of some batches
-EVERYTHING = 10**9  # a batch size that programs pass to get the whole dataset in one batch
-DECODED = ("rows", "batches")  # by a pipeline's dataset, in place
+FAILING = ("fewer", "none", "tensor")  # those for which torch's collate raises on some batches
+EVERYTHING = 10**9  # a batch size with which programs ask for the whole dataset in one batch
+DECODED = ("rows", "batches")  # in place, by a pipeline's dataset
 
-# arguments that change nothing of what comes, a letter each; options.py says what they are
+# arguments that do not change the batches, one letter each; see options.py
 ALSO = "tsmbwknzogad"
 
 
@@ -67,7 +68,7 @@ MAKE_OF = {
     "tfrecord": "TFRecordDataset",
     "tar": "TarDataset",
     "remote": "RemoteDataset.from_urls(folder, cache_bytes=...).indexed(...)",
-    "lies": "RemoteDataset.from_urls(folder, ...).indexed() of shards in another layout",
+    "foreign": "RemoteDataset.from_urls(folder, ...).indexed() of shards in another layout",
     "arrays": "ArrayDataset of arrays",
     "npy": "ArrayDataset of .npy files",
     "growing": "SampleCache(...).dataset(...)",
@@ -79,26 +80,26 @@ MAKE_OF = {
 
 @dataclass(frozen=True)
 class Case:
-    """One crossing. The defaults are the plainest that there is."""
+    """One combination of features. The defaults are the plainest case."""
 
-    seed: int = 0  # of the samples, the order, and where the habits strike
+    seed: int = 0  # of the samples, of the order, and of the position at which a habit interrupts a pass
     # the dataset
     kind: str = "dict"
     fields: str = "i"
     n: int = 12
-    size: int = 3  # elements of an array, about
-    text: int = 3  # characters of a text, about
+    size: int = 3  # approximate number of elements of an array
+    text: int = 3  # approximate number of characters of a text
     sizes: str = "even"
     wrap: str = ""
     extra: str = ""
-    appends: int = 0  # generations that a packed dataset gets while it is followed
-    store: str = ""  # "http": shards are read from a web server; "fails": from one that fails every few requests
-    litter: bool = False  # files of other programs lie beside the data, and readers of files are given their folder
-    bad: int = 0  # samples that cannot be read
-    deadly: bool = False  # each ends the worker that reads it
-    keeps: bool = False  # what it draws from are generators of its own
+    appends: int = 0  # how many times a packed dataset grows while a loader follows it
+    store: str = ""  # "http": shards come from a web server; "fails": from one that fails every few requests
+    litter: bool = False  # the folder also has files of other programs, and readers get the folder
+    bad: int = 0  # number of samples that cannot be read
+    deadly: bool = False  # each bad sample kills the worker that reads it
+    keeps: bool = False  # samples draw from generators that the dataset owns
     shares: bool = False  # all loaders read one dataset object
-    stages: str = ""  # of a pipeline, one letter each: pipelines.py says what they do
+    stages: str = ""  # of a pipeline, one letter each; see pipelines.py
     # the loader
     mode: str = "seed"
     batch_size: int | None = 4
@@ -116,35 +117,35 @@ class Case:
     in_order: bool = True
     persistent: bool = False
     collate: str = ""
-    many: str = ""  # what the dataset's __getitems__ returns: MANY; nothing: it has none
-    after: str = ""  # what after_batch does: it marks each batch, or fails with every third
-    also: str = ""  # arguments that change nothing of what comes
+    many: str = ""  # what the dataset's __getitems__ returns (MANY); empty: it has no __getitems__
+    after: str = ""  # what after_batch does: marks each batch, or raises on every third
+    also: str = ""  # arguments that do not change the batches
     backend: str = "process"
-    actors: str = ""  # what they ask Ray for: a CPU each, nothing ("share"), or half a CPU wherever Ray wants them ("spread")
+    actors: str = ""  # what actors request from Ray: a CPU each, nothing ("share"), or half a CPU on any node ("spread")
     shm: str = "usual"
-    # what is done with it
+    # what is done with the loader
     habit: str = "pass"
-    at: float = 0.5  # where in the epoch; 0.999: before its last step; 1: at its end
-    hold: str = "none"  # "last": as many of the last ones as the seed says, up to twice what a ring holds
-    idle: str = ""  # an argument that has no effect here, and so must be refused: IDLE in options.py
+    at: float = 0.5  # position in the epoch; 0.999: before its last step; 1: at its end
+    hold: str = "none"  # "last": as many of the newest ones as the seed says, up to twice the ring's size
+    idle: str = ""  # an argument that has no effect here, so it must be refused; see IDLE in options.py
     harm: str = "none"
-    restarts: int = 0  # workers that are replaced in torch mode, after they were killed
+    restarts: int = 0  # workers replaced in torch mode after they were killed
     then_workers: int = 1
     then_ranks: int = 1
-    loaders: int = 1  # fresh ones that do the same, as races show now and then
-    program: str = ""  # what the program does besides: HABITS_OF_PROGRAMS
+    loaders: int = 1  # fresh loaders that do the same, because races show only sometimes
+    program: str = ""  # what else the program does (HABITS_OF_PROGRAMS)
 
     def dumps(self) -> str:
-        """What differs from the plainest case, as JSON."""
+        """Returns what differs from the plainest case, as JSON."""
         return json.dumps(self.changed())
 
     def changed(self) -> dict[str, Any]:
-        """The same as a dict."""
+        """Returns what differs from the plainest case, as a dict."""
         return {name: value for name, value in asdict(self).items() if value != getattr(PLAINEST, name)}
 
     @staticmethod
     def loads(text: str) -> Case:
-        """The case that `dumps` gave."""
+        """Returns the case that `dumps` wrote."""
         return Case(**json.loads(text))
 
     @property
@@ -153,7 +154,7 @@ class Case:
 
     @property
     def is_noisy(self) -> bool:
-        """Whether samples draw random numbers."""
+        """Returns whether samples draw random numbers."""
         return "N" in self.fields
 
     @property
@@ -161,8 +162,8 @@ class Case:
         return self.mode == "seed"
 
 
-# SIGCHLD ignored; a handler of it that waits for all children; all descriptors closed between loaders; a multiprocessing.Value in
-# the dataset; attributes of the package's names in it that mean something else
+# The program ignores SIGCHLD; handles it by waiting for all children; closes all descriptors between loaders; has a
+# multiprocessing.Value in the dataset; or gives the dataset attributes whose names have a meaning in the package.
 HABITS_OF_PROGRAMS = ("ignored", "handler", "closes", "value", "names")
 
 PLAINEST = Case()
@@ -172,19 +173,19 @@ NAMES = tuple(field.name for field in fields(Case))
 def draw(
     rng: random.Random, only: Mapping[str, Any] | None = None, *, shm_kinds: tuple[str, ...] = ("usual",), ray_share: float = 0.0
 ) -> Case:
-    """A case by chance, with these dimensions as given."""
+    """Draws a random case, with the dimensions of `only` as given."""
     for _ in range(10_000):
         drawn = replace(_drawn(rng, shm_kinds), **(only or {}))
         if ray_share and rng.random() < ray_share:
             rays: dict[str, Any] = {"backend": "ray", "actors": rng.choice(("", "share", "spread"))}
-            rays["shm"] = rng.choice(("usual", "host"))  # a /dev/shm of its own, or the cluster's
+            rays["shm"] = rng.choice(("usual", "host"))  # its own /dev/shm, or the cluster's
             if rng.random() < 0.15:  # rows of Ray Data
                 rays |= {"kind": "parquet", "extra": "ray"}
             drawn = replace(drawn, **{**rays, **(only or {})})
-        case = mended(drawn)
+        case = made_legal(drawn)
         if all(getattr(case, name) == value for name, value in (only or {}).items()):
             return case
-    raise ValueError(f"no case goes together with {only}: mended() in tests/crossing/cases.py says why")
+    raise ValueError(f"no legal case has {only}; see made_legal() in tests/crossing/cases.py")
 
 
 def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
@@ -198,7 +199,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         *[(kind, 0.7) for kind in NATIVE[1:]],
         *[(kind, 0.5) for kind in COLUMNS],
         ("remote", 1.5),
-        ("lies", 1.5),
+        ("foreign", 1.5),
         ("growing", 0.8),
         ("mix", 0.8),
         ("iterable", 1.5),
@@ -215,7 +216,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
     rng.shuffle(chosen)
     is_native = kind in ("tfrecord", "tar", "growing", *IN_PLACE)
     if is_native and rng.random() < 0.5:
-        chosen.sort(key=lambda letter: letter not in "sy")  # text first: then what is fixed is packed with it
+        chosen.sort(key=lambda letter: letter not in "sy")  # text first: then fixed fields are packed after it
     shm = rng.choices(shm_kinds, [6.0 if name == "usual" else 1.0 for name in shm_kinds])[0]
     case = Case(
         seed=rng.randrange(1 << 20),
@@ -253,7 +254,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         also="".join(letter for letter in ALSO if rng.random() < 0.12),
         shm=shm,
         habit=one(
-            ("pass", 3), ("break", 1.5), ("second", 1), ("resume", 4), ("living", 2), ("standing", 1), ("end", 1.5), ("threads", 1), ("corrupt", 0.5),
+            ("pass", 3), ("break", 1.5), ("second", 1), ("resume", 4), ("reload", 2), ("transfer", 1), ("end", 1.5), ("threads", 1), ("corrupt", 0.5),
             ("rebuild", 0.3),
         ),
         at=one((0.0, 1), (0.3, 2), (0.6, 2), (0.999, 2), (1.0, 1)),
@@ -268,7 +269,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         store=one(("", 3), ("http", 0.5), ("fails", 1)),
         litter=rng.random() < 0.4,
     )  # fmt: skip
-    if is_native and rng.random() < 0.3:  # several workers at batches of long texts and short rows: where races were
+    if is_native and rng.random() < 0.3:  # several workers, long texts, short rows: prone to races
         case = replace(
             case,
             mode="seed",
@@ -280,7 +281,7 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
             ragged="",
             collate="",
         )
-    elif rng.random() < 0.06:  # a last step in which not every rank has a row
+    elif rng.random() < 0.06:  # a last step in which some ranks have no row
         ranks, size = rng.choice((2, 3)), rng.choice((1, 3, 4))
         case = replace(
             case,
@@ -293,35 +294,35 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
             habit="resume",
             at=0.999,
         )
-    elif kind == "iterable" and rng.random() < 0.3:  # workers that outlive the end of what they iterate
+    elif kind == "iterable" and rng.random() < 0.3:  # workers that survive the end of their iterable
         case = replace(case, mode="torch", persistent=True, habit="resume", at=1.0)
-    own = random.Random(case.seed)  # so that the other dimensions are those of the same numbers as before
+    own = random.Random(case.seed)  # a generator of its own, so that the other dimensions stay as they were for the same seed
     return replace(case, program=own.choice(HABITS_OF_PROGRAMS)) if own.random() < 0.3 else case
 
 
-def mended(case: Case) -> Case:
-    """The same, as far as it goes together."""
+def made_legal(case: Case) -> Case:
+    """Returns the case, changed as little as necessary to be legal."""
     before = None
     while case != before:
         before = case
         for rule in (
-            _of_kind,
-            _of_many,
-            _of_mode,
-            _of_order,
-            _of_fields,
-            _of_loader,
-            _of_habit,
-            _of_backend,
-            _of_also,
-            _of_program,
-            _of_idle,
+            _legal_kind,
+            _legal_getitems,
+            _legal_mode,
+            _legal_order,
+            _legal_fields,
+            _legal_loader,
+            _legal_habit,
+            _legal_backend,
+            _legal_also,
+            _legal_program,
+            _legal_idle,
         ):
             case = rule(case)
     return case
 
 
-def _of_kind(case: Case) -> Case:
+def _legal_kind(case: Case) -> Case:
     allowed = FIELDS_OF[case.kind]
     letters = "".join(dict.fromkeys(letter for letter in case.fields if letter in allowed)) or "i"
     if case.kind == "bare":
@@ -329,12 +330,12 @@ def _of_kind(case: Case) -> Case:
     if case.kind in ("namedtuple", "dataclass"):
         letters = letters[:2] if len(letters) > 1 else ("i" + letters if letters != "i" else "is")
     if case.kind in ("hf", "tensordataset", "growing", "pipeline", "mix") and "i" not in letters:
-        letters = letters[: len(letters) // 2] + "i" + letters[len(letters) // 2 :]  # who a sample is
+        letters = letters[: len(letters) // 2] + "i" + letters[len(letters) // 2 :]  # a field that identifies the sample
     extra = {
         "tfrecord": case.extra if case.extra in ("gzip", "zlib", "files", "bare") else "",
         "tar": "files" if case.extra else "",
-        "remote": case.extra,  # gzip: no room for one shard, files: for some; zlib: packed with zstd, bare: encrypted
-        "lies": case.extra,
+        "remote": case.extra,  # gzip: less cache than one shard; files: room for some; zlib: packed with zstd; bare: encrypted
+        "foreign": case.extra,
         "pipeline": {"gzip": "stops", "zlib": "raises", "files": "rows", "bare": "batches"}.get(
             case.extra, case.extra if case.extra in ("stops", "raises", *DECODED) else ""
         ),
@@ -348,7 +349,7 @@ def _of_kind(case: Case) -> Case:
         letters = "y"
     if case.kind == "parquet":  # the names of the folders give one more column
         letters = (letters.replace("H", "") or "i") + "H" * (extra == "hive")
-    if case.kind == "lies" and extra in ("gzip", "bare"):  # lines of JSON: what is in them has no dtype
+    if case.kind == "foreign" and extra in ("gzip", "bare"):  # lines of JSON have no dtypes
         letters = "".join(letter for letter in letters if letter in "is") or "i"
     if case.kind != "remote" or case.appends or case.backend == "ray":
         case = replace(case, store="")
@@ -358,9 +359,9 @@ def _of_kind(case: Case) -> Case:
     case = replace(case, fields=letters, extra=extra, litter=is_littered)
     if case.kind not in (*PLAIN, *IN_PLACE):
         case = replace(case, bad=0)
-    if case.kind in (*FORMATS, "lies", "mix", "pipeline"):
+    if case.kind in (*FORMATS, "foreign", "mix", "pipeline"):
         case = replace(case, n=max(case.n, 1))
-    if case.kind in ("growing", "mix", "iterable", "pipeline", "remote", "lies", "images", "hf"):
+    if case.kind in ("growing", "mix", "iterable", "pipeline", "remote", "foreign", "images", "hf"):
         case = replace(case, wrap="")
     if case.kind in ("growing", "mix"):
         case = replace(case, mode="seed", order="", batch_size=case.batch_size or 4)
@@ -385,25 +386,25 @@ def _of_kind(case: Case) -> Case:
         case = replace(case, stages="")
     if case.extra in DECODED and case.kind == "pipeline":
         case = replace(case, stages="".join(letter for letter in case.stages if letter in CHOOSING))
-    case = replace(case, stages=_legal(case.stages))
-    if "k" in case.stages:  # what it keeps is the same in every epoch
+    case = replace(case, stages=_legal_stages(case.stages))
+    if "k" in case.stages:  # a Cache needs the same items in every epoch
         case = replace(case, shuffle=False)
-    if "u" in case.stages:  # of one rank, with workers, and no item that chance leaves out
+    if "u" in case.stages:  # needs one rank, workers, and no item dropped at random
         case = replace(case, ranks=1, then_ranks=1, workers=case.workers or 2, then_workers=case.then_workers or 1, drop_last=False)
         case = replace(case, extra="")
-    if "B" in case.stages:  # its batches are what is dealt
+    if "B" in case.stages:  # ranks share whole buckets
         case = replace(case, then_ranks=case.ranks, drop_last=False)
     if case.batch_size == EVERYTHING and (case.kind in ("iterable", "pipeline", "growing", "mix") or case.appends):
-        case = replace(case, batch_size=4)  # the size of what these give in an epoch has no bound, or they wait for a whole batch
+        case = replace(case, batch_size=4)  # these have no bound on an epoch's size, or wait for a whole batch
     if case.batch_size == EVERYTHING and not case.is_seeded:
-        case = replace(case, drop_last=False)  # torch's sampler, the oracle, makes a list of so many entries for it
+        case = replace(case, drop_last=False)  # torch's sampler, the oracle, would make a list of that many entries
     if case.wrap and case.n < 2:
         case = replace(case, wrap="")
     if case.kind != "remote":
         case = replace(case, appends=0)
     if case.kind == "pipeline":
         case = replace(case, shares=False)
-    if case.appends:  # it is followed, which takes a seed and no order of its own; and every sample is another
+    if case.appends:  # following takes a seed and no sampler; and samples must differ from each other
         case = replace(case, mode="seed", order="", extra=case.extra if case.extra in ("zlib", "bare") else "")
         case = replace(case, fields=case.fields if "i" in case.fields else case.fields + "i", backend="process")
     if case.n == 0 and case.kind not in PLAIN:
@@ -411,25 +412,25 @@ def _of_kind(case: Case) -> Case:
     return case
 
 
-def _of_many(case: Case) -> Case:
+def _legal_getitems(case: Case) -> Case:
     if case.many and (case.kind not in PLAIN or case.wrap == "concat" or case.batch_size is None):
         case = replace(case, many="")
     if case.is_noisy and case.many in ("tensor", "array", "object"):
         case = replace(case, many="list")
-    if case.many in ("tensor", "array"):  # of equal rows of numbers
+    if case.many in ("tensor", "array"):  # stacking needs equal rows of numbers
         case = replace(case, kind="bare", fields="a" if case.fields[0] in "atru" else "i", sizes="even", ragged="")
     if case.many == "object" and not case.collate:
         case = replace(case, collate="same")
     if case.collate == "same" and not case.many:
         case = replace(case, collate="list")
-    if case.many in FAILING:  # an audit of the epoch misses the batches that failed
+    if case.many in FAILING:  # the audit of an epoch reports the failed batches as missing
         habit = "pass" if case.habit in ("threads", "corrupt") else case.habit
         case = replace(case, in_order=True, habit=habit, also=case.also.replace("a", ""))
     return case
 
 
-def _legal(stages: str) -> str:
-    """What of some stages makes a pipeline, the source first and a Scan or batches by length last."""
+def _legal_stages(stages: str) -> str:
+    """Returns the part of `stages` that makes a pipeline: the source first, a Scan or buckets last."""
     is_streamed, is_scanned, is_unordered = "m" in stages, "c" in stages and "u" not in stages, "u" in stages
     several = "" if is_streamed else next((letter for letter in stages if letter in OF_SEVERAL), "")
     refused = "mcuB" + OF_SEVERAL + ("wrzk" if is_streamed else "tsewrzk" if several == "j" else "")
@@ -437,13 +438,13 @@ def _legal(stages: str) -> str:
     is_bucketed = "B" in stages and not (is_scanned or is_unordered)
     fixed = next((at for at, letter in enumerate(inner) if letter not in OF_FIXED), len(inner))
     inner = [letter for at, letter in enumerate(inner) if letter != "k" or at < fixed]
-    ends = EXPANDING + ("e" if is_streamed else "")  # a Stream's items are not numbered behind a Map
+    ends = EXPANDING + ("e" if is_streamed else "")  # items of a Stream have no numbers after a Map
     first = min([at for at, letter in enumerate(inner) if letter in ends] or [len(inner)])
     kept = [letter for at, letter in enumerate(inner) if at < first or letter in EXPANDING or (at == first and letter in ends)]
     return "m" * is_streamed + several + "".join(kept) + "B" * is_bucketed + "c" * is_scanned + "u" * is_unordered
 
 
-def _of_mode(case: Case) -> Case:
+def _legal_mode(case: Case) -> Case:
     if case.is_seeded:
         case = replace(case, in_order=True, persistent=False)
         if case.batch_size is None and (case.kind not in PLAIN or case.ragged):
@@ -455,13 +456,13 @@ def _of_mode(case: Case) -> Case:
     return replace(case, order=order, ranks=1, uneven="pad", then_ranks=1)
 
 
-def _of_order(case: Case) -> Case:
+def _legal_order(case: Case) -> Case:
     if case.order:
         case = replace(case, shuffle=False, wrap="" if case.order not in ("sampler", "batch_sampler") else case.wrap)
     if case.order in BY_BATCH:
         case = replace(case, drop_last=False, batch_size=case.batch_size or 4)
     if case.order in ("sampler", "batch_sampler"):
-        case = replace(case, ranks=1, then_ranks=1)  # a foreign order is of one rank alone
+        case = replace(case, ranks=1, then_ranks=1)  # a sampler of the user's works on one rank only
     if case.n == 0:
         case = replace(case, shuffle=False, order="")
     if case.kind == "mix" or case.kind == "growing":
@@ -471,12 +472,12 @@ def _of_order(case: Case) -> Case:
     return case
 
 
-def _of_fields(case: Case) -> Case:
+def _legal_fields(case: Case) -> Case:
     letters = case.fields
     if case.kind == "bare" and letters in "dl":
         letters = "a"
-    if case.size == 0 and case.kind in (*FORMATS, "lies"):
-        case = replace(case, size=1)  # the writers of several formats have no arrays of nothing
+    if case.size == 0 and case.kind in (*FORMATS, "foreign"):
+        case = replace(case, size=1)  # the writers of several formats reject empty arrays
     if "k" in letters and case.size > 1000:
         case = replace(case, size=1000)
     if case.kind in ("tokens", "images", "tensordataset", "hdf5", "zarr", "safetensors", "npy", "arrays"):
@@ -518,7 +519,7 @@ def _of_fields(case: Case) -> Case:
     return replace(case, fields=letters, keeps=keeps)
 
 
-def _of_loader(case: Case) -> Case:
+def _legal_loader(case: Case) -> Case:
     workers: Any = case.workers
     if case.ranks > 2 and workers in ("auto", 3, 4):
         workers = 1
@@ -552,12 +553,12 @@ def _of_loader(case: Case) -> Case:
     if case.shm != "usual":
         case = replace(case, start="fork")
     if case.shm == "512k" and not case.is_seeded:
-        case = replace(case, shm="64m")  # torch's loader, the oracle, finds no room there for its own locks
+        case = replace(case, shm="64m")  # torch's loader, the oracle, needs room there for its own locks
     return replace(case, workers=workers)
 
 
-def _of_backend(case: Case) -> Case:
-    """Actors take seconds to start, and what is killed or stopped here is no actor: tests/ray has that."""
+def _legal_backend(case: Case) -> Case:
+    """Keeps actors to cases that fit: actors start slowly, and no actor is killed or stopped here, which tests/ray does."""
     if case.backend != "ray" or case.kind in ("growing", "pipeline") or case.workers == 0:
         return replace(case, backend="process", actors="", shm="usual" if case.shm == "host" else case.shm)
     workers = min(case.workers, 2) if isinstance(case.workers, int) else 2
@@ -567,7 +568,7 @@ def _of_backend(case: Case) -> Case:
     )
 
 
-def _of_also(case: Case) -> Case:
+def _legal_also(case: Case) -> Case:
     refused = set("nzg" if case.is_seeded else "o")
     if 0 in (case.workers, case.then_workers):
         refused |= set("tsb")
@@ -578,9 +579,9 @@ def _of_also(case: Case) -> Case:
     if case.is_noisy:
         refused |= set("o")
     if case.shuffle and case.habit not in ("pass", "resume", "rebuild"):
-        refused |= set("g")  # torch's sampler draws from it once more at its end, to which the oracle has been and a loader may not
-    if case.habit in ("corrupt", "standing"):
-        refused |= set("a")  # what begins anew, without a state, is a finding
+        refused |= set("g")  # torch's sampler draws again at its end, which the oracle may reach before a loader
+    if case.habit in ("corrupt", "transfer"):
+        refused |= set("a")  # a pass that begins again without a state is an audit finding
     if case.kind == "pipeline":
         can_audit = case.extra not in ("stops", "raises") and not set(case.stages) & set(OF_BLOCKS)
         refused |= set(ALSO) - set("a" if can_audit else "")
@@ -591,8 +592,8 @@ def _of_also(case: Case) -> Case:
     return replace(case, also="".join(letter for letter in ALSO if letter in case.also and letter not in refused))
 
 
-def _of_idle(case: Case) -> Case:
-    """An argument that has an effect here is not refused. Pipelines have arguments of their own."""
+def _legal_idle(case: Case) -> Case:
+    """Keeps `idle` only where the argument has no effect. Pipelines have arguments of their own."""
     has_effect = {
         "r": case.is_seeded,
         "u": case.is_seeded,
@@ -605,67 +606,67 @@ def _of_idle(case: Case) -> Case:
     return replace(case, idle="" if case.kind == "pipeline" or has_effect.get(case.idle, True) else case.idle)
 
 
-def _of_habit(case: Case) -> Case:
+def _legal_habit(case: Case) -> Case:
     if case.habit == "second" and (case.persistent or case.workers == "auto"):
         case = replace(case, habit="break")
     if case.habit == "rebuild" and (case.wrap or case.kind == "growing"):
         case = replace(case, habit="pass")
     if case.harm != "kill" or case.is_seeded or case.is_noisy or case.kind == "iterable":
-        case = replace(case, restarts=0)  # seed mode replaces all; what a dead worker has drawn or passed is lost
+        case = replace(case, restarts=0)  # seed mode replaces all; in torch mode a dead worker's draws and position are lost
     if case.habit == "threads":
         case = replace(case, harm="none", bad=0)
     if case.after == "fail" and case.habit in ("threads", "corrupt"):
-        case = replace(case, after="mark")  # they look for errors of another kind
+        case = replace(case, after="mark")  # these habits check for other errors
     if case.is_noisy and not case.is_seeded:
-        case = replace(case, bad=0)  # what is not read does not draw
+        case = replace(case, bad=0)  # a sample that is not read draws nothing
     if not case.is_seeded:
-        if case.habit == "standing":
-            case = replace(case, persistent=False)  # torch's one loader, the oracle, begins anew
-        if case.is_noisy or case.kind == "iterable":  # what workers draw, and which items are whose, goes by their number
+        if case.habit == "transfer":
+            case = replace(case, persistent=False)  # torch's one loader, the oracle, starts again
+        if case.is_noisy or case.kind == "iterable":  # the draws of workers and the assignment of items depend on their number
             case = replace(case, then_workers=case.workers if isinstance(case.workers, int) else 2)
         if case.is_noisy and case.persistent and case.habit == "break":
-            case = replace(case, persistent=False)  # how far workers had read ahead decides what they draw next
-        if case.is_noisy and (case.habit in ("second", "living", "standing", "end", "resume", "threads") or case.workers == 0):
+            case = replace(case, persistent=False)  # the next draws depend on how far workers have read ahead
+        if case.is_noisy and (case.habit in ("second", "reload", "transfer", "end", "resume", "threads") or case.workers == 0):
             case = replace(case, habit="pass", workers=max(int(case.workers), 1))
         if not case.in_order:
             case = replace(case, bad=0)
         if not case.in_order and int(case.workers) > 1:
             if case.kind == "iterable":
                 case = replace(case, in_order=True)
-            elif case.habit in ("living", "standing", "end", "second"):
+            elif case.habit in ("reload", "transfer", "end", "second"):
                 case = replace(case, habit="resume")
     if case.ranks > 1 and case.habit == "threads":
         case = replace(case, ranks=1)
     if case.is_noisy and not case.in_order:
-        case = replace(case, in_order=True)  # whoever is free draws for the next batch
+        case = replace(case, in_order=True)  # any idle worker draws for the next batch
     if case.kind == "growing" and (case.drop_last or case.uneven == "drop"):
         case = replace(case, n=max(case.n, case.global_batch))  # it waits for a whole batch
     if not (case.bad and case.is_seeded and case.harm == "none" and case.backend == "process" and case.on_error != "raise"):
-        case = replace(case, deadly=False)  # else an error, or what is killed besides, ends the loader
+        case = replace(case, deadly=False)  # otherwise an error or another kill ends the loader
     if case.kind == "pipeline" and case.uneven != "pad" and (case.ranks == 1) != (case.then_ranks == 1):
-        case = replace(case, then_ranks=case.ranks)  # one rank alone has no rule for what is uneven
-    # the global batch stays in a resume on other ranks
+        case = replace(case, then_ranks=case.ranks)  # one rank alone has no rule for an uneven end
+    # a resume on other ranks keeps the global batch
     is_split = case.batch_size is not None and case.global_batch % case.then_ranks == 0
     if case.order not in BY_BATCH and case.habit == "resume" and not is_split:
         case = replace(case, then_ranks=case.ranks)
-    if case.habit not in ("resume", "living", "standing"):
+    if case.habit not in ("resume", "reload", "transfer"):
         case = replace(case, then_ranks=1, then_workers=1)
-    if case.habit in ("living", "standing"):
+    if case.habit in ("reload", "transfer"):
         case = replace(case, then_ranks=case.ranks)
-    is_native = case.kind in ("tfrecord", "tar", "growing", "parquet", "remote", "lies", *IN_PLACE)
+    is_native = case.kind in ("tfrecord", "tar", "growing", "parquet", "remote", "foreign", *IN_PLACE)
     loaders = 1 if not is_native or case.workers in (0, 1) else 24 if case.fields[0] in "sy" and case.is_seeded else 4
     if case.start != "fork" or case.harm != "none" or case.ranks > 2:
         loaders = 1
     return replace(case, loaders=loaders)
 
 
-def _of_program(case: Case) -> Case:
+def _legal_program(case: Case) -> Case:
     is_plain = case.kind in PLAIN
     refused = {
-        "ignored": case.backend == "ray",  # its head and agents are the test's children
+        "ignored": case.backend == "ray",  # the cluster's head and agents are children of the test
         "handler": case.backend == "ray",
         "closes": not is_plain or not case.is_seeded or case.hold != "none" or case.backend == "ray",  # torch's own loader is open
-        "value": not is_plain or case.backend == "ray",  # no other machine has it
+        "value": not is_plain or case.backend == "ray",  # other machines do not have the Value
         "names": not is_plain,
         "": False,
     }

@@ -1,4 +1,6 @@
-"""The datasets of a case: made of its values, written to files where the kind is a format. Every start method finds them by name."""
+"""Datasets of a case, made of its values and written to files where the kind is a format. Workers of every start method can
+import them.
+"""
 
 from __future__ import annotations
 
@@ -23,35 +25,35 @@ import torch
 from torch.utils.data import ConcatDataset, IterableDataset, Subset, TensorDataset, get_worker_info
 
 from tests.crossing.cases import IN_PLACE, PLAIN, Case
-from tests.crossing.values import ROWS_PER_FOLDER, VALUES, Kept, length, noise, row, sample, schema_of
+from tests.crossing.values import ROWS_PER_FOLDER, VALUES, OwnGenerators, length, noise, row, sample, schema_of
 from tests.storage.fault_proxy import Refuse, Reset, Status, Truncate, fault_proxy
 from tests.storage.store_kit import web_server
 
 CONCATENATED = 3
-FAULT_SHARE = 1 / 6  # of requests to a store that fails: six in a row, which end a read, are too rare to be met
+FAULT_SHARE = 1 / 6  # share of failing requests; six failures in a row, which end a read, are too rare to occur
 
-_lasting: list[ExitStack] = []  # servers, which end with the process
-
-
-class Whole(int):
-    """A number of a file's sample, which comes as one type or another."""
+_lasting: list[ExitStack] = []  # servers, which run until the process ends
 
 
-class Real(float):
-    """The same of those with a fraction."""
+class FileInt(int):
+    """An integer from a file, whose exact type depends on the format."""
+
+
+class FileFloat(float):
+    """A float from a file, whose exact type depends on the format."""
 
 
 class BadSampleError(ValueError):
-    """What a bad sample raises."""
+    """The error of a bad sample."""
 
 
 def bad_indices(case: Case) -> set[int]:
-    """Samples that cannot be read."""
+    """Returns the indices of the samples that cannot be read."""
     return {(case.seed + 7 * number) % case.n for number in range(case.bad)} if case.n else set()
 
 
 def check_good(case: Case, index: int, trainer: int = 0) -> None:
-    """Raises what a bad sample raises, or ends the worker; a trainer that reads by itself goes on."""
+    """Raises BadSampleError for a bad sample, or kills the worker that reads it. A trainer that reads by itself gets the error."""
     if case.bad and index in bad_indices(case):
         if case.deadly and trainer not in (0, os.getpid()):
             os.kill(os.getpid(), signal.SIGKILL)
@@ -59,12 +61,12 @@ def check_good(case: Case, index: int, trainer: int = 0) -> None:
 
 
 class Samples:
-    """Map-style, plain Python."""
+    """A map-style dataset in plain Python."""
 
     def __init__(self, case: Case) -> None:
         self.case, self.trainer = case, os.getpid()
-        self.kept = Kept() if case.keeps else None
-        self.same = np.arange(1 << 17) if case.backend == "ray" else None  # 1 MiB: its bytes are shipped once for each node
+        self.own = OwnGenerators() if case.keeps else None
+        self.same = np.arange(1 << 17) if case.backend == "ray" else None  # 1 MiB: its bytes are sent once to each node
 
     def __len__(self) -> int:
         return self.case.n
@@ -76,13 +78,13 @@ class Samples:
         return sample(self.case, int(index), self.drawn())
 
     def drawn(self) -> list[float] | None:
-        """What a sample draws, if it does."""
-        return noise(self.kept) if self.case.is_noisy else None
+        """Returns the numbers that a sample draws, or None if it draws none."""
+        return noise(self.own) if self.case.is_noisy else None
 
 
 @dataclass
-class Several:
-    """A batch of the dataset's own type."""
+class CustomBatch:
+    """A batch in a type of the dataset's own."""
 
     samples: list[Any]
 
@@ -94,25 +96,25 @@ class Several:
 
 
 def many_of(case: Case, indices: Sequence[int], samples: list[Any]) -> Any:
-    """What `__getitems__` returns of these samples."""
+    """Returns what `__getitems__` returns for these samples."""
     if case.many in ("fewer", "more"):
         times = 0 if case.many == "fewer" else 2
         return [one for index, one in zip(indices, samples, strict=True) for _ in range(times if index % 3 == 1 else 1)]
     if case.many in ("tensor", "array"):
         array = np.array(samples)
         return array if case.many == "array" else torch.from_numpy(array)
-    return {"list": list, "none": lambda _: None, "tuple": tuple, "object": Several}[case.many](samples)
+    return {"list": list, "none": lambda _: None, "tuple": tuple, "object": CustomBatch}[case.many](samples)
 
 
 class ManySamples(Samples):
-    """The same with `__getitems__`."""
+    """The same dataset with `__getitems__`."""
 
     def __getitems__(self, indices: Sequence[Any]) -> Any:
         return many_of(self.case, [int(index) for index in indices], [self[index] for index in indices])
 
 
 class Keys(Samples):
-    """What the oracle reads in its place: (index, draws)."""
+    """The dataset that the oracle reads instead: its samples are (index, draws)."""
 
     def __getitem__(self, index: Any) -> Any:
         check_good(self.case, int(index))
@@ -120,7 +122,7 @@ class Keys(Samples):
 
 
 class InPlace(Samples):
-    """Decodes rows in place."""
+    """A dataset that decodes rows in place."""
 
     def __init__(self, case: Case) -> None:
         super().__init__(case)
@@ -131,7 +133,7 @@ class InPlace(Samples):
         return {name: np.array(value) if name == "N" else value for name, value in whole.items()}
 
     def read_into(self, index: int, out: Any) -> None:
-        """Some fields are written into their room, some assigned."""
+        """Writes some fields into their memory and assigns others."""
         check_good(self.case, index, self.trainer)
         for name in self.schema:
             value = self.drawn() if name == "N" else VALUES[name](self.case, index)
@@ -147,10 +149,10 @@ class InPlace(Samples):
 
 
 class InPlaceBatches(InPlace):
-    """Decodes batches in place."""
+    """A dataset that decodes batches in place."""
 
     def read_batch_into(self, indices: Any, out: Any) -> None:
-        """Field by field."""
+        """Writes the batch field by field."""
         rows = [int(index) for index in indices]
         for index in rows:
             check_good(self.case, index, self.trainer)
@@ -169,7 +171,7 @@ class InPlaceBatches(InPlace):
 
 
 class Stream(IterableDataset[Any]):
-    """Iterable; each worker has every so manieth item."""
+    """An iterable dataset; of n workers, worker i yields every n-th item from item i on."""
 
     def __init__(self, case: Case, *, keys: bool = False) -> None:
         self.case = case
@@ -200,31 +202,31 @@ class Items:
 
 
 class StatefulItems(Items):
-    """The same, which says where it stands."""
+    """A pass over some items that can save and restore its position."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"place": self.place}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on there."""
+        """Continues at the saved position."""
         self.place = state["place"]
 
 
-# ------------------------------------------------------------ what is done with samples, found by name in workers
+# ------------------------------------------------------------ functions for samples, which workers import by name
 
 
 def as_list(samples: list[Any]) -> Any:
-    """A collate_fn that makes nothing."""
+    """Returns the samples as a list, as a collate_fn."""
     return list(samples)
 
 
 def renamed(samples: list[Any]) -> Any:
-    """A collate_fn that makes something."""
+    """Returns the samples and their number, as a collate_fn."""
     return {"samples": list(samples), "count": len(samples)}
 
 
 def same(samples: Any) -> Any:
-    """A collate_fn that returns what it is given."""
+    """Returns its argument, as a collate_fn."""
     return samples
 
 
@@ -239,7 +241,7 @@ def _written(case: Case, index: int) -> dict[str, Any]:
 
 
 def _litter(folder: Path) -> None:
-    """Put beside the data what other programs leave there: none of it is a sample."""
+    """Adds files that other programs leave beside data; none of them is a sample."""
     data = min(path for path in folder.rglob("*") if path.is_file() and path.name not in ("manifest.json", "index.json"))
     name = data.name
     for place in (f".ipynb_checkpoints/{name}", f"_temporary/0/{name}", f"__MACOSX/._{name}", f"._{name}", f"_{name}"):
@@ -315,13 +317,13 @@ def _remote(case: Case, folder: Path) -> Any:
 
 
 def _url(case: Case, folder: Path) -> str:
-    """The URL of one of a case's folders on its web server."""
+    """Returns the URL of one of the case's folders on its web server."""
     return f"{_server(folder.parent, case.store, case.seed)}/{folder.name}"
 
 
 @cache
 def _server(root: Path, store: str, seed: int) -> str:
-    """Start a web server over a folder, which lasts as long as this process, and return its URL."""
+    """Starts a web server over a folder, which runs as long as this process, and returns its URL."""
     lasting = ExitStack()
     url = lasting.enter_context(web_server(root))
     if store == "fails":
@@ -335,7 +337,9 @@ def _server(root: Path, store: str, seed: int) -> str:
 
 
 def _packed(case: Case, folder: str) -> Any:
-    """Packed in its own order, as an iterable is: compressed by member or by shard, or encrypted and perhaps compressed."""
+    """Returns a packed dataset, read in its own order as an iterable: compressed by sample or shard, or encrypted with or without
+    compression.
+    """
     from shmload.remote import RemoteDataset
 
     key, _ = _coding(case)
@@ -347,7 +351,7 @@ def _packed(case: Case, folder: str) -> Any:
 
 
 def _coding(case: Case) -> tuple[bytes | None, str | None]:
-    """The key and the compression."""
+    """Returns the key and the compression of a packed dataset."""
     if case.extra not in ("zlib", "bare"):
         return None, None
     key = bytes(range(32)) if case.extra == "bare" else None
@@ -355,7 +359,7 @@ def _coding(case: Case) -> tuple[bytes | None, str | None]:
 
 
 def _pack(case: Case, folder: str, indices: range) -> Any:
-    """Appends samples to a packed dataset, if there is one."""
+    """Appends samples to the packed dataset in the folder, or creates it."""
     from shmload.remote import upload_cv_dataset
 
     key, compress = _coding(case)
@@ -365,7 +369,7 @@ def _pack(case: Case, folder: str, indices: range) -> Any:
 
 
 def _followed(case: Case, folder: str) -> Any:
-    """A packed dataset that grows, each time with a cache of its own."""
+    """Returns a growing packed dataset, with a new cache on every call."""
     from shmload.remote import RemoteDataset
 
     key, compress = _coding(case)
@@ -374,7 +378,7 @@ def _followed(case: Case, folder: str) -> Any:
     return RemoteDataset.from_urls(folder, cache_bytes=room, key=key).indexed(fields=fields, **_tar_options(case), follow=True)
 
 
-def _lies(case: Case, folder: Path) -> Any:
+def _foreign_layout(case: Case, folder: Path) -> Any:
     from shmload.formats.tfrecord.tfrecord_format import TFRecords
     from shmload.remote import RemoteDataset
     from shmload.remote.layouts import LitData
@@ -387,7 +391,7 @@ def _lies(case: Case, folder: Path) -> Any:
     num_files = min(case.n, 4)
     for number in range(num_files):
         indices = range(number * case.n // num_files, (number + 1) * case.n // num_files)
-        LYING[layout](case, folder / f"part-{number}.{layout}", [_written(case, index) for index in indices])
+        LAYOUT_WRITERS[layout](case, folder / f"part-{number}.{layout}", [_written(case, index) for index in indices])
     if case.litter:
         _litter(folder)
     asked = {"tfrecord": TFRecords(schema_of(case)), "bin": LitData(encryption=_cipher(_chunk_kind(case)))}.get(layout)
@@ -397,7 +401,7 @@ def _lies(case: Case, folder: Path) -> Any:
     return RemoteDataset(None, shards, cache_bytes=room, ahead_bytes=ahead).indexed()
 
 
-def _lying_parquet(case: Case, path: Path, samples: list[dict[str, Any]]) -> None:
+def _write_parquet(case: Case, path: Path, samples: list[dict[str, Any]]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -406,13 +410,13 @@ def _lying_parquet(case: Case, path: Path, samples: list[dict[str, Any]]) -> Non
     pq.write_table(pa.table(columns), path, row_group_size=1 + case.seed % 7)
 
 
-def _lying_lines(case: Case, path: Path, samples: list[dict[str, Any]]) -> None:
+def _write_json_lines(case: Case, path: Path, samples: list[dict[str, Any]]) -> None:
     opened = gzip.open if path.suffix == ".gz" else open
     with opened(path, "wt", encoding="utf-8") as file:
         file.writelines(json.dumps(sample) + "\n" * (1 + number % 2) for number, sample in enumerate(samples))
 
 
-def _lying_records(case: Case, path: Path, samples: list[dict[str, Any]]) -> None:
+def _write_tfrecord(case: Case, path: Path, samples: list[dict[str, Any]]) -> None:
     from shmload.formats import TFRecordWriter
 
     with TFRecordWriter(path) as writer:
@@ -420,8 +424,8 @@ def _lying_records(case: Case, path: Path, samples: list[dict[str, Any]]) -> Non
             writer.write(one)
 
 
-def _lying_mds(case: Case, path: Path, samples: list[dict[str, Any]]) -> None:
-    """As MosaicML's writer does it: offsets, columns, samples of sizes and values."""
+def _write_mds(case: Case, path: Path, samples: list[dict[str, Any]]) -> None:
+    """Writes a shard as MosaicML's writer does: offsets, columns, and samples of sizes and values."""
     encodings = {"i": "int", "a": f"ndarray:float32:{case.size}", "s": "str", "v": "ndarray:int64"}
     fixed = {"i": 8, "a": 4 * case.size}
     encode = {
@@ -453,8 +457,11 @@ def _cipher(kind: str) -> Any:
     return Fernet(b"YSBrZXkgb2YgdGhlIGNyb3NzaW5ncywgMzIgYnl0ZXM=") if kind in ("chunk", "sample") else None
 
 
-def _lying_chunks(case: Case, path: Path, samples: list[dict[str, Any]]) -> None:
-    """As LitData's writer does it: offsets, items of sizes and leaves; plain, compressed one by one, encrypted one by one or whole."""
+def _write_litdata(case: Case, path: Path, samples: list[dict[str, Any]]) -> None:
+    """Writes a chunk as LitData's writer does: offsets, and items of sizes and leaves.
+
+    Items are plain, compressed one by one, or encrypted one by one or as a whole.
+    """
     kind = _chunk_kind(case)
     cipher = _cipher(kind)
     formats = {"i": "int", "a": "no_header_numpy:9", "s": "str", "v": "no_header_numpy:3"}
@@ -486,13 +493,13 @@ def _lying_chunks(case: Case, path: Path, samples: list[dict[str, Any]]) -> None
     index.write_text(json.dumps({"chunks": chunks, "config": config}))
 
 
-LYING: dict[str, Callable[[Case, Path, list[dict[str, Any]]], None]] = {
-    "parquet": _lying_parquet,
-    "jsonl": _lying_lines,
-    "jsonl.gz": _lying_lines,
-    "tfrecord": _lying_records,
-    "mds": _lying_mds,
-    "bin": _lying_chunks,
+LAYOUT_WRITERS: dict[str, Callable[[Case, Path, list[dict[str, Any]]], None]] = {
+    "parquet": _write_parquet,
+    "jsonl": _write_json_lines,
+    "jsonl.gz": _write_json_lines,
+    "tfrecord": _write_tfrecord,
+    "mds": _write_mds,
+    "bin": _write_litdata,
 }
 
 
@@ -534,7 +541,7 @@ def _tokens(case: Case, folder: Path) -> Any:
 
     tokens = _tokens_at(0, case.n * max(case.size, 1)).astype(np.uint16 if case.extra else np.int64)
     if case.extra:
-        ends = sorted({case.n // 3, case.n // 3 * 2, case.n} - {0})  # windows before the end of each file
+        ends = sorted({case.n // 3, case.n // 3 * 2, case.n} - {0})  # windows that end before the end of each file
         for i, (first, end) in enumerate(pairwise([0, *ends])):
             tokens[first * max(case.size, 1) : end * max(case.size, 1)].tofile(folder / f"tokens-{i}.bin")
         return TokenDataset(str(folder / "tokens-*.bin"), max(case.size, 1), dtype="uint16")
@@ -542,7 +549,7 @@ def _tokens(case: Case, folder: Path) -> Any:
 
 
 def picture(case: Case, index: int) -> Any:
-    """The pixels of an image."""
+    """Returns the pixels of an image."""
     height = 2 + (length(case, index) % 5 if case.sizes != "even" else case.size % 5)
     pixels = np.arange(height * 4 * 3) + 3 * index
     return (pixels % 251).astype(np.uint8).reshape(height, 4, 3)
@@ -552,18 +559,18 @@ def _images(case: Case, folder: Path) -> Any:
     from shmload.formats import ImageDecoder, ImageFolder
 
     is_turned = case.seed % 2 == 1
-    paths = [folder / f"{index:05d}.png" for index in range(case.n)]  # whatever kind of file is in them
+    paths = [folder / f"{index:05d}.png" for index in range(case.n)]  # the extension does not say which kind of file it is
     for index, path in enumerate(paths):
         path.write_bytes(_picture_file(picture(case, index), case.seed // 2 + index, is_turned=is_turned))
     return ImageFolder([str(path) for path in paths], ImageDecoder(upright=is_turned), labels=range(case.n))
 
 
 def _picture_file(pixels: Any, number: int, *, is_turned: bool) -> bytes:
-    """A file of these pixels without loss: of one of several kinds, some of which break a rule on which nothing depends.
+    """Returns an image file of these pixels without loss, in one of several kinds. Some break a rule that no reader depends on.
 
     Args:
         number: chooses the kind and the orientation.
-        is_turned: the pixels are those of the image once it is turned upright.
+        is_turned: the pixels are those of the upright image.
     """
     from PIL import Image
 
@@ -584,12 +591,12 @@ def _picture_file(pixels: Any, number: int, *, is_turned: bool) -> bytes:
     data = file.getvalue()
     if kind == "without an end":
         return data[:-12]
-    if kind == "wrong checksum":  # of the pixels, which are followed by the end
+    if kind == "wrong checksum":  # the checksum of the pixels; only the end chunk follows
         return data[:-13] + bytes((data[-13] ^ 1,)) + data[-12:]
     return data
 
 
-_AS_STORED: dict[int, Callable[[Any], Any]] = {  # what is stored of an image that an EXIF orientation turns upright
+_AS_STORED: dict[int, Callable[[Any], Any]] = {  # stored pixels of an image that this EXIF orientation turns upright
     1: lambda pixels: pixels,
     2: lambda pixels: pixels[:, ::-1],
     3: lambda pixels: pixels[::-1, ::-1],
@@ -707,7 +714,7 @@ MAKERS = {
     "tfrecord": _tfrecord,
     "tar": _tar,
     "remote": _remote,
-    "lies": _lies,
+    "foreign": _foreign_layout,
     "arrays": _arrays,
     "npy": _npy,
     "tensordataset": _tensors,
@@ -722,8 +729,10 @@ MAKERS = {
 }
 
 
-class Made:
-    """A case's dataset, written once; a loader gets a fresh one over the same files, as a program's next run would."""
+class CaseDataset:
+    """A case's dataset. Its files are written once; each loader gets a fresh dataset over them, as the next run of a program
+    would.
+    """
 
     def __init__(self, case: Case, folder: Path) -> None:
         self.case = case
@@ -731,15 +740,15 @@ class Made:
         self._num_made = self._num_runs = 0
         self._cache: Any = None
         self._shared: Any = None
-        self.size = case.n  # samples that there are by now
+        self.size = case.n  # number of samples so far
         self._num_appends = 0
 
     def forget(self) -> None:
-        """Lets go of the dataset that loaders have shared: with it goes the memory in which its arrays have been sent to workers."""
+        """Drops the dataset that loaders have shared, and with it the memory in which its arrays were sent to workers."""
         self._shared = None
 
     def begin_run(self) -> None:
-        """What is made from now on belongs to one training run: that of its ranks, which have one store of torch.distributed's."""
+        """Begins a training run: the datasets made from now on belong to ranks that share one store of torch.distributed."""
         self._num_runs += 1
         if self.case.appends:
             from shmload import torch_names
@@ -748,14 +757,14 @@ class Made:
             torch_names.default_store = lambda: store
 
     def append(self) -> None:
-        """A generation more, if another is to come."""
+        """Adds a generation to the growing dataset, unless the case has no more."""
         if self._num_appends < self.case.appends:
             self._num_appends += 1
             first, self.size = self.size, self.size + 1 + self.case.n * (1 + self._num_appends % 2) // 3
             _pack(self.case, str(self.folder / "followed"), range(first, self.size))
 
     def fresh(self) -> Any:
-        """The dataset for one loader."""
+        """Returns the dataset for one loader."""
         case = self.case
         if case.shares:
             self._shared = self._made() if self._shared is None else self._shared
@@ -780,7 +789,7 @@ class Made:
         return wrapped(case, with_own_names(case, plain(case)))
 
     def keys(self) -> Any:
-        """What the oracle reads in its place."""
+        """Returns the dataset that the oracle reads instead."""
         case = self.case
         if case.kind == "growing":
             self.begin_run()
@@ -789,7 +798,7 @@ class Made:
 
 
 def plain(case: Case) -> Any:
-    """A dataset that needs no files."""
+    """Returns a dataset that needs no files."""
     if case.kind == "iterable":
         return Stream(case)
     if case.kind in IN_PLACE:
@@ -799,7 +808,7 @@ def plain(case: Case) -> Any:
 
 
 def with_own_names(case: Case, dataset: Any) -> Any:
-    """The dataset, with the attributes that a program has given it."""
+    """Returns the dataset, with the attributes that the program has set on it."""
     if case.program == "value":
         context: Any = multiprocessing.get_context(case.start)
         dataset.epoch, dataset.counts = context.Value("q", 0), context.Array("d", 2)
@@ -809,8 +818,8 @@ def with_own_names(case: Case, dataset: Any) -> Any:
     return dataset
 
 
-class Shifted:
-    """A member of a Mix: some of the samples."""
+class MixMember:
+    """A member of a Mix: a range of the samples."""
 
     def __init__(self, whole: Any, first: int, count: int) -> None:
         self.whole, self.first, self.count = whole, first, count
@@ -823,14 +832,14 @@ class Shifted:
 
 
 def wrapped(case: Case, dataset: Any, *, keys: bool = False) -> Any:
-    """With what stands around it."""
+    """Returns the dataset in the case's wrapper."""
     if case.kind == "mix":
         from shmload import Mix
 
         cut = max(case.n // 3, 1)
-        members = [(Shifted(dataset, 0, cut), 0.3)]
+        members = [(MixMember(dataset, 0, cut), 0.3)]
         if case.n > cut:
-            members.append((Shifted(dataset, cut, case.n - cut), 1.7))
+            members.append((MixMember(dataset, cut, case.n - cut), 1.7))
         return Mix(members, stop="all" if case.extra else "first")
     if case.wrap == "subset":
         return Subset(dataset, list(range(case.n - 1, -1, -2)))
@@ -841,21 +850,21 @@ def wrapped(case: Case, dataset: Any, *, keys: bool = False) -> Any:
 
 
 def size_of(case: Case) -> int:
-    """Samples of the dataset as the loader sees it."""
+    """Returns the number of samples that the loader sees."""
     return (case.n + 1) // 2 if case.wrap == "subset" else case.n
 
 
 def _of_file(value: Any) -> Any:
-    return Whole(value) if type(value) is int else Real(value) if type(value) is float else value
+    return FileInt(value) if type(value) is int else FileFloat(value) if type(value) is float else value
 
 
 def delivered(case: Case, index: int, drawn: list[float] | None) -> Any:
-    """The sample as the dataset gives it, whatever files it went through."""
+    """Returns the sample as the dataset delivers it, whatever files it went through."""
     if case.kind == "tokens":
         size = max(case.size, 1)
         return {"tokens": _tokens_at(index * size, (index + 1) * size)}
     if case.kind == "images":
-        return {"image": picture(case, index).transpose(2, 0, 1), "label": Whole(index)}
+        return {"image": picture(case, index).transpose(2, 0, 1), "label": FileInt(index)}
     if case.kind == "tensordataset":
         return tuple(torch.as_tensor(VALUES[name](case, index)) for name in case.fields)
     if case.kind in IN_PLACE:
@@ -879,4 +888,4 @@ def delivered(case: Case, index: int, drawn: list[float] | None) -> Any:
     return sample(case, index, drawn)
 
 
-__all__ = ["Made", "delivered", "json", "row", "size_of"]
+__all__ = ["CaseDataset", "delivered", "json", "row", "size_of"]

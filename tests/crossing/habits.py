@@ -1,6 +1,6 @@
-"""What is done with the loaders of a case, and how each batch is held against the oracle.
+"""What is done with the loaders of a case (its habit), and the comparison of each batch with the oracle.
 
-`Trial` runs one case in this process and gives what was found; `process.py` sees to it that the process is one of its own.
+`Trial` runs one case in this process and raises on a failure; `process.py` gives it a process of its own.
 """
 
 from __future__ import annotations
@@ -27,41 +27,41 @@ import torch
 from shmload.tools.audit.verify import read_folder, verify
 from shmload.worker import template
 from tests.crossing.cases import BY_BATCH, Case
-from tests.crossing.datasets import Made
+from tests.crossing.datasets import CaseDataset
 from tests.crossing.options import IDLE, AfterFailed, Marked, loader_options
 from tests.crossing.oracle import END, SKIPPED, Expected, Fails, SeedOrder, TorchOrder, difference, seed_generators
-from tests.stand_in.device import StandIn
+from tests.simulated_device.device import SimulatedDevice
 
 HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 WORKER_NAME = "pt_data_worker"
-STOPPED_S = 0.15
-STARTED = 9  # batches
-MOST_KEPT = 24  # batches that are kept at a time
-HEAP_OBJECTS = 300_000  # a full collection goes over them in 20 to 40 ms
-NUM_FIRST = 5  # batches that say what one costs
-LATER_S = 0.003  # CPU of a later batch beyond that, on a loaded machine
-GONE_S = 5.0
+STOP_S = 0.15
+NUM_STARTED = 9  # batches
+KEPT_MAX = 24  # batches that are kept at a time
+HEAP_OBJECTS = 300_000  # a full collection takes 20 to 40 ms for them
+NUM_FIRST = 5  # batches that show what one costs
+LATER_S = 0.003  # CPU time that a later batch may cost in addition, on a loaded machine
+GRACE_S = 5.0
 WAIT_MAX_S = 5.0  # with forked workers, on an idle machine
 ENDED = r"DataLoader worker \(pid(\(s\))? \d+\) (exited unexpectedly|is killed by signal)"
 
 
 class Wrong(AssertionError):
-    """Something is not as it must be."""
+    """A result is not as expected."""
 
 
 class Refused(Exception):
-    """The product refuses the case when a loader is made."""
+    """The product refuses the case at construction of a loader."""
 
 
-class Watch:
-    """How long `next()` takes at most."""
+class WaitTimer:
+    """Measures how long `next()` takes at most."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
-        self.allowed_s = 0.0  # what was done to workers may cost
+        self.allowed_s = 0.0  # the time that faults in workers may add
 
     def timed(self, call: Callable[[], Any]) -> Any:
-        """What the call gives."""
+        """Returns the result of the call and records its duration."""
         began = monotonic()
         try:
             return call()
@@ -69,8 +69,8 @@ class Watch:
             self.longest_s = max(self.longest_s, monotonic() - began)
 
 
-class Place:
-    """Where a pass of one rank stands, and what it must give next."""
+class Position:
+    """The position of one rank in a pass, and the batches expected from there."""
 
     def __init__(self, trial: Trial, at: Callable[[int], Any], step: int = 0) -> None:
         self._trial = trial
@@ -78,7 +78,7 @@ class Place:
         self.step = step
 
     def next(self) -> Any:
-        """The expectation of the next batch that comes at all."""
+        """Returns the next expected batch, without those of which nothing is delivered."""
         while True:
             keys = self.at(self.step)
             if keys is END or keys is None:
@@ -90,15 +90,15 @@ class Place:
 
 
 class Loaders:
-    """The loaders of all ranks, and what they must give."""
+    """The loaders of all ranks, and the position of their next pass."""
 
     def __init__(self, trial: Trial, case: Case, ranks: int, workers: Any) -> None:
         self._trial = trial
         self.case, self.ranks = case, ranks
-        self.epoch = 0  # of the next pass, in seed mode
-        self.first = 0  # its first step
-        self.goes_on = False  # in the midst of an epoch that other loaders have begun
-        self.is_quiet = True  # nothing is ordered, and so no later epoch settled
+        self.epoch = 0  # epoch of the next pass, in seed mode
+        self.first = 0  # first step of the next pass
+        self.continues = False  # the next pass continues an epoch that other loaders have begun
+        self.is_quiet = True  # no order is pending, so no later epoch is fixed yet
         self.each: list[Any] = []
         trial.made.begin_run()
         trial.open_loaders.add(self)
@@ -108,26 +108,26 @@ class Loaders:
             self.each.append(trial.made_loader(options | trial.own_options))
 
     def begin(self) -> None:
-        """Says that a pass begins, behind which workers order the next one whenever they like."""
-        self.goes_on, self.is_quiet = False, self._works_inline
+        """Records that a pass begins, after which workers may order the next one at any time."""
+        self.continues, self.is_quiet = False, self._works_inline
 
     def close(self) -> None:
-        """Ends them."""
+        """Closes all loaders."""
         for loader in self.each:
             loader.close()
         self.each.clear()
         self._trial.open_loaders.discard(self)
-        if self.case.program == "closes" and not self._trial.open_loaders:  # workers that run would be lost, as with torch
+        if self.case.program == "closes" and not self._trial.open_loaders:  # running workers would be lost, as with torch
             self._trial.close_descriptors()
 
 
-class Passes:
-    """One pass of all ranks, in step."""
+class RankPasses:
+    """One pass of all ranks, in step with each other."""
 
-    def __init__(self, trial: Trial, loaders: Loaders, places: list[Place]) -> None:
+    def __init__(self, trial: Trial, loaders: Loaders, positions: list[Position]) -> None:
         self._trial = trial
         self._loaders = loaders
-        self.places = places
+        self.positions = positions
         self.iterators: list[Any] = []
         for loader in loaders.each:
             self.iterators.append(iter(loader))
@@ -135,54 +135,54 @@ class Passes:
                 trial.made.append()  # so that ranks have to agree
 
     def take(self, most: int | None = None) -> int:
-        """So many batches of each rank, or all to the end; how many it were."""
+        """Takes `most` batches of each rank, or all that are left. Returns the number of steps."""
         trial = self._trial
-        taken, open_ones = 0, list(range(len(self.iterators)))
-        while open_ones and (most is None or taken < most):
-            for rank in list(open_ones):
-                trial.harm()
-                if not trial.compare(self.iterators[rank], self.places[rank], rank):
-                    open_ones.remove(rank)
+        taken, unfinished = 0, list(range(len(self.iterators)))
+        while unfinished and (most is None or taken < most):
+            for rank in list(unfinished):
+                trial.inject_fault()
+                if not trial.compare(self.iterators[rank], self.positions[rank], rank):
+                    unfinished.remove(rank)
                 if self._loaders.is_quiet and trial.case.seed % 2:
-                    trial.made.append()  # which no rank sees in this epoch
+                    trial.made.append()  # not seen by any rank in this epoch
             taken += 1
         return taken
 
 
 class Trial:
-    """One case, run in this process."""
+    """The run of one case in this process."""
 
     def __init__(self, case: Case, folder: Path) -> None:
         self.case = case
-        self.made = Made(case, folder)
-        self.watch = Watch()
+        self.made = CaseDataset(case, folder)
+        self.timer_of_next = WaitTimer()
         self.num_batches = 0
         self._rng = random.Random(case.seed)
         self._held: list[tuple[Any, Any, str]] = []
-        self._harms = 0
+        self._num_faults = 0
         self._timers: list[threading.Timer] = []
-        self._loose: list[tuple[Any, Any]] = []  # batches whose order is free
-        self._costs: list[float] = []  # CPU seconds of this thread for each batch
+        self._unordered: list[tuple[Any, Any]] = []  # (expected, got) of batches whose order is free
+        self._costs: list[float] = []  # CPU seconds of this thread per batch
         self._begun: WeakSet[Any] = WeakSet()  # iterators that have given a batch
-        self._decoys: list[int] = []  # descriptors of the program's
+        self._decoys: list[int] = []  # descriptors that the program opens
         self.open_loaders: set[Loaders] = set()
         self.order: Any = None
-        self._sizes: dict[int, int] = {}  # of epochs that a growing dataset's samples are read in
+        self._sizes: dict[int, int] = {}  # number of samples of a growing dataset, by epoch
         self._orders: dict[int, SeedOrder] = {}
         self.expected = Expected(case)
-        self.own_options: dict[str, Any] = {}  # of all its loaders
-        self.device = StandIn(self._rng.randrange) if "d" in case.also else None
-        self._own_descriptors = {int(name) for name in os.listdir("/proc/self/fd")}  # of these tests
+        self.own_options: dict[str, Any] = {}  # options of all loaders of the case
+        self.device = SimulatedDevice(self._rng.randrange) if "d" in case.also else None
+        self._own_descriptors = {int(name) for name in os.listdir("/proc/self/fd")}  # those of these tests
 
-    # ------------------------------------------------------------ the whole of it
+    # ------------------------------------------------------------ the whole case
 
     def run(self) -> None:
-        """Raises Wrong, Refused, or whatever comes that must not."""
+        """Runs the case. Raises Wrong, Refused or any unexpected error."""
         case = self.case
         if case.kind == "pipeline":
             from tests.crossing.pipelines import run_pipeline
 
-            self._harmed(lambda: run_pipeline(self))
+            self._with_faults(lambda: run_pipeline(self))
         else:
             for number in range(case.loaders):
                 if self.device is not None:
@@ -197,20 +197,20 @@ class Trial:
                 if number < case.loaders - 1:
                     self.start()
                 else:
-                    self._practise()
+                    self._run_habit()
         self.clean_up()
 
-    def _practise(self) -> None:
+    def _run_habit(self) -> None:
         if self.case.idle:
-            self._refuses(IDLE[self.case.idle])
+            self._check_refusal(IDLE[self.case.idle])
         if self.case.hold == "last":
             self._heap = [[number] for number in range(HEAP_OBJECTS)]
         if "a" in self.case.also:
             self.own_options["audit"] = self.made.folder / "audit"
-        self._harmed(getattr(self, f"habit_{self.case.habit}"))
+        self._with_faults(getattr(self, f"habit_{self.case.habit}"))
 
-    def _refuses(self, idle: dict[str, Any]) -> None:
-        """An argument without an effect is a ValueError that names it."""
+    def _check_refusal(self, idle: dict[str, Any]) -> None:
+        """Checks that an argument without an effect is a ValueError that names it."""
         from shmload import ShmLoader
 
         options = loader_options(self.case) | self.own_options | idle
@@ -220,25 +220,27 @@ class Trial:
             if "has no effect" in str(error) or "have no effect" in str(error):
                 if all(name in str(error) for name in idle):
                     return
-                raise Wrong(f"{idle} was refused by a text that does not name it: {error}") from error
+                raise Wrong(f"{idle} was refused with a message that does not name it: {error}") from error
             raise Refused(f"ValueError: {error}") from error
         except (TypeError, NotImplementedError) as error:
             raise Refused(f"{type(error).__name__}: {error}") from error
         raise Wrong(f"{idle} has no effect and was not refused")
 
-    def _harmed(self, practise: Callable[[], None]) -> None:
-        """Goes through with it and holds the record against what it should be, unless what was done to the workers ended the loader."""
+    def _with_faults(self, habit: Callable[[], None]) -> None:
+        """Runs the habit and verifies the audit, unless a fault in the workers ended the loader."""
         try:
-            practise()
+            habit()
             self._check_costs()
             self.verify()
         except (RuntimeError, Wrong) as error:
-            if not (self._harms and self._ends_the_loader(error)):
+            if not (self._num_faults and self._ends_the_loader(error)):
                 raise
             self._forget()
 
     def _check_costs(self) -> None:
-        """Keeping batches in a process with many objects makes no batch dear: all together cost little more than as many first ones."""
+        """Checks that kept batches in a process with many objects cost little: all together hardly more than as many first
+        batches.
+        """
         if self.case.hold != "last" or len(self._costs) < 3 * NUM_FIRST:
             return
         first, later = sorted(self._costs[:NUM_FIRST])[NUM_FIRST // 2], self._costs[NUM_FIRST:]
@@ -247,41 +249,42 @@ class Trial:
         allowed_s = len(later) * (10 * first + LATER_S) + 3 * (thread_time() - began)
         if sum(later) > allowed_s:
             raise Wrong(
-                f"{len(later)} batches took {sum(later):.3f} s of CPU, the first ones {first * 1e3:.2f} ms each: kept batches are dear"
+                f"kept batches are expensive: {len(later)} took {sum(later):.3f} s of CPU, the first ones {first * 1e3:.2f} ms each"
             )
 
     def verify(self) -> None:
-        """Holds what was recorded against what it should be."""
+        """Verifies the audit of the deliveries, if there is one."""
         folder = self.made.folder / "audit"
         if not folder.exists():  # nothing was delivered
             return
         report, _ = verify(read_folder(folder))
         case = self.case
         is_lossy = case.after == "fail" or (case.harm == "kill" and not case.is_seeded) or case.habit == "break"
-        if case.bad:  # with several ranks a state is of the one that has come furthest, as one does whose batches are all bad
+        if case.bad:  # with several ranks a state is that of the furthest rank, which may have skipped batches
             is_lossy = is_lossy or case.on_error == "raise" or (case.on_error == "skip" and case.ranks > 1)
         if wrong := [found for found in report.findings if found.kind != "missing" or not is_lossy]:
             raise Wrong(f"audit: {report.verdict}: {'; '.join(f'{found.kind}: {found.text}' for found in wrong)}")
 
     def wait_max_s(self) -> float:
-        """How long next() may take on a machine as busy as this one is now."""
+        """Returns how long next() may take on a machine as busy as this one is now."""
         imports_torch = self.case.start != "fork" or self.case.backend == "ray"
         return WAIT_MAX_S * (4 if imports_torch else 1) * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
     def _ends_the_loader(self, error: BaseException) -> bool:
-        """Whether a loader may end so of what was done to its workers; what came before it has been compared.
+        """Returns whether a fault in its workers may end the loader with this error; earlier batches have been compared.
 
-        Where none is replaced, as torch says it of a dead worker; else, if two of the kills have met one batch, as if it were deadly.
+        If workers are not replaced, the error is torch's for a dead worker. Otherwise it is that of a deadly batch, if two of the
+        kills met one batch.
         """
-        case, said = self.case, f"{error} {error.__cause__}"
+        case, message = self.case, f"{error} {error.__cause__}"
         if case.harm != "kill":
             return False
         if case.is_seeded or case.restarts:
-            return self._harms > 1 and "ended its worker twice" in said
-        return re.search(ENDED, said) is not None
+            return self._num_faults > 1 and "ended its worker twice" in message
+        return re.search(ENDED, message) is not None
 
     def made_loader(self, options: dict[str, Any]) -> Any:
-        """A loader over a fresh dataset."""
+        """Returns a loader over a fresh dataset."""
         from shmload import ShmLoader
 
         dataset = self.made.fresh()
@@ -291,10 +294,10 @@ class Trial:
             raise Refused(f"{type(error).__name__}: {error}") from error
 
     def close_descriptors(self) -> None:
-        """Closes all descriptors that are not of these tests, as daemons do, and opens other files by their numbers."""
+        """Closes all descriptors but those of these tests, as daemons do, and opens other files under their numbers."""
         for name in os.listdir("/proc/self/fd"):
             if int(name) not in self._own_descriptors:
-                with suppress(OSError):  # that of the listing itself
+                with suppress(OSError):  # the listing's own descriptor
                     os.close(int(name))
         if not self._decoys:
             self._decoys = [os.open(os.devnull, os.O_RDONLY) for _ in range(32)]
@@ -303,36 +306,39 @@ class Trial:
     # ------------------------------------------------------------ passes
 
     def loaders(self, ranks: int | None = None, workers: Any = None) -> Loaders:
-        """Of all ranks."""
+        """Returns the loaders of all ranks."""
         case = self.case
         return Loaders(self, case, case.ranks if ranks is None else ranks, case.workers if workers is None else workers)
 
-    def begin(self, loaders: Loaders) -> Passes:
-        """The next pass of all ranks."""
+    def begin(self, loaders: Loaders) -> RankPasses:
+        """Begins the next pass of all ranks."""
         if self.case.is_seeded:
             self._settle_size(loaders)
-            places = self._seed_places(loaders, loaders.epoch, loaders.first)
+            positions = self._seed_positions(loaders, loaders.epoch, loaders.first)
             loaders.epoch, loaders.first = loaders.epoch + 1, 0
             loaders.begin()
         else:
             remembered = self.order.begin()
-            places = [Place(self, remembered.at)]
-        return Passes(self, loaders, places)
+            positions = [Position(self, remembered.at)]
+        return RankPasses(self, loaders, positions)
 
     def _settle_size(self, loaders: Loaders) -> None:
-        """Which samples an epoch of a followed dataset has: all that are there when it is begun, and no others when it goes on."""
+        """Sets the order for the number of samples that an epoch of a growing dataset has.
+
+        An epoch has the samples that exist when it begins, and keeps them when it is continued.
+        """
         if not self.case.appends:
             return
         if loaders.is_quiet:
             self.made.append()
-        if not loaders.goes_on:
+        if not loaders.continues:
             self._sizes[loaders.epoch] = self.made.size
         size = self._sizes[loaders.epoch]
         if size not in self._orders:
             self._orders[size] = SeedOrder(replace(self.case, n=size, appends=0), self.made)
         self.order = self._orders[size]
 
-    def _seed_places(self, loaders: Loaders, epoch: int, first: int) -> list[Place]:
+    def _seed_positions(self, loaders: Loaders, epoch: int, first: int) -> list[Position]:
         size = self.case.batch_size
         if size and loaders.ranks != self.case.ranks:
             size = self.case.global_batch // loaders.ranks
@@ -341,32 +347,32 @@ class Trial:
         def at(rank: int) -> Callable[[int], Any]:
             return lambda step: steps[step][rank] if step < len(steps) else END
 
-        return [Place(self, at(rank), first) for rank in range(loaders.ranks)]
+        return [Position(self, at(rank), first) for rank in range(loaders.ranks)]
 
-    def num_steps(self, passes: Passes) -> int:
-        """Of that pass, for the rank that has most."""
+    def num_steps(self, passes: RankPasses) -> int:
+        """Returns the number of steps of a pass, for the rank that has most."""
         count = 0
-        while any(place.at(count) not in (END, None) for place in passes.places):
+        while any(position.at(count) not in (END, None) for position in passes.positions):
             count += 1
         return count
 
-    def num_delivered(self, passes: Passes) -> int:
-        """Its steps from which something comes: in torch mode, where they end is told by what is asked for beyond."""
+    def num_delivered(self, passes: RankPasses) -> int:
+        """Returns the number of steps that deliver something. In torch mode the end is found by asking beyond it."""
         count = self.num_steps(passes)
         if not (self.case.bad and self.case.on_error == "skip") or self.case.is_seeded:
             return count
-        (place,) = passes.places
-        return sum(self._is_delivered(place.at(step)) for step in range(count))
+        (position,) = passes.positions
+        return sum(self._is_delivered(position.at(step)) for step in range(count))
 
     def _is_delivered(self, keys: Any) -> bool:
-        """Return whether a batch or an error comes of these keys."""
+        """Returns whether these keys give a batch or an error."""
         try:
             return self.expected.of(keys) is not SKIPPED
         except (TypeError, RuntimeError, IndexError):  # torch's collate raises for what the dataset's `__getitems__` returns
             return True
 
-    def strikes_at(self, passes: Passes) -> int:
-        """The step at which a habit strikes."""
+    def strikes_at(self, passes: RankPasses) -> int:
+        """Returns the step at which a habit interrupts the pass."""
         count = self.num_delivered(passes)
         if self.case.at >= 1:
             return count
@@ -376,11 +382,11 @@ class Trial:
 
     # ------------------------------------------------------------ one batch
 
-    def compare(self, iterator: Any, place: Place, rank: int) -> bool:
-        """Takes a batch and holds it against the oracle; False at the end."""
-        where = f"batch {self.num_batches}, rank {rank}, step {place.step}"
+    def compare(self, iterator: Any, position: Position, rank: int) -> bool:
+        """Takes a batch and compares it with the oracle. Returns False at the end."""
+        where = f"batch {self.num_batches}, rank {rank}, step {position.step}"
         try:
-            expected = place.next()
+            expected = position.next()
         except (TypeError, RuntimeError, IndexError) as error:
             expected = Fails(type(error).__name__)
         if not self.case.in_order:
@@ -389,44 +395,44 @@ class Trial:
             got = self._next(iterator)
         except StopIteration:
             if expected is not END:
-                raise Wrong(f"{where}: the end, and not {expected if isinstance(expected, Fails) else 'a batch'}") from None
+                raise Wrong(f"{where}: the end instead of {expected if isinstance(expected, Fails) else 'a batch'}") from None
             return False
         except Exception as error:
             if isinstance(expected, Fails):
                 if expected.kind in [kind.__name__ for kind in type(error).__mro__] or expected.kind in str(error):
                     return True
-                raise Wrong(f"{where}: {type(error).__name__} and not {expected.kind}: {error}") from error
+                raise Wrong(f"{where}: {type(error).__name__} instead of {expected.kind}: {error}") from error
             raise
         if expected is END:
-            raise Wrong(f"{where}: a batch too many")
+            raise Wrong(f"{where}: an unexpected batch")
         if isinstance(expected, Fails):
-            raise Wrong(f"{where}: a batch and not {expected.kind}")
+            raise Wrong(f"{where}: a batch instead of {expected.kind}")
         self.num_batches += 1
         if problem := difference(expected, got):
             raise Wrong(f"{where}: {problem}")
         if self.case.hold in ("all", "last") or (self.case.hold == "some" and self._rng.random() < 0.3):
             self._held.append((got, expected, where))
         if self.case.hold == "last":
-            del self._held[: -1 - self.case.seed % MOST_KEPT]
+            del self._held[: -1 - self.case.seed % KEPT_MAX]
         return True
 
     def _next(self, iterator: Any) -> Any:
-        """The next batch, as it was before after_batch."""
+        """Returns the next batch as it was before after_batch."""
         began = thread_time()
         try:
-            got = self.watch.timed(lambda: next(iterator))
-            if self._had_begun(iterator):  # else the call has started workers, which costs what a fork costs
+            got = self.timer_of_next.timed(lambda: next(iterator))
+            if self._had_begun(iterator):  # otherwise the call has started workers, at the cost of a fork
                 self._costs.append(thread_time() - began)
         except AfterFailed as failed:
             got = failed.marked
         return self._unmarked(got)
 
     def _had_begun(self, iterator: Any) -> bool:
-        """Return whether the iterator has given a batch before, and note that it has given one now."""
+        """Returns whether the iterator has given a batch before, and marks it as begun."""
         try:
             had_begun = iterator in self._begun
             self._begun.add(iterator)
-        except TypeError:  # a plain iterator, which the tests of the crossings put in a loader's place
+        except TypeError:  # a plain iterator, which test_crossing.py puts in place of a loader's
             return True
         return had_begun
 
@@ -436,67 +442,67 @@ class Trial:
         if not self.case.after:
             return got
         if type(got) is not Marked or type(got.batch) is Marked:
-            raise Wrong(f"a batch that has not been through after_batch, or twice: {str(got)[:200]}")
+            raise Wrong(f"a batch went through after_batch not at all or twice: {str(got)[:200]}")
         return got.batch
 
     def _take_unordered(self, iterator: Any, expected: Any) -> bool:
-        """Where order is free: batches are gathered, and held against all that were expected in `settle`."""
+        """Takes a batch whose order is free, for `settle` to compare with all that are expected."""
         try:
             got = self._next(iterator)
         except StopIteration:
             if expected is not END:
-                raise Wrong(f"batch {self.num_batches}: the end too early") from None
+                raise Wrong(f"batch {self.num_batches}: the end came too early") from None
             return False
         if expected is END:
-            raise Wrong(f"batch {self.num_batches}: a batch too many")
+            raise Wrong(f"batch {self.num_batches}: an unexpected batch")
         self.num_batches += 1
-        self._loose.append((expected, got))
+        self._unordered.append((expected, got))
         return True
 
     def settle(self) -> None:
-        """Every batch of a pass came once, in whatever order."""
-        if not self._loose:
+        """Checks that every batch of a pass came once, in any order."""
+        if not self._unordered:
             return
-        expected = [wanted for wanted, _ in self._loose]
-        for _, got in self._loose:
+        expected = [wanted for wanted, _ in self._unordered]
+        for _, got in self._unordered:
             for number, wanted in enumerate(expected):
                 if not difference(wanted, got):
                     del expected[number]
                     break
             else:
-                raise Wrong(f"in_order=False: a batch that was not expected, or came twice: {str(got)[:200]}")
-        self._loose.clear()
+                raise Wrong(f"in_order=False: an unexpected or repeated batch: {str(got)[:200]}")
+        self._unordered.clear()
 
-    # ------------------------------------------------------------ harm
+    # ------------------------------------------------------------ faults
 
-    def harm(self) -> None:
-        """Now and then a worker is killed, or stopped for a while."""
+    def inject_fault(self) -> None:
+        """Kills a worker at random, or stops it for a while."""
         case = self.case
-        if case.harm == "none" or self._harms >= 3 or self._rng.random() > 0.3:
+        if case.harm == "none" or self._num_faults >= 3 or self._rng.random() > 0.3:
             return
-        spared = self.order.workers if isinstance(self.order, TorchOrder) else ()
-        workers = sorted(pid for pid in _workers() if pid not in spared)
+        oracle_workers = self.order.workers if isinstance(self.order, TorchOrder) else ()
+        workers = sorted(pid for pid in _workers() if pid not in oracle_workers)
         if not workers:
             return
-        self._harms += 1
-        victim = self._rng.choice(workers)
+        self._num_faults += 1
+        worker = self._rng.choice(workers)
         try:
-            os.kill(victim, signal.SIGKILL if case.harm == "kill" else signal.SIGSTOP)
-        except ProcessLookupError:  # it has ended since
+            os.kill(worker, signal.SIGKILL if case.harm == "kill" else signal.SIGSTOP)
+        except ProcessLookupError:  # it has ended already
             return
         if case.harm == "kill":
             return
-        self.watch.allowed_s = STOPPED_S
-        timer = threading.Timer(STOPPED_S, _goes_on, (victim,))
+        self.timer_of_next.allowed_s = STOP_S
+        timer = threading.Timer(STOP_S, _continue, (worker,))
         timer.start()
         self._timers.append(timer)
 
     # ------------------------------------------------------------ habits
 
     def start(self) -> None:
-        """A loader's first batches: where workers learn how batches are laid out, races are."""
+        """Takes a loader's first batches, in which workers learn the layout of batches and races are likely."""
         loaders = self.loaders()
-        self.begin(loaders).take(STARTED)
+        self.begin(loaders).take(NUM_STARTED)
         self._forget()
         loaders.close()
 
@@ -542,18 +548,18 @@ class Trial:
             loaders.close()
         again = self.loaders(case.then_ranks, case.then_workers)
         if not case.is_seeded and case.shuffle and case.seed % 2:
-            seed_generators(case.seed + 1)  # as another program has them, which restores none
+            seed_generators(case.seed + 1)  # another program has other generators
         self._load(again, states)
         rest = self._resumed(again, passes)
         del passes
         loaders.close()
         rest.take()
         self.settle()
-        self._go_on(again)
+        self._read_later_epochs(again)
         again.close()
 
-    def _go_on(self, loaders: Loaders) -> None:
-        """Read the epochs after a resumed one, which are the undisturbed run's."""
+    def _read_later_epochs(self, loaders: Loaders) -> None:
+        """Reads the epochs after a resumed one, which must equal those of the undisturbed run."""
         case = self.case
         if case.is_seeded:
             self.begin(loaders).take()
@@ -563,61 +569,62 @@ class Trial:
                 self.settle()
 
     def _draws_as_undisturbed(self) -> bool:
-        """Return whether a resumed loader draws its later orders as the oracle, which has begun no pass in between, does."""
+        """Returns whether a resumed loader draws its later orders as the oracle does, which has begun no pass in between."""
         case = self.case
         is_same_kind = not case.persistent or bool(case.workers and (case.then_workers or case.habit != "resume"))
-        return case.habit in ("resume", "end", "living") and is_same_kind
+        return case.habit in ("resume", "end", "reload") and is_same_kind
 
-    def _states(self, loaders: Loaders, passes: Passes) -> list[str]:
-        """Of the ranks that have come furthest: one whose batch was all bad has gone on to the next, and the others follow it.
+    def _states(self, loaders: Loaders, passes: RankPasses) -> list[str]:
+        """Returns the states of the furthest ranks. A rank whose batch was all bad has gone on to the next one, and the others
+        follow it.
 
-        One that so came to its own end, while others still have a row in the last step, is over already.
+        A rank that reached its end in this way, while others still have a row in the last step, is not used.
         """
-        furthest = max(place.step for place in passes.places)
-        pairs = [pair for pair in zip(loaders.each, passes.places, strict=True) if pair[1].step == furthest]
+        furthest = max(position.step for position in passes.positions)
+        pairs = [pair for pair in zip(loaders.each, passes.positions, strict=True) if pair[1].step == furthest]
         under_way = [pair for pair in pairs if not self._has_ended(pair[1])]
         return [json.dumps(loader.state_dict()) for loader, _ in under_way or pairs]
 
     def _load(self, loaders: Loaders, states: list[str]) -> None:
-        """Any rank's state is good for all."""
+        """Loads the state of a random rank into all loaders."""
         state = self._rng.choice(states)
         for loader in loaders.each:
             loader.load_state_dict(json.loads(state))
 
-    def _resumed(self, again: Loaders, passes: Passes) -> Passes:
-        """The pass that goes on where all ranks of another stand."""
+    def _resumed(self, again: Loaders, passes: RankPasses) -> RankPasses:
+        """Begins the pass that continues where all ranks of another stopped."""
         case = self.case
         if not case.is_seeded:
-            (place,) = passes.places  # behind the last batch, before the end was seen, the rest is nothing
-            return Passes(self, again, [Place(self, place.at, place.step)])
-        step, ranks = max(place.step for place in passes.places), again.ranks
-        # at the step of the furthest: the others follow it beyond what they have not read
-        epoch, has_ended = again.epoch, all(place.at(step) in (END, None) for place in passes.places)
+            (position,) = passes.positions  # after the last batch and before the end was seen, nothing is left
+            return RankPasses(self, again, [Position(self, position.at, position.step)])
+        step, ranks = max(position.step for position in passes.positions), again.ranks
+        # continue at the step of the furthest rank: the others skip what they have not read
+        epoch, has_ended = again.epoch, all(position.at(step) in (END, None) for position in passes.positions)
         if not has_ended and case.order in BY_BATCH and case.order != "batch_sampler":
             step = step * case.ranks
             if step % ranks:
-                raise Refused("a state between two steps of other ranks")
+                raise Refused("the state is between two steps of the new ranks")
             step //= ranks
-            rest = self._seed_places(again, epoch, step)  # what is left may be no step of so many ranks
-            has_ended = step > 0 and all(self._has_ended(place) for place in rest)
+            rest = self._seed_positions(again, epoch, step)  # the rest may be less than a step of the new ranks
+            has_ended = step > 0 and all(self._has_ended(position) for position in rest)
         again.epoch, again.first = (epoch + 1, 0) if has_ended else (epoch, step)
-        again.goes_on = not has_ended
+        again.continues = not has_ended
         return self.begin(again)
 
     @staticmethod
-    def _has_ended(place: Place) -> bool:
-        return place.at(place.step) in (END, None)
+    def _has_ended(position: Position) -> bool:
+        return position.at(position.step) in (END, None)
 
-    def habit_living(self) -> None:
-        """A state is loaded while a pass of the same loader runs."""
+    def habit_reload(self) -> None:
+        """Loads a state while a pass of the same loader runs."""
         loaders = self.loaders()
         passes = self.begin(loaders)
         passes.take(max(self.strikes_at(passes), 1))
         states = self._states(loaders, passes)
-        steps = [place.step for place in passes.places]
+        steps = [position.step for position in passes.positions]
         passes.take(2)
-        for place, step in zip(passes.places, steps, strict=True):
-            place.step = step
+        for position, step in zip(passes.positions, steps, strict=True):
+            position.step = step
         if self.case.is_seeded:
             loaders.epoch = 0
         self._load(loaders, states)
@@ -625,17 +632,17 @@ class Trial:
         if self._rng.random() < 0.5:
             del passes
         rest.take()
-        self._go_on(loaders)
+        self._read_later_epochs(loaders)
         loaders.close()
 
-    def habit_standing(self) -> None:
-        """A state is loaded into another loader, which stands at the same place of a pass of its own."""
+    def habit_transfer(self) -> None:
+        """Loads a state into another loader, which is at the same position of its own pass."""
         loaders = self.loaders()
         passes = self.begin(loaders)
         passes.take(max(self.strikes_at(passes), 1))
         states = self._states(loaders, passes)
         others = self.loaders()
-        sizes = dict(self._sizes)  # the others may have begun the epoch when there was more of it
+        sizes = dict(self._sizes)  # the others may have begun the epoch with more samples
         own = self.begin(others)
         own.take(max(self.strikes_at(own), 1))
         self._sizes = sizes
@@ -643,7 +650,7 @@ class Trial:
             others.epoch = 0
         self._load(others, states)
         self._resumed(others, passes).take()
-        self._go_on(others)
+        self._read_later_epochs(others)
         del own
         others.close()
         loaders.close()
@@ -654,29 +661,29 @@ class Trial:
         return loaders, [json.dumps(loader.state_dict()) for loader in loaders.each]
 
     def habit_end(self) -> None:
-        """A state of an epoch's end is loaded in the middle of the next one."""
+        """Loads the state of an epoch's end in the middle of the next one."""
         loaders, states = self._end_state()
         passes = self.begin(loaders)
         passes.take(max(self.strikes_at(passes), 1))
         if self.case.is_seeded:
             loaders.epoch, loaders.first = 1, 0
-            loaders.goes_on = loaders.ranks > 1  # ranks keep to what they agreed on for the epoch, one by itself looks again
+            loaders.continues = loaders.ranks > 1  # several ranks keep what they agreed on for the epoch; one alone looks again
             self._load(loaders, states)
             self.begin(loaders).take()
         else:
             self._load(loaders, states)
-            (place,) = passes.places
-            Passes(self, loaders, [Place(self, place.at)]).take()
-            self._go_on(loaders)
+            (position,) = passes.positions
+            RankPasses(self, loaders, [Position(self, position.at)]).take()
+            self._read_later_epochs(loaders)
         loaders.close()
 
     def habit_threads(self) -> None:
-        """Several threads call next() on one iterator: each batch to one of them, or a plain refusal."""
+        """Calls next() on one iterator in several threads: one of them gets each batch, or a clear refusal."""
         loaders = self.loaders()
         passes = self.begin(loaders)
-        (place,) = passes.places
+        (position,) = passes.positions
         expected = []
-        while (one := place.next()) is not END:
+        while (one := position.next()) is not END:
             expected.append(one)
         got: list[Any] = []
         errors: list[BaseException] = []
@@ -696,23 +703,25 @@ class Trial:
             if thread.is_alive():
                 raise Wrong("a thread hangs in next()")
         for error in errors:
-            if not is_plain_refusal(error):
+            if not is_clear_refusal(error):
                 raise Wrong(f"threads: {type(error).__name__}: {error}") from error
-        wanted = list(expected)
+        missing = list(expected)
         for batch in map(self._unmarked, got):
-            for number, one in enumerate(wanted):
+            for number, one in enumerate(missing):
                 if not difference(one, batch):
-                    del wanted[number]
+                    del missing[number]
                     break
             else:
-                raise Wrong(f"threads: {len(got)} batches of {len(expected)}, one of them twice or wrong: {str(batch)[:200]}")
-        if wanted and len(errors) < len(threads):
-            raise Wrong(f"threads: {len(wanted)} of {len(expected)} batches came to no thread ({len(errors)} errors)")
+                raise Wrong(
+                    f"threads: of {len(got)} batches ({len(expected)} expected) one is wrong or repeated: {str(batch)[:200]}"
+                )
+        if missing and len(errors) < len(threads):
+            raise Wrong(f"threads: {len(missing)} of {len(expected)} batches reached no thread ({len(errors)} errors)")
         got.clear()
         loaders.close()
 
     def habit_corrupt(self) -> None:
-        """A state with one bit changed is refused."""
+        """Checks that a state with one flipped bit is refused."""
         from shmload import StateMismatch
 
         loaders = self.loaders()
@@ -735,13 +744,13 @@ class Trial:
             except StateMismatch:
                 continue
             except Exception as error:
-                raise Wrong(f"a state with one bit changed: {type(error).__name__}, not StateMismatch: {error}") from error
+                raise Wrong(f"a state with one flipped bit: {type(error).__name__} instead of StateMismatch: {error}") from error
             shown = harmed[max(at - 30, 0) : at + 10].decode("latin1")
-            raise Wrong(f"a state with one bit changed is taken: ...{shown}...")
+            raise Wrong(f"a state with one flipped bit is accepted: ...{shown}...")
         loaders.close()
 
     def habit_rebuild(self) -> None:
-        """A loader is made again of its public attributes."""
+        """Builds a loader again from its public attributes."""
         from shmload import ShmLoader
 
         loaders = self.loaders()
@@ -757,22 +766,22 @@ class Trial:
                     del given["sampler"]
             public = {n for n in vars(loader) if not n.startswith("_")}
             if extra := sorted(public - set(names) - set(vars(torch.utils.data.DataLoader([1])))):
-                raise Wrong(f"rebuild: public attributes that are no arguments: {extra}")
+                raise Wrong(f"rebuild: public attributes that are not arguments: {extra}")
             loaders.each[rank] = ShmLoader(**given)
             loader.close()
         self.begin(loaders).take()
         loaders.close()
 
-    # ------------------------------------------------------------ afterwards
+    # ------------------------------------------------------------ cleanup
 
     def _forget(self) -> None:
-        self._loose.clear()
+        self._unordered.clear()
 
     def clean_up(self) -> None:
-        """What was held is as it came, and nothing is left behind."""
+        """Checks that held batches are unchanged and that nothing is left over."""
         for fd in self._decoys:
             if not os.path.samestat(os.fstat(fd), os.stat(os.devnull)):
-                raise Wrong(f"descriptor {fd} of the program was closed, and is another file's")
+                raise Wrong(f"descriptor {fd} of the program was closed and reused for another file")
             os.close(fd)
         for got, expected, where in self._held:
             if problem := difference(expected, got):
@@ -781,20 +790,20 @@ class Trial:
         for timer in self._timers:
             timer.join()
         self.order = None
-        self.open_loaders.clear()  # one that a kill has ended was not closed
+        self.open_loaders.clear()  # a loader that a kill has ended was not closed
         self.made.forget()
-        self._loose.clear()
+        self._unordered.clear()
         if self.device is not None and self.device.violations:
             raise Wrong(f"device: {self.device.violations[0]}")
         gc.collect()
-        if left := list(left_behind()):
-            raise Wrong(f"left behind: {'; '.join(left)}")
+        if left := list(left_over()):
+            raise Wrong(f"left over: {'; '.join(left)}")
 
 
-def is_plain_refusal(error: BaseException) -> bool:
-    """Whether a thread is told that the iterator is another's."""
-    said = f"{error} {error.__cause__}"
-    return (isinstance(error, RuntimeError) and "thread" in said) or "already executing" in said
+def is_clear_refusal(error: BaseException) -> bool:
+    """Returns whether the error tells a thread that the iterator is in use by another one."""
+    message = f"{error} {error.__cause__}"
+    return (isinstance(error, RuntimeError) and "thread" in message) or "already executing" in message
 
 
 def _workers() -> Iterator[int]:
@@ -802,20 +811,20 @@ def _workers() -> Iterator[int]:
         try:
             if child.name().startswith(WORKER_NAME[:14]):
                 yield child.pid
-        except psutil.Error:  # it has ended since
+        except psutil.Error:  # it has ended already
             pass
 
 
-def _goes_on(pid: int) -> None:
+def _continue(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGCONT)
     except ProcessLookupError:
         pass
 
 
-def left_behind() -> Iterator[str]:
-    """Processes, names and descriptors that are still there after a while."""
-    deadline, pause = monotonic() + GONE_S, threading.Event()
+def left_over() -> Iterator[str]:
+    """Yields processes, names and descriptors that are still there after a while."""
+    deadline, pause = monotonic() + GRACE_S, threading.Event()
     while True:
         found = list(_left_now())
         if not found or monotonic() > deadline:
@@ -825,7 +834,7 @@ def left_behind() -> Iterator[str]:
 
 
 def _left_now() -> Iterator[str]:
-    template_pid = template._current and template._current.process.pid  # it stays for the process's life, as HELPERS do
+    template_pid = template._current and template._current.process.pid  # lives as long as the process, as HELPERS do
     for child in psutil.Process().children(recursive=True):
         try:
             words = " ".join(child.cmdline())

@@ -1,4 +1,4 @@
-"""A loader's arguments, of a case."""
+"""The loader arguments of a case."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ACTORS: dict[str, dict[str, Any]] = {"share": {"num_cpus": 0}, "spread": {"num_c
 
 
 class StatefulSampler:
-    """Indices, and a state as torchdata asks for it: the next pass goes on where it was."""
+    """A sampler of fixed indices with a state as torchdata defines it: the next pass continues where the last one was."""
 
     def __init__(self, indices: list[int]) -> None:
         self.indices = indices
@@ -26,7 +26,7 @@ class StatefulSampler:
         return len(self.indices)
 
     def __iter__(self) -> Iterator[int]:
-        at, self._start = self._start, 0  # its own: two passes may run at once
+        at, self._start = self._start, 0  # a local variable, because two passes may run at once
         while at < len(self.indices):
             at += 1
             self._at = at
@@ -34,31 +34,31 @@ class StatefulSampler:
         self._at = 0
 
     def state_dict(self) -> dict[str, int]:
-        """Where the newest pass stands."""
+        """Returns the position of the newest pass."""
         return {"at": self._at}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Where the next one begins."""
+        """Sets the position at which the next pass begins."""
         self._start = state["at"]
 
 
 class Marked:
-    """A batch that a loader's after_batch has seen."""
+    """A batch that has been through a loader's after_batch."""
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch
 
 
-def nothing(worker: int) -> None:
-    """A worker_init_fn."""
+def do_nothing(worker: int) -> None:
+    """Does nothing, as a worker_init_fn."""
 
 
-ALSO: dict[str, dict[str, Any]] = {  # "g", "a" and "d" are of one trial: habits.py has them
+ALSO: dict[str, dict[str, Any]] = {  # "g", "a" and "d" belong to a single trial; see habits.py
     "t": {"timeout": 600},
     "s": {"sample_timeout_s": 600},
     "m": {"max_bad": 10**6},
     "b": {"ring_bytes": 1 << 36},
-    "w": {"worker_init_fn": nothing},
+    "w": {"worker_init_fn": do_nothing},
     "k": {"trust_state": True},
     "n": {"snapshot_every_n_steps": 3},
     "z": {"snapshot_every_n_steps": 0},
@@ -66,7 +66,7 @@ ALSO: dict[str, dict[str, Any]] = {  # "g", "a" and "d" are of one trial: habits
 }
 
 
-IDLE: dict[str, dict[str, Any]] = {  # arguments by the letter of a case, which are refused where they have no effect
+IDLE: dict[str, dict[str, Any]] = {  # arguments by letter, which must be refused where they have no effect
     "r": {"rank": 1, "world_size": 2},
     "u": {"uneven": "exact"},
     "m": {"max_bad": 3},
@@ -78,13 +78,13 @@ IDLE: dict[str, dict[str, Any]] = {  # arguments by the letter of a case, which 
 
 
 class AfterFailed(Exception):
-    """What after_batch raises, with the batch that is lost by it."""
+    """The error that after_batch raises, with the batch that it loses."""
 
     def __init__(self, marked: Marked) -> None:
         self.marked = marked
 
 
-class After:
+class AfterBatch:
     """A function for after_batch."""
 
     def __init__(self, what: str) -> None:
@@ -99,7 +99,7 @@ class After:
 
 
 def order_of(case: Case) -> dict[str, Any]:
-    """Those that say in which order samples come."""
+    """Returns the arguments that determine the order of samples."""
     from shmload import BlockShuffle, LengthBuckets, TokenBudget, Weighted
     from shmload.remote import NodeShuffle
 
@@ -134,14 +134,14 @@ def order_of(case: Case) -> dict[str, Any]:
 
 
 def ragged_option(case: Case) -> Any:
-    """What `ragged` says; None: nothing."""
+    """Returns the value of `ragged`, or None for the default."""
     if case.ragged == "map":
         return {name: ("pad", "jagged", "list")[case.seed % 3] for name in case.fields if name in "vw"}
     return case.ragged or None
 
 
 def loader_options(case: Case, *, rank: int = 0, ranks: int | None = None, workers: Any = None) -> dict[str, Any]:
-    """All but the dataset, for one rank."""
+    """Returns all arguments of one rank's loader but the dataset."""
     ranks = case.ranks if ranks is None else ranks
     workers = case.workers if workers is None else workers
     options: dict[str, Any] = order_of(case)
@@ -153,7 +153,7 @@ def loader_options(case: Case, *, rank: int = 0, ranks: int | None = None, worke
     if case.collate:
         options["collate_fn"] = COLLATE[case.collate]
     if case.after:
-        options["after_batch"] = After(case.after)
+        options["after_batch"] = AfterBatch(case.after)
     for letter in case.also:
         options |= ALSO.get(letter, {})
     if workers != 0:

@@ -1,8 +1,8 @@
-"""What must come. Shares no code with the engine.
+"""The expected batches, computed without the engine's code.
 
-Values: the samples themselves, and torch's `default_collate`; where torch refuses samples, the rules of docs/samples.md in a few
-lines of Python. Order and draws: in torch mode torch's own DataLoader over the samples' numbers; in seed mode one rank without
-workers gives the row of an epoch's samples, and who reads which of it, and what becomes of the rest, is written out here.
+Values: the samples themselves and torch's `default_collate`; where torch refuses samples, the rules of docs/samples.md in a few
+lines of Python. Order and draws: in torch mode, torch's own DataLoader over the indices; in seed mode, one rank without workers
+gives the row of an epoch's samples, and this module computes how ranks divide it and what happens to the rest.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import torch
 from torch.utils.data import DataLoader, default_collate, default_convert
 
 from tests.crossing.cases import BY_BATCH, IN_PLACE, Case
-from tests.crossing.datasets import COLLATE, Real, Whole, bad_indices, delivered, many_of, size_of
+from tests.crossing.datasets import COLLATE, FileFloat, FileInt, bad_indices, delivered, many_of, size_of
 from tests.crossing.options import order_of, ragged_option
 from tests.crossing.values import Encoding
 
 END = "the end"
-SKIPPED = object()  # a batch of which nothing comes
+SKIPPED = object()  # a batch that delivers nothing
 
 
 @dataclass(frozen=True)
 class Fails:
-    """In place of a batch: an error that is asked for."""
+    """An expected error in place of a batch."""
 
     kind: str
 
@@ -39,7 +39,7 @@ class Fails:
 
 
 class Collated:
-    """Batches as docs/samples.md says."""
+    """Batches as docs/samples.md describes them."""
 
     def __init__(self, case: Case) -> None:
         self._case = case
@@ -49,7 +49,7 @@ class Collated:
         self._has_schema = declares or case.kind in ("arrays", "npy", "hdf5", "zarr", "safetensors", "tokens", "images")
 
     def batch(self, samples: list[Any]) -> Any:
-        """Of these samples."""
+        """Returns the expected batch of these samples."""
         case = self._case
         if case.collate:
             return COLLATE[case.collate](samples)
@@ -125,28 +125,28 @@ class Collated:
         return ("Jagged" if mode == "jagged" else "nested", torch.cat(rows), offsets)
 
     def single(self, sample: Any) -> Any:
-        """What comes where nothing makes batches."""
+        """Returns the expected sample of a loader without batching."""
         return default_convert(sample)
 
 
 class Column(list[Any]):
-    """What nothing stacks: a list, or, where torch turns tuples inside out, a tuple."""
+    """Values that are not stacked: a list, or a tuple where torch transposes tuples."""
 
 
 class Rows(list[Any]):
-    """Ragged rows: a list of tensors, or, where they happen to be equal, one tensor that is read like it."""
+    """Ragged rows: a list of tensors, or a single tensor if the rows happen to have equal shapes."""
 
 
 # ------------------------------------------------------------ comparing
 
 
 def difference(expected: Any, got: Any, where: str = "batch") -> str:
-    """What differs first, or nothing."""
+    """Returns a description of the first difference, or an empty string."""
     if isinstance(expected, Rows):
         if isinstance(got, torch.Tensor) and len({row.shape for row in expected}) > 1:
-            return f"{where}: a tensor, of rows that differ"
+            return f"{where}: one tensor, although rows differ in shape"
         if not isinstance(got, (list, torch.Tensor)) or len(got) != len(expected):
-            return f"{where}: {_shown(got)} and not {len(expected)} rows"
+            return f"{where}: {_describe(got)} instead of {len(expected)} rows"
         return _first(
             difference(row, other, f"{where}[{number}]") for number, (row, other) in enumerate(zip(expected, got, strict=True))
         )
@@ -156,27 +156,27 @@ def difference(expected: Any, got: Any, where: str = "batch") -> str:
         return _tensor_difference(expected, got, where)
     if isinstance(expected, Column):
         expected = type(got)(expected) if isinstance(got, (list, tuple)) else list(expected)
-    if isinstance(expected, (Whole, Real)):  # formats give numbers as numpy's, or as arrays without a dimension
+    if isinstance(expected, (FileInt, FileFloat)):  # formats return numbers as numpy scalars or zero-dimensional arrays
         is_same = np.ndim(got) == 0 and not isinstance(got, str) and type(expected)(got) == expected
-        return "" if is_same else f"{where}: {_shown(got)} and not {_shown(expected)}"
+        return "" if is_same else f"{where}: {_describe(got)} instead of {_describe(expected)}"
     if type(expected) is not type(got):
-        return f"{where}: {_shown(got)} and not {_shown(expected)}"
+        return f"{where}: {_describe(got)} instead of {_describe(expected)}"
     if isinstance(expected, np.ndarray):
         is_same = expected.dtype == got.dtype and expected.shape == got.shape and np.array_equal(expected, got)
-        return "" if is_same else f"{where}: {_shown(got)} and not {_shown(expected)}"
+        return "" if is_same else f"{where}: {_describe(got)} instead of {_describe(expected)}"
     if isinstance(expected, Encoding) and expected.origin != got.origin:
-        return f"{where}: of {got.origin!r} and not {expected.origin!r}"
+        return f"{where}: of {got.origin!r} instead of {expected.origin!r}"
     if isinstance(expected, dict | Encoding):
         if list(expected) != list(got):
-            return f"{where}: the keys {list(got)} and not {list(expected)}"
+            return f"{where}: the keys {list(got)} instead of {list(expected)}"
         return _first(difference(value, got[key], f"{where}[{key!r}]") for key, value in expected.items())
     if isinstance(expected, (list, tuple)):
         if len(expected) != len(got):
-            return f"{where}: {len(got)} and not {len(expected)}: {_shown(got)}"
+            return f"{where}: {len(got)} instead of {len(expected)}: {_describe(got)}"
         return _first(difference(a, b, f"{where}[{number}]") for number, (a, b) in enumerate(zip(expected, got, strict=True)))
     if hasattr(expected, "__dataclass_fields__"):
         return _first(difference(getattr(expected, f.name), getattr(got, f.name), f"{where}.{f.name}") for f in fields_of(expected))
-    return "" if expected == got else f"{where}: {_shown(got)} and not {_shown(expected)}"
+    return "" if expected == got else f"{where}: {_describe(got)} instead of {_describe(expected)}"
 
 
 def _first(found: Iterator[str]) -> str:
@@ -185,29 +185,29 @@ def _first(found: Iterator[str]) -> str:
 
 def _tensor_difference(expected: Any, got: Any, where: str) -> str:
     if not isinstance(got, torch.Tensor):
-        return f"{where}: {_shown(got)} and not {_shown(expected)}"
+        return f"{where}: {_describe(got)} instead of {_describe(expected)}"
     if (expected.dtype, expected.shape, expected.layout) != (got.dtype, got.shape, got.layout):
-        return f"{where}: {_shown(got)} and not {_shown(expected)}"
+        return f"{where}: {_describe(got)} instead of {_describe(expected)}"
     with torch.no_grad():
         a, b = expected.detach(), got.detach()
         if a.layout != torch.strided:
             a, b = a.to_dense(), b.to_dense()
         a, b = (t.as_subclass(torch.Tensor) for t in (a, b))
-        return "" if torch.equal(a, b) else f"{where}: {_shown(b)} and not {_shown(a)}"
+        return "" if torch.equal(a, b) else f"{where}: {_describe(b)} instead of {_describe(a)}"
 
 
 def _ragged_difference(expected: tuple[Any, ...], got: Any, where: str) -> str:
     kind, values, others = expected
     if kind == "nested":
         if not (isinstance(got, torch.Tensor) and got.is_nested):
-            return f"{where}: {_shown(got)} and not a nested tensor"
+            return f"{where}: {_describe(got)} instead of a nested tensor"
         return difference(values, got.values(), f"{where}.values()") or difference(others, got.offsets(), f"{where}.offsets()")
     if type(got).__name__ != kind:
-        return f"{where}: {_shown(got)} and not {kind}"
+        return f"{where}: {_describe(got)} instead of {kind}"
     return difference(values, got[0], f"{where}.values") or difference(others, got[1], f"{where}[1]")
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         if value.is_nested:
             return "a nested tensor"
@@ -219,12 +219,12 @@ def _shown(value: Any) -> str:
 
 
 def own_draws(case: Case, epoch: int, index: int) -> list[float]:
-    """What a sample draws from generators that its dataset keeps: by numpy's Philox, which counts up before it draws."""
+    """Returns the draws of a sample from its dataset's generators, by numpy's Philox, which increments before it draws."""
     way = {"": "dataset", "subset": "dataset.dataset", "concat": "dataset.datasets[0].dataset"}[case.wrap]
     outer = (case.n - 1 - index) // 2 if case.wrap == "subset" else index
 
     def words(name: str) -> Any:
-        stream = int.from_bytes(hashlib.blake2b(f"{way}.kept.{name}".encode(), digest_size=8).digest(), "little")
+        stream = int.from_bytes(hashlib.blake2b(f"{way}.own.{name}".encode(), digest_size=8).digest(), "little")
         counter = (outer | epoch << 64 | stream << 128 | 2 << 192) - 1
         return np.random.Philox(key=[case.seed, 0], counter=counter).random_raw(4).tolist()
 
@@ -240,7 +240,7 @@ def own_draws(case: Case, epoch: int, index: int) -> list[float]:
 
 
 class SeedOrder:
-    """Epochs in seed mode: rows of (index, draws), and whose each is."""
+    """Epochs in seed mode: rows of (index, draws), and how ranks divide them."""
 
     def __init__(self, case: Case, made: Any) -> None:
         self._case = case
@@ -248,7 +248,7 @@ class SeedOrder:
         self._epochs: dict[int, list[list[Any]]] = {}
 
     def _row(self, epoch: int) -> list[list[Any]]:
-        """The epoch's batches of all ranks, read by one rank without workers."""
+        """Returns the epoch's batches of all ranks, read by one rank without workers."""
         if epoch not in self._epochs:
             from shmload import ShmLoader
 
@@ -257,7 +257,7 @@ class SeedOrder:
             if "batch_size" in options:
                 options["batch_size"] = 1
             substitutes = case.bad and case.on_error == "substitute"
-            readable = case if substitutes else _without_bad(case)
+            readable = case if substitutes else _with_all_readable(case)
             keys = type(self._made)(readable, self._made.folder) if case.kind != "growing" else self._made
             loader: Any = ShmLoader(
                 keys.keys(),
@@ -275,23 +275,23 @@ class SeedOrder:
         return self._epochs[epoch]
 
     def _check(self, rows: list[list[Any]], epoch: int) -> None:
-        """Each sample exactly once, where that is what the order promises."""
+        """Checks that the order has each sample exactly once, unless the order may repeat samples."""
         case = self._case
         if case.keeps:
             for index, drawn in (key for row in rows for key in row):
                 if drawn != (expected := own_draws(case, epoch, index)):
                     raise AssertionError(
-                        f"epoch {epoch}: sample {index} draws {drawn} from its dataset's own generators, not {expected}"
+                        f"epoch {epoch}: sample {index} draws {drawn} from its dataset's generators instead of {expected}"
                     )
         if case.order in ("weighted", "sampler", "batch_sampler") or case.kind == "mix" or case.on_error == "substitute":
             return
         found = sorted(index for row in rows for index, _ in row)
         expected = sorted(range(case.n - 1, -1, -2)) if case.wrap == "subset" else list(range(size_of(case)))
         if found != expected:
-            raise AssertionError(f"epoch {epoch} of the order has {found} and not each of {len(expected)} samples once")
+            raise AssertionError(f"epoch {epoch} has {found} instead of each of {len(expected)} samples once")
 
     def steps(self, epoch: int, ranks: int, batch_size: int | None) -> list[list[list[Any] | None]]:
-        """Of each step, what each rank is given: samples' keys, or None for no batch."""
+        """Returns for each step what each rank gets: the keys of its samples, or None for no batch."""
         case = self._case
         rows = self._row(epoch)
         if case.order in BY_BATCH:
@@ -325,19 +325,19 @@ class SeedOrder:
         return result
 
 
-def _without_bad(case: Case) -> Case:
+def _with_all_readable(case: Case) -> Case:
     return replace(case, bad=0)
 
 
 def _keys(case: Case, batch: Any) -> list[Any]:
-    """(index, draws) of each row that the reference gave."""
+    """Returns (index, draws) of each row of a reference batch."""
     if case.kind == "growing":
         return [(int(index), None) for index in batch["i"]]
     return list(batch) if isinstance(batch, list) else [batch]
 
 
 class Expected:
-    """From keys to what must be delivered."""
+    """Maps keys to what must be delivered."""
 
     def __init__(self, case: Case) -> None:
         self._case = case
@@ -345,7 +345,7 @@ class Expected:
         self._bad = bad_indices(case) if case.bad else set()
 
     def of(self, keys: Any) -> Any:
-        """A batch, or an error, or SKIPPED: nothing comes, as every sample of it is left out."""
+        """Returns a batch, or an error, or SKIPPED if every sample is left out and nothing is delivered."""
         case = self._case
         if isinstance(keys, Fails):
             return keys
@@ -376,7 +376,7 @@ class Expected:
 
 
 class TorchOrder:
-    """Epochs in torch mode: torch's own DataLoader over the numbers of the samples."""
+    """Epochs in torch mode: torch's own DataLoader over the indices of the samples."""
 
     def __init__(self, case: Case, made: Any) -> None:
         reads_as_workers = case.is_noisy or case.kind == "iterable" or case.persistent
@@ -397,15 +397,15 @@ class TorchOrder:
         self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def begin(self) -> Any:
-        """A pass: what it gives is read when it is asked for, and kept."""
+        """Begins a pass, whose batches are read on demand and recorded."""
         with self._generators:
             iterator = iter(self._loader)
             self._iterators.add(iterator)
-            return Remembered(iterator, self._generators)
+            return RecordedPass(iterator, self._generators)
 
     @property
     def workers(self) -> set[int]:
-        """The processes of torch's own workers."""
+        """Returns the process ids of torch's own workers."""
         return {worker.pid for iterator in self._iterators for worker in getattr(iterator, "_workers", ())}
 
 
@@ -413,8 +413,8 @@ def _as_keys(keys: Any) -> Any:
     return keys if isinstance(keys, list) else [keys]
 
 
-class Remembered:
-    """A pass of torch's loader, any place of which can be looked at."""
+class RecordedPass:
+    """A pass of torch's loader whose recorded steps can be read at any position."""
 
     def __init__(self, batches: Any, generators: Generators) -> None:
         self._batches = batches
@@ -423,7 +423,7 @@ class Remembered:
         self._has_ended = False
 
     def at(self, step: int) -> Any:
-        """The keys of a step, or END."""
+        """Returns the keys of a step, or END."""
         with self._generators:
             while len(self._seen) <= step and not self._has_ended:
                 try:
@@ -434,14 +434,14 @@ class Remembered:
 
 
 def seed_generators(seed: int) -> None:
-    """The global ones."""
+    """Seeds the global generators."""
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
 
 
 class Generators:
-    """The global generators, in a state of their own while this is entered."""
+    """Global generators that have a state of their own while this context is entered."""
 
     def __init__(self, seed: int) -> None:
         outside = self._now()

@@ -1,4 +1,4 @@
-"""Pipelines of random stages against plain lists: what `shmload.pipeline` gives, ranks, resumes and errors included."""
+"""Compares pipelines of random stages with plain lists, including ranks, resumes and errors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
-    """Makes a sample of a number."""
+class MakeSample:
+    """Makes a sample from a number."""
 
     case: Case
 
@@ -28,8 +28,8 @@ class Row:
         return {"text": f"item {x}", "x": x, "row": np.full(3, x, np.float32)}
 
 
-class Rows:
-    """The same samples as a dataset that decodes them into rows."""
+class RowDataset:
+    """A dataset with the same samples that decodes them into rows."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -39,15 +39,15 @@ class Rows:
         return self.case.n
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        raise AssertionError(f"sample {index} is to be decoded into its row")
+        raise AssertionError(f"sample {index} must be decoded into its row")
 
     def read_into(self, index: int, out: Any) -> None:
-        for name, value in Row(self.case)(index).items():
+        for name, value in MakeSample(self.case)(index).items():
             out[name] = value
 
 
-class Batches(Rows):
-    """The same, several at once, without text: batches have rows at known places."""
+class BatchDataset(RowDataset):
+    """A dataset that decodes several samples at once, without text, because batches have rows at fixed places."""
 
     def __init__(self, case: Case) -> None:
         super().__init__(case)
@@ -59,8 +59,8 @@ class Batches(Rows):
 
 
 @dataclass(frozen=True)
-class Ends:
-    """A Map of batches that fails from the third one on."""
+class FailFrom:
+    """A Map over batches that fails from a given number on."""
 
     kind: str
     after: int
@@ -71,8 +71,8 @@ class Ends:
         return batch
 
 
-class Plus:
-    """Adds what it holds: arrays that differ in their middle alone."""
+class AddFromArray:
+    """Adds a term from arrays, which differ from each other only in the middle."""
 
     def __init__(self, term: int) -> None:
         self.held = np.zeros(5000, np.int64)
@@ -83,7 +83,7 @@ class Plus:
 
 
 @dataclass(frozen=True)
-class More:
+class Add:
     """Adds a number."""
 
     term: int
@@ -92,8 +92,8 @@ class More:
         return x + self.term
 
 
-async def answered(x: int) -> int:
-    """Of an AsyncMap: smaller numbers wait longer."""
+async def add_one(x: int) -> int:
+    """Adds one, as an AsyncMap function; smaller numbers wait longer."""
     for _ in range(3 - x % 3):
         await asyncio.sleep(0)
     return x + 1
@@ -102,19 +102,19 @@ async def answered(x: int) -> int:
 WINDOW, BOUNDARIES = 5, (2, 6)
 
 
-def sequence(x: int) -> Any:
-    """Of a Pack: none, or tokens for up to three windows."""
+def token_sequence(x: int) -> Any:
+    """Returns tokens for up to three windows, or none, as input of a Pack."""
     return np.arange(x % 12) + x % 50
 
 
 def of_window(window: dict[str, Any]) -> int:
-    """One number of all that a window holds."""
+    """Returns one number that depends on all arrays of a window."""
     rows = (window[name].tolist() for name in ("tokens", "segment_ids", "position_ids"))
     return sum((at + 1) * (t + 100 * s + 7 * p) for at, (t, s, p) in enumerate(zip(*rows, strict=True)))
 
 
-def packed(block: list[int], is_best_fit: bool) -> list[int]:
-    """What a Pack makes of a block."""
+def packed_windows(block: list[int], is_best_fit: bool) -> list[int]:
+    """Returns the expected windows of a Pack over a block, as numbers of `of_window`."""
     windows: list[list[list[int]]] = []
     for x in block:
         tokens = [x % 50 + at for at in range(x % 12)]
@@ -138,12 +138,12 @@ def packed(block: list[int], is_best_fit: bool) -> list[int]:
 
 
 def by_length(sample: dict[str, Any]) -> int:
-    """Of a Bucket."""
+    """Returns a sample's length, for a Bucket."""
     return int(sample["x"]) % 10
 
 
 def bucketed(block: list[int], size: int) -> list[list[int]]:
-    """What a Bucket makes of a block."""
+    """Returns the expected batches of a Bucket over a block."""
     held: list[list[int]] = [[], [], []]
     made = []
     for x in block:
@@ -155,34 +155,34 @@ def bucketed(block: list[int], size: int) -> list[list[int]]:
     return made + [left for left in held if left]
 
 
-def weighed(parts: Any) -> int:
-    """One number of several, another in another order."""
+def weighted_sum(parts: Any) -> int:
+    """Returns a sum of the parts that depends on their order."""
     return sum((at + 1) * int(part) for at, part in enumerate(parts))
 
 
 def summed(pair: Any) -> int:
-    """One number of several."""
+    """Returns the sum of the pair."""
     return sum(pair)
 
 
 def is_kept(x: int) -> bool:
-    """Of a Filter."""
+    """Returns whether a Filter keeps the number."""
     return x % 3 != 0
 
 
 def copies(x: int) -> list[int]:
-    """Of a FlatMap."""
+    """Returns up to two copies of the number, as a FlatMap function."""
     return [x] * (x % 3)
 
 
 def running(total: int, x: int) -> tuple[int, int]:
-    """Of a Scan."""
+    """Returns the running total twice, as a Scan function."""
     total = (total + x) % 1000
     return total, total
 
 
 class Numbers:
-    """The row of an epoch as an iterable, which a resume reads again."""
+    """An iterable over the row of an epoch, which a resume reads from the start."""
 
     def __init__(self, case: Case) -> None:
         self.case, self.epoch, self.at = case, 0, 0
@@ -194,8 +194,8 @@ class Numbers:
         yield from _numbers(self.case, self.epoch)
 
 
-class Remembering(Numbers):
-    """One that knows where it stands."""
+class ResumableNumbers(Numbers):
+    """An iterable that can save and restore its position."""
 
     def __iter__(self) -> Iterator[int]:
         row = _numbers(self.case, self.epoch)
@@ -210,8 +210,8 @@ class Remembering(Numbers):
         self.at = state["at"]
 
 
-def more_stages(case: Case, folder: Path) -> Iterator[Any]:
-    """What the letters of a case stand for."""
+def lettered_stages(case: Case, folder: Path) -> Iterator[Any]:
+    """Yields the stages of the case's letters."""
     from shmload.pipeline import AsyncMap, Cache, Enumerate, Filter, FlatMap, Map, Pack, Repeat, Skip, Take, Window
 
     made = {
@@ -223,19 +223,19 @@ def more_stages(case: Case, folder: Path) -> Iterator[Any]:
         "z": [Window(3, 3), Map(summed)],
         "f": [Filter(is_kept)],
         "g": [FlatMap(copies)],
-        "a": [AsyncMap(answered, 1 + case.seed % 3)],
-        "p": [Map(sequence), Pack(WINDOW, strategy=("greedy", "best_fit")[case.seed % 2]), Map(of_window)],
+        "a": [AsyncMap(add_one, 1 + case.seed % 3)],
+        "p": [Map(token_sequence), Pack(WINDOW, strategy=("greedy", "best_fit")[case.seed % 2]), Map(of_window)],
         **dict.fromkeys("mcuB" + OF_SEVERAL, ()),
     }
     for number, letter in enumerate(case.stages):
         if letter == "k":
-            yield from (Map(Plus(number)), Cache(folder if case.seed % 2 else None))
+            yield from (Map(AddFromArray(number)), Cache(folder if case.seed % 2 else None))
         else:
             yield from made[letter]
 
 
-def made_by(number: int, case: Case, epochs: list[list[int]]) -> list[list[int]]:
-    """What a stage makes of some epochs, or of the blocks of one."""
+def applied_stage(number: int, case: Case, epochs: list[list[int]]) -> list[list[int]]:
+    """Returns what stage `number` makes of some epochs, or of the blocks of one."""
     letter = case.stages[number]
     if letter == "r":
         return [a + b for a, b in zip(epochs[::2], epochs[1::2], strict=True)]
@@ -249,7 +249,7 @@ def made_by(number: int, case: Case, epochs: list[list[int]]) -> list[list[int]]
         "g": lambda row: [x for x in row for _ in range(x % 3)],
         "k": lambda row: [x + number for x in row],
         "a": lambda row: [x + 1 for x in row],
-        "p": lambda row: packed(row, case.seed % 2 == 1),
+        "p": lambda row: packed_windows(row, case.seed % 2 == 1),
         **dict.fromkeys("muB" + OF_SEVERAL, lambda row: row),
         "c": lambda row: list(accumulate(row, lambda a, b: (a + b) % 1000, initial=0))[1:],
     }[letter]
@@ -257,7 +257,7 @@ def made_by(number: int, case: Case, epochs: list[list[int]]) -> list[list[int]]
 
 
 def stages_of(case: Case, folder: Path, rank: int, ranks: int, workers: int, batch_size: int) -> list[Any]:
-    """Of a case's pipeline, for one rank."""
+    """Returns the stages of the case's pipeline for one rank."""
     from shmload.pipeline import (
         Bucket,
         Chain,
@@ -279,47 +279,47 @@ def stages_of(case: Case, folder: Path, rank: int, ranks: int, workers: int, bat
 
     source: list[Any]
     if case.extra in DECODED:
-        dataset = (Rows if case.extra == "rows" else Batches)(case)
+        dataset = (RowDataset if case.extra == "rows" else BatchDataset)(case)
         source = [Items(dataset, n_workers=workers), *([Shuffle(case.seed)] if case.shuffle else [])]
     elif "m" in case.stages:
-        source = [Stream(Remembering(case) if case.keeps else Numbers(case), seed=case.seed)]
+        source = [Stream(ResumableNumbers(case) if case.keeps else Numbers(case), seed=case.seed)]
     else:
         source = [(Permutation if case.shuffle else Range)(case.n, repeating=False, seed=case.seed)]
-    other = [Range(other_length(case), repeating=False, seed=case.seed), Map(More(500))]
+    other = [Range(other_length(case), repeating=False, seed=case.seed), Map(Add(500))]
     if "q" in case.stages:
         source = [Chain(source, other)]
     elif "y" in case.stages:
-        source = [Zip(source, other), Map(weighed)]
+        source = [Zip(source, other), Map(weighted_sum)]
     elif "i" in case.stages:
         source = [Interleave(source, other, block_length=2)]
     elif "j" in case.stages:
         source = [Join([(Conveyer(source), 2), (Conveyer(other), 1)], stop="first")]
-    stages: list[Any] = [*source, *more_stages(case, folder)]
+    stages: list[Any] = [*source, *lettered_stages(case, folder)]
     if ranks > 1:
         stages.append(Partition(rank, ranks, uneven=case.uneven))
     is_scanned = "c" in case.stages
     if case.extra not in DECODED:
-        made = int if is_scanned else Row(case)
+        made = int if is_scanned else MakeSample(case)
         in_order = "u" not in case.stages
         stages.append(DistributedBatchedMap(made, workers, in_order=in_order) if workers else Map(made))
     if is_scanned:
-        stages += [Scan(running, 0), Map(Row(case))]
+        stages += [Scan(running, 0), Map(MakeSample(case))]
     if "B" in case.stages:
         stages.append(Bucket(by_length, BOUNDARIES, case.batch_size))
     else:
         stages.append(Collate(batch_size, not case.drop_last))
     if case.extra in ("stops", "raises"):
-        stages.append(Map(Ends(case.extra, _fails_from(case))))
+        stages.append(Map(FailFrom(case.extra, _fails_from(case))))
     return stages
 
 
 def block_size(case: Case) -> int:
-    """Items of a block."""
+    """Returns the number of items in a block."""
     return 1 + case.seed % 9
 
 
 def other_length(case: Case) -> int:
-    """Of the row that a source of several has beside its first."""
+    """Returns the length of the second row, of a source with several inputs."""
     return case.n // 2 + 1
 
 
@@ -328,7 +328,7 @@ def _fails_from(case: Case) -> int:
 
 
 def _source(case: Case, epoch: int) -> list[int]:
-    """The epoch's row, of several where the source is."""
+    """Returns the source's row of an epoch, combined from several if the source has several."""
     row, other = _numbers(case, epoch), [500 + x for x in range(other_length(case))]
     if "q" in case.stages:
         return row + other
@@ -350,7 +350,7 @@ def _source(case: Case, epoch: int) -> list[int]:
 
 
 def _numbers(case: Case, epoch: int) -> list[int]:
-    """The epoch's row: of a Permutation or a Shuffle by one rank alone, which must have each number once."""
+    """Returns the order of an epoch, read by one rank from a Permutation or a Shuffle, which must give each number once."""
     if not case.shuffle:
         return list(range(case.n))
     from shmload.pipeline import Conveyer, Items, Map, Permutation, Shuffle
@@ -362,15 +362,15 @@ def _numbers(case: Case, epoch: int) -> list[int]:
         for _ in range(epoch + 1):
             row = [int(x) for x in alone]
     if sorted(row) != list(range(case.n)):
-        raise AssertionError(f"a random order of {case.n} gives {row}")
+        raise AssertionError(f"a random order of {case.n} has {row}")
     return row
 
 
 def expected_steps(case: Case, epoch: int, ranks: int, batch_size: int) -> Iterator[list[list[int]]]:
-    """What each rank is given at each step."""
+    """Yields for each step the numbers that each rank gets."""
     if "B" in case.stages:
         batch_size = 1  # a bucket
-    factor = 2 ** case.stages.count("r")  # epochs of the source in one
+    factor = 2 ** case.stages.count("r")  # epochs of the source in one of the pipeline
     parts = [_source(case, factor * epoch + number) for number in range(factor)]
     is_cut = False
     for number, letter in enumerate(case.stages):
@@ -379,7 +379,7 @@ def expected_steps(case: Case, epoch: int, ranks: int, batch_size: int) -> Itera
             parts = [whole[at : at + block_size(case)] for at in range(0, len(whole), block_size(case))]
         if letter == "c":
             parts = [[x for part in parts for x in part]]
-        parts = made_by(number, case, parts)
+        parts = applied_stage(number, case, parts)
     row: list[Any] = [x for part in parts for x in part]
     if "B" in case.stages:
         row = [bucket for part in parts for bucket in bucketed(part, case.batch_size or 1)]
@@ -388,7 +388,7 @@ def expected_steps(case: Case, epoch: int, ranks: int, batch_size: int) -> Itera
 
 
 def dealt(case: Case, row: list[Any], ranks: int, batch_size: int) -> Iterator[list[list[Any]]]:
-    """The steps of a row: what each rank has of it."""
+    """Yields the steps of a row, divided among ranks."""
     stride = ranks * batch_size
     uneven = case.uneven if ranks > 1 else "pad"
     for first in range(0, len(row), stride):
@@ -406,7 +406,7 @@ def dealt(case: Case, row: list[Any], ranks: int, batch_size: int) -> Iterator[l
 
 
 def run_pipeline(trial: Trial) -> None:
-    """Runs the case; raises what is wrong."""
+    """Runs the case; raises Wrong or any unexpected error."""
     from shmload.pipeline import Conveyer, reconcile
     from tests.crossing.habits import Refused, Wrong
 
@@ -426,35 +426,35 @@ def run_pipeline(trial: Trial) -> None:
             raise Refused(f"{type(error).__name__}: {error}") from error
 
     def read(pipeline: Any, wanted: list[int], where: str) -> bool:
-        """One batch; False if the pipeline failed as it had to."""
-        trial.harm()
+        """Reads one batch. Returns False if the pipeline failed as expected."""
+        trial.inject_fault()
         fails = case.extra in ("stops", "raises") and min(wanted) >= _fails_from(case)
         try:
-            batch = trial.watch.timed(lambda: next(pipeline))
+            batch = trial.timer_of_next.timed(lambda: next(pipeline))
         except StopIteration as error:
-            raise Wrong(f"pipeline {where}: the end, silently, and not {'an error' if fails else wanted}") from error
+            raise Wrong(f"pipeline {where}: ended silently instead of {'an error' if fails else wanted}") from error
         except Exception:
             if fails:
                 return False
             raise
         if fails:
-            raise Wrong(f"pipeline {where}: a batch where a Map fails")
+            raise Wrong(f"pipeline {where}: a batch although a Map fails")
         got = batch["x"].tolist()
         texts = [f"item {x}" for x in wanted]
         if got != wanted or batch.get("text", texts) != texts or batch["row"][:, 1].tolist() != wanted:
-            raise Wrong(f"pipeline {where}: {got}, {batch.get('text')} and not {wanted}")
+            raise Wrong(f"pipeline {where}: {got}, {batch.get('text')} instead of {wanted}")
         trial.num_batches += 1
         return True
 
     def read_unordered(pipeline: Any, num_batches: int) -> list[int]:
-        """What so many batches hold, or all that are left."""
+        """Returns the numbers in the next `num_batches` batches, or in all that are left."""
         found: list[int] = []
         for _ in range(num_batches):
-            trial.harm()
-            if (batch := trial.watch.timed(lambda: next(pipeline, None))) is None:
+            trial.inject_fault()
+            if (batch := trial.timer_of_next.timed(lambda: next(pipeline, None))) is None:
                 break
             if batch["text"] != [f"item {x}" for x in batch["x"].tolist()] or batch["row"][:, 1].tolist() != batch["x"].tolist():
-                raise Wrong(f"pipeline without an order: a batch of {batch['x'].tolist()} has {batch['text']}")
+                raise Wrong(f"unordered pipeline: a batch of {batch['x'].tolist()} has {batch['text']}")
             found += batch["x"].tolist()
             trial.num_batches += 1
         return found
@@ -471,11 +471,11 @@ def run_pipeline(trial: Trial) -> None:
             again.close()
         pipeline.close()
         if sorted(found) != wanted:
-            raise Wrong(f"pipeline without an order: {sorted(found)} and not {wanted}")
+            raise Wrong(f"unordered pipeline: {sorted(found)} instead of {wanted}")
 
     def ended(pipeline: Any, where: str) -> None:
         if next(pipeline, None) is not None:
-            raise Wrong(f"pipeline {where}: a batch too many")
+            raise Wrong(f"pipeline {where}: an unexpected batch")
 
     if "u" in case.stages:
         run_unordered()

@@ -1,7 +1,8 @@
-"""A case in a process of its own: forked from one that has imported everything and started nothing, with a /dev/shm of its own.
+"""Runs a case in a process of its own, forked from one that has imported everything and started nothing, with its own /dev/shm.
 
-So a case costs a fork and not an import of torch, none sees what another left, and one that hangs or crashes is a finding with the
-stacks of its threads. The forking process takes in what orphans a case leaves.
+So a case costs a fork instead of an import of torch, no case sees what another left, and a hang or crash is a finding that
+includes
+the stacks of its threads. The forking process adopts the orphans of a case.
 """
 
 from __future__ import annotations
@@ -33,27 +34,27 @@ _CLONE_NEWNS, _MS_REC, _MS_PRIVATE, _SUBREAPER = 0x00020000, 0x4000, 1 << 18, 36
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case."""
+    """The result of a case."""
 
-    what: str  # "right", "refused", "wrong", "error", "hang", "crash", "slow", "left"
-    said: str = ""
+    verdict: str  # "right", "refused", "wrong", "error", "hang", "crash", "slow", "left"
+    message: str = ""
     detail: str = ""
     num_batches: int = 0
     longest_s: float = 0.0
 
     @property
     def is_failure(self) -> bool:
-        return self.what not in ("right", "refused")
+        return self.verdict not in ("right", "refused")
 
     def signature(self, case: Case) -> str:
-        """The same for what is likely the same defect."""
-        said = re.sub(r"\d+(\.\d+)?", "#", self.said)
-        said = re.sub(r"(batch|rank|step|held until the end)[^:]*:", "", said)
-        return f"{self.what} {case.mode} {said[:70]}"
+        """Returns a string that is equal for failures with likely the same cause."""
+        message = re.sub(r"\d+(\.\d+)?", "#", self.message)
+        message = re.sub(r"(batch|rank|step|held until the end)[^:]*:", "", message)
+        return f"{self.verdict} {case.mode} {message[:70]}"
 
 
 def can_have_own_shm() -> bool:
-    """Whether this user may give a process a /dev/shm of its own."""
+    """Returns whether this user may give a process its own /dev/shm."""
     return os.geteuid() == 0
 
 
@@ -75,7 +76,7 @@ def prepare() -> None:
             getattr(shmload.formats, name)
         except ImportError:
             pass
-    # torch._dynamo is what torch imports at the first nested tensor, for seconds
+    # torch imports torch._dynamo at the first nested tensor, which takes seconds
     for name in ("torch._dynamo", "pyarrow.parquet", "h5py", "zarr", "safetensors.torch", "datasets", "PIL.Image", "psutil"):
         try:
             __import__(name)
@@ -85,13 +86,13 @@ def prepare() -> None:
     import tests.crossing.pipelines  # noqa: F401
 
     gc.collect()
-    gc.freeze()  # a case collects what it made itself, and copies no pages of what was there before
+    gc.freeze()  # a case then collects only its own objects and copies no older pages
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
 def run_case(case: Case, limit_s: float = LIMIT_S) -> Outcome:
-    """Runs a case in a forked child, and waits for it and all that it started."""
-    limit_s *= 2 if case.backend == "ray" else 1 + case.loaders / 12  # seconds of their own, on a busy machine many
+    """Runs a case in a forked child, and waits for it and for all processes that it started."""
+    limit_s *= 2 if case.backend == "ray" else 1 + case.loaders / 12  # starting actors takes seconds, many on a busy machine
     reader, writer = os.pipe()
     folder = Path(tempfile.mkdtemp(prefix="crossing-"))
     stacks = folder / "stacks"
@@ -102,23 +103,23 @@ def run_case(case: Case, limit_s: float = LIMIT_S) -> Outcome:
         os.close(reader)
         _child(case, folder, writer, stacks, limit_s)
     os.close(writer)
-    said, status = _waited(pid, reader, limit_s)
+    message, status = _waited(pid, reader, limit_s)
     os.close(reader)
     shown = stacks.read_text(errors="replace") if stacks.exists() else ""
     orphans = _reaped_orphans()
     shutil.rmtree(folder, ignore_errors=True)
-    if said is not None:
-        outcome = Outcome(**said)
+    if message is not None:
+        outcome = Outcome(**message)
         if orphans and not outcome.is_failure:
-            return Outcome("left", f"processes outlive the program: {orphans}")
+            return Outcome("left", f"processes survived the program: {orphans}")
         return outcome
     if status is None:
-        return Outcome("hang", f"not done after {limit_s:g} s", shown)
+        return Outcome("hang", f"not finished after {limit_s:g} s", shown)
     return Outcome("crash", f"ended by signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit status {status}", shown)
 
 
 def _waited(pid: int, reader: int, limit_s: float) -> tuple[dict[str, object] | None, int | None]:
-    """What the child said, and how it ended; None: it was killed for its time."""
+    """Returns the child's result and its exit status. The status is None if the child was killed at the time limit."""
     data, began = b"", time.monotonic()
     while (left := began + limit_s + _delay_s(pid, limit_s) - time.monotonic()) > 0:
         if select.select([reader], [], [], left)[0]:
@@ -130,7 +131,7 @@ def _waited(pid: int, reader: int, limit_s: float) -> tuple[dict[str, object] | 
                 break
     is_late = not data.endswith(b"\n") and left <= 0
     if is_late:
-        os.kill(pid, signal.SIGUSR1)  # its stacks
+        os.kill(pid, signal.SIGUSR1)  # dumps its stacks
         time.sleep(0.3)
         os.killpg(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
@@ -144,19 +145,19 @@ def _waited(pid: int, reader: int, limit_s: float) -> tuple[dict[str, object] | 
 
 
 def _delay_s(pid: int, limit_s: float) -> float:
-    """Return the seconds more that a case may take because the machine has other work: a case that waits for a processor does not hang.
+    """Returns the extra seconds that a case may take because the machine is busy: a case that waits for a CPU does not hang.
 
     Workers wait about as long as the trainer, and the trainer waits for them.
     """
     try:
         waited_ns = int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
-    except (OSError, IndexError):  # a kernel that does not count it
+    except (OSError, IndexError):  # a kernel without this counter
         return 0.0
     return min(4 * waited_ns / 1e9, 5 * limit_s)
 
 
 def _reaped_orphans(retry_policy_s: float = 5.0) -> list[str]:
-    """Waits for what a case's processes left to this one; those that stay are named, and killed."""
+    """Waits for the orphans of a case. Kills those that remain and returns their names."""
     deadline = time.monotonic() + retry_policy_s
     while True:
         try:
@@ -186,7 +187,7 @@ def _reaped_orphans(retry_policy_s: float = 5.0) -> list[str]:
 
 
 def _child(case: Case, folder: Path, writer: int, stacks: Path, limit_s: float) -> None:
-    """Never returns."""
+    """Runs the case and exits; never returns."""
     try:
         os.setpgid(0, 0)
         faulthandler.enable(stacks.open("w"))
@@ -216,7 +217,7 @@ def _child(case: Case, folder: Path, writer: int, stacks: Path, limit_s: float) 
 
 
 def _reap_all(*_: object) -> None:
-    """A program's handler of SIGCHLD, which takes what belongs to others, too."""
+    """Waits for every child, as a program's SIGCHLD handler that also takes the children of others."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -230,21 +231,21 @@ def _outcome(case: Case, folder: Path) -> Outcome:
     trial = Trial(case, folder)
     try:
         trial.run()
-        what, said, detail = "right", "", ""
+        what, message, detail = "right", "", ""
     except Refused as error:
-        what, said, detail = "refused", str(error), ""
+        what, message, detail = "refused", str(error), ""
     except Wrong as error:
-        what, said, detail = "wrong", str(error)[:600], traceback.format_exc()[-2500:]
+        what, message, detail = "wrong", str(error)[:600], traceback.format_exc()[-2500:]
     except BaseException as error:
-        what, said, detail = "error", f"{type(error).__name__}: {error}"[:600], traceback.format_exc()[-2500:]
-    watch = trial.watch
-    if what == "right" and watch.longest_s > trial.wait_max_s() + watch.allowed_s:
-        what, said = "slow", f"next() took {watch.longest_s:.1f} s"
-    return Outcome(what, said, detail, trial.num_batches, round(watch.longest_s, 3))
+        what, message, detail = "error", f"{type(error).__name__}: {error}"[:600], traceback.format_exc()[-2500:]
+    timer_of_next = trial.timer_of_next
+    if what == "right" and timer_of_next.longest_s > trial.wait_max_s() + timer_of_next.allowed_s:
+        what, message = "slow", f"next() took {timer_of_next.longest_s:.1f} s"
+    return Outcome(what, message, detail, trial.num_batches, round(timer_of_next.longest_s, 3))
 
 
 def own_shm(nbytes: int) -> None:
-    """A tmpfs over /dev/shm that only this process and its children see; of so many bytes, 0: as many as there are."""
+    """Mounts a tmpfs over /dev/shm that only this process and its children see, of `nbytes` bytes, or of the default size if 0."""
     libc = ctypes.CDLL(None, use_errno=True)
     options = b"mode=1777" + (f",size={nbytes}".encode() if nbytes else b"")
     for result in (

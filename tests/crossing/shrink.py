@@ -1,4 +1,4 @@
-"""Makes a failing case smaller, and says it as a program of a few lines."""
+"""Reduces a failing case and writes it as a short program."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from time import monotonic
 
-from tests.crossing.cases import BY_BATCH, MAKE_OF, NAMES, PLAINEST, Case, mended
+from tests.crossing.cases import BY_BATCH, MAKE_OF, NAMES, PLAINEST, Case, made_legal
 from tests.crossing.options import loader_options
 
 SMALLER = {
@@ -21,12 +21,12 @@ SMALLER = {
 
 
 def simpler(case: Case) -> Iterator[Case]:
-    """Cases that differ in one dimension, and are plainer there."""
+    """Yields cases that are simpler in one dimension."""
     for name in NAMES:
         if name in ("seed", "loaders"):  # races show in many loaders
             continue
         value, default = getattr(case, name), getattr(PLAINEST, name)
-        is_less = name in SMALLER and isinstance(value, int) and value < default  # than usual, and so plainer
+        is_less = name in SMALLER and isinstance(value, int) and value < default  # less than the default is simpler, too
         if value != default and not is_less:
             yield replace(case, **{name: default})
         for smaller in SMALLER.get(name, ()):
@@ -37,13 +37,14 @@ def simpler(case: Case) -> Iterator[Case]:
             yield replace(case, fields=case.fields.replace(letter, ""))
 
 
-def shrunk(case: Case, fails: Callable[[Case], bool], *, limit_s: float = 60.0, tries: int = 1) -> Case:
-    """The plainest case found that still fails, by trying one dimension after the other until none can be given up.
+def reduce_case(case: Case, fails: Callable[[Case], bool], *, limit_s: float = 60.0, tries: int = 1) -> Case:
+    """Returns the simplest case found that still fails, by simplifying one dimension after the other until none can be
+    simplified.
 
     Args:
-        fails: whether a case fails in the same way.
-        limit_s: how long; the best so far is given.
-        tries: how often a plainer case is run before it is held to be right: races show now and then.
+        fails: returns whether a case fails in the same way.
+        limit_s: the time limit, after which the best case so far is returned.
+        tries: how often to run a simpler case before it counts as correct, because races show only sometimes.
     """
     deadline = monotonic() + limit_s
     tried = {case}
@@ -53,7 +54,7 @@ def shrunk(case: Case, fails: Callable[[Case], bool], *, limit_s: float = 60.0, 
         for plainer in simpler(case):
             if monotonic() > deadline:
                 return case
-            candidate = replace(mended(plainer), loaders=case.loaders)
+            candidate = replace(made_legal(plainer), loaders=case.loaders)
             if candidate in tried:
                 continue
             tried.add(candidate)
@@ -64,7 +65,7 @@ def shrunk(case: Case, fails: Callable[[Case], bool], *, limit_s: float = 60.0, 
 
 
 def program(case: Case) -> str:
-    """A few lines that do it again."""
+    """Returns a program of a few lines that runs the case again."""
     given = ", ".join(f"{name}={value!r}" for name, value in case.changed().items())
     lines = [
         "from tests.crossing.cases import Case",
@@ -89,13 +90,13 @@ def _literal(case: Case, name: str, value: object) -> str:
 def _habit(case: Case) -> str:
     return {
         "pass": "two passes",
-        "break": f"two passes broken off at {case.at:g}, then one",
+        "break": f"two passes interrupted at {case.at:g}, then a whole one",
         "second": "a second iterator while the first runs",
         "resume": f"state through JSON at {case.at:g}, loaded on {case.then_ranks} ranks, {case.then_workers} workers",
-        "living": f"state at {case.at:g}, loaded while a pass runs",
-        "standing": f"state at {case.at:g}, loaded into another loader that stands there",
-        "end": "state of an epoch's end, loaded in the middle of the next",
+        "reload": f"state at {case.at:g}, loaded while a pass runs",
+        "transfer": f"state at {case.at:g}, loaded into another loader at the same position",
+        "end": "state of the end of an epoch, loaded in the middle of the next",
         "threads": "four threads call next() on one iterator",
-        "corrupt": "a bit of the state flipped",
-        "rebuild": "the loader made again of its public attributes",
+        "corrupt": "one bit of the state flipped",
+        "rebuild": "the loader rebuilt from its public attributes",
     }[case.habit]

@@ -1,6 +1,7 @@
-"""The net itself: a loader that is wrong is caught, a case goes through JSON, what fails is made smaller; and some minutes of crossings.
+"""Tests of the crossings themselves: wrong loaders are caught, cases survive JSON, failing cases are reduced. Then random
+crossings run.
 
-.ci/run has three minutes of them (CROSSING_MINUTES); else there are twenty seconds, with a seed of their own each time.
+.ci/run spends three minutes on them (CROSSING_MINUTES); otherwise they take 20 s, with a new seed each time.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ import shmload
 from shmload.schedule.state_checksum import with_checksum
 from tests.crossing import __main__ as command
 from tests.crossing.__main__ import Run, only_of
-from tests.crossing.cases import KINDS, PLAINEST, Case, draw, mended
+from tests.crossing.cases import KINDS, PLAINEST, Case, draw, made_legal
 from tests.crossing.datasets import delivered
 from tests.crossing.habits import Trial, Wrong
 from tests.crossing.oracle import Collated, difference
 from tests.crossing.process import Outcome
-from tests.crossing.shrink import program, shrunk
+from tests.crossing.shrink import program, reduce_case
 
 SHUFFLED = Case(fields="sai", n=23, shuffle=True, workers=0, seed=5)
 
 
 def minutes() -> float:
-    """How long crossings are tried here."""
+    """Returns the minutes to spend on random crossings."""
     asked = os.environ.get("CROSSING_MINUTES")
     return float(asked) if asked else 1 / 3
 
@@ -42,11 +43,11 @@ def minutes() -> float:
 # ------------------------------------------------------------ cases
 
 
-def test_a_case_is_the_same_for_its_seed_and_goes_through_json() -> None:
+def test_case_is_determined_by_its_seed_and_survives_json() -> None:
     for number in range(50):
         case = draw(random.Random(number))
         assert case == draw(random.Random(number)) == Case.loads(case.dumps())
-        assert case == mended(case)
+        assert case == made_legal(case)
 
 
 def test_every_kind_and_habit_is_drawn() -> None:
@@ -56,7 +57,7 @@ def test_every_kind_and_habit_is_drawn() -> None:
     assert {case.ranks for case in cases} == {1, 2, 3, 4}
 
 
-def test_a_dimension_may_be_given() -> None:
+def test_dimensions_can_be_set() -> None:
     assert only_of(["kind=tfrecord", "workers=2", "batch_size=null"]) == {"kind": "tfrecord", "workers": 2, "batch_size": None}
     assert draw(random.Random(1), {"kind": "tar", "workers": 3}).workers == 3
     with pytest.raises(SystemExit, match="no dimension of that name"):
@@ -66,7 +67,7 @@ def test_a_dimension_may_be_given() -> None:
 # ------------------------------------------------------------ the oracle
 
 
-def test_batches_are_made_as_the_page_on_samples_says() -> None:
+def test_oracle_collates_as_documented() -> None:
     case = Case(fields="vs", n=9, sizes="random", ragged="pad")
     samples = [delivered(case, index, None) for index in range(3)]
     longest = max(len(sample["v"]) for sample in samples)
@@ -89,63 +90,63 @@ def test_batches_are_made_as_the_page_on_samples_says() -> None:
         (1, 1.0),
     ],
 )
-def test_what_differs_is_seen(expected: Any, got: Any) -> None:
+def test_oracle_reports_differences(expected: Any, got: Any) -> None:
     assert difference(expected, expected) == ""
     assert difference(expected, got) != ""
 
 
-# ------------------------------------------------------------ loaders that are wrong
+# ------------------------------------------------------------ wrong loaders
 
 
 def swapped(batches: list[Any]) -> list[Any]:
     return [*batches[1::-1], *batches[2:]]
 
 
-def doubled(batches: list[Any]) -> list[Any]:
+def repeated(batches: list[Any]) -> list[Any]:
     return [batches[0], *batches]
 
 
-def lost(batches: list[Any]) -> list[Any]:
+def missing_last(batches: list[Any]) -> list[Any]:
     return batches[:-1]
 
 
-def one_value(batches: list[Any]) -> list[Any]:
+def changed_value(batches: list[Any]) -> list[Any]:
     batches[2]["a"][1, 0] += 1
     return batches
 
 
-def another_text(batches: list[Any]) -> list[Any]:
+def changed_text(batches: list[Any]) -> list[Any]:
     batches[1]["s"][0] = batches[1]["s"][1]
     return batches
 
 
-def used_again(batches: list[Any]) -> list[Any]:
-    """Each batch is in the memory of the first, as if a slot came back too early."""
+def slot_reused_too_early(batches: list[Any]) -> list[Any]:
+    """Gives each batch the memory of the first, as if a slot were reused too early."""
     return [{**batch, "a": batches[0]["a"]} for batch in batches]
 
 
-def spoilt(spoil: Callable[[list[Any]], list[Any]]) -> type:
-    """A ShmLoader whose batches are spoilt."""
+def spoiled_loader(spoil: Callable[[list[Any]], list[Any]]) -> type:
+    """Returns a subclass of ShmLoader whose batches `spoil` changes."""
 
-    class Spoilt(shmload.ShmLoader[Any]):
+    class SpoiledLoader(shmload.ShmLoader[Any]):
         def __iter__(self) -> Any:
             batches = list(super().__iter__())
             if self.batch_size == 1 or len(batches) < 4:  # as the oracle reads
                 return iter(batches)
             return iter(spoil(batches))
 
-    return Spoilt
+    return SpoiledLoader
 
 
-@pytest.mark.parametrize("spoil", [swapped, doubled, lost, one_value, another_text, used_again])
-def test_a_wrong_loader_is_caught(spoil: Callable[[list[Any]], list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("spoil", [swapped, repeated, missing_last, changed_value, changed_text, slot_reused_too_early])
+def test_wrong_loader_is_caught(spoil: Callable[[list[Any]], list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Trial(SHUFFLED, tmp_path).run()
-    monkeypatch.setattr(shmload, "ShmLoader", spoilt(spoil))
+    monkeypatch.setattr(shmload, "ShmLoader", spoiled_loader(spoil))
     with pytest.raises(Wrong):
         Trial(SHUFFLED, tmp_path).run()
 
 
-def test_a_resume_that_repeats_a_batch_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_that_repeats_a_batch_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = replace(SHUFFLED, habit="resume", then_workers=0)
     Trial(case, tmp_path).run()
 
@@ -162,14 +163,14 @@ def test_a_resume_that_repeats_a_batch_is_caught(tmp_path: Path, monkeypatch: py
 # ------------------------------------------------------------ shrinking
 
 
-def test_a_failing_case_is_made_as_small_as_it_still_fails() -> None:
+def test_failing_case_is_reduced_while_it_still_fails() -> None:
     case = draw(random.Random(3), {"kind": "dict", "workers": 3, "shuffle": True, "mode": "seed"})
-    case = mended(replace(case, fields="sav", n=150))
+    case = made_legal(replace(case, fields="sav", n=150))
 
     def fails(tried: Case) -> bool:
         return "s" in tried.fields and tried.n > 4 and tried.workers == 3
 
-    smallest = shrunk(case, fails, limit_s=10.0)
+    smallest = reduce_case(case, fails, limit_s=10.0)
     assert fails(smallest)
     assert smallest.fields == "s"
     assert smallest.n == 5
@@ -177,7 +178,7 @@ def test_a_failing_case_is_made_as_small_as_it_still_fails() -> None:
     assert not smallest.shuffle
 
 
-def test_the_program_of_a_case_runs_it() -> None:
+def test_reduced_program_repeats_the_case() -> None:
     text = program(Case(kind="tfrecord", n=7, workers=2, habit="resume"))
     assert "ShmLoader(dataset, " in text
     assert "TFRecordDataset" in text
@@ -186,12 +187,12 @@ def test_the_program_of_a_case_runs_it() -> None:
     assert eval(line.removeprefix("case = "), {"Case": Case}) == replace(PLAINEST, kind="tfrecord", n=7, workers=2, habit="resume")
 
 
-# ------------------------------------------------------------ the net, cast
+# ------------------------------------------------------------ random crossings
 
 
 @pytest.mark.slow(reason="runs crossings for 20 s, or for CROSSING_MINUTES")
 @pytest.mark.timeout(60 * minutes() + 900)
-def test_crossings() -> None:
+def test_random_crossings_find_nothing() -> None:
     seed = int(os.environ.get("CROSSING_SEED") or random.SystemRandom().randrange(10**6))
     words = [sys.executable, "-m", "tests.crossing", "--minutes", str(minutes()), "--seed", str(seed)]
     if minutes() >= 1 and find_spec("ray"):
@@ -200,7 +201,7 @@ def test_crossings() -> None:
         words,
         capture_output=True,
         text=True,
-        timeout=120 * minutes() + 600,  # what is found is made smaller first
+        timeout=120 * minutes() + 600,  # findings are reduced first
         cwd=Path(__file__).parents[2],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
@@ -208,18 +209,16 @@ def test_crossings() -> None:
     assert done.stdout.startswith(f"seed {seed}")
 
 
-def test_the_command_finds_and_says(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_reports_failures(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def run_case(case: Case, limit_s: float = 0.0) -> Outcome:
         return Outcome("wrong", "batch 3: 5 and not 4") if "s" in case.fields else Outcome("right", num_batches=7)
 
     monkeypatch.setattr(command, "run_case", run_case)
     run = Run(seed=2, only={"kind": "dict"}, shm_kinds=("usual",))
     for number in range(30):
-        run.one(number)
-    assert len(run.found) == len(
-        {signature.split()[1] for signature in run.found}
-    )  # one of each mode, before they were made smaller
+        run.run_case_number(number)
+    assert len(run.found) == len({signature.split()[1] for signature in run.found})  # one for each mode, before reduction
     assert all(case.fields == "s" for case, _, _ in run.found.values())
     assert "case = Case(" in capsys.readouterr().out
-    assert "30 cases" in run.told()
+    assert "30 cases" in run.summary()
     assert "dict 30" in run.table()

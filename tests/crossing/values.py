@@ -1,4 +1,4 @@
-"""What the fields of a sample hold: each a pure function of (case, index). No engine, no files: the oracle reads these, too."""
+"""The fields of a sample, each a pure function of (case, index). No engine and no files, because the oracle reads these, too."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch
 from tests.crossing.cases import Case
 
 RAGGED_WIDTH = 2
-ROWS_PER_FOLDER = 11  # of a partitioned dataset
+ROWS_PER_FOLDER = 11  # rows of a partitioned dataset
 
 
 class Pair(NamedTuple):
-    """A sample of two fields, by name."""
+    """A sample of two named fields."""
 
     first: Any
     second: Any
@@ -26,26 +26,26 @@ class Pair(NamedTuple):
 
 @dataclass
 class Record:
-    """A sample that torch's collate refuses."""
+    """A sample of a type that torch's collate refuses."""
 
     first: Any
     second: Any
 
 
 class Encoding(UserDict[str, Any]):
-    """A sample of fields that is no dict, and has something beside them."""
+    """A sample of fields that is not a dict and has another attribute."""
 
     def __init__(self, fields: dict[str, Any], origin: str) -> None:
         super().__init__(fields)
         self.origin = origin
 
 
-class Marked(torch.Tensor):
-    """A subclass, as libraries make them."""
+class TensorSubclass(torch.Tensor):
+    """A tensor subclass, as libraries make them."""
 
 
 def length(case: Case, index: int, size: int | None = None) -> int:
-    """How long a field of variable length is."""
+    """Returns the length of a field of variable length."""
     size = case.size if size is None else size
     if case.sizes == "even":
         return size
@@ -58,22 +58,22 @@ def length(case: Case, index: int, size: int | None = None) -> int:
 
 
 def row(size: int, index: int) -> Any:
-    """Numbers that tell where they are from; exact in float32."""
+    """Returns numbers that identify the sample; exact in float32."""
     return (np.arange(size) % 97 + 100 * index).astype(np.float32)
 
 
-class Kept:
-    """Generators of a dataset's own, wherever they stand."""
+class OwnGenerators:
+    """Random generators that a dataset owns."""
 
     def __init__(self) -> None:
         self.python, self.numpy, self.torch = random.Random(), np.random.default_rng(), torch.Generator()
 
 
-def noise(kept: Kept | None = None) -> list[float]:
-    """Draws from every global generator, or from every one of a dataset's own."""
-    if kept is None:
+def noise(own: OwnGenerators | None = None) -> list[float]:
+    """Draws from every global generator, or from all of the dataset's own."""
+    if own is None:
         return [random.random(), float(np.random.random()), float(torch.rand(()))]
-    return [kept.python.random(), float(kept.numpy.random()), float(torch.rand((), generator=kept.torch))]
+    return [own.python.random(), float(own.numpy.random()), float(torch.rand((), generator=own.torch))]
 
 
 VALUES: dict[str, Callable[[Case, int], Any]] = {
@@ -99,14 +99,14 @@ VALUES: dict[str, Callable[[Case, int], Any]] = {
     "o": lambda case, i: None,
     "q": lambda case, i: {i, i + 1},
     "S": lambda case, i: torch.sparse_coo_tensor([[i % 4]], [float(i + 1)], (4,), check_invariants=False),
-    "C": lambda case, i: torch.from_numpy(row(case.size, i)).as_subclass(Marked),
+    "C": lambda case, i: torch.from_numpy(row(case.size, i)).as_subclass(TensorSubclass),
     "P": lambda case, i: torch.nn.Parameter(torch.from_numpy(row(case.size, i))),
     "g": lambda case, i: torch.from_numpy(row(case.size, i)).requires_grad_(),
 }
 
 
 def schema_of(case: Case) -> dict[str, Any]:
-    """What a dataset that decodes in place says of these fields, in their order."""
+    """Returns the schema of a dataset that decodes these fields in place, in their order."""
     specs: dict[str, Any] = {
         "i": "int64",
         "a": ("float32", (case.size,)),
@@ -124,7 +124,7 @@ def schema_of(case: Case) -> dict[str, Any]:
 
 
 def sample(case: Case, index: int, drawn: list[float] | None = None) -> Any:
-    """The sample of a dataset at an index; what it draws may be given."""
+    """Returns the sample at an index, with `drawn` in place of its random numbers if given."""
     values = [drawn if name == "N" and drawn is not None else VALUES[name](case, index) for name in case.fields]
     if case.kind == "bare":
         return values[0]

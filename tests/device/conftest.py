@@ -9,7 +9,7 @@ import pytest
 
 from shmload import ShmLoader, debug
 from tests.device.device_kit import Rows
-from tests.stand_in.device import StandIn
+from tests.simulated_device.device import SimulatedDevice
 
 
 @pytest.fixture
@@ -36,9 +36,9 @@ def make(poisoned: None) -> Iterator[Callable[..., ShmLoader[Any]]]:
 
 
 @pytest.fixture
-def pinning(monkeypatch: pytest.MonkeyPatch) -> StandIn:
+def pinning(monkeypatch: pytest.MonkeyPatch) -> SimulatedDevice:
     """Returns the device that pin_memory=True pins for."""
-    calls = StandIn()
+    calls = SimulatedDevice()
     monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
     monkeypatch.setattr("shmload.engine.builder.current_cuda", lambda: calls)
     monkeypatch.setattr("shmload.modes.seed_mode.pin_memory", lambda batch: batch)

@@ -12,9 +12,9 @@ from shmload import ShmLoader
 from shmload.device.cuda import CudaDevice
 from tests.device.device_kit import rows_of
 from tests.device.test_unsafe_patterns import BLOCKS
-from tests.stand_in.device import StandIn
-from tests.stand_in.device_log import Logged
-from tests.stand_in.device_replay import replay
+from tests.simulated_device.device import SimulatedDevice
+from tests.simulated_device.device_log import Logged
+from tests.simulated_device.device_replay import replay
 
 Make = Callable[..., ShmLoader[Any]]
 pytestmark = [
@@ -29,7 +29,7 @@ def test_cuda_gets_the_same_calls_as_the_simulated_device(make: Make) -> None:
         loader = make(logged)
         for batch in loader:
             del batch
-            if isinstance(device, StandIn):
+            if isinstance(device, SimulatedDevice):
                 device.run()
             else:
                 device.synchronize()
@@ -38,7 +38,7 @@ def test_cuda_gets_the_same_calls_as_the_simulated_device(make: Make) -> None:
         num_words = {"register": 2, "unregister": 2, "copy": 4, "keep_for": 3, "side_stream": 2}  # the other entries are numbers
         return [entry[: num_words[entry[0]]] for entry in logged.log if entry[0] in num_words]
 
-    assert sorted(map(str, log_of(StandIn()))) == sorted(map(str, log_of(CudaDevice())))
+    assert sorted(map(str, log_of(SimulatedDevice()))) == sorted(map(str, log_of(CudaDevice())))
 
 
 def test_batches_of_a_pinned_ring_are_pinned_and_copied_completely(make: Make) -> None:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from shmload import CopyFailed, ShmLoader
 from shmload.device.sending import sent
 from tests.device.device_kit import Mixed, Rows, rows_of
-from tests.stand_in.device import StandIn
-from tests.stand_in.device_log import Logged
+from tests.simulated_device.device import SimulatedDevice
+from tests.simulated_device.device_log import Logged
 
 slow = pytest.mark.slow(reason="starts a worker and sends a complete epoch to the device, for each loader")
 Make = Callable[..., ShmLoader[Any]]
@@ -27,15 +27,15 @@ ADVERSARIAL = settings(
 )
 
 
-def random_device(data: st.DataObject) -> StandIn:
+def random_device(data: st.DataObject) -> SimulatedDevice:
     """Returns a device with a random order of work.
 
     The order comes from a single draw, because hypothesis needs a fixed order of draws, and the host waits at varying times.
     """
-    return StandIn(Random(data.draw(st.integers(0, 1000))).randrange)
+    return SimulatedDevice(Random(data.draw(st.integers(0, 1000))).randrange)
 
 
-def check_all_slots_returned(loader: ShmLoader[Any], device: StandIn) -> None:
+def check_all_slots_returned(loader: ShmLoader[Any], device: SimulatedDevice) -> None:
     """Checks that no slot is lost, nothing stays registered after close, and copies have read only registered memory."""
     engine = loader._builder.last
     assert engine is not None
@@ -75,7 +75,7 @@ def test_batches_are_correct_in_any_order_of_copies(data: st.DataObject, make: M
 @pytest.mark.parametrize("first", [0, -1])
 @pytest.mark.parametrize("seed", [0, None])
 def test_loader_waits_for_an_idle_device_when_no_slot_is_free(seed: int | None, first: int, make: Make) -> None:
-    device = StandIn(lambda count: first % count)  # either the consumer's stream makes progress, or all others do
+    device = SimulatedDevice(lambda count: first % count)  # either the consumer's stream makes progress, or all others do
     loader = make(device, seed=seed)
     found = [device.read(batch["x"]) for batch in loader]
     device.run()
@@ -84,7 +84,7 @@ def test_loader_waits_for_an_idle_device_when_no_slot_is_free(seed: int | None, 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(None, marks=slow)])
 def test_after_batch_gets_tensors_on_the_device(seed: int | None, make: Make) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     loader = make(device, seed=seed, after_batch=lambda batch: device.read(batch["x"]))
     found = list(loader)
     device.run()
@@ -98,11 +98,11 @@ def test_state_is_that_of_the_last_yielded_batch_and_not_of_those_sent_ahead(mak
         loader = make(device)
         return [loader.state_dict() for _ in loader]
 
-    assert states(None) == states(StandIn())
+    assert states(None) == states(SimulatedDevice())
 
 
 def test_abandoned_pass_leaves_nothing_and_the_next_begins_at_its_start(make: Make) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     loader = make(device)
     for _ in loader:
         break
@@ -112,7 +112,7 @@ def test_abandoned_pass_leaves_nothing_and_the_next_begins_at_its_start(make: Ma
 
 
 def test_consumers_stream_waits_for_every_batch_and_keeps_its_memory(make: Make) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     logged = Logged(device)
     next(iter(make(logged)))
     events = [entry for entry in logged.log if entry[0] in ("wait_on_stream", "keep_for")]
@@ -125,7 +125,7 @@ def test_consumers_stream_waits_for_every_batch_and_keeps_its_memory(make: Make)
 
 
 def test_structures_are_sent_and_other_values_stay_on_the_host(make: Make) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     loader = make(device, Mixed(48), ragged={"x": "list"}, batch_size=3)
     batch = next(iter(loader))
     device.run()
@@ -142,7 +142,7 @@ def collated_mapping(samples: list[Any]) -> Any:
 
 
 def test_tensors_in_mappings_are_sent(make: Make) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     logged = Logged(device)
     loader = make(logged, collate_fn=collated_mapping)
     batch = next(iter(loader))
@@ -164,7 +164,7 @@ def collated_sparse(samples: list[Any]) -> Any:
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_sparse_tensors_are_sent_by_their_parts(num_workers: int, make: Make) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     options: dict[str, Any] = {} if num_workers else {"multiprocessing_context": None}
     loader = make(device, collate_fn=collated_sparse, num_workers=num_workers, **options)
     batch = next(itertools.islice(loader, 1, None))  # of samples 2 and 3
@@ -189,7 +189,7 @@ def collated_array(samples: list[Any]) -> Any:
 
 
 def test_array_stays_on_the_host_and_keeps_its_slot(make: Make) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     loader = make(device, collate_fn=collated_array)
     batches: Iterator[Any] = iter(loader)
     kept = next(batches)
@@ -201,7 +201,7 @@ def test_array_stays_on_the_host_and_keeps_its_slot(make: Make) -> None:
 
 def test_batches_are_sent_without_workers(poisoned: None) -> None:
     for seed in (0, None):
-        device = StandIn()
+        device = SimulatedDevice()
         found = [device.read(batch["x"]) for batch in ShmLoader(Rows(6), 2, seed=seed, device=device)]
         device.run()
         assert [torch.equal(rows_of(2 * step), x[0]) for step, x in enumerate(found)] == [True] * 3
@@ -211,7 +211,7 @@ def test_batches_are_sent_without_workers(poisoned: None) -> None:
 
 
 def test_failed_copy_is_an_error_in_its_place_and_the_next_batch_follows(make: Make) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     loader = make(device)
     iterator = iter(loader)
     next(iterator)
@@ -221,7 +221,7 @@ def test_failed_copy_is_an_error_in_its_place_and_the_next_batch_follows(make: M
         found.extend(device.read(batch["x"]) for batch in iterator)
     step = len(found) + 1
     assert str(caught.value) == (
-        f"batch {step} of epoch 0 could not be copied to stand-in: the stand-in was told to fail at copy. If the device is out of "
+        f"batch {step} of epoch 0 could not be copied to simulated device: the simulated device was told to fail at copy. If the device is out of "
         "memory, lower batch_size"
     )
     found.append(device.read(next(iterator)["x"]))
@@ -232,13 +232,13 @@ def test_failed_copy_is_an_error_in_its_place_and_the_next_batch_follows(make: M
 
 
 def test_failure_of_a_running_copy_is_reported_later_and_loses_no_slot(make: Make) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     loader = make(device)
     iterator = iter(loader)
     device.fail("work")
     next(iterator)
     device.run()
-    with pytest.raises(CopyFailed, match="stand-in failed at earlier work, perhaps a copy of a batch"):
+    with pytest.raises(CopyFailed, match="simulated device failed at earlier work, perhaps a copy of a batch"):
         for _ in range(8):
             next(iterator)
             device.run()
@@ -247,7 +247,7 @@ def test_failure_of_a_running_copy_is_reported_later_and_loses_no_slot(make: Mak
 
 @pytest.mark.parametrize("call", ["record", "is_done"])
 def test_slot_without_an_event_is_returned_after_waiting_for_the_device(call: str, make: Make) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     loader = make(device)
     iterator = iter(loader)
     next(iterator)
@@ -305,14 +305,14 @@ def test_audit_with_a_device_is_an_error(tmp_path: Any) -> None:
 
 
 def test_holders_of_batches_on_a_device_are_recorded(make: Make) -> None:
-    loader = make(StandIn())
+    loader = make(SimulatedDevice())
     next(iter(loader))
     assert loader._builder.last.holders is not None
     assert loader.holders() == []
 
 
 def test_error_of_a_custom_type_is_raised_in_place_of_its_batch(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = StandIn()
+    device = SimulatedDevice()
     loader = make(device)
     iterator = iter(loader)
     next(iterator)

@@ -15,12 +15,12 @@ from torch import nn
 
 from benchmarks import gpu, gpu_training
 from benchmarks.common import Settings, markdown
-from tests.stand_in.device import StandIn, Stream
-from tests.stand_in.device_log import load_log
-from tests.stand_in.device_replay import replay
+from tests.simulated_device.device import SimulatedDevice, Stream
+from tests.simulated_device.device_log import load_log
+from tests.simulated_device.device_replay import replay
 
 
-class Eager(StandIn):
+class Eager(SimulatedDevice):
     """A device whose streams do everything at once that they can."""
 
     def __init__(self) -> None:
@@ -51,14 +51,14 @@ class Rehearsal(gpu.Cuda):
 
     num_workers, batch_size, pin_torch, start_method = 1, 2, False, "fork"
 
-    def __init__(self, device: StandIn) -> None:
+    def __init__(self, device: SimulatedDevice) -> None:
         self.device = device
         self._now_ms = 0.0
 
     def name(self) -> str:
         return "rehearsal"
 
-    def calls(self) -> StandIn:
+    def calls(self) -> SimulatedDevice:
         return Eager()
 
     def send(self, tensor: torch.Tensor) -> torch.Tensor:

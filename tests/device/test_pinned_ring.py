@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from shmload import ShmLoader
 from shmload._core.trainer import Lease, live_leases
 from tests.device.device_kit import Rows, rows_of
-from tests.stand_in.device import StandIn
+from tests.simulated_device.device import SimulatedDevice
 
 Make = Callable[..., ShmLoader[Any]]
 
@@ -37,7 +37,7 @@ def read_on(loader: ShmLoader[Any], iterator: Any, count: int = 14) -> None:
 @pytest.mark.slow(reason="hypothesis starts a loader with a worker for each example")
 @given(data=st.data())
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_late_copy_reads_its_own_batch(data: st.DataObject, make: Make, pinning: StandIn) -> None:
+def test_late_copy_reads_its_own_batch(data: st.DataObject, make: Make, pinning: SimulatedDevice) -> None:
     pinning._choose = Random(data.draw(st.integers(0, 1000))).randrange
     pinning.streams[1:] = []
     others = set(pinning.registered)  # of examples that hypothesis aborted
@@ -68,7 +68,7 @@ def test_late_copy_reads_its_own_batch(data: st.DataObject, make: Make, pinning:
     assert pinning.violations == []
 
 
-def test_late_copy_on_an_unrecorded_stream_reads_a_later_batch(make: Make, pinning: StandIn) -> None:
+def test_late_copy_on_an_unrecorded_stream_reads_a_later_batch(make: Make, pinning: SimulatedDevice) -> None:
     iterator = iter(pinned(make))
     side = pinning.side_stream()
     batch = next(iterator)
@@ -82,7 +82,7 @@ def test_late_copy_on_an_unrecorded_stream_reads_a_later_batch(make: Make, pinni
     assert not torch.equal(rows_of(0), late)
 
 
-def test_slot_waits_for_a_copy_on_a_recorded_stream(make: Make, pinning: StandIn) -> None:
+def test_slot_waits_for_a_copy_on_a_recorded_stream(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     iterator = iter(loader)
     side = pinning.side_stream()
@@ -98,7 +98,7 @@ def test_slot_waits_for_a_copy_on_a_recorded_stream(make: Make, pinning: StandIn
     assert torch.equal(rows_of(0), late)
 
 
-def test_slot_waits_for_a_copy_on_the_stream_of_delivery(make: Make, pinning: StandIn) -> None:
+def test_slot_waits_for_a_copy_on_the_stream_of_delivery(make: Make, pinning: SimulatedDevice) -> None:
     iterator = iter(pinned(make))
     side = pinning.side_stream()
     batch = next(iterator)
@@ -112,7 +112,7 @@ def test_slot_waits_for_a_copy_on_the_stream_of_delivery(make: Make, pinning: St
     assert torch.equal(rows_of(0), late)
 
 
-def test_batch_is_poisoned_only_after_copies_from_it(make: Make, pinning: StandIn) -> None:
+def test_batch_is_poisoned_only_after_copies_from_it(make: Make, pinning: SimulatedDevice) -> None:
     iterator = iter(pinned(make))
     batch = next(iterator)
     late = pinning.copy(batch["x"])
@@ -122,7 +122,7 @@ def test_batch_is_poisoned_only_after_copies_from_it(make: Make, pinning: StandI
     assert torch.equal(rows_of(0), late)
 
 
-def test_loader_does_not_wait_while_another_slot_is_free(make: Make, pinning: StandIn) -> None:
+def test_loader_does_not_wait_while_another_slot_is_free(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     iterator = iter(loader)
     pinning.fail("wait")
@@ -133,7 +133,7 @@ def test_loader_does_not_wait_while_another_slot_is_free(make: Make, pinning: St
     pinning._failing.clear()
 
 
-def test_batch_that_dies_in_another_thread_waits_for_that_threads_stream(make: Make, pinning: StandIn) -> None:
+def test_batch_that_dies_in_another_thread_waits_for_that_threads_stream(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     iterator = iter(loader)
     side, held = pinning.side_stream(), [next(iterator)]
@@ -178,7 +178,7 @@ def end_in_a_foreign_thread(lease: Lease) -> Callable[[], None]:
     return end
 
 
-def test_batch_that_dies_in_a_foreign_thread_waits_for_the_whole_device(make: Make, pinning: StandIn) -> None:
+def test_batch_that_dies_in_a_foreign_thread_waits_for_the_whole_device(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     iterator = iter(loader)
     batch = next(iterator)
@@ -198,7 +198,9 @@ def test_batch_that_dies_in_a_foreign_thread_waits_for_the_whole_device(make: Ma
     assert pinning.registered == {}
 
 
-def test_interrupt_during_the_end_of_a_lease_is_not_lost(make: Make, pinning: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_during_the_end_of_a_lease_is_not_lost(
+    make: Make, pinning: SimulatedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loader = pinned(make)
     iterator = iter(loader)
     batch = next(iterator)
@@ -214,7 +216,7 @@ def test_interrupt_during_the_end_of_a_lease_is_not_lost(make: Make, pinning: St
     read_on(loader, iterator)
 
 
-def test_current_exception_survives_the_end_of_a_lease(make: Make, pinning: StandIn) -> None:
+def test_current_exception_survives_the_end_of_a_lease(make: Make, pinning: SimulatedDevice) -> None:
     iterator = iter(pinned(make))
 
     def fails() -> None:
@@ -228,7 +230,7 @@ def test_current_exception_survives_the_end_of_a_lease(make: Make, pinning: Stan
 # ------------------------------------------------------------ registering
 
 
-def test_every_slot_is_registered_once_and_unregistered_by_close(make: Make, pinning: StandIn) -> None:
+def test_every_slot_is_registered_once_and_unregistered_by_close(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     iterator = iter(loader)
     for _ in range(24):
@@ -245,7 +247,7 @@ class Growing(Rows):
         return np.full(2000 * (i + 1), i, np.int32)
 
 
-def test_grown_slot_is_registered_and_its_old_memory_unregistered(make: Make, pinning: StandIn) -> None:
+def test_grown_slot_is_registered_and_its_old_memory_unregistered(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make, dataset=Growing(24), ragged="list", batch_size=1)
     late = []
     for step, batch in enumerate(loader):
@@ -260,10 +262,10 @@ def test_grown_slot_is_registered_and_its_old_memory_unregistered(make: Make, pi
     assert (pinning.registered, pinning.violations) == ({}, [])
 
 
-def test_ring_that_cannot_be_pinned_warns_once_and_batches_are_correct(make: Make, pinning: StandIn) -> None:
+def test_ring_that_cannot_be_pinned_warns_once_and_batches_are_correct(make: Make, pinning: SimulatedDevice) -> None:
     pinning.fail("register", after=2)
     loader = pinned(make)
-    with pytest.warns(UserWarning, match="4096 bytes of the ring could not be pinned for stand-in") as caught:
+    with pytest.warns(UserWarning, match="4096 bytes of the ring could not be pinned for simulated device") as caught:
         found = [batch["x"].clone() for batch in loader]
     assert sum("could not be pinned" in str(each.message) for each in caught) == 1
     assert str(caught[0].message).endswith(
@@ -277,7 +279,7 @@ def test_ring_that_cannot_be_pinned_warns_once_and_batches_are_correct(make: Mak
     assert pinning.registered == {}
 
 
-def test_pinning_warning_turned_into_an_error_loses_no_batch(make: Make, pinning: StandIn) -> None:
+def test_pinning_warning_turned_into_an_error_loses_no_batch(make: Make, pinning: SimulatedDevice) -> None:
     pinning.fail("register")
     iterator = iter(pinned(make))
     with warnings.catch_warnings():
@@ -293,7 +295,7 @@ def test_pinning_warning_turned_into_an_error_loses_no_batch(make: Make, pinning
 # ------------------------------------------------------------ closing
 
 
-def test_close_waits_for_running_copies(make: Make, pinning: StandIn) -> None:
+def test_close_waits_for_running_copies(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     late = [pinning.copy(batch["x"]) for batch, _ in zip(loader, range(3), strict=False)]
     loader.close()
@@ -302,7 +304,7 @@ def test_close_waits_for_running_copies(make: Make, pinning: StandIn) -> None:
     assert (pinning.registered, pinning.violations) == ({}, [])
 
 
-def test_batch_that_outlives_its_loader_stays_registered_until_its_copies_end(make: Make, pinning: StandIn) -> None:
+def test_batch_that_outlives_its_loader_stays_registered_until_its_copies_end(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     batch = next(iter(loader))
     loader.close()
@@ -315,7 +317,7 @@ def test_batch_that_outlives_its_loader_stays_registered_until_its_copies_end(ma
     assert (pinning.registered, pinning.violations) == ({}, [])
 
 
-def test_memory_released_in_a_foreign_thread_is_unregistered_with_the_next_ring(make: Make, pinning: StandIn) -> None:
+def test_memory_released_in_a_foreign_thread_is_unregistered_with_the_next_ring(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     batch = next(iter(loader))
     loader.close()
@@ -329,19 +331,19 @@ def test_memory_released_in_a_foreign_thread_is_unregistered_with_the_next_ring(
     assert pinning.violations == []
 
 
-def test_close_raises_the_error_of_a_failing_device_and_closes_anyway(make: Make, pinning: StandIn) -> None:
+def test_close_raises_the_error_of_a_failing_device_and_closes_anyway(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     batches = iter(loader)
     next(batches)
     next(batches)
     pinning.fail("wait")
-    with pytest.raises(RuntimeError, match="the stand-in was told to fail at wait"):
+    with pytest.raises(RuntimeError, match="the simulated device was told to fail at wait"):
         loader.close()
     loader.close()
     assert (pinning.registered, pinning.violations) == ({}, [])
 
 
-def test_record_stream_of_other_tensors_does_nothing(make: Make, pinning: StandIn) -> None:
+def test_record_stream_of_other_tensors_does_nothing(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     loader.record_stream(torch.zeros(3), pinning.side_stream())
     next(iter(loader))
@@ -349,7 +351,7 @@ def test_record_stream_of_other_tensors_does_nothing(make: Make, pinning: StandI
     assert loader._builder.last.releases._named == {}
 
 
-def test_invalid_pending_copies_of_a_ring_are_an_error(make: Make, pinning: StandIn) -> None:
+def test_invalid_pending_copies_of_a_ring_are_an_error(make: Make, pinning: SimulatedDevice) -> None:
     loader = pinned(make)
     next(iter(loader))
     ring = loader._builder.last._ring

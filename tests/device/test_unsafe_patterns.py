@@ -13,22 +13,22 @@ import torch
 
 from shmload import ShmLoader, debug
 from tests.device.device_kit import rows_of
-from tests.stand_in.as_cuda import as_cuda
-from tests.stand_in.device import StandIn, Stream
+from tests.simulated_device.as_cuda import as_cuda
+from tests.simulated_device.device import SimulatedDevice, Stream
 
 Make = Callable[..., ShmLoader[Any]]
 PAGE = next(p / "docs" / "gpu.md" for p in Path(__file__).parents if (p / "docs").exists())
 BLOCKS = dict(re.findall(r"```text\n# ((?:un)?safe: [^\n]*)\n(.*?)```", PAGE.read_text(), re.DOTALL))
 
 
-def run(block: str, loader: ShmLoader[Any], device: StandIn, ahead: str) -> list[list[torch.Tensor]]:
+def run(block: str, loader: ShmLoader[Any], device: SimulatedDevice, ahead: str) -> list[list[torch.Tensor]]:
     """Runs a block while either the main stream or all others work at once. Returns what it trained with in the end."""
     trained: list[list[torch.Tensor]] = []
     program = {"torch": torch, "loader": loader, "train": lambda images: trained.append(device.read(images))}
     device.main.is_eager = ahead == "main"
 
     def side_stream() -> Stream:
-        made = StandIn.side_stream(device)
+        made = SimulatedDevice.side_stream(device)
         made.is_eager = ahead == "side"
         return made
 
@@ -46,7 +46,7 @@ def test_page_has_the_tested_blocks() -> None:
 
 @pytest.mark.parametrize("ahead", ["main", "side"])
 @pytest.mark.parametrize("block", [name for name in BLOCKS if name.startswith("safe")])
-def test_safe_block_trains_with_the_right_batches(block: str, ahead: str, make: Make, pinning: StandIn) -> None:
+def test_safe_block_trains_with_the_right_batches(block: str, ahead: str, make: Make, pinning: SimulatedDevice) -> None:
     loader = make(None, pin_memory=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -58,7 +58,7 @@ def test_safe_block_trains_with_the_right_batches(block: str, ahead: str, make: 
     assert pinning.violations == []
 
 
-def test_copy_by_a_bare_address_reads_poison(make: Make, pinning: StandIn) -> None:
+def test_copy_by_a_bare_address_reads_poison(make: Make, pinning: SimulatedDevice) -> None:
     loader = make(None, pin_memory=True)
     pinning.main.is_eager = True
     batch = next(iter(loader))

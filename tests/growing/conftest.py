@@ -1,4 +1,4 @@
-"""Lets the tests here, and the processes they spawn, import their helpers; makes caches and closes them."""
+"""Makes the helpers of this folder importable for the tests and their processes, and opens and closes caches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from shmload.growing import SampleCache
 
 @pytest.fixture
 def make_cache(tmp_path: Path) -> Iterator[Callable[..., SampleCache]]:
-    """Opens the test's cache: 64 KiB, files of 1 KiB, unless said otherwise. All are closed behind the test."""
+    """Returns a function that opens the test's cache, by default of 64 KiB with files of 1 KiB. All caches are closed after the
+    test.
+    """
     with ExitStack() as stack:
 
         def make(capacity_bytes: int = 1 << 16, **options: Any) -> SampleCache:

@@ -1,4 +1,4 @@
-"""Samples that say who they are, in files of known sizes; samplers; waiting for what another process does."""
+"""Samples that identify themselves, in files of known sizes; samplers; waiting for other processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sample(value: int) -> np.ndarray[Any, Any]:
 
 
 def put(cache: SampleCache, values: Any, **options: Any) -> str:
-    """Publishes these samples; the name of their file, or of the last one of them."""
+    """Publishes these samples and returns the name of their file, or of the last one."""
     before = {file.name for file in cache.files()}
     with cache.writer(publish_s=1e9, **options) as writer:
         for value in values:
@@ -36,7 +36,7 @@ def put(cache: SampleCache, values: Any, **options: Any) -> str:
 
 
 def put_foreign(path: Path, values: Any, compression: str | None = None) -> Path:
-    """A file as another program would put it there."""
+    """Writes a file as another program would."""
     with TFRecordWriter(path, compression=compression) as writer:
         for value in values:
             writer.write(sample(value))
@@ -57,21 +57,21 @@ def values_of(batch: Any) -> list[int]:
 
 
 def epoch_of(loader: ShmLoader[Any]) -> list[int]:
-    """The samples of the next epoch, as they come."""
+    """Returns the samples of the next epoch, in order."""
     return [value for batch in loader for value in values_of(batch)]
 
 
-def wait_until(is_so: Callable[[], Any], what: str) -> Any:
-    """Waits for another process, without a word from it."""
+def wait_until(condition: Callable[[], Any], what: str) -> Any:
+    """Waits until a condition on another process is true."""
     deadline, pause = monotonic() + DEADLINE_S, threading.Event()
-    while not (found := is_so()):
+    while not (found := condition()):
         assert monotonic() < deadline, f"waited {DEADLINE_S} s for {what}"
         pause.wait(0.01)
     return found
 
 
 def flip(path: Path, at: int) -> None:
-    """Damages one byte of a file, which keeps its size."""
+    """Damages one byte of a file without changing its size."""
     with path.open("r+b") as file:
         file.seek(at)
         byte = file.read(1)[0]
@@ -79,7 +79,7 @@ def flip(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 0xFF]))
 
 
-# ------------------------------------------------------------ samplers, found by name where processes are spawned
+# ------------------------------------------------------------ samplers, which spawned processes import by name
 
 
 def endless(worker_id: int, num_workers: int) -> Iterator[Any]:
@@ -100,7 +100,7 @@ def broken(worker_id: int, num_workers: int) -> Iterator[Any]:
 
 
 def stuck_after_one(worker_id: int, num_workers: int) -> Iterator[dict[str, Any]]:
-    """Yields one sample, and waits for its next for ever."""
+    """Yields one sample, and waits forever for the next."""
     yield {"x": 0}
     threading.Event().wait()
 
@@ -111,7 +111,7 @@ def stuck_at_once(worker_id: int, num_workers: int) -> Iterator[Any]:
 
 
 def dies_once(folder: Path, worker_id: int, num_workers: int) -> Iterator[Any]:
-    """Is killed behind three samples, the first time; goes on with the fourth."""
+    """Is killed after three samples the first time; then continues with the fourth."""
     mark = folder / f"was-here-{worker_id}"
     if not mark.exists():
         mark.touch()

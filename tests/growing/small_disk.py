@@ -1,4 +1,6 @@
-"""Train from a growing cache on a disk that somebody else fills: `python -m tests.growing.small_disk FOLDER`, on a tmpfs of 6 MB."""
+"""Trains from a growing cache on a disk that another program fills: `python -m tests.growing.small_disk FOLDER`, on a tmpfs of 6
+MB.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ NUM_FILES, NUM_SAMPLES = 8, 200
 
 
 def fill(path: str) -> None:
-    """Write until the disk is full to the last byte."""
+    """Writes until the disk is completely full."""
     with open(path, "ab", buffering=0) as file:
         for nbytes in (1 << 16, 1):
             with suppress(OSError):
@@ -37,7 +39,7 @@ def main(folder: str) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "tests.growing.small_disk", folder, "again"])
 
 
-def again(folder: str) -> None:
+def run_again(folder: str) -> None:
     with SampleCache(f"{folder}/cache", 100_000_000, file_nbytes=20_000) as cache:  # a later run, on the full disk
         loader = loader_of(dataset_of(cache))
         assert len(epoch_of(loader)) >= (NUM_FILES - 4) * NUM_SAMPLES
@@ -45,4 +47,4 @@ def again(folder: str) -> None:
 
 
 if __name__ == "__main__":
-    (again if len(sys.argv) > 2 else main)(sys.argv[1])
+    (run_again if len(sys.argv) > 2 else main)(sys.argv[1])

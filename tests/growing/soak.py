@@ -1,11 +1,11 @@
-"""The soak of the growing cache: samplers, eviction and two ranks, while everything is killed at random.
+"""The soak test of the growing cache: samplers, eviction and two ranks, while processes are killed at random.
 
     python -m tests.growing.soak --minutes 20 [--seed N]
 
-Samplers, workers and trainers are ended by SIGKILL; a trainer is started again and goes on from its last state. At the end the
-deliveries, less those that a resume took back, are held against what each epoch promised: each of its samples once over all ranks.
-Meanwhile a watcher looks at the folder: its bytes never exceed the budget, and what has a name is whole. The last line is the result
-as JSON. Every decision comes of the seed; when things happen is the machine's.
+Samplers, workers and trainers are ended by SIGKILL; a trainer is started again and continues from its last state. At the end the
+deliveries, without those that a resume repeated, are compared with the promise of each epoch: each of its samples once over all
+ranks. In the meantime a watcher checks the folder: its size never exceeds the budget, and files under their final name are
+complete. The last line is the result as JSON. Every decision follows from the seed; the timing depends on the machine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STUCK_S = 60.0
 
 @dataclass
 class Tally:
-    """What has happened."""
+    """The counts and findings of a run."""
 
     seed: int
     minutes: float = 0.0
@@ -50,30 +50,30 @@ class Tally:
     found: list[str] = field(default_factory=list)
 
 
-def judged(logs: Iterable[list[dict[str, Any]]]) -> tuple[dict[int, list[int]], dict[int, int]]:
-    """Which samples each epoch delivered, and how many it promised, as if no resume had ever been needed."""
+def deliveries(logs: Iterable[list[dict[str, Any]]]) -> tuple[dict[int, list[int]], dict[int, int]]:
+    """Returns the samples that each epoch delivered, and the number it promised, without the deliveries that a resume repeated."""
     delivered: dict[int, list[int]] = {}
     promised: dict[int, int] = {}
     for log in logs:
         kept: dict[tuple[int, int], list[int]] = {}
-        for said in log:
-            if "resumed" in said:
-                kept = {place: ids for place, ids in kept.items() if place < tuple(said["resumed"])}
+        for entry in log:
+            if "resumed" in entry:
+                kept = {place: ids for place, ids in kept.items() if place < tuple(entry["resumed"])}
                 continue
-            place = tuple(said["at"])
-            assert place not in kept, f"batch {place} was delivered twice without a resume between"
-            kept[place] = said["ids"]
-            promised.setdefault(place[0], said["n"])
-            assert promised[place[0]] == said["n"], f"epoch {place[0]} promised {promised[place[0]]} samples and {said['n']}"
+            place = tuple(entry["at"])
+            assert place not in kept, f"batch {place} was delivered twice without a resume in between"
+            kept[place] = entry["ids"]
+            promised.setdefault(place[0], entry["n"])
+            assert promised[place[0]] == entry["n"], f"epoch {place[0]} promised {promised[place[0]]} samples, then {entry['n']}"
         for (epoch, _), ids in kept.items():
             delivered.setdefault(epoch, []).extend(ids)
     return delivered, promised
 
 
 def differences(logs: Iterable[list[dict[str, Any]]], num_epochs: int) -> list[str]:
-    """What is wrong with the epochs that all ranks have ended."""
+    """Returns the errors in the epochs that all ranks have finished."""
     try:
-        delivered, promised = judged(logs)
+        delivered, promised = deliveries(logs)
     except AssertionError as error:
         return [str(error)]
     found = []
@@ -87,7 +87,7 @@ def differences(logs: Iterable[list[dict[str, Any]]], num_epochs: int) -> list[s
 
 
 class Watcher(threading.Thread):
-    """Looks at the folder all the time."""
+    """Checks the folder continuously."""
 
     def __init__(self, folder: Path, tally: Tally) -> None:
         super().__init__(daemon=True)
@@ -104,7 +104,7 @@ class Watcher(threading.Thread):
         for path in [*self._folder.glob("[!.]*"), *(self._folder / ".shmload" / "new").glob("*")]:
             try:
                 size = path.stat().st_size
-            except FileNotFoundError:  # published or evicted between the two
+            except FileNotFoundError:  # published or evicted between the two calls
                 continue
             nbytes += size
             own = read_own_name(path.name)
@@ -120,7 +120,7 @@ class Watcher(threading.Thread):
         try:
             if (num_records := count_records(str(path))) != own[0]:
                 self._tally.found.append(f"{path.name} has {num_records} records")
-        except FileNotFoundError:  # evicted meanwhile
+        except FileNotFoundError:  # evicted in the meantime
             pass
         except ValueError as error:
             self._tally.found.append(str(error))
@@ -131,7 +131,7 @@ class Watcher(threading.Thread):
 
 
 class Soak:
-    """One run."""
+    """One run of the soak test."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self._folder = folder
@@ -146,7 +146,7 @@ class Soak:
             return subprocess.Popen(arguments, stderr=errors, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
 
     def log(self, rank: int) -> list[dict[str, Any]]:
-        """What a rank has said, less a line that its end has cut short."""
+        """Returns the log of a rank, without a last line that a kill has truncated."""
         try:
             data = (self._folder / f"rank-{rank}.log").read_bytes()
         except FileNotFoundError:
@@ -157,9 +157,9 @@ class Soak:
         paths = [self._folder / f"rank-{rank}.log" for rank in range(WORLD_SIZE)]
         return [path.read_bytes().count(b'"at"') if path.exists() else 0 for path in paths]
 
-    def _await(self, is_so: Callable[[], Any], what: str) -> None:
+    def _await(self, condition: Callable[[], Any], what: str) -> None:
         deadline = monotonic() + STUCK_S
-        while not is_so():
+        while not condition():
             for rank, trainer in enumerate(self._trainers):
                 if trainer.poll() not in (None, 0):
                     errors = (self._folder / f"rank-{rank}.err").read_text()
@@ -169,14 +169,14 @@ class Soak:
             threading.Event().wait(0.005)
 
     def _stacks(self) -> str:
-        """Where the trainers are."""
+        """Returns the stacks of the trainers."""
         for trainer in self._trainers:
             trainer.send_signal(signal.SIGUSR1)
         threading.Event().wait(1.0)
         return " ".join((self._folder / f"rank-{rank}.err").read_text()[-2000:] for rank in range(WORLD_SIZE))
 
     def run(self, minutes: float, min_kills: int = 0) -> None:
-        """Kills for so long, and at least so often; then judges."""
+        """Kills processes for `minutes`, and at least `min_kills` times; then checks the deliveries."""
         began = monotonic()
         self._trainers = [self._start(rank) for rank in range(WORLD_SIZE)]
         watcher = Watcher(self._folder / "cache", self.tally)
@@ -197,7 +197,7 @@ class Soak:
                 trainer.kill()
                 trainer.wait()
             watcher.stop()
-        self._judge(began)
+        self._check_deliveries(began)
 
     def _await_batches(self, more: int, of: Callable[[list[int]], int]) -> None:
         before = self._num_batches()
@@ -210,7 +210,7 @@ class Soak:
     def _kill(self, kind: str) -> None:
         rank = self._random.randrange(WORLD_SIZE)
         if kind == "trainer":
-            self._await_batches(1, min)  # one at a time: the other one holds what this one's state names
+            self._await_batches(1, min)  # one at a time, because the other rank holds the files that this one's state names
             self._trainers[rank].kill()
             self._trainers[rank].wait()
             self._trainers[rank] = self._start(rank)
@@ -218,26 +218,26 @@ class Soak:
             try:
                 pids = json.loads((self._folder / f"pids-{0 if kind == 'sampler' else rank}").read_text())[f"{kind}s"]
                 os.kill(self._random.choice(pids), signal.SIGKILL)
-            except (FileNotFoundError, ProcessLookupError, IndexError):  # there is none now
+            except (FileNotFoundError, ProcessLookupError, IndexError):  # no such process at the moment
                 return
         self.tally.kills[kind] += 1
 
-    def _judge(self, began: float) -> None:
+    def _check_deliveries(self, began: float) -> None:
         tally, logs = self.tally, [self.log(rank) for rank in range(WORLD_SIZE)]
         ended = [self._folder / f"ended-{rank}" for rank in range(WORLD_SIZE)]
         tally.epochs = min(int(path.read_text()) + 1 if path.exists() else 0 for path in ended)
-        tally.batches = sum("ids" in said for log in logs for said in log)
-        tally.samples = sum(len(said.get("ids", ())) for log in logs for said in log)
+        tally.batches = sum("ids" in entry for log in logs for entry in log)
+        tally.samples = sum(len(entry.get("ids", ())) for log in logs for entry in log)
         tally.found += differences(logs, tally.epochs)
         if tally.most_nbytes > CAPACITY_BYTES:
-            tally.found.append(f"{tally.most_nbytes} bytes lay in a folder of {CAPACITY_BYTES}")
+            tally.found.append(f"{tally.most_nbytes} bytes were in a folder of {CAPACITY_BYTES}")
         if not tally.epochs:
-            tally.found.append("no epoch was ended")
+            tally.found.append("no epoch was finished")
         tally.minutes = round((monotonic() - began) / 60, 2)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the soak; 0 if nothing was found."""
+    """Runs the soak test and returns 0 if nothing was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--min-kills", type=int, default=0)

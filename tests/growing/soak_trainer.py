@@ -1,7 +1,8 @@
-"""One rank of the soak: `python soak_trainer.py FOLDER RANK WORLD_SIZE`. It trains until FOLDER/stop is there, and can be killed anywhere.
+"""One rank of the soak test: `python soak_trainer.py FOLDER RANK WORLD_SIZE`. It trains until FOLDER/stop exists, and can be
+killed anywhere.
 
-What it was delivered goes to FOLDER/rank-R.log, a line a batch by one write; its state to FOLDER/rank-R.json, whole or not at all.
-An epoch is begun when all ranks have ended the one before, as ranks that train together do.
+It appends one line for each batch to FOLDER/rank-R.log with a single write, and replaces its state in FOLDER/rank-R.json
+atomically. An epoch begins when all ranks have finished the previous one, as in ranks that train together.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ from shmload.formats.paths import write_whole
 from shmload.growing import SampleCache
 
 CAPACITY_BYTES, FILE_NBYTES = 4 << 20, 64 << 10
-WIDTH = 256  # int64 of a sample; the first says which it is
+WIDTH = 256  # int64 values of a sample; the first is its number
 SCHEMA = {"x": ("int64", (WIDTH,))}
 BATCH, STATE_EVERY, NUM_SAMPLERS = 16, 3, 2
 
 
 def sampler(worker_id: int, num_workers: int) -> Iterator[Any]:
-    """Samples that nobody has drawn before."""
+    """Yields samples that were never drawn before."""
     first = int.from_bytes(os.urandom(5), "little") << 22
     for number in count(first):
         yield np.full(WIDTH, number)
 
 
 def ended(folder: Path, rank: int) -> int:
-    """The last epoch that a rank has ended; -1: none."""
+    """Returns the last epoch that a rank has finished, or -1."""
     try:
         return int((folder / f"ended-{rank}").read_text())
     except FileNotFoundError:
@@ -45,18 +46,18 @@ def ended(folder: Path, rank: int) -> int:
 
 
 def wait_for(folder: Path, world_size: int, epoch: int) -> None:
-    """Until every rank has ended that epoch, or has left for good."""
+    """Waits until every rank has finished the epoch or has left for good."""
     while not all(ended(folder, rank) >= epoch or (folder / f"left-{rank}").exists() for rank in range(world_size)):
         threading.Event().wait(0.005)
 
 
 def main(folder: Path, rank: int, world_size: int) -> None:
-    faulthandler.register(signal.SIGUSR1)  # the soak asks where it is if nothing happens
-    log = os.open(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    faulthandler.register(signal.SIGUSR1)  # the soak test requests the stacks when nothing happens
+    log_fd = os.open(folder / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     state_file = folder / f"rank-{rank}.json"
 
-    def say(**said: Any) -> None:
-        os.write(log, json.dumps(said).encode() + b"\n")
+    def log(**entry: Any) -> None:
+        os.write(log_fd, json.dumps(entry).encode() + b"\n")
 
     cache = SampleCache(folder / "cache", CAPACITY_BYTES, file_nbytes=FILE_NBYTES)
     dataset = cache.dataset(SCHEMA, records="raw", min_samples=50, run="soak")
@@ -67,12 +68,12 @@ def main(folder: Path, rank: int, world_size: int) -> None:
         state = json.loads(state_file.read_text())
         loader.load_state_dict(state)
         epoch = state["epoch"]
-        if epoch:  # it may have been killed between its state and this
+        if epoch:  # a kill may have come between the state and this line
             write_whole(folder / f"ended-{rank}", str(epoch - 1).encode())
-        say(resumed=[epoch, state["position"]])
-    samplers = cache.start(sampler, NUM_SAMPLERS) if rank == 0 else None  # now that what the state names is held
+        log(resumed=[epoch, state["position"]])
+    samplers = cache.start(sampler, NUM_SAMPLERS) if rank == 0 else None  # started after the files of the state are held
     while True:
-        wait_for(folder, world_size, epoch - 1)  # holding what the last one read, for a rank that is resumed in it
+        wait_for(folder, world_size, epoch - 1)  # while holding the last one's files, for a rank that resumes in it
         position = loader.state_dict()["position"]
         if epoch and position == 0 and (folder / "stop").exists():
             break
@@ -80,8 +81,8 @@ def main(folder: Path, rank: int, world_size: int) -> None:
             named = loader._passes.epochs.state_dict(epoch, position, is_begun=True)["children"]["snapshot"]  # type: ignore[union-attr]  # of seed mode
             assert loader.valid is not None
             ids = batch["x"][: loader.valid]
-            assert bool((ids == ids[:, :1]).all()), "a sample is of two"
-            say(at=[epoch, position], n=named["n"], ids=ids[:, 0].tolist())
+            assert bool((ids == ids[:, :1]).all()), "a sample is mixed from two"
+            log(at=[epoch, position], n=named["n"], ids=ids[:, 0].tolist())
             position += BATCH * world_size
             if number % STATE_EVERY == 0:
                 write_whole(state_file, json.dumps(loader.state_dict()).encode())

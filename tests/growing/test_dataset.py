@@ -1,4 +1,4 @@
-"""A growing dataset and ShmLoader: lengths, indices, workers, what is refused."""
+"""A growing dataset read by ShmLoader: lengths, indices, workers, refusals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.growing.growing_kit import SCHEMA, dataset_of, epoch_of, loader_of, p
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_each_epoch_has_its_length_and_its_order(cache: SampleCache, num_workers: int) -> None:
+def test_each_epoch_has_its_own_length_and_order(cache: SampleCache, num_workers: int) -> None:
     put(cache, range(10))
     with loader_of(dataset_of(cache), shuffle=True, num_workers=num_workers) as loader:
         assert len(loader) == 3
@@ -30,7 +30,7 @@ def test_each_epoch_has_its_length_and_its_order(cache: SampleCache, num_workers
     assert later[-1] != later[-2]
 
 
-def test_an_index_says_what_it_stands_for(cache: SampleCache) -> None:
+def test_index_identifies_its_epoch_and_record(cache: SampleCache) -> None:
     names = [put(cache, range(3)), put(cache, range(3, 8))]
     dataset = dataset_of(cache)
     with loader_of(dataset, shuffle=True) as loader:
@@ -42,7 +42,7 @@ def test_an_index_says_what_it_stands_for(cache: SampleCache) -> None:
                     assert [value] * 8 == dataset[index]["x"].tolist()
 
 
-def test_an_epoch_waits_for_its_first_samples(cache: SampleCache) -> None:
+def test_epoch_waits_for_its_first_samples(cache: SampleCache) -> None:
     put(cache, range(3))
     with loader_of(dataset_of(cache, min_samples=4)) as loader:
         with pytest.raises(TimeoutError, match=r"holds 3 samples after 0.0 s, an epoch needs 4\. Wait longer"):
@@ -51,13 +51,13 @@ def test_an_epoch_waits_for_its_first_samples(cache: SampleCache) -> None:
         assert list(range(5)) == sorted(epoch_of(loader))
 
 
-def test_with_drop_last_an_epoch_waits_for_a_whole_step(cache: SampleCache) -> None:
+def test_epoch_with_drop_last_waits_for_a_whole_step(cache: SampleCache) -> None:
     put(cache, range(3))
     with loader_of(dataset_of(cache), drop_last=True) as loader, pytest.raises(TimeoutError, match="an epoch needs 4"):
         iter(loader)
 
 
-def test_a_full_cache_leaves_its_oldest_out_so_that_it_can_be_renewed(make_cache: Callable[..., SampleCache]) -> None:
+def test_epoch_of_a_full_cache_leaves_out_the_oldest_files(make_cache: Callable[..., SampleCache]) -> None:
     cache = make_cache(16 * 1024, headroom=0.25)
     for number in range(17):
         put(cache, range(20 * number, 20 * number + 20))
@@ -68,18 +68,18 @@ def test_a_full_cache_leaves_its_oldest_out_so_that_it_can_be_renewed(make_cache
         assert 16 * 1024 - sum(file.nbytes for file in there) < 1024
         assert min(values) == 20 * (17 - 12)  # 12 files fit into three quarters
         for number in range(100, 104):
-            put(cache, range(20 * number, 20 * number + 20))  # room for these is in the oldest quarter
+            put(cache, range(20 * number, 20 * number + 20))  # fits where the oldest quarter was
         values += [value for batch in batches for value in values_of(batch)]
         assert list(range(100, 340)) == sorted(values)
 
 
-def test_tiny_epochs_are_not_frozen_far_ahead(cache: SampleCache) -> None:
+def test_small_epochs_are_frozen_at_most_one_ahead(cache: SampleCache) -> None:
     put(cache, range(2))
     dataset = dataset_of(cache)
     with loader_of(dataset, num_workers=1, prefetch_factor=8) as loader:
         assert len(epoch_of(loader)) == 2
         put(cache, range(2, 4))
-        assert [len(epoch_of(loader)) for _ in range(2)] == [2, 4]  # one epoch was frozen before they came, no more
+        assert [len(epoch_of(loader)) for _ in range(2)] == [2, 4]  # only one epoch was frozen before these samples arrived
 
 
 def test_randomness_within_samples_is_new_in_each_epoch(cache: SampleCache) -> None:
@@ -100,14 +100,14 @@ def test_randomness_within_samples_is_new_in_each_epoch(cache: SampleCache) -> N
     assert len(draws) == len(set(draws)) == 2
 
 
-def test_it_has_no_length_of_its_own(cache: SampleCache) -> None:
+def test_growing_dataset_has_no_len(cache: SampleCache) -> None:
     with pytest.raises(TypeError, match="a growing dataset has another length in each epoch: read it with ShmLoader"):
-        len(dataset_of(cache))  # type: ignore[arg-type]  # it has none
+        len(dataset_of(cache))  # type: ignore[arg-type]  # must be refused
     with pytest.raises(ValueError, match="defines its own order, which only seed mode uses: give ShmLoader a seed"):
         ShmLoader(dataset_of(cache))
 
 
-def test_a_sampler_of_the_users_own_is_refused_with_the_remedy(cache: SampleCache) -> None:
+def test_user_sampler_is_refused_with_the_remedy(cache: SampleCache) -> None:
     put(cache, range(4))
     with (
         loader_of(dataset_of(cache), sampler=SequentialSampler(range(4))) as loader,
@@ -116,7 +116,7 @@ def test_a_sampler_of_the_users_own_is_refused_with_the_remedy(cache: SampleCach
         next(iter(loader))
 
 
-def test_a_copy_in_another_process_reads_and_orders_nothing(cache: SampleCache) -> None:
+def test_copy_in_another_process_cannot_begin_an_epoch(cache: SampleCache) -> None:
     put(cache, range(4))
     dataset = dataset_of(cache)
     with loader_of(dataset) as loader:
@@ -128,7 +128,7 @@ def test_a_copy_in_another_process_reads_and_orders_nothing(cache: SampleCache) 
     assert f"GrowingDataset({str(cache.path)!r}, x)" == repr(copy)
 
 
-def test_an_epoch_beyond_what_an_index_can_name_is_refused(cache: SampleCache) -> None:
+def test_epoch_beyond_the_largest_is_refused(cache: SampleCache) -> None:
     put(cache, range(4))
     with loader_of(dataset_of(cache)) as loader:
         loader.set_epoch(MAX_EPOCH)
@@ -138,7 +138,7 @@ def test_an_epoch_beyond_what_an_index_can_name_is_refused(cache: SampleCache) -
             epoch_of(loader)
 
 
-def test_set_epoch_goes_to_a_snapshot_of_its_own(cache: SampleCache) -> None:
+def test_set_epoch_uses_the_epochs_own_snapshot(cache: SampleCache) -> None:
     put(cache, range(4))
     with loader_of(dataset_of(cache)) as loader:
         epoch_of(loader)
@@ -146,7 +146,7 @@ def test_set_epoch_goes_to_a_snapshot_of_its_own(cache: SampleCache) -> None:
         loader.set_epoch(5)
         assert list(range(8)) == epoch_of(loader)
         loader.set_epoch(0)
-        assert list(range(4)) == epoch_of(loader)  # as it was
+        assert list(range(4)) == epoch_of(loader)  # unchanged
 
 
 def test_numbers_of_bytes_may_be_floats_and_are_checked(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_numbers_of_bytes_may_be_floats_and_are_checked(tmp_path: Path) -> None:
             SampleCache(tmp_path / "other", wrong)
 
 
-def test_a_cache_is_named_with_its_numbers(cache: SampleCache) -> None:
+def test_repr_of_a_cache_has_its_figures(cache: SampleCache) -> None:
     put(cache, range(4))
     assert f"<SampleCache {cache.path}: 1 files, 192 of 65536 bytes>" == repr(cache)
     assert pickle.loads(pickle.dumps(cache)).capacity_bytes == 65536

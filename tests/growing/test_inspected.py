@@ -1,4 +1,4 @@
-"""What `shmload inspect` and `shmload top` say of a growing cache."""
+"""The output of `shmload inspect` and `shmload top` for a growing cache."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ def inspected(cache: SampleCache) -> list[str]:
     return [f"{summary['num_samples']} samples", *summary["notes"]]
 
 
-def test_a_cache_says_how_full_it_is_how_far_and_what_is_left_out(make_cache: Callable[..., SampleCache]) -> None:
+def test_inspect_reports_use_generation_and_excluded_files(make_cache: Callable[..., SampleCache]) -> None:
     cache = make_cache(4096)
     for number in range(6):
         put(cache, range(20 * number, 20 * number + 20))
     bad = put_foreign(cache.path / "bad.tfrecord", range(4))
     flip(bad, 20)
-    told = inspected(cache)
-    assert told[:3] == [
+    lines = inspected(cache)
+    assert lines[:3] == [
         "80 samples",
         "98% of its budget of 4,096 bytes: 4 files, 0 being written, 0 read by epochs under way",
         "generation 6: so many files were published, 2 of them are gone",
     ]
-    assert told[3].endswith("samples/s were published")
-    assert told[4].startswith(f"left out: bad.tfrecord: {bad}: record 0")
+    assert lines[3].endswith("samples/s were published")
+    assert lines[4].startswith(f"left out: bad.tfrecord: {bad}: record 0")
 
 
 @pytest.mark.slow(reason="a sampler in a process of its own starts and writes files")
-def test_samplers_and_writers_are_told_with_what_they_do(make_cache: Callable[..., SampleCache]) -> None:
+def test_samplers_and_writers_are_shown_with_their_activity(make_cache: Callable[..., SampleCache]) -> None:
     cache = make_cache(4096)
     samplers = cache.start(endless, 1)
     wait_until(lambda: cache.stats().generation >= 2, "files")
-    told = inspected(cache)
-    assert any("sampler 0 of process" in line and "running, 0 restarts" in line for line in told)
-    assert any("(sampler 0 of 1) " in line for line in told)
+    lines = inspected(cache)
+    assert any("sampler 0 of process" in line and "running, 0 restarts" in line for line in lines)
+    assert any("(sampler 0 of 1) " in line for line in lines)
     samplers.stop()
     assert not any("sampler" in line for line in inspected(cache))

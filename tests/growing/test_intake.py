@@ -1,4 +1,4 @@
-"""Files that others drop into the folder."""
+"""Files that other programs put into the folder."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def folder(cache: SampleCache) -> Path:
     return cache.path
 
 
-def test_a_file_that_is_still_being_written_waits_for_the_next_epoch(cache: SampleCache, folder: Path) -> None:
+def test_file_that_is_still_being_written_waits_for_the_next_epoch(cache: SampleCache, folder: Path) -> None:
     put_foreign(folder / "whole.tfrecord", range(2))
     with (folder / "growing.tfrecord").open("wb") as file:
         file.write(put_foreign(folder / ".hidden", range(2, 4)).read_bytes())
-        file.flush()  # it ends with a record, and yet is not whole
+        file.flush()  # it ends after a whole record, but is not complete
         with loader_of(dataset_of(cache)) as loader:
             assert sorted(epoch_of(loader)) == [0, 1]
             file.write(put_foreign(folder / ".hidden", range(4, 6)).read_bytes())
@@ -40,7 +40,7 @@ def test_a_file_that_is_still_being_written_waits_for_the_next_epoch(cache: Samp
     assert cache.stats().bad == {}
 
 
-def test_where_nobody_can_say_who_writes_a_file_must_have_been_left_alone(
+def test_file_must_be_old_enough_if_leases_cannot_tell_writers(
     make_cache: Callable[..., SampleCache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(fd: int, command: int, argument: int = 0) -> int:
@@ -55,7 +55,7 @@ def test_where_nobody_can_say_who_writes_a_file_must_have_been_left_alone(
     assert [file.name for file in cache.files()] == ["fresh.tfrecord"]
 
 
-def test_a_bad_file_is_looked_at_once_and_again_when_it_changes(
+def test_bad_file_is_checked_once_and_again_when_it_changes(
     make_cache: Callable[..., SampleCache], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = make_cache()
@@ -70,7 +70,7 @@ def test_a_bad_file_is_looked_at_once_and_again_when_it_changes(
         return look(self, path, status)
 
     monkeypatch.setattr(Intake, "look", counted)
-    assert [] == cache.files() == cache.files() == make_cache().files()  # the last is another process's, which is told
+    assert [] == cache.files() == cache.files() == make_cache().files()  # the last one is another object
     assert [path] == looks
     assert (
         "record 2, which starts at byte 96: corrupted: the checksum of the record's 32 bytes differs"
@@ -81,7 +81,7 @@ def test_a_bad_file_is_looked_at_once_and_again_when_it_changes(
     assert cache.stats().bad == {}
 
 
-def test_what_is_not_named_as_samples_is_neither_read_nor_evicted(make_cache: Callable[..., SampleCache]) -> None:
+def test_files_with_other_names_are_neither_read_nor_evicted(make_cache: Callable[..., SampleCache]) -> None:
     cache = make_cache(4096, file_nbytes=512)
     (cache.path / "README.txt").write_text("of the project")
     put_foreign(cache.path / "a.tfrecord", range(10))
@@ -93,7 +93,7 @@ def test_what_is_not_named_as_samples_is_neither_read_nor_evicted(make_cache: Ca
     assert all(file.generation > 0 for file in cache.files())
 
 
-def test_an_epoch_waits_for_few_foreign_files_and_takes_the_rest_later(
+def test_epoch_waits_for_few_foreign_files_and_takes_the_rest_later(
     cache: SampleCache, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_foreign(folder / "0.tfrecord", [0])
@@ -105,7 +105,7 @@ def test_an_epoch_waits_for_few_foreign_files_and_takes_the_rest_later(
         assert [len(epoch_of(loader)) for _ in range(3)] == [2, 3, 4]
 
 
-def test_of_a_file_replaced_under_its_name_the_next_epoch_has_the_new_one(cache: SampleCache, folder: Path) -> None:
+def test_next_epoch_has_the_new_file_of_a_replaced_name(cache: SampleCache, folder: Path) -> None:
     path = put_foreign(folder / "again.tfrecord", range(4))
     with loader_of(dataset_of(cache)) as loader:
         assert sorted(epoch_of(loader)) == list(range(4))
@@ -113,20 +113,20 @@ def test_of_a_file_replaced_under_its_name_the_next_epoch_has_the_new_one(cache:
         assert sorted(epoch_of(loader)) == list(range(10, 16))
 
 
-def test_a_file_damaged_behind_the_intake_is_bad_from_the_next_epoch_on(cache: SampleCache, folder: Path) -> None:
+def test_file_damaged_after_intake_is_bad_from_the_next_epoch_on(cache: SampleCache, folder: Path) -> None:
     put_foreign(folder / "good.tfrecord", range(4))
     path = put_foreign(folder / "later_bad.tfrecord", range(4, 8))
     with loader_of(dataset_of(cache), on_error="skip") as loader:
         assert list(range(8)) == sorted(epoch_of(loader))
         before = path.stat()
         flip(path, 20)
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # a disk's mistake, which tells nobody
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # a disk error, which changes no time stamp
         assert sorted(epoch_of(loader)) == [0, 1, 2, 3, 5, 6, 7]
         assert list(range(4)) == sorted(epoch_of(loader))
     assert "later_bad.tfrecord: record 4, which starts at byte 0: corrupted" in cache.stats().bad["later_bad.tfrecord"]
 
 
-def test_a_bad_file_is_read_again_once_a_good_one_lies_in_its_place(cache: SampleCache, folder: Path) -> None:
+def test_bad_file_replaced_by_a_good_one_is_read_again(cache: SampleCache, folder: Path) -> None:
     path = put_foreign(folder / "again.tfrecord", range(4))
     put_foreign(folder / "good.tfrecord", range(4, 8))
     with loader_of(dataset_of(cache), on_error="skip") as loader:
@@ -138,19 +138,19 @@ def test_a_bad_file_is_read_again_once_a_good_one_lies_in_its_place(cache: Sampl
         assert list(cache.stats().bad) == [path.name]
         (folder / ".copy").write_bytes(whole)
         (folder / ".copy").rename(path)
-        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # as cp -p and rsync do
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # cp -p and rsync do this
         assert cache.stats().bad == {}
         assert list(range(8)) == sorted(epoch_of(loader))
 
 
-def test_a_file_that_is_replaced_while_its_epoch_runs_is_not_taken_for_bad(
+def test_file_replaced_during_its_epoch_is_not_reported_as_bad(
     cache: SampleCache, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = put_foreign(folder / "again.tfrecord", range(4))
     dataset = dataset_of(cache)
     with loader_of(dataset, on_error="skip", batch_size=2) as loader:
         batches = iter(loader)
-        len(loader)  # by which the epoch is frozen
+        len(loader)  # freezes the epoch
         put_foreign(folder / ".hidden", range(10, 16)).rename(path)
         assert [value for batch in batches for value in values_of(batch)] == []
         assert "again.tfrecord has been replaced since its epoch was frozen" in caplog.text
@@ -166,7 +166,7 @@ def test_a_file_that_is_replaced_while_its_epoch_runs_is_not_taken_for_bad(
         (b"\x1f\x8bnot really", "the gzip stream is"),
     ],
 )
-def test_what_is_no_tfrecord_file_is_told_with_its_name(tmp_path: Path, data: bytes, text: str) -> None:
+def test_file_that_is_not_a_tfrecord_is_reported_with_its_name(tmp_path: Path, data: bytes, text: str) -> None:
     path = tmp_path / "x.tfrecord"
     path.write_bytes(data)
     with pytest.raises(ShardCorrupt, match=f"{path}: .*{text}"):

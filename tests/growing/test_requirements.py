@@ -1,4 +1,4 @@
-"""The growing cache's requirements, S1 to S13 of the product, one test each; what they say in detail stands in the other files."""
+"""The growing cache's requirements, S1 to S13 of the specification, with one test each; the other files test the details."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_s3_an_epoch_is_a_frozen_snapshot(cache: SampleCache) -> None:
         assert list(range(16)) == sorted(epoch_of(loader))
 
 
-def test_s4_the_budget_holds_the_oldest_go_and_none_of_a_running_epoch(make_cache: MakeCache, tmp_path: Path) -> None:
+def test_s4_oldest_files_outside_running_epochs_are_evicted_within_the_budget(make_cache: MakeCache, tmp_path: Path) -> None:
     cache = make_cache(8 * 1024)
     first = put(cache, range(10))
     with loader_of(dataset_of(cache)) as loader:
@@ -80,9 +80,9 @@ def test_s4_the_budget_holds_the_oldest_go_and_none_of_a_running_epoch(make_cach
             put(cache, range(10 * number, 10 * number + 10))
             assert sum(path.stat().st_size for path in (tmp_path / "cache").glob("*tfrecord*")) <= 8 * 1024
         names = [file.name for file in cache.files()]
-        assert first == names[0]  # it is read
+        assert first == names[0]  # it is being read
         assert sorted(names[1:]) == names[1:]  # generations
-        assert names[-1].startswith("g000000000040-")  # the newest, behind which the others in between have gone
+        assert names[-1].startswith("g000000000040-")  # the newest; the files in between were evicted
     put(cache, range(1000, 1020))
     assert first not in [file.name for file in cache.files()]
 
@@ -95,7 +95,7 @@ def test_s5_files_appear_whole_and_bad_ones_are_skipped_and_reported(cache: Samp
     flip(damaged, 20)
     with cache.writer(publish_s=1e9) as writer:
         writer.write(sample(12))
-        assert [good] == [file.name for file in cache.files()]  # nothing of what is being written
+        assert [good] == [file.name for file in cache.files()]  # nothing of the file that is being written
         writer.abandon()
     with loader_of(dataset_of(cache)) as loader:
         assert list(range(4)) == sorted(epoch_of(loader))
@@ -105,7 +105,7 @@ def test_s5_files_appear_whole_and_bad_ones_are_skipped_and_reported(cache: Samp
 
 
 def test_s6_records_reach_the_batch_without_python_in_the_trainer(cache: SampleCache) -> None:
-    """The rates are in benchmarks/growing.py; here, that there is nothing in the way: native reading, and tensors that are the slot."""
+    """Checks native reading and tensors over the slot's memory; benchmarks/growing.py measures the rates."""
     put(cache, range(8))
     dataset = dataset_of(cache)
     with loader_of(dataset, num_workers=1) as loader:
@@ -114,13 +114,13 @@ def test_s6_records_reach_the_batch_without_python_in_the_trainer(cache: SampleC
         batches = list(loader)
         assert list(range(8)) == [value for batch in batches for value in values_of(batch)]
         with pytest.raises(RuntimeError, match="not resizable"):
-            batches[0]["x"].untyped_storage().resize_(1 << 20)  # it is no memory of torch's own
+            batches[0]["x"].untyped_storage().resize_(1 << 20)  # the memory does not belong to torch
 
 
 def test_s7_files_are_true_tfrecords_both_ways(cache: SampleCache, tmp_path: Path) -> None:
     name = put(cache, range(3))
     data = (tmp_path / "cache" / name).read_bytes()
-    for value in range(3):  # as the format is published, by hand
+    for value in range(3):  # written by hand from the format's documentation
         (length,) = struct.unpack_from("<Q", data)
         assert masked(crc32c(data[:8])) == struct.unpack_from("<I", data, 8)[0]
         assert sample(value).tobytes() == data[12 : 12 + length]
@@ -136,7 +136,7 @@ def test_s7_files_are_true_tfrecords_both_ways(cache: SampleCache, tmp_path: Pat
 
 
 @pytest.mark.parametrize("compression", ["gzip", "zlib"])
-def test_s8_compressed_files_are_read_too(cache: SampleCache, tmp_path: Path, compression: str) -> None:
+def test_s8_compressed_files_are_read(cache: SampleCache, tmp_path: Path, compression: str) -> None:
     put_foreign(tmp_path / "cache" / f"theirs.tfrecord.{compression}", range(4), compression)
     put(cache, range(4, 8), compression=compression)
     with loader_of(dataset_of(cache)) as loader:
@@ -144,7 +144,7 @@ def test_s8_compressed_files_are_read_too(cache: SampleCache, tmp_path: Path, co
 
 
 @pytest.mark.slow(reason="reads three epochs with two workers")
-def test_s9_workers_stay_and_the_next_epoch_is_ordered_before_this_one_ends(cache: SampleCache) -> None:
+def test_s9_workers_persist_and_the_next_epoch_is_ordered_before_this_one_ends(cache: SampleCache) -> None:
     put(cache, range(40))
     with loader_of(dataset_of(cache), num_workers=2, prefetch_factor=2) as loader:
         pids = set()
@@ -154,7 +154,7 @@ def test_s9_workers_stay_and_the_next_epoch_is_ordered_before_this_one_ends(cach
                 assert loader._builder.last is not None
                 pids.update(loader._builder.last.pool.pids)
                 num_left = loader._builder.last.num_queued
-            assert num_left > 0  # of the next epoch, as all of this one's are delivered
+            assert num_left > 0  # of the next epoch, because all batches of this one are delivered
             assert loader._builder.last.front.epoch == epoch + 1
             put(cache, range(40 * (epoch + 1), 40 * (epoch + 2)))
         assert len(pids) == 2
@@ -172,7 +172,7 @@ def test_s10_all_ranks_take_the_same_snapshot_and_equal_counts(make_cache: MakeC
         delivered = []
         for loader in loaders:
             batches = [values_of(batch)[: loader.valid] for batch in loader]
-            put(caches[0], range(100, 103))  # while others have not begun
+            put(caches[0], range(100, 103))  # before the other ranks begin
             delivered.append(batches)
         assert len({len(batches) for batches in delivered}) == 1
         values = [value for batches in delivered for batch in batches for value in batch]
@@ -181,7 +181,7 @@ def test_s10_all_ranks_take_the_same_snapshot_and_equal_counts(make_cache: MakeC
         loader.close()
 
 
-def test_s11_a_state_names_its_snapshot_and_a_resume_says_what_is_gone(cache: SampleCache, tmp_path: Path) -> None:
+def test_s11_state_names_its_snapshot_and_a_resume_reports_missing_files(cache: SampleCache, tmp_path: Path) -> None:
     gone = put(cache, range(6))
     put(cache, range(6, 12))
     with loader_of(dataset_of(cache)) as loader:
@@ -216,7 +216,7 @@ def test_s12_samplers_are_supervised_and_feel_backpressure(make_cache: MakeCache
         held = []
 
         def waiting() -> Any:
-            held.append(cache.folder.lease_many([file.name for file in cache.files()]))  # also what has come since
+            held.append(cache.folder.lease_many([file.name for file in cache.files()]))  # also the files written since
             writers = cache.stats().writers
             return len(writers) == 2 and all(one.is_waiting for one in writers) and writers
 
@@ -229,7 +229,7 @@ def test_s12_samplers_are_supervised_and_feel_backpressure(make_cache: MakeCache
 
 
 def test_s13_dicts_of_numpy_and_torch_arrays_are_written(cache: SampleCache) -> None:
-    """The rate is in benchmarks/growing.py."""
+    """Checks the values; benchmarks/growing.py measures the rate."""
     with cache.writer(raw=["raw"]) as writer:
         writer.write({"a": np.arange(3.0, dtype=np.float32), "b": torch.arange(2), "raw": torch.ones(2, 2), "name": "n"})
     schema = {"a": ("float32", (3,)), "b": ("int64", (2,)), "raw": ("float32", (2, 2)), "name": str}
@@ -241,7 +241,7 @@ def test_s13_dicts_of_numpy_and_torch_arrays_are_written(cache: SampleCache) -> 
     assert batch["name"] == ["n"]
 
 
-def test_a_sampler_that_ends_leaves_all_it_has_yielded(cache: SampleCache) -> None:
+def test_sampler_that_ends_has_published_everything(cache: SampleCache) -> None:
     samplers = cache.start(ten, 2)
     wait_until(lambda: samplers.are_done, "both samplers to end")
     with loader_of(dataset_of(cache)) as loader:

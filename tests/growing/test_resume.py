@@ -1,4 +1,4 @@
-"""Resuming an epoch of a growing cache: nothing twice, nothing lost; and what is done where samples are gone."""
+"""Resuming an epoch of a growing cache: nothing is repeated or lost; and what happens when samples are gone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def taken(loader: Any, num_batches: int) -> list[int]:
 
 
 def halved(loader: Any) -> tuple[Any, list[int]]:
-    """A state behind two batches, and what the others hold."""
+    """Returns the state after two batches, and the samples of the remaining ones."""
     batches = iter(loader)
     next(batches)
     next(batches)
@@ -36,7 +36,7 @@ def halved(loader: Any) -> tuple[Any, list[int]]:
 
 
 @pytest.mark.parametrize("num_batches", [0, 1, 4, 5])
-def test_a_resume_anywhere_repeats_nothing_and_loses_nothing(cache: SampleCache, num_batches: int) -> None:
+def test_resume_at_any_step_repeats_and_loses_nothing(cache: SampleCache, num_batches: int) -> None:
     put(cache, range(18))
     with loader_of(dataset_of(cache), shuffle=True) as loader:
         whole = epoch_of(loader)
@@ -44,17 +44,17 @@ def test_a_resume_anywhere_repeats_nothing_and_loses_nothing(cache: SampleCache,
         seen = taken(loader, num_batches)
         state = json.loads(json.dumps(loader.state_dict()))
         assert len(json.dumps(state)) <= 1024
-    put(cache, range(18, 20))  # what comes later is no part of that epoch
+    put(cache, range(18, 20))  # later samples are not part of that epoch
     with loader_of(dataset_of(cache), shuffle=True) as loader:
         loader.load_state_dict(state)
         rest = epoch_of(loader)
     if num_batches < 5:
         assert whole == seen + rest
     else:
-        assert list(range(20)) == sorted(rest)  # the next epoch, which had not been frozen
+        assert list(range(20)) == sorted(rest)  # the next epoch, which was not frozen yet
 
 
-def test_a_resume_goes_on_with_other_ranks_if_the_global_batch_is_the_same(make_cache: Callable[..., SampleCache]) -> None:
+def test_resume_on_other_ranks_needs_the_same_global_batch(make_cache: Callable[..., SampleCache]) -> None:
     first, second = make_cache(), make_cache()
     put(first, range(19))
     with loader_of(dataset_of(first)) as loader:
@@ -70,7 +70,7 @@ def test_a_resume_goes_on_with_other_ranks_if_the_global_batch_is_the_same(make_
         loader.load_state_dict(state)
 
 
-def test_what_a_broken_epoch_still_had_to_read_stays_until_it_is_given_up(cache: SampleCache) -> None:
+def test_unread_files_of_an_interrupted_epoch_are_kept_until_it_is_abandoned(cache: SampleCache) -> None:
     first = put(cache, range(8))
     with loader_of(dataset_of(cache)) as loader:
         next(iter(loader))
@@ -83,16 +83,16 @@ def test_what_a_broken_epoch_still_had_to_read_stays_until_it_is_given_up(cache:
 
 
 @pytest.mark.parametrize("is_copied", [False, True])
-def test_a_resume_does_not_read_another_file_under_the_name_of_the_one_it_had(cache: SampleCache, is_copied: bool) -> None:
+def test_resume_does_not_read_another_file_under_the_same_name(cache: SampleCache, is_copied: bool) -> None:
     path = put_foreign(cache.path / "again.tfrecord", range(12))
     with loader_of(dataset_of(cache)) as loader:
         state, rest = halved(loader)
     if is_copied:
         put_foreign(cache.path / ".hidden", range(12))
         (cache.path / ".hidden").rename(path)
-        os.utime(path, ns=(0, read_snapshot(next(cache.path.glob(".growing/runs/*/epoch-0.json"))).files[0].mtime_ns))  # type: ignore[union-attr]  # it is there
+        os.utime(path, ns=(0, read_snapshot(next(cache.path.glob(".growing/runs/*/epoch-0.json"))).files[0].mtime_ns))  # type: ignore[union-attr]  # the snapshot exists
     else:
-        path.write_bytes(put_foreign(cache.path / ".hidden", range(20, 32)).read_bytes())  # in place, of the same size
+        path.write_bytes(put_foreign(cache.path / ".hidden", range(20, 32)).read_bytes())  # in place and with the same size
     with loader_of(dataset_of(cache)) as loader:
         if is_copied:
             loader.load_state_dict(state)
@@ -102,7 +102,7 @@ def test_a_resume_does_not_read_another_file_under_the_name_of_the_one_it_had(ca
                 loader.load_state_dict(state)
 
 
-def test_two_loaders_of_a_dataset_are_each_in_an_epoch_of_its_own(cache: SampleCache) -> None:
+def test_two_loaders_of_a_dataset_have_their_own_epochs(cache: SampleCache) -> None:
     put(cache, range(18))
     dataset = dataset_of(cache)
     with loader_of(dataset, shuffle=True) as one, loader_of(dataset, shuffle=True) as other:
@@ -129,7 +129,7 @@ def resumed(cache: SampleCache, state: Any, missing: str) -> Any:
 
 @pytest.fixture
 def interrupted(cache: SampleCache, tmp_path: Path) -> tuple[Any, list[int], list[int]]:
-    """A state behind two of six batches; what these and what the others would have held. Samples 0 to 5 of 24 are gone since."""
+    """Returns the state after two of six batches, and the samples of these and of the others. Samples 0 to 5 of 24 are gone now."""
     gone = put(cache, range(6))
     put(cache, range(6, 12))
     put(cache, range(12, 24))
@@ -142,7 +142,7 @@ def interrupted(cache: SampleCache, tmp_path: Path) -> tuple[Any, list[int], lis
     return state, seen, rest
 
 
-def test_by_default_samples_that_are_gone_are_an_error_that_names_them(cache: SampleCache, interrupted: Any) -> None:
+def test_missing_samples_are_an_error_by_default(cache: SampleCache, interrupted: Any) -> None:
     with pytest.raises(StateMismatch) as caught:
         resumed(cache, interrupted[0], "error")
     text = str(caught.value)
@@ -150,7 +150,7 @@ def test_by_default_samples_that_are_gone_are_an_error_that_names_them(cache: Sa
     assert 'missing="skip"' in text
 
 
-def test_skip_leaves_them_out(cache: SampleCache, interrupted: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_skip_leaves_out_missing_samples(cache: SampleCache, interrupted: Any, caplog: pytest.LogCaptureFixture) -> None:
     state, _, rest = interrupted
     with caplog.at_level(logging.WARNING, "shmload"), resumed(cache, state, "skip") as loader:
         batches = list(map(values_of, loader))
@@ -161,7 +161,7 @@ def test_skip_leaves_them_out(cache: SampleCache, interrupted: Any, caplog: pyte
     assert len(batches) == 4  # as many as other ranks have
 
 
-def test_substitute_reads_others_of_that_epoch_in_their_place(cache: SampleCache, interrupted: Any) -> None:
+def test_substitute_replaces_missing_samples_with_others_of_the_epoch(cache: SampleCache, interrupted: Any) -> None:
     state, _, rest = interrupted
     with resumed(cache, state, "substitute") as loader:
         values = epoch_of(loader)
@@ -173,14 +173,14 @@ def test_substitute_reads_others_of_that_epoch_in_their_place(cache: SampleCache
     again.close()
 
 
-def test_an_epoch_of_which_nothing_is_left_cannot_be_resumed(cache: SampleCache, interrupted: Any, tmp_path: Path) -> None:
+def test_epoch_without_any_sample_left_cannot_be_resumed(cache: SampleCache, interrupted: Any, tmp_path: Path) -> None:
     for path in (tmp_path / "cache").glob("*tfrecord*"):
         path.unlink()
     with pytest.raises(StateMismatch, match="begin the next epoch with set_epoch: nothing of this one is left to read"):
         resumed(cache, interrupted[0], "skip")
 
 
-def test_a_state_of_another_folder_is_refused(make_cache: Callable[..., SampleCache], tmp_path: Path) -> None:
+def test_state_of_another_folder_is_refused(make_cache: Callable[..., SampleCache], tmp_path: Path) -> None:
     cache = make_cache()
     put(cache, range(8))
     with loader_of(dataset_of(cache)) as loader:
@@ -199,7 +199,7 @@ FILES = st.lists(st.tuples(st.integers(1, 7), st.booleans()), min_size=1, max_si
 
 @settings(max_examples=60, deadline=None)
 @given(FILES)
-def test_stand_ins_are_there_and_as_evenly_used_as_can_be(drawn: list[tuple[int, bool]]) -> None:
+def test_substitutes_exist_and_are_used_evenly(drawn: list[tuple[int, bool]]) -> None:
     files = tuple(CacheFile(f"{number}", n, 1, number) for number, (n, _) in enumerate(drawn))
     snapshot = Snapshot(3, files)
     gone = Gone(snapshot, tuple(is_gone for _, is_gone in drawn))
@@ -218,7 +218,7 @@ def test_stand_ins_are_there_and_as_evenly_used_as_can_be(drawn: list[tuple[int,
 
 @settings(max_examples=40, deadline=None)
 @given(FILES)
-def test_a_snapshot_is_as_it_was_written_and_places_every_record(
+def test_snapshot_round_trips_and_locates_every_record(
     tmp_path_factory: pytest.TempPathFactory, drawn: list[tuple[int, bool]]
 ) -> None:
     snapshot = Snapshot(5, tuple(CacheFile(f"f{number}", n, 10 * n, number) for number, (n, _) in enumerate(drawn)))
@@ -230,11 +230,11 @@ def test_a_snapshot_is_as_it_was_written_and_places_every_record(
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(1, marks=pytest.mark.slow(reason="starts workers five times"))])
-def test_a_living_loader_goes_on_from_a_state_of_another_run(cache: SampleCache, tmp_path: Path, num_workers: int) -> None:
+def test_running_loader_can_load_a_state_of_another_run(cache: SampleCache, tmp_path: Path, num_workers: int) -> None:
     put(cache, range(18))
     with loader_of(dataset_of(cache, run="first"), shuffle=True) as loader:
         state, rest = halved(loader)
-    os.utime(put_foreign(tmp_path / "cache" / "older.tfrecord", range(18, 36)), (1, 1))  # comes first in what is frozen now
+    os.utime(put_foreign(tmp_path / "cache" / "older.tfrecord", range(18, 36)), (1, 1))  # is the first file of the next snapshot
     with loader_of(dataset_of(cache, run="second"), shuffle=True, num_workers=num_workers) as loader:
         own, own_rest = halved(loader)
         for asked, expected in ((state, rest), (own, own_rest)):
@@ -244,7 +244,7 @@ def test_a_living_loader_goes_on_from_a_state_of_another_run(cache: SampleCache,
             assert epoch_of(loader) == expected
 
 
-def test_what_was_gone_of_another_runs_epoch_is_forgotten(cache: SampleCache, interrupted: Any) -> None:
+def test_missing_samples_of_another_run_are_forgotten(cache: SampleCache, interrupted: Any) -> None:
     with loader_of(dataset_of(cache), shuffle=True) as loader:
         whole, rest = halved(loader)
     with resumed(cache, interrupted[0], "skip") as loader:

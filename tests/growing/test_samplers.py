@@ -1,4 +1,4 @@
-"""Samplers under supervision: whatever befalls one of them, their supervisor or the trainer."""
+"""Supervised samplers: failures of samplers, of their supervisor and of the trainer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler_supervisor, "PAUSE_S", 0.001)
 
 
-def test_one_that_is_killed_goes_on_anew_and_loses_only_what_it_had_not_published(cache: SampleCache, tmp_path: Path) -> None:
+def test_killed_sampler_is_restarted_and_loses_only_unpublished_samples(cache: SampleCache, tmp_path: Path) -> None:
     samplers = cache.start(partial(dies_once, tmp_path), 2, publish_s=0.0)
     wait_until(lambda: samplers.are_done, "both to end")
     assert [state["restarts"] for state in samplers.states] == [1, 1]
@@ -46,7 +46,7 @@ def test_one_that_is_killed_goes_on_anew_and_loses_only_what_it_had_not_publishe
         assert sorted([*range(6), *range(6)]) == sorted(epoch_of(loader))
 
 
-def test_one_that_raises_is_told_with_its_traceback_and_what_it_had_is_kept(cache: SampleCache) -> None:
+def test_failing_sampler_is_reported_with_its_traceback_and_its_samples_are_kept(cache: SampleCache) -> None:
     samplers = cache.start(broken, 1, max_restarts=10**6)
     state = wait_until(lambda: (s := samplers.states) and s[0]["restarts"] >= 2 and s[0], "two restarts")
     assert state["error"].startswith("sampler 0: Traceback (most recent call last)")
@@ -55,7 +55,7 @@ def test_one_that_raises_is_told_with_its_traceback_and_what_it_had_is_kept(cach
     assert len(cache.files()) >= 2
 
 
-def test_when_all_are_given_up_the_next_epoch_raises_what_befell_them(cache: SampleCache) -> None:
+def test_next_epoch_raises_the_error_after_all_samplers_failed(cache: SampleCache) -> None:
     samplers = cache.start(stuck_at_once, 2, max_restarts=2)
     wait_until(lambda: samplers.are_done, "both to be given up")
     assert [state["restarts"] for state in samplers.states] == [2, 2]
@@ -67,7 +67,7 @@ def test_when_all_are_given_up_the_next_epoch_raises_what_befell_them(cache: Sam
     assert "ConnectionError: the far store was never there" in str(caught.value)
 
 
-def test_what_stands_in_the_next_epochs_way_does_not_disturb_this_one(cache: SampleCache) -> None:
+def test_failure_of_the_next_epoch_does_not_disturb_the_current_one(cache: SampleCache) -> None:
     put(cache, range(24))
     with loader_of(dataset_of(cache), num_workers=1, prefetch_factor=2) as loader:
         batches = iter(loader)
@@ -80,7 +80,7 @@ def test_what_stands_in_the_next_epochs_way_does_not_disturb_this_one(cache: Sam
         assert list(range(24)) == epoch_of(loader)
 
 
-def test_that_all_have_come_to_their_end_is_said_where_samples_are_missing(cache: SampleCache) -> None:
+def test_error_for_too_few_samples_says_that_samplers_have_ended(cache: SampleCache) -> None:
     samplers = cache.start(ten, 1)
     wait_until(lambda: samplers.are_done, "it to end")
     with (
@@ -90,14 +90,14 @@ def test_that_all_have_come_to_their_end_is_said_where_samples_are_missing(cache
         iter(loader)
 
 
-def test_each_draws_numbers_of_its_own(cache: SampleCache) -> None:
+def test_each_sampler_draws_its_own_numbers(cache: SampleCache) -> None:
     samplers = cache.start(draws, 3)
     wait_until(lambda: samplers.are_done, "all to end")
     with loader_of(dataset_of(cache)) as loader:
         assert len(set(epoch_of(loader))) == 3
 
 
-def test_stopped_samplers_publish_what_they_have(cache: SampleCache) -> None:
+def test_stopped_samplers_publish_their_samples(cache: SampleCache) -> None:
     samplers = cache.start(endless, 1, publish_s=1e9)
     wait_until(lambda: cache.stats().generation >= 2, "the first files")
     samplers.stop()
@@ -110,16 +110,14 @@ def test_stopped_samplers_publish_what_they_have(cache: SampleCache) -> None:
     assert list((cache.path / ".growing" / "samplers").iterdir()) == []
 
 
-def test_a_sample_is_published_in_time_however_long_the_next_one_takes(cache: SampleCache) -> None:
+def test_sample_is_published_in_time_although_the_next_one_is_slow(cache: SampleCache) -> None:
     samplers = cache.start(stuck_after_one, 1, publish_s=0.01)
     wait_until(lambda: cache.stats().num_samples, "the sample")
     samplers.stop()
     assert [file.num_records for file in cache.files()] == [1]
 
 
-def test_a_stop_amid_a_record_leaves_a_file_that_holds_what_its_name_says(
-    cache: SampleCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_during_a_record_leaves_a_file_that_matches_its_name(cache: SampleCache, monkeypatch: pytest.MonkeyPatch) -> None:
     counted = TFRecordWriter._appended
 
     def stopped(writer: TFRecordWriter, nbytes: int) -> None:
@@ -135,7 +133,7 @@ def test_a_stop_amid_a_record_leaves_a_file_that_holds_what_its_name_says(
 
 
 @pytest.mark.slow(reason="kills the samplers' supervisor and reads epochs until a new one has started")
-def test_a_killed_supervisor_takes_its_samplers_along_and_is_replaced(cache: SampleCache, caplog: pytest.LogCaptureFixture) -> None:
+def test_killed_supervisor_ends_its_samplers_and_is_replaced(cache: SampleCache, caplog: pytest.LogCaptureFixture) -> None:
     samplers = cache.start(endless, 2)
     with loader_of(dataset_of(cache, timeout_s=30.0)) as loader:
         epoch_of(loader)
@@ -149,8 +147,8 @@ def test_a_killed_supervisor_takes_its_samplers_along_and_is_replaced(cache: Sam
     assert "the samplers' supervisor was killed by SIGKILL; a new one is started" in caplog.text
 
 
-@pytest.mark.slow(reason="the supervisor starts by spawn, and imports everything anew")
-def test_they_run_under_a_spawned_supervisor(cache: SampleCache) -> None:
+@pytest.mark.slow(reason="the supervisor starts by spawn, and imports everything again")
+def test_samplers_run_under_a_spawned_supervisor(cache: SampleCache) -> None:
     samplers = cache.start(ten, 2, multiprocessing_context="spawn")
     wait_until(lambda: samplers.are_done, "both to end")
     with loader_of(dataset_of(cache)) as loader:
@@ -173,8 +171,8 @@ if sys.argv[2] == "wait":
 
 
 @pytest.mark.slow(reason="the trainer is a process of its own, with samplers")
-@pytest.mark.parametrize("end", ["killed", "without a word"])
-def test_none_outlives_the_trainer(cache: SampleCache, end: str) -> None:
+@pytest.mark.parametrize("end", ["killed", "exits silently"])
+def test_no_sampler_outlives_the_trainer(cache: SampleCache, end: str) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     arguments = [sys.executable, "-W", "error", "-c", TRAINER, str(cache.path), "wait" if end == "killed" else "end"]
     with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as trainer:
@@ -186,7 +184,7 @@ def test_none_outlives_the_trainer(cache: SampleCache, end: str) -> None:
     assert (-signal.SIGKILL if end == "killed" else 0) == trainer.returncode
     assert len(pids) == 3
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "all of them to end")
-    with cache.writer() as writer:  # room that they had reserved is swept by the next writer
+    with cache.writer() as writer:  # the next writer sweeps the reserved space
         writer.write(b"x")
         stats = cache.stats()
     assert stats.num_leased == 0

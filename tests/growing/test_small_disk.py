@@ -1,4 +1,4 @@
-"""A growing cache on a disk that is full."""
+"""A growing cache on a full disk."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.shm.mount_kit import in_mount_namespace, needs_unshare
 
 @pytest.mark.slow(reason="a trainer in a mount namespace of its own, which imports torch")
 @needs_unshare
-def test_training_goes_on_when_others_fill_the_disk(tmp_path: Path) -> None:
+def test_training_continues_when_another_program_fills_the_disk(tmp_path: Path) -> None:
     done = in_mount_namespace(f"mount -t tmpfs -o size=6m tmp {tmp_path}", "-m", "tests.growing.small_disk", str(tmp_path))
     assert done.stdout == "right\n", done.stderr[-2000:]
 
@@ -53,7 +53,7 @@ def test_full_disk_with_nothing_to_evict_names_the_remedy(tmp_path: Path) -> Non
     folder.close()
 
 
-def test_lease_that_finds_no_room_counts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_lease_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(tmp_path, "a", "b", "c")
     hold, calls = ProcessLeases.hold, []
 

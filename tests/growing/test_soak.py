@@ -1,4 +1,4 @@
-"""The soak for a moment; and that its checks do see what is wrong."""
+"""A short soak test, and tests that its checks detect errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow(reason="a soak in processes of its own, which import torch and are killed")
-def test_a_moment_of_the_soak_finds_nothing() -> None:
+def test_short_soak_finds_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.growing.soak", "--minutes", "0", "--min-kills", str(len(KINDS)), "--seed", "1"],
         capture_output=True,
@@ -40,21 +40,21 @@ def batch(epoch: int, position: int, *ids: int, n: int = 4) -> dict[str, Any]:
     return {"at": [epoch, position], "n": n, "ids": list(ids)}
 
 
-def test_what_a_resume_took_back_does_not_count() -> None:
+def test_deliveries_repeated_by_a_resume_do_not_count() -> None:
     log = [batch(0, 0, 1, 2), batch(0, 2, 3, 4), {"resumed": [0, 2]}, batch(0, 2, 3, 4)]
     assert differences([log], 1) == []
 
 
-def test_samples_delivered_twice_lost_or_of_two_snapshots_are_found() -> None:
-    assert differences([[batch(0, 0, 1)] * 2], 1) == ["batch (0, 0) was delivered twice without a resume between"]
+def test_repeated_lost_and_mixed_deliveries_are_found() -> None:
+    assert differences([[batch(0, 0, 1)] * 2], 1) == ["batch (0, 0) was delivered twice without a resume in between"]
     assert differences([[batch(0, 0, 1, 2)], [batch(0, 0, 2, 3)]], 1) == [
         "epoch 0: 1 samples were delivered twice",
         "epoch 0: 3 samples of 4 were delivered",
     ]
-    assert differences([[batch(0, 0, 1)], [batch(0, 0, 2, n=5)]], 1) == ["epoch 0 promised 4 samples and 5"]
+    assert differences([[batch(0, 0, 1)], [batch(0, 0, 2, n=5)]], 1) == ["epoch 0 promised 4 samples, then 5"]
 
 
-def test_the_watcher_sees_bytes_and_files_that_are_not_whole(cache: SampleCache) -> None:
+def test_watcher_detects_excess_bytes_and_incomplete_files(cache: SampleCache) -> None:
     names = [put(cache, range(4)) for _ in range(3)]
     with (cache.path / names[0]).open("r+b") as file:
         file.truncate(3 * RECORD_NBYTES)

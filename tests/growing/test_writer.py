@@ -1,4 +1,4 @@
-"""Writing into a growing cache: whole files, in time, within what was reserved."""
+"""Writing into a growing cache: complete files, in time, within the reserved space."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def reserved(cache: SampleCache) -> int:
     return cache.stats().nbytes
 
 
-def test_a_file_counts_with_all_it_may_become_while_it_is_written(cache: SampleCache) -> None:
+def test_file_being_written_counts_with_its_largest_size(cache: SampleCache) -> None:
     with cache.writer() as one:
         one.write(sample(0))
         assert reserved(cache) == 1024
@@ -37,7 +37,7 @@ def test_a_file_counts_with_all_it_may_become_while_it_is_written(cache: SampleC
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=st.lists(st.integers(0, 3000), min_size=1, max_size=40), compression=st.sampled_from([None, "gzip", "zlib"]))
-def test_any_records_come_back_and_the_budget_holds(tmp_path_factory: Any, sizes: list[int], compression: Any) -> None:
+def test_records_are_read_back_and_the_budget_holds(tmp_path_factory: Any, sizes: list[int], compression: Any) -> None:
     folder = tmp_path_factory.mktemp("cache")
     rng = np.random.default_rng(1)
     records = [rng.bytes(size) for size in sizes]
@@ -52,13 +52,13 @@ def test_any_records_come_back_and_the_budget_holds(tmp_path_factory: Any, sizes
         assert sum(map(len, records)) > 15_000 or len(data) == len(records)
 
 
-def test_a_record_larger_than_a_file_is_a_file_of_its_own(cache: SampleCache) -> None:
+def test_record_larger_than_a_file_gets_its_own_file(cache: SampleCache) -> None:
     with cache.writer() as one:
         one.write(bytes(10_000))
     assert [(file.num_records, file.nbytes) for file in cache.files()] == [(1, 10_016)]
 
 
-def test_a_record_larger_than_the_cache_is_refused(cache: SampleCache) -> None:
+def test_record_larger_than_the_cache_is_refused(cache: SampleCache) -> None:
     with pytest.raises(CacheFull, match="can never fit in"), cache.writer() as one:
         one.write(bytes(1 << 17))
         one.publish()
@@ -75,7 +75,7 @@ def test_samples_are_published_when_they_have_waited_long_enough(cache: SampleCa
             assert expected == len(cache.files()), at
 
 
-def test_room_that_does_not_come_in_time_is_an_error_with_figures(make_cache: Callable[..., SampleCache]) -> None:
+def test_timeout_while_waiting_for_space_is_an_error_with_figures(make_cache: Callable[..., SampleCache]) -> None:
     cache = make_cache(4096)
     for number in range(4):
         put(cache, range(20 * number, 20 * number + 20))
@@ -91,7 +91,7 @@ def test_room_that_does_not_come_in_time_is_an_error_with_figures(make_cache: Ca
 
 
 @pytest.mark.parametrize("compression", [None, "gzip"])
-def test_what_was_taken_before_there_was_no_room_is_there_once_there_is(
+def test_samples_accepted_before_space_ran_out_are_published_later(
     make_cache: Callable[..., SampleCache], compression: str | None
 ) -> None:
     cache = make_cache(10_000, file_nbytes=1_000)
@@ -105,7 +105,7 @@ def test_what_was_taken_before_there_was_no_room_is_there_once_there_is(
         for number in numbers:
             one.write(np.random.default_rng(number).bytes(400))
             taken.append(number)
-    assert (one.num_records, len(taken)) == (3, 3), "the third went beyond what was reserved"
+    assert (one.num_records, len(taken)) == (3, 3), "the third exceeded the reserved space"
     for refused in (one.publish, one.close, lambda: one.write(b"not taken")):
         with pytest.raises(CacheFull, match="no room for"):
             refused()
@@ -118,7 +118,7 @@ def test_what_was_taken_before_there_was_no_room_is_there_once_there_is(
     assert b"not taken" not in found
 
 
-def test_a_sample_larger_than_the_cache_is_dropped_and_the_next_is_taken(make_cache: Callable[..., SampleCache]) -> None:
+def test_sample_larger_than_the_cache_is_dropped_and_the_next_is_written(make_cache: Callable[..., SampleCache]) -> None:
     cache = make_cache(10_000, file_nbytes=1_000)
     with cache.writer(timeout_s=0.0) as one:
         with pytest.raises(CacheFull, match="a file of 20016 bytes can never fit in"):
@@ -127,7 +127,7 @@ def test_a_sample_larger_than_the_cache_is_dropped_and_the_next_is_taken(make_ca
     assert [file.num_records for file in cache.files()] == [1]
 
 
-def test_what_a_block_that_raises_has_not_published_is_dropped(cache: SampleCache) -> None:
+def test_unpublished_samples_of_a_failing_block_are_dropped(cache: SampleCache) -> None:
     with pytest.raises(KeyError), cache.writer() as one:
         one.write(sample(0))
         one.publish()
@@ -138,7 +138,7 @@ def test_what_a_block_that_raises_has_not_published_is_dropped(cache: SampleCach
     assert reserved(cache) == 48
 
 
-def test_a_sample_that_cannot_be_written_leaves_the_writer_usable(cache: SampleCache) -> None:
+def test_sample_that_cannot_be_written_leaves_the_writer_usable(cache: SampleCache) -> None:
     with cache.writer() as one:
         with pytest.raises(TypeError, match="name it in raw="):
             one.write({"x": np.array([1 + 2j])})
@@ -149,7 +149,7 @@ def test_a_sample_that_cannot_be_written_leaves_the_writer_usable(cache: SampleC
     assert len(cache.files()) == 1
 
 
-def test_a_closed_writer_says_so(cache: SampleCache) -> None:
+def test_closed_writer_refuses_to_write(cache: SampleCache) -> None:
     one = cache.writer()
     one.close()
     one.close()
@@ -159,13 +159,19 @@ def test_a_closed_writer_says_so(cache: SampleCache) -> None:
         cache.writer(compression="bz2")
 
 
-def test_a_writer_tells_what_it_does(cache: SampleCache) -> None:
+def test_writer_reports_its_activity(cache: SampleCache) -> None:
     with cache.writer() as one:
         one.write(sample(0))
         one.publish()
-        (told,) = cache.stats().writers
-        assert (told.role, told.num_files, told.num_records, told.nbytes, told.is_waiting) == ("writer", 1, 1, RECORD_NBYTES, False)
-        assert (told.pid, told.waited_s) == (os.getpid(), 0.0)
+        (report,) = cache.stats().writers
+        assert (report.role, report.num_files, report.num_records, report.nbytes, report.is_waiting) == (
+            "writer",
+            1,
+            1,
+            RECORD_NBYTES,
+            False,
+        )
+        assert (report.pid, report.waited_s) == (os.getpid(), 0.0)
     assert tuple(cache.stats().writers) == ()
 
 
@@ -176,7 +182,7 @@ def test_a_writer_tells_what_it_does(cache: SampleCache) -> None:
         ({"file_nbytes": 300}, "file_nbytes is at most a quarter of capacity_bytes=1000"),
     ],
 )
-def test_a_cache_that_cannot_work_is_refused(tmp_path: Path, options: dict[str, Any], text: str) -> None:
+def test_invalid_cache_arguments_are_refused(tmp_path: Path, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         SampleCache(tmp_path / "cache", 1000, **options)
 
@@ -189,12 +195,12 @@ def test_a_cache_that_cannot_work_is_refused(tmp_path: Path, options: dict[str, 
         ({"missing": "ignore"}, 'missing is one of "error", "skip", "substitute"; got \'ignore\''),
     ],
 )
-def test_a_dataset_that_cannot_work_is_refused(cache: SampleCache, options: dict[str, Any], text: str) -> None:
+def test_invalid_dataset_arguments_are_refused(cache: SampleCache, options: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         cache.dataset(**options)
 
 
-def test_a_writer_on_a_full_disk_loses_its_reports_and_no_sample(cache: SampleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_on_a_full_disk_loses_its_reports_and_no_sample(cache: SampleCache, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -210,7 +216,7 @@ def test_a_writer_on_a_full_disk_loses_its_reports_and_no_sample(cache: SampleCa
     assert sorted(file.num_records for file in cache.files()) == [1, 1, 3]
 
 
-def test_a_small_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+def test_small_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
     for is_new, error in ((True, None), (False, IsADirectoryError)):
         with pytest.raises(error) if error else nullcontext():
@@ -218,21 +224,19 @@ def test_a_small_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 
-@pytest.mark.parametrize("pid", [os.getpid(), 1 << 30], ids=["a living process's", "of another container"])
-def test_a_report_counts_as_long_as_its_writer_lives_whatever_its_pid_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: int
-) -> None:
+@pytest.mark.parametrize("pid", [os.getpid(), 1 << 30], ids=["pid of a live process", "pid of another container"])
+def test_report_counts_while_its_writer_lives_whatever_its_pid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pid: int) -> None:
     monkeypatch.setattr(process_report.os, "getpid", lambda: pid)
     report = process_report.WriterReport(tmp_path, "writers")
     report.write({"num_files": 3})
     for _ in range(2):
         assert [(pid, {"num_files": 3})] == list(process_report.reports(tmp_path, "writers"))
-    report._lock.close()  # what SIGKILL does
+    report._lock.close()  # SIGKILL has this effect
     assert list(process_report.reports(tmp_path, "writers")) == []
     assert list((tmp_path / "writers").iterdir()) == []
 
 
-def test_a_forked_child_does_not_keep_its_parents_report_alive(tmp_path: Path) -> None:
+def test_forked_child_does_not_keep_its_parents_report_alive(tmp_path: Path) -> None:
     report = process_report.WriterReport(tmp_path, "writers")
     report.write({})
     with child(lambda: None):

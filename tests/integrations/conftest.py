@@ -1,4 +1,4 @@
-"""Runs programs of several ranks, and leaves each framework's process-wide state as it was."""
+"""Runs programs of several ranks, and restores each framework's process-wide state."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ DEADLINE_S = 200.0  # for a whole program: three interpreters that import torch 
 
 
 def _run(command: list[str], deadline_s: float) -> str:
-    """Runs a program in a session of its own and ends all of it; its stderr."""
+    """Runs a program in its own session, ends all of its processes, and returns its stderr."""
     paths = [str(Path(shmload.__file__).parent.parent), *sys.path]
     env = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    # torchrun's own words about OMP_NUM_THREADS; and two ranks on two cores
+    # torchrun's message about OMP_NUM_THREADS; and two ranks on two cores
     env |= {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True
@@ -33,14 +33,14 @@ def _run(command: list[str], deadline_s: float) -> str:
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         _, stderr = process.communicate()
-        pytest.fail(f"not done in {deadline_s} s: {' '.join(command)}\n{stderr[-8000:]}")
+        pytest.fail(f"not finished after {deadline_s} s: {' '.join(command)}\n{stderr[-8000:]}")
     assert process.returncode == 0, stderr[-8000:]
     return stderr
 
 
 @pytest.fixture
 def run_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
-    """Runs a function of rank_program.py in two ranks, by torchrun or another launcher; what each rank returned, by rank."""
+    """Returns a function that runs a function of rank_program.py in two ranks and returns each rank's result."""
 
     def run(name: str, launch: str = "torch.distributed.run --standalone --nproc-per-node=2") -> list[Any]:
         _run([sys.executable, "-m", *launch.split(), str(FOLDER / "rank_program.py"), name, str(tmp_path)], DEADLINE_S)
@@ -51,7 +51,7 @@ def run_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
 
 @pytest.fixture
 def run_program() -> Callable[..., str]:
-    """Runs a program given as text; what it wrote to stderr."""
+    """Returns a function that runs a program given as text and returns its stderr."""
 
     def run(text: str, deadline_s: float = DEADLINE_S) -> str:
         return _run([sys.executable, "-c", text], deadline_s)
@@ -61,7 +61,7 @@ def run_program() -> Callable[..., str]:
 
 @pytest.fixture(autouse=True)
 def no_traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Frameworks write their folders into tmp_path; Accelerate's singletons and the variables that are set do not outlive a test."""
+    """Lets frameworks write into tmp_path, and resets Accelerate's singletons and environment variables after the test."""
     monkeypatch.chdir(tmp_path)
     before = dict(os.environ)
     yield

@@ -1,4 +1,4 @@
-"""Datasets and models of a few numbers, at module level so that every start method can pickle them."""
+"""Small datasets and models, at module level so that every start method can pickle them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 class Numbers:
-    """Sample i is i, beside a noise that seed mode keys by (seed, epoch, i)."""
+    """Samples of their own number and noise, which seed mode keys by (seed, epoch, index)."""
 
     def __init__(self, n: int = 22) -> None:
         self.n = n
@@ -32,5 +32,5 @@ class Tiny(torch.nn.Module):
 
 
 def facts(batch: Any) -> Any:
-    """What a batch holds, so that two can be compared: its indices and their noise."""
+    """Returns the indices and noise of a batch, for comparison."""
     return [batch["index"].tolist(), batch["noise"].tolist()]

@@ -1,4 +1,4 @@
-"""What one of two ranks does: `python rank_program.py NAME FOLDER`, under torchrun; the answer goes to FOLDER/RANK.json."""
+"""The program of one of two ranks, `python rank_program.py NAME FOLDER` under torchrun. It writes its answer to FOLDER/RANK.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RANK = int(os.environ["RANK"])
 
 
 def train(model: Any, loader: Any) -> list[Any]:
-    """One epoch; the indices of each step."""
+    """Trains for one epoch and returns the indices of each step."""
     steps = []
     for batch in loader:
         model(batch["x"]).backward()
@@ -26,7 +26,7 @@ def train(model: Any, loader: Any) -> list[Any]:
 
 
 def ddp() -> Any:
-    """DistributedDataParallel with a DistributedSampler in torch mode, then with seed mode's own ranks; two epochs each."""
+    """Trains two epochs with DistributedDataParallel and a DistributedSampler in torch mode, then two with seed mode's ranks."""
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DistributedSampler
 
@@ -48,7 +48,7 @@ def ddp() -> Any:
 
 
 def checkpoint() -> Any:
-    """torch.distributed.checkpoint of a loader in two ranks: what was saved after two steps goes on as if nothing had been."""
+    """Saves a loader of two ranks after two steps with torch.distributed.checkpoint and resumes it."""
     from torch.distributed import checkpoint as dcp
 
     torch.distributed.init_process_group("gloo")
@@ -68,7 +68,7 @@ def checkpoint() -> Any:
 
 
 def mesh() -> Any:
-    """A DeviceMesh of data and tensor parallel: two ranks that read parts, and two that want the same batches."""
+    """Reads with a DeviceMesh of data and tensor parallel ranks: two read parts, and two need the same batches."""
     from torch.distributed.device_mesh import init_device_mesh
 
     answer: dict[str, Any] = {}
@@ -82,7 +82,7 @@ def mesh() -> Any:
 
 
 def fsdp() -> Any:
-    """FSDP2, with a distributed checkpoint of model and loader in the middle of an epoch."""
+    """Trains with FSDP2, and with a distributed checkpoint of model and loader in the middle of an epoch."""
     from torch.distributed import checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
     from torch.distributed.device_mesh import init_device_mesh
@@ -118,7 +118,7 @@ def fsdp() -> Any:
 
 
 def torchtitan() -> Any:
-    """torchtitan's loop over its own loader, over that on a ShmLoader and over a TokenDataset; each saved and resumed in the middle."""
+    """Runs torchtitan's loop over its own loader, over that on a ShmLoader, and over a TokenDataset, each resumed in the middle."""
     from torch.distributed import checkpoint as dcp
     from torch.distributed.device_mesh import init_device_mesh
 
@@ -147,7 +147,7 @@ def torchtitan() -> Any:
 
 
 def trainer() -> Any:
-    """transformers.Trainer: the loader divides, and each process sees its part."""
+    """Trains with transformers.Trainer, whose processes divide the data."""
     import transformers
 
     from shmload.integrations.accelerate import prepare
@@ -175,8 +175,8 @@ def trainer() -> Any:
     return {"seen": seen}
 
 
-def seeing() -> Any:
-    """Lightning's module that keeps what it saw."""
+def recording_module() -> Any:
+    """Returns Lightning's module that records the batches it saw."""
     import lightning
 
     class Module(lightning.LightningModule):  # type: ignore[misc, unused-ignore]  # lightning may be without types
@@ -205,12 +205,12 @@ def quiet_trainer(**options: Any) -> Any:
 
 
 def lightning_ddp() -> Any:
-    """Trainer and Fabric over two ranks: their DistributedSampler injected, or seed mode's own division; two epochs each."""
+    """Trains with Trainer and Fabric over two ranks for two epochs, with an injected DistributedSampler or seed mode's own ranks."""
     import lightning
 
     def fit(loader: Any, **options: Any) -> Any:
         trainer = quiet_trainer(strategy="ddp", max_epochs=2, **options)
-        trainer.fit(module := seeing()(), loader)
+        trainer.fit(module := recording_module()(), loader)
         return module.seen, trainer.train_dataloader
 
     answer: dict[str, Any] = {}
@@ -225,7 +225,7 @@ def lightning_ddp() -> Any:
     for name, is_divided in (("predicted", True), ("predicted_own", False)):
         with ShmLoader(Numbers(), batch_size=4, num_workers=1, seed=7) as loader:
             trainer = quiet_trainer(strategy="ddp", use_distributed_sampler=is_divided)
-            trainer.predict(module := seeing()(), loader, return_predictions=False)
+            trainer.predict(module := recording_module()(), loader, return_predictions=False)
             answer[name] = module.seen
     fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy="ddp")
     fabric.launch()
@@ -242,7 +242,7 @@ def lightning_ddp() -> Any:
 
 
 def lightning_fsdp() -> Any:
-    """Fabric and Trainer with a sharded model, on the CPU, and Trainer's checkpoint in the middle of an epoch."""
+    """Trains a sharded model on the CPU with Fabric and Trainer, and with a checkpoint in the middle of an epoch."""
     import lightning
     from lightning.fabric.strategies import ModelParallelStrategy
     from lightning.pytorch import strategies
@@ -251,7 +251,7 @@ def lightning_fsdp() -> Any:
     def parallelize(model: Any, devices: Any) -> Any:
         return fully_shard(model, mesh=devices["data_parallel"])
 
-    class Module(seeing()):  # type: ignore[misc]  # a class that is made
+    class Module(recording_module()):  # type: ignore[misc]  # a class created at run time
         def configure_model(self) -> None:
             parallelize(self.net, self.device_mesh)
 
@@ -278,7 +278,7 @@ def lightning_fsdp() -> Any:
 
 
 def accelerated() -> Any:
-    """Accelerate over two processes: the three ways to divide, accumulation, gather_for_metrics, save_state."""
+    """Trains with Accelerate over two processes: three ways to divide the data, accumulation, gather_for_metrics, save_state."""
     from accelerate import Accelerator
 
     from shmload.integrations.accelerate import prepare

@@ -1,4 +1,4 @@
-"""Accelerate: a prepared ShmLoader stays one, and all that Accelerate does around iteration works."""
+"""Accelerate: a prepared ShmLoader stays one, and everything that Accelerate does around iteration works."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ AUTO = {"num_workers": "auto", "prefetch_factor": "auto"}
 @pytest.mark.parametrize(
     "options", [{}, {"num_workers": 1}, {"seed": None, "num_workers": 1}, {"seed": None}, AUTO, {"seed": None, **AUTO}]
 )
-def test_a_prepared_loader_stays_a_shm_loader(make_loader: Make, options: dict[str, Any]) -> None:
+def test_prepared_loader_stays_a_shm_loader(make_loader: Make, options: dict[str, Any]) -> None:
     accelerator = accelerate.Accelerator(cpu=True)
     loader = make_loader(**options)
     prepared = prepare(accelerator, loader)
@@ -62,7 +62,7 @@ def test_prepared_batches_are_the_loaders_own(make_loader: Make) -> None:
     assert [facts(batch) for _ in range(2) for batch in prepared] == expected
 
 
-def test_what_is_found_automatically_goes_along(make_loader: Make) -> None:
+def test_automatic_values_are_kept(make_loader: Make) -> None:
     with rebuilt(make_loader(**AUTO), batch_size=2) as copied:
         assert all(is_auto(getattr(copied, name)) for name in AUTO)
         assert sum(len(batch["index"]) for batch in copied) == 22
@@ -84,7 +84,7 @@ def test_nothing_is_copied_and_held_batches_stay(make_loader: Make, seed: int | 
     batches = iter(prepared)
     held = [next(batches) for _ in range(3)]
     copies = [facts(batch) for batch in held]
-    assert prepared.stats()["slots"]["leased"] == len(held) + 1, "those held and the one read ahead lie in the ring"
+    assert prepared.stats()["slots"]["leased"] == len(held) + 1, "the held batches and the prefetched one are in the ring"
     del held[:2]
     for batch in batches:  # the loop holds one, the adapter the next
         assert (batch["x"] == batch["index"][:, None]).all()
@@ -93,7 +93,7 @@ def test_nothing_is_copied_and_held_batches_stay(make_loader: Make, seed: int | 
 
 
 @pytest.mark.parametrize("uneven", ["pad", "drop", "exact"])
-def test_valid_is_of_the_batch_the_trainer_has(make_loader: Make, uneven: str) -> None:
+def test_valid_belongs_to_the_current_batch(make_loader: Make, uneven: str) -> None:
     loader = make_loader(uneven=uneven, num_workers=1)
     prepared = prepare(accelerate.Accelerator(cpu=True), loader)
     expected = [4] * 5 if uneven == "drop" else [4] * 5 + [2]
@@ -102,7 +102,7 @@ def test_valid_is_of_the_batch_the_trainer_has(make_loader: Make, uneven: str) -
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_error_has_its_turn_behind_the_batches_before_it(make_loader: Make, num_workers: int) -> None:
+def test_error_is_raised_after_the_batches_before_it(make_loader: Make, num_workers: int) -> None:
     alone = make_loader(num_workers=num_workers, after_batch=none_of_number_5)
     expected = [batch["index"].tolist() for batch in until_error(alone)]
     prepared = prepare(accelerate.Accelerator(cpu=True), make_loader(num_workers=num_workers, after_batch=none_of_number_5))
@@ -127,14 +127,14 @@ def until_error(loader: Any) -> Iterator[Any]:
             yield next(batches)
 
 
-def test_an_empty_loader_gives_an_empty_pass(make_loader: Make) -> None:
+def test_empty_loader_gives_an_empty_pass(make_loader: Make) -> None:
     accelerator = accelerate.Accelerator(cpu=True)
     prepared = prepare(accelerator, make_loader(0, shuffle=False))
     assert list(prepared) == []
     assert not accelerator.gradient_state.in_dataloader
 
 
-def test_after_a_pass_all_ranks_say_the_same(make_loader: Make) -> None:
+def test_all_ranks_have_the_same_state_after_a_pass(make_loader: Make) -> None:
     states = []
     for rank in range(2):
         prepared = prepare(accelerate.Accelerator(cpu=True), make_loader(25, batch_size=6, uneven="exact", rank=rank, world_size=2))
@@ -144,7 +144,7 @@ def test_after_a_pass_all_ranks_say_the_same(make_loader: Make) -> None:
     assert states[0][2]["epoch"] == 1
 
 
-def test_a_broken_off_pass_leaves_no_trace(make_loader: Make) -> None:
+def test_interrupted_pass_leaves_no_trace(make_loader: Make) -> None:
     accelerator = accelerate.Accelerator(cpu=True)
     loader = make_loader(num_workers=1, prefetch_factor=4)
     expected = [facts(batch) for batch in make_loader()][:3]
@@ -155,7 +155,7 @@ def test_a_broken_off_pass_leaves_no_trace(make_loader: Make) -> None:
         if len(got) == 3:
             break
     assert got == expected
-    assert prepared.state_dict()["position"] == 12, "the batch read ahead does not count"
+    assert prepared.state_dict()["position"] == 12, "the prefetched batch does not count"
     assert not accelerator.gradient_state.in_dataloader
     assert sum(1 for _ in prepared) == 6
     assert prepared.state_dict()["epoch"] == 2
@@ -210,7 +210,7 @@ def test_save_state_resumes_exactly(make_loader: Make, num_done: int, num_worker
     assert [next(batches) for _ in range(7)] == expected
 
 
-def test_set_epoch_keeps_the_place_just_loaded(make_loader: Make) -> None:
+def test_set_epoch_keeps_the_position_just_loaded(make_loader: Make) -> None:
     accelerator = accelerate.Accelerator(cpu=True)
     first = prepare(accelerator, make_loader())
     first.set_epoch(3)
@@ -231,28 +231,28 @@ def test_set_epoch_keeps_the_place_just_loaded(make_loader: Make) -> None:
     assert [facts(batch) for batch in second] == [facts(batch) for batch in expected]
 
 
-def test_skipping_batches_the_usual_way_is_refused(make_loader: Make) -> None:
+def test_skip_first_batches_is_refused(make_loader: Make) -> None:
     prepared = prepare(accelerate.Accelerator(cpu=True), make_loader())
     with pytest.raises(RuntimeError, match=r"no batch sampler that others can read.*load_state_dict"):
         list(accelerate.skip_first_batches(prepared, 2))
 
 
-def test_what_does_not_go_together_is_refused(make_loader: Make) -> None:
+def test_conflicting_options_are_refused(make_loader: Make) -> None:
     accelerator = accelerate.Accelerator(cpu=True)
     with pytest.raises(TypeError, match="takes a ShmLoader; give a DataLoader to"):
         prepare(accelerator, torch.utils.data.DataLoader(Numbers()))
     with pytest.raises(ValueError, match=r"over 1 ranks, the Accelerator has 2 processes: make the Accelerator before"):
-        prepare(Fake(accelerator, num_processes=2), make_loader())
+        prepare(FakeAccelerator(accelerator, num_processes=2), make_loader())
     with pytest.raises(ValueError, match="split_batches=True and a seeded ShmLoader"):
-        prepare(Fake(accelerator, num_processes=2, split_batches=True), make_loader(rank=0, world_size=2))
+        prepare(FakeAccelerator(accelerator, num_processes=2, split_batches=True), make_loader(rank=0, world_size=2))
     with pytest.raises(ValueError, match="dispatch_batches=True reads in one process"):
-        prepare(Fake(accelerator, dispatch_batches=True), make_loader())
+        prepare(FakeAccelerator(accelerator, dispatch_batches=True), make_loader())
     with pytest.raises(ValueError, match="batch_size=None over several processes"):
-        prepare(Fake(accelerator, num_processes=2), make_loader(batch_size=None, seed=None))
+        prepare(FakeAccelerator(accelerator, num_processes=2), make_loader(batch_size=None, seed=None))
 
 
-def test_an_iterable_dataset_is_refused() -> None:
-    class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg, unused-ignore]  # what it yields does not matter here
+def test_iterable_dataset_is_refused() -> None:
+    class Stream(torch.utils.data.IterableDataset):  # type: ignore[type-arg, unused-ignore]  # the items do not matter here
         def __iter__(self) -> Iterator[int]:
             return iter(range(3))
 
@@ -260,21 +260,21 @@ def test_an_iterable_dataset_is_refused() -> None:
         prepare(accelerate.Accelerator(cpu=True), ShmLoader(Stream()))
 
 
-def test_a_prepared_loader_cannot_be_pickled(make_loader: Make) -> None:
+def test_prepared_loader_cannot_be_pickled(make_loader: Make) -> None:
     prepared: PreparedLoader = prepare(accelerate.Accelerator(cpu=True), make_loader())
     with pytest.raises(TypeError, match="cannot be pickled"):
         prepared.__reduce__()
 
 
-# With --cpu it starts one process alone, unless MPI starts them. So it is told of GPUs, and the program says Accelerator(cpu=True).
+# With --cpu it starts a single process unless MPI starts them, so it is given GPUs and the program uses Accelerator(cpu=True).
 LAUNCH = (
     "accelerate.commands.launch --multi_gpu --num_processes=2 --num_machines=1 --mixed_precision=no --dynamo_backend=no "
     "--main_process_port=0"
 )
 
 
-class Fake:
-    """An Accelerator that says something else of itself."""
+class FakeAccelerator:
+    """An Accelerator with some attributes replaced."""
 
     def __init__(self, accelerator: Any, **attributes: Any) -> None:
         self._accelerator = accelerator
@@ -286,12 +286,12 @@ class Fake:
 
 @pytest.mark.slow(reason="two ranks are processes that import torch and Accelerate")
 @pytest.mark.parametrize("launch", [(), (LAUNCH,)], ids=["torchrun", "accelerate-launch"])
-def test_two_processes_share_out_each_epoch(run_ranks: Callable[..., list[Any]], make_loader: Make, launch: tuple[str]) -> None:
+def test_two_processes_divide_each_epoch(run_ranks: Callable[..., list[Any]], make_loader: Make, launch: tuple[str]) -> None:
     first, second = run_ranks("accelerated", *launch)
     alone = make_loader(batch_size=8)
     for mine, other in zip(first["seed"]["epochs"], second["seed"]["epochs"], strict=True):
         one_ranks = [batch["index"].tolist() for batch in alone]
-        assert [a + b for a, b in zip(mine[:2], other[:2], strict=True)] == one_ranks[:2]  # the third is uneven, and padded
+        assert [a + b for a, b in zip(mine[:2], other[:2], strict=True)] == one_ranks[:2]  # the third is uneven and padded
     for way in ("seed", "torch", "sampler"):
         for mine, other in zip(first[way]["epochs"], second[way]["epochs"], strict=True):
             assert len(mine) == len(other) == 3, way

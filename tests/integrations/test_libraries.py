@@ -1,6 +1,6 @@
-"""docs/libraries.md: each section's program prints what the page says, in its library's own environment.
+"""docs/libraries.md: each section's program prints the output shown, in the environment of its library.
 
-None of the libraries is in the dev extra. Some are in `libraries`; those that need torchvision, or bring much, are installed by hand:
+No library is in the dev extra. Some are in `libraries`; those that need torchvision or many dependencies are installed by hand:
 
     pip install -e '.[libraries]' torchio fastai && pip install --no-deps torchvision timm ultralytics ultralytics-thop
     python -m pytest tests/integrations/test_libraries.py
@@ -18,7 +18,7 @@ import pytest
 pytestmark = [pytest.mark.slow(reason="imports large libraries and starts their workers"), pytest.mark.timeout(300)]
 PAGE = next(p for p in Path(__file__).parents if (p / "docs").exists()) / "docs" / "libraries.md"
 INTRODUCTION, *SECTIONS = PAGE.read_text().split("\n## ")
-PACKAGES = {  # a section's title -> what its program imports
+PACKAGES = {  # title of a section -> what its program imports
     "PyTorch Geometric": ["torch_geometric"],
     "timm": ["timm", "torchvision"],
     "albumentations": ["albumentations"],
@@ -28,7 +28,7 @@ PACKAGES = {  # a section's title -> what its program imports
     "Ignite": ["ignite"],
     "fastai": ["fastai", "torchvision"],
 }
-# PyPI's torchvision is made for its CUDA build of torch; beside another one its operators are missing, and it cannot be imported.
+# PyPI's torchvision is built for a CUDA build of torch; with another one its operators are missing and it cannot be imported.
 TORCHVISION = """
 import sys
 
@@ -42,7 +42,7 @@ except RuntimeError:
     for name in ("nms", "qnms"):
         torch.library.define(f"torchvision::{name}", "(Tensor boxes, Tensor scores, float threshold) -> Tensor")
 """
-# NeighborLoader's base, with a sampler that needs no compiled library.
+# The base class of NeighborLoader, with a sampler that needs no compiled library.
 NODES = """
 from torch_geometric.data import Data
 from torch_geometric.loader import NodeLoader
@@ -88,52 +88,54 @@ for filter_per_worker in (False, True):
 
 
 def code_of(section: str) -> str:
-    """The lines that every program begins with, and a section's."""
+    """Returns the lines that every program begins with, followed by a section's."""
     return "".join("".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)) for text in (INTRODUCTION, section))
 
 
 @pytest.fixture
-def needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
-    """Skips where a section's library is not installed; those that write into the home write into a temporary folder."""
+def require_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Returns a function that skips the test if a section's library is missing. Libraries that write to the home folder get a
+    temporary one.
+    """
     for variable in ("YOLO_CONFIG_DIR", "FASTAI_HOME", "MPLCONFIGDIR"):
         monkeypatch.setenv(variable, str(tmp_path / variable))
-    monkeypatch.setenv("YOLO_VERBOSE", "false")  # it says where it has put its settings
+    monkeypatch.setenv("YOLO_VERBOSE", "false")  # otherwise it prints where its settings are
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
     def check(title: str) -> None:
         missing = [name for name in PACKAGES[title] if importlib.util.find_spec(name) is None]
         if missing:
-            pytest.skip(f"needs {', '.join(missing)}; the docstring of {Path(__file__).name} says how they are installed")
+            pytest.skip(f"needs {', '.join(missing)}; the docstring of {Path(__file__).name} says how to install them")
 
     return check
 
 
-def test_every_section_has_its_library() -> None:
+def test_every_section_has_an_entry_in_packages() -> None:
     assert [section.partition("\n")[0] for section in SECTIONS] == list(PACKAGES)
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=list(PACKAGES))
-def test_a_librarys_program_prints_what_the_page_says(
-    section: str, needs: Callable[[str], None], output_of: Callable[..., str]
+def test_program_of_a_section_prints_what_the_page_shows(
+    section: str, require_library: Callable[[str], None], output_of: Callable[..., str]
 ) -> None:
     title = section.partition("\n")[0]
-    needs(title)
+    require_library(title)
     (expected,) = re.findall(r"```text\n(.*?)```", section, re.DOTALL)
     preamble = TORCHVISION if "torchvision" in PACKAGES[title] else ""
     assert expected == output_of(preamble + code_of(section), strict=False, deadline_s=240)
 
 
-def test_nodes_with_their_neighbors_are_those_of_the_librarys_loader(
-    needs: Callable[[str], None], output_of: Callable[..., str]
+def test_nodes_and_neighbors_equal_those_of_the_librarys_loader(
+    require_library: Callable[[str], None], output_of: Callable[..., str]
 ) -> None:
-    needs("PyTorch Geometric")
+    require_library("PyTorch Geometric")
     output_of(code_of("") + NODES, strict=False, deadline_s=240)
 
 
 def test_ultralytics_endless_iterator_is_one_epoch_in_seed_mode(
-    needs: Callable[[str], None], output_of: Callable[..., str]
+    require_library: Callable[[str], None], output_of: Callable[..., str]
 ) -> None:
-    needs("ultralytics")
+    require_library("ultralytics")
     program = """
 from shmload import ShmLoader
 from ultralytics.data.build import InfiniteDataLoader

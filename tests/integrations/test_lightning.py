@@ -1,4 +1,4 @@
-"""Lightning: Trainer, its re-creation of loaders, its checkpoints, Fabric."""
+"""Lightning: Trainer, the loaders it creates again, its checkpoints, Fabric."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ L = pytest.importorskip("lightning", reason="needs lightning: pip install shmloa
 
 
 pytestmark = [
-    # Lightning asks torch's tree functions in a way that torch deprecates
+    # Lightning calls torch's tree functions in a deprecated way
     pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"),
-    # Lightning's advice, on hosts with more cores than these tests use, and with a GPU
+    # Lightning's advice on hosts with more cores than these tests use, and with a GPU
     pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers"),
     pytest.mark.filterwarnings("ignore:GPU available but not used"),
     pytest.mark.filterwarnings("ignore:The `srun` command is available"),
@@ -28,7 +28,7 @@ pytestmark = [
 
 
 class Module(L.LightningModule):
-    """Keeps the facts of every batch it saw, by stage."""
+    """A module that records every batch it saw, by stage."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,14 +41,14 @@ class Module(L.LightningModule):
 
     def predict_step(self, batch: Any, _: int) -> Any:
         self.seen["predict"].append(facts(batch))
-        return batch["index"].clone()  # Lightning keeps it: an alias would keep the whole slot
+        return batch["index"].clone()  # Lightning keeps it, and an alias would keep the whole slot
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 class Validated(Module):
-    """The same, validated too."""
+    """The same module with validation."""
 
     def validation_step(self, batch: Any, _: int) -> None:
         self.seen["val"].append(facts(batch))
@@ -84,7 +84,7 @@ def test_lightning_fits_validates_and_predicts(seed: int | None, num_workers: in
         predicted = run.predict(module, validation)
         with run.predict_loop._combined_loader.flattened[0] as used:
             assert type(used) is ShmLoader
-            assert used is not validation, "Lightning has re-created it"
+            assert used is not validation, "Lightning has not created it again"
         assert torch.cat(predicted).tolist() == list(range(10))
 
 
@@ -92,8 +92,8 @@ def identity(samples: Any) -> Any:
     return torch.utils.data.default_collate(samples)
 
 
-def nothing(worker_id: int) -> None:
-    """A worker_init_fn."""
+def do_nothing(worker_id: int) -> None:
+    """Does nothing, as a worker_init_fn."""
 
 
 def test_lightning_keeps_every_argument(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_lightning_keeps_every_argument(tmp_path: Path) -> None:
         "num_workers": 1,
         "collate_fn": identity,
         "timeout": 30.0,
-        "worker_init_fn": nothing,
+        "worker_init_fn": do_nothing,
         "multiprocessing_context": "fork",
         "prefetch_factor": 3,
         "persistent_workers": True,
@@ -119,7 +119,7 @@ def test_lightning_keeps_every_argument(tmp_path: Path) -> None:
         run.predict(module, loader)
         used = run.predict_loop._combined_loader.flattened[0]
     used.close()
-    changed = {"sampler", "batch_sampler", "batch_size", "shuffle", "drop_last"}  # what a re-creation is for
+    changed = {"sampler", "batch_sampler", "batch_size", "shuffle", "drop_last"}  # a loader is created again to change these
     assert type(used) is ShmLoader
     assert used.batch_sampler.batch_size == 4
     for name in inspect.signature(ShmLoader).parameters.keys() - changed:
@@ -133,22 +133,22 @@ def test_lightning_keeps_every_argument(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 7])
-def test_lightning_keeps_what_is_found_automatically(seed: int | None, tmp_path: Path) -> None:
+def test_lightning_keeps_automatic_values(seed: int | None, tmp_path: Path) -> None:
     run = trainer(tmp_path)
     numbers: dict[str, Any] = {"num_workers": "auto", "prefetch_factor": "auto"}
     with ShmLoader(Numbers(), batch_size=4, seed=seed, **numbers) as loader:
         predicted = run.predict(Module(), loader)
         with run.predict_loop._combined_loader.flattened[0] as used:
-            assert used is not loader, "Lightning has re-created it"
+            assert used is not loader, "Lightning has not created it again"
             for name in numbers:
                 assert is_auto(getattr(used, name)), name
-                assert isinstance(getattr(used, name), int), "torch computes with it"
+                assert isinstance(getattr(used, name), int), "torch computes with the value"
             assert "autotune" in used.stats()
     assert torch.cat(predicted).tolist() == list(range(22))
 
 
 class Stop(L.Callback):
-    """Saves a checkpoint after so many steps of the run."""
+    """Saves a checkpoint after a number of steps."""
 
     def __init__(self, step: int, path: Path) -> None:
         self.step, self.path = step, path
@@ -176,7 +176,7 @@ def test_lightning_resumes_in_the_middle_of_an_epoch(step: int, num_workers: int
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("options", [{"shuffle": True}, {"seed": 7, "sampler": range(21, -1, -1)}])
-def test_lightning_saves_checkpoints_whatever_orders(options: dict[str, Any], num_workers: int, tmp_path: Path) -> None:
+def test_lightning_saves_checkpoints_with_any_order(options: dict[str, Any], num_workers: int, tmp_path: Path) -> None:
     path = tmp_path / "saved.ckpt"
     with ShmLoader(Numbers(), batch_size=4, num_workers=num_workers, **options) as loader:
         trainer(tmp_path, callbacks=[Stop(4, path)]).fit(Module(), loader)
@@ -184,18 +184,20 @@ def test_lightning_saves_checkpoints_whatever_orders(options: dict[str, Any], nu
 
 
 @pytest.mark.slow(reason="two ranks are processes that import torch and Lightning")
-def test_lightning_ranks_share_out_each_epoch(run_ranks: Callable[..., list[Any]]) -> None:
+def test_lightning_ranks_divide_each_epoch(run_ranks: Callable[..., list[Any]]) -> None:
     ranks = run_ranks("lightning_ddp")
     assert [rank["type"] for rank in ranks] == ["ShmLoader"] * 2
     assert [rank["sampler"] for rank in ranks] == ["DistributedSampler"] * 2
     assert sorted(indices(ranks[0]["predicted"]) + indices(ranks[1]["predicted"])) == list(range(22))
     for rank in ranks:
-        assert sorted(indices(rank["predicted_own"])) == list(range(22)), "each predicts all, as docs/frameworks.md says"
+        assert sorted(indices(rank["predicted_own"])) == list(range(22)), (
+            "each rank predicts everything, as documented in docs/frameworks.md"
+        )
     for way in ("injected", "seed", "fabric_injected", "fabric_own", "fabric_seed"):
         first, second = (rank[way] for rank in ranks)
         assert len(first) == len(second), way
         if way == "fabric_own":
-            assert first == second, "nobody has divided it"
+            assert first == second, "nothing divides the data"
             continue
         for begin in range(0, len(first), 3):  # steps of an epoch
             mine, other = indices(first[begin : begin + 3]), indices(second[begin : begin + 3])
@@ -211,11 +213,11 @@ def test_ranks_of_a_sharded_model_read_one_ranks_batches(run_ranks: Callable[...
         steps = zip(*(rank[way] for rank in ranks), strict=True)
         found = [[mine + other for mine, other in zip(*both, strict=True)] for both in steps]
         assert len(found) == 3, way
-        assert found[:2] == expected[:2], way  # the third is uneven, and padded
+        assert found[:2] == expected[:2], way  # the third is uneven and padded
 
 
-def test_trainers_fsdp_strategy_wants_a_gpu() -> None:
-    with pytest.raises(ValueError, match="requires a GPU accelerator"):  # so the ranks above shard by ModelParallelStrategy
+def test_fsdp_strategy_of_trainer_needs_a_gpu() -> None:
+    with pytest.raises(ValueError, match="requires a GPU accelerator"):  # so the ranks above shard with ModelParallelStrategy
         L.Trainer(accelerator="cpu", devices=2, strategy="fsdp")
 
 
@@ -237,7 +239,7 @@ def test_fabric_sets_a_loader_up(use_distributed_sampler: bool, num_workers: int
     assert got == expected
 
 
-def test_fabric_saves_a_loaders_place(tmp_path: Path) -> None:
+def test_fabric_saves_the_position_of_a_loader(tmp_path: Path) -> None:
     fabric = L.Fabric(accelerator="cpu", devices=1)
 
     def make() -> ShmLoader[Any]:

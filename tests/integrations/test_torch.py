@@ -1,4 +1,4 @@
-"""torch's own: DistributedDataParallel, DataParallel, torch.distributed.checkpoint."""
+"""torch's own tools: DistributedDataParallel, DataParallel, torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def flat(steps: list[list[int]]) -> list[int]:
 
 
 @slow
-def test_ddp_ranks_share_out_each_epoch(run_ranks: Callable[..., list[Any]]) -> None:
+def test_ddp_ranks_divide_each_epoch(run_ranks: Callable[..., list[Any]]) -> None:
     ranks = run_ranks("ddp")
     assert ranks[0]["gradient"] == ranks[1]["gradient"]
     for way, rows in [("torch", 22), ("pad", 22), ("drop", 16)]:
@@ -41,7 +41,7 @@ def test_distributed_checkpoint_resumes_every_rank(run_ranks: Callable[..., list
 
 
 def one_ranks(steps: list[Any], n: int = 22, **options: Any) -> list[Any]:
-    """The batches of one rank that read as much at a step as these two together, the second's rows behind the first's."""
+    """Returns the batches of one rank that reads as much per step as two together, with the second rank's rows after the first's."""
     with ShmLoader(Numbers(n), batch_size=8, seed=5, shuffle=True, **options) as loader:
         return [facts(batch) for _, batch in zip(steps, loader, strict=False)]
 
@@ -51,7 +51,7 @@ def together(ranks: list[list[Any]]) -> list[Any]:
 
 
 @slow
-def test_a_device_meshs_data_ranks_divide_and_its_tensor_ranks_read_the_same(run_ranks: Callable[..., list[Any]]) -> None:
+def test_data_ranks_of_a_device_mesh_divide_and_tensor_ranks_read_the_same(run_ranks: Callable[..., list[Any]]) -> None:
     ranks = run_ranks("mesh")
     assert together([rank["data"] for rank in ranks])[:2] == one_ranks([1, 2])
     assert ranks[0]["tensor"] == ranks[1]["tensor"] == one_ranks([1, 2, 3])
@@ -91,7 +91,7 @@ def test_torchtitans_loop_reads_and_resumes_the_same_batches(run_ranks: Callable
         assert together([rank[f"{way} resumed"] for rank in ranks]) == rest
 
 
-# dcp says that it works alone where there is no process group: that is what is meant here
+# The checkpoint warns that there is no process group, which is intended here.
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("num_done", [0, 2, 6, 8])
@@ -105,10 +105,8 @@ def test_torchtitans_loop_reads_and_resumes_the_same_batches(run_ranks: Callable
     ],
     ids=str,
 )
-@pytest.mark.filterwarnings("ignore:torch.distributed is unavailable or uninitialized:UserWarning")  # of torch before 2.8
-def test_a_checkpoint_without_ranks_resumes_exactly(
-    options: dict[str, Any], num_done: int, num_workers: int, tmp_path: Path
-) -> None:
+@pytest.mark.filterwarnings("ignore:torch.distributed is unavailable or uninitialized:UserWarning")  # in torch before 2.8
+def test_checkpoint_without_ranks_resumes_exactly(options: dict[str, Any], num_done: int, num_workers: int, tmp_path: Path) -> None:
     from torch.distributed import checkpoint as dcp
 
     def make() -> ShmLoader[Any]:
@@ -118,7 +116,7 @@ def test_a_checkpoint_without_ranks_resumes_exactly(
     def stream(loader: ShmLoader[Any]) -> Any:
         for _ in range(3):
             for batch in loader:
-                yield (facts(batch) if "seed" in options else facts(batch)[0])  # without one, noise is the program's affair
+                yield (facts(batch) if "seed" in options else facts(batch)[0])  # without a seed, the noise is up to the program
 
     with make() as loader:
         batches = stream(loader)
@@ -142,16 +140,16 @@ def test_data_parallel_on_the_cpu_trains(seed: int | None) -> None:
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_a_loader_travels_by_pickle(seed: int | None) -> None:
-    """As torch's does: launchers that spawn (Lightning's ddp_spawn, torch.multiprocessing.spawn) send it to each rank."""
+def test_loader_can_be_pickled(seed: int | None) -> None:
+    """Launchers that spawn ranks (Lightning's ddp_spawn, torch.multiprocessing.spawn) pickle the loader, as they do torch's."""
     loader = ShmLoader(Numbers(), batch_size=4, seed=seed, num_workers=1)
     with pickle.loads(pickle.dumps(loader)) as copy:
         assert [facts(batch)[0] for batch in copy] == [facts(batch)[0] for batch in loader]
     loader.close()
 
 
-def test_ranks_known_only_later_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lightning's own launchers make the ranks when fit() begins: a loader made before must not read everything in each of them."""
+def test_ranks_that_are_known_later_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lightning's own launchers create the ranks in fit(); a loader made before must not read everything in each of them."""
     with ShmLoader(Numbers(), batch_size=4, seed=3) as loader:
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
@@ -171,5 +169,5 @@ next(batches)
 
 
 @pytest.mark.slow(reason="a program in a process of its own, which imports torch")
-def test_a_program_that_handles_sigterm_can_end(run_program: Callable[..., str]) -> None:
+def test_program_that_handles_sigterm_can_end(run_program: Callable[..., str]) -> None:
     assert run_program(ENDING_PROGRAM) == ""

@@ -1,4 +1,4 @@
-"""transformers.Trainer over a ShmLoader: `get_train_dataloader` returns the prepared loader."""
+"""transformers.Trainer with a ShmLoader: `get_train_dataloader` returns the prepared loader."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow(reason="each trains a model by transformers.Traine
 
 
 class Model(torch.nn.Module):
-    """A loss; it keeps the facts of every batch it saw, in training and in evaluation."""
+    """A loss; it records every batch it saw, in training and in evaluation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Model(torch.nn.Module):
 
 
 class Trainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]  # transformers may be without types
-    """As the documentation shows it."""
+    """The Trainer of the documentation's example."""
 
     def __init__(self, loader: ShmLoader[Any], validation: ShmLoader[Any], **options: Any) -> None:
         super().__init__(**options)
@@ -57,7 +57,7 @@ def arguments(folder: Path, **options: Any) -> Any:
 
 
 def loader(n: int = 22, **options: Any) -> ShmLoader[Any]:
-    # the Trainer collects the batches of an accumulation while it still holds those of the one before
+    # the Trainer collects the batches of an accumulation while it still holds those of the previous one
     return ShmLoader(Numbers(n), batch_size=4, seed=7, num_workers=1, prefetch_factor=8, **options)
 
 
@@ -75,12 +75,12 @@ def test_trainer_trains_on_the_loaders_batches(tmp_path: Path) -> None:
         assert training.stats()["num_copied_out"] == 0
         trainer.evaluate()
     assert [index for batch in model.evaluated for index in batch[0]] == list(range(10))
-    assert result.global_step == 4, "two updates an epoch, the second over two batches"
+    assert result.global_step == 4, "two updates per epoch, the second over two batches"
     assert model.seen == expected_facts(2)
 
 
 class KeepState(transformers.TrainerCallback):  # type: ignore[misc, unused-ignore]  # transformers may be without types
-    """Saves the loader's state beside each of the Trainer's checkpoints."""
+    """Saves the loader's state with each of the Trainer's checkpoints."""
 
     def on_save(self, args: Any, state: Any, control: Any, *, train_dataloader: Any, **_: Any) -> None:
         path = Path(args.output_dir, f"checkpoint-{state.global_step}", "loader.json")
@@ -101,12 +101,12 @@ def test_trainer_resumes_in_the_middle_of_an_epoch(step: int, tmp_path: Path) ->
     assert model.seen[: 12 - step] == expected_facts(2)[step:]
 
 
-def test_trainers_of_two_ranks_read_one_ranks_batches(run_ranks: Callable[..., list[Any]]) -> None:
+def test_two_ranks_of_a_trainer_read_the_batches_of_one(run_ranks: Callable[..., list[Any]]) -> None:
     first, second = (rank["seen"] for rank in run_ranks("trainer"))
     assert len(first) == len(second) == 6
     with ShmLoader(Numbers(), batch_size=8, seed=5, shuffle=True) as alone:
         epochs = [[facts(batch) for batch in alone] for _ in range(2)]
     for epoch in range(2):
-        for step in range(2):  # the third is uneven, and padded
+        for step in range(2):  # the third is uneven and padded
             both = zip(first[3 * epoch + step], second[3 * epoch + step], strict=True)
             assert [mine + other for mine, other in both] == epochs[epoch][step]

@@ -1,4 +1,4 @@
-"""torchtitan's way of loading, as its hf_datasets.py and dataloader.py have it (it is not installed), and the same by a TokenDataset."""
+"""torchtitan's way of loading, like its hf_datasets.py and dataloader.py (it is not installed), and the same with a TokenDataset."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DOCUMENTS = [[1000 * i + place for place in range(5 + 7 * i % 31)] for i in rang
 
 
 class HuggingFaceDataset(IterableDataset):  # type: ignore[type-arg, unused-ignore]  # as torchtitan's
-    """The tokens of a rank's documents, one after the other, cut to sequences; without end, with a state."""
+    """The tokens of a rank's documents, concatenated and cut into sequences, endlessly and with a state."""
 
     def __init__(self, dp_rank: int = 0, dp_world_size: int = 1) -> None:
         self._data = split_dataset_by_node(Dataset.from_dict({"tokens": DOCUMENTS}), dp_rank, dp_world_size)
@@ -48,7 +48,7 @@ class HuggingFaceDataset(IterableDataset):  # type: ignore[type-arg, unused-igno
 
 
 class StateByRank:
-    """What torchtitan's ParallelAwareDataloader does with the state of the loader below it: a key for each data-parallel rank."""
+    """A mixin like torchtitan's ParallelAwareDataloader: the state has a key for each data-parallel rank."""
 
     def __init__(self, dp_rank: int, dp_world_size: int, **options: Any) -> None:
         super().__init__(HuggingFaceDataset(dp_rank, dp_world_size), **options)
@@ -63,14 +63,14 @@ class StateByRank:
 
 
 class BaseDataLoader(Stateful, ABC):
-    """torchtitan's face of all loaders."""
+    """torchtitan's interface of all loaders."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Any]: ...
 
 
 class ParallelAwareDataloader(StateByRank, StatefulDataLoader, BaseDataLoader):  # type: ignore[type-arg, misc, unused-ignore]  # as torchtitan's
-    """torchtitan's."""
+    """torchtitan's loader."""
 
 
 class ParallelAwareShmLoader(StateByRank, ShmLoader[Any], BaseDataLoader):  # type: ignore[misc]  # two states, of which the first wraps the second
@@ -78,7 +78,7 @@ class ParallelAwareShmLoader(StateByRank, ShmLoader[Any], BaseDataLoader):  # ty
 
 
 class TokenLoader(ShmLoader[Any]):
-    """Seed mode: sequences of one file of tokens, divided by the loader; batches as torchtitan's loop wants them, without end."""
+    """Seed mode: sequences of one token file, divided by the loader; endless batches in the form that torchtitan's loop needs."""
 
     def __init__(self, dp_rank: int, dp_world_size: int, **options: Any) -> None:
         tokens = torch.tensor([token for document in DOCUMENTS for token in document])
@@ -92,7 +92,9 @@ class TokenLoader(ShmLoader[Any]):
 
 
 def train(loader: Any, num_steps: int, folder: str | None = None) -> list[Any]:
-    """torchtitan's loop: one iterator for the whole training; a checkpoint is of the loader as it stands. What each step read."""
+    """Runs torchtitan's loop, with one iterator for the whole training and checkpoints of the loader. Returns the batches of each
+    step.
+    """
     model, steps = torch.nn.Linear(SEQ_LEN, SEQ_LEN), []
     batches = iter(loader)
     while len(steps) < num_steps:

@@ -17,21 +17,21 @@ from tests.launch.launch_kit import Run
 
 @pytest.fixture(autouse=True)
 def no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests are the ranks of nobody."""
+    """Removes the variables of a rank, because tests are not ranks."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "SHMLOAD_RANK_CPUS"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Run]:
-    """Starts a command in a session of its own, as a shell's job; killed when the test is over."""
+    """Returns a function that starts a command in its own session, like a shell's job, and kills it after the test."""
     processes: list[subprocess.Popen[str]] = []
 
     def start(*command: str | Path, **options: Any) -> subprocess.Popen[str]:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        told = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+        popen_options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
         process = subprocess.Popen(
-            [sys.executable, *map(str, command)], text=True, start_new_session=True, env=env, cwd=tmp_path, **told
+            [sys.executable, *map(str, command)], text=True, start_new_session=True, env=env, cwd=tmp_path, **popen_options
         )
         processes.append(process)
         return process

@@ -1,7 +1,8 @@
-"""What each rank does: a training whose machines go and come. `python elastic_program.py FOLDER`
+"""The program of each rank in a training whose machines leave and join: `python elastic_program.py FOLDER`
 
-All ranks go step by step, and rank 0 keeps the loader's state of the last step that all have done; who starts goes on there. In step
-LOSE the machine that is marked as lost is killed, launcher first; the rest wait in step WAIT for another to join.
+All ranks proceed step by step, and rank 0 saves the loader's state of the last step that all have finished; a new rank continues
+there. In step LOSE the machine that is marked as lost is killed, launcher first; the others wait in step WAIT for another machine
+to join.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import distributed
 from shmload import ShmLoader
 
 NUM_SAMPLES, GLOBAL_BATCH, NUM_EPOCHS = 120, 12, 2
-LOSE, WAIT = 4, 13  # steps of the run, of which an epoch has ten
+LOSE, WAIT = 4, 13  # steps of the run, whose epochs have ten steps
 
 
 def main() -> None:
@@ -43,7 +44,7 @@ def main() -> None:
             if world_size == 3 and step == WAIT:
                 (folder / f"waits {rank}").touch()
                 signal.pause()
-            distributed.all_reduce(batch.sum())  # fails where a rank has gone
+            distributed.all_reduce(batch.sum())  # fails if a rank is gone
             step += 1
             if rank == 0:
                 state_file.with_suffix(".new").write_text(json.dumps({"step": step, "loader": loader.state_dict()}))

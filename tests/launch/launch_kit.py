@@ -1,4 +1,4 @@
-"""Waiting for ranks of launchers that run in processes of their own."""
+"""Waits for ranks of launchers that run in processes of their own."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pathlib import Path
 from time import monotonic
 
 Run = Callable[..., "subprocess.Popen[str]"]
-UP_S = 60.0  # for interpreters to start on a busy machine
+UP_S = 60.0  # time for interpreters to start on a busy machine
 
 
-def ranks_up(folder: Path, count: int, launcher: subprocess.Popen[str]) -> list[int]:
-    """The ids of ranks that have said that they are up, in rank order, once all have."""
+def wait_for_ranks(folder: Path, count: int, launcher: subprocess.Popen[str]) -> list[int]:
+    """Returns the process ids of the ranks in rank order, once `count` ranks have reported that they run."""
     deadline, pause = monotonic() + UP_S, threading.Event()
     paths = [folder / f"up {rank}" for rank in range(count)]
     while not all(path.exists() for path in paths):
         assert launcher.poll() is None, launcher.communicate()
-        assert monotonic() < deadline, "ranks are not up"
+        assert monotonic() < deadline, "ranks have not started"
         pause.wait(0.01)
     return [int(path.read_text()) for path in paths]
 
 
 def all_end(pids: Iterable[int], timeout_s: float = 2.0) -> bool:
-    """Whether processes end in time; one that nobody has waited for yet has ended all the same."""
+    """Returns whether the processes end in time; a zombie counts as ended."""
     deadline = monotonic() + timeout_s
     ended = True
     for pid in pids:

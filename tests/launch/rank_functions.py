@@ -1,4 +1,4 @@
-"""What ranks do in tests. Nothing here imports torch, so that they are up soon."""
+"""Functions that ranks run in tests. Nothing here imports torch, so that ranks start fast."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from time import monotonic
 from typing import Any
 
 
-def tell_environment(local_rank: int, folder: str) -> None:
-    """Writes what the rank finds around it."""
+def write_environment(local_rank: int, folder: str) -> None:
+    """Writes the rank's environment to a file."""
     Path(folder, str(local_rank)).write_text(repr((dict(os.environ), sorted(os.sched_getaffinity(0)))))
 
 
-def speak(local_rank: int) -> None:
-    """A line on each stream, the second without an end."""
+def write_lines(local_rank: int) -> None:
+    """Writes a line on each stream, the second without a newline."""
     print("out", local_rank)
     print("err", local_rank, end="", file=sys.stderr)
 
 
 def fail(local_rank: int, how: str, barrier: Any, folder: str) -> None:
-    """Rank 1 fails when all are up; the others wait."""
+    """Fails in rank 1 when all ranks run; the others wait."""
     barrier.wait()
     if local_rank != 1:
         signal.pause()
@@ -42,8 +42,8 @@ def fail(local_rank: int, how: str, barrier: Any, folder: str) -> None:
     os.kill(os.getpid(), signal.Signals[how])
 
 
-def refuse_to_end(local_rank: int, barrier: Any) -> None:
-    """Rank 0 ignores SIGTERM; rank 1 fails."""
+def ignore_sigterm(local_rank: int, barrier: Any) -> None:
+    """Ignores SIGTERM in rank 0 and fails in rank 1."""
     if local_rank == 0:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     barrier.wait()
@@ -53,8 +53,8 @@ def refuse_to_end(local_rank: int, barrier: Any) -> None:
         signal.pause()
 
 
-def linger(local_rank: int, barrier: Any, folder: str) -> None:
-    """Rank 0 writes a word when it is told to end; rank 1 fails, and takes its time to come apart."""
+def fail_slowly(local_rank: int, barrier: Any, folder: str) -> None:
+    """Writes a file in rank 0 on SIGTERM; fails in rank 1, whose exit takes a while."""
 
     def leave(*_: Any) -> None:
         Path(folder, "left").touch()
@@ -69,10 +69,10 @@ def linger(local_rank: int, barrier: Any, folder: str) -> None:
 
 
 def stay(local_rank: int, folder: str, how: str = "idle") -> None:
-    """Says that it is up, and stays."""
+    """Reports that the rank runs, and stays."""
     _up(folder, local_rank)
     if how == "in C":
-        ctypes.PyDLL(None).sleep(30)  # the interpreter's lock is held meanwhile
+        ctypes.PyDLL(None).sleep(30)  # holds the interpreter's lock during the sleep
     signal.pause()
 
 
@@ -83,7 +83,7 @@ def _up(folder: str, local_rank: int) -> None:
 
 
 def meet(local_rank: int) -> None:
-    """Rank 0 serves where they are to meet, as torch's store does; the others come."""
+    """Serves the meeting point in rank 0, as torch's store does; the other ranks connect."""
     address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     if local_rank == 0:
         with socket.create_server(address) as server:
@@ -100,15 +100,15 @@ def meet(local_rank: int) -> None:
     raise TimeoutError
 
 
-def flood(local_rank: int, num_lines: int) -> None:
-    """Many lines on both streams in turn."""
+def write_many_lines(local_rank: int, num_lines: int) -> None:
+    """Writes many lines on both streams alternately."""
     for number in range(num_lines):
         print(f"{local_rank} out {number} " + "x" * (number % 97))
         print(f"{local_rank} err {number} " + "x" * (number % 89), file=sys.stderr)
 
 
-def flood_or_fail(local_rank: int) -> None:
-    """Rank 0 says more than anybody reads; rank 1 fails."""
+def write_forever_or_fail(local_rank: int) -> None:
+    """Writes more in rank 0 than anything reads; fails in rank 1."""
     if local_rank == 1:
         raise ValueError("broken")
     while True:
@@ -116,21 +116,21 @@ def flood_or_fail(local_rank: int) -> None:
 
 
 def nest(local_rank: int) -> None:
-    """A launcher in a rank."""
+    """Runs a launcher inside a rank."""
     import shmload
 
     outer = os.environ["MASTER_PORT"]
-    shmload.spawn(tell_nested, (outer,), nprocs=2)
+    shmload.spawn(write_nested_environment, (outer,), nprocs=2)
 
 
-def tell_nested(local_rank: int, outer_port: str) -> None:
-    """What a rank within a rank finds."""
+def write_nested_environment(local_rank: int, outer_port: str) -> None:
+    """Writes the environment of a rank inside a rank."""
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
     print(*(os.environ[name] for name in names), os.environ["MASTER_PORT"] != outer_port)
 
 
 def leave_a_child(local_rank: int, barrier: Any, folder: str) -> None:
-    """Rank 0 starts a program that nobody else would end; rank 1 fails once it is up."""
+    """Starts a program in rank 0 that nothing else would end; fails in rank 1 once it runs."""
     if local_rank == 0:
         Path(folder, "child").write_text(str(subprocess.Popen(["sleep", "1000"]).pid))
     barrier.wait()
@@ -140,13 +140,13 @@ def leave_a_child(local_rank: int, barrier: Any, folder: str) -> None:
 
 
 def ignore(local_rank: int, folder: str) -> None:
-    """Stays, whatever it is told."""
+    """Stays and ignores every signal."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     stay(local_rank, folder)
 
 
-def stay_and_leave(local_rank: int, folder: str) -> None:
-    """Stays until it is told to end, and says that it was."""
+def stay_until_sigterm(local_rank: int, folder: str) -> None:
+    """Stays until SIGTERM, and records it."""
 
     def leave(*_: Any) -> None:
         Path(folder, f"left {local_rank}").touch()

@@ -1,4 +1,4 @@
-"""Loaders in ranks. Nothing here needs torch, so that workers are up soon."""
+"""Loaders in ranks. Nothing here needs torch, so that workers start fast."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from shmload.engine import tuning_limits
 NUM_SAMPLES = 12
 
 
-class Whereabouts:
-    """Each sample tells where its worker may run; the sample `deadly` kills the first worker that reads it."""
+class WorkerCpus:
+    """Samples that contain their worker's CPUs; the sample `deadly` kills the first worker that reads it."""
 
     def __init__(self, token: str | Path = "") -> None:
         self._token = token
@@ -36,34 +36,34 @@ class Whereabouts:
         return {"index": index, "cpus": ",".join(map(str, sorted(os.sched_getaffinity(0))))}
 
 
-def look_around(local_rank: int, folder: str, context: str) -> None:
-    """What a rank's loader reads, and where."""
+def write_samples(local_rank: int, folder: str, context: str) -> None:
+    """Writes what a rank's loader reads, and on which CPUs."""
     token = Path(folder, f"token {local_rank}")
     token.touch()
     own = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    with shmload.ShmLoader(Whereabouts(token), batch_size=2, seed=1, num_workers=1, multiprocessing_context=context) as loader:
+    with shmload.ShmLoader(WorkerCpus(token), batch_size=2, seed=1, num_workers=1, multiprocessing_context=context) as loader:
         batches = list(loader)
-    told = {
+    answer = {
         "index": [index for batch in batches for index in batch["index"].tolist()],
         "workers": sorted({cpus for batch in batches for cpus in batch["cpus"]}),
         "own": own,
         "auto": tuning_limits.num_cpus(),
         "threads": sys.modules["torch"].get_num_threads(),
     }
-    Path(folder, str(local_rank)).write_text(repr(told))
+    Path(folder, str(local_rank)).write_text(repr(answer))
 
 
 def batches_of(local_rank: int, folder: str, global_batch: int) -> None:
-    """The indices of each step."""
+    """Writes the indices of each step."""
     world = int(os.environ["WORLD_SIZE"])
-    with shmload.ShmLoader(Whereabouts(), batch_size=global_batch // world, seed=4, shuffle=True, num_workers=0) as loader:
+    with shmload.ShmLoader(WorkerCpus(), batch_size=global_batch // world, seed=4, shuffle=True, num_workers=0) as loader:
         found = [batch["index"].tolist() for _ in range(2) for batch in loader]
     Path(folder, f"{world} {local_rank}").write_text(repr(found))
 
 
 def read_on(local_rank: int, barrier: Any, folder: str) -> None:
-    """Rank 0 is in the middle of an epoch when rank 1 fails."""
-    with shmload.ShmLoader(Whereabouts(), batch_size=2, num_workers=1, seed=1, multiprocessing_context="fork") as loader:
+    """Fails in rank 1 while rank 0 is in the middle of an epoch."""
+    with shmload.ShmLoader(WorkerCpus(), batch_size=2, num_workers=1, seed=1, multiprocessing_context="fork") as loader:
         next(iter(loader))
         Path(folder, f"below {local_rank}").write_text(repr([child.pid for child in psutil.Process().children()]))
         barrier.wait()

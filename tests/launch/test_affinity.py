@@ -1,4 +1,4 @@
-"""Processors for ranks, over machines that hypothesis makes up."""
+"""CPUs for ranks, on machines that hypothesis generates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shmload.launch.topology import Core
 
 @st.composite
 def machines(draw: st.DrawFn) -> list[Core]:
-    """Nodes of any number and size, cores of one to four threads, the numbers in any order."""
+    """Draws nodes of any number and size, with cores of one to four threads, numbered in any order."""
     sizes = draw(st.lists(st.integers(0, 9), min_size=1, max_size=5))
     threads = [draw(st.lists(st.integers(1, 4), min_size=size, max_size=size)) for size in sizes]
     numbers = draw(st.permutations(range(sum(map(sum, threads)))))
@@ -26,7 +26,7 @@ def machines(draw: st.DrawFn) -> list[Core]:
 
 @st.composite
 def jobs(draw: st.DrawFn) -> tuple[list[Core], list[int | None]]:
-    """A machine, and of each rank the node that it should be near."""
+    """Draws a machine, and for each rank the node that it should be near."""
     cores = draw(machines())
     return cores, draw(st.lists(st.none() | st.integers(0, 5), min_size=1, max_size=12))
 
@@ -36,7 +36,7 @@ def by_core(cores: list[Core], share: tuple[int, ...]) -> list[Core]:
 
 
 @given(jobs())
-def test_every_core_is_one_ranks_with_all_its_threads(job: tuple[list[Core], list[int | None]]) -> None:
+def test_every_core_belongs_to_one_rank_with_all_its_threads(job: tuple[list[Core], list[int | None]]) -> None:
     cores, wanted = job
     found = shares(cores, wanted)
     assert len(wanted) == len(found)
@@ -44,7 +44,7 @@ def test_every_core_is_one_ranks_with_all_its_threads(job: tuple[list[Core], lis
         assert set(found) == {()}
         return
     everything = [cpu for share in found for cpu in share]
-    assert sorted(everything) == sorted(cpu for core in cores for cpu in core.cpus), "each processor once"
+    assert sorted(everything) == sorted(cpu for core in cores for cpu in core.cpus), "each CPU once"
     assert len(cores) == sum(len(by_core(cores, share)) for share in found), "no core is divided"
 
 
@@ -57,7 +57,7 @@ def test_shares_differ_by_one_core_at_most(job: tuple[list[Core], list[int | Non
 
 
 @given(jobs())
-def test_a_rank_leaves_its_gpus_node_only_when_that_has_no_core_left(job: tuple[list[Core], list[int | None]]) -> None:
+def test_rank_leaves_the_node_of_its_gpu_only_if_no_core_is_left(job: tuple[list[Core], list[int | None]]) -> None:
     cores, wanted = job
     if len(cores) < len(wanted):
         return
@@ -67,13 +67,13 @@ def test_a_rank_leaves_its_gpus_node_only_when_that_has_no_core_left(job: tuple[
         there = {core for core in cores if core.node == node}
         if there and any(core.node != node for core in found[rank]):
             neighbors = {core for other, near in enumerate(wanted) if near == node for core in found[other]}
-            # without a wish that can be had, a rank may have been put there as well
+            # a rank without a satisfiable wish may have been put there, too
             free = {core for other, near in enumerate(wanted) if near not in nodes for core in found[other]}
             assert there <= neighbors | free
 
 
 def machine(*sizes: int) -> list[Core]:
-    """Nodes of so many one-threaded cores, numbered in order."""
+    """Returns nodes of `sizes` single-threaded cores, numbered in order."""
     total = iter(range(sum(sizes)))
     return [Core(node, (next(total),)) for node, size in enumerate(sizes) for _ in range(size)]
 
@@ -83,9 +83,9 @@ def machine(*sizes: int) -> list[Core]:
     [
         pytest.param(machine(4, 4), [None] * 2, [(0, 1, 2, 3), (4, 5, 6, 7)], id="a node each"),
         pytest.param(machine(2, 2), [1, 0], [(2, 3), (0, 1)], id="where their GPUs are"),
-        pytest.param(machine(5, 5), [None] * 4, [(0, 1, 2), (3, 4), (5, 6, 7), (8, 9)], id="uneven, yet no node is divided"),
-        pytest.param(machine(2, 2), [0, 0], [(0, 1), (2, 3)], id="all GPUs on one node: no core idles"),
-        pytest.param(machine(4), [None, 3], [(0, 1), (2, 3)], id="a node without a core of ours"),
+        pytest.param(machine(5, 5), [None] * 4, [(0, 1, 2), (3, 4), (5, 6, 7), (8, 9)], id="uneven, but no node is divided"),
+        pytest.param(machine(2, 2), [0, 0], [(0, 1), (2, 3)], id="all GPUs on one node, no idle core"),
+        pytest.param(machine(4), [None, 3], [(0, 1), (2, 3)], id="a node without an allowed core"),
         pytest.param(machine(1, 3), [None] * 2, [(1, 2), (0, 3)], id="a small node"),
         pytest.param(machine(1, 1), [None] * 3, [(), (), ()], id="fewer cores than ranks"),
         pytest.param(

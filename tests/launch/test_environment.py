@@ -1,4 +1,4 @@
-"""What a rank is told, and the port that nobody else can have."""
+"""The environment of a rank, and the port that is reserved for it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from shmload.world import rank_and_world_size
 PLACE = NodePlace("127.0.0.1", 1234, "run")
 
 
-def test_a_rank_is_told_what_torchrun_tells() -> None:
-    told = environment(NodePlace("there", 5, "run", num_nodes=3, node_rank=2), 1, 4, inherited={})
-    assert {name: value for name, value in told.items() if name != "OMP_NUM_THREADS"} == {
+def test_environment_of_a_rank_equals_torchruns() -> None:
+    variables = environment(NodePlace("there", 5, "run", num_nodes=3, node_rank=2), 1, 4, inherited={})
+    assert {name: value for name, value in variables.items() if name != "OMP_NUM_THREADS"} == {
         "RANK": "9",
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "12",
@@ -41,39 +41,39 @@ def test_a_rank_is_told_what_torchrun_tells() -> None:
     }
 
 
-def test_what_a_launcher_around_this_one_has_said_is_forgotten() -> None:
+def test_variables_of_an_outer_launcher_are_dropped() -> None:
     outer = {
         **environment(PLACE, 3, 4, cpus=(1, 2)),
         "TORCHELASTIC_ERROR_FILE": "error",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "HOME": "/home",
     }
-    told = environment(NodePlace("127.0.0.1", 9, "inner"), 0, 1, inherited=outer)
-    assert (told["RANK"], told["WORLD_SIZE"], told["MASTER_PORT"], told["HOME"]) == ("0", "1", "9", "/home")
-    assert told["TORCHELASTIC_USE_AGENT_STORE"] == "False"
-    assert not {"TORCHELASTIC_ERROR_FILE", "SHMLOAD_RANK_CPUS"} & told.keys()
+    variables = environment(NodePlace("127.0.0.1", 9, "inner"), 0, 1, inherited=outer)
+    assert (variables["RANK"], variables["WORLD_SIZE"], variables["MASTER_PORT"], variables["HOME"]) == ("0", "1", "9", "/home")
+    assert variables["TORCHELASTIC_USE_AGENT_STORE"] == "False"
+    assert not {"TORCHELASTIC_ERROR_FILE", "SHMLOAD_RANK_CPUS"} & variables.keys()
 
 
 @pytest.mark.parametrize(
     ("num_ranks", "cpus", "given", "threads"),
     [(4, (), {}, "6"), (30, (), {}, "1"), (4, (1, 2), {}, None), (1, (), {}, None), (4, (), {"OMP_NUM_THREADS": "3"}, "3")],
 )
-def test_ranks_without_processors_of_their_own_share_threads(
+def test_ranks_without_their_own_cpus_share_threads(
     num_ranks: int, cpus: tuple[int, ...], given: dict[str, str], threads: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OpenMP counts a rank's own processors by itself."""
+    """OpenMP counts the CPUs of a pinned rank by itself."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(24)))
     assert threads == environment(PLACE, 0, num_ranks, cpus, given).get("OMP_NUM_THREADS")
 
 
-def test_a_loader_takes_rank_and_world_size_from_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loader_reads_rank_and_world_size_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in environment(PLACE, 2, 3).items():
         monkeypatch.setenv(name, value)
     assert rank_and_world_size() == (2, 3)
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-def test_a_held_port_is_rank_0s_alone(family: socket.AddressFamily) -> None:
+def test_only_rank_0_can_bind_a_held_port(family: socket.AddressFamily) -> None:
     held = held_port()
     port = held.getsockname()[1]
     address = "127.0.0.1" if family == socket.AF_INET else "::"
@@ -91,7 +91,7 @@ def test_a_held_port_is_rank_0s_alone(family: socket.AddressFamily) -> None:
         other.bind((address, port))
 
 
-def test_held_ports_are_all_different_and_are_given_to_nobody() -> None:
+def test_held_ports_differ_and_are_not_given_to_other_programs() -> None:
     held = [held_port() for _ in range(200)]
     given = [socket.socket() for _ in range(200)]
     try:
@@ -105,7 +105,7 @@ def test_held_ports_are_all_different_and_are_given_to_nobody() -> None:
 
 
 class WithoutAddress(socket.socket):
-    """A socket where the kernel knows IPv6 and no interface has it."""
+    """A socket on a machine whose kernel supports IPv6, although no interface has an IPv6 address."""
 
     def bind(self, address: Any) -> None:
         if self.family == socket.AF_INET6:
@@ -114,7 +114,7 @@ class WithoutAddress(socket.socket):
 
 
 @pytest.mark.parametrize("missing", ["family", "address"])
-def test_without_ipv6_a_port_is_held_all_the_same(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_is_held_without_ipv6(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if missing == "family":
         monkeypatch.setattr(socket, "AF_INET6", 12345)
     else:
@@ -126,7 +126,7 @@ def test_without_ipv6_a_port_is_held_all_the_same(missing: str, monkeypatch: pyt
         held.close()
 
 
-def test_rank_specs_divide_the_processors_that_this_process_may_use(tmp_path: Path) -> None:
+def test_rank_specs_divide_the_allowed_cpus(tmp_path: Path) -> None:
     found = rank_specs(PLACE, 2, Host(tmp_path, {}), allowed=[3, 5, 6], logs=tmp_path / "logs")
     assert [rank_spec.cpus for rank_spec in found] == [(3, 5), (6,)]
     assert [rank_spec.environ["SHMLOAD_RANK_CPUS"] for rank_spec in found] == ["2", "1"]
@@ -145,19 +145,19 @@ def test_rank_specs_are_near_their_gpus(tmp_path: Path) -> None:
     host = Host(tmp_path, {})
     assert [rank_spec.cpus for rank_spec in rank_specs(PLACE, 2, host, allowed=range(4))] == [(2, 3), (0, 1)]
     four = [rank_spec.cpus for rank_spec in rank_specs(PLACE, 4, host, allowed=range(4))]
-    assert four == [(0,), (1,), (2,), (3,)], "with more ranks than devices nobody knows whose is which"
+    assert four == [(0,), (1,), (2,), (3,)], "with more ranks than devices, their assignment is unknown"
 
 
-def test_the_number_of_ranks_is_one_a_device_or_one(tmp_path: Path) -> None:
+def test_default_number_of_ranks_is_one_per_device(tmp_path: Path) -> None:
     assert number_of_ranks(None, Host(tmp_path)) == 1
     assert number_of_ranks(5, Host(tmp_path)) == 5
-    assert number_of_ranks(np.int64(5), Host(tmp_path)) == 5  # type: ignore[arg-type]  # a number of numpy's
+    assert number_of_ranks(np.int64(5), Host(tmp_path)) == 5  # type: ignore[arg-type]  # a numpy integer
     for wrong in (0, 2.0, "2"):
         with pytest.raises(ValueError, match=f"nprocs is a number of processes from 1 up, or None .*; got {wrong!r}"):
-            number_of_ranks(wrong, Host(tmp_path))  # type: ignore[arg-type]  # what is no number
+            number_of_ranks(wrong, Host(tmp_path))  # type: ignore[arg-type]  # must be refused
 
 
-def test_why_no_port_can_be_held_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_says_why_no_port_can_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise OSError(24, "Too many open files")
 

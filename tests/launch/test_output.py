@@ -1,4 +1,4 @@
-"""Lines of ranks on their way out."""
+"""Lines of ranks, which are forwarded with a prefix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shmload.launch.output import TAIL, Pipe
 
 
 class Stream(io.TextIOWrapper):
-    """A text file whose bytes are kept."""
+    """A text file that keeps its bytes."""
 
     def __init__(self) -> None:
         self.below = io.BytesIO()
@@ -28,8 +28,8 @@ class Stream(io.TextIOWrapper):
         return self.below.getvalue()
 
 
-def printed(chunks: list[bytes]) -> tuple[bytes, Pipe]:
-    """What comes out of a pipe that these are written to, one by one."""
+def forwarded(chunks: list[bytes]) -> tuple[bytes, Pipe]:
+    """Returns the output of a pipe to which the chunks are written one by one."""
     own, given_end = os.pipe()
     stream = Stream()
     pipe = Pipe(own, "[rank 3] ", stream)
@@ -43,15 +43,15 @@ def printed(chunks: list[bytes]) -> tuple[bytes, Pipe]:
 
 
 @given(st.lists(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\xff"])).map(b"".join)))
-def test_every_line_has_the_prefix_however_it_is_cut_into_pieces(chunks: list[bytes]) -> None:
+def test_every_line_has_the_prefix_whatever_the_chunks(chunks: list[bytes]) -> None:
     whole = b"".join(chunks)
     expected = b"".join(b"[rank 3] " + line for line in whole.splitlines(keepends=True))
     if expected and not expected.endswith((b"\n", b"\r")):
         expected += b"\n"
-    assert expected == printed([chunk for chunk in chunks if chunk])[0]
+    assert expected == forwarded([chunk for chunk in chunks if chunk])[0]
 
 
-def test_a_line_waits_for_its_end() -> None:
+def test_line_waits_for_its_end() -> None:
     own, given_end = os.pipe()
     stream = Stream()
     pipe = Pipe(own, "> ", stream)
@@ -64,14 +64,14 @@ def test_a_line_waits_for_its_end() -> None:
     assert stream.written.endswith(b"> three\n")
 
 
-def test_a_line_without_end_is_cut_after_a_mebibyte() -> None:
-    written, _ = printed([b"x" * 65536] * 17)
+def test_line_without_end_is_cut_after_a_mebibyte() -> None:
+    written, _ = forwarded([b"x" * 65536] * 17)
     assert written == b"[rank 3] " + b"x" * 65536 * 17 + b"\n"
-    assert printed([b"x" * 65536] * 18)[0] == written + b"[rank 3] " + b"x" * 65536 + b"\n"
+    assert forwarded([b"x" * 65536] * 18)[0] == written + b"[rank 3] " + b"x" * 65536 + b"\n"
 
 
-def test_the_last_lines_are_kept_for_an_error() -> None:
-    _, pipe = printed([b"%d\n" % number for number in range(300)])
+def test_last_lines_are_kept_for_an_error() -> None:
+    _, pipe = forwarded([b"%d\n" % number for number in range(300)])
     assert list(pipe.tail) == [b"%d\n" % number for number in range(300 - TAIL, 300)]
 
 
@@ -83,8 +83,8 @@ def pipe_to() -> Iterator[list[int]]:
         os.close(fd)
 
 
-def test_a_stream_of_text_alone_is_written_to(pipe_to: list[int]) -> None:
-    """A notebook's."""
+def test_text_only_stream_is_written(pipe_to: list[int]) -> None:
+    """A notebook has such a stream."""
     stream = io.StringIO()
     own, given_end = os.pipe()
     pipe_to.append(given_end)
@@ -95,12 +95,12 @@ def test_a_stream_of_text_alone_is_written_to(pipe_to: list[int]) -> None:
     assert stream.getvalue() == "> \ufffd is no text\n"
 
 
-def test_output_that_nobody_takes_any_more_is_read_on(pipe_to: list[int]) -> None:
+def test_output_to_a_closed_pipe_is_still_read(pipe_to: list[int]) -> None:
     own, given_end = os.pipe()
     reader, writer = os.pipe()
     os.close(reader)
     pipe_to.append(given_end)
-    with suppress(BrokenPipeError), open(writer, "w") as broken:  # at its end Python 3.14 tries once more
+    with suppress(BrokenPipeError), open(writer, "w") as broken:  # at the end, Python 3.14 tries again
         pipe = Pipe(own, "> ", broken)
         for _ in range(10):
             os.write(given_end, b"x" * 60000 + b"\n")
@@ -109,7 +109,7 @@ def test_output_that_nobody_takes_any_more_is_read_on(pipe_to: list[int]) -> Non
     assert len(pipe.tail) == 10
 
 
-def test_a_full_disk_is_told_of_and_may_have_room_later(pipe_to: list[int]) -> None:
+def test_full_disk_is_reported_and_may_have_space_later(pipe_to: list[int]) -> None:
     own, given_end = os.pipe()
     pipe_to.append(given_end)
     with open("/dev/full", "wb", buffering=0) as full:

@@ -1,4 +1,4 @@
-"""The text of a failure."""
+"""The message about a failed rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shmload.launch.rank_failure import Ending, failure_text, first_to_fail, wor
 RAISED = RankReport("ValueError: broken", "Traceback (most recent call last):\n  ...\nValueError: broken\n", 5.0)
 
 
-def test_the_causes_own_traceback_comes_first() -> None:
+def test_traceback_of_the_cause_comes_first() -> None:
     others = [
         Ending(0, 10, -15, asked=True),
         Ending(2, 12, 1, RankReport("RuntimeError: connection closed", "...", 6.0)),
@@ -47,13 +47,13 @@ ranks 3 and 6 did not end within 2.5 s of SIGTERM and had to be killed (SIGKILL)
         (-50, "was killed by signal 50, "),
     ],
 )
-def test_without_a_report_the_end_is_told_and_the_last_words(code: int, words: str) -> None:
+def test_without_a_report_the_exit_and_the_last_output_are_shown(code: int, words: str) -> None:
     text = failure_text(Ending(1, 11, code), "a\nb\n", [], 2, 5)
     assert words in text
     assert text.endswith("\n\nIt wrote last to stderr:\na\nb")
 
 
-def test_of_failures_seen_at_once_the_cause_is_a_signals_or_the_earliest() -> None:
+def test_cause_of_simultaneous_failures_is_a_signal_or_the_earliest() -> None:
     late, early = Ending(0, 1, None, RAISED._replace(time_s=6.0)), Ending(1, 2, None, RAISED)
     killed = Ending(2, 3, -signal.SIGSEGV)
     assert first_to_fail([late, early]) is early
@@ -77,16 +77,16 @@ ValueError: 2
 """
 
 
-def test_the_last_traceback_is_quoted_with_its_cause() -> None:
+def test_last_traceback_is_quoted_with_its_cause() -> None:
     assert words_of(LOG) == LOG[LOG.index("going on\n") + 9 :].rstrip()
 
 
-def test_torchs_own_prefix_is_taken_off() -> None:
+def test_torchs_prefix_is_removed() -> None:
     prefixed = "\n".join(f"[rank1]: {line}" for line in LOG.splitlines())
     assert words_of(prefixed) == words_of(LOG)
 
 
-def test_a_crash_is_quoted_from_its_first_line() -> None:
+def test_crash_is_quoted_from_its_first_line() -> None:
     crash = "Fatal Python error: Segmentation fault\n\nCurrent thread (most recent call first):\n  File"
     assert words_of(f"noise\n{crash}\n") == crash
 
@@ -96,6 +96,6 @@ def test_without_a_traceback_twenty_lines_are_quoted() -> None:
     assert words_of("") == ""
 
 
-def test_half_a_report_is_none() -> None:
+def test_incomplete_report_is_ignored() -> None:
     assert read_report(b"") is None
     assert read_report(b'{"what": "Val') is None

@@ -1,4 +1,4 @@
-"""Launchers that are stopped, interrupted and killed; output that is too much."""
+"""Launchers that are stopped, interrupted and killed; and excessive output."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from time import monotonic
 
 import pytest
 
-from tests.launch.launch_kit import Run, all_end, ranks_up
+from tests.launch.launch_kit import Run, all_end, wait_for_ranks
 
-pytestmark = pytest.mark.slow(reason="each starts a launcher and its ranks, and waits for their end")
+pytestmark = pytest.mark.slow(reason="each starts a launcher and its ranks and waits for their end")
 
 STAYING = """
 import sys
@@ -27,7 +27,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def staying(started: Run, tmp_path: Path) -> Run:
-    """Starts a launcher whose ranks stay."""
+    """Returns a function that starts a launcher whose ranks stay."""
     (tmp_path / "program.py").write_text(STAYING)
 
     def start(how: str = "idle", start_method: str = "fork") -> subprocess.Popen[str]:
@@ -36,11 +36,11 @@ def staying(started: Run, tmp_path: Path) -> Run:
     return start
 
 
-def test_an_interrupt_ends_all_with_one_message(staying: Run, tmp_path: Path) -> None:
-    """^C goes to the launcher's process group; here ranks get it, too, before the launcher looks, as from a job scheduler."""
+def test_interrupt_ends_all_ranks_with_one_message(staying: Run, tmp_path: Path) -> None:
+    """^C goes to the launcher's process group; here ranks get it as well, before the launcher looks, as from a job scheduler."""
     launcher = staying()
-    pids = ranks_up(tmp_path, 2, launcher)
-    assert pids == [os.getpgid(pid) for pid in pids], "the terminal's ^C does not reach them"
+    pids = wait_for_ranks(tmp_path, 2, launcher)
+    assert pids == [os.getpgid(pid) for pid in pids], "the terminal's ^C must not reach them"
     os.kill(launcher.pid, signal.SIGSTOP)
     for pid in pids:
         os.kill(pid, signal.SIGINT)
@@ -55,7 +55,7 @@ def test_an_interrupt_ends_all_with_one_message(staying: Run, tmp_path: Path) ->
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_sigterm_ends_all_and_then_the_launcher(number: int, staying: Run, tmp_path: Path) -> None:
     launcher = staying(start_method="spawn")
-    pids = ranks_up(tmp_path, 2, launcher)
+    pids = wait_for_ranks(tmp_path, 2, launcher)
     launcher.send_signal(number)
     assert launcher.communicate(timeout=120) == ("", "")
     assert launcher.returncode == -number
@@ -82,10 +82,10 @@ RankWatch.look = look_and_signal
 )
 
 
-def test_a_signal_to_all_stops_the_run_also_if_a_rank_dies_of_it_first(started: Run, tmp_path: Path) -> None:
+def test_signal_to_all_stops_the_run_even_if_a_rank_dies_first(started: Run, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(LATER)
     launcher = started("program.py", "idle", "fork")
-    pids = ranks_up(tmp_path, 2, launcher)
+    pids = wait_for_ranks(tmp_path, 2, launcher)
     os.kill(pids[0], signal.SIGTERM)
     assert launcher.communicate(timeout=120) == ("", "")
     assert launcher.returncode == -signal.SIGTERM
@@ -95,7 +95,7 @@ def test_a_signal_to_all_stops_the_run_also_if_a_rank_dies_of_it_first(started: 
 @pytest.mark.parametrize(("how", "start_method"), [("idle", "fork"), ("idle", "spawn"), ("in C", "fork")])
 def test_no_rank_outlives_a_launcher_that_is_killed(how: str, start_method: str, staying: Run, tmp_path: Path) -> None:
     launcher = staying(how, start_method)
-    pids = ranks_up(tmp_path, 2, launcher)
+    pids = wait_for_ranks(tmp_path, 2, launcher)
     launcher.kill()
     assert all_end(pids, 2.0)
 
@@ -103,20 +103,20 @@ def test_no_rank_outlives_a_launcher_that_is_killed(how: str, start_method: str,
 IMPORTING = """
 import os, signal
 import shmload
-from tests.launch.rank_functions import _up, speak
+from tests.launch.rank_functions import _up, write_lines
 
 if __name__ == "__main__":
-    shmload.spawn(speak, nprocs=2)
+    shmload.spawn(write_lines, nprocs=2)
 else:
     _up(".", int(os.environ["RANK"]))
     signal.pause()
 """
 
 
-def test_a_rank_that_is_still_importing_the_program_goes_with_its_launcher(started: Run, tmp_path: Path) -> None:
+def test_rank_that_still_imports_the_program_ends_with_its_launcher(started: Run, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(IMPORTING)
     launcher = started("program.py")
-    pids = ranks_up(tmp_path, 2, launcher)
+    pids = wait_for_ranks(tmp_path, 2, launcher)
     launcher.kill()
     assert all_end(pids, 2.0)
 
@@ -130,11 +130,11 @@ if __name__ == "__main__":
 """
 
 
-def test_a_second_interrupt_cuts_the_grace(started: Run, tmp_path: Path) -> None:
-    """One that comes in half a second is the first once more: terminals and `timeout` send some twice."""
+def test_second_interrupt_ends_the_grace_period(started: Run, tmp_path: Path) -> None:
+    """A second signal within half a second counts as the first, because terminals and `timeout` send some twice."""
     (tmp_path / "program.py").write_text(IMPATIENT)
     launcher = started("program.py")
-    pids = ranks_up(tmp_path, 2, launcher)
+    pids = wait_for_ranks(tmp_path, 2, launcher)
     launcher.send_signal(signal.SIGINT)
     deadline = monotonic() + 30
     while monotonic() < deadline:
@@ -173,10 +173,10 @@ if __name__ == "__main__":
 """
 
 
-def test_a_programs_own_handler_decides(started: Run, tmp_path: Path) -> None:
+def test_signal_handler_of_the_program_decides(started: Run, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(OWN_HANDLER)
     launcher = started("program.py")
-    pids = ranks_up(tmp_path, 2, launcher)
+    pids = wait_for_ranks(tmp_path, 2, launcher)
     assert launcher.stdout is not None
     launcher.send_signal(signal.SIGTERM)
     assert launcher.stdout.readline() == "handled 1\n"
@@ -189,10 +189,10 @@ def test_a_programs_own_handler_decides(started: Run, tmp_path: Path) -> None:
 MEANWHILE = """
 import sys
 import shmload
-from tests.launch.rank_functions import stay_and_leave
+from tests.launch.rank_functions import stay_until_sigterm
 
 if __name__ == "__main__":
-    ranks = shmload.spawn(stay_and_leave, (".",), 2, join=False, start_method="fork")
+    ranks = shmload.spawn(stay_until_sigterm, (".",), 2, join=False, start_method="fork")
     sys.stdin.readline()
 """
 
@@ -200,23 +200,23 @@ if __name__ == "__main__":
 def test_ranks_end_with_a_program_that_does_not_wait_for_them(started: Run, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(MEANWHILE)
     launcher = started("program.py", stdin=subprocess.PIPE)
-    pids = ranks_up(tmp_path, 2, launcher)
+    pids = wait_for_ranks(tmp_path, 2, launcher)
     assert launcher.communicate("\n", timeout=120) == ("", "")
     assert launcher.returncode == 0
     assert all_end(pids, 0)
-    assert len(list(tmp_path.glob("left *"))) == 2, "they were told, and not killed"
+    assert len(list(tmp_path.glob("left *"))) == 2, "ranks must get SIGTERM and not be killed"
 
 
 FLOOD = """
 import shmload
-from tests.launch.rank_functions import flood
+from tests.launch.rank_functions import write_many_lines
 
 if __name__ == "__main__":
-    shmload.spawn(flood, (25_000,), 2, start_method="fork")
+    shmload.spawn(write_many_lines, (25_000,), 2, start_method="fork")
 """
 
 
-def test_a_flood_of_lines_comes_out_whole_and_in_order(started: Run, tmp_path: Path) -> None:
+def test_many_lines_are_forwarded_complete_and_in_order(started: Run, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(FLOOD)
     out, err = started("program.py").communicate(timeout=120)
     for text, name, width in ((out, "out", 97), (err, "err", 89)):
@@ -229,14 +229,14 @@ def test_a_flood_of_lines_comes_out_whole_and_in_order(started: Run, tmp_path: P
 
 STUCK = """
 import shmload
-from tests.launch.rank_functions import flood_or_fail
+from tests.launch.rank_functions import write_forever_or_fail
 
 if __name__ == "__main__":
-    shmload.spawn(flood_or_fail, nprocs=2, start_method="fork")
+    shmload.spawn(write_forever_or_fail, nprocs=2, start_method="fork")
 """
 
 
-def test_a_reader_who_does_not_read_keeps_no_failure_waiting(started: Run, tmp_path: Path) -> None:
+def test_blocked_output_does_not_delay_a_failure(started: Run, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(STUCK)
     process = started("program.py")
     assert process.stderr is not None

@@ -1,4 +1,4 @@
-"""Under a real Slurm, four nodes of it on this machine: tasks of srun are ranks, and the batch script of docs/launch.md runs."""
+"""A real Slurm with four nodes on this machine: tasks of srun are ranks, and the batch script of docs/launch.md works."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ with ShmLoader(list(range({NUM_SAMPLES})), 2, seed=3, shuffle=True, num_workers=
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now."""
+    """Returns ports that nothing listens on now."""
     held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [each.getsockname()[1] for each in held]
     for each in held:
@@ -44,7 +44,7 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment of a running cluster's commands."""
+    """Returns the environment for commands of a running cluster."""
     folder = tmp_path_factory.mktemp("slurm")
     ours = f"{os.environ['PATH']}:/usr/sbin"
     environ = {**os.environ, "PATH": ours, "SLURM_CONF": str(folder / "slurm.conf"), "PYTHONPATH": str(ROOT)}
@@ -101,9 +101,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             daemon.wait()
 
 
-def had(said: str) -> list[list[int]]:
-    """What each rank has read, from what all have said."""
-    return [[int(index) for index in found.split()] for found in re.findall(r"had ([\d ]+)", said)]
+def batches_read(output: str) -> list[list[int]]:
+    """Returns what each rank has read, from the output of all."""
+    return [[int(index) for index in found.split()] for found in re.findall(r"had ([\d ]+)", output)]
 
 
 def test_tasks_of_srun_share_a_dataset(slurm: dict[str, str], tmp_path: Path) -> None:
@@ -111,12 +111,12 @@ def test_tasks_of_srun_share_a_dataset(slurm: dict[str, str], tmp_path: Path) ->
     program.write_text(PROGRAM)
     command = ["srun", f"--nodes={NUM_NODES}", "--ntasks-per-node=2", "--cpus-per-task=1", sys.executable, str(program)]
     done = subprocess.run(command, env=slurm, capture_output=True, text=True, timeout=120, check=True)
-    ranks = had(done.stdout)
+    ranks = batches_read(done.stdout)
     assert [len(rank) for rank in ranks] == [NUM_SAMPLES // 8] * 8
     assert sorted(chain.from_iterable(ranks)) == list(range(NUM_SAMPLES))
 
 
-def test_the_pages_batch_script_runs(slurm: dict[str, str], tmp_path: Path) -> None:
+def test_documented_batch_script_runs(slurm: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     (script,) = re.findall(r"```bash\n(#!/bin/bash\n#SBATCH.*?)```", (ROOT / "docs" / "launch.md").read_text(), re.DOTALL)
     for page, here in (
@@ -129,8 +129,8 @@ def test_the_pages_batch_script_runs(slurm: dict[str, str], tmp_path: Path) -> N
         script = script.replace(page, here)
     (tmp_path / "job.sh").write_text(script)
     done = subprocess.run(["sbatch", "--wait", "job.sh"], cwd=tmp_path, env=slurm, capture_output=True, text=True, timeout=180)
-    said = (tmp_path / "out").read_text()
-    assert done.returncode == 0, done.stderr + said
-    ranks = had(said)
+    output = (tmp_path / "out").read_text()
+    assert done.returncode == 0, done.stderr + output
+    ranks = batches_read(output)
     assert len(ranks) == 2 * NUM_NODES
     assert sorted(chain.from_iterable(ranks)) == list(range(NUM_SAMPLES))

@@ -30,8 +30,8 @@ BOTH = pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", ma
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
-    """No descriptor and no thread stays."""
-    resource_tracker.ensure_running()  # it stays for the process's life, as does the memory of locks
+    """Checks that no descriptor and no thread is left."""
+    resource_tracker.ensure_running()  # it lives as long as the process, as does the memory of locks
     barrier("fork")
     before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     yield
@@ -44,8 +44,8 @@ def barrier(start_method: str, parties: int = 3) -> Any:
 
 
 @BOTH
-def test_each_rank_finds_its_place_and_its_processors(start_method: str, tmp_path: Path) -> None:
-    shmload.spawn(rank_functions.tell_environment, (str(tmp_path),), 2, start_method=start_method)
+def test_each_rank_has_its_environment_and_cpus(start_method: str, tmp_path: Path) -> None:
+    shmload.spawn(rank_functions.write_environment, (str(tmp_path),), 2, start_method=start_method)
     found = [ast.literal_eval((tmp_path / str(rank)).read_text()) for rank in range(2)]
     for rank, (environ, _) in enumerate(found):
         assert (environ["RANK"], environ["LOCAL_RANK"], environ["WORLD_SIZE"]) == (str(rank), str(rank), "2")
@@ -60,19 +60,19 @@ def test_each_rank_finds_its_place_and_its_processors(start_method: str, tmp_pat
     assert "RANK" not in os.environ
 
 
-def test_with_fewer_cores_than_ranks_or_without_pin_all_share(tmp_path: Path) -> None:
+def test_all_ranks_share_the_cpus_with_too_few_cores_or_without_pin(tmp_path: Path) -> None:
     count = len(CPUS) + 1
-    shmload.spawn(rank_functions.tell_environment, (str(tmp_path),), count, start_method="fork")
+    shmload.spawn(rank_functions.write_environment, (str(tmp_path),), count, start_method="fork")
     found = [ast.literal_eval((tmp_path / str(rank)).read_text()) for rank in range(count)]
     assert [cpus for _, cpus in found] == [CPUS] * count
     assert not any("SHMLOAD_RANK_CPUS" in environ for environ, _ in found)
-    shmload.spawn(rank_functions.tell_environment, (str(tmp_path),), 1, start_method="fork", pin=False)
+    shmload.spawn(rank_functions.write_environment, (str(tmp_path),), 1, start_method="fork", pin=False)
     assert "SHMLOAD_RANK_CPUS" not in ast.literal_eval((tmp_path / "0").read_text())[0]
 
 
 @BOTH
-def test_lines_come_out_with_their_rank(start_method: str, capsys: pytest.CaptureFixture[str]) -> None:
-    shmload.spawn(rank_functions.speak, nprocs=2, start_method=start_method)
+def test_lines_have_their_ranks_prefix(start_method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shmload.spawn(rank_functions.write_lines, nprocs=2, start_method=start_method)
     out, err = capsys.readouterr()
     assert sorted(out.splitlines()) == ["[rank 0] out 0", "[rank 1] out 1"]
     assert sorted(err.splitlines()) == ["[rank 0] err 0", "[rank 1] err 1"]
@@ -80,7 +80,7 @@ def test_lines_come_out_with_their_rank(start_method: str, capsys: pytest.Captur
 
 def test_lines_go_to_files_if_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for _ in range(2):
-        shmload.spawn(rank_functions.speak, nprocs=2, start_method="fork", logs=tmp_path / "logs")
+        shmload.spawn(rank_functions.write_lines, nprocs=2, start_method="fork", logs=tmp_path / "logs")
     assert (tmp_path / "logs/rank_1.log").read_text() == "out 1\nerr 1" * 2
     assert capsys.readouterr() == ("", "")
 
@@ -99,7 +99,7 @@ ENDS = {
     ("how", "start_method"),
     [*((how, "fork") for how in ENDS), *(pytest.param(how, "spawn", marks=slow) for how in ("exception", "SIGSEGV"))],
 )
-def test_the_first_rank_to_fail_ends_all(how: str, start_method: str, tmp_path: Path) -> None:
+def test_first_rank_to_fail_ends_all(how: str, start_method: str, tmp_path: Path) -> None:
     with pytest.raises(RankFailed) as error:
         shmload.spawn(rank_functions.fail, (how, barrier(start_method), str(tmp_path)), 3, start_method=start_method)
     assert monotonic() - ast.literal_eval((tmp_path / "time").read_text()) < 10.0
@@ -125,65 +125,67 @@ except RuntimeError as error:
 """
 
 
-def test_what_the_program_does_with_a_signal_is_not_the_ranks() -> None:
-    """A library of the program's may have taken the place of faulthandler's handlers."""
+def test_signal_handlers_of_the_program_do_not_affect_ranks() -> None:
+    """A library in the program may have replaced faulthandler's handlers."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONFAULTHANDLER": "1"}
     done = subprocess.run([sys.executable, "-c", DISPLACED], capture_output=True, text=True, timeout=120, env=env)
     assert "It wrote last to stderr:\nFatal Python error: Segmentation fault" in done.stdout
 
 
-def test_the_last_words_are_read_from_a_log(tmp_path: Path) -> None:
+def test_last_output_is_read_from_the_log(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match=r"It wrote last to stderr:\nFatal Python error: Segmentation fault"):
         shmload.spawn(rank_functions.fail, ("SIGSEGV", barrier("fork"), str(tmp_path)), 3, start_method="fork", logs=tmp_path)
 
 
-def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace() -> None:
+def test_rank_that_ignores_sigterm_is_killed_after_the_grace_period() -> None:
     begin = monotonic()
     with pytest.raises(RankFailed) as error:
-        shmload.spawn(rank_functions.refuse_to_end, (barrier("fork"),), 3, start_method="fork", grace_s=0.5)
+        shmload.spawn(rank_functions.ignore_sigterm, (barrier("fork"),), 3, start_method="fork", grace_s=0.5)
     assert 0.5 < monotonic() - begin < 20
     assert str(error.value).endswith(
         "\n\nrank 2 ended when asked to (SIGTERM)\nrank 0 did not end within 0.5 s of SIGTERM and had to be killed (SIGKILL)"
     )
 
 
-def test_others_are_told_as_soon_as_an_exception_is_reported(tmp_path: Path) -> None:
-    """However long the rank that raised it takes to come apart; ranks that are told may do a last thing."""
+def test_other_ranks_get_sigterm_as_soon_as_an_exception_is_reported(tmp_path: Path) -> None:
+    """This holds however long the failed rank takes to exit; ranks that get SIGTERM may still finish something."""
     with pytest.raises(RankFailed, match=r"^rank 1 .* raised ValueError: broken") as error:
-        shmload.spawn(rank_functions.linger, (barrier("fork", 2), str(tmp_path)), 2, start_method="fork", grace_s=0.2)
+        shmload.spawn(rank_functions.fail_slowly, (barrier("fork", 2), str(tmp_path)), 2, start_method="fork", grace_s=0.2)
     assert (tmp_path / "left").exists()
-    assert str(error.value).endswith("\n\nrank 0 ended when asked to (SIGTERM)"), "rank 1 was not told: it was ending"
+    assert str(error.value).endswith("\n\nrank 0 ended when asked to (SIGTERM)"), (
+        "rank 1 was already ending, so it must not get SIGTERM"
+    )
 
 
-def test_what_a_rank_has_started_ends_with_it(tmp_path: Path) -> None:
+def test_processes_started_by_a_rank_end_with_it(tmp_path: Path) -> None:
     with pytest.raises(RankFailed, match="raised ValueError: broken"):
         shmload.spawn(rank_functions.leave_a_child, (barrier("fork", 2), str(tmp_path)), 2, start_method="fork")
     assert all_end([int((tmp_path / "child").read_text())])
 
 
 @pytest.mark.slow(reason="runs two ranks twenty times, one after the other")
-def test_twenty_runs_meet_without_a_collision() -> None:
+def test_twenty_runs_connect_without_a_port_collision() -> None:
     for _ in range(20):
         shmload.spawn(rank_functions.meet, nprocs=2, start_method="fork")
 
 
 @pytest.mark.slow(reason="runs two ranks eight times at once")
-def test_runs_side_by_side_meet_apart() -> None:
+def test_concurrent_runs_use_different_ports() -> None:
     running = [shmload.spawn(rank_functions.meet, nprocs=2, join=False, start_method="fork") for _ in range(8)]
     assert [ranks.join() for ranks in running] == [True] * 8
 
 
 @pytest.mark.slow(reason="ranks start as new interpreters, which start some in turn")
-def test_a_rank_may_launch_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rank_may_launch_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     shmload.spawn(rank_functions.nest, nprocs=1)
     out = capsys.readouterr().out.splitlines()
     assert sorted(out) == ["[rank 0] [rank 0] 0 0 2 2 True", "[rank 0] [rank 1] 1 1 2 2 True"]
 
 
-def test_ranks_run_while_the_program_goes_on(tmp_path: Path) -> None:
+def test_ranks_run_while_the_program_continues(tmp_path: Path) -> None:
     ranks = shmload.spawn(rank_functions.stay, (str(tmp_path),), 2, join=False, start_method="fork")
     assert not ranks.join(0)
-    assert multiprocessing.active_children() == [], "nobody else buries them or waits for them"
+    assert multiprocessing.active_children() == [], "multiprocessing must not wait for the ranks"
     assert [psutil.Process(pid).is_running() for pid in ranks.pids()] == [True] * 2
     ranks.stop()
     assert ranks.join()
@@ -191,13 +193,13 @@ def test_ranks_run_while_the_program_goes_on(tmp_path: Path) -> None:
     assert not any(psutil.pid_exists(pid) for pid in ranks.pids())
 
 
-def test_a_failure_meanwhile_is_told_by_join(tmp_path: Path) -> None:
+def test_join_raises_a_failure_that_happened_before(tmp_path: Path) -> None:
     ranks = shmload.spawn(rank_functions.fail, ("exception", barrier("fork"), str(tmp_path)), 3, join=False, start_method="fork")
     with pytest.raises(RankFailed, match="raised ValueError: the sample is 7 years old"):
         ranks.join()
 
 
-def test_what_pickle_refuses_is_named_and_nobody_stays() -> None:
+def test_error_names_what_cannot_be_pickled_and_no_rank_is_left() -> None:
     with pytest.raises(
         TypeError,
         match=r"pickle takes: .*lambda.*Define the function at module level, make in it what cannot travel, or use start_method='fork'",
@@ -209,26 +211,26 @@ def test_what_pickle_refuses_is_named_and_nobody_stays() -> None:
         shmload.spawn(rank_functions.stay, (multiprocessing.get_context("fork").Lock(),), nprocs=2, join=False)
 
 
-def test_arguments_that_no_run_can_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_spawn_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="start_method is 'spawn' or 'fork'; got 'forkserver'"):
-        shmload.spawn(rank_functions.speak, start_method="forkserver")
+        shmload.spawn(rank_functions.write_lines, start_method="forkserver")
     with pytest.raises(ValueError, match="nprocs is a number of processes from 1 up"):
-        shmload.spawn(rank_functions.speak, nprocs=0)
-    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]  # as a pool's worker has it
+        shmload.spawn(rank_functions.write_lines, nprocs=0)
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]  # set in workers of pools
     with pytest.raises(RuntimeError, match="this one is daemonic, as workers of pools and of data loaders are"):
-        shmload.spawn(rank_functions.speak)
+        shmload.spawn(rank_functions.write_lines)
 
 
 UNGUARDED = """
 import shmload
-from tests.launch.rank_functions import speak
+from tests.launch.rank_functions import write_lines
 
-shmload.spawn(speak, nprocs=2)
+shmload.spawn(write_lines, nprocs=2)
 """
 
 
 @slow
-def test_a_program_without_a_guard_is_told_so(started: Run, tmp_path: Path) -> None:
+def test_program_without_a_main_guard_gets_a_clear_error(started: Run, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(UNGUARDED)
     process = started("program.py")
     _, err = process.communicate(timeout=120)
@@ -240,14 +242,14 @@ def test_a_program_without_a_guard_is_told_so(started: Run, tmp_path: Path) -> N
 PLAIN = """
 import sys
 import shmload
-from tests.launch.rank_functions import speak
+from tests.launch.rank_functions import write_lines
 
-shmload.spawn(speak, nprocs=2, start_method="fork")
+shmload.spawn(write_lines, nprocs=2, start_method="fork")
 print("torch" in sys.modules, "numpy" in sys.modules)
 """
 
 
-def test_the_launcher_imports_neither_torch_nor_numpy(started: Run, tmp_path: Path) -> None:
+def test_launcher_imports_neither_torch_nor_numpy(started: Run, tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PLAIN)
     out, err = started("program.py").communicate(timeout=120)
     assert out.splitlines()[-1] == "False False"

@@ -1,4 +1,4 @@
-"""What /sys and the GPU driver's files say of made-up machines."""
+"""The topology of machines from generated files of /sys and the GPU driver."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ TWO_NODES = {
 }
 
 
-def test_cores_are_the_nodes_with_their_threads(tmp_path: Path) -> None:
+def test_cores_are_read_by_node_with_their_threads(tmp_path: Path) -> None:
     found = cores(host(tmp_path, TWO_NODES), range(8))
     assert found == [Core(0, (0, 4)), Core(0, (1, 5)), Core(1, (2, 6)), Core(1, (3, 7))]
 
 
-def test_only_allowed_processors_count(tmp_path: Path) -> None:
-    """As taskset, a cpuset or a rank's own share leave them: half a core is a core of one thread."""
+def test_only_allowed_cpus_count(tmp_path: Path) -> None:
+    """taskset, a cpuset or a rank's own share leave such cores: half a core counts as a core with one thread."""
     assert cores(host(tmp_path, TWO_NODES), {1, 2, 6}) == [Core(0, (1,)), Core(1, (2, 6))]
 
 
-def test_what_is_not_told_is_one_node_of_one_threaded_cores(tmp_path: Path) -> None:
+def test_missing_topology_means_one_node_of_single_threaded_cores(tmp_path: Path) -> None:
     assert cores(Host(tmp_path), {3, 5}) == [Core(0, (3,)), Core(0, (5,))]
 
 
@@ -55,11 +55,11 @@ GPUS = {
     ("visible", "expected"),
     [(None, [0, 1, None]), ("1,0", [1, 0]), ("2", [None]), ("", []), ("7", []), ("GPU-bb", []), ("MIG-12", [])],
 )
-def test_devices_hang_on_the_nodes_that_their_pci_addresses_say(
+def test_devices_belong_to_the_nodes_of_their_pci_addresses(
     tmp_path: Path, visible: str | None, expected: list[int | None]
 ) -> None:
-    told = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert expected == device_nodes(host(tmp_path, GPUS, **told))
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert expected == device_nodes(host(tmp_path, GPUS, **environ))
 
 
 def test_without_a_driver_there_is_no_device_and_nothing_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Datasets some of whose samples cannot be read, for each way of reading."""
+"""Datasets with some samples that cannot be read, for each way of reading."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BAD = frozenset({3, 4, 11, 28})
 
 
 class Broken(ValueError):
-    """What a bad sample raises."""
+    """The error of a bad sample."""
 
 
 class Rows:
@@ -64,12 +64,12 @@ class Texts(Rows):
         return {"index": index, "text": "x" * index}
 
 
-def tagged(samples: list[Any]) -> dict[str, Any]:
+def as_tagged_batch(samples: list[Any]) -> dict[str, Any]:
     return {"index": torch.tensor([s["index"] for s in samples]), "all": len(samples)}
 
 
 class Deadly(Rows):
-    """Its bad samples end their worker."""
+    """A dataset whose bad samples kill their worker."""
 
     def check(self, index: int) -> None:
         if index in self.bad:
@@ -77,7 +77,7 @@ class Deadly(Rows):
 
 
 class Stuck(Rows):
-    """Its bad samples never come."""
+    """A dataset whose bad samples never return."""
 
     def check(self, index: int) -> None:
         if index in self.bad:
@@ -85,10 +85,10 @@ class Stuck(Rows):
 
 
 class Flaky(Rows):
-    """Its bad samples fail so many times, whichever process reads them, and then never again.
+    """A dataset whose bad samples fail `times` times, whichever process reads them, and then succeed.
 
     Args:
-        folder: holds an empty file for each time.
+        folder: a folder that gets an empty file for each failure.
     """
 
     def __init__(self, n: int, bad: frozenset[int], folder: str, times: int) -> None:
@@ -101,4 +101,4 @@ class Flaky(Rows):
                 os.close(os.open(f"{self.folder}/{index}-{time}", os.O_CREAT | os.O_EXCL))
             except FileExistsError:
                 continue
-            raise Broken(f"sample {index} fails for the {time + 1}. time")
+            raise Broken(f"sample {index} fails, attempt {time + 1}")

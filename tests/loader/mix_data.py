@@ -11,7 +11,7 @@ from shmload import sample_info, sample_rng
 
 
 class Tagged:
-    """Samples that say whose they are, with noise of their own."""
+    """Samples that name their member, with random noise."""
 
     def __init__(self, name: int, n: int) -> None:
         self.name, self.n = name, n
@@ -26,7 +26,7 @@ class Tagged:
 
 
 class KillsOnce(Tagged):
-    """Its sample 3 ends the first worker that reads it."""
+    """A dataset whose sample 3 kills the first worker that reads it."""
 
     def __init__(self, name: int, n: int, charge: Path) -> None:
         super().__init__(name, n)
@@ -39,8 +39,8 @@ class KillsOnce(Tagged):
         return super().__getitem__(index)
 
 
-class Several(Tagged):
-    """Reads a list of samples, and keeps what it was asked for."""
+class ReadsLists(Tagged):
+    """A dataset that reads a list of samples, and records the lists."""
 
     def __init__(self, name: int, n: int) -> None:
         super().__init__(name, n)
@@ -52,7 +52,7 @@ class Several(Tagged):
 
 
 class Decoding(Tagged):
-    """Decodes into rows."""
+    """A dataset that decodes into rows."""
 
     schema = {"member": "int64", "index": "int64", "noise": "float64"}
 
@@ -62,7 +62,7 @@ class Decoding(Tagged):
 
 
 class DecodingBatches(Tagged):
-    """Decodes runs of rows."""
+    """A dataset that decodes ranges of rows."""
 
     schema = Decoding.schema
 

@@ -1,4 +1,4 @@
-"""Datasets that keep generators of their own, at module level so that every start method can pickle them."""
+"""Datasets that own random generators, at module level so that every start method can pickle them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 
-class Keeps:
-    """Draws from generators of every kind, kept where users keep them."""
+class OwnsGenerators:
+    """Draws from generators of every kind, stored where users store them."""
 
     of_class = np.random.RandomState(1)
 
@@ -28,7 +28,7 @@ class Keeps:
         return self.n
 
     def __getitem__(self, index: int) -> Any:
-        """Draws an odd number of gaussians and half words, so that something is left of them."""
+        """Draws an odd number of gaussians and half words, so that the generators keep a remainder."""
         pythons = [self.python.gauss(), self.python.random()]
         numpys = [self.numpy.random(), self.numpy.integers(1 << 20, dtype=np.uint32), self.of_class.standard_normal()]
         torchs = torch.randn(1, generator=self.torch, dtype=torch.float64).tolist()
@@ -42,7 +42,7 @@ def _drawn(generator: np.random.Generator, again: random.Random) -> list[float]:
 
 
 class Jitter:
-    """A transform in slots."""
+    """A transform with `__slots__`."""
 
     __slots__ = ("rng",)
 
@@ -50,13 +50,13 @@ class Jitter:
         self.rng = np.random.Generator(bits)
 
     def draw(self) -> float:
-        """One number, and half a word stays."""
+        """Draws one number and leaves half a word."""
         self.rng.integers(1 << 20, dtype=np.uint32)
         return self.rng.random()
 
 
-class Replaces(Keeps):
-    """Puts in another generator now and then."""
+class ReplacesGenerators(OwnsGenerators):
+    """A dataset that sometimes replaces one of its generators."""
 
     def __getitem__(self, index: int) -> Any:
         drawn = super().__getitem__(index)
@@ -66,14 +66,14 @@ class Replaces(Keeps):
         return drawn
 
 
-class InMany(Keeps):
-    """Reads several at once."""
+class ReadsSeveral(OwnsGenerators):
+    """A dataset that reads several samples at once."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]
 
 
-class Stacks:
+class DrawingCollate:
     """A collate_fn that draws."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from shmload import sample_info, sample_rng
 
 
 class Noisy:
-    """Samples augmented with every generator there is."""
+    """Samples augmented with every kind of generator."""
 
     def __init__(self, n: int = 50) -> None:
         self.n = n
@@ -32,14 +32,14 @@ class Noisy:
 
 
 class Ragged(Noisy):
-    """Samples of every length, and text."""
+    """Samples of different lengths, with text."""
 
     def __getitem__(self, index: int) -> Any:
         return f"{index}-{random.randrange(1000)}", [index] * 2
 
 
-class Tens(Noisy):
-    """Every tenth sample is longer: batches without one have fixed rows, with one they cannot be stacked."""
+class EveryTenthLonger(Noisy):
+    """Samples of which every tenth is longer, so batches without one have fixed rows and others cannot be stacked."""
 
     def __getitem__(self, index: int) -> Any:
         return np.full(3 + (index % 10 == 9), index)
@@ -51,7 +51,7 @@ class Point(NamedTuple):
 
 
 class InPlace:
-    """Decodes into rows."""
+    """A dataset that decodes into rows."""
 
     schema = {"image": ("uint8", (3, 4)), "label": "int64", "brain": (torch.bfloat16, (2,))}
 
@@ -68,7 +68,7 @@ class InPlace:
 
 
 class InBatches(InPlace):
-    """Decodes whole runs of rows."""
+    """A dataset that decodes whole ranges of rows."""
 
     schema = {"image": ("uint8", (3, 4)), "label": "int64"}
     batch_type = Point
@@ -80,13 +80,13 @@ class InBatches(InPlace):
 
 
 class ZeroFilled(dict):
-    """A schema whose rows are zeroed first."""
+    """A schema whose rows are set to zero first."""
 
     zero_fill = True
 
 
-class Lazy(InPlace):
-    """Writes only a part of its rows."""
+class PartialRows(InPlace):
+    """A dataset that writes only a part of its rows."""
 
     schema = ZeroFilled(image=("uint8", (3, 4)))
 

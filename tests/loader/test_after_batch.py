@@ -1,4 +1,4 @@
-"""`after_batch`: each delivered batch goes through it once, in the trainer, and positions are those of batches as without it."""
+"""`after_batch` is called once in the trainer for each delivered batch, and does not change positions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MODES = [{"seed": 3}, {}]
 
 
 class Numbers:
-    """Each index; every worker's process number beside it."""
+    """A dataset of each index and the worker's process id."""
 
     def __len__(self) -> int:
         return 20
@@ -26,8 +26,8 @@ class Numbers:
         return index, os.getpid()
 
 
-class Counted:
-    """What the function of a loader was given."""
+class Recorder:
+    """A function for after_batch that records its arguments."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -41,8 +41,8 @@ class Counted:
 
 @pytest.mark.parametrize("options", MODES, ids=["seed", "torch"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_the_loop_has_what_the_function_returns(num_workers: int, options: dict[str, Any]) -> None:
-    counted = Counted()
+def test_loop_gets_what_the_function_returns(num_workers: int, options: dict[str, Any]) -> None:
+    counted = Recorder()
     with ShmLoader(Numbers(), 3, num_workers=num_workers, after_batch=counted, **options) as loader:
         passes = [list(loader), list(loader)]
     assert passes[0] == passes[1] == [list(range(first, min(first + 3, 20))) for first in range(0, 20, 3)]
@@ -51,12 +51,12 @@ def test_the_loop_has_what_the_function_returns(num_workers: int, options: dict[
 
 
 class Failed(Exception):
-    """Of the second batch of each pass."""
+    """The error of the second batch of each pass."""
 
 
 @pytest.mark.parametrize("options", MODES, ids=["seed", "torch"])
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_batch_whose_function_fails_is_lost_and_the_next_comes(num_workers: int, options: dict[str, Any]) -> None:
+def test_batch_whose_function_fails_is_lost_and_the_next_follows(num_workers: int, options: dict[str, Any]) -> None:
     def fails(batch: Any) -> Any:
         if 4 in batch[0]:
             raise Failed
@@ -78,7 +78,7 @@ def test_a_batch_whose_function_fails_is_lost_and_the_next_comes(num_workers: in
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_batch_is_not_lost_by_an_interrupt(num_workers: int) -> None:
+def test_interrupt_does_not_lose_a_batch(num_workers: int) -> None:
     interrupts = [KeyboardInterrupt]
 
     def interrupted(batch: Any) -> Any:
@@ -95,18 +95,18 @@ def test_a_batch_is_not_lost_by_an_interrupt(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("options", MODES, ids=["seed", "torch"])
-def test_its_stop_iteration_does_not_end_the_pass(options: dict[str, Any]) -> None:
+def test_stop_iteration_from_the_function_does_not_end_the_pass(options: dict[str, Any]) -> None:
     def stops(batch: Any) -> Any:
         return next(iter(()))
 
-    said = r"after_batch \(epoch 0, batch 0\) raised StopIteration"
-    with ShmLoader(Numbers(), 4, num_workers=1, after_batch=stops, **options) as loader, pytest.raises(RuntimeError, match=said):
+    message = r"after_batch \(epoch 0, batch 0\) raised StopIteration"
+    with ShmLoader(Numbers(), 4, num_workers=1, after_batch=stops, **options) as loader, pytest.raises(RuntimeError, match=message):
         list(loader)
 
 
 @pytest.mark.parametrize("options", MODES, ids=["seed", "torch"])
-def test_the_slot_is_free_once_the_function_has_returned(options: dict[str, Any]) -> None:
-    """A program that keeps every batch keeps what the function made of it, and not one slot."""
+def test_slot_is_free_after_the_function_returns(options: dict[str, Any]) -> None:
+    """Checks that a program that keeps every batch holds the function's results and no slot."""
     with ShmLoader(Numbers(), 1, num_workers=1, after_batch=lambda batch: batch[0].clone(), **options) as loader:
         kept = list(loader)
         gc.collect()
@@ -114,32 +114,32 @@ def test_the_slot_is_free_once_the_function_has_returned(options: dict[str, Any]
     assert torch.cat(kept).tolist() == list(range(20))
 
 
-def test_what_is_read_again_to_find_the_place_is_not_given_to_it() -> None:
+def test_batches_replayed_for_a_resume_do_not_call_the_function() -> None:
     with ShmLoader(Numbers(), 2, num_workers=2, snapshot_every_n_steps=0) as loader:
         iterator = iter(loader)
         for _ in range(5):
             next(iterator)
         state = loader.state_dict()
-    counted = Counted()
+    counted = Recorder()
     with ShmLoader(Numbers(), 2, num_workers=2, snapshot_every_n_steps=0, after_batch=counted) as loader:
         loader.load_state_dict(state)
         assert list(loader) == counted.batches == [[10, 11], [12, 13], [14, 15], [16, 17], [18, 19]]
 
 
 class Stream(IterableDataset[int]):
-    """Five numbers."""
+    """An iterable dataset of five numbers."""
 
     def __iter__(self) -> Any:
         return iter(range(5))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_batches_of_an_iterable_dataset_go_through_it(num_workers: int) -> None:
+def test_batches_of_an_iterable_dataset_call_the_function(num_workers: int) -> None:
     with ShmLoader(Stream(), 2, num_workers=num_workers, after_batch=torch.Tensor.tolist) as loader:
         assert list(loader) == [[0, 1], [2, 3], [4]]
 
 
-def test_it_may_be_set_between_passes() -> None:
+def test_function_can_be_set_between_passes() -> None:
     functions: list[Callable[[Any], Any] | None] = [None, torch.Tensor.tolist]
     with ShmLoader(range(4), 2, seed=1, num_workers=1) as loader:
         found = []
@@ -149,6 +149,6 @@ def test_it_may_be_set_between_passes() -> None:
     assert found == [[torch.Tensor] * 2, [list] * 2]
 
 
-def test_what_is_no_function_is_refused() -> None:
+def test_after_batch_that_is_not_callable_is_refused() -> None:
     with pytest.raises(TypeError, match="after_batch must be a function of a batch or None; got 'normalize'"):
-        ShmLoader(range(4), after_batch="normalize")  # type: ignore[arg-type]  # which is refused
+        ShmLoader(range(4), after_batch="normalize")  # type: ignore[arg-type]  # must be refused

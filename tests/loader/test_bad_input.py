@@ -1,4 +1,4 @@
-"""What goes wrong is said once, clearly, and nothing is lost or left behind."""
+"""Errors for bad input are clear and raised once, and nothing is lost or left over."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ import shmload
 from shmload import BlockShuffle, LengthBuckets, RingTooSmall, SampleError, ShmLoader, TokenBudget, Weighted
 from shmload.schedule.node_shuffle import NodeShuffle
 from shmload.schedule.shard_shuffle import ShardShuffle
-from tests.loader.seeded_data import Tens
+from tests.loader.seeded_data import EveryTenthLonger
 
 BOTH_MODES = pytest.mark.parametrize("seed", [None, 3], ids=["torch mode", "seed mode"])
 
 
 class Failing:
-    """Sample 5 raises what it is told to."""
+    """A dataset whose sample 5 raises a given error."""
 
     def __init__(self, error: Any) -> None:
         self.error = error
@@ -47,7 +47,7 @@ class Unusual(Exception):
 
 
 def outcomes(loader: Any) -> list[Any]:
-    """Every batch or exception in turn."""
+    """Returns every batch or exception in turn."""
     found: list[Any] = []
     stream = iter(loader)
     while True:
@@ -60,7 +60,7 @@ def outcomes(loader: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), KeyError("key"), Unusual(1, 2), FileNotFoundError(2, "gone", "x")])
-def test_a_samples_exception_is_torchs_and_the_next_batch_comes(error: Exception) -> None:
+def test_sample_exception_is_raised_as_in_torch_and_the_next_batch_follows(error: Exception) -> None:
     got = outcomes(ShmLoader(Failing(error), batch_size=3, num_workers=2))
     torchs = outcomes(DataLoader(Failing(error), batch_size=3, num_workers=2))
     assert [one for one in got if isinstance(one, list)] == [[0, 1, 2], [6, 7, 8], [9, 10, 11]]
@@ -70,7 +70,7 @@ def test_a_samples_exception_is_torchs_and_the_next_batch_comes(error: Exception
     assert any("sample 5, epoch 0, batch 1" in note for note in got[1].__notes__)
 
 
-def test_in_seed_mode_too_the_next_batch_comes() -> None:
+def test_next_batch_follows_an_exception_in_seed_mode() -> None:
     with ShmLoader(Failing(ValueError("no")), batch_size=3, num_workers=2, seed=1) as loader:
         got = outcomes(loader)
     assert [one for one in got if isinstance(one, list)] == [[0, 1, 2], [6, 7, 8], [9, 10, 11]]
@@ -78,10 +78,10 @@ def test_in_seed_mode_too_the_next_batch_comes() -> None:
     assert "sample 5, epoch 0, batch 1" in got[1].__notes__[0]
 
 
-def test_in_torch_mode_a_sample_of_another_shape_is_refused_in_torchs_words() -> None:
-    with ShmLoader(Tens(20), batch_size=4, num_workers=2) as loader:
+def test_sample_of_another_shape_is_refused_in_torch_mode_with_torchs_message() -> None:
+    with ShmLoader(EveryTenthLonger(20), batch_size=4, num_workers=2) as loader:
         got = outcomes(loader)
-    torchs = outcomes(DataLoader(Tens(20), batch_size=4, num_workers=2))
+    torchs = outcomes(DataLoader(EveryTenthLonger(20), batch_size=4, num_workers=2))
     assert [type(one) for one in torchs] == [type(one) for one in got]
     assert torchs[0] == got[0]
     assert str(torchs[2]).splitlines()[-1] == str(got[2]).splitlines()[-1]
@@ -89,7 +89,7 @@ def test_in_torch_mode_a_sample_of_another_shape_is_refused_in_torchs_words() ->
 
 
 @BOTH_MODES
-def test_an_index_out_of_range_is_the_datasets_own_error(seed: int | None) -> None:
+def test_index_out_of_range_raises_the_datasets_error(seed: int | None) -> None:
     with ShmLoader(list(range(4)), sampler=[1, 99], num_workers=1, seed=seed) as loader:
         got = outcomes(loader)
     assert got[0] == [1]
@@ -102,7 +102,7 @@ def broken_init(worker_id: int) -> None:
 
 
 @BOTH_MODES
-def test_a_worker_init_fn_that_raises_is_told(seed: int | None) -> None:
+def test_error_of_worker_init_fn_is_raised(seed: int | None) -> None:
     with (
         ShmLoader(list(range(4)), num_workers=1, worker_init_fn=broken_init, seed=seed) as loader,
         pytest.raises(OSError, match="no disk"),
@@ -119,7 +119,7 @@ def unpicklable_collate(samples: list[Any]) -> Any:
 
 
 @BOTH_MODES
-def test_a_collate_fn_that_raises_is_told(seed: int | None) -> None:
+def test_error_of_collate_fn_is_raised(seed: int | None) -> None:
     with (
         ShmLoader(list(range(4)), num_workers=1, collate_fn=broken_collate, seed=seed) as loader,
         pytest.raises(ZeroDivisionError, match="collate"),
@@ -128,7 +128,7 @@ def test_a_collate_fn_that_raises_is_told(seed: int | None) -> None:
 
 
 @BOTH_MODES
-def test_a_batch_that_nothing_can_move_is_refused(seed: int | None) -> None:
+def test_batch_that_cannot_be_pickled_is_refused(seed: int | None) -> None:
     with (
         ShmLoader(list(range(4)), num_workers=1, collate_fn=unpicklable_collate, seed=seed) as loader,
         pytest.raises(SampleError, match="a function in the batch cannot be pickled"),
@@ -146,7 +146,7 @@ class Transformed:
 
 @BOTH_MODES
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_what_cannot_be_pickled_is_named_by_its_path(method: str, seed: int | None) -> None:
+def test_error_names_the_path_of_what_cannot_be_pickled(method: str, seed: int | None) -> None:
     loader = ShmLoader(Transformed(), num_workers=1, multiprocessing_context=method, seed=seed)
     with pytest.raises(TypeError, match=r"dataset\.transform\['flip'\]\[1\] \(function\)"):
         next(iter(loader))
@@ -154,7 +154,7 @@ def test_what_cannot_be_pickled_is_named_by_its_path(method: str, seed: int | No
 
 @pytest.mark.parametrize("batch_size", [0, -3])
 @BOTH_MODES
-def test_a_batch_size_below_one_is_refused(batch_size: int, seed: int | None) -> None:
+def test_batch_size_below_one_is_refused(batch_size: int, seed: int | None) -> None:
     with pytest.raises(ValueError, match="batch_size"):
         ShmLoader(list(range(4)), batch_size=batch_size, seed=seed)
 
@@ -169,13 +169,13 @@ class Wide:
 
 
 @BOTH_MODES
-def test_a_ring_larger_than_memory_is_refused_with_figures(seed: int | None) -> None:
+def test_ring_larger_than_memory_is_refused_with_figures(seed: int | None) -> None:
     with pytest.raises(RingTooSmall, match=r"the ring needs \d+ bytes, 4 slots of \d+"):
         next(iter(ShmLoader(Wide(), num_workers=1, seed=seed)))
 
 
 @BOTH_MODES
-def test_a_ring_larger_than_allowed_is_refused_with_figures(seed: int | None) -> None:
+def test_ring_larger_than_ring_bytes_is_refused_with_figures(seed: int | None) -> None:
     loader = ShmLoader([np.zeros(10_000)] * 4, num_workers=1, ring_bytes=100_000, seed=seed)
     with pytest.raises(RingTooSmall, match="ring_bytes=100000 has 100000 left, enough for 1 slots"):
         next(iter(loader))
@@ -183,7 +183,7 @@ def test_a_ring_larger_than_allowed_is_refused_with_figures(seed: int | None) ->
 
 
 @BOTH_MODES
-def test_a_closed_loader_says_so(seed: int | None) -> None:
+def test_closed_loader_refuses_to_read(seed: int | None) -> None:
     loader = ShmLoader(list(range(4)), num_workers=1, seed=seed)
     next(iter(loader))
     loader.close()
@@ -236,7 +236,7 @@ class Stream(IterableDataset):
         return iter(range(5))
 
 
-def test_an_iterable_dataset_is_left_to_torch() -> None:
+def test_iterable_dataset_of_torch_is_read() -> None:
     assert [batch.tolist() for batch in ShmLoader(Stream(), batch_size=2, num_workers=1)] == [[0, 1], [2, 3], [4]]
 
 
@@ -258,25 +258,25 @@ def test_an_iterable_dataset_is_left_to_torch() -> None:
         ({"shuffle": True, "sampler": [0]}, "mutually exclusive"),
     ],
 )
-def test_arguments_that_do_not_go_together_are_refused(options: dict[str, Any], words: str) -> None:
+def test_invalid_or_conflicting_arguments_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ShmLoader([1, 2], **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"sampler": [0, 1, 1]}])
-def test_an_epoch_that_cannot_be_is_refused(options: dict[str, Any]) -> None:
+def test_invalid_epoch_is_refused(options: dict[str, Any]) -> None:
     loader = ShmLoader([1, 2, 3], seed=4, **options)
     with pytest.raises(ValueError, match=r"^epoch must be in \[0, 2\^62\], got 1180591620717411303424; epochs are counted from 0$"):
         loader.set_epoch(2**70)
     with pytest.raises(TypeError, match=r"^epoch must be an integer, got 1.5 of type float"):
-        loader.set_epoch(1.5)  # type: ignore[arg-type]  # what it is to refuse
+        loader.set_epoch(1.5)  # type: ignore[arg-type]  # must be refused
     loader.set_epoch(2**62)
     assert [int(sample) for sample in loader] == ([1, 2, 3] if not options else [1, 2, 2])
     assert loader.state_dict()["epoch"] == 2**62 + 1
 
 
 @pytest.mark.parametrize("options", [{}, {"sampler": [0, 1, 1]}])
-def test_integers_of_numpy_are_taken_as_pythons(options: dict[str, Any]) -> None:
+def test_numpy_integers_are_accepted(options: dict[str, Any]) -> None:
     numbers = {"seed": 4, "rank": 0, "world_size": 1, "threads_per_worker": 1}
     one, other = (ShmLoader([1, 2, 3], 2, **of, **options) for of in (numbers, {name: np.uint8(n) for name, n in numbers.items()}))
     assert [batch.tolist() for batch in one] == [batch.tolist() for batch in other]
@@ -296,19 +296,19 @@ LARGER = {
 
 @pytest.mark.parametrize("seed", [None, 4])
 @pytest.mark.parametrize("options", LARGER.values(), ids=LARGER)
-def test_an_order_of_samples_beyond_the_dataset_is_refused(options: dict[str, Any], seed: int | None) -> None:
+def test_sampler_with_indices_beyond_the_dataset_is_refused(options: dict[str, Any], seed: int | None) -> None:
     words = r"ampler=<.*> has indices up to 10 and needs a dataset of 11 samples; this list has 10$"
     with pytest.raises(ValueError, match=words):
         ShmLoader([1] * 10, seed=seed, **options)
     assert int(next(iter(ShmLoader([1] * 12, seed=seed, **options)))[0]) == 1
 
 
-def test_an_order_that_names_no_sample_beyond_the_dataset_is_taken() -> None:
+def test_sampler_with_indices_inside_the_dataset_is_accepted() -> None:
     order = Weighted([1.0] * 3 + [0.0] * 7, num_samples=20)
     assert [int(sample) for sample in ShmLoader([1, 1, 1], None, sampler=order, seed=4)] == [1] * 20
 
 
-def test_an_unknown_keyword_is_a_type_error() -> None:
+def test_unknown_keyword_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="color"):
         ShmLoader([1], color=2)
 
@@ -320,7 +320,7 @@ def in_a_daemon(pipe: Any) -> None:
         pipe.send(str(error))
 
 
-def test_a_loader_in_a_daemonic_process_is_refused_in_pythons_words() -> None:
+def test_loader_in_a_daemonic_process_is_refused_with_pythons_message() -> None:
     ours, theirs = multiprocessing.Pipe()
     child = multiprocessing.get_context("fork").Process(target=in_a_daemon, args=(theirs,), daemon=True)
     child.start()
@@ -330,7 +330,7 @@ def test_a_loader_in_a_daemonic_process_is_refused_in_pythons_words() -> None:
 
 
 @pytest.mark.slow(reason="copies the package and imports it in a process of its own")
-def test_a_tree_that_was_not_built_says_how(tmp_path: Path) -> None:
+def test_import_without_compiled_modules_says_how_to_build(tmp_path: Path) -> None:
     shutil.copytree(Path(shmload.__file__).parent, tmp_path / "shmload", ignore=shutil.ignore_patterns("*.so", "data"))
     done = subprocess.run(
         [sys.executable, "-c", "from shmload import ShmLoader"],
@@ -359,14 +359,14 @@ def test_policies_are_checked(arguments: dict[str, Any], text: str) -> None:
         ShmLoader([1], **arguments)
 
 
-def test_an_iterable_dataset_is_refused_where_indices_are_needed() -> None:
+def test_iterable_dataset_is_refused_where_indices_are_needed() -> None:
     with pytest.raises(ValueError, match="orders samples by index"):
         ShmLoader(Stream(), seed=1)
     with pytest.raises(ValueError, match="needs a map-style dataset"):
         ShmLoader(Stream(), on_error="skip")
 
 
-def test_a_dead_workers_iterator_cannot_be_restarted() -> None:
+def test_restart_options_are_refused_for_iterable_datasets() -> None:
     with pytest.raises(ValueError, match="sample_timeout_s=1 needs a map-style dataset: an iterable one's position is lost with"):
         ShmLoader(Stream(), num_workers=1, sample_timeout_s=1)
     with pytest.raises(ValueError, match="max_restarts=1 needs a map-style dataset"):
@@ -404,7 +404,7 @@ class StoppingBatches(Failing):
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("kind", [Failing, StoppingLists, StoppingInPlace, StoppingBatches, stopping_collate])
-def test_stop_iteration_of_the_users_is_no_end_of_a_pass_in_seed_mode(kind: Any, num_workers: int) -> None:
+def test_stop_iteration_from_user_code_does_not_end_a_pass_in_seed_mode(kind: Any, num_workers: int) -> None:
     is_dataset = isinstance(kind, type)
     dataset = kind(StopIteration("early")) if is_dataset else list(range(12))
     collate = None if is_dataset else kind
@@ -418,13 +418,13 @@ def test_stop_iteration_of_the_users_is_no_end_of_a_pass_in_seed_mode(kind: Any,
             except RuntimeError as error:
                 found.append(str(error))
         assert list(iterator) == []
-    told = "the dataset, collate_fn or sampler (epoch 0, batch 2) raised StopIteration, which would have ended the pass"
+    message = "the dataset, collate_fn or sampler (epoch 0, batch 2) raised StopIteration, which would have ended the pass"
     assert found[:2] + found[3:] == ["a batch"] * 5
-    assert told in found[2]
+    assert message in found[2]
     assert ("early" if is_dataset else "collated enough") in found[2]
 
 
-def test_stop_iteration_of_a_workers_start_is_no_end_of_a_pass_in_seed_mode() -> None:
+def test_stop_iteration_at_worker_start_does_not_end_a_pass_in_seed_mode() -> None:
     with ShmLoader(list(range(4)), batch_size=2, seed=0, num_workers=1, worker_init_fn=stopping_start) as loader:
         iterator = iter(loader)
         with pytest.raises(RuntimeError, match=r"(?s)raised StopIteration, .*no start"):

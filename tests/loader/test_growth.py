@@ -1,4 +1,4 @@
-"""Slots that grow: right data, and what they had before is given up."""
+"""Slots that grow: the data is right, and the old memory is released."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shmload import ShmLoader
 
 
 class Growing:
-    """Sample i is text of i kilobytes."""
+    """Samples of text: sample i is i kilobytes long."""
 
     def __len__(self) -> int:
         return 60
@@ -31,7 +31,7 @@ def segments(stem: str) -> list[str]:
 
 @pytest.mark.parametrize("collate", [None, same], ids=["text", "tensors"])
 @pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode"])
-def test_batches_that_grow_come_right_and_old_room_is_given_up(seed: int | None, collate: Any) -> None:
+def test_growing_batches_are_right_and_old_memory_is_released(seed: int | None, collate: Any) -> None:
     with ShmLoader(Growing(), batch_size=2, num_workers=2, seed=seed, collate_fn=collate) as loader:
         for step, batch in enumerate(loader):
             for row, value in enumerate(batch):
@@ -48,6 +48,6 @@ def test_batches_that_grow_come_right_and_old_room_is_given_up(seed: int | None,
             assert len(segments(engine._ring_parts.group.stem)) <= 1 + engine.num_slots
 
 
-def test_a_long_order_travels_in_a_segment_of_its_own() -> None:
+def test_long_order_is_sent_in_its_own_segment() -> None:
     with ShmLoader(list(range(3000)), batch_sampler=[list(range(2500)), [1, 2], list(range(2999, 0, -1))], num_workers=1) as loader:
         assert [len(batch) for batch in loader] == [2500, 2, 2999]

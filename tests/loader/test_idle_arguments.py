@@ -1,4 +1,4 @@
-"""Arguments of shmload's own that have no effect where they are given are refused, and sharding by itself is shown."""
+"""shmload's own arguments are refused where they have no effect, and implicit sharding is shown."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ IDLE: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("name", IDLE)
 def test_argument_without_effect_is_refused_by_name(name: str) -> None:
-    options, said = IDLE[name]
+    options, message = IDLE[name]
     with pytest.raises(ValueError) as caught:
         ShmLoader(range(10), batch_size=2, **options)
-    assert str(caught.value).startswith(f"{said}: ")
+    assert str(caught.value).startswith(f"{message}: ")
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,11 @@ def test_argument_without_effect_is_refused_by_name(name: str) -> None:
         {"uneven": "pad", "snapshot_every_n_steps": 1},  # the defaults, written out
         {"on_error": "skip", "max_bad": 3},
         {"seed": 7, "drop_last": True},
-        {"rank": 0, "world_size": 1},  # one of one reads all
+        {"rank": 0, "world_size": 1},  # a single rank reads everything
         {"seed": 7, "rank": 1, "world_size": 2, "sampler": torch.utils.data.DistributedSampler(range(10), 2, 1)},  # type: ignore[arg-type]
     ],
 )
-def test_argument_with_an_effect_is_taken_and_so_are_a_loaders_own_attributes(options: dict[str, Any]) -> None:
+def test_arguments_with_an_effect_and_a_loaders_own_attributes_are_accepted(options: dict[str, Any]) -> None:
     size = {} if "batch_sampler" in options else {"batch_size": 2}
     loader: ShmLoader[Any] = ShmLoader(range(10), **size, **options)
     again: ShmLoader[Any] = ShmLoader(range(10), **size, **{name: getattr(loader, name) for name in options})
@@ -60,7 +60,7 @@ class Items(IterableDataset[int]):
         return iter(range(4))
 
 
-def test_rank_names_the_record_of_an_audit_in_torch_mode(tmp_path: Any) -> None:
+def test_rank_names_the_audit_file_in_torch_mode(tmp_path: Any) -> None:
     loader: ShmLoader[int] = ShmLoader(Items(), batch_size=2, rank=1, world_size=2, audit=tmp_path)
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
 
@@ -80,7 +80,7 @@ def test_sharding_by_the_environment_is_in_the_repr_and_logged_once(
     ]
 
 
-def test_sharding_that_was_asked_for_is_in_the_repr_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_explicit_sharding_is_in_the_repr_and_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "shmload"):
         loader: ShmLoader[int] = ShmLoader(range(8), batch_size=2, seed=7, rank=1, world_size=2)
     assert ", rank 1 of 2, " in repr(loader)

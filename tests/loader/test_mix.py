@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  #
 
 
 class Numbers:
-    """`size` numbers from `first` on."""
+    """The numbers from `first` on, `size` of them."""
 
     def __init__(self, first: int, size: int) -> None:
         self.first, self.size = first, size
@@ -59,7 +59,7 @@ def test_batches_do_not_depend_on_workers(kind: type[Numbers], num_workers: int)
         assert expected == [values(other), values(other)]
     assert expected[0] != expected[1]
     shares = Counter(value // 1000 for batch in expected[0] for value in batch)
-    assert (shares[0], shares[1], shares[2]) == (90, 45, 15)  # until the smallest is used up
+    assert (shares[0], shares[1], shares[2]) == (90, 45, 15)  # until the smallest member is exhausted
 
 
 def test_every_batch_has_its_shares() -> None:
@@ -70,19 +70,19 @@ def test_every_batch_has_its_shares() -> None:
 
 
 @pytest.mark.slow(reason="kills two workers, which are replaced")
-def test_a_killed_worker_changes_nothing() -> None:
+def test_killed_worker_changes_nothing() -> None:
     with loader_of(mix_of()) as loader:
         expected = values(loader)
     with loader_of(mix_of(), num_workers=2) as loader:
         iterator = iter(loader)
         got = values([next(iterator) for _ in range(3)])
-        for process in loader._builder.last.pool.processes:  # type: ignore[union-attr]  # it has begun
+        for process in loader._builder.last.pool.processes:  # the pool is not None after the first batch
             process.kill()
         assert expected == got + values(iterator)
 
 
 @pytest.mark.parametrize("stop", ["first", "all", "repeat"])
-def test_an_epoch_ends_by_its_rule(stop: Any) -> None:
+def test_stop_rule_ends_the_epoch(stop: Any) -> None:
     with loader_of(mix_of(stop=stop)) as loader:
         if stop == "repeat":
             with pytest.raises(TypeError, match='a Mix with stop="repeat" never ends'):
@@ -98,7 +98,7 @@ def test_an_epoch_ends_by_its_rule(stop: Any) -> None:
 
 
 @pytest.mark.parametrize("worlds", [(1, 1), (2, 1), (1, 4), (4, 2)])
-def test_a_state_resumes_on_any_world_size(worlds: tuple[int, int]) -> None:
+def test_state_resumes_on_any_world_size(worlds: tuple[int, int]) -> None:
     def ranks(world_size: int) -> list[ShmLoader[Any]]:
         return [loader_of(mix_of(stop="all"), 12 // world_size, rank=rank, world_size=world_size) for rank in range(world_size)]
 
@@ -127,7 +127,7 @@ def test_weights_change_at_a_step() -> None:
     assert shares == [0] * 5 + [5] * 5 + [10] * 5
 
 
-def test_a_mix_in_a_mix_is_taken_apart() -> None:
+def test_nested_mix_is_flattened() -> None:
     inner = Mix([(Numbers(1000, 600), 2), (Numbers(2000, 600), 1)])
     mix = Mix([(Numbers(0, 600), 1), (inner, 3)])
     assert mix.weights == [1, 2, 1]
@@ -135,14 +135,14 @@ def test_a_mix_in_a_mix_is_taken_apart() -> None:
         assert Counter(value // 1000 for value in values([next(iter(loader))])[0]) == {0: 2, 1: 4, 2: 2}
 
 
-def test_it_says_whose_a_sample_is() -> None:
+def test_member_of_names_the_member_of_a_sample() -> None:
     mix = mix_of()
     with loader_of(mix) as loader:
         for batch in loader:
             assert [value // 1000 for value in batch.tolist()] == [mix.member_of(i) for i in loader.last_indices]  # type: ignore[union-attr]  # not None once a batch has come
 
 
-def test_workers_are_sent_no_orders() -> None:
+def test_orders_are_not_sent_to_workers() -> None:
     mix = mix_of()
     with loader_of(mix) as loader:
         next(iter(loader))
@@ -157,7 +157,7 @@ def test_unshuffled_members_are_read_in_their_order() -> None:
     assert [value for value in seen if value < 1000] == list(range(90))
 
 
-def test_to_torch_it_is_the_members_end_to_end() -> None:
+def test_torch_reads_a_mix_as_its_members_end_to_end() -> None:
     expected = [*range(120), *range(1000, 1060), *range(2000, 2015)]
     assert expected == [int(value) for value in DataLoader(mix_of())]
     assert expected == [int(value) for value in ShmLoader(mix_of(), sampler=range(195))]
@@ -190,18 +190,20 @@ A, B = Numbers(0, 10), Numbers(10, 10)
         ([(A, 1), (Mix([(B, 1)], curriculum={5: [2]}), 1)], {}, ValueError, "member 1 is a Mix with a curriculum"),
     ],
 )
-def test_what_cannot_be_mixed_is_said(members: list[Any], options: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_invalid_mix_is_refused_with_the_reason(
+    members: list[Any], options: dict[str, Any], error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         Mix(members, **options)
 
 
-def test_a_member_without_a_length_is_named() -> None:
+def test_member_without_a_length_is_named() -> None:
     class Endless:
         def __getitem__(self, index: int) -> int:
             return index
 
     with pytest.raises(TypeError, match="member 0 of the Mix, a Endless, has no length"):
-        Mix([(Endless(), 1)])  # type: ignore[list-item]  # that is the point
+        Mix([(Endless(), 1)])  # type: ignore[list-item]  # must be refused
 
 
 def test_torch_mode_is_refused() -> None:
@@ -209,7 +211,7 @@ def test_torch_mode_is_refused() -> None:
         ShmLoader(mix_of())
 
 
-def test_a_growing_member_makes_a_longer_epoch() -> None:
+def test_growing_member_makes_a_longer_epoch() -> None:
     growing = Numbers(0, 10)
     mix = Mix([(growing, 1)], stop="all")
     with loader_of(mix, 5) as loader:

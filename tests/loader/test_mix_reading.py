@@ -1,4 +1,4 @@
-"""What a Mix hands on of its members, and what a loader makes of it beyond its shares: noise, policies, resumes, audits."""
+"""A Mix forwards its members' protocols, and works with noise, policies, resumes and audits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from shmload import Mix, ShmLoader, StateMismatch
 from shmload.schedule.state_checksum import with_checksum
 from shmload.tools.audit.verify import read_folder, verify
-from tests.loader.mix_data import Decoding, DecodingBatches, KillsOnce, Several, Tagged
+from tests.loader.mix_data import Decoding, DecodingBatches, KillsOnce, ReadsLists, Tagged
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
 
@@ -45,7 +45,7 @@ def expected() -> list[list[dict[str, list[Any]]]]:
         return [epoch_of(loader) for _ in range(3)]
 
 
-def test_an_epoch_holds_of_each_member_its_share(expected: Any) -> None:
+def test_epoch_has_each_members_share(expected: Any) -> None:
     for epoch in expected:
         rows = rows_of(epoch)
         assert len(rows) == 60 == len(set(rows))
@@ -55,7 +55,7 @@ def test_an_epoch_holds_of_each_member_its_share(expected: Any) -> None:
     assert len({str(epoch) for epoch in expected}) == 3
 
 
-def test_a_killed_worker_changes_nothing(tmp_path: Path, expected: Any) -> None:
+def test_killed_worker_changes_nothing(tmp_path: Path, expected: Any) -> None:
     (charge := tmp_path / "charge").touch()
     mix = Mix([(KillsOnce(0, 30, charge), 3), (Tagged(1, 20), 2), (Tagged(2, 400), 1)])
     with loader_of(mix, num_workers=2) as loader:
@@ -65,7 +65,7 @@ def test_a_killed_worker_changes_nothing(tmp_path: Path, expected: Any) -> None:
 
 @pytest.mark.parametrize("stop", [0, 1, 5, 8])
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_resume_goes_on_with_exactly_the_rest(stop: int, world_size: int, expected: Any) -> None:
+def test_resume_continues_with_exactly_the_rest(stop: int, world_size: int, expected: Any) -> None:
     with loader_of(num_workers=2) as loader:
         loader.set_epoch(1)
         passing = iter(loader)
@@ -94,7 +94,7 @@ def test_a_resume_goes_on_with_exactly_the_rest(stop: int, world_size: int, expe
         ({"batch_size": 4}, "global_batch: saved 8, now 4"),
     ],
 )
-def test_a_state_of_another_mixture_is_refused(change: dict[str, Any], differing: str) -> None:
+def test_state_of_another_mixture_is_refused(change: dict[str, Any], differing: str) -> None:
     state = loader_of().state_dict()
     with pytest.raises(StateMismatch, match=differing):
         loader_of(**change).load_state_dict(state)
@@ -111,7 +111,7 @@ def test_set_epoch_gives_that_epoch(expected: Any) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_repeat_goes_on_for_ever_with_new_noise(num_workers: int) -> None:
+def test_repeat_never_ends_and_draws_new_noise(num_workers: int) -> None:
     mix = Mix([(Tagged(0, 2), 1), (Tagged(1, 3), 1)], stop="repeat")
     with loader_of(mix, num_workers=num_workers) as loader:
         batches = [plain(batch) for batch in itertools.islice(loader, 30)]
@@ -128,7 +128,7 @@ def test_repeat_goes_on_for_ever_with_new_noise(num_workers: int) -> None:
     assert state["n"] == 2**62
 
 
-def test_a_curriculum_changes_the_weights_at_a_step() -> None:
+def test_curriculum_changes_the_weights_at_a_step() -> None:
     members = [(Tagged(0, 1000), 1), (Tagged(1, 1000), 0), (Tagged(2, 1000), 1)]
     mix = Mix(members, curriculum={np.int64(10): [0, 1, 0], 4: [1, 1, 2]})
     with loader_of(mix) as loader:
@@ -142,7 +142,7 @@ def test_a_curriculum_changes_the_weights_at_a_step() -> None:
     assert counts == [[4, 0, 4]] * 4 + [[2, 2, 4]] * 6 + [[0, 8, 0]] * 2
 
 
-def test_a_member_of_a_batch_is_told() -> None:
+def test_member_of_each_batch_row_is_known() -> None:
     mix = mix_of(stop="repeat")
     with loader_of(mix) as loader:
         for batch in itertools.islice(loader, 20):
@@ -155,20 +155,20 @@ def test_a_member_of_a_batch_is_told() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_members_that_read_several_at_once_are_asked_so(num_workers: int, expected: Any) -> None:
-    several = Several(1, 20)
-    mix = Mix([(Tagged(0, 30), 3), (several, 2), (Several(2, 400), 1)])
+def test_members_that_read_several_at_once_get_lists(num_workers: int, expected: Any) -> None:
+    several = ReadsLists(1, 20)
+    mix = Mix([(Tagged(0, 30), 3), (several, 2), (ReadsLists(2, 400), 1)])
     with loader_of(mix, num_workers=num_workers) as loader:
         assert "read by __getitems__" in repr(loader)
         batches = epoch_of(loader)
     assert rows_of(expected[0]) == rows_of(batches)
     if num_workers == 0:
         assert max(map(len, several.asked)) > 1
-    assert mix_of().__getitems__ is None  # so that torch reads sample by sample
+    assert mix_of().__getitems__ is None  # torch then reads sample by sample
 
 
-class Even:
-    """Numbers from `first` on, of which a batch has the even ones, each `times`."""
+class OnlyEven:
+    """The numbers from `first` on; a batch of them has only the even ones, each `times` times."""
 
     def __init__(self, first: int, n: int, times: int = 1) -> None:
         self.first, self.n, self.times = first, n, times
@@ -186,9 +186,9 @@ class Even:
 @pytest.mark.parametrize("times", [1, 3])
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_member_that_filters_or_adds_samples_does_so_in_a_mix(num_workers: int, times: int) -> None:
-    mix = Mix([(range(12), 2), (Even(100, 6, times), 1)])
+    mix = Mix([(range(12), 2), (OnlyEven(100, 6, times), 1)])
     wanted = [
-        [sample for index in indices for sample in ([index] if index < 12 else Even(88, 30, times).__getitems__([index]))]
+        [sample for index in indices for sample in ([index] if index < 12 else OnlyEven(88, 30, times).__getitems__([index]))]
         for indices in ([0, 12, 1, 2, 13, 3], [4, 14, 5, 6, 15, 7], [8, 16, 9, 10, 17, 11])
     ]
     assert [mix.__getitems__(indices) for indices in ([0, 12, 1, 2, 13, 3], [17, 16])] == [wanted[0], [104] * times]
@@ -197,7 +197,7 @@ def test_member_that_filters_or_adds_samples_does_so_in_a_mix(num_workers: int, 
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_members_that_decode_in_place_do_so(num_workers: int, expected: Any) -> None:
+def test_members_decode_in_place_in_a_mix(num_workers: int, expected: Any) -> None:
     with loader_of(mix_of(Decoding), num_workers=num_workers) as loader:
         assert "read by read_into" in repr(loader)
         assert expected[0] == epoch_of(loader)
@@ -207,7 +207,7 @@ def test_members_that_decode_in_place_do_so(num_workers: int, expected: Any) -> 
     assert "read by __getitem__" in repr(loader_of(Mix([(Decoding(0, 3), 1), (Tagged(1, 2), 1)])))
 
 
-def test_a_bad_sample_has_its_successor_in_the_mixture() -> None:
+def test_bad_sample_is_substituted_by_the_next_of_the_mixture() -> None:
     mix = Mix([(range(40), 1), (_Bad(40), 1)])
     with loader_of(mix, shuffle=False, on_error="substitute") as loader:
         batches = [batch.tolist() for batch in loader]
@@ -230,7 +230,7 @@ class _Bad:
 
 
 @pytest.mark.parametrize("stop", ["all", "repeat"])
-def test_an_audit_of_a_mixture_finds_nothing_wrong(stop: Any, tmp_path: Path) -> None:
+def test_audit_of_a_mixture_finds_no_defect(stop: Any, tmp_path: Path) -> None:
     with loader_of(mix_of(stop=stop), audit=tmp_path, num_workers=1) as loader:
         for _ in itertools.islice(loader, 12):
             pass
@@ -238,7 +238,7 @@ def test_an_audit_of_a_mixture_finds_nothing_wrong(stop: Any, tmp_path: Path) ->
     assert [len(report.loaders), dict(report.num_found)] == [1, {}]
 
 
-def test_by_index_it_goes_round() -> None:
+def test_indices_of_a_repeating_mix_wrap_around() -> None:
     mix = Mix([([1, 2], 1), ([], 0), ([3], 1)])
     assert [1, 2, 3] == list(mix) == [mix[i] for i in range(3, 6)]
     assert mix[-1] == 3
@@ -246,7 +246,7 @@ def test_by_index_it_goes_round() -> None:
         mix[-4]
 
 
-def test_weights_of_any_kind_are_taken_as_they_are_written() -> None:
+def test_weights_of_any_number_type_count_as_written() -> None:
     inner = Mix([(range(20), 0.1), (range(40), 0.2)])
     mixes = [
         Mix([(range(70), np.float32(0.7)), (range(30), np.float32(0.3))]),

@@ -1,4 +1,4 @@
-"""Generators that a dataset keeps for itself begin each sample at a stream of its own, whoever reads it."""
+"""Generators that a dataset owns start each sample at its own stream, whichever worker reads it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from shmload import ShmLoader
 from shmload.worker import own_generators, reseeding
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.sample_rng import kept_generators
-from tests.loader.own_data import InMany, Keeps, Replaces, Stacks
+from tests.loader.own_data import DrawingCollate, OwnsGenerators, ReadsSeveral, ReplacesGenerators
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
-slow = pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
-DATASETS = {"one by one": Keeps, "replaced": Replaces, "many": InMany}
+slow = pytest.mark.slow(reason="workers start as new interpreters, which import everything again")
+DATASETS = {"one by one": OwnsGenerators, "replaced": ReplacesGenerators, "many": ReadsSeveral}
 OPTIONS: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 7}
 
 
 @pytest.fixture(autouse=True)
-def kept() -> Iterator[None]:
+def restored_generators() -> Iterator[None]:
     with kept_generators():
         yield
 
@@ -41,7 +41,7 @@ def epochs(dataset: Any, count: int = 2, **options: Any) -> list[list[bytes]]:
 
 @pytest.fixture(scope="module")
 def expected() -> list[list[bytes]]:
-    return epochs(Keeps())
+    return epochs(OwnsGenerators())
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -56,39 +56,39 @@ def expected() -> list[list[bytes]]:
     ],
     ids=str,
 )
-def test_what_they_draw_does_not_depend_on_who_reads(name: str, options: dict[str, Any], expected: list[list[bytes]]) -> None:
+def test_draws_do_not_depend_on_the_reader(name: str, options: dict[str, Any], expected: list[list[bytes]]) -> None:
     dataset = DATASETS[name]()
     for _ in range(7):
-        dataset[0]  # wherever they stand
+        dataset[0]  # wherever the generators are
     assert expected == epochs(dataset, **options)
 
 
-def test_each_sample_of_each_epoch_draws_its_own(expected: list[list[bytes]]) -> None:
+def test_draws_differ_by_sample_and_epoch(expected: list[list[bytes]]) -> None:
     rows = [row for epoch in expected for batch in epoch for row in np.frombuffer(batch).reshape(-1, 14)]
     assert len(rows) == 48
     for column in range(1, 14):
         assert len({row[column] for row in rows}) == 48, column
-    assert len(set(rows[0])) == 14  # nor do two of them share a stream
+    assert len(set(rows[0])) == 14  # no two generators share a stream
 
 
-def test_another_seed_is_another_stream(expected: list[list[bytes]]) -> None:
-    assert expected != epochs(Keeps(), seed=8)
+def test_draws_differ_by_seed(expected: list[list[bytes]]) -> None:
+    assert expected != epochs(OwnsGenerators(), seed=8)
 
 
 @pytest.mark.parametrize("stop", [1, 4])
-def test_a_resume_draws_on(stop: int, expected: list[list[bytes]]) -> None:
-    with ShmLoader(Keeps(), num_workers=2, **OPTIONS) as loader:
+def test_resume_continues_the_draws(stop: int, expected: list[list[bytes]]) -> None:
+    with ShmLoader(OwnsGenerators(), num_workers=2, **OPTIONS) as loader:
         stream = iter(loader)
         for _ in range(stop):
             next(stream)
         state = json.loads(json.dumps(loader.state_dict()))
-    with ShmLoader(Keeps(), num_workers=1, **OPTIONS) as resumed:
+    with ShmLoader(OwnsGenerators(), num_workers=1, **OPTIONS) as resumed:
         resumed.load_state_dict(state)
         assert expected[0][stop:] == [batch.numpy().tobytes() for batch in resumed]
 
 
-class Deadly(Keeps):
-    """Kills its worker at one sample, once."""
+class Deadly(OwnsGenerators):
+    """A dataset that kills its worker at one sample, once."""
 
     def __init__(self, flag: str) -> None:
         super().__init__()
@@ -101,21 +101,23 @@ class Deadly(Keeps):
         return super().__getitem__(index)
 
 
-def test_a_replaced_worker_draws_the_same(tmp_path: Any, expected: list[list[bytes]]) -> None:
+def test_replaced_worker_draws_the_same(tmp_path: Any, expected: list[list[bytes]]) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the death is said
+        warnings.simplefilter("ignore")  # the death is reported
         assert expected == epochs(Deadly(str(tmp_path / "died")), num_workers=2)
     assert (tmp_path / "died").exists()
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_collate_fn_draws_on_from_the_last_sample(num_workers: int) -> None:
-    collate_fn = Stacks()
-    assert epochs(Keeps(), collate_fn=Stacks()) == epochs(Keeps(), collate_fn=collate_fn, num_workers=num_workers)
+def test_collate_fn_continues_the_last_samples_stream(num_workers: int) -> None:
+    collate_fn = DrawingCollate()
+    assert epochs(OwnsGenerators(), collate_fn=DrawingCollate()) == epochs(
+        OwnsGenerators(), collate_fn=collate_fn, num_workers=num_workers
+    )
 
 
 def words_of(seed: int, epoch: int, index: int, path: str) -> list[int]:
-    """A sample's words for what is kept there, by numpy's Philox, which counts up before it draws."""
+    """Returns a sample's words for the generator at `path`, by numpy's Philox, which increments before it draws."""
     stream = int.from_bytes(hashlib.blake2b(path.encode(), digest_size=8).digest(), "little")
     counter = (index | epoch << 64 | stream << 128 | 2 << 192) - 1
     words: list[int] = np.random.Philox(key=[seed, 0], counter=counter % (1 << 256)).random_raw(4).tolist()
@@ -123,23 +125,23 @@ def words_of(seed: int, epoch: int, index: int, path: str) -> list[int]:
 
 
 @pytest.mark.parametrize("is_in_memory", [True, False])
-def test_where_each_stream_begins_is_fixed(monkeypatch: pytest.MonkeyPatch, is_in_memory: bool) -> None:
-    """For ever: who changes it changes what a seed gives. With and without the memory of generators being known."""
+def test_start_of_each_stream_never_changes(monkeypatch: pytest.MonkeyPatch, is_in_memory: bool) -> None:
+    """A change here changes the data of every seed. Tested with and without known memory addresses of generators."""
     if not is_in_memory:
         monkeypatch.setattr(own_generators, "python_offset", lambda: 0)
         monkeypatch.setattr(own_generators, "_knows_congruences", lambda: False)
-    dataset = Subset(Keeps(), range(24))  # type: ignore[arg-type]
+    dataset = Subset(OwnsGenerators(), range(24))  # type: ignore[arg-type]
     own = OwnGenerators(dataset)
-    kept: Any = dataset.dataset
+    restored_generators: Any = dataset.dataset
     for index in (0, 9, -1):
         for _ in range(3):
-            kept[0]
+            restored_generators[0]
         own.begin(7, 2, index)
         words = {
             name: words_of(7, 2, index % (1 << 64), f"dataset.dataset.{name}")
             for name in ("python", "numpy", "torch", "legacy['train']")
         }
-        assert random.Random(words["python"][0]).getstate() == kept.python.getstate()
+        assert random.Random(words["python"][0]).getstate() == restored_generators.python.getstate()
         bits = np.random.PCG64()
         a, b, c, d = words["numpy"]
         bits.state = {
@@ -148,13 +150,13 @@ def test_where_each_stream_begins_is_fixed(monkeypatch: pytest.MonkeyPatch, is_i
             "has_uint32": 0,
             "uinteger": 0,
         }
-        assert bits.state == kept.numpy.bit_generator.state
-        assert torch.equal(torch.Generator().manual_seed(words["torch"][0]).get_state(), kept.torch.get_state())
+        assert bits.state == restored_generators.numpy.bit_generator.state
+        assert torch.equal(torch.Generator().manual_seed(words["torch"][0]).get_state(), restored_generators.torch.get_state())
         legacy = np.random.RandomState(words["legacy['train']"][0] & 0xFFFFFFFF)
-        assert str(legacy.get_state()) == str(kept.legacy["train"].get_state())
+        assert str(legacy.get_state()) == str(restored_generators.legacy["train"].get_state())
 
 
-def test_where_python_and_numpy_keep_their_state_is_found() -> None:
+def test_addresses_of_generator_states_are_found() -> None:
     assert reseeding.python_offset()
     assert own_generators._knows_congruences()
 
@@ -165,30 +167,30 @@ class _Transform:
 
 
 class Unknown(np.random.PCG64):
-    """A kind of somebody's own."""
+    """A user-defined kind of bit generator."""
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_without_seed_samples_they_are_left_alone(num_workers: int) -> None:
-    dataset = Keeps()
+def test_seed_samples_false_leaves_own_generators_alone(num_workers: int) -> None:
+    dataset = OwnsGenerators()
     before = dataset.python.getstate()
-    assert epochs(dataset, seed_samples=False, num_workers=num_workers) != epochs(Keeps())
+    assert epochs(dataset, seed_samples=False, num_workers=num_workers) != epochs(OwnsGenerators())
     assert (before == dataset.python.getstate()) == (num_workers == 1)
 
 
 @pytest.mark.parametrize(
     "generator", [random.SystemRandom(), np.random.Generator(Unknown(1)), {random.Random(1)}], ids=["system", "unknown", "set"]
 )
-def test_those_that_cannot_be_keyed_are_warned_about(generator: Any) -> None:
-    dataset = Keeps()
-    dataset.transform = {"train": _Transform(generator)}  # type: ignore[attr-defined]  # as users hang them on
+def test_generators_that_cannot_be_seeded_are_warned_about(generator: Any) -> None:
+    dataset = OwnsGenerators()
+    dataset.transform = {"train": _Transform(generator)}  # type: ignore[attr-defined]  # as users attach them
     with pytest.warns(UserWarning, match=r"dataset\.transform\['train'\]\.generators\[0\](\{\})?\. What they draw"):
         ShmLoader(dataset, seed=1)
     ShmLoader(dataset, seed=1, seed_samples=False)
     ShmLoader(dataset)
 
 
-def test_the_global_generators_are_none_of_them() -> None:
+def test_global_generators_are_not_treated_as_own() -> None:
     dataset = Subset([0], [0])
     dataset.draw = random.random  # type: ignore[attr-defined]  # a method of the global one
     dataset.legacy = np.random.get_state.__self__  # type: ignore[attr-defined]  # as above
@@ -197,14 +199,14 @@ def test_the_global_generators_are_none_of_them() -> None:
     assert not OwnGenerators(dataset)
 
 
-def test_one_behind_many_attributes_is_found_too() -> None:
+def test_deeply_nested_generator_is_found() -> None:
     dataset = Subset([0], [0])
     dataset.__dict__.update({f"option{i}": object() for i in range(100)}, rng=random.Random(1))
     assert OwnGenerators(dataset)
 
 
-def test_of_several_ways_to_one_the_first_by_name_counts() -> None:
-    """Attributes come in another order after a copy now and then."""
+def test_first_path_by_name_identifies_a_shared_generator() -> None:
+    """The order of attributes can change in a copy."""
     shared = random.Random()
     ways: list[Any] = [Subset([0], [0]), Subset([0], [0])]
     ways[0].__dict__.update(a=_Transform(shared), b=_Transform(shared), c=[[shared]])
@@ -216,7 +218,7 @@ def test_of_several_ways_to_one_the_first_by_name_counts() -> None:
     assert drawn[0] == drawn[1]
 
 
-def test_what_functions_enclose_and_have_by_default_is_found() -> None:
+def test_generators_in_closures_and_defaults_are_found() -> None:
     rng, other = np.random.default_rng(), random.Random()
 
     def transform(value: float, by_default: random.Random = other) -> float:

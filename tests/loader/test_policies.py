@@ -1,4 +1,4 @@
-"""on_error, max_bad, sample_timeout_s: what a sample that cannot be read means."""
+"""on_error, max_bad and sample_timeout_s: the handling of samples that cannot be read."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shmload import ShmLoader
 from shmload.errors import SampleError, SampleTimeout, WorkerDied
 from tests.loader import bad_data as data
 
-slow = pytest.mark.slow(reason="most cases start workers for their loaders")
+slow = pytest.mark.slow(reason="most cases start workers")
 PATHS: dict[str, tuple[Any, dict[str, Any]]] = {
     "__getitem__": (data.Rows, {}),
     "__getitems__": (data.Lists, {}),
     "read_into": (data.InPlace, {}),
     "read_batch_into": (data.Batches, {}),
     "packed": (data.Texts, {}),
-    "collate_fn": (data.Rows, {"collate_fn": data.tagged}),
+    "collate_fn": (data.Rows, {"collate_fn": data.as_tagged_batch}),
 }
 
 
@@ -46,7 +46,7 @@ def test_skipping_makes_the_batch_shorter(path: str, seed: int | None) -> None:
 
 @slow
 @pytest.mark.parametrize("path", PATHS)
-def test_the_next_of_the_same_permutation_stands_in(path: str) -> None:
+def test_bad_sample_is_substituted_by_the_next_of_the_permutation(path: str) -> None:
     kind, more = PATHS[path]
     with ShmLoader(kind(bad=frozenset()), 6, shuffle=True, seed=5, **more) as loader:
         orders = [[i for batch in indices(loader) for i in batch] for _ in range(2)]
@@ -65,14 +65,14 @@ def test_the_next_of_the_same_permutation_stands_in(path: str) -> None:
 
 
 @slow
-def test_in_torch_mode_the_next_of_the_dataset_stands_in() -> None:
+def test_bad_sample_is_substituted_by_the_next_of_the_dataset_in_torch_mode() -> None:
     expected = [[0, 1, 2, 5, 5, 5], [6, 7, 8, 9, 10, 0]]
     for workers in (0, 2):
         assert epochs(ShmLoader(data.Rows(12), 6, on_error="substitute", num_workers=workers))[0] == expected
 
 
 @slow
-def test_what_random_augmentations_drew_does_not_depend_on_workers() -> None:
+def test_augmentation_draws_do_not_depend_on_workers() -> None:
     def noise(workers: int) -> list[Any]:
         with ShmLoader(data.Rows(), 6, shuffle=True, seed=5, on_error="skip", num_workers=workers) as loader:
             return [b["noise"].tolist() for b in loader]
@@ -81,7 +81,7 @@ def test_what_random_augmentations_drew_does_not_depend_on_workers() -> None:
 
 
 @pytest.mark.parametrize("on_error", ["skip", "substitute"])
-def test_in_torch_mode_what_is_drawn_behind_a_bad_sample_does_not_depend_on_how_far_is_ordered_ahead(on_error: Any) -> None:
+def test_draws_after_a_bad_sample_in_torch_mode_do_not_depend_on_prefetching(on_error: Any) -> None:
     def noise(ahead: int) -> list[Any]:
         torch.manual_seed(5)
         options: dict[str, Any] = {"on_error": on_error, "num_workers": 1, "prefetch_factor": ahead}
@@ -93,7 +93,7 @@ def test_in_torch_mode_what_is_drawn_behind_a_bad_sample_does_not_depend_on_how_
 
 @slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_of_bad_samples_alone_is_left_out(workers: int) -> None:
+def test_batch_of_only_bad_samples_is_left_out(workers: int) -> None:
     for seed in (None, 5):
         loader = ShmLoader(data.Rows(9, frozenset({3, 4, 5})), 3, seed=seed, on_error="skip", num_workers=workers)
         assert epochs(loader) == [[[0, 1, 2], [6, 7, 8]]] * 2
@@ -110,14 +110,14 @@ def test_bad_samples_are_listed(workers: int) -> None:
     assert "Broken" in listed[-1]["error"]
 
 
-def test_none_may_be_allowed() -> None:
+def test_max_bad_zero_allows_no_bad_sample() -> None:
     with pytest.raises(SampleError, match="1 bad samples are more than max_bad=0 allows"):
         indices(ShmLoader(data.Rows(), 6, seed=5, on_error="skip", max_bad=0))
 
 
 @slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_more_bad_samples_than_allowed_end_it(workers: int) -> None:
+def test_more_bad_samples_than_allowed_end_the_pass(workers: int) -> None:
     with (
         ShmLoader(data.Rows(), 6, seed=5, on_error="skip", max_bad=2, num_workers=workers) as loader,
         pytest.raises(SampleError, match="3 bad samples are more than max_bad=2 allows; the last was sample 11"),
@@ -127,7 +127,7 @@ def test_more_bad_samples_than_allowed_end_it(workers: int) -> None:
 
 @slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_collate_fn_that_fails_is_no_bad_sample(workers: int) -> None:
+def test_failing_collate_fn_is_not_a_bad_sample(workers: int) -> None:
     def collate(samples: list[Any]) -> Any:
         raise data.Broken("collate")
 
@@ -139,7 +139,7 @@ def test_a_collate_fn_that_fails_is_no_bad_sample(workers: int) -> None:
 
 
 @pytest.mark.slow(reason="reads hundreds of samples that raise")
-def test_a_dataset_of_bad_samples_alone_ends_in_an_error() -> None:
+def test_dataset_of_only_bad_samples_ends_in_an_error() -> None:
     with (
         ShmLoader(data.Rows(300, frozenset(range(300))), 2, seed=5, on_error="substitute") as loader,
         pytest.raises(SampleError, match="100 substitutes for one bad sample"),
@@ -148,18 +148,18 @@ def test_a_dataset_of_bad_samples_alone_ends_in_an_error() -> None:
 
 
 @slow
-def test_the_valid_rows_of_a_padded_batch_stay_known() -> None:
+def test_valid_rows_of_a_padded_batch_stay_known() -> None:
     with ShmLoader(data.Rows(10, frozenset({8})), 4, seed=5, on_error="skip", rank=1, world_size=2, num_workers=1) as loader:
         seen = [(batch["index"].tolist(), loader.valid) for batch in loader]
     assert seen == [([4, 5, 6, 7], 4), ([9], 1)]
 
 
 @pytest.mark.slow(reason="workers die over a sample and are replaced")
-def test_a_sample_that_ends_its_worker_twice_is_a_bad_sample() -> None:
+def test_sample_that_kills_its_worker_twice_is_a_bad_sample() -> None:
     with ShmLoader(data.Deadly(12, frozenset({4})), 6, seed=5, on_error="skip", num_workers=2) as loader:
         assert indices(loader) == [[0, 1, 2, 3, 5], [6, 7, 8, 9, 10, 11]]
         stats = loader.stats()
-    assert stats["num_restarts"] >= 2  # the next epoch is under way
+    assert stats["num_restarts"] >= 2  # the next epoch has begun
     assert {bad["index"] for bad in stats["bad_samples"]} == {4}
     with (
         ShmLoader(data.Deadly(12, frozenset({4})), 6, seed=5, num_workers=2) as loader,
@@ -168,12 +168,10 @@ def test_a_sample_that_ends_its_worker_twice_is_a_bad_sample() -> None:
         indices(loader)
 
 
-@pytest.mark.slow(reason="a sample's time limit runs out, and its worker is replaced, by spawn, too")
+@pytest.mark.slow(reason="a sample times out and its worker is replaced, also by spawn")
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker(
-    seed: int | None, method: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_sample_timeout_error_has_the_stack_of_the_worker(seed: int | None, method: str, caplog: pytest.LogCaptureFixture) -> None:
     with ShmLoader(
         data.Stuck(12, frozenset({4})), 6, seed=seed, sample_timeout_s=0.3, num_workers=1, multiprocessing_context=method
     ) as loader:
@@ -181,7 +179,7 @@ def test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker(
         with pytest.raises(SampleTimeout) as caught:
             next(iterator)
         assert next(iterator)["index"].tolist() == [6, 7, 8, 9, 10, 11]
-    assert "Stack" not in caplog.text, "the error says it"
+    assert "Stack" not in caplog.text, "the stack belongs to the error, not to the log"
     text = str(caught.value)
     assert text.startswith("sample 4 of epoch 0 (row 4 of batch 0) took longer than sample_timeout_s=0.3: worker 0 (pid ")
     assert "bad_data.py" in text
@@ -195,19 +193,19 @@ class AsleepInC(data.Rows):
             time.sleep(1000)
 
 
-@pytest.mark.slow(reason="two samples' time limits run out, and their workers are replaced")
-def test_late_samples_may_be_skipped(caplog: pytest.LogCaptureFixture) -> None:
-    late = frozenset({4, 6, 9})  # the first of a batch among them
+@pytest.mark.slow(reason="two samples time out and their workers are replaced")
+def test_timed_out_samples_can_be_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    late = frozenset({4, 6, 9})  # includes the first of a batch
     with ShmLoader(AsleepInC(12, late), 6, seed=5, sample_timeout_s=0.3, on_error="skip", num_workers=2) as loader:
         assert indices(loader) == [[0, 1, 2, 3, 5], [7, 8, 10, 11]]
         stats = loader.stats()
-    assert "in check" in caplog.text, "nothing else says where they were"
-    assert stats["num_restarts"] >= 2  # the next epoch is under way
+    assert "in check" in caplog.text, "only the log says where the skipped samples hung"
+    assert stats["num_restarts"] >= 2  # the next epoch has begun
     assert all(bad["error"].startswith("SampleTimeout") for bad in stats["bad_samples"])
 
 
 @pytest.mark.slow(reason="reads twenty epochs with two workers")
-def test_quick_samples_are_never_late() -> None:
+def test_fast_samples_never_time_out() -> None:
     with ShmLoader(data.Rows(bad=frozenset()), 6, seed=5, sample_timeout_s=0.5, num_workers=2) as loader:
         for _ in range(20):
             assert len(indices(loader)) == 5
@@ -215,22 +213,22 @@ def test_quick_samples_are_never_late() -> None:
 
 
 class Texts(data.Rows):
-    """Long texts: a batch that needs room, which only the trainer can give."""
+    """Long texts: the batch needs memory that only the trainer can provide."""
 
     def __getitem__(self, index: int) -> Any:
         return {"index": index, "text": str(index) * 100_000}
 
 
-@pytest.mark.slow(reason="a step of the trainer's lasts three times the time limit")
+@pytest.mark.slow(reason="a step of the trainer lasts three times the time limit")
 @pytest.mark.parametrize("kind", [data.Rows, Texts])
-def test_waiting_for_the_trainer_makes_no_sample_late(kind: Any) -> None:
-    """The worker waits for the layout, or for room, as long as the trainer does other things."""
+def test_waiting_for_the_trainer_does_not_time_out(kind: Any) -> None:
+    """Lets the worker wait for the layout, or for memory, while the trainer does other things."""
     with ShmLoader(kind(12, frozenset()), 6, sample_timeout_s=0.1, num_workers=1) as loader:
         iterator = iter(loader)
         worker = loader._builder.last._ring.worker
         while worker(0)["started_ns"] == 0:
             pass
-        until = time.monotonic() + 0.3  # a step of the trainer's that is longer than any sample may take
+        until = time.monotonic() + 0.3  # a step of the trainer that is longer than any sample may take
         while time.monotonic() < until:
             pass
         assert [batch["index"].tolist() for batch in iterator] == [[*range(6)], [*range(6, 12)]]

@@ -1,4 +1,4 @@
-"""on_error, max_bad, max_restarts and sample_timeout_s where several things go wrong: sources that recover, stopped workers, deaths."""
+"""on_error, max_bad, max_restarts and sample_timeout_s when several things fail: flaky sources, stopped workers, deaths."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMIT_S = 0.3
 
 
 def passes(loader: Any) -> Iterator[tuple[list[list[int]], list[str]]]:
-    """Pass after pass: the indices of its batches, and what was raised in between."""
+    """Yields for each pass the indices of its batches and the errors raised in between."""
     while True:
         stream, batches, errors = iter(loader), [], []
         while True:
@@ -37,15 +37,13 @@ def passes(loader: Any) -> Iterator[tuple[list[list[int]], list[str]]]:
         yield batches, errors
 
 
-# ------------------------------------------------------------ a source that fails k times
+# ------------------------------------------------------------ a source that fails several times
 
 
-@pytest.mark.parametrize("workers", [0, 1])  # two would be at two epochs at once, and either could meet the failure first
+@pytest.mark.parametrize("workers", [0, 1])  # two could be in two epochs, and either could meet the failure first
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_source_that_fails_some_times_costs_so_many_errors_and_then_nothing(
-    times: int, seed: int | None, workers: int, tmp_path: Path
-) -> None:
+def test_flaky_source_raises_once_per_failure_and_then_recovers(times: int, seed: int | None, workers: int, tmp_path: Path) -> None:
     dataset = data.Flaky(12, frozenset({4}), str(tmp_path), times)
     with ShmLoader(dataset, 6, seed=seed, num_workers=workers) as loader:
         every = passes(loader)
@@ -53,14 +51,14 @@ def test_a_source_that_fails_some_times_costs_so_many_errors_and_then_nothing(
             batches, errors = next(every)
             assert batches == WHOLE[1:]
             assert len(errors) == 1
-            assert f"sample 4 fails for the {time + 1}. time" in errors[0]
+            assert f"sample 4 fails, attempt {time + 1}" in errors[0]
         assert next(every) == (WHOLE, [])
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize(("on_error", "instead"), [("skip", [0, 1, 2, 3, 5]), ("substitute", [0, 1, 2, 3, 5, 5])])
-def test_a_source_that_fails_some_times_is_bad_so_often_and_then_good(
+def test_flaky_sample_is_bad_once_per_failure_and_then_good(
     on_error: Any, instead: list[int], seed: int | None, workers: int, tmp_path: Path
 ) -> None:
     dataset = data.Flaky(12, frozenset({4}), str(tmp_path), 3)
@@ -83,11 +81,11 @@ def test_each_failure_counts_against_max_bad(tmp_path: Path) -> None:
     assert errors[0].startswith("3 bad samples are more than max_bad=2 allows; the last was sample 4 of epoch 2.")
 
 
-# ------------------------------------------------------------ a sample that ends its worker
+# ------------------------------------------------------------ samples that kill their worker
 
 
 class DeadlyAmongSlow(data.Deadly):
-    """While a deadly sample ends its worker, the first of its batch, read by another thread, is the one that is waited for."""
+    """A dataset whose deadly sample kills its worker while the first sample of its batch is still read by another thread."""
 
     def check(self, index: int) -> None:
         if index == 0 and threading.current_thread() is not threading.main_thread():
@@ -96,7 +94,7 @@ class DeadlyAmongSlow(data.Deadly):
 
 
 @pytest.mark.parametrize("seed", [None, 5])
-def test_of_samples_read_by_several_threads_the_deadly_one_is_blamed(seed: int | None) -> None:
+def test_deadly_sample_is_blamed_among_samples_read_by_several_threads(seed: int | None) -> None:
     options = {"seed": seed, "num_workers": 1, "threads_per_worker": 4, "max_restarts": 20}
     with ShmLoader(DeadlyAmongSlow(6, frozenset({3})), 6, **options) as loader:
         batches, errors = next(passes(loader))
@@ -105,7 +103,7 @@ def test_of_samples_read_by_several_threads_the_deadly_one_is_blamed(seed: int |
     assert "sample 3 of epoch 0 (row 3 of batch 0) ended its worker twice" in errors[0]
 
 
-def test_of_samples_read_by_several_threads_only_the_deadly_one_is_skipped() -> None:
+def test_only_the_deadly_sample_is_skipped_among_several_threads() -> None:
     options = {"seed": 5, "num_workers": 1, "threads_per_worker": 4}
     with ShmLoader(DeadlyAmongSlow(6, frozenset({3})), 6, on_error="skip", **options) as loader:
         assert next(passes(loader)) == ([[0, 1, 2, 4, 5]], [])
@@ -121,15 +119,15 @@ def test_two_deadly_samples_of_one_batch_are_substituted(bad: set[int], first: l
         assert {found["index"] for found in loader.stats()["bad_samples"]} == bad
 
 
-def test_a_good_sample_that_is_read_beside_a_deadly_one_again_and_again_stays() -> None:
+def test_good_sample_read_repeatedly_beside_a_deadly_one_is_kept() -> None:
     with ShmLoader(DeadlyAmongSlow(6, frozenset({3})), 6, seed=5, num_workers=1, threads_per_worker=4, on_error="skip") as loader:
         for _ in range(3):
             loader.set_epoch(0)
             assert next(passes(loader)) == ([[0, 1, 2, 4, 5]], [])
 
 
-class AtOnce:
-    """Samples that are read several at once, of which number 4 never comes, or ends its worker."""
+class ReadsAtOnce:
+    """Samples that are read several at once, of which number 4 hangs or kills its worker."""
 
     def __init__(self, harm: str) -> None:
         self.harm = harm
@@ -145,12 +143,12 @@ class AtOnce:
         return {"index": index}
 
 
-class Items(AtOnce):
+class Items(ReadsAtOnce):
     def __getitems__(self, indices: list[int]) -> list[dict[str, int]]:
         return [self[index] for index in indices]
 
 
-class Rows(AtOnce):
+class Rows(ReadsAtOnce):
     schema: Any = {"index": "int64"}
 
     def read_batch_into(self, indices: Any, out: Any) -> None:
@@ -168,7 +166,7 @@ class Texts(Rows):
 @pytest.mark.parametrize("kind", [Items, Rows, Texts])
 @pytest.mark.parametrize("harm", ["waits", "kills"])
 @pytest.mark.parametrize("seed", [None, 5])
-def test_of_samples_that_are_read_at_once_only_the_bad_one_is_skipped(seed: int | None, harm: str, kind: Any) -> None:
+def test_only_the_bad_sample_is_skipped_among_samples_read_at_once(seed: int | None, harm: str, kind: Any) -> None:
     options: dict[str, Any] = {"sample_timeout_s": LIMIT_S} if harm == "waits" else {"max_restarts": 9}
     with ShmLoader(kind(harm), 6, seed=seed, num_workers=1, on_error="skip", **options) as loader:
         assert next(passes(loader)) == ([[0, 1, 2, 3, 5], WHOLE[1]], [])
@@ -176,7 +174,7 @@ def test_of_samples_that_are_read_at_once_only_the_bad_one_is_skipped(seed: int 
 
 
 @pytest.mark.parametrize("seed", [None, 5])
-def test_of_samples_that_are_read_at_once_the_one_that_takes_too_long_is_named(seed: int | None) -> None:
+def test_timeout_names_the_sample_among_samples_read_at_once(seed: int | None) -> None:
     with ShmLoader(Items("waits"), 6, seed=seed, num_workers=1, sample_timeout_s=LIMIT_S) as loader:
         batches, errors = next(passes(loader))
     assert batches == WHOLE[1:]
@@ -184,7 +182,7 @@ def test_of_samples_that_are_read_at_once_the_one_that_takes_too_long_is_named(s
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_deadly_sample_is_skipped_in_torch_mode_too_if_workers_may_be_replaced(workers: int) -> None:
+def test_deadly_sample_is_skipped_in_torch_mode_if_workers_may_be_replaced(workers: int) -> None:
     loader = ShmLoader(data.Deadly(12, frozenset({4})), 6, num_workers=workers, on_error="skip", max_restarts=4)
     with loader:
         assert next(passes(loader)) == ([[0, 1, 2, 3, 5], WHOLE[1]], [])
@@ -192,8 +190,10 @@ def test_a_deadly_sample_is_skipped_in_torch_mode_too_if_workers_may_be_replaced
 
 
 @pytest.mark.parametrize("seed", [None, 5])
-def test_a_pass_goes_on_behind_deadly_samples_to_its_end(seed: int | None) -> None:
-    """In torch mode each took the place of one batch that is ordered ahead, and when none was left the pass had ended."""
+def test_pass_continues_after_deadly_samples_to_its_end(seed: int | None) -> None:
+    """Checks a former defect: each deadly sample took the place of a batch ordered ahead, and without one left the pass had
+    ended.
+    """
     options: dict[str, Any] = {"seed": seed, "num_workers": 1, "prefetch_factor": 1, "max_restarts": 4}
     with ShmLoader(data.Deadly(5, frozenset({1})), 1, **options) as loader:
         batches, errors = next(passes(loader))
@@ -201,7 +201,7 @@ def test_a_pass_goes_on_behind_deadly_samples_to_its_end(seed: int | None) -> No
     assert len(errors) == 1
 
 
-def test_a_deadly_sample_is_no_bad_one_before_its_worker_may_not_be_replaced_any_more() -> None:
+def test_deadly_sample_without_restarts_left_is_a_worker_death() -> None:
     loader = ShmLoader(data.Deadly(12, frozenset({4})), 6, num_workers=2, on_error="skip", max_restarts=1)
     with loader, pytest.raises(WorkerDied, match="exited unexpectedly") as caught:
         list(loader)
@@ -214,19 +214,19 @@ def test_deadly_samples_count_against_max_bad() -> None:
         list(loader)
 
 
-# ------------------------------------------------------------ workers that are late, and stopped ones
+# ------------------------------------------------------------ workers that are late or stopped
 
 
 class StopsItself(data.Rows):
-    """Its bad samples stop their worker for good."""
+    """A dataset whose bad samples stop their worker forever."""
 
     def check(self, index: int) -> None:
         if index in self.bad:
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
-class Watched:
-    """A ring that looks, before it gives a worker's rows away, whether that worker is gone."""
+class RecoveryCheck:
+    """A ring that checks, before it reassigns a worker's rows, that this worker is gone."""
 
     def __init__(self, ring: Any) -> None:
         self._ring = ring
@@ -236,9 +236,9 @@ class Watched:
         return getattr(self._ring, name)
 
     def recover(self, worker: int, **options: Any) -> int:
-        """Recovers, from a worker that must have been waited for."""
+        """Recovers the rows of a worker, which must have been waited for."""
         self.num_recovered += 1
-        if pid := self._ring.worker(worker)["pid"]:  # it is asked again until nothing is left to recover
+        if pid := self._ring.worker(worker)["pid"]:  # called until nothing is left to recover
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
         return self._ring.recover(worker, **options)
@@ -246,21 +246,21 @@ class Watched:
 
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize("kind", [StopsItself, data.Stuck, data.Deadly])
-def test_a_worker_is_gone_before_its_rows_are_given_away(kind: Any, seed: int | None) -> None:
+def test_worker_is_gone_before_its_rows_are_reassigned(kind: Any, seed: int | None) -> None:
     options = {"sample_timeout_s": LIMIT_S, "on_error": "skip", "max_restarts": 9}
     with ShmLoader(kind(12, frozenset({4})), 6, seed=seed, num_workers=2, **options) as loader:
         stream = iter(loader)
         supervisor = loader._builder.last._supervisor if seed is None else None
-        if supervisor is None:  # in seed mode the first batch asked for makes the engine
+        if supervisor is None:  # in seed mode, asking for the first batch makes the engine
             loader._passes._made_engine()
             supervisor = loader._builder.last._supervisor
-        supervisor._ring = watched = Watched(supervisor._ring)
+        supervisor._ring = watched = RecoveryCheck(supervisor._ring)
         assert [batch["index"].tolist() for batch in stream] == [[0, 1, 2, 3, 5], WHOLE[1]]
         assert watched.num_recovered >= 1
 
 
 @pytest.mark.parametrize("seed", [None, 5])
-def test_a_stopped_worker_is_late_and_its_stack_unknown(seed: int | None) -> None:
+def test_stopped_worker_times_out_with_an_unknown_stack(seed: int | None) -> None:
     with ShmLoader(StopsItself(12, frozenset({4})), 6, seed=seed, num_workers=1, sample_timeout_s=LIMIT_S) as loader:
         batches, errors = next(passes(loader))
     assert batches == WHOLE[1:]
@@ -269,13 +269,13 @@ def test_a_stopped_worker_is_late_and_its_stack_unknown(seed: int | None) -> Non
     assert "(unknown: the process is stopped, or waits in the kernel)" in errors[0]
 
 
-def test_late_workers_do_not_count_as_restarts_that_max_restarts_limits() -> None:
+def test_timed_out_workers_do_not_count_against_max_restarts() -> None:
     options = {"sample_timeout_s": LIMIT_S, "on_error": "skip", "max_restarts": 0}
     with ShmLoader(data.Stuck(12, frozenset({4, 9})), 6, num_workers=2, **options) as loader:
         assert next(passes(loader)) == ([[0, 1, 2, 3, 5], [6, 7, 8, 10, 11]], [])
 
 
-def test_late_samples_count_against_max_bad() -> None:
+def test_timed_out_samples_count_against_max_bad() -> None:
     options = {"sample_timeout_s": LIMIT_S, "on_error": "skip", "max_bad": 0}
     with ShmLoader(data.Stuck(12, frozenset({4})), 6, seed=5, num_workers=2, **options) as loader:
         batches, errors = next(passes(loader))
@@ -284,7 +284,7 @@ def test_late_samples_count_against_max_bad() -> None:
     assert len(errors) == 1
 
 
-def test_another_sample_stands_in_for_a_late_one() -> None:
+def test_timed_out_sample_is_substituted() -> None:
     options = {"sample_timeout_s": LIMIT_S, "on_error": "substitute"}
     with ShmLoader(data.Stuck(12, frozenset({4})), 6, seed=5, num_workers=2, **options) as loader:
         assert next(passes(loader)) == ([[0, 1, 2, 3, 5, 5], WHOLE[1]], [])

@@ -1,4 +1,4 @@
-"""Promises that belong to no one module: start-up, the epoch boundary, slow samples, positions, many fields."""
+"""Promises that concern several modules: start-up, the epoch boundary, slow samples, positions, many fields."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from shmload import ShmLoader, sample_info
 from shmload._core.trainer import READY
 from shmload.worker import fork_warnings
 
-slow = pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
+slow = pytest.mark.slow(reason="workers start as new interpreters, which import everything again")
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
-DEADLINE_S = 60  # of what should come at once; nothing comes near it unless it hangs
+DEADLINE_S = 60  # limit for what should happen immediately; only a hang reaches it
 BOTH_MODES = pytest.mark.parametrize("seed", [None, 3])
 FORK = multiprocessing.get_context("fork")
 
@@ -45,7 +45,7 @@ class Numbers:
 
 @pytest.fixture
 def stopped() -> Iterator[Callable[[ShmLoader[Any]], None]]:
-    """Stops a loader's workers; a close would end them all the same."""
+    """Returns a function that stops a loader's workers; closing a loader would end them anyway."""
     pids: list[int] = []
 
     def stop(loader: ShmLoader[Any]) -> None:
@@ -59,7 +59,7 @@ def stopped() -> Iterator[Callable[[ShmLoader[Any]], None]]:
 
 
 @BOTH_MODES
-def test_a_state_is_told_without_asking_any_worker(seed: int | None, stopped: Callable[[ShmLoader[Any]], None]) -> None:
+def test_state_is_available_without_asking_workers(seed: int | None, stopped: Callable[[ShmLoader[Any]], None]) -> None:
     with ShmLoader(Numbers(100), 4, num_workers=2, seed=seed) as loader:
         iterator = iter(loader)
         before = [next(iterator).tolist() for _ in range(3)]
@@ -68,7 +68,7 @@ def test_a_state_is_told_without_asking_any_worker(seed: int | None, stopped: Ca
             engine._ready.wait(0.02)
         stopped(loader)
         before.append(next(iterator).tolist())
-        assert not engine._is_done(engine._queue[-1])  # it was ordered just now, and nobody makes it
+        assert not engine._is_done(engine._queue[-1])  # it was just ordered, and no worker makes it
         state = loader.state_dict()
         for pid in loader._builder.last.pool.pids:
             os.kill(pid, signal.SIGCONT)
@@ -79,8 +79,8 @@ def test_a_state_is_told_without_asking_any_worker(seed: int | None, stopped: Ca
         assert [batch.tolist() for batch in resumed] == rest
 
 
-def test_a_state_costs_at_most_50_us_wherever_it_is_taken() -> None:
-    """In seed mode; the least of many, in this thread's own time, so that a busy machine is not mistaken for a slow state."""
+def test_state_costs_at_most_50_us_wherever_it_is_taken() -> None:
+    """Measured in seed mode: the minimum of many, in this thread's CPU time, so that a busy machine does not count."""
     with ShmLoader(range(10**9), 4, shuffle=True, num_workers=1, seed=3) as loader:
         iterator = iter(loader)
         for _ in range(3):
@@ -97,7 +97,7 @@ def test_a_state_costs_at_most_50_us_wherever_it_is_taken() -> None:
 
 
 class Wide:
-    """Samples of so many fields, decoded in place."""
+    """Samples of many fields, decoded in place."""
 
     def __init__(self, num_fields: int) -> None:
         self.schema = {f"field {i}": ("float32", (4,)) for i in range(num_fields)}
@@ -109,7 +109,7 @@ class Wide:
 
 
 def descriptors_of(num_fields: int) -> int:
-    """Descriptors that a loader of so many fields has open while the program holds three of its batches."""
+    """Returns the number of descriptors that a loader has open while the program holds three of its batches."""
     before = len(os.listdir("/proc/self/fd"))
     with ShmLoader(Wide(num_fields), 2, num_workers=1, seed=3, prefetch_factor=6) as loader:
         iterator = iter(loader)
@@ -125,8 +125,8 @@ def test_descriptors_are_the_same_for_any_number_of_fields() -> None:
 # ---------------------------------------------------------------- R10: start and epochs
 
 
-class Travelling(Numbers):
-    """Notes each time it is pickled."""
+class CountsPickles(Numbers):
+    """A dataset that counts how often it is pickled."""
 
     num_pickled = 0
 
@@ -137,16 +137,16 @@ class Travelling(Numbers):
 
 @slow
 @BOTH_MODES
-def test_the_dataset_is_pickled_once_for_all_workers(seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Travelling, "num_pickled", 0)
-    with ShmLoader(Travelling(12), 2, num_workers=3, seed=seed, multiprocessing_context="forkserver") as loader:
+def test_dataset_is_pickled_once_for_all_workers(seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CountsPickles, "num_pickled", 0)
+    with ShmLoader(CountsPickles(12), 2, num_workers=3, seed=seed, multiprocessing_context="forkserver") as loader:
         assert [batch.tolist() for batch in loader] == [[i, i + 1] for i in range(0, 12, 2)]
-    assert Travelling.num_pickled == 1
+    assert CountsPickles.num_pickled == 1
 
 
 @BOTH_MODES
 def test_workers_start_at_the_same_time(seed: int | None) -> None:
-    """None leaves worker_init_fn before all are in it."""
+    """Checks that no worker leaves worker_init_fn before all have entered it."""
     barrier = FORK.Barrier(3)
 
     def meet(worker_id: int) -> None:
@@ -174,8 +174,8 @@ def test_workers_read_into_the_next_epoch_before_it_begins() -> None:
 # ---------------------------------------------------------------- R11: slow samples
 
 
-class Meeting(Numbers):
-    """Some samples of the first epoch wait for each other: they come only if different workers read them at the same time."""
+class WaitForEachOther(Numbers):
+    """Samples of the first epoch that wait for each other, so they return only if different workers read them at the same time."""
 
     def __init__(self, n: int, meeting: set[int]) -> None:
         super().__init__(n)
@@ -188,21 +188,21 @@ class Meeting(Numbers):
 
 
 def test_all_workers_read_the_rows_of_one_batch() -> None:
-    dataset = Meeting(64, {0, 16, 32, 48})
+    dataset = WaitForEachOther(64, {0, 16, 32, 48})
     with ShmLoader(dataset, 64, num_workers=4, seed=3, multiprocessing_context=FORK) as loader:
         assert next(iter(loader)).tolist() == list(range(64))
 
 
 @BOTH_MODES
-def test_a_slow_sample_does_not_keep_other_slots_from_filling(seed: int | None) -> None:
-    """The first batch comes only when the fourth one is being read."""
-    dataset = Meeting(16, {0, 7})
+def test_slow_sample_does_not_keep_other_slots_from_filling(seed: int | None) -> None:
+    """Lets the first batch arrive only while the fourth one is being read."""
+    dataset = WaitForEachOther(16, {0, 7})
     with ShmLoader(dataset, 2, num_workers=2, prefetch_factor=2, seed=seed, multiprocessing_context=FORK) as loader:
         iterator = iter(loader)
         assert [next(iterator).tolist() for _ in range(8)] == [[i, i + 1] for i in range(0, 16, 2)]
 
 
-def test_a_slot_behind_a_slow_one_becomes_ready() -> None:
+def test_slot_after_a_slow_one_becomes_ready() -> None:
     gate = FORK.Event()
 
     class Gated(Numbers):
@@ -251,7 +251,7 @@ def test_persistent_workers_know_the_epoch_of_every_order() -> None:
 
 
 @BOTH_MODES
-def test_a_fork_of_a_process_that_uses_cuda_is_warned_of(seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_in_a_process_that_uses_cuda_warns(seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with (
         ShmLoader(Numbers(4), 2, num_workers=1, seed=seed, multiprocessing_context="fork") as loader,
@@ -261,13 +261,13 @@ def test_a_fork_of_a_process_that_uses_cuda_is_warned_of(seed: int | None, monke
 
 
 @slow
-def test_workers_that_are_not_forked_are_not_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_that_are_not_forked_do_not_warn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     with ShmLoader(np.arange(4), 2, num_workers=1, multiprocessing_context="forkserver") as loader:
         assert len(list(loader)) == 2
 
 
-def test_a_fork_beside_running_threads_is_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_beside_running_threads_is_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_warnings, "_has_told_of_threads", False)
     caplog.set_level(logging.WARNING, "shmload")
     done = threading.Event()
@@ -284,17 +284,17 @@ def test_a_fork_beside_running_threads_is_told_once(caplog: pytest.LogCaptureFix
         done.set()
         for thread in threads:
             thread.join()
-    told = [record.getMessage() for record in caplog.records if "fork" in record.getMessage()]
-    assert len(told) == 1
-    (names,) = re.findall(r"^workers are forked while \d+ other threads? runs? \((.*)\): a lock that", told[0])
-    assert "mine" in names.split(", ")  # other tests' may run, too
+    messages = [record.getMessage() for record in caplog.records if "fork" in record.getMessage()]
+    assert len(messages) == 1
+    (names,) = re.findall(r"^workers are forked while \d+ other threads? runs? \((.*)\): a lock that", messages[0])
+    assert "mine" in names.split(", ")  # threads of other tests may run, too
     assert "daemon" not in names.split(", ")
-    assert 'multiprocessing_context="forkserver"' in told[0]
+    assert 'multiprocessing_context="forkserver"' in messages[0]
 
 
 @pytest.mark.parametrize("seed", [None, 7])
-def test_a_loader_that_nobody_has_any_more_ends_its_workers_at_once(seed: int | None) -> None:
-    """No cycle keeps them until the garbage collector comes by."""
+def test_unreferenced_loader_ends_its_workers_immediately(seed: int | None) -> None:
+    """Checks that no reference cycle keeps the workers until the garbage collector runs."""
     loader = ShmLoader(list(range(20)), 4, num_workers=1, seed=seed)
     batches = iter(loader)
     next(batches)

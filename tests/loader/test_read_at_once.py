@@ -1,4 +1,4 @@
-"""Samples that are read several at a time draw what each would draw alone: the batch, the worker and the rank change nothing."""
+"""Samples read several at a time draw what each would draw alone: batch, worker and rank do not matter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  #
 
 
 class Drawing:
-    """One at a time; the text makes batches packed."""
+    """Samples read one at a time; the text makes packed batches."""
 
     draw = staticmethod(random.random)
 
@@ -43,21 +43,21 @@ class DrawingByRng(Drawing):
 
 
 class DrawingRows(Drawing):
-    """Without text: batches are rows, in chunks."""
+    """The same without text: batches are rows, read in chunks."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"draw": super().__getitem__(index)["draw"]}
 
 
 class AtOnce(DrawingRows):
-    """A whole batch at a time."""
+    """The same, read a whole batch at a time."""
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
         return [self[index] for index in indices]
 
 
 class OnlyAtOnce:
-    """There is no other way."""
+    """A dataset that can only be read several samples at once."""
 
     def __len__(self) -> int:
         return 12
@@ -67,7 +67,7 @@ class OnlyAtOnce:
 
 
 class InBatches:
-    """In place; each sample's own generator, asked for by its index."""
+    """A dataset that decodes in place and asks for each sample's generator by index."""
 
     schema: ClassVar = {"draw": "float64"}
 
@@ -106,7 +106,7 @@ def draws(dataset: Any, batch_size: int, num_workers: int) -> list[float]:
     ],
     ids=["text", "numpy", "torch", "sample_rng", "rows", "at once", "only at once", "in place", "in place, text"],
 )
-def test_draws_are_the_samples_own(dataset: Any) -> None:
+def test_draws_belong_to_the_sample(dataset: Any) -> None:
     alone = draws(dataset, 1, 0)
     assert len(set(alone)) == 12
     for batch_size, num_workers in ((12, 0), (12, 1), (4, 1), (6, 3)):
@@ -114,33 +114,33 @@ def test_draws_are_the_samples_own(dataset: Any) -> None:
 
 
 class Filtering(AtOnce):
-    """Leaves out a third of the samples, which draw all the same."""
+    """Leaves out a third of the samples, although they draw."""
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
         return [sample for index, sample in zip(indices, super().__getitems__(indices), strict=True) if index % 3]
 
 
-def test_samples_that_a_filter_leaves_draw_as_each_would_alone() -> None:
+def test_samples_kept_by_a_filter_draw_as_alone() -> None:
     alone = draws(Drawing(), 1, 0)
     for batch_size, num_workers in ((12, 0), (12, 1), (4, 1), (6, 3)):
         assert draws(Filtering(), batch_size, num_workers) == [value for index, value in enumerate(alone) if index % 3]
 
 
-class Joint:
-    """A batch of a type of its own, of several samples."""
+class CustomBatch:
+    """A batch in a type of the dataset's own."""
 
     def __init__(self, values: list[float]) -> None:
         self.values = values
 
 
-def values_of(batch: Joint) -> list[float]:
+def values_of(batch: CustomBatch) -> list[float]:
     return batch.values
 
 
 def test_draws_for_a_batch_of_the_datasets_own_type_do_not_depend_on_workers() -> None:
     class OfOneType(Drawing):
-        def __getitems__(self, indices: list[int]) -> Joint:
-            return Joint([random.random() for _ in indices])
+        def __getitems__(self, indices: list[int]) -> CustomBatch:
+            return CustomBatch([random.random() for _ in indices])
 
     def batches(num_workers: int) -> list[Any]:
         with ShmLoader(OfOneType(), 4, num_workers=num_workers, seed=1, collate_fn=values_of) as loader:
@@ -152,7 +152,7 @@ def test_draws_for_a_batch_of_the_datasets_own_type_do_not_depend_on_workers() -
 
 
 class DeadlyOnce:
-    """Whole batches without their first samples; the worker that reads the first one is killed once."""
+    """A dataset of whole batches that drops the first sample of each; the worker that reads sample 0 is killed once."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -175,7 +175,7 @@ def test_batch_of_a_killed_worker_is_what_the_dataset_returns_for_it(tmp_path: P
     assert batches == [[1, 2, 3], [5, 6, 7], [9, 10, 11]]
 
 
-def test_what_draws_nothing_is_still_read_at_once() -> None:
+def test_dataset_without_draws_is_still_read_at_once() -> None:
     class Counting:
         calls: ClassVar[list[int]] = []
 
@@ -192,19 +192,19 @@ def test_what_draws_nothing_is_still_read_at_once() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_generator_of_no_one_sample_is_refused(num_workers: int) -> None:
-    class Wrong(InBatches):
+def test_sample_rng_without_an_index_is_refused_when_reading_several(num_workers: int) -> None:
+    class AsksWithoutIndex(InBatches):
         def read_batch_into(self, indices: Any, out: Any) -> None:
             out["draw"][...] = sample_rng().random(len(indices))
 
     with pytest.raises(RuntimeError, match=r"read_batch_into reads several at once: ask for each one's, sample_rng\(index\)"):
-        draws(Wrong(), 4, num_workers)
-    with ShmLoader(Wrong(), 4, num_workers=num_workers) as loader:  # type: ignore[arg-type]  # torch mode has no keys
+        draws(AsksWithoutIndex(), 4, num_workers)
+    with ShmLoader(AsksWithoutIndex(), 4, num_workers=num_workers) as loader:  # type: ignore[arg-type]  # torch mode has no sample keys
         assert len(list(loader)) == 3
 
 
-class Spoilt:
-    """Whole batches with text, one sample of which cannot be read."""
+class HasBadText:
+    """Whole batches with text; one sample cannot be read."""
 
     schema: ClassVar = {"text": str, "x": "int64"}
 
@@ -219,6 +219,6 @@ class Spoilt:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
-def test_a_bad_sample_among_text_is_skipped_alone(num_workers: int) -> None:
-    with ShmLoader(Spoilt(), 3, seed=1, num_workers=num_workers, on_error="skip") as loader:  # type: ignore[arg-type]
+def test_only_the_bad_sample_among_text_is_skipped(num_workers: int) -> None:
+    with ShmLoader(HasBadText(), 3, seed=1, num_workers=num_workers, on_error="skip") as loader:  # type: ignore[arg-type]
         assert [batch["x"].tolist() for batch in loader] == [[0, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]

@@ -18,8 +18,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  #
 NUM_THREADS = 4
 
 
-class Together:
-    """No sample comes before as many as there are threads are being read."""
+class WaitForThreads:
+    """Samples that return only while as many of them as there are threads are being read."""
 
     def __init__(self) -> None:
         self.barrier: threading.Barrier | None = None
@@ -28,7 +28,7 @@ class Together:
         return 16
 
     def meet(self) -> None:
-        with _making:
+        with _creating:
             if self.barrier is None:
                 self.barrier = threading.Barrier(NUM_THREADS)
         self.barrier.wait(timeout=120)
@@ -38,10 +38,10 @@ class Together:
         return index, sample_info().index, sample_rng().random()
 
 
-_making = threading.Lock()  # a worker's own: forked with nobody in it
+_creating = threading.Lock()  # created in the worker, where no thread holds it after the fork
 
 
-class TogetherInPlace(Together):
+class WaitForThreadsInPlace(WaitForThreads):
     schema: ClassVar = {"index": "int64", "own": "int64", "draw": "float64"}
 
     def read_into(self, index: int, out: Any) -> None:
@@ -49,7 +49,7 @@ class TogetherInPlace(Together):
         out["index"], out["own"], out["draw"] = index, sample_info().index, sample_rng().random()
 
 
-class Alone:
+class OneByOne:
     """The same samples, read one by one."""
 
     def __len__(self) -> int:
@@ -59,21 +59,21 @@ class Alone:
         return index, sample_info().index, sample_rng().random()
 
 
-@pytest.mark.parametrize("kind", [Together, TogetherInPlace])
+@pytest.mark.parametrize("kind", [WaitForThreads, WaitForThreadsInPlace])
 def test_samples_are_read_at_once_and_are_the_same(kind: Any) -> None:
-    with ShmLoader(Alone(), 8, shuffle=True, seed=3) as loader:
+    with ShmLoader(OneByOne(), 8, shuffle=True, seed=3) as loader:
         expected = [[column.tolist() for column in batch] for batch in loader]
     with ShmLoader(kind(), 8, shuffle=True, seed=3, num_workers=1, threads_per_worker=NUM_THREADS) as loader:
         got = [[column.tolist() for column in (batch.values() if isinstance(batch, dict) else batch)] for batch in loader]
     assert expected == got
 
 
-def test_in_torch_mode_too() -> None:
-    with ShmLoader(Together(), 8, num_workers=2, threads_per_worker=NUM_THREADS) as loader:
+def test_threads_give_the_same_in_torch_mode() -> None:
+    with ShmLoader(WaitForThreads(), 8, num_workers=2, threads_per_worker=NUM_THREADS) as loader:
         assert [batch[0].tolist() for batch in loader] == [list(range(8)), list(range(8, 16))]
 
 
-class Odd(Alone):
+class Odd(OneByOne):
     def __getitem__(self, index: int) -> Any:
         if index % 2:
             raise ValueError(f"sample {index} is odd")
@@ -81,7 +81,7 @@ class Odd(Alone):
 
 
 @pytest.mark.parametrize("seed", [None, 1])
-def test_the_first_bad_row_is_the_one_told_of(seed: int | None) -> None:
+def test_error_is_that_of_the_first_bad_row(seed: int | None) -> None:
     with ShmLoader(Odd(), 4, num_workers=1, threads_per_worker=3, seed=seed) as loader:
         iterator = iter(loader)
         for first in (1, 5, 9, 13):
@@ -96,7 +96,7 @@ def test_bad_samples_are_skipped_and_counted() -> None:
         assert loader.stats()["num_bad_samples"] == 8
 
 
-def test_no_read_outlives_its_rows() -> None:
+def test_no_read_continues_after_its_batch_failed() -> None:
     begun, may_end = threading.Event(), threading.Event()
     started: list[int] = []
     ended: list[int] = []
@@ -121,8 +121,8 @@ def test_no_read_outlives_its_rows() -> None:
     releasing.join()
 
 
-def test_a_ragged_batch_is_read_by_threads() -> None:
-    class Lines(Alone):
+def test_ragged_batch_is_read_by_threads() -> None:
+    class Lines(OneByOne):
         def __getitem__(self, index: int) -> Any:
             return np.full(index, index)
 
@@ -136,7 +136,7 @@ class Stream(IterableDataset[int]):
 
 
 class ThreadContext(SpawnContext):
-    """As MONAI's loader has it."""
+    """A context like the one in MONAI's loader."""
 
     Process = threading.Thread  # type: ignore[assignment]
 
@@ -144,17 +144,17 @@ class ThreadContext(SpawnContext):
 @pytest.mark.parametrize(
     ("dataset", "options", "words"),
     [
-        (Alone(), {"threads_per_worker": 0, "num_workers": 1}, "an integer of at least 1; got 0"),
-        (Alone(), {"threads_per_worker": 2}, "threads_per_worker=2 needs num_workers > 0"),
+        (OneByOne(), {"threads_per_worker": 0, "num_workers": 1}, "an integer of at least 1; got 0"),
+        (OneByOne(), {"threads_per_worker": 2}, "threads_per_worker=2 needs num_workers > 0"),
         (Stream(), {"threads_per_worker": 2, "num_workers": 1}, "needs a map-style dataset"),
-        (Alone(), {"threads_per_worker": 2, "num_workers": 1, "seed": 1, "seed_samples": True}, "exclude each other"),
+        (OneByOne(), {"threads_per_worker": 2, "num_workers": 1, "seed": 1, "seed_samples": True}, "exclude each other"),
         (
-            Alone(),
+            OneByOne(),
             {"multiprocessing_context": ThreadContext(), "num_workers": 1},
             "a ThreadContext starts threads, and .* are processes",
         ),
     ],
 )
-def test_what_threads_cannot_do_is_refused(dataset: Any, options: dict[str, Any], words: str) -> None:
+def test_options_that_threads_cannot_support_are_refused(dataset: Any, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ShmLoader(dataset, **options)

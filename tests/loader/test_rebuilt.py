@@ -1,4 +1,4 @@
-"""Libraries build a loader again of its public attributes: these are its arguments, and nothing else."""
+"""Libraries rebuild a loader from its public attributes, which must be exactly its arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def names_of(loader: Any) -> set[str]:
-    """What vars() shows of a loader that a program may use; torch's own name for its context is no attribute of the user's."""
+    """Returns the public attributes of a loader; torch's own name for its context does not count."""
     return {name for name in vars(loader) if not name.startswith("_")}
 
 
@@ -49,20 +49,20 @@ def test_public_attributes_are_the_arguments(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_loader_is_built_again_of_them_with_other_batches(case: str) -> None:
-    """As Ignite does it: all that vars() shows but what a batch_sampler says."""
+def test_loader_is_rebuilt_with_another_batch_sampler(case: str) -> None:
+    """Ignite rebuilds it so: with all attributes but those that a batch_sampler replaces."""
     said_by_sampler = {"batch_size", "sampler", "drop_last", "batch_sampler", "dataset_kind"}
     with ShmLoader(DATA, 4, **CASES[case]) as loader:
         given = {name: getattr(loader, name) for name in names_of(loader) - said_by_sampler}
         with type(loader)(**given, batch_sampler=BatchSampler(SequentialSampler(DATA), 5, False)) as again:
             batches = list(again)
-    told = {name: getattr(again, name) for name in given}
-    assert told == given
+    rebuilt = {name: getattr(again, name) for name in given}
+    assert rebuilt == given
     assert len(batches) == 4
 
 
-def test_nothing_is_lost_when_all_arguments_are_passed_on(tmp_path: Path) -> None:
-    """As Lightning does it: every argument by its name."""
+def test_loader_is_rebuilt_from_all_arguments(tmp_path: Path) -> None:
+    """Lightning rebuilds it so: with every argument by name."""
     with ShmLoader(DATA, 4, seed=5, shuffle=True, num_workers=1, audit=tmp_path, uneven="drop") as loader:
         mine = ARGUMENTS - {"sampler", "batch_sampler"}
         with ShmLoader(**{name: getattr(loader, name) for name in mine}) as again:
@@ -70,6 +70,6 @@ def test_nothing_is_lost_when_all_arguments_are_passed_on(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("make", [DataLoader, ShmLoader])
-def test_torchs_own_loader_shows_the_same(make: Callable[..., Any]) -> None:
+def test_torchs_loader_has_the_same_attributes(make: Callable[..., Any]) -> None:
     theirs = names_of(DataLoader(DATA, 4)) & ARGUMENTS
     assert theirs <= names_of(make(DATA, 4))

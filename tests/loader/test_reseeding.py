@@ -1,4 +1,4 @@
-"""Before each sample the global generators are as their public calls seed them, whatever the sample before did with them."""
+"""Before each sample the global generators are seeded as by their public calls, whatever the previous sample did with them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ BITS64 = st.integers(0, 2**64 - 1)
 
 
 @pytest.fixture(autouse=True)
-def kept() -> Iterator[None]:
+def restored_generators() -> Iterator[None]:
     with kept_generators():
         yield
 
 
 def states() -> dict[str, Any]:
-    """All that there is to see of the generators."""
+    """Returns the visible state of all generators."""
     numpys: Any = np.random.get_state()
     return {
         "random": random.getstate(),
@@ -41,7 +41,7 @@ def states() -> dict[str, Any]:
 
 
 def draws() -> list[float]:
-    """What comes next from each, gaussians first."""
+    """Returns the next draws of each generator, gaussians first."""
     pythons = [random.gauss(), random.random(), random.gauss(), random.getrandbits(70)]
     numpys = [np.random.standard_normal(), np.random.random(), *np.random.randn(2), np.random.randint(1 << 40)]
     torchs = [*torch.randn(3, dtype=torch.float64).tolist(), *torch.rand(20).tolist(), *torch.randn(17).tolist()]
@@ -49,7 +49,7 @@ def draws() -> list[float]:
 
 
 def as_seeded(seed: int, epoch: int, index: int) -> tuple[dict[str, Any], list[float]]:
-    """States and draws after the public calls."""
+    """Returns states and draws after seeding by the public calls."""
     key = sample_key(seed, epoch, index & 0xFFFFFFFFFFFFFFFF, STREAM)
     random.seed(key)
     np.random.seed(key & 0xFFFFFFFF)
@@ -58,7 +58,7 @@ def as_seeded(seed: int, epoch: int, index: int) -> tuple[dict[str, Any], list[f
 
 
 def twice_gaussian(is_float: bool) -> None:
-    """A torch state with half a pair of gaussians, of doubles or of floats, and the words as they are."""
+    """Leaves torch with half a pair of gaussians, doubles or floats, and the words unchanged."""
     raw = bytearray(torch.get_rng_state().numpy().tobytes())
     at, left = (5048, struct.pack("<f?", 0.5, True)) if is_float else (5016, struct.pack("<dddi", 0.5, 0.0, 0.0, 1))
     raw[at : at + len(left)] = left
@@ -81,7 +81,7 @@ HABITS: dict[str, Callable[[], Any]] = {
     "numpy seeds": lambda: np.random.seed(3),
     "numpy seeds by a list": lambda: np.random.seed([3, 4]),
     "numpy keeps a gaussian, and its words": lambda: np.random.set_state((*np.random.get_state()[:3], 1, 0.5)),  # type: ignore[arg-type]
-    "numpy has had a gaussian": lambda: np.random.set_state((*np.random.get_state()[:3], 0, 0.5)),  # type: ignore[arg-type]
+    "numpy has used its gaussian": lambda: np.random.set_state((*np.random.get_state()[:3], 0, 0.5)),  # type: ignore[arg-type]
     "numpy goes back": lambda: np.random.set_state(np.random.RandomState(5).get_state()),
     "numpy binomial": lambda: np.random.binomial(100, 0.3),
     "torch": lambda: torch.rand(1),
@@ -99,7 +99,7 @@ HABITS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("habit", HABITS)
-def test_what_has_moved_a_generator_is_seen(habit: str) -> None:
+def test_every_use_of_a_generator_is_detected(habit: str) -> None:
     generators = GlobalGenerators()
     for index in range(3):
         generators.begin(7, 0, index, [0, 1, 2], index)
@@ -107,14 +107,14 @@ def test_what_has_moved_a_generator_is_seen(habit: str) -> None:
         assert generators.reseeder.are_as_seeded()
         HABITS[habit]()
         found = states()
-        has_moved = found | {"numpy": found["numpy"][:4]} != before | {"numpy": before["numpy"][:4]}  # a gaussian that is there not
+        has_moved = found | {"numpy": found["numpy"][:4]} != before | {"numpy": before["numpy"][:4]}  # a gaussian that is not there
         assert generators.reseeder.are_as_seeded() is not has_moved
 
 
 @pytest.mark.parametrize("place", ["random_at", "numpy_at", "torch_at"])
-def test_a_generator_that_cannot_be_looked_into_may_have_moved(place: str) -> None:
+def test_generator_without_readable_memory_counts_as_used(place: str) -> None:
     generators = GlobalGenerators()
-    assert not generators.reseeder.are_as_seeded()  # nothing was seeded yet
+    assert not generators.reseeder.are_as_seeded()  # nothing is seeded yet
     generators.begin(7, 0, 0, None, 0)
     assert generators.reseeder.are_as_seeded()
     setattr(generators.reseeder, place, 0)
@@ -123,7 +123,7 @@ def test_a_generator_that_cannot_be_looked_into_may_have_moved(place: str) -> No
 
 @pytest.mark.slow(reason="many examples")
 @given(st.lists(BITS64 | st.integers(0, 2**32), min_size=1, max_size=16), st.sampled_from([0, 1, 2]))
-def test_the_words_are_those_of_the_public_calls(keys: list[int], isa: int) -> None:
+def test_seeded_words_equal_those_of_the_public_calls(keys: list[int], isa: int) -> None:
     for key, (mixed, plain) in zip(keys, seeded(keys, min(isa, len(ISAS) - 1)), strict=True):
         assert random.Random(key).getstate()[1][:-1] == tuple(np.frombuffer(mixed, np.uint32).tolist())
         numpys: Any = np.random.RandomState(key & 0xFFFFFFFF).get_state()
@@ -143,7 +143,7 @@ def test_the_words_are_those_of_the_public_calls(keys: list[int], isa: int) -> N
     ),
     st.sampled_from(["ahead", "nothing ahead", "others ahead"]),
 )
-def test_a_sample_begins_as_after_the_public_calls(
+def test_sample_begins_as_after_the_public_calls(
     seed: int, epoch: int, samples: list[tuple[int, list[str], bool]], ahead: str
 ) -> None:
     generators = GlobalGenerators()
@@ -155,7 +155,7 @@ def test_a_sample_begins_as_after_the_public_calls(
         ended = states()
         wanted, wanted_draws = as_seeded(seed, epoch, index)
         assert wanted == began
-        if drawn is None:  # and the next sample begins from there, with nothing drawn
+        if drawn is None:  # the next sample begins from there with nothing drawn
             generators.begin(seed, epoch, index, None, 0)
             assert wanted == states()
         else:
@@ -166,7 +166,7 @@ def test_a_sample_begins_as_after_the_public_calls(
 
 
 @pytest.mark.parametrize("habit", HABITS)
-def test_what_a_sample_does_with_them_is_gone_with_it(habit: str) -> None:
+def test_next_sample_does_not_see_what_a_sample_did(habit: str) -> None:
     generators = GlobalGenerators()
     for index in range(3):
         generators.begin(7, 0, index, [0, 1, 2], index)
@@ -174,12 +174,12 @@ def test_what_a_sample_does_with_them_is_gone_with_it(habit: str) -> None:
         HABITS[habit]()
         after = states()
         assert as_seeded(7, 0, index)[0] == began
-        random.setstate(after["random"])  # as the sample left them, to the last bit
+        random.setstate(after["random"])  # exactly as the sample left them
         np.random.set_state(after["numpy"])
         torch.set_rng_state(torch.tensor(after["torch"][0], dtype=torch.uint8))
 
 
-def test_the_next_epoch_is_not_prepared_for_by_this_one() -> None:
+def test_seeds_prepared_for_one_epoch_are_not_used_in_the_next() -> None:
     generators = GlobalGenerators()
     for seed, epoch, index in [(7, 0, 0), (7, 0, 1), (7, 1, 2), (8, 1, 3), (8, 1, 3), (8, 1, 5), (8, 2, 4)]:
         generators.begin(seed, epoch, index, [0, 1, 2, 3, 4, 5], index)
@@ -187,8 +187,8 @@ def test_the_next_epoch_is_not_prepared_for_by_this_one() -> None:
         assert as_seeded(seed, epoch, index)[0] == began
 
 
-def test_where_they_keep_their_words_is_found() -> None:
-    """Else all is right, and twelve times as slow: CPython, numpy and torch keep them where they are looked for."""
+def test_addresses_of_generator_words_are_found() -> None:
+    """Otherwise seeding works but takes twelve times as long: CPython, numpy and torch must keep their words at these addresses."""
     generators = GlobalGenerators()
     generators.begin(1, 2, 0, None, 0)
     reseeder = generators.reseeder
@@ -205,7 +205,9 @@ PLACES = {"_random_at": reseeding.RANDOM, "_gauss_at": reseeding.NUMPY, "_torch_
 
 @pytest.mark.parametrize("name", PLACES)
 @pytest.mark.parametrize("is_wrong", [False, True], ids=["is not found", "is another"])
-def test_one_whose_place_is_not_found_is_seeded_by_its_call(monkeypatch: pytest.MonkeyPatch, name: str, is_wrong: bool) -> None:
+def test_generator_without_a_known_address_is_seeded_by_its_call(
+    monkeypatch: pytest.MonkeyPatch, name: str, is_wrong: bool
+) -> None:
     elsewhere = (ctypes.c_char * 6000)()
     monkeypatch.setattr(reseeding, name, lambda *args: ctypes.addressof(elsewhere) + 1004 if is_wrong else 0)
     generators = GlobalGenerators()
@@ -217,7 +219,7 @@ def test_one_whose_place_is_not_found_is_seeded_by_its_call(monkeypatch: pytest.
         assert (began, drawn) == as_seeded(7, 0, index)
 
 
-def test_memory_that_a_process_may_not_look_at_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_process_memory_is_not_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str, flags: int) -> int:
         raise PermissionError(path)
 
@@ -225,9 +227,9 @@ def test_memory_that_a_process_may_not_look_at_is_no_error(monkeypatch: pytest.M
     assert reseeding._torch_at(torch.default_generator) == 0
 
 
-def test_a_pointer_to_nowhere_is_no_crash() -> None:
+def test_invalid_pointer_does_not_crash() -> None:
     class Elsewhere:
-        """An object that holds no address of memory."""
+        """An object that does not hold a memory address."""
 
         __slots__ = ("a", "b")
 
@@ -237,7 +239,7 @@ def test_a_pointer_to_nowhere_is_no_crash() -> None:
     assert reseeding._torch_at(Elsewhere()) == 0
 
 
-def test_another_bit_generator_put_into_numpy_is_seeded_as_numpy_does() -> None:
+def test_bit_generator_replaced_in_numpy_is_seeded_by_numpy() -> None:
     own = np.random.get_bit_generator()  # type: ignore[attr-defined]
     generators = GlobalGenerators()
     try:
@@ -256,7 +258,7 @@ def test_another_bit_generator_put_into_numpy_is_seeded_as_numpy_does() -> None:
 
 
 @pytest.mark.slow(reason="starts an interpreter")
-def test_a_worker_without_torch_does_not_import_it_and_one_that_does_later_has_it_seeded(output_of: Callable[..., str]) -> None:
+def test_torch_is_not_imported_for_seeding_and_is_seeded_once_imported(output_of: Callable[..., str]) -> None:
     program = """
 import sys
 from shmload.worker.sample_rng import begin_sample

@@ -1,4 +1,4 @@
-"""A sample's generator is at the start of its key's stream, whoever had it before."""
+"""A sample's generator begins at the start of its key's stream, whatever used it before."""
 
 from __future__ import annotations
 
@@ -31,22 +31,24 @@ def generator_of(index: int) -> np.random.Generator:
 
 
 def fresh(index: int) -> np.random.Generator:
-    """What it stands for: a Philox of the sample's own key."""
+    """Returns the reference generator: a Philox of the sample's own key."""
     return np.random.Generator(np.random.Philox(key=np.array(sample_key_pair(7, 3, index, 0), np.uint64)))
 
 
 @pytest.mark.parametrize("is_in_memory", [True, False])
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # what is set is the same for all examples
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # all examples use the same settings
 @given(samples=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=20))
-def test_it_draws_what_a_new_one_would(monkeypatch: pytest.MonkeyPatch, is_in_memory: bool, samples: list[tuple[int, int]]) -> None:
+def test_sample_rng_draws_what_a_new_generator_would(
+    monkeypatch: pytest.MonkeyPatch, is_in_memory: bool, samples: list[tuple[int, int]]
+) -> None:
     assert own_generators._knows_philox() or not is_in_memory
     if not is_in_memory:
         monkeypatch.setattr(own_generators, "_knows_philox", lambda: False)
         generator_of(-1)
-        kept = sample_rng()  # so that the next one is looked for anew
+        kept = sample_rng()  # so that the next one is searched again
     for index, num_draws in samples:
         rng, expected = generator_of(index), fresh(index)
-        for _ in range(num_draws):  # of 32 bits each: half a word may be left over for the next sample to find
+        for _ in range(num_draws):  # each takes 32 bits, so half a word may be left for the next sample
             assert rng.integers(0, 1000, dtype=np.uint32) == expected.integers(0, 1000, dtype=np.uint32)
         assert rng.normal() == expected.normal()
         del rng
@@ -54,18 +56,18 @@ def test_it_draws_what_a_new_one_would(monkeypatch: pytest.MonkeyPatch, is_in_me
         del kept
 
 
-def test_one_that_was_kept_is_left_alone() -> None:
+def test_generator_that_was_kept_is_left_alone() -> None:
     kept = [generator_of(index) for index in range(4)]
     assert [rng.random() for rng in kept] == [fresh(index).random() for index in range(4)]
 
 
-def test_within_a_sample_it_is_one() -> None:
+def test_sample_rng_is_the_same_object_within_a_sample() -> None:
     rng = generator_of(1)
     assert sample_rng() is rng
 
 
 class Drawn:
-    """What a sample draws from its own generator."""
+    """Samples that are a draw from their own generator."""
 
     def __len__(self) -> int:
         return 12
@@ -75,14 +77,14 @@ class Drawn:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_worker_has_a_generator_for_each_sample_of_each_order(batch_size: int) -> None:
+def test_worker_has_a_generator_for_each_sample(batch_size: int) -> None:
     with ShmLoader(Drawn(), batch_size, num_workers=1, seed=7) as loader:
         drawn = [number for _ in range(2) for batch in loader for number in batch.tolist()]
     keys = [sample_key_pair(7, epoch, index, 0) for epoch in range(2) for index in range(12)]
     assert drawn == [np.random.Generator(np.random.Philox(key=np.array(key, np.uint64))).normal() for key in keys]
 
 
-def test_a_sample_that_is_begun_leaves_nothing_to_the_collector() -> None:
+def test_beginning_a_sample_makes_no_cyclic_garbage() -> None:
     gc.collect()
     gc.disable()
     try:
@@ -96,7 +98,7 @@ def test_a_sample_that_is_begun_leaves_nothing_to_the_collector() -> None:
 
 
 class Nested:
-    """Each sample draws, reads a batch of another loader, whose samples draw, too, and draws again."""
+    """Samples that draw, read a batch of another loader whose samples draw, and draw again."""
 
     def __len__(self) -> int:
         return 6
@@ -119,7 +121,7 @@ class Drawing:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_sample_goes_on_drawing_behind_another_loaders_batch(num_workers: int) -> None:
+def test_sample_continues_drawing_after_a_nested_loaders_batch(num_workers: int) -> None:
     with ShmLoader(Nested(), 3, seed=4, num_workers=num_workers) as loader:
         samples = [sample for batch in loader for sample in zip(*(column.tolist() for column in batch.values()), strict=True)]
     found = [list(column) for column in zip(*samples, strict=True)]
@@ -130,7 +132,7 @@ def test_a_sample_goes_on_drawing_behind_another_loaders_batch(num_workers: int)
 
 
 class DrawnFromAll(Drawn):
-    """What a sample draws from its own generator and from those of random, numpy and torch; every third is of another shape."""
+    """Draws from a sample's own generator and from random, numpy and torch; every third sample has another shape."""
 
     def __getitem__(self, index: int) -> list[float]:
         drawn = [sample_rng().random(), random.random(), float(np.random.rand()), float(torch.rand(()))]
@@ -140,7 +142,7 @@ class DrawnFromAll(Drawn):
 @pytest.mark.parametrize(
     "options", [{"collate_fn": list}, {"ragged": "list"}, {"batch_sampler": [list(range(6)), list(range(6, 12))]}]
 )
-def test_samples_that_are_gathered_draw_what_each_draws_alone(options: dict[str, Any]) -> None:
+def test_gathered_samples_draw_what_each_draws_alone(options: dict[str, Any]) -> None:
     alone, data = [], DrawnFromAll()
     with ShmLoader(data, None, num_workers=0, seed=7) as loader:
         alone += [[float(number) for number in sample] for sample in loader]

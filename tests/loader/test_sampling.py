@@ -1,4 +1,4 @@
-"""Orders of shmload's own through the loader: sharded, resumed anywhere, the same for any number of workers."""
+"""shmload's own orders through the loader: sharded, resumable anywhere, independent of the number of workers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def loader_of(kind: str, *, seed: int | None = 7, **options: Any) -> ShmLoader[i
 
 
 def plain_of(*, rank: int = 0, world_size: int = 1, **options: Any) -> ShmLoader[int]:
-    """13 batches of 8 for one rank, the last of them of one sample."""
+    """Returns a loader of one rank with 13 batches of 8, of which the last has one sample."""
     dataset: Any = range(97)
     return ShmLoader(dataset, 8 // world_size, seed=7, shuffle=True, rank=rank, world_size=world_size, **options)
 
@@ -46,7 +46,7 @@ def epoch_of(loader: ShmLoader[int]) -> list[list[int]]:
 
 
 def step_by_step(loaders: list[ShmLoader[int]], num_steps: int = 10**9) -> list[list[int]]:
-    """The batches with valid rows, in the order of steps and ranks."""
+    """Returns the valid rows of the batches, in the order of steps and ranks."""
     got, passing = [], [iter(loader) for loader in loaders]
     for _ in range(num_steps):
         for loader, batches in zip(loaders, passing, strict=True):
@@ -59,7 +59,7 @@ def step_by_step(loaders: list[ShmLoader[int]], num_steps: int = 10**9) -> list[
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_batches_are_the_orders_own_for_any_number_of_workers(kind: str) -> None:
+def test_batches_equal_the_orders_for_any_number_of_workers(kind: str) -> None:
     with loader_of(kind) as inline, loader_of(kind, num_workers=2) as crewed:
         epochs = [epoch_of(inline) for _ in range(3)]
         assert epochs == [epoch_of(crewed) for _ in range(3)]
@@ -74,7 +74,7 @@ def test_batches_are_the_orders_own_for_any_number_of_workers(kind: str) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_resume_anywhere_goes_on_with_the_same_stream(kind: str, num_workers: int) -> None:
+def test_resume_at_any_step_continues_the_same_stream(kind: str, num_workers: int) -> None:
     with loader_of(kind) as loader:
         first = epoch_of(loader)
         second = epoch_of(loader)
@@ -93,7 +93,7 @@ def test_a_resume_anywhere_goes_on_with_the_same_stream(kind: str, num_workers: 
 
 @pytest.mark.parametrize("kind", BATCHES)
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 4), (3, 2)])
-def test_another_number_of_ranks_goes_on_with_exactly_the_rest(kind: str, before: int, after: int) -> None:
+def test_another_number_of_ranks_resumes_with_exactly_the_rest(kind: str, before: int, after: int) -> None:
     with loader_of(kind) as loader:
         whole = epoch_of(loader)
     for num_steps in range(len(whole) // before):
@@ -108,7 +108,7 @@ def test_another_number_of_ranks_goes_on_with_exactly_the_rest(kind: str, before
 
 
 @pytest.mark.parametrize("make", [partial(loader_of, "buckets"), plain_of], ids=["buckets", "plain"])
-def test_ranks_pass_through_an_epoch_together_also_when_one_has_nothing_left(make: Any) -> None:
+def test_ranks_stay_in_step_when_one_has_nothing_left(make: Any) -> None:
     with make(uneven="exact") as loader:
         whole = epoch_of(loader)
         second = epoch_of(loader)
@@ -124,7 +124,7 @@ def test_ranks_pass_through_an_epoch_together_also_when_one_has_nothing_left(mak
     assert sum(second, []) == sum(step_by_step(ranks), [])  # noqa: RUF017  # a few short lists
 
 
-def test_batches_that_no_rank_can_have_are_dropped_on_other_ranks_too() -> None:
+def test_batches_of_an_incomplete_step_are_dropped_on_other_ranks() -> None:
     with loader_of("buckets", uneven="drop") as loader:
         passing = iter(loader)
         for _ in range(12):
@@ -138,7 +138,7 @@ def test_batches_that_no_rank_can_have_are_dropped_on_other_ranks_too() -> None:
 
 @pytest.mark.parametrize("uneven", ["pad", "drop", "exact"])
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_the_last_step_is_as_uneven_says(uneven: str, num_workers: int) -> None:
+def test_last_step_follows_the_uneven_rule(uneven: str, num_workers: int) -> None:
     loaders = [loader_of("buckets", rank=r, world_size=4, uneven=uneven, num_workers=num_workers) for r in range(4)]
     got = [epoch_of(loader) for loader in loaders]  # 13 batches
     assert {"pad": [4] * 4, "drop": [3] * 4, "exact": [4, 3, 3, 3]}[uneven] == [len(batches) for batches in got]
@@ -152,7 +152,7 @@ def test_the_last_step_is_as_uneven_says(uneven: str, num_workers: int) -> None:
         loader.close()
 
 
-def test_the_length_is_that_of_the_epoch_that_comes() -> None:
+def test_length_is_that_of_the_next_epoch() -> None:
     order = BATCHES["budget"]()
     counts = [order.num_batches(seed=7, epoch=epoch) for epoch in range(40)]
     assert len(set(counts)) > 1
@@ -163,7 +163,7 @@ def test_the_length_is_that_of_the_epoch_that_comes() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_bad_sample_gives_way_to_the_next_of_the_sequence(num_workers: int) -> None:
+def test_bad_sample_is_substituted_by_the_next_of_the_order(num_workers: int) -> None:
     dataset = _Fails(13)
     order = BATCHES["buckets"]()
     flat = [i for number in range(13) for i in order.batch(number, seed=7, epoch=0).tolist()]
@@ -186,7 +186,7 @@ class _Fails:
 
 
 @pytest.mark.parametrize("data", [InPlace, InBatches, Ragged])
-def test_batches_of_any_size_find_room(data: Any) -> None:
+def test_batches_of_any_size_fit(data: Any) -> None:
     order = TokenBudget([1 + i % 40 for i in range(50)], max_tokens=60, window=3, group=1)
     expected = [order.batch(number, seed=7, epoch=0).tolist() for number in range(order.num_batches(seed=7, epoch=0))]
     assert len({len(batch) for batch in expected}) >= 5
@@ -197,7 +197,7 @@ def test_batches_of_any_size_find_room(data: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_torch_mode_it_is_an_ordinary_sampler(kind: str) -> None:
+def test_order_is_an_ordinary_sampler_in_torch_mode(kind: str) -> None:
     def epochs(**options: Any) -> Any:
         torch.manual_seed(4)
         with loader_of(kind, seed=None, **options) as loader:
@@ -209,7 +209,7 @@ def test_in_torch_mode_it_is_an_ordinary_sampler(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["blocks", "budget"])
-def test_in_torch_mode_a_resume_replays_it(kind: str) -> None:
+def test_resume_in_torch_mode_replays_the_order(kind: str) -> None:
     torch.manual_seed(4)
     with loader_of(kind, seed=None) as loader:
         passing = iter(loader)
@@ -224,8 +224,8 @@ def test_in_torch_mode_a_resume_replays_it(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_an_audit_finds_nothing_wrong(kind: str, world_size: int, tmp_path: Path) -> None:
-    """Steps are recorded by their numbers; which samples stand in them only the order knows."""
+def test_audit_finds_nothing_wrong(kind: str, world_size: int, tmp_path: Path) -> None:
+    """Steps are recorded by number; only the order knows which samples they have."""
 
     def ranks() -> list[ShmLoader[int]]:
         return [loader_of(kind, rank=rank, world_size=world_size, audit=tmp_path) for rank in range(world_size)]
@@ -250,12 +250,12 @@ class _Unsendable(BlockShuffle):
         raise AssertionError("a sampler stays in the trainer")
 
 
-def test_workers_are_not_sent_the_order() -> None:
+def test_order_is_not_sent_to_workers() -> None:
     loader = ShmLoader(_Fails(-1), sampler=_Unsendable(100, block_size=7), seed=7, num_workers=1)
     pickle.dumps(loader._config().job())
 
 
-def test_a_state_of_another_order_is_refused() -> None:
+def test_state_of_another_order_is_refused() -> None:
     states = {kind: loader_of(kind).state_dict() for kind in KINDS}
     for kind, state in states.items():
         for other in KINDS:
@@ -264,7 +264,7 @@ def test_a_state_of_another_order_is_refused() -> None:
                     loader_of(other).load_state_dict(state)
 
 
-def test_a_copy_of_the_loader_goes_on() -> None:
+def test_copy_of_a_loader_continues() -> None:
     with loader_of("budget") as loader:
         passing = iter(loader)
         next(passing)

@@ -1,4 +1,4 @@
-"""Seed mode: a batch depends on the seed, its epoch and its number, and on nothing else."""
+"""Seed mode: a batch depends only on the seed, the epoch and its number."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ import torch
 from torch.utils.data import ConcatDataset, RandomSampler, Subset, random_split
 
 from shmload import ShmLoader, StateMismatch
-from tests.loader.seeded_data import InBatches, InPlace, Lazy, Noisy, Point, Ragged
+from tests.loader.seeded_data import InBatches, InPlace, Noisy, PartialRows, Point, Ragged
 
-slow = pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
+slow = pytest.mark.slow(reason="workers start as new interpreters, which import everything again")
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
 DATASETS = {"rows": Noisy, "packed": Ragged, "read_into": InPlace, "read_batch_into": InBatches}
 
 
 def plain(batch: Any) -> Any:
-    """The batch as values that compare."""
+    """Returns the batch as comparable values."""
     if isinstance(batch, torch.Tensor):
         return str(batch.dtype), batch.tolist()
     if isinstance(batch, dict):
@@ -60,13 +60,13 @@ def expected() -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_batches_do_not_depend_on_who_makes_them(kind: str, options: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_batches_do_not_depend_on_workers_or_start_method(kind: str, options: dict[str, Any], expected: dict[str, Any]) -> None:
     with loader_of(kind, **options) as loader:
         assert expected[kind] == epochs(loader)
 
 
 @pytest.mark.parametrize("kind", DATASETS)
-def test_every_epoch_holds_every_sample_once_in_another_order(kind: str, expected: dict[str, Any]) -> None:
+def test_every_epoch_has_every_sample_once_in_a_new_order(kind: str, expected: dict[str, Any]) -> None:
     first, second = expected[kind]
     assert first != second
     if kind == "rows":
@@ -74,12 +74,12 @@ def test_every_epoch_holds_every_sample_once_in_another_order(kind: str, expecte
             assert sorted(i for batch in epoch for i in batch["index"][1]) == list(range(50))
 
 
-def test_another_seed_is_another_order_and_other_noise(expected: dict[str, Any]) -> None:
+def test_order_and_noise_depend_on_the_seed(expected: dict[str, Any]) -> None:
     with loader_of(seed=6) as loader:
         assert expected["rows"] != epochs(loader)
 
 
-def test_the_trainers_own_generators_are_left_alone() -> None:
+def test_generators_of_the_trainer_are_left_alone() -> None:
     for num_workers in (0, 2):
         random.seed(1)
         np.random.seed(1)
@@ -91,7 +91,7 @@ def test_the_trainers_own_generators_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_break_ends_an_epoch_and_the_next_one_is_whole(num_workers: int, expected: dict[str, Any]) -> None:
+def test_break_ends_an_epoch_and_the_next_one_is_whole(num_workers: int, expected: dict[str, Any]) -> None:
     with loader_of(num_workers=num_workers) as loader:
         for batch in loader:
             assert expected["rows"][0][0] == plain(batch)
@@ -99,24 +99,24 @@ def test_a_break_ends_an_epoch_and_the_next_one_is_whole(num_workers: int, expec
         assert [expected["rows"][1]] == epochs(loader, 1)
 
 
-def test_what_is_ordered_ahead_outlives_the_end_of_an_epoch() -> None:
+def test_prefetched_batches_survive_the_end_of_an_epoch() -> None:
     with ShmLoader(Noisy(), 7, seed=1, num_workers=1) as loader:
         for epoch in range(3):
             assert sum(1 for _ in loader) == 8
             engine = loader._builder.last
             assert (engine.front.epoch, engine.front.step) == (epoch + 1, 0)
-            assert engine._ring.counters()["generation"] == 0  # nothing has been abandoned
+            assert engine._ring.counters()["generation"] == 0  # nothing was abandoned
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_two_iterators_at_once_each_get_their_own_epoch(num_workers: int, expected: dict[str, Any]) -> None:
+def test_two_concurrent_iterators_have_their_own_epochs(num_workers: int, expected: dict[str, Any]) -> None:
     with loader_of(num_workers=num_workers) as loader:
         both = [[plain(a), plain(b)] for a, b in zip(loader, loader, strict=True)]
     assert expected["rows"] == [list(epoch) for epoch in zip(*both, strict=True)]
 
 
 @pytest.mark.parametrize("stop", range(9))
-def test_a_resume_goes_on_with_exactly_the_rest(stop: int, expected: dict[str, Any]) -> None:
+def test_resume_continues_with_exactly_the_rest(stop: int, expected: dict[str, Any]) -> None:
     with loader_of(num_workers=2) as loader:
         stream = iter(loader)
         for _ in range(stop):
@@ -131,7 +131,7 @@ def test_a_resume_goes_on_with_exactly_the_rest(stop: int, expected: dict[str, A
     assert wanted == got
 
 
-def test_a_state_of_another_run_is_refused_with_what_differs() -> None:
+def test_state_of_another_run_is_refused_with_the_differences() -> None:
     state = loader_of().state_dict()
     with pytest.raises(StateMismatch, match="seed"):
         loader_of(seed=6).load_state_dict(state)
@@ -139,13 +139,13 @@ def test_a_state_of_another_run_is_refused_with_what_differs() -> None:
         loader_of(batch_size=8).load_state_dict(state)
 
 
-def test_ranks_share_the_batches_of_one(expected: dict[str, Any]) -> None:
+def test_ranks_divide_the_batches_of_a_single_rank(expected: dict[str, Any]) -> None:
     parts = [epochs(loader_of(batch_size=1, rank=r, world_size=7, num_workers=1), 1)[0] for r in range(7)]
     for step, whole in enumerate(expected["rows"][0][:7]):
         assert whole["index"][1] == [part[step]["index"][1][0] for part in parts]
 
 
-def test_padding_is_said() -> None:
+def test_padding_is_reported() -> None:
     loader = ShmLoader(list(range(10)), batch_size=3, seed=1, rank=1, world_size=2, num_workers=1)
     assert loader.valid is None
     assert [(len(batch), loader.valid) for batch in loader] == [(3, 3), (2, 2)]
@@ -161,7 +161,7 @@ def test_set_epoch_gives_that_epoch(expected: dict[str, Any]) -> None:
         assert expected["rows"] == epochs(loader)
 
 
-def test_a_sampler_of_the_users_orders_and_the_seed_keys_the_noise(expected: dict[str, Any]) -> None:
+def test_user_sampler_sets_the_order_and_the_seed_sets_the_noise(expected: dict[str, Any]) -> None:
     noise = dict(rows_of(expected["rows"][0]))
     with loader_of(shuffle=None, sampler=list(range(49, -1, -1)), num_workers=2) as loader:
         got = [plain(batch) for batch in loader]
@@ -182,7 +182,7 @@ class SetByEpoch:
         return iter([(index + self.epoch) % 4 for index in range(4)])
 
 
-def test_a_sampler_of_the_users_is_not_asked_for_an_epoch_before_it_begins() -> None:
+def test_user_sampler_is_not_read_before_its_epoch_begins() -> None:
     sampler = SetByEpoch()
     with ShmLoader(range(4), 2, sampler=sampler, seed=5, num_workers=1, prefetch_factor=4) as loader:
         found = []
@@ -192,7 +192,7 @@ def test_a_sampler_of_the_users_is_not_asked_for_an_epoch_before_it_begins() -> 
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_two_passes_at_once_over_a_sampler_have_an_order_each(num_workers: int) -> None:
+def test_two_concurrent_passes_over_a_sampler_have_their_own_orders(num_workers: int) -> None:
     dataset, ahead = list(range(12)), {"prefetch_factor": 8} if num_workers else {}
     with ShmLoader(dataset, 2, sampler=RandomSampler(dataset), seed=5, num_workers=num_workers, **ahead) as loader:  # type: ignore[arg-type]  # a number
         passes = [[batch.tolist() for batch in batches] for batches in zip(loader, loader, loader, strict=True)]
@@ -202,7 +202,7 @@ def test_two_passes_at_once_over_a_sampler_have_an_order_each(num_workers: int) 
     assert orders[0] != orders[1] != orders[2]
 
 
-def test_after_an_interrupt_a_sampler_goes_on_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampler_continues_after_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = list(range(12))
     with ShmLoader(dataset, 2, sampler=RandomSampler(dataset), seed=5, num_workers=1) as loader:
         iterator = iter(loader)
@@ -221,13 +221,13 @@ def interrupted(*_: Any) -> None:
 
 
 class Unsized:
-    """A sampler that does not say how many there are."""
+    """A sampler without a length."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(6))
 
 
-def test_a_sampler_without_a_length_has_a_state() -> None:
+def test_sampler_without_a_length_has_a_state() -> None:
     loaders: list[Any] = [ShmLoader(range(6), 2, sampler=Unsized(), seed=5) for _ in range(2)]
     assert next(iter(loaders[0])).tolist() == [0, 1]
     loaders[1].load_state_dict(loaders[0].state_dict())
@@ -236,7 +236,7 @@ def test_a_sampler_without_a_length_has_a_state() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_batch_that_a_batch_sampler_gives_empty_comes(num_workers: int) -> None:
+def test_empty_batch_of_a_batch_sampler_is_delivered(num_workers: int) -> None:
     with ShmLoader(range(3), batch_sampler=[[0, 1], [], [2]], collate_fn=list, seed=5, num_workers=num_workers) as loader:
         assert list(loader) == [[0, 1], [], [2]]
 
@@ -248,7 +248,7 @@ def test_batches_that_a_batch_sampler_yields_as_iterators_are_read_once(num_work
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_state_of_another_draw_is_gone_on_from_where_the_loader_stands_at_that_place(num_workers: int) -> None:
+def test_loaded_state_replaces_pending_orders_of_another_draw(num_workers: int) -> None:
     first, second = (ShmLoader(range(12), 2, sampler=RandomSampler(range(12)), seed=5, num_workers=n) for n in (0, num_workers))
     with first, second:
         batches = iter(first)
@@ -261,20 +261,20 @@ def test_a_state_of_another_draw_is_gone_on_from_where_the_loader_stands_at_that
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_collate_fn_that_is_set_between_two_passes_makes_the_batches_of_the_next(num_workers: int) -> None:
+def test_collate_fn_set_between_passes_is_used_by_the_next(num_workers: int) -> None:
     with ShmLoader(range(4), 2, seed=5, num_workers=num_workers, collate_fn=list) as loader:
         assert [*loader] == [[0, 1], [2, 3]]
         loader.collate_fn = sum  # type: ignore[assignment]  # mypy takes it for a method
         assert [*loader] == [1, 5]
 
 
-def test_an_empty_dataset_is_an_empty_epoch_for_workers_too() -> None:
+def test_empty_dataset_gives_an_empty_epoch_with_workers() -> None:
     with ShmLoader([], 2, seed=5, num_workers=1) as loader:
         assert epochs(loader) == [[], []]
 
 
 class Bad:
-    """Two of its six samples cannot be read."""
+    """A dataset of six samples, two of which cannot be read."""
 
     def __len__(self) -> int:
         return 6
@@ -286,7 +286,7 @@ class Bad:
 
 
 @pytest.mark.parametrize("options", [{}, {"sampler": range(6)}], ids=["in order", "a sampler"])
-def test_behind_a_batch_that_is_lost_comes_the_next(options: dict[str, Any]) -> None:
+def test_next_batch_follows_a_lost_one(options: dict[str, Any]) -> None:
     iterator = iter(ShmLoader(Bad(), 2, seed=5, **options))
     assert next(iterator).tolist() == [0, 1]
     with pytest.raises(ValueError, match="a bad sample"):
@@ -301,7 +301,7 @@ def rows_of(batches: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_wrappers_pass_decoding_in_place_on(num_workers: int) -> None:
+def test_wrappers_forward_decoding_in_place(num_workers: int) -> None:
     base = InPlace()
     subset = Subset(base, [9, 8, 7, 30])
     [batch] = ShmLoader(subset, batch_size=4, seed=1, num_workers=num_workers)
@@ -325,7 +325,7 @@ class InBatchesAsRows(InPlace):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_batch_type_is_kept(num_workers: int) -> None:
+def test_batch_type_is_kept(num_workers: int) -> None:
     batch = next(iter(ShmLoader(InBatches(), batch_size=4, seed=1, num_workers=num_workers)))
     assert isinstance(batch, Point)
     assert batch.label.tolist() == [0, 1, 2, 3]
@@ -333,15 +333,15 @@ def test_a_batch_type_is_kept(num_workers: int) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_zero_filling_schema_clears_rows_first(num_workers: int) -> None:
-    with ShmLoader(Lazy(), batch_size=5, seed=1, num_workers=num_workers) as loader:
+def test_zero_filling_schema_clears_rows_first(num_workers: int) -> None:
+    with ShmLoader(PartialRows(), batch_size=5, seed=1, num_workers=num_workers) as loader:
         for _ in range(2):
             for step, batch in enumerate(loader):
                 assert [step * 5 + i + 1 for i in range(5)] == batch["image"][:, 0, 0].tolist()
                 assert int(batch["image"].sum()) == int(batch["image"][:, 0, 0].sum())
 
 
-def test_the_repr_says_what_path_is_taken() -> None:
+def test_repr_shows_the_read_path() -> None:
     assert "read by read_into" in repr(loader_of("read_into"))
     assert "read by read_batch_into" in repr(loader_of("read_batch_into"))
     with loader_of(num_workers=1) as loader:
@@ -350,7 +350,7 @@ def test_the_repr_says_what_path_is_taken() -> None:
         assert "own: float64[3]" in repr(loader)
 
 
-def test_stats_count_what_was_delivered() -> None:
+def test_stats_count_delivered_batches() -> None:
     with loader_of(num_workers=2) as loader:
         epochs(loader, 1)
         stats = loader.stats()
@@ -359,8 +359,8 @@ def test_stats_count_what_was_delivered() -> None:
     assert len(stats["workers"]) == 2
 
 
-def test_what_is_raised_before_the_first_batch_is_read_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a dataset that opens files when it is asked how it is read."""
+def test_error_before_the_first_batch_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The dataset may open files when its protocol is inspected."""
     expected = epochs(loader_of(), 1)[0]
 
     def refuse(*_: Any) -> Any:
@@ -375,8 +375,8 @@ def test_what_is_raised_before_the_first_batch_is_read_loses_none(monkeypatch: p
     assert [plain(batch) for batch in batches] == expected
 
 
-class Overtaken:
-    """A lock that another thread takes first, and reads the epoch to its last batch meanwhile."""
+class LockTakenFirst:
+    """A lock that another thread takes first, to read the epoch to its last batch in the meantime."""
 
     def __init__(self, lock: Any, batches: Any) -> None:
         self._lock, self._batches, self._is_first = lock, batches, True
@@ -393,11 +393,11 @@ class Overtaken:
         self._lock.release()
 
 
-def test_the_end_of_a_pass_is_recorded_where_it_was_whichever_thread_sees_it(tmp_path: Path) -> None:
+def test_end_of_a_pass_is_recorded_whichever_thread_reaches_it(tmp_path: Path) -> None:
     with loader_of(audit=str(tmp_path)) as loader:
         batches = iter(loader)
         next(batches)
-        batches._stream.turns.lock = Overtaken(batches._stream.turns.lock, batches)
+        batches._stream.turns.lock = LockTakenFirst(batches._stream.turns.lock, batches)
         with pytest.raises(StopIteration):
             next(batches)
     (path,) = tmp_path.iterdir()

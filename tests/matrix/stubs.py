@@ -1,10 +1,11 @@
-"""Empty libraries in the place of a GPU's, so that a torch built for GPUs imports on a machine that has none.
+"""Creates empty replacements of GPU libraries, so that a torch built for GPUs imports on a machine without one.
 
     python -m tests.matrix.stubs SITE_PACKAGES FOLDER
 
 On PyPI most releases of torch for x86-64 are CUDA builds that depend on gigabytes of further packages, of which nothing is called
-without a GPU. What torch's libraries need and nobody has is read out of them; each such library is made of functions that return 100,
-by which the CUDA runtime means "no device". With FOLDER in LD_LIBRARY_PATH, `torch.cuda.is_available()` is False and the CPU works.
+without a GPU. This program reads the libraries that torch's need and that are missing, and creates each from functions that
+return 100, which means "no device" in the CUDA runtime. With FOLDER in LD_LIBRARY_PATH, `torch.cuda.is_available()` is False and
+the CPU works.
 
 Needs a C compiler and binutils.
 """
@@ -20,20 +21,21 @@ from pathlib import Path
 
 
 def make(site: Path, folder: Path) -> list[str]:
-    """Writes the libraries that those in `site/torch/lib` need and that are nowhere.
+    """Writes the missing libraries that those in `site/torch/lib` need.
 
     Args:
         site: where torch is installed.
-        folder: where to; is made.
+        folder: the folder to create and write to.
+
     Returns:
-        their names.
+        The names of the libraries.
     """
     folder.mkdir(parents=True, exist_ok=True)
     libraries = sorted(site.glob("torch/lib/*.so*"))
     needed = {name for library in libraries for name in re.findall(r"\(NEEDED\).*\[(.+)\]", _readelf("-d", library))}
     missing = sorted(needed - {library.name for library in libraries} - _known())
-    versions: dict[str, set[str]] = defaultdict(set)  # of a library
-    symbols: dict[str, set[str]] = defaultdict(set)  # of a version; "": of none
+    versions: dict[str, set[str]] = defaultdict(set)  # library -> its versions
+    symbols: dict[str, set[str]] = defaultdict(set)  # version, or "" for none -> symbols
     defined: set[str] = set()
     for library in libraries:
         file = ""
@@ -81,13 +83,13 @@ def _readelf(what: str, library: Path) -> str:
 
 
 def _known() -> set[str]:
-    """The libraries that the loader finds by itself."""
+    """Returns the libraries that the dynamic loader finds by itself."""
     cache = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, check=True).stdout
     return set(re.findall(r"^\s+(\S+) \(", cache, re.MULTILINE))
 
 
 def _in_process() -> set[str]:
-    """What Python itself brings: torch's libraries that are Python modules take it from there."""
+    """Returns the libraries that Python itself loads; torch's libraries that are Python modules use those."""
     files = [Path(sys.executable).resolve(), *Path(sys.base_prefix, "lib").glob("libpython3.*.so*")]
     lines = "".join(_readelf("--dyn-syms", file) for file in files).splitlines()
     return {line.split()[7].partition("@")[0] for line in lines if len(line.split()) > 7 and line.split()[6] != "UND"}

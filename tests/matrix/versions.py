@@ -1,4 +1,4 @@
-"""What tests need to know of the versions they run on."""
+"""Facts about the installed versions that tests need."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""What a wheel must do, wherever it is installed, before it counts as built: `python smoke.py`. Needs the core's requirements alone."""
+"""Checks of an installed wheel before it counts as built: `python smoke.py`. Needs only the core's requirements."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from shmload._core.crc32c import crc32c
 
 
 def main() -> None:
-    """Raises AssertionError or ImportError."""
+    """Runs the checks. Raises AssertionError or ImportError."""
     assert "site-packages" in Path(shmload.__file__).parts, f"{shmload.__file__} is not installed"
     stubs = sorted((Path(shmload.__file__).parent / "_core").glob("*.pyi"))
     assert len(stubs) > 20
     for stub in stubs:
         importlib.import_module(f"shmload._core.{stub.stem}")
-    assert crc32c(b"123456789") == 0xE3069283  # the check value of the catalogue of CRCs
+    assert crc32c(b"123456789") == 0xE3069283  # the check value of the CRC catalogue
     numbers = shmload.Permutation(1000, seed=1, epoch=0)
     assert sorted(numbers[i] for i in range(1000)) == list(range(1000))
 

@@ -1,4 +1,4 @@
-"""The forge's files are what it takes, and the commands, files and names in them are there."""
+"""The files of the hosting service are valid, and the commands, files and names in them exist."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SCHEMAS = {
     "github-issue-config": [ROOT / ".github/ISSUE_TEMPLATE/config.yml"],
     "citation-file-format": [ROOT / "CITATION.cff"],
 }
-TOOLS = {"python", "bash", "git", "gh", "nox", "ruff", "mypy", "mkdocs", "mike"}  # what steps may begin with
+TOOLS = {"python", "bash", "git", "gh", "nox", "ruff", "mypy", "mkdocs", "mike"}  # commands with which a step may begin
 
 
 def loaded(path: Path) -> Any:
-    return yaml.load(path.read_text(), Loader=yaml.BaseLoader)  # plain text: `on` is no truth value
+    return yaml.load(path.read_text(), Loader=yaml.BaseLoader)  # as plain text, because `on` is not a boolean here
 
 
 def jobs() -> list[tuple[str, str, dict[str, Any]]]:
@@ -44,21 +44,21 @@ def steps() -> list[dict[str, Any]]:
 
 
 def commands() -> list[list[str]]:
-    """The words of every line that a step runs, without expressions and what stands behind a `>`."""
+    """Returns the words of every line that a step runs, without expressions and without redirections."""
     lines = [line for step in steps() for line in step.get("run", "").splitlines()]
     return [shlex.split(re.sub(r"\$\{\{.*?\}\}", "X", line.split(" >")[0])) for line in lines]
 
 
-@pytest.mark.slow(reason="each schema is compiled by a process of its own")
+@pytest.mark.slow(reason="each schema is compiled in a process of its own")
 @pytest.mark.parametrize("schema", SCHEMAS)
-def test_the_forge_takes_what_is_there(schema: str) -> None:
+def test_files_match_the_schemas_of_the_service(schema: str) -> None:
     assert SCHEMAS[schema]
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *SCHEMAS[schema]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=220)
     assert done.returncode == 0, done.stdout
 
 
-def test_what_steps_call_is_there() -> None:
+def test_commands_in_steps_exist() -> None:
     assert {words[0] for words in commands()} <= TOOLS
     ours = [
         word
@@ -73,12 +73,12 @@ def test_what_steps_call_is_there() -> None:
     assert named <= set(PROJECT["optional-dependencies"])
 
 
-def test_sessions_that_steps_ask_nox_for_are_there() -> None:
+def test_nox_sessions_in_steps_exist() -> None:
     assert {words[words.index("-s") + 1] for words in commands() if words[0] == "nox"} == {"tests(torch-X-pyX)"}
     assert "def tests(session: " in NOXFILE
 
 
-def test_workflows_that_are_called_can_be_called() -> None:
+def test_called_workflows_are_callable() -> None:
     called = [(job["uses"], set(job.get("with", ()))) for _, _, job in jobs() if "uses" in job]
     assert called
     for path, given in called:
@@ -87,7 +87,7 @@ def test_workflows_that_are_called_can_be_called() -> None:
         assert given == set((on["workflow_call"] or {}).get("inputs", ())), path
 
 
-def test_no_workflow_may_do_more_than_it_needs() -> None:
+def test_workflows_have_minimal_permissions() -> None:
     for path in WORKFLOWS:
         workflow = loaded(path)
         assert workflow["permissions"] == {"contents": "read"}, path
@@ -107,13 +107,13 @@ def test_every_action_is_pinned_and_every_job_ends() -> None:
     assert [name for _, name, job in jobs() if "uses" not in job and "timeout-minutes" not in job] == []
 
 
-def test_artifacts_that_are_fetched_are_made() -> None:
+def test_downloaded_artifacts_are_uploaded() -> None:
     made = [step["with"]["name"] for step in steps() if "upload-artifact" in step.get("uses", "")]
     assert {name.split("-")[0] for name in made} == {"archives", "notes"}
     assert len(set(made)) == len(made)
 
 
-def test_the_pairs_are_noxs_and_their_pythons_those_of_the_wheels() -> None:
+def test_version_pairs_equal_noxs_and_pythons_equal_the_wheels() -> None:
     tried = re.findall(r'^    \("([\d.]+)", "([\d.]+)", "[\d.]+"\),', NOXFILE, re.MULTILINE)
     rows = loaded(ROOT / ".github/workflows/tests.yml")["jobs"]["matrix"]["strategy"]["matrix"]["include"]
     assert [(row["python"], row["torch"]) for row in rows if "runner" not in row] == tried
@@ -123,21 +123,21 @@ def test_the_pairs_are_noxs_and_their_pythons_those_of_the_wheels() -> None:
     assert {f"Programming Language :: Python :: {python}" for python in dict(tried)} <= set(PROJECT["classifiers"])
 
 
-def test_a_bug_report_asks_for_what_is_there() -> None:
+def test_bug_report_asks_for_existing_commands() -> None:
     asked = {part["id"]: part for part in loaded(ROOT / ".github/ISSUE_TEMPLATE/bug.yml")["body"] if "id" in part}
     assert "`shmload doctor`" in asked["doctor"]["attributes"]["label"]
     assert (ROOT / "shmload/cli/doctor_command.py").exists()
     assert asked["doctor"]["validations"]["required"] == "true"
 
 
-def test_the_citation_and_the_addresses_are_those_of_the_project() -> None:
+def test_citation_and_addresses_equal_the_projects() -> None:
     citation = loaded(ROOT / "CITATION.cff")
     assert (citation["version"], citation["license"]) == (PROJECT["version"], PROJECT["license"])
     assert citation["repository-code"] == PROJECT["urls"]["Repository"]
 
 
 @pytest.mark.parametrize(
-    ("tag", "heading", "said"),
+    ("tag", "heading", "message"),
     [
         ("v{version}", "{version} (2026-11-23)", ""),
         ("v{version}", "{version} (unreleased)", "a release has a date"),
@@ -145,7 +145,7 @@ def test_the_citation_and_the_addresses_are_those_of_the_project() -> None:
         ("v{version}", "9.9.9 (2026-11-23)", "versions differ"),
     ],
 )
-def test_a_release_has_one_version(tmp_path: Path, tag: str, heading: str, said: str) -> None:
+def test_release_has_a_single_version(tmp_path: Path, tag: str, heading: str, message: str) -> None:
     version = PROJECT["version"]
     for name in (".ci/release", "pyproject.toml", "shmload/__init__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -154,9 +154,9 @@ def test_a_release_has_one_version(tmp_path: Path, tag: str, heading: str, said:
     (tmp_path / "CHANGELOG.md").write_text(changes)
     command = [sys.executable, tmp_path / ".ci/release", tag.format(version=version), tmp_path / "notes.md"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    if said:
+    if message:
         assert done.returncode == 1
-        assert said in done.stderr
+        assert message in done.stderr
     else:
         assert (done.returncode, done.stdout) == (0, f"version={version}\n")
         assert (tmp_path / "notes.md").read_text() == "* new\n"

@@ -1,4 +1,4 @@
-"""The wheel where a user installs it: elsewhere, with the core's requirements and not one extra. Runs where SHMLOAD_DIST is set."""
+"""The wheel in a user's environment: elsewhere, with the core's requirements and no extra. Runs if SHMLOAD_DIST is set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 DIST = os.environ.get("SHMLOAD_DIST")
 pytestmark = [
     pytest.mark.skipif(DIST is None, reason="SHMLOAD_DIST names no folder with a wheel"),
-    pytest.mark.slow(reason="makes an environment and runs programs in it, which import torch"),
+    pytest.mark.slow(reason="creates an environment and runs programs in it that import torch"),
     pytest.mark.timeout(900),
 ]
 README = next(p / "README.md" for p in Path(__file__).parents if (p / "README.md").exists())
@@ -67,7 +67,7 @@ print(json.dumps(said))
 
 
 def requirements(names: list[str]) -> dict[str, importlib.metadata.Distribution]:
-    """These packages and what they require in turn, without any extra."""
+    """Returns these packages and everything they require, without any extra."""
     requirement = pytest.importorskip("packaging.requirements").Requirement
     found: dict[str, importlib.metadata.Distribution] = {}
     waiting = list(names)
@@ -83,15 +83,15 @@ def requirements(names: list[str]) -> dict[str, importlib.metadata.Distribution]
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A virtual environment with the wheel; its requirements are links to this environment's, so nothing is fetched."""
+    """Creates a virtual environment with the wheel; its requirements are links to this environment's, so nothing is downloaded."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, symlinks=True)
     site = Path(sysconfig.get_path("platlib", "venv", {"base": str(folder), "platbase": str(folder)}))
     (wheel,) = Path(str(DIST)).glob("*.whl")
     install = [sys.executable, "-m", "pip", "--python", str(folder), "install", "-q", "--no-deps", str(wheel)]
     subprocess.run(install, check=True, timeout=300)
-    told = importlib.metadata.Distribution.at(next(site.glob("shmload-*.dist-info"))).requires or []
-    core = [re.split(r"[^\w-]", line)[0] for line in told if "extra ==" not in line]
+    required = importlib.metadata.Distribution.at(next(site.glob("shmload-*.dist-info"))).requires or []
+    core = [re.split(r"[^\w-]", line)[0] for line in required if "extra ==" not in line]
     assert "torch" in core
     for distribution in requirements(core).values():
         for top in {Path(file).parts[0] for file in distribution.files or []} - {"..", "__pycache__"}:
@@ -116,12 +116,12 @@ def run(environment: Path, folder: Path, *command: str, status: int = 0) -> subp
     return done
 
 
-def test_the_environment_holds_no_extra(environment: Path, tmp_path: Path) -> None:
+def test_environment_has_no_extra(environment: Path, tmp_path: Path) -> None:
     look = "from importlib.util import find_spec as f; print([n for n in ('PIL', 'matplotlib', 'pyarrow', 'cv2') if f(n)])"
     assert run(environment, tmp_path, "python", "-c", look).stdout == "[]\n"
 
 
-def test_every_module_imports_but_those_that_are_about_a_library(environment: Path, tmp_path: Path) -> None:
+def test_every_module_imports_except_those_for_a_library(environment: Path, tmp_path: Path) -> None:
     done = run(environment, tmp_path, "python", "-W", "error", "-c", EVERY_MODULE)
     assert dict(line.split(": ") for line in done.stdout.splitlines()) == {
         "shmload.formats.arrow.arrow_groups": "No module named 'pyarrow'",
@@ -133,7 +133,7 @@ def test_every_module_imports_but_those_that_are_about_a_library(environment: Pa
     assert done.stderr == ""
 
 
-def test_the_first_example_runs(environment: Path, tmp_path: Path) -> None:
+def test_first_example_runs(environment: Path, tmp_path: Path) -> None:
     code = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)[0]
     (tmp_path / "example.py").write_text(code)
     done = run(environment, tmp_path, "python", "-W", "error", "example.py")
@@ -141,29 +141,29 @@ def test_the_first_example_runs(environment: Path, tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_the_loader_needs_neither_the_command_line_nor_what_draws_its_tables(environment: Path, tmp_path: Path) -> None:
+def test_loader_needs_neither_typer_nor_rich(environment: Path, tmp_path: Path) -> None:
     code = "import sys; sys.modules['typer'] = sys.modules['rich'] = None\nfrom shmload import ShmLoader\n"
     code += "with ShmLoader(range(4), batch_size=2, num_workers=1, seed=1) as loader: print(sum(map(sum, loader)).item())"
     assert run(environment, tmp_path, "python", "-W", "error", "-c", code).stdout == "6\n"
 
 
-def test_what_a_wheel_must_do_it_does(environment: Path, tmp_path: Path) -> None:
+def test_smoke_test_passes(environment: Path, tmp_path: Path) -> None:
     done = run(environment, tmp_path, "python", "-W", "error", str(Path(__file__).parent / "smoke.py"))
     assert done.stdout.endswith("as it should be\n")
     assert done.stderr == ""
 
 
-def test_the_command_measures(environment: Path, tmp_path: Path) -> None:
+def test_bench_command_works(environment: Path, tmp_path: Path) -> None:
     command = ("shmload", "bench", "--quick", "--workload", "rows", "--json", "-")
     report = json.loads(run(environment, tmp_path, *command).stdout)
     assert report["failures"] == []
     assert [workload["name"] for workload in report["workloads"]] == ["rows"]
 
 
-def test_what_needs_an_extra_says_which(environment: Path, tmp_path: Path) -> None:
-    said = json.loads(run(environment, tmp_path, "python", "-c", WITHOUT_EXTRAS).stdout)
-    for extra, error in said.items():
-        assert f"pip install 'shmload[{extra.split()[0]}]'" in error, said
+def test_missing_extra_is_named_in_the_error(environment: Path, tmp_path: Path) -> None:
+    messages = json.loads(run(environment, tmp_path, "python", "-c", WITHOUT_EXTRAS).stdout)
+    for extra, error in messages.items():
+        assert f"pip install 'shmload[{extra.split()[0]}]'" in error, messages
     done = run(environment, tmp_path, "shmload", "bench", "--quick", "--workload", "rows", "--plot", "a.png")
     assert "needs matplotlib: pip install 'shmload[plot]'" in done.stdout
     assert not (tmp_path / "a.png").exists()

@@ -1,4 +1,4 @@
-"""What starting costs: torch takes seconds to import, so what does not need it must not bring it. By name, not by the clock."""
+"""The cost of imports: torch takes seconds, so code that does not need it must not import it. Checked by name, not by time."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.slow(reason="each looks at what a process of its own imports")
+pytestmark = pytest.mark.slow(reason="each runs a program in a process of its own")
 HEAVY = ("torch", "numpy", "rich", "typer", "PIL", "matplotlib", "pyarrow", "h5py", "zarr", "safetensors", "datasets")
 
 
-def brought(code: str, *arguments: str) -> set[str]:
-    """Which heavy packages are imported when a program ends, however it ends."""
+def heavy_imports(code: str, *arguments: str) -> set[str]:
+    """Returns the heavy packages that are imported when a program ends, however it ends."""
     program = (
         "import atexit, os, sys\n"
         f"atexit.register(lambda: print('\\n' + ' '.join(n for n in {HEAVY!r} if n in sys.modules)))\n{code}"
@@ -45,19 +45,19 @@ def brought(code: str, *arguments: str) -> set[str]:
         ("import shmload.cli", {"typer", "rich"}),
     ],
 )
-def test_a_name_brings_only_what_it_needs(code: str, expected: set[str]) -> None:
-    assert brought(code) <= expected
+def test_name_imports_only_what_it_needs(code: str, expected: set[str]) -> None:
+    assert heavy_imports(code) <= expected
 
 
-def test_a_loader_brings_torch_and_nothing_that_is_an_extra() -> None:
-    assert brought("from shmload import ShmLoader") == {"torch", "numpy"}
+def test_loader_imports_torch_and_no_extra() -> None:
+    assert heavy_imports("from shmload import ShmLoader") == {"torch", "numpy"}
 
 
 @pytest.mark.parametrize("command", [["--help"], ["clean"], ["clean", "--json"], ["verify", "--help"], ["inspect"]])
-def test_a_command_that_needs_no_tensor_brings_no_torch(command: list[str], tmp_path: Path) -> None:
+def test_command_without_tensors_does_not_import_torch(command: list[str], tmp_path: Path) -> None:
     if command == ["inspect"]:
         np.save(tmp_path / "rows.npy", np.arange(10))
         command = ["inspect", str(tmp_path / "rows.npy")]
-    found = brought("import shmload.cli; shmload.cli.main()", *command)
+    found = heavy_imports("import shmload.cli; shmload.cli.main()", *command)
     assert found <= {"typer", "rich", "numpy"}
-    assert "typer" in found  # the program has run to its end
+    assert "typer" in found  # the program ran to its end

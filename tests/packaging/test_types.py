@@ -1,4 +1,4 @@
-"""What a type checker sees of shmload: the stubs against the modules, and a user's own program against the package."""
+"""Types of shmload for a type checker: the stubs compared with the modules, and a user's program."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ Mix([(3, 1.0)])  # error: list-item
 
 def checked(command: list[str], folder: Path) -> str:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    if not (ROOT / "pyproject.toml").exists():  # installed: found as any package, if py.typed is there
+    if not (ROOT / "pyproject.toml").exists():  # installed: found like any package with py.typed
         env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     else:
         env["MYPYPATH"] = str(ROOT)
@@ -97,29 +97,29 @@ def test_stubtest_finds_nothing_in_the_compiled_modules(tmp_path: Path) -> None:
     modules = [f"shmload._core.{stub.stem}" for stub in sorted(CORE.glob("*.pyi"))]
     assert len(modules) > 20
     options = ["--mypy-config-file", "mypy.ini", "--allowlist", "allowed", "--ignore-unused-allowlist"]
-    # PEP 800 marks are for checkers that ask whether two classes can have a common child
+    # PEP 800 marks are for checkers that test whether two classes can have a common subclass
     found = checked(["mypy.stubtest", *modules, *options, "--ignore-disjoint-bases", "--concise"], tmp_path)
     assert found == ""
 
 
 @pytest.mark.slow(reason="mypy checks a program and what it imports")
 @pytest.mark.timeout(600)
-def test_a_strictly_typed_program_sees_the_types_that_are_meant(tmp_path: Path) -> None:
+def test_strictly_typed_program_gets_the_intended_types(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "mypy.ini").write_text("[mypy]\n")
     lines = PROGRAM.splitlines()
     options = ["--strict", "--config-file", "mypy.ini", "--cache-dir", os.devnull, "--no-error-summary"]
-    said: dict[int, str] = {}
+    notes: dict[int, str] = {}
     for line in checked(["mypy", "program.py", *options], tmp_path).splitlines():
         if found := re.match(r'program\.py:(\d+): note: Revealed type is "(.*)"', line):
-            said[int(found[1])] = re.sub(r"[\w.]+\.(\w+)", r"\1", found[2])
+            notes[int(found[1])] = re.sub(r"[\w.]+\.(\w+)", r"\1", found[2])
         elif found := re.match(r"program\.py:(\d+): error: .*\[([\w-]+)\]", line):
-            said[int(found[1])] = f"error: {found[2]}"
+            notes[int(found[1])] = f"error: {found[2]}"
         else:
             assert ": note: " in line, line
     expected = {number: line.split("  # ")[1] for number, line in enumerate(lines, 1) if "  # " in line}
-    assert said == expected
+    assert notes == expected
 
 
-def test_the_package_says_that_it_is_typed() -> None:
+def test_package_has_a_py_typed_marker() -> None:
     assert (ROOT / "shmload" / "py.typed").exists()

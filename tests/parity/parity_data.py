@@ -21,8 +21,8 @@ def numbers(i: int) -> np.ndarray[Any, Any]:
     return np.random.default_rng(i).random(5).astype(np.float32)
 
 
-class Of:
-    """A dataset of N samples made by a function of the index."""
+class SampleFunction:
+    """A dataset of N samples, each returned by a function of the index."""
 
     def __init__(self, make: Any, n: int = N) -> None:
         self.make = make
@@ -37,15 +37,15 @@ class Of:
         return self.make(index % self.n)
 
 
-class InBatches(Of):
-    """The same with __getitems__."""
+class WithGetItems(SampleFunction):
+    """The same dataset with `__getitems__`."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self.make(i) for i in indices]
 
 
-class ByName(Of):
-    """Keys are strings."""
+class StringKeys(SampleFunction):
+    """The same dataset with strings as keys."""
 
     def __getitem__(self, key: str) -> Any:
         return key, int(key[1:])
@@ -120,7 +120,7 @@ def unsigned(i: int) -> Any:
 
 
 def varying(i: int) -> Any:
-    """Shapes differ between batches of 5 but not within one, in order."""
+    """Returns a sample whose shape differs between batches of 5, but not inside one, when read in order."""
     return torch.full((1 + i // 5,), i), i
 
 

@@ -1,5 +1,6 @@
-"""Over 200 listed configurations: ShmLoader without a seed and torch's DataLoader deliver equal batches, and draw alike from the
-global generators."""
+"""In more than 200 configurations, ShmLoader without a seed and torch's DataLoader deliver equal batches and use the global
+generators equally.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +26,13 @@ from torch.utils.data import (
 )
 
 from shmload import ShmLoader
-from tests.parity.parity_data import KINDS, ByName, InBatches, N, Of
+from tests.parity.parity_data import KINDS, N, SampleFunction, StringKeys, WithGetItems
 
-slow = pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
+slow = pytest.mark.slow(reason="workers start as new interpreters, which import everything again")
 
 
 class Drawing(Sampler[int]):
-    """Draws from every global generator for each index."""
+    """A sampler that draws from every global generator for each index."""
 
     def __iter__(self) -> Iterator[int]:
         for _ in range(N):
@@ -42,7 +43,7 @@ class Drawing(Sampler[int]):
 
 
 class Uneven(Sampler[list[int]]):
-    """Batches of 1, 2, 3, ... indices."""
+    """A batch sampler of 1, 2, 3, ... indices."""
 
     def __iter__(self) -> Iterator[list[int]]:
         at = 0
@@ -77,7 +78,7 @@ def seeded(worker_id: int) -> None:
 
 
 class Case:
-    """A name, a dataset and DataLoader's keywords, all made anew for each side."""
+    """A name, a dataset and the keyword arguments of DataLoader, created separately for each side."""
 
     def __init__(self, name: str, dataset: Callable[[], Any], epochs: int = 1, **options: Any) -> None:
         self.name, self.dataset, self.epochs, self.options = name, dataset, epochs, options
@@ -87,13 +88,13 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    def of(kind: str, base: type[Of] = Of) -> Callable[[], Any]:
+    def of(kind: str, base: type[SampleFunction] = SampleFunction) -> Callable[[], Any]:
         return lambda: base(KINDS[kind])
 
-    for kind in KINDS:  # every kind of sample: without workers, with one, with two, without batches
+    for kind in KINDS:  # every kind of sample: without workers, with one, with two, and without batches
         for num_workers in (0, 1, 2):
             yield Case(f"{kind}-w{num_workers}", of(kind), batch_size=5, num_workers=num_workers)
-        if kind != "varying":  # torch itself refuses those mixed
+        if kind != "varying":  # torch itself refuses these
             yield Case(f"{kind}-shuffled-w2", of(kind), batch_size=4, num_workers=2, shuffle=True, drop_last=True)
         yield Case(f"{kind}-single-w2", of(kind), batch_size=None, num_workers=2)
     for batch_size in (1, 3, 7, 23, 50):
@@ -114,8 +115,8 @@ def cases() -> Iterator[Case]:
     for name, batch_sampler in BATCH_SAMPLERS.items():
         for num_workers in (0, 2):
             yield Case(f"batches-{name}-w{num_workers}", of("pair"), batch_sampler=batch_sampler, num_workers=num_workers)
-    yield Case("keys", lambda: ByName(None), sampler=lambda: [f"k{i}" for i in range(N)], batch_size=4, num_workers=2)
-    yield Case("key-batches", lambda: ByName(None), batch_sampler=lambda: [["k1", "k2"], ["k3"]], num_workers=2)
+    yield Case("keys", lambda: StringKeys(None), sampler=lambda: [f"k{i}" for i in range(N)], batch_size=4, num_workers=2)
+    yield Case("key-batches", lambda: StringKeys(None), batch_sampler=lambda: [["k1", "k2"], ["k3"]], num_workers=2)
     for num_workers in (0, 2):
         yield Case(
             f"iterators-w{num_workers}", of("pair"), batch_sampler=lambda: [iter([1, 2]), iter([3])], num_workers=num_workers
@@ -123,7 +124,7 @@ def cases() -> Iterator[Case]:
     yield Case("negative", of("pair"), sampler=lambda: [-1, 0, -N, 3], batch_size=2, num_workers=2)
     for kind in ("pair", "text", "all_noise", "varying"):
         for num_workers in (0, 2):
-            yield Case(f"getitems-{kind}-w{num_workers}", of(kind, InBatches), batch_size=5, num_workers=num_workers)
+            yield Case(f"getitems-{kind}-w{num_workers}", of(kind, WithGetItems), batch_size=5, num_workers=num_workers)
     for collate in (listed, stacked, strange):
         for num_workers in (0, 1, 2):
             yield Case(
@@ -160,11 +161,14 @@ def cases() -> Iterator[Case]:
             num_workers=num_workers,
         )
         yield Case(
-            f"subset-w{num_workers}", lambda: Subset(Of(KINDS["pair"]), [3, 1, 4, 1, 5]), batch_size=2, num_workers=num_workers
+            f"subset-w{num_workers}",
+            lambda: Subset(SampleFunction(KINDS["pair"]), [3, 1, 4, 1, 5]),
+            batch_size=2,
+            num_workers=num_workers,
         )
         yield Case(
             f"concat-w{num_workers}",
-            lambda: ConcatDataset([Of(KINDS["pair"], 4), Of(KINDS["pair"], 3)]),
+            lambda: ConcatDataset([SampleFunction(KINDS["pair"], 4), SampleFunction(KINDS["pair"], 3)]),
             batch_size=3,
             num_workers=num_workers,
         )
@@ -184,7 +188,7 @@ def cases() -> Iterator[Case]:
     for method in ("spawn", "forkserver"):
         for kind in ("all_noise", "nested"):
             yield Case(f"{method}-{kind}", of(kind), batch_size=5, num_workers=2, shuffle=True, multiprocessing_context=method)
-        tokens = torch.arange(20).to(torch.uint16)  # whose own pickle torch cannot read
+        tokens = torch.arange(20).to(torch.uint16)  # torch cannot read its own pickle of this dtype
         yield Case(f"{method}-uint16", lambda tokens=tokens: TensorDataset(tokens), num_workers=2, multiprocessing_context=method)
 
 
@@ -215,7 +219,7 @@ def test_at_least_two_hundred_configurations_are_listed() -> None:
 
 
 def equal(a: Any, b: Any) -> bool:
-    """Equal in type, structure, dtype, shape, strides and value."""
+    """Returns whether two values are equal in type, structure, dtype, shape, strides and content."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
@@ -233,7 +237,7 @@ def equal(a: Any, b: Any) -> bool:
 
 
 def run(kind: Any, case: Case) -> tuple[list[Any], list[Any]]:
-    """Every batch of every epoch, and what the global generators draw after each."""
+    """Returns every batch of every epoch, and the draws from the global generators after each."""
     random.seed(1)
     np.random.seed(2)
     torch.manual_seed(3)
@@ -252,15 +256,15 @@ def run(kind: Any, case: Case) -> tuple[list[Any], list[Any]]:
 
 
 def marked(case: Case) -> Any:
-    """The case, slow where each worker imports torch."""
+    """Returns the case as a parameter, marked slow if each worker imports torch."""
     method = case.options.get("multiprocessing_context")
     return pytest.param(case, id=case.name, marks=[slow] if method in ("spawn", "forkserver") else [])
 
 
 @pytest.mark.parametrize("case", [marked(case) for case in CASES])
-def test_batches_and_draws_are_torchs(case: Case) -> None:
+def test_batches_and_draws_equal_torchs(case: Case) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's advice on workers and pinning, and ours on batches held; tested elsewhere
+        warnings.simplefilter("ignore")  # advice that other tests check
         expected, expected_draws = run(DataLoader, case)
         got, draws = run(ShmLoader, case)
     assert expected_draws == draws

@@ -1,7 +1,7 @@
-"""What a dataset returns, whatever it is, is collated as torch's DataLoader without workers collates it.
+"""Whatever a dataset returns is collated as torch's DataLoader without workers collates it.
 
-A table of dataset protocols, kinds of samples, collate functions, modes and worker counts. In seed mode torch's loader is given the
-batches of indices that the seed makes.
+The cases combine dataset protocols, kinds of samples, collate functions, modes and numbers of workers. In seed mode torch's
+loader gets the batches of indices that the seed determines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from shmload import SampleError, ShmLoader
 from tests.parity.test_against_torch import equal
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # torch's advice on workers, and ours on batches held; tested elsewhere
+pytestmark = pytest.mark.filterwarnings("ignore")  # advice on workers and held batches, which other tests check
 slow = pytest.mark.slow(reason="hundreds of loaders, each of which starts workers")
 N, BATCH_SIZE, SEED = 10, 4, 3
 
@@ -38,7 +38,7 @@ class Box:
 
 
 class Batch:
-    """A batch of the dataset's own type, as TensorDict's is: it has rows, and more than its rows."""
+    """A batch in a type of the dataset's own, like TensorDict: it has rows and something more."""
 
     def __init__(self, samples: list[Any]) -> None:
         self.samples = samples
@@ -83,7 +83,7 @@ GETITEMS: dict[str, Callable[[list[Any]], Any]] = {
 }
 
 
-class One:
+class SingleSamples:
     """A dataset that reads sample by sample."""
 
     def __init__(self, sample: Callable[[int], Any]) -> None:
@@ -96,7 +96,7 @@ class One:
         return self.sample(index)
 
 
-class Many(One):
+class WithGetItems(SingleSamples):
     """A dataset with `__getitems__`."""
 
     def __init__(self, sample: Callable[[int], Any], make: Callable[[list[Any]], Any]) -> None:
@@ -107,8 +107,8 @@ class Many(One):
         return self.make([self.sample(index) for index in indices])
 
 
-class Passing(IterableDataset[Any]):
-    """An iterable dataset, divided among workers."""
+class DividedIterable(IterableDataset[Any]):
+    """An iterable dataset that is divided among workers."""
 
     def __init__(self, sample: Callable[[int], Any]) -> None:
         self.sample = sample
@@ -121,10 +121,10 @@ class Passing(IterableDataset[Any]):
 
 def dataset_of(protocol: str, sample: str) -> Any:
     if protocol == "one":
-        return One(SAMPLES[sample])
+        return SingleSamples(SAMPLES[sample])
     if protocol == "iterable":
-        return Passing(SAMPLES[sample])
-    return Many(SAMPLES[sample], GETITEMS[protocol])
+        return DividedIterable(SAMPLES[sample])
+    return WithGetItems(SAMPLES[sample], GETITEMS[protocol])
 
 
 def identity(batch: Any) -> Any:
@@ -139,7 +139,7 @@ COLLATE: dict[str, Any] = {"default": None, "identity": identity, "custom": cust
 
 
 def registered(change: Callable[[Any], Any]) -> Callable[..., Any]:
-    """A function for torch's table, which also shows in what type it was given the values."""
+    """Returns a function for torch's registry; its result also shows the type in which it got the values."""
     return lambda batch, *, collate_fn_map: (type(batch).__name__, change(batch))
 
 
@@ -157,7 +157,7 @@ FUNCTIONS: dict[str, tuple[Any, Callable[..., Any]]] = {
 
 
 def outcomes(loader: Any) -> list[Any]:
-    """Each batch, or the type of its error."""
+    """Returns each batch, or the type of its error."""
     found: list[Any] = []
     iterator = iter(loader)
     for _ in range(N):
@@ -171,7 +171,7 @@ def outcomes(loader: Any) -> list[Any]:
 
 
 def check(dataset: Any, num_workers: int, mode: str, **options: Any) -> None:
-    """Compare our loader with torch's, which has no workers; or as many, if it is an iterable dataset that is divided among them."""
+    """Compares ShmLoader with torch's loader, which has no workers, or as many if the dataset is iterable and divided among them."""
     if mode == "seed":
         with ShmLoader(range(N), options["batch_size"], shuffle=True, seed=SEED, collate_fn=identity) as loader:
             order = list(loader)
@@ -187,7 +187,7 @@ def check(dataset: Any, num_workers: int, mode: str, **options: Any) -> None:
     with ShmLoader(dataset, num_workers=num_workers, **options) as loader:
         got = outcomes(loader)
     if num_workers and any(isinstance(batch, GeneratorType) for batch in expected):
-        assert set(got) == {SampleError}  # a generator cannot leave the process it was made in
+        assert set(got) == {SampleError}  # a generator cannot leave the process that created it
     else:
         assert len(expected) == len(got), (expected, got)
         for one_expected, one_got in zip(expected, got, strict=True):
@@ -195,7 +195,7 @@ def check(dataset: Any, num_workers: int, mode: str, **options: Any) -> None:
 
 
 def rows(protocols: Any, samples: Any) -> list[tuple[str, str, str]]:
-    """The combinations that can be made, with a mode: an iterable dataset has no indices that a seed could order."""
+    """Returns the possible combinations with a mode; an iterable dataset has no indices that a seed could order."""
     return [
         (protocol, sample, mode)
         for protocol, sample, mode in itertools.product(protocols, samples, ("torch", "seed"))
@@ -234,7 +234,7 @@ def test_registered_function_collates_builtin_types(function: str, sample: str, 
     kind, registered_function = FUNCTIONS[function]
     monkeypatch.setitem(default_collate_fn_map, kind, registered_function)
     for num_workers in (0, 1):
-        check(One(SAMPLES[sample]), num_workers, mode, batch_size=BATCH_SIZE)
+        check(SingleSamples(SAMPLES[sample]), num_workers, mode, batch_size=BATCH_SIZE)
 
 
 @modes

@@ -1,4 +1,4 @@
-"""torch's TensorDataset is gathered, and no batch or error shows it."""
+"""torch's TensorDataset is gathered as a whole, without any visible difference in batches or errors."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ TENSORS = (
 WORKERS = [0, pytest.param(2, marks=pytest.mark.slow(reason="starts two workers for each loader"))]
 
 
-class Keys:
-    """A batch sampler that gives these."""
+class GivenBatches:
+    """A batch sampler with given batches."""
 
     def __init__(self, *batches: Any) -> None:
         self.batches = batches
@@ -42,7 +42,7 @@ class Keys:
 
 
 def outcome(make: type, dataset: Any, **options: Any) -> Any:
-    """The batches, or what was raised: its type and its last line."""
+    """Returns the batches, or the type and last line of the error."""
     torch.manual_seed(1)
     loader = make(dataset, **options)
     try:
@@ -63,28 +63,28 @@ def _said(error: Exception) -> str:
     )
 
 
-def assert_alike(mine: Any, torchs: Any) -> None:
-    assert type(torchs) is type(mine)
-    if isinstance(torchs, torch.Tensor):
-        assert (torchs.dtype, torchs.shape) == (mine.dtype, mine.shape)
-        assert torchs.contiguous().view(-1).view(torch.uint8).tolist() == mine.reshape(-1).view(torch.uint8).tolist()
-    elif isinstance(torchs, (list, tuple)):
-        assert len(torchs) == len(mine)
-        for a, b in zip(mine, torchs, strict=True):
-            assert_alike(a, b)
+def assert_equal_outcomes(found: Any, expected: Any) -> None:
+    assert type(expected) is type(found)
+    if isinstance(expected, torch.Tensor):
+        assert (expected.dtype, expected.shape) == (found.dtype, found.shape)
+        assert expected.contiguous().view(-1).view(torch.uint8).tolist() == found.reshape(-1).view(torch.uint8).tolist()
+    elif isinstance(expected, (list, tuple)):
+        assert len(expected) == len(found)
+        for a, b in zip(found, expected, strict=True):
+            assert_equal_outcomes(a, b)
     else:
-        assert torchs == mine
+        assert expected == found
 
 
 def assert_equal(dataset: Any, num_workers: int = 0, **options: Any) -> ShmLoader:
-    """torch reads without workers: those take 5 s each to end after an error."""
-    mine = outcome(ShmLoader, dataset, num_workers=num_workers, **options)
-    assert_alike(mine, outcome(DataLoader, dataset, **options))
+    """Compares with torch without workers, because torch's workers take 5 s to end after an error."""
+    found = outcome(ShmLoader, dataset, num_workers=num_workers, **options)
+    assert_equal_outcomes(found, outcome(DataLoader, dataset, **options))
     return ShmLoader(dataset, num_workers=num_workers, **options)
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
-def test_batches_are_torchs(num_workers: int) -> None:
+def test_batches_equal_torchs(num_workers: int) -> None:
     dataset = TensorDataset(*TENSORS)
     subset = Subset(dataset, [3, -1, 7])
     for data in (dataset, subset, Subset(subset, (2, 0)), ConcatDataset([dataset, subset])):
@@ -117,22 +117,22 @@ def test_batches_are_torchs(num_workers: int) -> None:
     ],
     ids=str,
 )
-def test_any_key_of_a_sampler_means_what_it_means_to_torch(keys: Any, num_workers: int) -> None:
+def test_every_key_of_a_sampler_is_read_as_in_torch(keys: Any, num_workers: int) -> None:
     dataset = TensorDataset(*TENSORS)
     wrapped = [Subset(dataset, range(N)), ConcatDataset([dataset, dataset])] if num_workers == 0 else []
     for data in (dataset, *wrapped):
-        assert_equal(data, batch_sampler=Keys([1, 0], keys), num_workers=num_workers)
+        assert_equal(data, batch_sampler=GivenBatches([1, 0], keys), num_workers=num_workers)
 
 
 @pytest.mark.parametrize("inside", [[0, 1.5, 2], ["a", "b"], [[1, 2], [3, 4]], [3, N], torch.tensor([1, 2])], ids=str)
-def test_a_subset_of_any_keys_means_what_it_means_to_torch(inside: Any) -> None:
+def test_subset_of_any_keys_is_read_as_in_torch(inside: Any) -> None:
     subset = Subset(TensorDataset(*TENSORS), inside)
     for data in (subset, ConcatDataset([subset, subset])):
         assert_equal(data, batch_size=2)
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
-def test_without_batches_and_with_an_own_collate_fn_nothing_is_gathered(num_workers: int) -> None:
+def test_nothing_is_gathered_without_batches_or_with_a_collate_fn(num_workers: int) -> None:
     dataset = TensorDataset(*TENSORS)
     assert assert_equal(dataset, batch_size=None, num_workers=num_workers)._config().plan.layout is None
     assert assert_equal(dataset, batch_size=None, sampler=[[1, 2], [3]], num_workers=num_workers)._config().plan.layout is None
@@ -164,14 +164,14 @@ class Odd(torch.Tensor): ...
     ],
     ids=["subclass", "plain subclass", "gradient", "conjugate", "sparse", "tensor subclass", "parameter", "meta"],
 )
-def test_what_is_not_plain_memory_of_a_plain_dataset_is_left_to_torch(dataset: Any) -> None:
+def test_unusual_datasets_and_tensors_are_left_to_torch(dataset: Any) -> None:
     assert ShmLoader(dataset)._config().plan.layout is None
     if dataset.tensors[0].layout == torch.strided and dataset.tensors[0].device.type == "cpu":
-        mine, torchs = (outcome(make, dataset, batch_size=2) for make in (ShmLoader, DataLoader))
-        assert [[t.tolist() for t in batch] for batch in torchs] == [[t.tolist() for t in batch] for batch in mine]
+        found, expected = (outcome(make, dataset, batch_size=2) for make in (ShmLoader, DataLoader))
+        assert [[t.tolist() for t in batch] for batch in expected] == [[t.tolist() for t in batch] for batch in found]
 
 
-def test_a_dataset_given_other_tensors_reads_those_at_once() -> None:
+def test_changed_tensors_of_a_dataset_are_read_at_once() -> None:
     dataset = TensorDataset(torch.zeros(6))
     batches = iter(ShmLoader(dataset, batch_size=2))
     ((first,), expected) = next(batches), [0.0, 0.0]
@@ -187,7 +187,7 @@ def test_a_dataset_given_other_tensors_reads_those_at_once() -> None:
 
 
 @pytest.mark.slow(reason="starts a worker")
-def test_a_bad_index_of_a_gathered_batch_is_skipped_alone() -> None:
+def test_only_the_bad_index_of_a_gathered_batch_is_skipped() -> None:
     dataset = TensorDataset(torch.arange(4))
-    with ShmLoader(dataset, batch_sampler=Keys([0, 9, 2], ["a", 3]), num_workers=1, on_error="skip") as loader:
+    with ShmLoader(dataset, batch_sampler=GivenBatches([0, 9, 2], ["a", 3]), num_workers=1, on_error="skip") as loader:
         assert [batch.tolist() for (batch,) in loader] == [[0, 2], [3]]

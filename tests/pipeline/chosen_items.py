@@ -1,4 +1,4 @@
-"""Datasets that pipelines choose from, which read several samples at once or decode into rows, and draw at random."""
+"""Datasets for pipelines that only select samples: some draw at random, read several samples at once, or decode into rows."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMES = ("drawn", "globally", "own")
 
 
 class Drawing:
-    """Samples that draw; it is read one by one."""
+    """Samples that draw random numbers, read one by one."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(0)
@@ -46,7 +46,7 @@ class Drawing:
 
 
 class Into(Drawing):
-    """The same, decoded into rows."""
+    """The same samples, decoded into rows."""
 
     schema = {"x": "int64", **dict.fromkeys(NAMES, "float64")}
 
@@ -59,7 +59,7 @@ class Into(Drawing):
 
 
 class Getting(Drawing):
-    """Several samples at once."""
+    """The same samples, read several at once."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         raise AssertionError("__getitems__ comes first")
@@ -69,7 +69,7 @@ class Getting(Drawing):
 
 
 class ByIndex:
-    """Samples that draw by sample_rng; they are read one by one."""
+    """Samples that draw with sample_rng, read one by one."""
 
     def __len__(self) -> int:
         return N
@@ -79,7 +79,7 @@ class ByIndex:
 
 
 class ByIndexInto(ByIndex):
-    """The same, decoded into several rows at once."""
+    """The same samples, decoded into several rows at once."""
 
     schema = {"x": "int64", "drawn": "float64"}
 
@@ -93,7 +93,7 @@ class ByIndexInto(ByIndex):
 
 
 class ByIndexGetting(ByIndex):
-    """The same, several at once."""
+    """The same samples, read several at once."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         raise AssertionError("__getitems__ comes first")
@@ -103,7 +103,7 @@ class ByIndexGetting(ByIndex):
 
 
 class Broken(ByIndexInto):
-    """One whose 7th sample cannot be read."""
+    """A dataset whose 7th sample cannot be read."""
 
     def read_batch_into(self, indices: Any, out: Any) -> None:
         if 7 in indices:
@@ -112,7 +112,7 @@ class Broken(ByIndexInto):
 
 
 class BrokenInto(Into):
-    """The same, row by row."""
+    """The same dataset, decoded row by row."""
 
     def read_into(self, index: int, out: Any) -> None:
         if index == 7:
@@ -121,7 +121,7 @@ class BrokenInto(Into):
 
 
 class BrokenGetting(ByIndexGetting):
-    """The same, by __getitems__."""
+    """The same dataset, read with __getitems__."""
 
     def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
         if 7 in indices:
@@ -133,7 +133,7 @@ class BrokenGetting(ByIndexGetting):
 
 
 def columns() -> dict[str, np.ndarray[Any, Any]]:
-    """Of N samples."""
+    """Returns columns of N samples."""
     return {"x": np.arange(N), "row": np.arange(3.0 * N, dtype=np.float32).reshape(N, 3)}
 
 
@@ -205,7 +205,7 @@ def raw_records(folder: Path) -> Any:
 
 
 def write_tar(folder: Path) -> list[str]:
-    """Two shards."""
+    """Writes two shards and returns their paths."""
     with TarWriter(folder / "x-%06d.tar", maxcount=12) as writer:
         for x, row in enumerate(columns()["row"]):
             writer.write({"__key__": f"{x:03d}", "npy": row, "cls": x, "txt": f"word {x}"})
@@ -236,7 +236,7 @@ def tokens(folder: Path) -> Any:
 
 
 def write_images(folder: Path) -> list[str]:
-    """Small pictures of different sizes."""
+    """Writes small pictures of different sizes and returns their paths."""
     from PIL import Image
 
     pixels = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Lets the tests here, and the workers they start, import their helpers; runs programs of several ranks."""
+"""Makes the helpers of this folder importable for the tests and their workers, and runs programs of several ranks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEADLINE_S = 220.0  # for eight interpreters that import torch on two busy cores
 
 @pytest.fixture
 def run_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
-    """Runs a function of rank_program.py in ranks under torchrun; what each rank returned, by rank."""
+    """Returns a function that runs a function of rank_program.py under torchrun and returns each rank's answer."""
 
     def run(name: str, world: int) -> list[Any]:
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
@@ -41,7 +41,7 @@ def run_ranks(tmp_path: Path) -> Callable[..., list[Any]]:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             _, stderr = process.communicate()
-            pytest.fail(f"{name} is not done in {DEADLINE_S} s:\n{stderr[-8000:]}")
+            pytest.fail(f"{name} did not finish in {DEADLINE_S} s:\n{stderr[-8000:]}")
         assert process.returncode == 0, stderr[-8000:]
         return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world)]
 

@@ -1,4 +1,4 @@
-"""Random pipelines by the written grammar, and what they should give: plain lists over the row of epochs, dealt to ranks."""
+"""Strategies for random pipelines, and models of their output in plain lists: the rows of epochs, divided among ranks."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from shmload.pipeline import (
 )
 from shmload.schedule.mix_order import MixOrder
 
-ENOUGH = 1100  # items that a stream's model is asked for
+ENOUGH = 1100  # items that the model of an endless stream computes
 
 
 @dataclass(frozen=True)
 class Add:
-    """A function that every start method can send."""
+    """A function that every start method can send to workers."""
 
     number: int
 
@@ -59,7 +59,7 @@ def known_item(x: int) -> dict[str, Any]:
 class Leaf:
     """A Range or a Permutation."""
 
-    n: int  # also that by which a row is counted
+    n: int  # also the number by which an endless row is counted
     is_shuffled: bool
     repeating: bool
     seed: int
@@ -75,7 +75,7 @@ class Leaf:
         return None if self.repeating else self.n
 
     def values(self) -> Iterator[int]:
-        """Its items, epoch after epoch."""
+        """Yields its items, epoch after epoch."""
         for epoch in count():
             if self.is_shuffled:
                 yield from shmload.Permutation(self.n, seed=self.seed, epoch=epoch).take(0, self.n).tolist()
@@ -85,7 +85,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Joined:
-    """A Join of pipelines, each of which adds a number of its own."""
+    """A Join of pipelines, each of which adds its own offset."""
 
     members: tuple[Leaf | Joined, ...]
     weights: tuple[Any, ...]
@@ -104,7 +104,7 @@ class Joined:
         )
 
     def offset(self, number: int) -> int:
-        """What tells a member's items from all others."""
+        """Returns the number that distinguishes a member's items from all others."""
         return (10_000 if isinstance(self.members[number], Joined) else 1000) * (number + 1)
 
     @property
@@ -118,9 +118,9 @@ class Joined:
 
     def values(self) -> Iterator[int]:
         rows = [member.values() for member in self.members]
-        # one without an end may be drawn from through many epochs of a Join around it
+        # an endless one may be drawn from during many epochs of a Join around it
         draws = turns(self.weights, 50 * ENOUGH if self.length is None else self.length)
-        while True:  # members go on where they stand
+        while True:  # members continue where they stopped
             for member in draws:
                 yield next(rows[member]) + self.offset(member)
             if self.length is None:
@@ -128,14 +128,14 @@ class Joined:
 
 
 def turns(weights: Any, num_draws: int) -> list[int]:
-    """Whose the first draws are, by the mixture of shmload.Mix, which has tests of its own."""
+    """Returns the member of each of the first draws, by the mixture of shmload.Mix, which has its own tests."""
     order = MixOrder([1 << 40] * len(weights), {0: list(weights)}, stop="repeat", shuffle=False)
     return (order.take(0, num_draws, seed=0, epoch=0) >> 40).tolist()
 
 
 @dataclass(frozen=True)
 class Listed:
-    """Items of a list."""
+    """The items of a list."""
 
     items: tuple[int, ...]
     repeating: bool
@@ -160,14 +160,14 @@ def numbered(pair: tuple[int, int]) -> int:
     return 100 * pair[0] + pair[1]
 
 
-def weighed(parts: Any) -> int:
-    """Another number for another order."""
+def weighted_sum(parts: Any) -> int:
+    """Returns a number that depends on the order of the parts."""
     return sum((at + 1) * part for at, part in enumerate(parts))
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A row behind a stage of places."""
+    """A row after a stage that selects, repeats or groups by position."""
 
     below: Any
     what: str
@@ -181,14 +181,14 @@ class Placed:
             "repeat": lambda: [Repeat(self.a)],
             "for ever": lambda: [Repeat()],
             "enumerate": lambda: [Enumerate(self.a), Map(numbered)],
-            "window": lambda: [Window(self.a, self.b), Map(weighed)],
+            "window": lambda: [Window(self.a, self.b), Map(weighted_sum)],
             "shuffle": lambda: [Shuffle(self.a)],
         }[self.what]()
         return [*self.below.stages(), *made]
 
     @property
     def n(self) -> int:
-        """Of an epoch; of a row without an end, by which it is counted."""
+        """Is the number of items of an epoch, or the number by which an endless row is counted."""
         n, is_endless = self.below.n, self.below.length is None
         if self.what == "take":
             return self.a if is_endless else min(self.a, n)
@@ -226,7 +226,7 @@ class Placed:
             for value in values:
                 held.append(value)
                 if len(held) == self.a:
-                    yield weighed(held)
+                    yield weighted_sum(held)
                     for _ in range(self.b - self.a):
                         next(values, None)
                     del held[: self.b]
@@ -239,18 +239,18 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Together:
-    """Several rows, zipped or chained."""
+class Combined:
+    """Several rows, zipped, chained or interleaved."""
 
     what: str
     rows: tuple[Any, ...]
-    length_of_block: int = 1
+    block_length: int = 1
 
     def stages(self) -> list[Any]:
         members = [row.stages() for row in self.rows]
         if self.what == "zip":
-            return [Zip(*members), Map(weighed)]
-        return [Chain(*members)] if self.what == "chain" else [Interleave(*members, block_length=self.length_of_block)]
+            return [Zip(*members), Map(weighted_sum)]
+        return [Chain(*members)] if self.what == "chain" else [Interleave(*members, block_length=self.block_length)]
 
     @property
     def n(self) -> int:
@@ -271,7 +271,7 @@ class Together:
     def values(self) -> Iterator[int]:
         rows = [row.values() for row in self.rows]
         if self.what == "zip" and self._are_all_endless:
-            yield from map(weighed, zip(*rows, strict=False))
+            yield from map(weighted_sum, zip(*rows, strict=False))
         while True:
             if self.what == "interleave":
                 parts = [
@@ -280,31 +280,31 @@ class Together:
                 ]
                 while parts:
                     for part in list(parts):
-                        some = list(islice(part, self.length_of_block))
+                        some = list(islice(part, self.block_length))
                         yield from some
-                        if len(some) < self.length_of_block:
+                        if len(some) < self.block_length:
                             parts.remove(part)
             elif self.what == "chain":
                 for row, values in zip(self.rows, rows, strict=True):
                     yield from values if row.length is None else islice(values, row.length)
             else:
                 parts = [list(islice(values, row.length or self.n)) for row, values in zip(self.rows, rows, strict=True)]
-                yield from map(weighed, zip(*parts, strict=False))
+                yield from map(weighted_sum, zip(*parts, strict=False))
 
 
 @dataclass(frozen=True)
 class Spec:
-    """One pipeline."""
+    """A random pipeline and the model of its output."""
 
     source: Any
-    numbers: tuple[int, ...] = ()  # that Maps add, one after the other
-    partition_at: int = 0  # among these
+    numbers: tuple[int, ...] = ()  # numbers that Maps add, one after the other
+    partition_at: int = 0  # index of the Partition among the Maps
     world: int = 1
     uneven: Any = "pad"
     batch_size: int | None = None
     is_partial: bool = True
     num_workers: int = 0
-    doubles: bool = False  # whole batches
+    doubles: bool = False  # doubles whole batches
     options: dict[str, Any] = field(default_factory=dict)
 
     def make(self, rank: int = 0) -> Conveyer:
@@ -332,7 +332,7 @@ class Spec:
         return replace(self, world=world)
 
     def steps(self, epoch: int = 0, position: int = 0) -> Iterator[list[list[int]]]:
-        """Of each step of an epoch from a position on, what each rank is given. Ranks' rows are dealt from plain lists."""
+        """Yields for each step of an epoch, from a position on, what each rank gets, computed from plain lists."""
         n, size, world = self.source.length, self.batch_size or 1, self.world
         factor = 2 if self.doubles and self.batch_size else 1
         first = 0 if n is None else epoch * n
@@ -352,12 +352,12 @@ class Spec:
             position += self.stride
 
     def of_rank(self, rank: int, epoch: int = 0, position: int = 0) -> Iterator[list[int]]:
-        """What one rank is given, step by step."""
+        """Yields what one rank gets, step by step."""
         return (step[rank] for step in self.steps(epoch, position) if step[rank])
 
 
-def joined_ranges(*pairs: tuple[int, Any], **options: Any) -> Join:
-    """A Join of Ranges, each of which adds 1000 times its number."""
+def join_of_ranges(*pairs: tuple[int, Any], **options: Any) -> Join:
+    """Returns a Join of Ranges, each of which adds 1000 times its number."""
     return Join(
         [(Conveyer([Range(n, repeating=False), Map(Add(1000 * number))]), weight) for number, (n, weight) in enumerate(pairs)],
         **options,
@@ -365,12 +365,12 @@ def joined_ranges(*pairs: tuple[int, Any], **options: Any) -> Join:
 
 
 def plain(given: Any) -> list[int]:
-    """A batch or an item as a list."""
+    """Returns a batch or an item as a list."""
     return given.tolist() if hasattr(given, "tolist") else [given]
 
 
 def pulled(pipeline: Any, most: int) -> list[list[int]]:
-    """So many batches or items, or all to the end."""
+    """Returns the next `most` batches or items as lists."""
     return [plain(given) for given in islice(pipeline, most)]
 
 
@@ -399,19 +399,19 @@ def placed(draw: Callable[..., Any], below: Any) -> Placed:
 
 
 @st.composite
-def together(draw: Callable[..., Any], rows: Any) -> Together:
+def combined(draw: Callable[..., Any], rows: Any) -> Combined:
     what, chosen = draw(st.sampled_from(["zip", "chain", "interleave"])), draw(st.lists(rows, min_size=1, max_size=3))
     if what == "interleave":
         chosen = [row for row in chosen if (row.length is None) == (chosen[0].length is None)]
     if what == "chain":
         chosen.sort(key=lambda row: row.length is None)
         chosen = [row for row in chosen if row.length is not None] + [row for row in chosen if row.length is None][:1]
-    return Together(what, tuple(chosen), draw(st.integers(1, 3)))
+    return Combined(what, tuple(chosen), draw(st.integers(1, 3)))
 
 
 LISTS = st.builds(Listed, st.lists(st.integers(0, 99), min_size=1, max_size=9).map(tuple), st.booleans())
 JOINS = st.one_of(joined(LEAVES), joined(st.one_of(LEAVES, joined(LEAVES))))
-ROWS = st.recursive(st.one_of(LEAVES, LISTS), lambda rows: st.one_of(placed(rows), placed(rows), together(rows)), max_leaves=4)
+ROWS = st.recursive(st.one_of(LEAVES, LISTS), lambda rows: st.one_of(placed(rows), placed(rows), combined(rows)), max_leaves=4)
 SOURCES = st.one_of(LEAVES, JOINS, ROWS, ROWS)
 
 

@@ -1,4 +1,4 @@
-"""What one rank does: `python rank_program.py NAME FOLDER`, under torchrun; the answer goes to FOLDER/RANK.json."""
+"""The program of one rank, `python rank_program.py NAME FOLDER` under torchrun. It writes its answer to FOLDER/RANK.json."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ N, BATCH = 50, 3
 
 
 def make(folder: str) -> Conveyer:
-    """The seed's first example at small size."""
+    """Returns the first example of the specification, at small size."""
     return Conveyer(
         [
             Permutation(N, seed=5),
@@ -31,8 +31,8 @@ def make(folder: str) -> Conveyer:
     )
 
 
-def first(folder: str) -> Any:
-    """Three batches, the state of them saved by the last rank; three more, which are lost when the job ends."""
+def start(folder: str) -> Any:
+    """Reads three batches, of which the last rank saves the state, and three more, which are lost when the job ends."""
     with make(folder) as pipeline:
         before = [batch["x"].tolist() for batch in islice(pipeline, 3)]
         if dist.get_rank() == dist.get_world_size() - 1:
@@ -41,16 +41,16 @@ def first(folder: str) -> Any:
     return {"before": before, "lost": lost}
 
 
-def second(folder: str) -> Any:
-    """The rest of two epochs or more, from the state."""
+def resume(folder: str) -> Any:
+    """Reads the rest of two or more epochs from the saved state."""
     with make(folder) as pipeline:
         pipeline.load_state(torch.load(os.path.join(folder, "state.pt"), weights_only=True))
         rest = -(-2 * N // (BATCH * dist.get_world_size()))
         return {"after": [batch["x"].tolist() for batch in islice(pipeline, rest)]}
 
 
-def apart(folder: str) -> Any:
-    """Ranks that save their own states after different steps of a Join, and agree on one."""
+def save_at_different_steps(folder: str) -> Any:
+    """Saves the states of ranks at different steps of a Join, and lets the ranks agree on one."""
 
     def member(n: int) -> Conveyer:
         return Conveyer([Permutation(n), Partition(dist.get_rank(), dist.get_world_size()), Collate(2)])

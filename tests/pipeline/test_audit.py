@@ -1,4 +1,4 @@
-"""`shmload verify` proves pipelines: whole runs, resumes on other numbers of ranks, and defects planted in them."""
+"""Audits of pipelines with `shmload verify`: whole runs, resumes on other numbers of ranks, and defects planted in records."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ JOINED = Joined(
 )
 
 
-def judged(folder: Path) -> AuditReport:
+def verified(folder: Path) -> AuditReport:
     return verify(read_folder(folder))[0]
 
 
 def run(spec: Spec, folder: Path, num_steps: int, state: Any = None) -> Any:
-    """So many steps of all ranks; the state that the first of them then has."""
+    """Runs `num_steps` steps of all ranks and returns the state of the first one."""
     with ExitStack() as stack:
         spec = dataclasses.replace(spec, options={"audit": folder})
         pipelines = [stack.enter_context(spec.make(rank)) for rank in range(spec.world)]
@@ -43,7 +43,7 @@ def run(spec: Spec, folder: Path, num_steps: int, state: Any = None) -> Any:
 
 
 def rewritten(folder: Path, change: Callable[[list[Record]], list[Record]], log: AuditLog | None = None) -> None:
-    """Makes the records of rank 0, or of a log, others, with checksums that fit."""
+    """Changes the records of rank 0, or of the given log, and gives them valid checksums."""
     log = log or next(log for log in read_folder(folder) if log.header["rank"] == 0)
     raw = header_line(log.header)
     for record in change(log.records):
@@ -58,43 +58,43 @@ def batches_of(records: list[Record]) -> list[int]:
 @pytest.mark.slow(reason="hypothesis records and judges many runs")
 @settings(deadline=None, max_examples=200)
 @given(specs(), st.lists(st.tuples(st.integers(1, 3), st.integers(1, 8)), min_size=1, max_size=3))
-def test_runs_and_resumes_on_any_number_of_ranks_are_proven(
+def test_runs_and_resumes_on_any_number_of_ranks_verify(
     tmp_path_factory: pytest.TempPathFactory, spec: Spec, starts: list[tuple[int, int]]
 ) -> None:
     folder, state = tmp_path_factory.mktemp("audit"), None
     spec = dataclasses.replace(spec, uneven="pad")
     if spec.rule == "drop" and (spec.source.length or 100) < 3 * (spec.batch_size or 1):
-        return  # of an epoch in which not one step is full there is no record
+        return  # an epoch without a full step has no record
     for world, num_steps in starts:
         state = run(spec.on(world), folder, num_steps, state)
-    report = judged(folder)
+    report = verified(folder)
     assert (report.findings, report.unjudged) == ([], [])
 
 
 @pytest.mark.parametrize("batch_size", [None, 2])
 @pytest.mark.parametrize("source", [Leaf(7, True, True, 1), JOINED, Leaf(9, False, False, 0)], ids=["endless", "join", "range"])
-def test_a_resume_in_mid_epoch_on_other_ranks_is_proven(tmp_path: Path, source: Any, batch_size: Any) -> None:
+def test_resume_in_mid_epoch_on_other_ranks_verifies(tmp_path: Path, source: Any, batch_size: Any) -> None:
     spec = Spec(source, batch_size=batch_size)
     state = run(spec.on(2), tmp_path, 2)
-    run(spec.on(3), tmp_path, 1, state)  # thrown away: nothing saved it
+    run(spec.on(3), tmp_path, 1, state)  # discarded: no state was saved after it
     state = run(spec.on(3), tmp_path, 1, state)
     run(spec, tmp_path, 3, state)
-    report = judged(tmp_path)
+    report = verified(tmp_path)
     assert (report.status, report.findings) == (UNFINISHED, [])
     assert "so far" in report.verdict
     assert report.loaders[0].epochs[0].num_superseded == 3
 
 
-def test_a_resume_within_items_that_were_fetched_together_is_proven(tmp_path: Path) -> None:
+def test_resume_inside_a_group_of_fetched_items_verifies(tmp_path: Path) -> None:
     spec = Spec(Leaf(500, True, True, 1), num_workers=1)
     state = run(spec, tmp_path, 150)
     state = run(spec.on(2), tmp_path, 100, state)
     run(spec, tmp_path, 300, state)
-    assert judged(tmp_path).status == UNFINISHED
+    assert verified(tmp_path).status == UNFINISHED
 
 
 @pytest.mark.slow(reason="pulls hundreds of items through a worker")
-def test_a_resume_where_the_next_fetch_begins_takes_all_of_what_was_fetched(tmp_path: Path) -> None:
+def test_resume_at_the_start_of_a_fetch_counts_the_whole_previous_fetch(tmp_path: Path) -> None:
     with dataclasses.replace(Spec(Leaf(2000, False, True, 3), num_workers=1), options={"audit": tmp_path}).make() as pipeline:
         pulled(pipeline, 200)
         while pipeline.engine.num_ready:
@@ -102,42 +102,42 @@ def test_a_resume_where_the_next_fetch_begins_takes_all_of_what_was_fetched(tmp_
         at = pipeline.state()["position"]
         pipeline.load_state(pipeline.state())
         assert pulled(pipeline, 300) == [[x] for x in range(at, at + 300)]
-    assert judged(tmp_path).findings == []
+    assert verified(tmp_path).findings == []
 
 
-def test_several_epochs_of_a_pipeline_that_ends_are_proven(tmp_path: Path) -> None:
+def test_several_epochs_of_a_finite_pipeline_verify(tmp_path: Path) -> None:
     for rank in range(2):
         with Conveyer([Permutation(11, repeating=False), Partition(rank, 2), Collate(2)], audit=tmp_path) as pipeline:
             for _ in range(3):
                 pulled(pipeline, 10)
-    report = judged(tmp_path)
+    report = verified(tmp_path)
     assert [epoch.state for epoch in report.loaders[0].epochs] == ["proven"] * 3
     assert [epoch.num_samples for epoch in report.loaders[0].epochs] == [11] * 3
 
 
-def test_what_is_left_of_an_unfinished_epoch_is_said(tmp_path: Path) -> None:
+def test_rest_of_an_unfinished_epoch_is_reported(tmp_path: Path) -> None:
     run(Spec(Leaf(20, False, False, 0), batch_size=2, world=2), tmp_path, 2)
-    (epoch,) = judged(tmp_path).loaders[0].epochs
+    (epoch,) = verified(tmp_path).loaders[0].epochs
     assert (epoch.state, epoch.remaining) == ("unfinished", "positions after 7")
 
 
-def doubled(records: list[Record]) -> list[Record]:
+def with_repeated_record(records: list[Record]) -> list[Record]:
     return [*records, records[-1]]
 
 
-def one_missing(records: list[Record]) -> list[Record]:
+def without_one_record(records: list[Record]) -> list[Record]:
     at = batches_of(records)[1]
     return [*records[:at], *records[at + 1 :]]
 
 
-def another_item(records: list[Record]) -> list[Record]:
+def with_other_item(records: list[Record]) -> list[Record]:
     first, second = (records[at] for at in batches_of(records)[:2])
     keys = second.keys.copy()
     keys[0] = first.keys[0]
     return [dataclasses.replace(record, keys=keys) if record is second else record for record in records]
 
 
-def a_row_less(records: list[Record]) -> list[Record]:
+def with_row_missing(records: list[Record]) -> list[Record]:
     at = batches_of(records)[0]
     return [dataclasses.replace(r, keys=r.keys[1:], valid=1) if i == at else r for i, r in enumerate(records)]
 
@@ -146,63 +146,63 @@ def a_row_less(records: list[Record]) -> list[Record]:
 @pytest.mark.parametrize(
     ("change", "kind", "text"),
     [
-        (doubled, "doubled", "were delivered before: rank 0"),
-        (one_missing, "missing", "epoch 0: positions 4-5 never came"),
-        (another_item, "doubled", "came more than once"),
-        (a_row_less, "swapped", "1 rows were ordered, the schedule has 2"),
+        (with_repeated_record, "doubled", "were delivered before: rank 0"),
+        (without_one_record, "missing", "epoch 0: positions 4-5 never came"),
+        (with_other_item, "doubled", "came more than once"),
+        (with_row_missing, "swapped", "1 rows were ordered, the schedule has 2"),
     ],
 )
-def test_a_planted_defect_is_found(tmp_path: Path, source: Any, change: Any, kind: str, text: str) -> None:
+def test_planted_record_defect_is_found(tmp_path: Path, source: Any, change: Any, kind: str, text: str) -> None:
     run(Spec(source, batch_size=2, world=2), tmp_path, 3)
-    assert judged(tmp_path).status == UNFINISHED
+    assert verified(tmp_path).status == UNFINISHED
     rewritten(tmp_path, change)
-    report = judged(tmp_path)
+    report = verified(tmp_path)
     assert report.status == 1
     assert kind in report.num_found
     assert text in "\n".join(finding.text for finding in report.findings)
     assert report.loaders[0].epochs[0].state == "defect"
 
 
-def test_a_missing_file_is_missed(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     run(Spec(Leaf(24, True, True, 1), batch_size=2, world=3), tmp_path, 3)
     (log,) = [log for log in read_folder(tmp_path) if log.header["rank"] == 1]
     (tmp_path / log.name).unlink()
-    (finding,) = judged(tmp_path).findings
+    (finding,) = verified(tmp_path).findings
     assert finding.text == "epoch 0: positions 2-3, 8-9, 14-15 never came; there is no file of rank 1: is it missing?"
 
 
-def test_a_start_that_forgot_its_state_is_found(tmp_path: Path) -> None:
+def test_start_without_its_state_is_reported(tmp_path: Path) -> None:
     spec = Spec(Leaf(24, True, True, 1), batch_size=2)
     run(spec, tmp_path, 3)
     run(spec, tmp_path, 3)
-    report = judged(tmp_path)
+    report = verified(tmp_path)
     assert "doubled" in report.num_found
     (finding,) = report.findings
     assert "began anew, without a state" in finding.text
 
 
-def test_items_that_never_came_are_named_by_epoch_and_member(tmp_path: Path) -> None:
+def test_missing_items_are_reported_by_epoch_and_member(tmp_path: Path) -> None:
     joined = Join([(Conveyer([Range(4)]), 1), (Conveyer([Range(2)]), 1)])
     with Conveyer([joined, Collate(2)], audit=tmp_path) as pipeline:
         pulled(pipeline, 9)
 
-    def without_item(records: list[Record]) -> list[Record]:  # key 8 is member 0's item 0 of epoch 1; 99 is no item that was drawn
+    def without_item(records: list[Record]) -> list[Record]:  # key 8 is member 0's item 0 of epoch 1; 99 was never drawn
         return [
             dataclasses.replace(r, keys=[98 if key == 8 else key for key in r.keys]) if isinstance(r, Batch) else r for r in records
         ]
 
     rewritten(tmp_path, without_item)
-    text = "\n".join(finding.text for finding in judged(tmp_path).findings)
+    text = "\n".join(finding.text for finding in verified(tmp_path).findings)
     assert "1 items of epoch 1 of member 0 never came, such as item 0" in text
 
 
 @pytest.mark.parametrize("stream", [None, {}, {"is_endless": 1, "members": 3}, {"is_endless": True, "members": [3, [0]]}])
-def test_a_header_that_makes_no_sense_is_damage(tmp_path: Path, stream: Any) -> None:
+def test_invalid_header_is_reported_as_damage(tmp_path: Path, stream: Any) -> None:
     run(Spec(Leaf(5, True, True, 1)), tmp_path, 3)
     (log,) = read_folder(tmp_path)
     log.header["stream"] = stream
     rewritten(tmp_path, lambda records: records, log)
-    assert "the header cannot be used: stream is" in judged(tmp_path).findings[0].text
+    assert "the header cannot be used: stream is" in verified(tmp_path).findings[0].text
 
 
 def test_skipped_items_are_accounted_for(tmp_path: Path) -> None:
@@ -213,11 +213,11 @@ def test_skipped_items_are_accounted_for(tmp_path: Path) -> None:
 
     with Conveyer([Range(8, repeating=False), Map(broken), Collate(2)], audit=tmp_path, on_error="skip") as pipeline:
         assert pulled(pipeline, 9) == [[0, 1], [2, 3], [4], [6, 7]]
-    report = judged(tmp_path)
+    report = verified(tmp_path)
     assert (report.status, report.loaders[0].epochs[0].num_skipped) == (0, 1)
 
 
-def test_ranks_that_fetched_unlike_numbers_of_items_together_are_proven(tmp_path: Path) -> None:
+def test_ranks_with_different_fetch_sizes_verify(tmp_path: Path) -> None:
     for rank in range(2):
         with Conveyer([Permutation(400, repeating=False), Partition(rank, 2)], audit=tmp_path) as pipeline:
             pulled(pipeline, 192)
@@ -234,7 +234,7 @@ def test_ranks_that_fetched_unlike_numbers_of_items_together_are_proven(tmp_path
             return [*(record for record in records if not isinstance(record, Batch)), *made]
 
         rewritten(tmp_path, together, log)
-    report = judged(tmp_path)
+    report = verified(tmp_path)
     assert (report.findings, report.unjudged, report.status) == ([], [], UNFINISHED)
     assert (report.loaders[0].epochs[0].state, report.loaders[0].epochs[0].num_samples) == ("unfinished", 384)
     assert report.verdict == "epoch 0 so far: 384 of 400 samples, each once"

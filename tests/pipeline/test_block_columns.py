@@ -1,4 +1,4 @@
-"""Blocks as columns, against collating the items: any structures, any cuts, items given back as they were."""
+"""Blocks stored as columns, compared with collating the items: any structure, any cut, and items returned unchanged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHAPES = st.recursive(
 
 
 def is_same(found: Any, wanted: Any) -> bool:
-    """Whether two structures are alike in types, dtypes, shapes and every value."""
+    """Returns whether two structures are equal in types, dtypes, shapes and all values."""
     if type(found) is not type(wanted):
         return False
     if isinstance(wanted, dict):
@@ -55,7 +55,7 @@ def is_same(found: Any, wanted: Any) -> bool:
 
 
 def made(shape: Any, number: int) -> Any:
-    """An item of a shape."""
+    """Returns an item of the given shape."""
     kind, what, *rest = shape
     if kind == "number":
         return what(number % 3 if what is bool else number * 7 - 3)
@@ -84,7 +84,7 @@ def blocks_of(items: list[Any], ends: list[int]) -> list[Any]:
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(SHAPES, min_size=1, max_size=2), st.integers(1, 9), st.lists(st.integers(0, 8), max_size=3), st.data())
-def test_a_batch_out_of_blocks_is_what_collating_its_items_gives(shapes: Any, n: int, ends: list[int], data: Any) -> None:
+def test_batch_from_blocks_equals_collated_items(shapes: Any, n: int, ends: list[int], data: Any) -> None:
     items = [made(shapes[number * len(shapes) // n], number) for number in range(n)]
     blocks = blocks_of(items, ends)
     first = data.draw(st.integers(0, n - 1))
@@ -96,14 +96,14 @@ def test_a_batch_out_of_blocks_is_what_collating_its_items_gives(shapes: Any, n:
         assert is_same(batch, collated(items[first:stop], RULE))
 
 
-def test_items_that_are_alike_become_columns() -> None:
+def test_items_of_equal_structure_become_columns() -> None:
     items = [{"x": np.full(3, i, np.float32), "y": (i, float(i), f"{i}"), "z": torch.tensor([i])} for i in range(4)]
     columns = columns_of(items)
     assert isinstance(columns, BlockColumns)
     batch = batch_of([(columns, 1, 3)])
     assert batch["x"].tolist() == [[1.0] * 3, [2.0] * 3]
     assert batch["y"][2] == ("1", "2")
-    assert batch["z"].data_ptr() == columns.tree["z"][1:].data_ptr()  # a slice, and no copy
+    assert batch["z"].data_ptr() == columns.tree["z"][1:].data_ptr()  # a slice, not a copy
 
 
 def test_blocks_of_other_dtypes_are_collated_item_by_item() -> None:
@@ -115,7 +115,7 @@ def test_blocks_of_other_dtypes_are_collated_item_by_item() -> None:
 
 
 @pytest.mark.parametrize("odd", [None, {1, 2}, 1 << 70, torch.ones(2, requires_grad=True)])
-def test_what_columns_cannot_hold_stays_items(odd: Any) -> None:
+def test_items_that_columns_cannot_hold_stay_items(odd: Any) -> None:
     assert columns_of([odd, odd]) is None
     assert columns_of([{"x": 1}, {"y": 1}]) is None
     assert columns_of([1, 2.0]) is None
@@ -127,7 +127,7 @@ def some(i: int) -> Any:
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_batches_run_across_blocks_that_are_columns_and_others_that_are_not(num_workers: int) -> None:
+def test_batches_can_span_blocks_with_and_without_columns(num_workers: int) -> None:
     function = DistributedBatchedMap(some, num_workers) if num_workers else Map(some)
     expected = [collated([some(i) for i in range(first, first + 6)], RULE) for first in range(0, 90, 6)]
     with Conveyer([Range(90, repeating=False), function, Filter(bool), Collate(6)], block_size=10) as pipeline:

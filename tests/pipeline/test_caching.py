@@ -1,4 +1,4 @@
-"""Cache: items are made once, by whichever process and run, and again as soon as what makes them has changed."""
+"""The Cache stage: items are made once across processes and runs, and made again when the code or data that makes them changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shmload.pipeline import Cache, Conveyer, DistributedBatchedMap, Filter, Gen
 
 @dataclass(frozen=True)
 class Logged:
-    """Makes an item, and leaves a line."""
+    """Makes an item and logs a line."""
 
     log: Path
     factor: int = 2
@@ -56,7 +56,7 @@ def test_each_item_is_made_once(num_workers: int, has_folder: bool, tmp_path: Pa
         assert len(lines(log)) <= 20 * max(num_workers, 1)
 
 
-def test_what_makes_an_item_is_part_of_its_name(tmp_path: Path) -> None:
+def test_cache_key_depends_on_everything_that_makes_the_item(tmp_path: Path) -> None:
     log = tmp_path / "log"
 
     def made(items: Any, factor: int = 2, **options: Any) -> list[int]:
@@ -71,14 +71,14 @@ def test_what_makes_an_item_is_part_of_its_name(tmp_path: Path) -> None:
     assert lines(log) == [1, 1, 1, 1, 2, 2, 2, 5]
 
 
-def test_the_code_of_functions_counts(tmp_path: Path) -> None:
+def test_cache_key_depends_on_function_code(tmp_path: Path) -> None:
     functions = [lambda x: {"x": x + 1}, lambda x: {"x": x + 2}, lambda x: {"x": x - 1}]
     found = [read([Range(2, repeating=False), Map(function), Cache(tmp_path)]) for function in functions]
     assert found == [[[1, 2]], [[2, 3]], [[-1, 0]]]
 
 
 class Doubling:
-    """A dataset whose `__getitem__` calls a method of its own."""
+    """A dataset whose `__getitem__` calls another method."""
 
     def __len__(self) -> int:
         return 2
@@ -95,8 +95,10 @@ class Doubling:
 @pytest.mark.parametrize(
     ("name", "changed"), [("__getitem__", lambda self, index: 3 * index), ("made", lambda self, index: 3 * index), ("factor", 8)]
 )
-def test_the_code_of_a_datasets_methods_counts(name: str, changed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where a program was changed between two runs."""
+def test_cache_key_depends_on_code_of_dataset_methods(
+    name: str, changed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Changes the class as if the program was edited between two runs."""
 
     def kept() -> list[int]:
         with Conveyer([Items(Doubling()), Cache(tmp_path)]) as pipeline:
@@ -112,18 +114,18 @@ def test_the_code_of_a_datasets_methods_counts(name: str, changed: Any, tmp_path
     [[Permutation(4)], [Range(4), Take(2)], [Items([1, 2]), Shuffle()], [Generate(abs, 4)]],
     ids=["permutation", "take of an endless one", "shuffle", "generate"],
 )
-def test_a_row_whose_epochs_differ_is_refused(stages: list[Any]) -> None:
+def test_cache_refuses_items_in_different_order_each_epoch(stages: list[Any]) -> None:
     with pytest.raises(ValueError, match=r"a Cache, does not go with what it is given: its items come in another order"):
         Conveyer([*stages, Cache()])
 
 
-def test_behind_a_filter_it_is_refused() -> None:
+def test_cache_after_filter_is_refused() -> None:
     with pytest.raises(ValueError, match="needs to know where each item stands"):
         Conveyer([Range(4), Filter(bool), Cache()])
 
 
 @pytest.mark.parametrize("stages", [[Items([Lock()])], [Range(2), Map(Lock().acquire)]], ids=["items", "function"])
-def test_what_nothing_tells_from_others_is_refused(stages: list[Any], tmp_path: Path) -> None:
+def test_values_that_cannot_be_identified_are_refused(stages: list[Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="does not pickle"):
         Conveyer([*stages, Cache(tmp_path)])
 
@@ -132,8 +134,8 @@ def looked_up(table: Any) -> Any:
     return lambda x, *, first=0: {"x": table[x] + first}
 
 
-def test_all_that_a_function_holds_counts(tmp_path: Path) -> None:
-    """What an array, or a tensor, prints as leaves most of it out."""
+def test_cache_key_depends_on_all_values_a_function_holds(tmp_path: Path) -> None:
+    """Checks all values, because the printed form of an array or a tensor leaves out most of them."""
     tables: list[Any] = [np.arange(5000), torch.arange(5000), [*range(5000)], {x: x for x in range(5000)}]
     functions = [looked_up(table) for table in tables]
     for table in copy.deepcopy(tables):
@@ -147,7 +149,7 @@ def test_all_that_a_function_holds_counts(tmp_path: Path) -> None:
 
 def named(held: Any, folder: Path) -> None:
     def function(x: int) -> Any:
-        return x if x in held else function(-x)  # holds itself, too
+        return x if x in held else function(-x)  # refers to itself, too
 
     Conveyer([Items([held]), Map(function), Cache(folder)]).close()
 
@@ -155,14 +157,14 @@ def named(held: Any, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("one", "other"), [({0, 8}, {8, 0}), (frozenset([0, 8]), frozenset([8, 0])), (torch.ones(3), torch.ones(3))], ids=lambda x: ""
 )
-def test_equal_ones_have_one_name_in_every_process(one: Any, other: Any, tmp_path: Path) -> None:
-    """Sets have an order of their own in each process, and pickled tensors have their address."""
+def test_equal_values_have_the_same_key_in_every_process(one: Any, other: Any, tmp_path: Path) -> None:
+    """Sets have a different order in each process, and pickled tensors contain their address."""
     for held in (one, other):
         named(held, tmp_path)
     assert len(list(tmp_path.glob("*.sqlite"))) == 1
 
 
-def test_a_file_that_was_removed_is_not_read_any_more(tmp_path: Path) -> None:
+def test_removed_cache_file_is_no_longer_read(tmp_path: Path) -> None:
     log, folder = tmp_path / "log", tmp_path / "cache"
     stages = [Items([1, 2]), Map(Logged(log)), Cache(folder)]
     for _ in range(2):
@@ -173,8 +175,8 @@ def test_a_file_that_was_removed_is_not_read_any_more(tmp_path: Path) -> None:
     assert lines(log) == [1, 1, 2, 2]
 
 
-def test_its_file_is_made_before_workers_open_it(tmp_path: Path) -> None:
-    """SQLite does not wait for another process that changes a file's mode: 3 of 150 pipelines failed."""
+def test_cache_file_exists_before_workers_open_it(tmp_path: Path) -> None:
+    """SQLite does not wait for another process that changes a file's mode; 3 of 150 pipelines failed before."""
     Conveyer([Range(4), Cache(tmp_path)]).close()
     (path,) = tmp_path.glob("*.sqlite")
     file = sqlite3.connect(path)
@@ -183,7 +185,7 @@ def test_its_file_is_made_before_workers_open_it(tmp_path: Path) -> None:
     file.close()
 
 
-def test_an_item_that_cannot_be_kept_is_named() -> None:
+def test_error_names_the_item_that_cannot_be_cached() -> None:
     with Conveyer([Items([1, memoryview(b""), 3]), Cache()]) as pipeline:
         assert pipeline() == 1
         with pytest.raises(TypeError, match=r"(?s)Cache keeps items as pickles, and a memoryview .*put Cache before") as caught:
@@ -192,6 +194,6 @@ def test_an_item_that_cannot_be_kept_is_named() -> None:
         assert pipeline() == 3
 
 
-def test_items_of_dtypes_that_torch_cannot_unpickle_are_kept() -> None:
+def test_dtypes_that_torch_cannot_unpickle_are_cached() -> None:
     with Conveyer([Items([torch.ones(2, dtype=torch.uint8).to(torch.uint16)]), Cache()]) as pipeline:
         assert [[item.tolist() for item in pipeline] for _ in range(2)] == [[[1, 1]]] * 2

@@ -1,4 +1,4 @@
-"""What is odd in every stage that calls somebody's function: exceptions, StopIteration, None, and items of many megabytes."""
+"""Unusual behavior of the user's functions in every stage: exceptions, StopIteration, None, and very large items."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BAD = 7
 
 @dataclass(frozen=True)
 class Odd:
-    """A function of an item, and of a batch, which does something odd at one of them."""
+    """A function of an item, and of a batch, with unusual behavior at one of them."""
 
     what: str
     made: Callable[[Any], Any] = int
@@ -62,7 +62,7 @@ class Waiting(Odd):
 
 
 class Late(Odd):
-    """One that fails within the iterable that it has made."""
+    """A function that fails inside the iterable it has returned."""
 
     def __call__(self, x: Any) -> Iterator[Any]:
         yield Odd.__call__(self, x)
@@ -88,13 +88,13 @@ class Indexed(list[Any]):
 
 SOURCE = Range(10, repeating=False)
 ITEM = "item 7 of epoch 0"
-STAGES: dict[str, tuple[Callable[[str], list[Any]], str, str]] = {  # by name: the stages, which of them fails, at which item
+STAGES: dict[str, tuple[Callable[[str], list[Any]], str, str]] = {  # name: (stages, the failing stage, the failing item)
     "Map": (lambda what: [SOURCE, Map(Odd(what))], r"stage 1 \(a Map\)", ITEM),
     "workers": (lambda what: [SOURCE, DistributedBatchedMap(Odd(what), 1)], r"stage 1 \(a DistributedBatchedMap\)", ITEM),
     "Map, collated": (lambda what: [SOURCE, Map(Odd(what)), Collate(2)], r"stage 1 \(a Map\)", ITEM),
     "Map before a shuffle": (lambda what: [SOURCE, Map(Odd(what)), Shuffle(3)], r"stage 1 \(a Map\)", ITEM),
     "Map before a window": (lambda what: [SOURCE, Map(Odd(what)), Window(2, 2)], r"stage 1 \(a Map\)", ITEM),
-    "Map behind a Filter": (lambda what: [SOURCE, Filter(lambda x: True), Map(Odd(what))], r"stage 2 \(a Map\)", ITEM),
+    "Map after a Filter": (lambda what: [SOURCE, Filter(lambda x: True), Map(Odd(what))], r"stage 2 \(a Map\)", ITEM),
     "Map of a Stream": (lambda what: [Stream(range(10)), Map(Odd(what))], r"stage 1 \(a Map\)", f"{ITEM} of the Stream"),
     "Map, kept": (lambda what: [SOURCE, Map(Odd(what)), Cache()], r"stage 1 \(a Map\)", ITEM),
     "Filter": (lambda what: [SOURCE, Filter(Odd(what, lambda x: True))], r"stage 1 \(a Filter\)", ITEM),
@@ -104,7 +104,7 @@ STAGES: dict[str, tuple[Callable[[str], list[Any]], str, str]] = {  # by name: t
     "Bucket": (lambda what: [SOURCE, Bucket(Odd(what), [4], 2)], r"stage 1 \(a Bucket\)", ITEM),
     "Pack": (lambda what: [SOURCE, Map(Odd(what, lambda x: [x])), Pack(2)], r"stage [12] \(a (Map|Pack)\)", ITEM),
     "Scan": (lambda what: [SOURCE, Scan(Carrying(what), 0)], r"stage 1 \(a Scan\)", "item of block 1 of epoch 0"),
-    "Map behind a Scan": (
+    "Map after a Scan": (
         lambda what: [SOURCE, Scan(lambda s, x: (s, x)), Map(Odd(what))],
         r"stage 2 \(a Map\)",
         "block 1 of epoch 0",
@@ -116,7 +116,7 @@ STAGES: dict[str, tuple[Callable[[str], list[Any]], str, str]] = {  # by name: t
     ),
     "Map of batches": (lambda what: [SOURCE, Collate(2), Map(Odd(what, list))], r"stage 2 \(a Map\)", "batch 3, whose step begins"),
     "Items": (lambda what: [Items(Indexed(Odd(what)))], "__getitem__", ITEM),
-    "Items behind a Filter": (
+    "Items after a Filter": (
         lambda what: [Items(Indexed(Odd(what))), Filter(lambda x: True)],
         "__getitem__|reading the source",
         ITEM,
@@ -135,7 +135,7 @@ NONE_IS_A_BATCH = {"BatchMap", "Map of batches"}
 
 
 def outcomes(stages: list[Any]) -> tuple[list[Any], list[Exception]]:
-    """What comes of a pipeline, and what is raised, to its end."""
+    """Returns the items of a pipeline and the errors that it raises, up to its end."""
     found, errors = [], []
     with Conveyer(stages, block_size=4) as pipeline:
         for _ in range(40):
@@ -150,27 +150,27 @@ def outcomes(stages: list[Any]) -> tuple[list[Any], list[Exception]]:
 
 @pytest.mark.parametrize("what", ["raises", "stops"])
 @pytest.mark.parametrize("name", STAGES)
-def test_one_error_says_which_stage_and_which_item(name: str, what: str) -> None:
+def test_error_names_the_stage_and_the_item(name: str, what: str) -> None:
     stages, stage, item = STAGES[name]
     found, errors = outcomes(stages(what))
     assert len(errors) == 1
-    said = "".join(traceback.format_exception(errors[0]))
-    assert ("seven" if what == "raises" else "StopIteration") in said
+    message = "".join(traceback.format_exception(errors[0]))
+    assert ("seven" if what == "raises" else "StopIteration") in message
     assert type(errors[0]) is (ValueError if what == "raises" else RuntimeError)
     for wanted in (stage, item):
-        assert re.search(wanted, said), said
-    assert len(found) >= 4  # the others come
+        assert re.search(wanted, message), message
+    assert len(found) >= 4  # the other items arrive
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_none_is_an_item_or_one_clear_error(name: str) -> None:
+def test_none_is_an_item_or_a_clear_error(name: str) -> None:
     stages, stage, item = STAGES[name]
     found, errors = outcomes(stages("none"))
     if name in NONE_IS_NO_ITEM:
         assert len(errors) == 1
-        said = "".join(traceback.format_exception(errors[0]))
-        assert re.search(stage, said), said
-        assert item in said
+        message = "".join(traceback.format_exception(errors[0]))
+        assert re.search(stage, message), message
+        assert item in message
     else:
         assert errors == []
         assert len(found) >= 4
@@ -204,7 +204,7 @@ def counted(count: int, x: Any) -> tuple[int, Any]:
 
 
 @pytest.mark.parametrize(
-    "behind",
+    "later_stages",
     [
         [],
         [Filter(is_there)],
@@ -216,9 +216,9 @@ def counted(count: int, x: Any) -> tuple[int, Any]:
     ],
     ids=lambda stages: "-".join(type(stage).__name__ for stage in stages) or "alone",
 )
-def test_an_item_of_many_megabytes_goes_through_every_stage(behind: list[Any], tmp_path: Path) -> None:
-    by_place = [stage for stage in behind if isinstance(stage, Window)]
-    stages = [SOURCE, Map(huge), *behind] if by_place else [SOURCE, DistributedBatchedMap(huge, 1), *behind]
+def test_large_item_passes_through_every_stage(later_stages: list[Any], tmp_path: Path) -> None:
+    by_place = [stage for stage in later_stages if isinstance(stage, Window)]
+    stages = [SOURCE, Map(huge), *later_stages] if by_place else [SOURCE, DistributedBatchedMap(huge, 1), *later_stages]
     with Conveyer(stages, block_size=4) as pipeline:
         found = [(last(item), np.asarray(item).nbytes) for item in pipeline]
     assert sorted(value for value, _ in found) == list(range(10))

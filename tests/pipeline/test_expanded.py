@@ -1,4 +1,4 @@
-"""Pipelines whose stages make more or fewer items, against plain generators: streams, ranks, resumes, failures."""
+"""Pipelines whose stages change the number of items, compared with plain generators: streams, ranks, resumes, failures."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from shmload.pipeline import (
 from tests.pipeline.pipeline_kit import ROWS, Add, Leaf, plain
 
 slow = pytest.mark.slow(reason="hypothesis pulls from many pipelines")
-MOST = 25  # steps that a pipeline without an end is asked for
+MOST = 25  # steps to read of an endless pipeline
 
 
 @dataclass(frozen=True)
 class Divisible:
-    """A filter's function."""
+    """A function for Filter."""
 
     by: int
 
@@ -61,7 +61,7 @@ class Divisible:
 
 @dataclass(frozen=True)
 class Copies:
-    """A flat map's function: none to `most` - 1 items of each."""
+    """A function for FlatMap: gives up to `most` - 1 copies of each item."""
 
     most: int
 
@@ -71,7 +71,7 @@ class Copies:
 
 @dataclass(frozen=True)
 class Total:
-    """A scan's function."""
+    """A function for Scan."""
 
     a: int
 
@@ -104,14 +104,14 @@ class Streamed:
         return [source, Take(end), *([Skip(self.num_skipped)] if self.num_skipped else []), *numbered]
 
     def values(self) -> Iterator[int]:
-        """Its items, epoch after epoch."""
+        """Yields its items, epoch after epoch."""
         while True:
             yield from (x + self.num_skipped + (x + 5) * self.is_numbered for x in range(self.n))
 
 
 @dataclass
 class Counting:
-    """An iterable that goes on where its own state says: then it must not be read from its start."""
+    """An iterable that continues from its own state, and then must not be read from the start."""
 
     n: int
     at: int = 0
@@ -133,8 +133,8 @@ STREAMS = st.builds(Streamed, st.integers(1, 25), st.integers(0, 3), st.booleans
 
 
 @dataclass(frozen=True)
-class Wide:
-    """One pipeline, and what plain Python makes of its row."""
+class ExpandedPipeline:
+    """A random pipeline, and its model in plain Python."""
 
     row: Any
     steps: tuple[Step, ...]
@@ -166,15 +166,15 @@ class Wide:
         return (self.batch_size or 1) * self.world
 
     def epoch(self, number: int) -> Iterator[int]:
-        """Its items."""
+        """Yields the items of an epoch."""
         n = self.row.length
         values = self.row.values() if n is None else islice(self.row.values(), number * n, (number + 1) * n)
         for what, a in self.steps:
             values = {"filter": _filtered, "flat": _flat, "map": _mapped, "scan": _scanned}[what](values, a)
         return values
 
-    def dealt(self, items: list[int], *, is_endless: bool) -> Iterator[list[list[int]]]:
-        """Of each step what every rank is given."""
+    def divided(self, items: list[int], *, is_endless: bool) -> Iterator[list[list[int]]]:
+        """Yields for each step what every rank gets."""
         rule = "drop" if self.batch_size and not self.is_partial else self.uneven if self.world > 1 else "pad"
         for first in range(0, len(items), self.stride):
             part, size = items[first : first + self.stride], self.batch_size or 1
@@ -185,14 +185,14 @@ class Wide:
                     yield [each.tolist() for each in np.array_split(np.array(part), self.world)]
                     return
                 size = -(-len(part) // self.world)
-                part = part + [None] * (size * self.world - len(part))  # type: ignore[list-item]  # filled by who knows the epoch
+                part = part + [None] * (size * self.world - len(part))  # type: ignore[list-item]  # filled by the caller, which knows the epoch
             yield [part[rank * size : (rank + 1) * size] for rank in range(self.world)]
 
     def of_epoch(self, number: int, first: int = 0, most: int = MOST) -> list[list[list[int]]]:
-        """The steps of an epoch from an item on."""
+        """Returns the steps of an epoch from an item on."""
         is_endless = self.row.length is None
         whole = list(islice(self.epoch(number), first + most * self.stride if is_endless else None))
-        steps = list(islice(self.dealt(whole[first:], is_endless=is_endless), most if is_endless else None))
+        steps = list(islice(self.divided(whole[first:], is_endless=is_endless), most if is_endless else None))
         fill = iter(whole * (self.world + 1))
         return [[[next(fill) if x is None else x for x in part] for part in step] for step in steps]
 
@@ -225,16 +225,16 @@ TAILS = st.lists(st.tuples(st.sampled_from(["map", "scan"]), st.integers(1, 3)),
 
 
 @st.composite
-def wides(draw: Callable[..., Any]) -> Wide:
+def expanded_pipelines(draw: Callable[..., Any]) -> ExpandedPipeline:
     row = draw(st.one_of(ROWS, STREAMS))
     steps = tuple(draw(STEPS))
-    if row.length is None:  # one that leaves nothing out, or it might never come to an item
+    if row.length is None:  # keeps every item, because a filter might drop them all
         steps = tuple((what, a if what == "map" else 1 if what == "filter" else 3) for what, a in steps)
         steps = tuple(step for step in steps if step[0] != "flat") or (("filter", 1),)
         steps = (*steps, ("filter", 1))
     if draw(st.booleans()):
         steps = (*steps, ("scan", draw(st.integers(1, 3))), *draw(TAILS))
-    return Wide(
+    return ExpandedPipeline(
         row,
         steps,
         block=draw(st.integers(1, 9)),
@@ -249,53 +249,55 @@ def taken(pipeline: Conveyer, most: int) -> list[list[int]]:
     return [plain(each) for each in islice(pipeline, most)]
 
 
-EXAMPLE = Wide(Leaf(20, False, False, 3), (("filter", 2), ("flat", 3)), world=2, batch_size=3)
+EXAMPLE = ExpandedPipeline(Leaf(20, False, False, 3), (("filter", 2), ("flat", 3)), world=2, batch_size=3)
 
 
 @slow
 @settings(deadline=None, max_examples=150)
-@given(wides())
+@given(expanded_pipelines())
 @example(EXAMPLE)
 @example(replace(EXAMPLE, uneven="exact"))
 @example(replace(EXAMPLE, uneven="drop", batch_size=None))
-def test_each_rank_is_given_its_part_of_what_the_stages_make(wide: Wide) -> None:
+def test_each_rank_gets_its_part_of_the_output(spec: ExpandedPipeline) -> None:
     with ExitStack() as stack:
-        for rank in range(wide.world):
-            pipeline = stack.enter_context(wide.make(rank))
-            for epoch in range(1 if wide.row.length is None else 2):
-                expected = [step[rank] for step in wide.of_epoch(epoch) if step[rank]]
-                assert taken(pipeline, len(expected) + (wide.row.length is not None)) == expected
+        for rank in range(spec.world):
+            pipeline = stack.enter_context(spec.make(rank))
+            for epoch in range(1 if spec.row.length is None else 2):
+                expected = [step[rank] for step in spec.of_epoch(epoch) if step[rank]]
+                assert taken(pipeline, len(expected) + (spec.row.length is not None)) == expected
 
 
 @slow
 @settings(deadline=None, max_examples=150)
-@given(wides(), st.integers(0, 12), st.integers(1, 3), st.integers(0, 2), st.integers(0, 1))
+@given(expanded_pipelines(), st.integers(0, 12), st.integers(1, 3), st.integers(0, 2), st.integers(0, 1))
 @example(EXAMPLE, 1, 3, 1, 0)
-def test_any_number_of_ranks_goes_on_from_any_step(wide: Wide, num_steps: int, world: int, saver: int, epoch: int) -> None:
+def test_any_number_of_ranks_can_resume_at_any_step(
+    spec: ExpandedPipeline, num_steps: int, world: int, saver: int, epoch: int
+) -> None:
     with ExitStack() as stack:
-        pipeline = stack.enter_context(wide.make(saver % wide.world))
+        pipeline = stack.enter_context(spec.make(saver % spec.world))
         epoch = 0 if pipeline.is_endless else epoch
         for _ in range(epoch):
             pipeline.begin_next_epoch()
-        steps = [step for step in wide.of_epoch(epoch) if len(step[-1]) == (wide.batch_size or 1)]
+        steps = [step for step in spec.of_epoch(epoch) if len(step[-1]) == (spec.batch_size or 1)]
         num_steps = min(num_steps, len(steps))
-        assert taken(pipeline, num_steps) == [step[saver % wide.world] for step in steps[:num_steps]]
+        assert taken(pipeline, num_steps) == [step[saver % spec.world] for step in steps[:num_steps]]
         state = json.loads(json.dumps(pipeline.state()))
-        on = replace(wide, world=world)
-        expected = on.of_epoch(epoch, num_steps * wide.stride)
+        on = replace(spec, world=world)
+        expected = on.of_epoch(epoch, num_steps * spec.stride)
         for rank in range(world):
             again = stack.enter_context(on.make(rank))
             again.load_state(state)
-            assert again.state() == {**state, "uneven": again.state()["uneven"]} or wide.uneven != "pad"
+            assert again.state() == {**state, "uneven": again.state()["uneven"]} or spec.uneven != "pad"
             mine = [step[rank] for step in expected if step[rank]]
             assert taken(again, len(mine)) == mine
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_workers_expand_the_same_items(num_workers: int) -> None:
-    wide = replace(EXAMPLE, num_workers=num_workers, world=1)
-    with wide.make() as pipeline:
-        assert [taken(pipeline, 99) for _ in range(2)] == [[step[0] for step in wide.of_epoch(epoch)] for epoch in range(2)]
+    spec = replace(EXAMPLE, num_workers=num_workers, world=1)
+    with spec.make() as pipeline:
+        assert [taken(pipeline, 99) for _ in range(2)] == [[step[0] for step in spec.of_epoch(epoch)] for epoch in range(2)]
 
 
 def fails_at_7(x: int) -> Any:
@@ -306,7 +308,7 @@ def fails_at_7(x: int) -> Any:
 
 @pytest.mark.parametrize("stage", [Map(fails_at_7), Filter(fails_at_7), FlatMap(fails_at_7)], ids=["map", "filter", "flat map"])
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_an_item_that_fails_is_raised_at_its_turn_and_the_next_comes(stage: Any, num_workers: int) -> None:
+def test_failing_item_raises_in_its_place_and_the_next_follows(stage: Any, num_workers: int) -> None:
     workers = [DistributedBatchedMap(Add(0), num_workers)] if num_workers else []
     with Conveyer([Range(10, repeating=False), *workers, Filter(bool), stage], block_size=4) as pipeline:
         assert len([pipeline() for _ in range(6)]) == 6
@@ -315,7 +317,7 @@ def test_an_item_that_fails_is_raised_at_its_turn_and_the_next_comes(stage: Any,
         assert len(list(pipeline)) == 2
 
 
-async def answered(x: int) -> int:
+async def add_one(x: int) -> int:
     return x
 
 
@@ -327,13 +329,13 @@ def inside(x: int) -> list[int]:
 HOLDING: dict[str, list[Any]] = {
     "Shuffle": [Shuffle(buffer_size=6)],
     "FlatMap before Shuffle": [FlatMap(lambda x: [x, x]), Shuffle(buffer_size=4)],
-    "AsyncMap": [AsyncMap(answered)],
+    "AsyncMap": [AsyncMap(add_one)],
     "a pipeline in a function": [FlatMap(inside)],
 }
 
 
 @pytest.mark.parametrize("kind", HOLDING)
-def test_error_after_a_stage_that_holds_items_back_names_its_own_item(kind: str) -> None:
+def test_error_after_a_buffering_stage_names_its_own_item(kind: str) -> None:
     for block_size in (10, 256):
         stages = [Range(20, repeating=False), *HOLDING[kind], Map(fails_at_7)]
         with (
@@ -343,17 +345,17 @@ def test_error_after_a_stage_that_holds_items_back_names_its_own_item(kind: str)
             list(pipeline)
 
 
-def test_batch_of_a_bucket_that_cannot_be_collated_is_named_by_its_first_item() -> None:
+def test_bucket_batch_that_cannot_be_collated_is_named_by_its_first_item() -> None:
     rows = [{"n": 0}, {"n": 5, "x": 1}, {"n": 0}, {"n": 5}, {"n": 0}]
     stages = [Items(rows), Bucket(lambda row: row["n"], [1], 2)]
     with Conveyer(stages) as pipeline, pytest.raises(SampleError, match=r"collating a batch of Bucket, of item 1 of epoch 0"):
         list(pipeline)
 
 
-def test_a_stage_that_raises_stop_iteration_is_an_error_with_its_name() -> None:
-    said = r"the function of stage 1 \(a Filter\) raised StopIteration"
+def test_stage_that_raises_stop_iteration_is_an_error_with_its_name() -> None:
+    message = r"the function of stage 1 \(a Filter\) raised StopIteration"
     stages = [Range(3, repeating=False), Filter(lambda x: next(iter(())))]
-    with Conveyer(stages) as pipeline, pytest.raises(RuntimeError, match=said):
+    with Conveyer(stages) as pipeline, pytest.raises(RuntimeError, match=message):
         pipeline()
 
 
@@ -362,7 +364,7 @@ def test_none_is_an_item_like_any_other() -> None:
         assert list(pipeline) == [None, 1, None]
 
 
-def test_a_buffer_gives_each_item_once_in_another_order_in_each_epoch() -> None:
+def test_shuffle_buffer_gives_each_item_once_in_a_new_order_each_epoch() -> None:
     with Conveyer([Range(100, repeating=False), Shuffle(buffer_size=20)], block_size=50) as pipeline:
         first, second = list(pipeline), list(pipeline)
     assert sorted(first) == sorted(second) == list(range(100))
@@ -373,7 +375,7 @@ def test_a_buffer_gives_each_item_once_in_another_order_in_each_epoch() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["greedy", "best_fit"])
-def test_windows_hold_every_token_once_and_tell_sequences_apart(strategy: str) -> None:
+def test_packed_windows_hold_every_token_once_and_mark_sequences(strategy: str) -> None:
     rng = np.random.default_rng(5)
     texts = [rng.integers(1, 1000, rng.integers(0, 23)) for _ in range(60)]
     with Conveyer([Items(texts), Pack(8, strategy=strategy), Collate(4)], block_size=16) as pipeline:
@@ -392,13 +394,13 @@ def test_windows_hold_every_token_once_and_tell_sequences_apart(strategy: str) -
     assert sorted(pieces) == sorted(expected)
 
 
-def test_the_best_fit_is_the_window_with_the_least_room() -> None:
+def test_best_fit_is_the_window_with_the_least_room() -> None:
     with Conveyer([Items([[1] * 5, [2] * 4, [3] * 2, [4] * 1]), Pack(6, strategy="best_fit")]) as pipeline:
         assert [window["tokens"].tolist() for window in pipeline] == [[1, 1, 1, 1, 1, 4], [2, 2, 2, 2, 3, 3]]
 
 
 @pytest.mark.parametrize("strategy", ["greedy", "best_fit"])
-def test_a_sequence_is_in_its_window_before_the_next_is_asked_for(strategy: str) -> None:
+def test_sequence_is_copied_before_the_next_is_read(strategy: str) -> None:
     buffer = np.zeros(2, np.int64)
 
     def refilled(number: int) -> Any:
@@ -415,7 +417,7 @@ def length_of(text: str) -> int:
 
 @pytest.mark.parametrize("sizes", [{"batch_size": 3}, {"max_tokens": 24}], ids=str)
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_buckets_give_each_item_once_in_batches_of_like_length(sizes: dict[str, int], num_workers: int) -> None:
+def test_buckets_give_each_item_once_in_batches_of_similar_length(sizes: dict[str, int], num_workers: int) -> None:
     rng = np.random.default_rng(3)
     texts = ["x" * int(length) for length in rng.integers(1, 30, 100)]
     workers = [DistributedBatchedMap(str, num_workers)] if num_workers else []
@@ -443,12 +445,12 @@ def row_of(x: int) -> dict[str, Any]:
 
 
 def mixed(batch: dict[str, Any]) -> dict[str, Any]:
-    """Mixup, and where it was done."""
+    """Mixes neighboring samples and records the process."""
     share = float(shmload.sample_rng().random())
     return {"x": share * batch["x"] + (1 - share) * batch["x"].flip(0), "pid": os.getpid()}
 
 
-def test_batches_are_mixed_in_workers_as_they_are_in_the_trainer() -> None:
+def test_batch_map_gives_the_same_in_workers_and_in_the_trainer() -> None:
     found = []
     for num_workers in (0, 1, 2):
         rows = DistributedBatchedMap(row_of, num_workers) if num_workers else Map(row_of)
@@ -460,8 +462,8 @@ def test_batches_are_mixed_in_workers_as_they_are_in_the_trainer() -> None:
     assert found[0][0] != [[float(x)] * 3 for x in range(4)]
 
 
-async def asked(x: int) -> int:
-    """An answer that comes the sooner, the later it was asked for."""
+async def answer(x: int) -> int:
+    """Answers later requests sooner."""
     waiting[0] += 1
     waiting[1] = max(waiting)
     for _ in range(20 - x % 20):
@@ -476,10 +478,10 @@ waiting = [0, 0]
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_requests_wait_together_and_answers_keep_their_order(num_workers: int) -> None:
+def test_async_requests_overlap_and_answers_keep_their_order(num_workers: int) -> None:
     workers = [DistributedBatchedMap(Add(0), num_workers)] if num_workers else []
     waiting[:] = [0, 0]
-    with Conveyer([Range(40, repeating=False), *workers, AsyncMap(asked, in_flight=5)], block_size=20) as pipeline:
+    with Conveyer([Range(40, repeating=False), *workers, AsyncMap(answer, in_flight=5)], block_size=20) as pipeline:
         found = []
         for x in range(40):
             if x == 13:
@@ -493,23 +495,23 @@ def test_requests_wait_together_and_answers_keep_their_order(num_workers: int) -
         assert waiting == [0, 5]
 
 
-def test_requests_of_two_threads_wait_at_once() -> None:
+def test_async_requests_of_two_threads_overlap() -> None:
     both = Barrier(2, timeout=30)
 
-    async def met(x: int) -> int:
+    async def meets_the_other(x: int) -> int:
         both.wait()
         return x + 1
 
     def read() -> list[int]:
-        with Conveyer([Items([1]), AsyncMap(met)]) as pipeline:
+        with Conveyer([Items([1]), AsyncMap(meets_the_other)]) as pipeline:
             return list(pipeline)
 
     with ThreadPoolExecutor(2) as threads:
         assert [each.result() for each in [threads.submit(read) for _ in range(2)]] == [[2], [2]]
 
 
-def test_requests_are_made_where_an_event_loop_runs() -> None:
-    """As in a notebook, and within another request."""
+def test_async_map_works_while_an_event_loop_runs() -> None:
+    """Runs in the loop of a notebook, or inside another request."""
 
     async def added(x: int) -> int:
         await asyncio.sleep(0)
@@ -527,26 +529,26 @@ def test_requests_are_made_where_an_event_loop_runs() -> None:
         assert list(pipeline) == [4, 6]
 
 
-def test_an_interrupt_of_requests_comes_once_and_leaves_none_waiting() -> None:
-    armed, answered = [True], []
+def test_interrupt_of_requests_is_raised_once_and_leaves_none_pending() -> None:
+    armed, add_one = [True], []
 
     async def interrupted(x: int) -> int:
         await asyncio.sleep(0)
         if x == 2 and armed.pop() if armed else False:
-            raise KeyboardInterrupt  # as a signal raises it in whatever runs
+            raise KeyboardInterrupt  # as a signal does in whatever code runs
         await asyncio.sleep(0.001)
-        answered.append(x)
+        add_one.append(x)
         return x
 
     with Conveyer([Items(range(5)), AsyncMap(interrupted)]) as pipeline:
         with pytest.raises(KeyboardInterrupt):
             pipeline()
         assert list(pipeline) == list(range(5))
-    assert sorted(answered) == list(range(5))
+    assert sorted(add_one) == list(range(5))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_request_that_is_cancelled_is_an_item_that_fails(num_workers: int) -> None:
+def test_cancelled_request_is_a_failing_item(num_workers: int) -> None:
     async def cancelled(x: int) -> int:
         if x == 2:
             task = asyncio.ensure_future(asyncio.sleep(60))
@@ -561,7 +563,7 @@ def test_a_request_that_is_cancelled_is_an_item_that_fails(num_workers: int) -> 
         assert list(pipeline) == [3, 4]
 
 
-def test_what_a_function_generates_is_keyed_by_its_position() -> None:
+def test_generated_items_depend_on_their_position() -> None:
     with Conveyer([Generate(Add(5), 3)]) as pipeline:
         assert [list(pipeline), list(pipeline)] == [[5, 6, 7], [8, 9, 10]]
     with Conveyer([Generate(Add(5), 3, repeating=True)]) as endless:
@@ -580,7 +582,7 @@ def test_methods_make_the_same_stages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stages", "said"),
+    ("stages", "message"),
     [
         (
             [Range(3), Filter(bool), Enumerate()],
@@ -595,12 +597,12 @@ def test_methods_make_the_same_stages() -> None:
         ([Zip([Range(3), Filter(bool)])], "member 0 of the Zip has a stage that makes more or fewer items"),
     ],
 )
-def test_an_order_that_makes_no_sense_is_refused(stages: list[Any], said: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=said):
+def test_invalid_stage_order_is_refused(stages: list[Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
         Conveyer(stages)
 
 
-def test_a_state_of_other_stages_or_blocks_is_refused() -> None:
+def test_state_of_other_stages_or_blocks_is_refused() -> None:
     with Conveyer([Range(9, repeating=False), Filter(bool)], block_size=4) as pipeline:
         pipeline()
         state = pipeline.state()
@@ -610,11 +612,11 @@ def test_a_state_of_other_stages_or_blocks_is_refused() -> None:
 
 
 @pytest.mark.parametrize("options", [{"on_error": "skip"}, {"max_bad": 3}, {"audit": "folder"}], ids=str)
-def test_an_option_that_would_not_be_kept_is_refused(options: dict[str, Any]) -> None:
+def test_options_that_blocks_do_not_support_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="workers make blocks of items here"):
         Conveyer([Range(9), Filter(bool), Collate(2)], **options)
 
 
-def test_its_length_is_not_known() -> None:
+def test_length_after_a_filter_is_unknown() -> None:
     with Conveyer([Range(9), Filter(bool)]) as pipeline, pytest.raises(TypeError, match="not known before they are read"):
         len(pipeline)

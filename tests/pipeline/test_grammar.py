@@ -1,4 +1,4 @@
-"""Which stages may stand where, and what is said of the others; arguments of stages; options."""
+"""The legal order of stages and the errors for others; arguments of stages; options."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ WORK = DistributedBatchedMap(Add(1), 1)
         ([Range(3), DistributedBatchedMap(items.Squares(), 1)], "a mapping_fn with read_into decodes into a batch's row: add Collate"),
     ],
 )  # fmt: skip
-def test_an_illegal_order_is_refused_with_the_reason(stages: list[Any], message: str) -> None:
+def test_illegal_stage_order_is_refused_with_the_reason(stages: list[Any], message: str) -> None:
     with pytest.raises((TypeError, ValueError)) as caught:
         Conveyer(stages)
     assert message in str(caught.value)
@@ -96,12 +96,12 @@ def test_an_illegal_order_is_refused_with_the_reason(stages: list[Any], message:
         (lambda: Conveyer([Stream([1])], block_size=0), r"Conveyer\(block_size\) is a whole number from 1 to .*; got 0"),
     ],
 )  # fmt: skip
-def test_an_argument_that_makes_no_sense_is_refused(make: Any, message: str) -> None:
+def test_invalid_argument_is_refused(make: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         make()
 
 
-def test_numpys_integers_will_do_and_states_stay_json() -> None:
+def test_numpy_integers_are_accepted_and_states_stay_json() -> None:
     import json
 
     stages = [Permutation(np.int64(6), seed=np.uint8(3)), Partition(np.int32(0), np.int32(2)), Collate(np.int16(2))]
@@ -109,14 +109,14 @@ def test_numpys_integers_will_do_and_states_stay_json() -> None:
         assert json.loads(json.dumps(pipeline.state())) == pipeline.state()
 
 
-def test_options_are_some_of_shmloaders() -> None:
+def test_unknown_options_are_refused() -> None:
     with pytest.raises(TypeError, match="Conveyer takes of ShmLoader's arguments audit, backend, max_bad"):
         Conveyer([Range(3)], shuffle=True)
     with pytest.raises(ValueError, match="max_bad, on_error is for batches: a single item that fails raises at its turn"):
         Conveyer([Range(3)], on_error="skip", max_bad=3)
 
 
-def test_a_partition_may_stand_anywhere_before_collate() -> None:
+def test_partition_may_come_anywhere_before_collate() -> None:
     streams = []
     for at in range(3):
         stages: list[Any] = [Map(Add(1)), Map(Add(2))]
@@ -131,7 +131,7 @@ def test_several_worker_stages_share_one_pool() -> None:
     assert (pool.num_workers, pool.buffer_size, pool.timeout_s) == (3, 40, 3605)
 
 
-def test_the_names_are_those_of_the_conveyer_library() -> None:
+def test_names_are_those_of_the_conveyer_library() -> None:
     assert sorted(shmload.pipeline.__all__) == shmload.pipeline.__all__
     seed = {"Permutation", "Partition", "Map", "DistributedBatchedMap", "Collate", "Conveyer", "Join", "Range"}
     assert seed < set(shmload.pipeline.__all__)

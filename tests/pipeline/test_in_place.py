@@ -1,4 +1,4 @@
-"""Pipelines that only choose among a dataset's samples have it decode into the batch, and their items stay what they were."""
+"""Pipelines that only select samples let the dataset decode into the batch, and the items stay the same."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def same(item: Any) -> Any:
 
 
 def plain(batch: Any) -> Any:
-    """With lists for arrays and tensors, and the types of these."""
+    """Returns the batch with lists instead of arrays and tensors, and their types."""
     if isinstance(batch, dict):
         return {name: plain(part) for name, part in batch.items()}
     if isinstance(batch, (list, tuple)):
@@ -57,29 +57,29 @@ def plain(batch: Any) -> Any:
 
 
 def rows(batch: Any) -> Any:
-    """Of a batch as `plain` gives it: item by item a ragged field is stacked where all its rows happen to be alike."""
+    """Returns the rows of a `plain` batch. Item by item, a ragged field is stacked if all its rows happen to have one shape."""
     if isinstance(batch, dict):
         return {name: rows(part) for name, part in batch.items()}
     return [(batch[0], row) for row in batch[1]] if isinstance(batch, tuple) else batch
 
 
 def two_epochs(stages: list[Any], **options: Any) -> list[Any]:
-    """The batches of two epochs, or 20 of a pipeline without an end."""
+    """Returns the batches of two epochs, or 20 of an endless pipeline."""
     with Conveyer(stages, **options) as pipeline:
         if pipeline.is_endless:
             return [plain(pipeline()) for _ in range(20)]
         return [plain(batch) for _ in range(2) for batch in pipeline]
 
 
-def reads_itself(stages: list[Any]) -> bool:
+def decodes_in_place(stages: list[Any]) -> bool:
     return type(Conveyer(stages).plan.program) is ChosenProgram
 
 
-# ------------------------------------------------------------ the same as by ShmLoader, and as item by item
+# ------------------------------------------------------------ the same as ShmLoader, and as item by item
 
 
 @pytest.mark.parametrize("kind", chosen.FORMATS)
-def test_every_format_comes_as_from_a_loader(kind: str, tmp_path: Path) -> None:
+def test_every_format_equals_shmloader(kind: str, tmp_path: Path) -> None:
     if kind in chosen.NEEDED:
         pytest.importorskip(chosen.NEEDED[kind])
     dataset = chosen.FORMATS[kind](tmp_path)
@@ -90,19 +90,19 @@ def test_every_format_comes_as_from_a_loader(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", chosen.FORMATS)
-def test_every_format_comes_as_item_by_item(kind: str, tmp_path: Path) -> None:
+def test_every_format_equals_item_by_item(kind: str, tmp_path: Path) -> None:
     if kind in chosen.NEEDED:
         pytest.importorskip(chosen.NEEDED[kind])
     dataset = chosen.FORMATS[kind](tmp_path)
     stages = [Items(dataset, repeating=False), Skip(1), Repeat(2), Shuffle(5)]
-    assert reads_itself([*stages, Collate(4)])
-    itself, one_by_one = two_epochs([*stages, Collate(4)]), two_epochs([*stages, Map(same), Collate(4)])
-    assert [rows(batch) for batch in itself] == [rows(batch) for batch in one_by_one]
+    assert decodes_in_place([*stages, Collate(4)])
+    in_place, one_by_one = two_epochs([*stages, Collate(4)]), two_epochs([*stages, Map(same), Collate(4)])
+    assert [rows(batch) for batch in in_place] == [rows(batch) for batch in one_by_one]
 
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(
-    ("itself", "one_by_one"),
+    ("in_place", "one_by_one"),
     [
         (chosen.Into, chosen.Drawing),
         (chosen.Getting, chosen.Drawing),
@@ -110,19 +110,19 @@ def test_every_format_comes_as_item_by_item(kind: str, tmp_path: Path) -> None:
         (chosen.ByIndexGetting, chosen.ByIndex),
     ],
 )
-def test_what_items_draw_stays_the_same(itself: Any, one_by_one: Any, place: str) -> None:
+def test_draws_of_items_stay_the_same(in_place: Any, one_by_one: Any, place: str) -> None:
     expected = two_epochs([Items(one_by_one()), *PLACES[place](), Map(same), Collate(4)])
-    assert two_epochs([Items(itself()), *PLACES[place](), Collate(4)]) == expected
+    assert two_epochs([Items(in_place()), *PLACES[place](), Collate(4)]) == expected
     drawn = [x for batch in expected for x in batch["drawn"][1]]
     assert len(set(drawn)) == len(drawn)
 
 
 @pytest.mark.slow(reason="starts workers")
-@pytest.mark.parametrize("itself", [chosen.Into, chosen.Getting, chosen.ByIndexInto, chosen.ByIndexGetting])
-def test_what_items_draw_in_workers_stays_the_same(itself: Any) -> None:
+@pytest.mark.parametrize("in_place", [chosen.Into, chosen.Getting, chosen.ByIndexInto, chosen.ByIndexGetting])
+def test_draws_of_items_in_workers_stay_the_same(in_place: Any) -> None:
     stages = [*PLACES["twice"](), Collate(16)]
-    expected = two_epochs([Items(itself()), *stages])
-    assert two_epochs([Items(itself(), n_workers=2), *stages]) == expected
+    expected = two_epochs([Items(in_place()), *stages])
+    assert two_epochs([Items(in_place(), n_workers=2), *stages]) == expected
 
 
 def test_random_crops_stay_the_same(tmp_path: Path) -> None:
@@ -130,33 +130,33 @@ def test_random_crops_stay_the_same(tmp_path: Path) -> None:
     stages = [Items(folder), Shuffle(), Collate(6)]
     batches = two_epochs(stages)
     assert batches == two_epochs([*stages[:-1], Map(same), stages[-1]])
-    assert batches[0] != batches[4], "crops are drawn anew in the second epoch"
+    assert batches[0] != batches[4], "crops differ in the second epoch"
 
 
 @pytest.mark.parametrize("indices", [list(range(20, 0, -3)), [2, 5, 2, 2, 9, 5], np.arange(4, 19)])
 @pytest.mark.parametrize("kind", [(chosen.ByIndexInto, chosen.ByIndex), (chosen.Into, chosen.Drawing)])
-def test_a_part_of_a_dataset_draws_as_item_by_item(indices: Any, kind: Any) -> None:
-    itself, one_by_one = (Subset(made(), indices) for made in kind)
+def test_subset_draws_as_item_by_item(indices: Any, kind: Any) -> None:
+    in_place, one_by_one = (Subset(made(), indices) for made in kind)
     expected = two_epochs([Items(one_by_one), Shuffle(1), Repeat(), Map(same), Collate(4)])
-    assert two_epochs([Items(itself), Shuffle(1), Repeat(), Collate(4)]) == expected
+    assert two_epochs([Items(in_place), Shuffle(1), Repeat(), Collate(4)]) == expected
 
 
-def test_a_batch_that_has_a_sample_twice_is_read_row_by_row() -> None:
+def test_batch_with_a_repeated_sample_is_read_row_by_row() -> None:
     dataset = chosen.ByIndexInto()
     with Conveyer([Items(dataset), Repeat(2), Collate(chosen.N + 5)]) as pipeline:
         batches = [plain(batch) for batch in pipeline]
-    assert dataset.num_batches == chosen.N + 5 + 1, "the second batch has each but once"
+    assert dataset.num_batches == chosen.N + 5 + 1, "the second batch repeats no sample"
     with Conveyer([Items(chosen.ByIndex()), Repeat(2), Map(same), Collate(chosen.N + 5)]) as pipeline:
         assert batches == [plain(batch) for batch in pipeline]
 
 
-# ------------------------------------------------------------ when
+# ------------------------------------------------------------ when the dataset decodes in place
 
 
-def test_a_dataset_decodes_where_nothing_is_done_with_its_items() -> None:
+def test_dataset_decodes_in_place_unless_items_are_changed() -> None:
     dataset = chosen.Into()
-    assert reads_itself([Items(dataset), Shuffle(), Partition(0, 2), Collate(4)])
-    assert reads_itself([Items(dataset), Take(5), Skip(1), Repeat(), Collate(4), Map(same)])
+    assert decodes_in_place([Items(dataset), Shuffle(), Partition(0, 2), Collate(4)])
+    assert decodes_in_place([Items(dataset), Take(5), Skip(1), Repeat(), Collate(4), Map(same)])
     for stages in (
         [Items(dataset), Collate(4), BatchMap(same)],
         [Items(dataset), Map(same), Collate(4)],
@@ -165,10 +165,10 @@ def test_a_dataset_decodes_where_nothing_is_done_with_its_items() -> None:
         [Items(dataset), Cache(), Collate(4)],
         [Items(dataset), Shuffle()],
     ):
-        assert not reads_itself(stages)
+        assert not decodes_in_place(stages)
 
 
-def test_ranks_and_resumes_decode_in_place_too() -> None:
+def test_ranks_and_resumes_also_decode_in_place() -> None:
     def made(rank: int, world: int) -> Conveyer:
         return Conveyer([Items(chosen.Into()), Shuffle(), Partition(rank, world), Collate(12 // world)])
 
@@ -187,7 +187,7 @@ def test_ranks_and_resumes_decode_in_place_too() -> None:
 
 
 @pytest.mark.slow(reason="starts workers")
-def test_items_ask_for_workers(tmp_path: Path) -> None:
+def test_items_can_start_workers(tmp_path: Path) -> None:
     dataset = chosen.images(tmp_path)
     with Conveyer([Items(dataset, n_workers=2), Collate(4)]) as pipeline:
         batches = [plain(batch) for batch in pipeline]
@@ -201,7 +201,7 @@ def test_items_ask_for_workers(tmp_path: Path) -> None:
 
 
 class Drawn:
-    """A number for each index; before that it reads other loaders' batches, if it is given some."""
+    """A number for each index; before it is drawn, the dataset calls `read`, which may read batches of other loaders."""
 
     schema = {"x": np.int64}
 
@@ -220,7 +220,7 @@ class Drawn:
 
 
 @pytest.mark.parametrize("is_chosen", [False, True])
-def test_batches_that_are_read_within_others_draw_what_they_draw_alone(is_chosen: bool) -> None:
+def test_nested_reads_draw_the_same_as_alone(is_chosen: bool) -> None:
     def numbers(read: Callable[[], None] = lambda: None, seed: int = 3) -> list[int]:
         with Conveyer([Items(Drawn(read)), Shuffle(seed), Collate(3)]) as pipeline:
             return [x for batch in pipeline for x in batch["x"].tolist()]
@@ -238,7 +238,7 @@ def test_batches_that_are_read_within_others_draw_what_they_draw_alone(is_chosen
 
 @pytest.mark.parametrize("n_workers", [0, 1])
 @pytest.mark.parametrize("kind", [chosen.Broken, chosen.BrokenInto, chosen.BrokenGetting])
-def test_a_sample_that_cannot_be_read_is_named(kind: Any, n_workers: int) -> None:
+def test_error_names_the_sample_that_cannot_be_read(kind: Any, n_workers: int) -> None:
     with Conveyer([Items(kind(), n_workers=n_workers), Skip(2), Collate(4)]) as pipeline:
         assert pipeline()["x"].tolist() == [2, 3, 4, 5]
         with pytest.raises(ValueError, match="no sample") as caught:

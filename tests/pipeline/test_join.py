@@ -16,9 +16,9 @@ from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map
 from shmload.pipeline.draws import Draws
 from shmload.schedule.permutation import MAX_N
 from tests.pipeline.pipeline_kit import Add, Joined, Leaf, plain, turns
-from tests.pipeline.pipeline_kit import joined_ranges as joined
+from tests.pipeline.pipeline_kit import join_of_ranges as joined
 
-slow = pytest.mark.slow(reason="hypothesis pulls from many joins")
+slow = pytest.mark.slow(reason="hypothesis reads many joins")
 POSITIVE = st.one_of(
     st.integers(1, 10**6), st.floats(1e-6, 1e6), st.sampled_from([1e-300, 5e-324, 1e300, 0.1, 1 / 3, Fraction(1, 3), 10**400])
 )
@@ -36,11 +36,11 @@ def once(n: int) -> Conveyer:
 def test_every_prefix_is_within_one_item_of_the_weights(weights: list[Any], num_draws: int) -> None:
     pipeline = Join([(Conveyer([Range(3)]), weight) for weight in weights])
     exact = [Fraction(str(weight)) if isinstance(weight, float) else Fraction(weight) for weight in weights]
-    had = [0] * len(weights)
+    counts = [0] * len(weights)
     for done in range(1, num_draws + 1):
         pipeline()
-        had[pipeline.last_member] += 1
-        assert all(abs(x - weight / sum(exact) * done) < 1 for x, weight in zip(had, exact, strict=True))
+        counts[pipeline.last_member] += 1
+        assert all(abs(x - weight / sum(exact) * done) < 1 for x, weight in zip(counts, exact, strict=True))
     pipeline.close()
 
 
@@ -62,13 +62,13 @@ def test_lengths_as_weights_give_one_epoch_of_each(sizes: list[int]) -> None:
         ("repeat", [0, 1000, 1, 1001, 2, 1000, 3, 1001, 0, 1000]),
     ],
 )
-def test_stop_says_when_it_ends(stop: Any, expected: list[int]) -> None:
+def test_stop_rule_determines_the_end(stop: Any, expected: list[int]) -> None:
     with joined((4, 1), (2, 1), stop=stop) as pipeline:
         assert expected == list(islice(pipeline, 10))
         assert pipeline.is_ended == (stop != "repeat")
 
 
-def test_in_its_next_epoch_the_members_go_on_where_they_stand() -> None:
+def test_members_continue_in_the_next_epoch_where_they_stopped() -> None:
     with joined((5, 1), (2, 1)) as pipeline:
         assert list(pipeline) == [0, 1000, 1, 1001]
         with pytest.raises(StopIteration):
@@ -77,7 +77,7 @@ def test_in_its_next_epoch_the_members_go_on_where_they_stand() -> None:
         assert list(pipeline) == [4, 1000, 0, 1001]
 
 
-def test_a_member_without_an_end_makes_stop_all_endless_and_stop_first_end_with_the_others() -> None:
+def test_endless_member_with_stop_all_or_first() -> None:
     def make(stop: Any) -> Join:
         return Join([(Conveyer([Range(3)]), 1), (once(2), 1)], stop=stop)
 
@@ -101,7 +101,7 @@ def test_joins_nest() -> None:
     st.sampled_from(["first", "all", "repeat"]),
     st.integers(0, 30),
 )
-def test_a_join_and_one_pool_over_it_give_the_same_and_resume_alike(pairs: Any, stop: Any, num_done: int) -> None:
+def test_join_alone_and_in_a_conveyer_give_and_resume_the_same(pairs: Any, stop: Any, num_done: int) -> None:
     spec = Joined(tuple(Leaf(n, True, False, number) for number, (n, _) in enumerate(pairs)), tuple(w for _, w in pairs), stop)
     if spec.length == 0:
         return
@@ -139,7 +139,7 @@ class Failing:
         raise KeyError(x)
 
 
-def test_a_turn_whose_item_fails_was_a_turn() -> None:
+def test_failed_item_uses_up_its_members_turn() -> None:
     with Join([(once(4), 1), (Conveyer([Range(4), Map(Failing())]), 1)]) as pipeline:
         assert pipeline() == 0
         with pytest.raises(KeyError):
@@ -147,7 +147,7 @@ def test_a_turn_whose_item_fails_was_a_turn() -> None:
         assert [pipeline(), pipeline.state()["members"][3][0]] == [1, 1]
 
 
-def test_a_member_whose_epoch_ends_early_by_skipping_begins_its_next() -> None:
+def test_member_that_skips_its_last_items_begins_its_next_epoch() -> None:
     def no_threes(x: int) -> int:
         if x == 3:
             raise ValueError
@@ -159,7 +159,7 @@ def test_a_member_whose_epoch_ends_early_by_skipping_begins_its_next() -> None:
     assert firsts == [[0], [1], [2], [0], [1], [2]]
 
 
-def test_a_member_that_gives_nothing_at_all_is_said_to() -> None:
+def test_member_that_skips_everything_is_an_error() -> None:
     nothing = Conveyer([Range(4, repeating=False), Map(Failing()), Collate(2)], on_error="skip")
     with Join([(nothing, 1)]) as pipeline, pytest.raises(SampleError, match="has skipped a whole epoch"):
         pipeline()
@@ -200,7 +200,7 @@ def test_what_cannot_be_joined_is_refused(message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_a_stop_rule_is_one_of_three() -> None:
+def test_unknown_stop_rule_is_refused() -> None:
     with pytest.raises(ValueError, match='stop is "first", "all" or "repeat"; got \'last\''):
         joined((1, 1), stop="last")
 
@@ -214,13 +214,13 @@ def test_a_stop_rule_is_one_of_three() -> None:
         (Conveyer([Range(1 << 61)]), "keys up to 9223372036854775808, which counts a member's items times the number"),
     ],
 )
-def test_a_join_at_the_head_of_a_conveyer_needs_single_items_of_all_ranks(member: Conveyer, message: str) -> None:
+def test_join_inside_a_conveyer_needs_members_of_single_items_of_all_ranks(member: Conveyer, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         Conveyer([Join([(member, 1), *((once(1), 1) for _ in range(3))])])
     assert message in str(caught.value)
 
 
-def test_the_pools_of_members_count_for_the_conveyer_over_a_join() -> None:
+def test_workers_of_members_add_up_in_the_conveyer_around_a_join() -> None:
     def member(**options: Any) -> Conveyer:
         return Conveyer([Range(4), DistributedBatchedMap(str, **options)])
 
@@ -231,7 +231,7 @@ def test_the_pools_of_members_count_for_the_conveyer_over_a_join() -> None:
     assert Conveyer([Join([(once(3), 1)])]).plan.pool.num_workers == 0
 
 
-def test_draws_of_members_without_an_end_have_none() -> None:
+def test_join_of_endless_members_is_endless() -> None:
     draws = Draws([MAX_N, MAX_N], [1, 2], "first")
     assert draws.is_endless
     assert sorted({draws.member_at(position) for position in range(6)}) == [0, 1]

@@ -1,4 +1,4 @@
-"""States of a Join: small, plain, and refused where they do not fit."""
+"""States of a Join: small, plain data, and refused where they do not fit."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from shmload.errors import StateMismatch
 from shmload.pipeline import Conveyer, Join, Permutation, Range
 from shmload.schedule.mix_draws import Drawn
 from shmload.schedule.state_checksum import with_checksum
-from tests.pipeline.pipeline_kit import joined_ranges as joined
+from tests.pipeline.pipeline_kit import join_of_ranges as joined
 
 
 def far(pipeline: Any, count: int) -> Any:
-    """A state as after about so many draws of each member, at every depth."""
+    """Returns a state as after about `count` draws of each member, at every depth."""
     state = pipeline.state()
 
     def moved(of: Join, entry: list[Any]) -> list[Any]:
@@ -38,7 +38,7 @@ def far(pipeline: Any, count: int) -> Any:
     return with_checksum({**state, "members": moved(pipeline, state["members"])})
 
 
-def test_a_state_is_small_however_far_and_deep() -> None:
+def test_state_stays_small_at_any_position_and_depth() -> None:
     def over_a_join() -> Conveyer:
         return Conveyer([Join([(Conveyer([Permutation(5)]), 1) for _ in range(4)])])
 
@@ -56,7 +56,7 @@ def test_a_state_is_small_however_far_and_deep() -> None:
         pipeline.close()
 
 
-def test_a_conveyer_over_a_nested_join_keeps_the_counters_of_every_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conveyer_over_a_nested_join_keeps_the_counters_of_every_depth(monkeypatch: pytest.MonkeyPatch) -> None:
     outer, inner = [0.333331, 0.71], [0.123456789, 0.98765]
     made: list[int] = []
     make_block = Drawn._make
@@ -84,10 +84,10 @@ def test_a_conveyer_over_a_nested_join_keeps_the_counters_of_every_depth(monkeyp
         other.load_state(with_checksum({**state, "epoch": epoch, "position": position, "counters": counters}))
         other()
         assert other.state()["counters"][:2] != counters[:2]
-        assert sum(made) < 50_000, "nothing is worked out from the start"
+        assert sum(made) < 50_000, "nothing is recomputed from the start"
 
 
-def test_a_state_goes_through_torch_save_as_plain_data() -> None:
+def test_state_survives_torch_save_as_plain_data() -> None:
     with joined((4, 1), (3, 2)) as pipeline:
         list(islice(pipeline, 2))
         file = io.BytesIO()
@@ -100,12 +100,12 @@ HOSTILE = [None, [], 3, "x", {}, {"mode": "join"}, {"mode": "join", "version": 1
 
 
 @pytest.mark.parametrize("state", HOSTILE, ids=repr)
-def test_what_is_no_state_is_refused(state: Any) -> None:
+def test_invalid_state_is_refused(state: Any) -> None:
     with joined((4, 1)) as pipeline, pytest.raises(StateMismatch):
         pipeline.load_state(state)
 
 
-def test_a_newer_format_is_named() -> None:
+def test_newer_format_is_named() -> None:
     with joined((4, 1)) as pipeline, pytest.raises(StateMismatch, match="has format version 2, this shmload reads 1"):
         pipeline.load_state({**pipeline.state(), "version": 2})
 
@@ -114,10 +114,10 @@ PATHS = [(), (0,), (1,), (2,), (2, 0), (2, 1), (2, 1, 0), (2, 1, 1), (2, 1, 2), 
 WRONG = [None, -1, "x", 1.5, [], [1], {}, 10**30, True, [[]]]
 
 
-@pytest.mark.slow(reason="hypothesis damages many states, each of a pipeline of its own")
+@pytest.mark.slow(reason="hypothesis damages many states, each of its own pipeline")
 @settings(deadline=None, max_examples=150)
 @given(st.sampled_from(PATHS), st.sampled_from(WRONG))
-def test_a_damaged_state_is_refused_and_changes_nothing(path: tuple[int, ...], wrong: Any) -> None:
+def test_damaged_state_is_refused_and_changes_nothing(path: tuple[int, ...], wrong: Any) -> None:
     inner = Join([(Conveyer([Permutation(5)]), 1), (Conveyer([Permutation(4)]), 2)])
     with Join([(Conveyer([Permutation(6)]), 2), (inner, 1)]) as pipeline:
         list(islice(pipeline, 3))
@@ -140,7 +140,7 @@ def test_a_damaged_state_is_refused_and_changes_nothing(path: tuple[int, ...], w
         assert expected == list(islice(pipeline, 4))
 
 
-def test_the_state_of_another_join_names_the_member() -> None:
+def test_state_of_another_join_names_the_member() -> None:
     with joined((4, 1), (3, 2)) as pipeline:
         other = Join([(Conveyer([Range(4, repeating=False)]), 1), (Conveyer([Permutation(3, repeating=False)]), 2)])
         with pytest.raises(StateMismatch, match=r"belongs to another pipeline, member 1; this one is pipeline\(Perm"):

@@ -1,4 +1,4 @@
-"""Ranks for real: torchrun, gloo, one rank's state for all, and `shmload verify` over what they were given."""
+"""Real ranks: torchrun, gloo, one rank's state for all, and `shmload verify` over their deliveries."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ SPEC = Spec(Leaf(50, True, True, 5), batch_size=3)
 
 
 def expected(world: int, num_steps: int, position: int = 0) -> list[list[list[int]]]:
-    """By rank, from plain lists."""
+    """Returns the expected batches by rank, from plain lists."""
     steps = islice(SPEC.on(world).steps(0, position), num_steps)
     return [list(rank) for rank in zip(*steps, strict=True)]
 
 
 @slow
 @pytest.mark.parametrize(("world", "then"), [(2, 3), (3, 2), (8, 1)])
-def test_a_job_goes_on_with_another_number_of_ranks_and_is_proven(
+def test_job_resumes_on_another_number_of_ranks_and_verifies(
     world: int, then: int, run_ranks: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
-    began = run_ranks("first", world)
-    assert [rank["before"] for rank in began] == expected(world, 3)
+    started = run_ranks("start", world)
+    assert [rank["before"] for rank in started] == expected(world, 3)
     done = 3 * 3 * world
-    assert [rank["lost"] for rank in began] == expected(world, 3, done)
-    went_on = run_ranks("second", then)
+    assert [rank["lost"] for rank in started] == expected(world, 3, done)
+    resumed = run_ranks("resume", then)
     num_steps = -(-100 // (3 * then))
-    assert [rank["after"] for rank in went_on] == expected(then, num_steps, done)
-    kept = [rank["before"] for rank in began] + [rank["after"] for rank in went_on]
+    assert [rank["after"] for rank in resumed] == expected(then, num_steps, done)
+    kept = [rank["before"] for rank in started] + [rank["after"] for rank in resumed]
     count = Counter(chain.from_iterable(chain.from_iterable(kept)))
     whole, rest = divmod(done + num_steps * 3 * then, 50)
-    assert {whole, whole + (rest > 0)} == set(count.values()), "every item once an epoch"
+    assert {whole, whole + (rest > 0)} == set(count.values()), "every item once per epoch"
     verified = subprocess.run(
         [sys.executable, "-m", "shmload.cli", "verify", str(tmp_path / "audit")], capture_output=True, text=True, timeout=60
     )
@@ -48,7 +48,7 @@ def test_a_job_goes_on_with_another_number_of_ranks_and_is_proven(
 
 
 @slow
-def test_ranks_that_saved_apart_agree_on_a_state(run_ranks: Callable[..., list[Any]]) -> None:
-    ranks = run_ranks("apart", 2)
+def test_ranks_that_saved_at_different_steps_agree_on_a_state(run_ranks: Callable[..., list[Any]]) -> None:
+    ranks = run_ranks("save_at_different_steps", 2)
     assert ranks[0]["state"] == ranks[1]["state"]
-    assert ranks[1]["stream"][3] == ranks[1]["again"][0], "what one rank had beyond the other comes again"
+    assert ranks[1]["stream"][3] == ranks[1]["again"][0], "a batch that only one rank had is repeated"

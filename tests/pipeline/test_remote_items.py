@@ -1,4 +1,4 @@
-"""Remote shards as a pipeline's source: items by number, in workers, resumed on other workers and ranks."""
+"""Remote shards as a pipeline's source: items by index, in workers, resumed on other workers and ranks."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def decoded(shards: Path, **options: Any) -> RemoteDataset:
 
 
 def labels(stages: list[Any], **options: Any) -> list[int]:
-    """Of a pipeline's single items, of one epoch."""
+    """Returns the labels of one epoch."""
     with Conveyer([*stages, Map(label)], **options) as pipeline:
         return list(pipeline)
 
 
-def test_items_of_a_remote_dataset_come_in_the_datasets_own_order(shards: Path) -> None:
+def test_items_of_a_remote_dataset_keep_its_order(shards: Path) -> None:
     dataset = decoded(shards, seed=5)
     epochs = [[label(item) for item in dataset] for _ in range(2)]
     with Conveyer([Items(dataset), Map(label)]) as pipeline:
@@ -41,12 +41,12 @@ def test_items_of_a_remote_dataset_come_in_the_datasets_own_order(shards: Path) 
         assert len(pipeline) == N
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(N))
     assert epochs[0] != epochs[1]
-    assert labels([Items(dataset), Repeat(2)]) == epochs[0] + epochs[1], "Repeat goes on with the next epoch's order"
+    assert labels([Items(dataset), Repeat(2)]) == epochs[0] + epochs[1], "Repeat continues with the next epoch's order"
     with Conveyer([Items(dataset, repeating=True), Map(label)]) as pipeline:
         assert [pipeline() for _ in range(2 * N)] == epochs[0] + epochs[1]
 
 
-def test_stages_by_place_and_the_datasets_own(shards: Path) -> None:
+def test_position_stages_and_the_datasets_own_stages(shards: Path) -> None:
     dataset = decoded(shards, shuffle=False).to_tuple("cls").slice(3, None).batched(4)
     numbers = [list(column) for (column,) in Conveyer([Items(dataset), Take(2)])]
     assert numbers == [[3, 4, 5, 6], [7, 8, 9, 10]]
@@ -56,7 +56,7 @@ def test_stages_by_place_and_the_datasets_own(shards: Path) -> None:
 
 @slow
 @pytest.mark.parametrize("cache_bytes", [1 << 30, 10_000], ids=["whole shards", "sample by sample"])
-def test_workers_read_it_by_random_access(shards: Path, cache_bytes: int) -> None:
+def test_workers_read_remote_items_by_random_access(shards: Path, cache_bytes: int) -> None:
     def stages(n_workers: int) -> list[Any]:
         mapped = [DistributedBatchedMap(label, n_workers)] if n_workers else [Map(label)]
         return [Items(decoded(shards, cache_bytes=cache_bytes)), Shuffle(2), *mapped, Collate(3)]
@@ -69,7 +69,7 @@ def test_workers_read_it_by_random_access(shards: Path, cache_bytes: int) -> Non
 
 
 @slow
-def test_a_state_goes_on_on_other_workers_and_ranks(shards: Path) -> None:
+def test_state_resumes_on_other_workers_and_ranks(shards: Path) -> None:
     def made(rank: int, world: int, n_workers: int) -> Conveyer:
         dataset = decoded(shards, rank=rank, world_size=world)
         stages = [Items(dataset, n_workers=n_workers), Shuffle(), Partition(rank, world), Map(label), Collate(12 // world)]
@@ -82,7 +82,7 @@ def test_a_state_goes_on_on_other_workers_and_ranks(shards: Path) -> None:
         for _ in pipeline:
             pass
         iter(pipeline)
-    had = [x for pipeline in two for x in pipeline().tolist()]
+    consumed = [x for pipeline in two for x in pipeline().tolist()]
     states = [json.loads(json.dumps(pipeline.state())) for pipeline in two]
     assert states[0] == states[1]
     for pipeline in two:
@@ -93,11 +93,11 @@ def test_a_state_goes_on_on_other_workers_and_ranks(shards: Path) -> None:
             pipeline.load_state(states[0])
             for batch in pipeline:
                 rest += batch.tolist()[: pipeline.valid]
-    assert sorted(had) == sorted(epochs[1][:12])
+    assert sorted(consumed) == sorted(epochs[1][:12])
     assert sorted(rest) == sorted(epochs[1][12:])
 
 
-def test_what_is_no_row_is_refused(shards: Path) -> None:
+def test_unsupported_stages_of_remote_items_are_refused(shards: Path) -> None:
     with pytest.raises(ValueError, match="behind select nobody knows which that is"):
         Items(decoded(shards).select(bool))
     with pytest.raises(ValueError, match=r"Cache.* would be kept anew"):
@@ -106,7 +106,7 @@ def test_what_is_no_row_is_refused(shards: Path) -> None:
 
 
 @slow
-def test_the_indexed_view_decodes_in_place_in_workers(shards: Path) -> None:
+def test_indexed_view_decodes_in_place_in_workers(shards: Path) -> None:
     view = RemoteDataset(None, str(shards)).indexed(schema={"npy": ("float32", (8,)), "cls": "int64"})
     with Conveyer([Items(view, n_workers=2), Shuffle(), Collate(7)]) as pipeline:
         found = []

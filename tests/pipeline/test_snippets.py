@@ -1,4 +1,4 @@
-"""The two examples of the seed document, as published, with real paths and a decoder that decodes."""
+"""The two examples of the specification as published, with real paths and a working decoder."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def changed(text: str, *pairs: tuple[str, str]) -> str:
 
 
 @slow
-def test_the_first_example_runs(output_of: Callable[[str], str], tmp_path: Path) -> None:
+def test_first_example_runs(output_of: Callable[[str], str], tmp_path: Path) -> None:
     for picture in PICTURES.glob("*.jpg"):
         for copy in range(3):
             shutil.copy(picture, tmp_path / f"{copy}-{picture.name}")
@@ -105,7 +105,7 @@ def test_the_first_example_runs(output_of: Callable[[str], str], tmp_path: Path)
 
 
 @slow
-def test_the_second_example_runs(output_of: Callable[[str], str]) -> None:
+def test_second_example_runs(output_of: Callable[[str], str]) -> None:
     program = "from shmload.pipeline import Collate, Conveyer, Permutation\n" + changed(
         SECOND,
         ("from conveyer import", "from shmload.pipeline import"),

@@ -1,4 +1,4 @@
-"""States of one pipeline: when they may be taken, what is refused, copies for ranks that were apart."""
+"""States of one pipeline: when they can be taken, what is refused, and reconciling ranks that saved at different steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLAIN = Leaf(12, True, False, 7)
 
 @pytest.mark.parametrize("repeating", [False, True])
 @pytest.mark.parametrize("batch_size", [None, 5])
-def test_a_state_may_be_taken_before_the_first_between_any_two_and_at_the_end(batch_size: Any, repeating: bool) -> None:
+def test_state_can_be_taken_before_between_and_after_steps(batch_size: Any, repeating: bool) -> None:
     spec = Spec(Leaf(12, True, repeating, 7), batch_size=batch_size)
     expected = list(islice(spec.of_rank(0), 12))
     for num_done in range(len(expected) + 1):
@@ -33,16 +33,16 @@ def test_a_state_may_be_taken_before_the_first_between_any_two_and_at_the_end(ba
 
 
 @pytest.mark.parametrize("repeating", [False, True])
-def test_steps_behind_a_state_are_not_those_that_were_worked_out_before(repeating: bool) -> None:
+def test_steps_after_a_loaded_state_are_computed_again(repeating: bool) -> None:
     source = Range(40, repeating=repeating)
     with Conveyer([source, Collate(4)]) as pipeline, Conveyer([source, Collate(6)]) as other:
-        assert pulled(pipeline, 1) == [[0, 1, 2, 3]]  # and those at 4, 8, 12 ... with it
+        assert pulled(pipeline, 1) == [[0, 1, 2, 3]]  # the steps at 4, 8, 12, ... are computed with it
         assert pulled(other, 1) == [[0, 1, 2, 3, 4, 5]]
         pipeline.load_state(other.state())
         assert pulled(pipeline, 2) == [[6, 7, 8, 9], [10, 11, 12, 13]]
 
 
-def test_every_spelling_of_saving_and_loading_is_the_same() -> None:
+def test_all_names_for_saving_and_loading_do_the_same() -> None:
     with Spec(PLAIN).make() as pipeline:
         pulled(pipeline, 3)
         state = pipeline.state_dict()
@@ -70,7 +70,7 @@ def test_every_spelling_of_saving_and_loading_is_the_same() -> None:
         ({"more": 1}, "more is unknown"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_changes_nothing(change: dict[str, Any], message: str) -> None:
+def test_mismatched_state_is_refused_and_changes_nothing(change: dict[str, Any], message: str) -> None:
     spec = Spec(PLAIN, batch_size=2)
     with spec.make() as pipeline:
         pulled(pipeline, 2)
@@ -83,7 +83,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(change: dict[str, Any]
 
 
 @pytest.mark.parametrize("counters", [[], [3], [1, 1], [3, 0], ["x", 2], [2.0, 1], [3, -1, 1]])
-def test_counters_that_cannot_be_a_joins_are_refused(counters: list[Any]) -> None:
+def test_impossible_join_counters_are_refused(counters: list[Any]) -> None:
     with Conveyer([Join([(Conveyer([Range(4)]), 1), (Conveyer([Range(3)]), 1)])]) as pipeline:
         pulled(pipeline, 3)
         with pytest.raises(StateMismatch, match="counters"):
@@ -91,12 +91,12 @@ def test_counters_that_cannot_be_a_joins_are_refused(counters: list[Any]) -> Non
         state = pipeline.state()
         del state["counters"]
         expected = pulled(pipeline, 4)
-        pipeline.load_state(with_checksum(state))  # then they are worked out
+        pipeline.load_state(with_checksum(state))  # the counters are then computed
         assert pulled(pipeline, 4) == expected
 
 
 @pytest.mark.slow(reason="imports torch.distributed.checkpoint, which writes and reads files")
-def test_a_state_goes_through_distributed_checkpoint(tmp_path: Any) -> None:
+def test_state_survives_distributed_checkpoint(tmp_path: Any) -> None:
     from torch.distributed import checkpoint as dcp
 
     spec = Spec(PLAIN, batch_size=2)
@@ -109,21 +109,21 @@ def test_a_state_goes_through_distributed_checkpoint(tmp_path: Any) -> None:
         assert pulled(other, 9) == list(spec.of_rank(0, 0, 4))
 
 
-def test_a_rank_that_has_less_than_others_saves_a_state_that_loses_nothing() -> None:
+def test_state_of_a_rank_with_fewer_items_loses_nothing() -> None:
     spec = Spec(PLAIN, world=5, uneven="exact")
     with spec.make(4) as pipeline, spec.make(0) as other:
         assert len(pulled(pipeline, 2)) == 2
         assert pipeline.is_ended
         other.load_state(pipeline.state())
         assert pulled(other, 99) == list(spec.of_rank(0, 0, 10))
-        assert next(pipeline, None) is None  # after as many calls the others have had theirs
+        assert next(pipeline, None) is None  # after as many calls, the other ranks got their batch
         assert pipeline.state() == other.state()
 
 
-# ------------------------------------------------------------ ranks that were apart
+# ------------------------------------------------------------ ranks that saved at different steps
 
 
-def test_ranks_that_saved_apart_go_on_with_the_least_far(caplog: pytest.LogCaptureFixture) -> None:
+def test_ranks_that_saved_at_different_steps_resume_at_the_earliest(caplog: pytest.LogCaptureFixture) -> None:
     spec = Spec(PLAIN, world=3, batch_size=1)
     states = []
     for rank, num_done in enumerate((2, 1, 2)):
@@ -150,7 +150,7 @@ def odd(x: int) -> bool:
         [Items(range(100)), Scan(lambda total, x: (total + x, x), 0)],
     ],
 )
-def test_ranks_that_saved_apart_in_one_block_go_on_where_the_last_of_them_was(source_and_stages: list[Any]) -> None:
+def test_ranks_that_saved_in_one_block_resume_at_the_latest(source_and_stages: list[Any]) -> None:
     states = []
     for rank, num_done in ((0, 5), (1, 2)):
         with Conveyer([*source_and_stages, Partition(rank, 2), Collate(4)]) as pipeline:
@@ -160,7 +160,7 @@ def test_ranks_that_saved_apart_in_one_block_go_on_where_the_last_of_them_was(so
     assert reconcile(states) == states[1]
 
 
-def test_joins_that_saved_apart_are_reconciled_by_their_draws() -> None:
+def test_joins_that_saved_at_different_steps_are_reconciled_by_their_draws() -> None:
     pipeline = Join([(Conveyer([Range(4)]), 1), (Conveyer([Range(3)]), 1)])
     states = []
     for _ in range(3):
@@ -181,7 +181,7 @@ def test_joins_that_saved_apart_are_reconciled_by_their_draws() -> None:
         ([Join([(Conveyer([Range(n)]), 1)]).state() for n in (3, 4)], "Give the states of the ranks of one job"),
     ],
 )
-def test_states_that_are_not_of_one_job_are_refused(states: list[Any], message: str) -> None:
+def test_states_of_different_jobs_are_refused(states: list[Any], message: str) -> None:
     with pytest.raises(StateMismatch) as caught:
         reconcile(states)
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Random compositions against plain lists: streams, ranks, lengths, and resumes anywhere, on any number of ranks."""
+"""Random compositions compared with plain lists: streams, ranks, lengths, and resumes anywhere on any number of ranks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Map, Part
 from shmload.schedule.state_checksum import with_checksum
 from tests.pipeline.pipeline_kit import Leaf, Spec, known_item, plain, pulled, specs
 
-slow = pytest.mark.slow(reason="hypothesis pulls from many pipelines")
-MOST = 30  # steps that a pipeline without an end is asked for
+slow = pytest.mark.slow(reason="hypothesis reads many pipelines")
+MOST = 30  # steps to read of an endless pipeline
 PLAIN = Leaf(10, True, False, 7)
 
 
@@ -31,7 +31,7 @@ def ranks_of(spec: Spec, stack: ExitStack) -> list[Conveyer]:
 @example(Spec(PLAIN, world=4, batch_size=3, uneven="drop"))
 @example(Spec(PLAIN, world=4))
 @example(Spec(PLAIN, world=4, uneven="exact"))
-def test_each_rank_is_given_its_part_of_the_stream(spec: Spec) -> None:
+def test_each_rank_gets_its_part_of_the_stream(spec: Spec) -> None:
     with ExitStack() as stack:
         for rank, pipeline in enumerate(ranks_of(spec, stack)):
             for epoch in range(1 if spec.source.length is None else 2):
@@ -51,7 +51,7 @@ def test_each_rank_is_given_its_part_of_the_stream(spec: Spec) -> None:
 @example(Spec(PLAIN, world=4, batch_size=1), 1, 3, 1, 0)
 @example(Spec(PLAIN, world=8), 1, 1, 7, 2)
 @example(Spec(Leaf(9, False, False, 0), world=2, batch_size=2, uneven="exact"), 2, 2, 0, 0)
-def test_any_number_of_ranks_goes_on_from_any_step_with_exactly_the_rest(
+def test_any_number_of_ranks_resumes_at_any_step_with_exactly_the_rest(
     spec: Spec, num_steps: int, world: int, saver: int, num_epochs: int
 ) -> None:
     saver %= spec.world
@@ -61,19 +61,19 @@ def test_any_number_of_ranks_goes_on_from_any_step_with_exactly_the_rest(
             pipeline.begin_next_epoch()
         done = len(pulled(pipeline, num_steps))
         state = pipeline.state()
-        assert state == pipeline.state(), "asking changes nothing"
+        assert state == pipeline.state(), "taking a state changes nothing"
         position = state["position"] if pipeline.is_ended else done * spec.stride
         other = spec.on(world)
-        if other.rule != spec.rule:  # without a Partition there is no policy to be another one
+        if other.rule != spec.rule:  # only a Partition has a policy to compare
             return
         for rank, resumed in enumerate(ranks_of(other, stack)):
-            pulled(resumed, rank)  # one that runs goes there, too
+            pulled(resumed, rank)  # a running pipeline also jumps to the state
             for _ in range(2):
                 resumed.load_state(state)
                 rest = list(islice(other.of_rank(rank, state["epoch"], position), MOST // 2))
                 assert resumed.is_ended == (not rest)
                 assert resumed.is_ended or state == resumed.state()
-                is_over = next(other.steps(state["epoch"], position), None) is None  # else others have something left of the epoch
+                is_over = next(other.steps(state["epoch"], position), None) is None  # otherwise other ranks have some left
                 expected = list(islice(other.of_rank(rank, state["epoch"] + 1), MOST // 2)) if is_over else rest
                 assert expected == pulled(resumed, MOST // 2)
 
@@ -95,7 +95,7 @@ def test_all_ranks_save_the_same_state_after_equal_steps(spec: Spec) -> None:
 @settings(deadline=None, max_examples=60)
 @given(specs(sources=st.builds(Leaf, st.integers(1, 40), st.booleans(), st.just(False), st.just(1))))
 @example(Spec(Leaf(10, True, False, 1), world=3, batch_size=2))  # 4 are left for the last step
-def test_ranks_are_disjoint_and_complete_as_the_policy_says(spec: Spec) -> None:
+def test_ranks_are_disjoint_and_complete_by_policy(spec: Spec) -> None:
     factor = 2 if spec.doubles and spec.batch_size else 1
     everything = [(x + sum(spec.numbers)) * factor for x in range(spec.source.n)]
     with ExitStack() as stack:
@@ -116,10 +116,10 @@ def test_ranks_are_disjoint_and_complete_as_the_policy_says(spec: Spec) -> None:
         assert set(got) <= set(everything)
 
 
-@pytest.mark.slow(reason="hypothesis, and each example is two pipelines that start a worker")
+@pytest.mark.slow(reason="hypothesis, and each example starts a worker for each of two pipelines")
 @settings(deadline=None, max_examples=8)
 @given(specs(num_workers=1), st.integers(0, 12), st.integers(1, 3))
-def test_workers_give_the_same_and_go_on_anywhere(spec: Spec, num_steps: int, world: int) -> None:
+def test_workers_give_the_same_and_resume_anywhere(spec: Spec, num_steps: int, world: int) -> None:
     with ExitStack() as stack:
         pipeline = stack.enter_context(spec.make())
         done = pulled(pipeline, num_steps)
@@ -137,13 +137,13 @@ def test_workers_give_the_same_and_go_on_anywhere(spec: Spec, num_steps: int, wo
 @pytest.mark.slow(reason="starts two workers for each of two pipelines, and resumes one twice")
 @pytest.mark.parametrize("repeating", [False, True])
 @pytest.mark.parametrize("num_done", [*range(1, 30, 7), 99, 100, 101, 150])
-def test_single_items_that_are_fetched_together_resume_between_any_two(num_done: int, repeating: bool) -> None:
+def test_items_fetched_in_groups_resume_between_any_two(num_done: int, repeating: bool) -> None:
     spec = Spec(Leaf(200, True, repeating, 3), num_workers=2)
     with spec.make() as pipeline, spec.on(3).make(1) as other:
         done = pulled(pipeline, num_done)
         assert list(islice(spec.of_rank(0), num_done)) == done
         if num_done == 150:
-            assert pipeline.engine.rounds > 1, "by now, items of no cost come together"
+            assert pipeline.engine.rounds > 1, "items without cost are fetched in groups by now"
         state = pipeline.state()
         assert num_done == state["position"]
         rest = list(islice(spec.of_rank(0, 0, num_done), 60))
@@ -156,7 +156,7 @@ def test_single_items_that_are_fetched_together_resume_between_any_two(num_done:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_what_is_drawn_for_an_item_is_new_in_every_epoch_and_the_same_after_a_resume(num_workers: int) -> None:
+def test_draws_for_an_item_differ_by_epoch_and_survive_a_resume(num_workers: int) -> None:
     def make(batch_size: int) -> Conveyer:
         stage = DistributedBatchedMap(known_item, num_workers) if num_workers else Map(known_item)
         return Conveyer([Permutation(6, seed=5), stage, Collate(batch_size)])
@@ -174,8 +174,8 @@ def test_what_is_drawn_for_an_item_is_new_in_every_epoch_and_the_same_after_a_re
 
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 12, 100])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_a_range_through_maps_collate_and_partition_gives_every_item(batch_size: int, world: int) -> None:
-    """As the tests of the Conveyer library ask of their own."""
+def test_range_through_maps_collate_and_partition_gives_every_item(batch_size: int, world: int) -> None:
+    """Checks what the tests of the Conveyer library check."""
     found: list[int] = []
     for rank in range(world):
         stages = [Range(12, repeating=False), Map(lambda x: x * 2), Partition(rank, world, uneven="exact")]
@@ -184,7 +184,7 @@ def test_a_range_through_maps_collate_and_partition_gives_every_item(batch_size:
     assert sorted(found) == list(range(0, 24, 2))
 
 
-def test_equal_seeds_give_equal_streams_and_other_seeds_others() -> None:
+def test_streams_depend_on_the_seed() -> None:
     def stream(seed: int) -> Any:
         with Conveyer([Permutation(50, seed=seed), Collate(10)]) as pipeline:
             return pulled(pipeline, 10)
@@ -192,17 +192,17 @@ def test_equal_seeds_give_equal_streams_and_other_seeds_others() -> None:
     assert stream(1) == stream(1)
     assert stream(1) != stream(2)
     first = stream(1)
-    assert first[:5] != first[5:], "each epoch has an order of its own"
+    assert first[:5] != first[5:], "each epoch has its own order"
 
 
-def test_a_large_permutation_has_all_its_items() -> None:
+def test_large_permutation_has_all_its_items() -> None:
     with Conveyer([Permutation(5000, repeating=False), Collate(500)]) as pipeline:
         batches = [batch.tolist() for batch in pipeline]
     assert sorted(x for batch in batches for x in batch) == list(range(5000))
-    assert max(batches[0]) > 4000, "not only a part of it is permuted"
+    assert max(batches[0]) > 4000, "all of it is permuted"
 
 
-def test_far_places_of_a_huge_epoch_are_found_at_once() -> None:
+def test_far_position_of_a_huge_epoch_is_found_at_once() -> None:
     with Conveyer([Permutation(1 << 62, seed=1), Collate(3)]) as pipeline:
         pipeline.load_state(with_checksum({**pipeline.state(), "position": (1 << 62) - 12}))
         assert len({x for _ in range(3) for x in pipeline().tolist()}) == 9

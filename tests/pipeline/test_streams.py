@@ -1,4 +1,4 @@
-"""Streams: what only real workers, real kills and other people's iterables show; their items are test_expanded's."""
+"""Streams with real workers, real kills and other libraries' iterables; test_expanded.py tests their items."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def numbers(n: int, function: Any, num_workers: int, **options: Any) -> Conveyer
     return Conveyer([Stream(range(n), seed=5), *stages], block_size=4, **options)
 
 
-def test_what_a_block_draws_is_its_own_whoever_makes_it() -> None:
+def test_draws_of_a_block_do_not_depend_on_its_worker() -> None:
     before = np.random.get_state()[1].tobytes()  # type: ignore[union-attr]  # the legacy form
     with numbers(20, drawn, 0) as alone, numbers(20, drawn, 2) as shared:
         first, second = list(alone), list(alone)
@@ -56,7 +56,7 @@ def test_what_a_block_draws_is_its_own_whoever_makes_it() -> None:
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
-def test_an_iterable_that_fails_gives_what_came_before_and_ends(num_workers: int) -> None:
+def test_failing_iterable_gives_its_earlier_items_and_ends(num_workers: int) -> None:
     def breaks() -> Iterator[int]:
         yield from range(6)
         raise ValueError("torn")
@@ -71,7 +71,7 @@ def test_an_iterable_that_fails_gives_what_came_before_and_ends(num_workers: int
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
-def test_an_item_that_fails_is_named_by_its_place_in_the_stream(num_workers: int) -> None:
+def test_failing_item_is_named_by_its_position_in_the_stream(num_workers: int) -> None:
     with numbers(10, items.fails_at_7, num_workers) as pipeline:
         assert [pipeline() for _ in range(7)] == list(range(7))
         with pytest.raises(ValueError, match=r"shmload: stage 1 \(a \w+\), of item 7 of epoch 0 of the Stream"):
@@ -79,7 +79,7 @@ def test_an_item_that_fails_is_named_by_its_place_in_the_stream(num_workers: int
         assert list(pipeline) == [8, 9]
 
 
-def test_an_item_that_cannot_go_to_workers_is_lost_alone() -> None:
+def test_only_the_item_that_cannot_be_sent_is_lost() -> None:
     with Conveyer([Stream([0, 1, memoryview(b""), 3, 4, 5], n_workers=1)], block_size=4) as pipeline:
         assert [pipeline(), pipeline()] == [0, 1]
         with pytest.raises(TypeError, match=r"(?s)a memoryview of the Stream cannot be pickled.*shmload: item 2 of epoch 0"):
@@ -87,8 +87,8 @@ def test_an_item_that_cannot_go_to_workers_is_lost_alone() -> None:
         assert list(pipeline) == [3, 4, 5]
 
 
-def test_items_come_from_workers_as_the_iterable_gives_them() -> None:
-    """Through two pickles: neither turns bytes round, or loses a dtype that torch's own cannot be read with."""
+def test_items_are_unchanged_after_passing_through_workers() -> None:
+    """The items are pickled twice. Neither pickle may swap bytes or lose a dtype that torch's pickle cannot read."""
     odd = [np.arange(3, dtype=">i4"), torch.ones(2, dtype=torch.uint8).to(torch.uint16)]
     with Conveyer([Stream(odd, n_workers=1)]) as pipeline:
         array, tensor = pipeline
@@ -96,15 +96,15 @@ def test_items_come_from_workers_as_the_iterable_gives_them() -> None:
     assert (tensor.dtype, tensor.tolist()) == (torch.uint16, [1, 1])
 
 
-def test_a_worker_that_dies_is_replaced_and_nobody_notices(tmp_path: Path) -> None:
+def test_dead_worker_is_replaced_without_losing_items(tmp_path: Path) -> None:
     with numbers(30, items.KillsOnce(str(tmp_path)), 2) as pipeline:
         assert list(pipeline) == list(range(30))
 
 
-def test_a_block_that_ends_its_worker_twice_is_lost_and_the_place_stays_right() -> None:
+def test_block_that_kills_its_worker_twice_is_lost_and_the_position_stays_right() -> None:
     with numbers(20, items.kills_at_9, 1) as pipeline:
         assert [pipeline() for _ in range(8)] == list(range(8))
-        with pytest.raises(WorkerDied, match="sample <block 2> of epoch 0") as died:  # not all of its items
+        with pytest.raises(WorkerDied, match="sample <block 2> of epoch 0") as died:  # not every item of the block
             pipeline()
         assert died.value.__notes__[0].startswith("shmload: a block has 4 items; sample_timeout_s is the timeout of")
         assert [pipeline() for _ in range(3)] == [12, 13, 14]
@@ -112,19 +112,19 @@ def test_a_block_that_ends_its_worker_twice_is_lost_and_the_place_stays_right() 
     assert (state["position"], state["counters"]) == (3, [3])
 
 
-def test_a_stream_asks_for_workers_itself() -> None:
+def test_stream_can_start_workers() -> None:
     with Conveyer([Stream(range(6), n_workers=1), Map(lambda x: os.getpid())]) as pipeline:
         assert os.getpid() not in list(pipeline)
 
 
-def test_an_iterator_has_one_epoch_and_says_so() -> None:
+def test_second_epoch_of_an_iterator_is_an_error() -> None:
     with Conveyer([Stream(iter(range(3)))]) as pipeline:
         assert list(pipeline) == [0, 1, 2]
         with pytest.raises(ValueError, match="can be read only once"):
             next(iter(pipeline))
 
 
-def test_ranks_need_the_first_items_again_to_fill_up_the_last_step() -> None:
+def test_ranks_need_the_first_items_again_to_pad_the_last_step() -> None:
     once = Conveyer([Stream(iter(range(3))), Partition(0, 2)])
     with once, pytest.raises(ValueError, match="cannot be read again"):
         list(once)
@@ -133,13 +133,13 @@ def test_ranks_need_the_first_items_again_to_fill_up_the_last_step() -> None:
             assert list(pipeline) == expected
 
 
-class Own:
-    """An iterator with a state of its own."""
+class StatefulIterator:
+    """An iterator with its own state."""
 
     def __init__(self, n: int) -> None:
         self.n, self.at, self.num_read = n, 0, 0
 
-    def __iter__(self) -> Own:
+    def __iter__(self) -> StatefulIterator:
         return self
 
     def __next__(self) -> int:
@@ -157,28 +157,28 @@ class Own:
 
 
 @pytest.mark.parametrize("num_workers", WORKERS)
-def test_a_resume_by_its_own_state_reads_nothing_twice_but_a_block(num_workers: int) -> None:
+def test_resume_from_an_iterators_state_rereads_at_most_a_block(num_workers: int) -> None:
     stages = [DistributedBatchedMap(Add(0), num_workers)] if num_workers else []
-    with Conveyer([Stream(lambda: Own(100)), *stages, Collate(5)], block_size=8) as pipeline:
-        had = [plain(pipeline()) for _ in range(7)]
+    with Conveyer([Stream(lambda: StatefulIterator(100)), *stages, Collate(5)], block_size=8) as pipeline:
+        consumed = [plain(pipeline()) for _ in range(7)]
         state = json.loads(json.dumps(pipeline.state()))
         rest = [plain(batch) for batch in pipeline]
-    made: list[Own] = []
+    made: list[StatefulIterator] = []
 
-    def own() -> Own:
-        made.append(Own(100))
+    def own() -> StatefulIterator:
+        made.append(StatefulIterator(100))
         return made[-1]
 
     with Conveyer([Stream(own), Collate(5)], block_size=8) as again:
         again.load_state(state)
         assert again.state() == state
         assert [plain(batch) for batch in again] == rest
-    assert list(chain.from_iterable(had + rest)) == list(range(100))
-    assert [one.num_read for one in made] == [100 - 32]  # item 35 lies in block 4
+    assert list(chain.from_iterable(consumed + rest)) == list(range(100))
+    assert [one.num_read for one in made] == [100 - 32]  # item 35 is in block 4
 
 
-class Again:
-    """An iterable that says at a pass's end where its next one begins, as stateful datasets do."""
+class RestartingIterable:
+    """An iterable whose state at a pass's end has the start of the next pass, as stateful datasets do."""
 
     def __init__(self, n: int) -> None:
         self.n, self.at, self.epoch = n, 0, 0
@@ -200,28 +200,31 @@ class Again:
 
 
 @pytest.mark.parametrize("n", [9, 10, 11, 12])
-@pytest.mark.parametrize("num_had", [1, 3, 4])
-def test_a_resume_behind_the_last_batch_has_no_item_of_that_epoch_again(num_had: int, n: int) -> None:
-    one, other = (Conveyer([Stream(Again(n)), Filter(lambda x: True), Collate(3)], block_size=4) for _ in range(2))
-    had = [x for _, batch in zip(range(num_had), one, strict=False) for x in batch.tolist()]
+@pytest.mark.parametrize("num_consumed", [1, 3, 4])
+def test_resume_after_the_last_batch_repeats_no_item(num_consumed: int, n: int) -> None:
+    one, other = (Conveyer([Stream(RestartingIterable(n)), Filter(lambda x: True), Collate(3)], block_size=4) for _ in range(2))
+    consumed = [x for _, batch in zip(range(num_consumed), one, strict=False) for x in batch.tolist()]
     other.load_state(json.loads(json.dumps(one.state())))
     rest = [x for batch in other for x in batch.tolist()]
-    assert rest == (list(range(len(had), n)) if len(had) < n else list(range(100, 100 + n)))
+    assert rest == (list(range(len(consumed), n)) if len(consumed) < n else list(range(100, 100 + n)))
 
 
-def test_own_states_are_kept_for_blocks_that_a_resume_may_begin_with() -> None:
-    with Conveyer([Stream(lambda: Own(1000))], block_size=2) as pipeline:
+def test_iterator_states_are_kept_only_for_possible_resume_blocks() -> None:
+    with Conveyer([Stream(lambda: StatefulIterator(1000))], block_size=2) as pipeline:
         for _ in range(500):
             pipeline()
         assert len(pipeline.engine.blocks.feed.own) < 10  # type: ignore[attr-defined]  # the engine's type here is the base
 
 
-def test_a_state_that_only_pickle_can_write_is_refused_before_anybody_saves_it() -> None:
-    class Odd(Own):
+def test_state_that_only_pickle_can_write_is_refused_when_taken() -> None:
+    class UnserializableState(StatefulIterator):
         def state_dict(self) -> dict[str, Any]:
             return {"odd": object}
 
-    with Conveyer([Stream(lambda: Odd(9))], block_size=2) as pipeline, pytest.raises(TypeError, match="only pickle"):
+    with (
+        Conveyer([Stream(lambda: UnserializableState(9))], block_size=2) as pipeline,
+        pytest.raises(TypeError, match="only pickle"),
+    ):
         list(pipeline)
     with pytest.raises(TypeError, match=r"Scan\(initial\) is saved"):
         Scan(lambda s, x: (s, x), object())
@@ -238,7 +241,7 @@ class Epochs:
         yield from (self.epoch * 10 + x for x in range(3))
 
 
-def test_an_iterable_is_given_its_epoch() -> None:
+def test_set_epoch_of_an_iterable_is_called() -> None:
     with Conveyer([Stream(Epochs())]) as pipeline:
         assert [list(pipeline) for _ in range(2)] == [[0, 1, 2], [10, 11, 12]]
 
@@ -254,7 +257,7 @@ def sum_of(x: Any) -> int:
     return int(x.sum(dtype=np.int64))
 
 
-def test_a_dataset_of_torchs_iterable_kind_is_read() -> None:
+def test_torch_iterable_dataset_is_read() -> None:
     class Lines(torch.utils.data.IterableDataset[str]):
         def __iter__(self) -> Iterator[str]:
             yield from ("a", "bc", "def")
@@ -262,7 +265,7 @@ def test_a_dataset_of_torchs_iterable_kind_is_read() -> None:
     assert next(iter(Stream(Lines()).map(len).batch(2))).tolist() == [1, 2]
 
 
-def test_what_makes_no_stream_is_refused_with_the_reason() -> None:
+def test_invalid_streams_are_refused_with_the_reason() -> None:
     with pytest.raises(TypeError, match="Stream needs an iterable"):
         Stream(3)
     with pytest.raises(TypeError, match="Stream"):
@@ -279,7 +282,7 @@ def test_what_makes_no_stream_is_refused_with_the_reason() -> None:
         Conveyer([Range(3), Scan(lambda s, x: (s, x)), Filter(bool)])
 
 
-def test_a_class_makes_iterators_too() -> None:
+def test_class_can_be_the_iterator_factory() -> None:
     def made() -> Conveyer:
         return Conveyer([Stream(count), Filter(lambda x: x % 3), Collate(2)], block_size=4)
 
@@ -289,7 +292,7 @@ def test_a_class_makes_iterators_too() -> None:
         assert plain(again()) == plain(pipeline()) == [7, 8]
 
 
-def test_a_function_that_makes_no_iterator_says_so() -> None:
+def test_factory_that_returns_no_iterator_is_an_error() -> None:
     with Conveyer([Stream(lambda: 3)]) as pipeline, pytest.raises(TypeError, match="makes an iterator; it gave a int"):
         pipeline()
 
@@ -300,7 +303,7 @@ def total(state: Any, x: int) -> tuple[Any, int]:
     return state + x, state + x
 
 
-def test_where_a_scan_fails_the_item_is_lost_and_the_state_stays() -> None:
+def test_failing_scan_loses_the_item_and_keeps_its_state() -> None:
     with Conveyer([Range(6, repeating=False), Scan(total, 0)], block_size=4) as pipeline:
         assert [pipeline() for _ in range(3)] == [0, 1, 3]
         with pytest.raises(ValueError, match=r"three\n(.*\n)*shmload: stage 1 \(a Scan\), of an item of block 0 of epoch 0"):
@@ -308,12 +311,12 @@ def test_where_a_scan_fails_the_item_is_lost_and_the_state_stays() -> None:
         assert list(pipeline) == [7, 12]
 
 
-def test_a_scan_gives_a_pair() -> None:
+def test_scan_function_must_return_a_pair() -> None:
     with Conveyer([Range(6), Scan(lambda s, x: x, 0)]) as pipeline, pytest.raises(TypeError, match=r"gives \(state, item\)"):
         pipeline()
 
 
-def test_a_state_without_what_scans_carried_is_refused_and_nothing_is_changed() -> None:
+def test_state_without_scan_values_is_refused_and_changes_nothing() -> None:
     with Conveyer([Range(9, repeating=False), Scan(total, 0)]) as pipeline:
         first = pipeline.state()
         without = {name: value for name, value in first.items() if name not in ("children", "check")}
@@ -328,7 +331,7 @@ def of_shards(shards: list[int]) -> Iterator[dict[str, int]]:
 
 
 def resumed(make: Any, num_epochs: int, num_steps: int) -> tuple[list[Any], list[Any]]:
-    """The rest of an epoch and the next one, of a pipeline that stays and of one that goes on from its state."""
+    """Returns the rest of an epoch and the next one, of an uninterrupted pipeline and of one resumed from its state."""
     with make().conveyer(block_size=4) as pipeline:
         for _ in range(num_epochs):
             list(pipeline)
@@ -344,12 +347,12 @@ def resumed(make: Any, num_epochs: int, num_steps: int) -> tuple[list[Any], list
 
 @pytest.mark.parametrize("num_steps", [0, 1, 3, 5])
 @pytest.mark.parametrize("is_shuffled", [False, True])
-def test_hugging_faces_streams_go_on(num_steps: int, is_shuffled: bool) -> None:
+def test_hugging_face_streams_resume(num_steps: int, is_shuffled: bool) -> None:
     datasets = pytest.importorskip("datasets", reason="the extra shmload[huggingface]")
 
     def make() -> Any:
         made = datasets.IterableDataset.from_generator(of_shards, gen_kwargs={"shards": [0, 1, 2]})
-        if is_shuffled:  # its own state forgets what its buffer holds
+        if is_shuffled:  # its own state loses what its buffer holds
             return Stream(made.shuffle(seed=3, buffer_size=5), resume="count").batch(4)
         return Stream(made).batch(4)
 
@@ -358,7 +361,7 @@ def test_hugging_faces_streams_go_on(num_steps: int, is_shuffled: bool) -> None:
     assert len(found) == 16 - num_steps
 
 
-def test_torchdatas_nodes_go_on() -> None:
+def test_torchdata_nodes_resume() -> None:
     nodes = pytest.importorskip("torchdata.nodes", reason="the extra shmload[integrations]")
 
     def make() -> Any:

@@ -1,4 +1,4 @@
-"""Items as they are done: every one once, whatever comes first, and a resume has exactly the rest."""
+"""Unordered workers (`in_order=False`): every item comes once in any order, and a resume has exactly the rest."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from tests.pipeline import worker_items as items
 from tests.pipeline.pipeline_kit import Add, plain
 
 
-class Waits:
-    """An item that is done only when another one has been, in another worker."""
+class WaitsForAnother:
+    """A function that finishes its first item only after another item is done in another worker."""
 
     def __init__(self, path: Path) -> None:
         self.fifo = path
@@ -47,8 +47,8 @@ class Waits:
         return x
 
 
-def test_an_item_that_takes_long_holds_up_nobody(tmp_path: Path) -> None:
-    waits = DistributedBatchedMap(Waits(tmp_path / "fifo"), 2, timeout=60, in_order=False)
+def test_slow_item_does_not_delay_the_others(tmp_path: Path) -> None:
+    waits = DistributedBatchedMap(WaitsForAnother(tmp_path / "fifo"), 2, timeout=60, in_order=False)
     with Conveyer([Range(12, repeating=False), waits], block_size=1) as pipeline:
         found = list(pipeline)
     assert sorted(found) == list(range(12))
@@ -60,7 +60,7 @@ def drawn(x: int) -> tuple[int, float]:
 
 
 @pytest.mark.parametrize("source", [Permutation(40, repeating=False), Stream(range(40))], ids=["placed", "streamed"])
-def test_items_are_those_that_come_in_order(source: Any) -> None:
+def test_items_equal_those_of_an_ordered_pipeline(source: Any) -> None:
     state = torch.get_rng_state()
     epochs = []
     for in_order in (True, False):
@@ -73,8 +73,8 @@ def test_items_are_those_that_come_in_order(source: Any) -> None:
 
 @settings(deadline=None, max_examples=12)
 @given(st.integers(0, 30), st.integers(1, 5), st.integers(0, 2), st.booleans(), st.integers(1, 3))
-def test_a_resume_has_exactly_the_rest(
-    num_had: int, block_size: int, then_workers: int, is_streamed: bool, batch_size: int
+def test_resume_has_exactly_the_rest(
+    num_consumed: int, block_size: int, then_workers: int, is_streamed: bool, batch_size: int
 ) -> None:
     def make(num_workers: int) -> Conveyer:
         source = Stream(range(30)) if is_streamed else Range(30, repeating=False)
@@ -83,19 +83,19 @@ def test_a_resume_has_exactly_the_rest(
 
     with make(2) as pipeline:
         iterator = iter(pipeline)
-        had = [x for _ in range(min(num_had, 29 // batch_size)) for x in plain(next(iterator))]
+        consumed = [x for _ in range(min(num_consumed, 29 // batch_size)) for x in plain(next(iterator))]
         state = json.loads(json.dumps(pipeline.state()))
         rest = [x for batch in pipeline for x in plain(batch)]
-    assert sorted(had + rest) == list(range(100, 130))
+    assert sorted(consumed + rest) == list(range(100, 130))
     with make(max(then_workers, 1)) as again:
         again.load_state(state)
         assert again.state() == state
         twice = [x for batch in again for x in plain(batch)]
-        assert sorted(had + twice) == list(range(100, 130))
+        assert sorted(consumed + twice) == list(range(100, 130))
         assert sorted(x for batch in again for x in plain(batch)) == list(range(100, 130))
 
 
-def test_a_state_of_a_pipeline_in_order_is_one() -> None:
+def test_state_of_an_ordered_pipeline_can_be_loaded() -> None:
     def make(in_order: bool) -> Conveyer:
         return Conveyer(
             [Range(20, repeating=False), DistributedBatchedMap(Add(0), 1, in_order=in_order), Filter(bool)], block_size=4
@@ -107,13 +107,13 @@ def test_a_state_of_a_pipeline_in_order_is_one() -> None:
         assert sorted(other) == list(range(7, 20))
 
 
-def test_a_worker_that_dies_is_replaced_and_no_item_is_lost(tmp_path: Path) -> None:
+def test_worker_that_dies_is_replaced_and_no_item_is_lost(tmp_path: Path) -> None:
     workers = DistributedBatchedMap(items.KillsOnce(str(tmp_path)), 2, in_order=False)
     with Conveyer([Range(30, repeating=False), workers], block_size=2) as pipeline:
         assert sorted(pipeline) == list(range(30))
 
 
-def test_a_block_that_ends_its_worker_twice_is_lost_alone() -> None:
+def test_only_the_block_that_kills_its_worker_twice_is_lost() -> None:
     workers = DistributedBatchedMap(items.kills_at_9, 1, in_order=False)
     found, lost = [], []
     with Conveyer([Range(20, repeating=False), workers], block_size=2) as pipeline:
@@ -129,7 +129,7 @@ def test_a_block_that_ends_its_worker_twice_is_lost_alone() -> None:
     assert sorted(found) == [x for x in range(20) if x not in (8, 9)]
 
 
-def test_an_item_that_fails_is_raised_and_the_others_come() -> None:
+def test_failing_item_raises_and_the_others_follow() -> None:
     workers = DistributedBatchedMap(items.fails_at_7, 2, in_order=False)
     found = []
     with Conveyer([Range(20, repeating=False), workers], block_size=3) as pipeline:
@@ -140,7 +140,7 @@ def test_an_item_that_fails_is_raised_and_the_others_come() -> None:
     assert sorted(found) == [x for x in range(20) if x != 7]
 
 
-def test_an_endless_source_goes_on() -> None:
+def test_endless_source_continues_after_a_resume() -> None:
     with Conveyer([Range(5), DistributedBatchedMap(Add(0), 2, in_order=False)], block_size=1) as pipeline:
         found = [pipeline() for _ in range(50)]
         state = pipeline.state()
@@ -154,7 +154,7 @@ def test_an_endless_source_goes_on() -> None:
         assert saved["epoch"] * 5 + saved["position"] + num_partial + sum(whole[1::2]) == num_items  # one item is one block
 
 
-def test_what_needs_an_order_is_refused() -> None:
+def test_stages_that_need_an_order_are_refused() -> None:
     workers = DistributedBatchedMap(Add(0), 1, in_order=False)
     with pytest.raises(ValueError, match="in another order on each rank"):
         Conveyer([Range(5), Partition(0, 2), workers])

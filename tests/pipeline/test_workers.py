@@ -1,4 +1,4 @@
-"""What workers give and how they fail: each item's own outcome, promptly, and nothing left behind."""
+"""What workers give and how they fail: each item has its own outcome, promptly, and no process is left over."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.pipeline import worker_items as items
 from tests.pipeline.pipeline_kit import Add, plain, pulled
 
 slow = pytest.mark.slow(reason="workers die or exceed a time limit, and are replaced")
-PROMPT_S = 10.0  # for a failure to surface, beside its own time, on a busy machine; nothing here waits for longer
+PROMPT_S = 10.0  # limit for a failure to surface on a busy machine, in addition to its own time; nothing waits longer
 
 
 def make(function: Any, *more: Any, n: int = 8, n_workers: int = 2, timeout: Any = 3600, **options: Any) -> Conveyer:
@@ -28,7 +28,7 @@ def make(function: Any, *more: Any, n: int = 8, n_workers: int = 2, timeout: Any
 
 
 def outcomes(pipeline: Conveyer) -> list[Any]:
-    """What each call gives to the end; an exception in place of what is lost."""
+    """Returns the result of each call up to the end, with an exception in place of a lost item."""
     got: list[Any] = []
     while not pipeline.is_ended:
         try:
@@ -38,26 +38,26 @@ def outcomes(pipeline: Conveyer) -> list[Any]:
     return got
 
 
-def but(lost: int, given: list[Any]) -> list[Any]:
+def all_but(lost: int, given: list[Any]) -> list[Any]:
     return given[:lost] + given[lost + 1 :]
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
-def test_an_items_exception_names_it_and_the_others_come(n_workers: int) -> None:
+def test_exception_names_the_item_and_the_others_follow(n_workers: int) -> None:
     stages = [DistributedBatchedMap(items.fails_at_3, 2)] if n_workers else [Map(items.fails_at_3)]
     with Conveyer([Range(8, repeating=False), *stages]) as pipeline:
         for got in (outcomes(pipeline), (pipeline.begin_next_epoch(), outcomes(pipeline))[1]):
-            assert but(3, got) == [[x] for x in range(8) if x != 3]
+            assert all_but(3, got) == [[x] for x in range(8) if x != 3]
             assert isinstance(got[3], KeyError)
-    told = str(got[3]) + "".join(getattr(got[3], "__notes__", []))
-    assert "broken 3" in told
-    assert ", of item 3 of epoch 1" in told
+    message = str(got[3]) + "".join(getattr(got[3], "__notes__", []))
+    assert "broken 3" in message
+    assert ", of item 3 of epoch 1" in message
     if n_workers:
-        assert "in fails_at_3" in told, "the worker's traceback"
+        assert "in fails_at_3" in message, "the worker's traceback is missing"
 
 
 @pytest.mark.parametrize("n_workers", [0, 2])
-def test_a_batchs_exception_names_its_item_and_the_other_batches_come(n_workers: int) -> None:
+def test_exception_of_a_batch_names_the_item_and_other_batches_follow(n_workers: int) -> None:
     stages = [DistributedBatchedMap(items.fails_at_3, 2)] if n_workers else [Map(items.fails_at_3)]
     with Conveyer([Range(8), *stages, Collate(2)]) as pipeline:
         got = []
@@ -70,8 +70,8 @@ def test_a_batchs_exception_names_its_item_and_the_other_batches_come(n_workers:
     assert ", of item 3 of epoch 1" in str(got[5]) + "".join(got[5].__notes__)
 
 
-def test_an_items_error_names_its_batch() -> None:
-    """A step of a pipeline goes by its first position, which is no number of a batch."""
+def test_error_of_an_item_names_its_batch() -> None:
+    """Counts steps by their first position, which is not the number of a batch."""
     with Conveyer([Range(8), DistributedBatchedMap(items.fails_at_3, 1), Collate(2)]) as pipeline:
         assert pulled(pipeline, 1) == [[0, 1]]
         with pytest.raises(KeyError) as caught:
@@ -79,7 +79,7 @@ def test_an_items_error_names_its_batch() -> None:
     assert "shmload: sample 3, epoch 0, batch 1" in caught.value.__notes__
 
 
-def test_an_item_of_a_join_is_named_by_its_member() -> None:
+def test_item_of_a_join_is_named_by_its_member() -> None:
     joined = Join([(Conveyer([Range(4)]), 1), (Conveyer([Range(4), Map(items.fails_at_3)]), 1)])
     with Conveyer([joined, DistributedBatchedMap(Add(0), 1)]) as pipeline:
         pulled(pipeline, 7)
@@ -89,7 +89,7 @@ def test_an_item_of_a_join_is_named_by_its_member() -> None:
 
 @pytest.mark.parametrize("n_workers", [0, 1])
 @pytest.mark.parametrize("collate", [(), (Collate(1),)])
-def test_stop_iteration_out_of_a_function_does_not_end_the_pipeline(n_workers: int, collate: Any) -> None:
+def test_stop_iteration_from_a_function_does_not_end_the_pipeline(n_workers: int, collate: Any) -> None:
     stages = [DistributedBatchedMap(items.stops_at_3, 1)] if n_workers else [Map(items.stops_at_3)]
     with Conveyer([Range(8, repeating=False), *stages, *collate]) as pipeline:
         got = outcomes(pipeline)
@@ -101,7 +101,7 @@ def test_stop_iteration_out_of_a_function_does_not_end_the_pipeline(n_workers: i
 
 
 @pytest.mark.parametrize("n_workers", [0, 1])
-def test_stop_iteration_behind_collate_does_not_end_the_pipeline(n_workers: int) -> None:
+def test_stop_iteration_after_collate_does_not_end_the_pipeline(n_workers: int) -> None:
     def stops(batch: torch.Tensor) -> torch.Tensor:
         if 5 in batch:
             raise StopIteration
@@ -115,7 +115,7 @@ def test_stop_iteration_behind_collate_does_not_end_the_pipeline(n_workers: int)
     assert got[2].__notes__ == [f"shmload: stage {2 + n_workers} (a Map), of batch 2, whose step begins with item 4 of epoch 0"]
 
 
-def test_stop_iteration_of_a_member_behind_collate_does_not_end_its_epoch_in_a_join() -> None:
+def test_stop_iteration_after_collate_does_not_end_a_members_epoch_in_a_join() -> None:
     def stops(batch: torch.Tensor) -> torch.Tensor:
         if 3 in batch:
             raise StopIteration
@@ -127,7 +127,7 @@ def test_stop_iteration_of_a_member_behind_collate_does_not_end_its_epoch_in_a_j
     assert [[0, 1], RuntimeError, [4, 5]] == [each if isinstance(each, list) else type(each) for each in got]
 
 
-def test_a_function_of_batches_that_fails_loses_its_batch() -> None:
+def test_failing_batch_function_loses_only_its_batch() -> None:
     def fails(batch: torch.Tensor) -> list[int]:
         if 3 in batch:
             raise ValueError("no")
@@ -139,7 +139,7 @@ def test_a_function_of_batches_that_fails_loses_its_batch() -> None:
 
 @slow
 @pytest.mark.parametrize("collate", [(), (Collate(2),)])
-def test_an_item_that_ends_its_worker_twice_is_lost_alone_and_at_once(collate: Any) -> None:
+def test_only_the_item_that_kills_its_worker_twice_is_lost_promptly(collate: Any) -> None:
     with make(items.kills_at_3, *collate) as pipeline:
         lost = 1 if collate else 3
         pulled(pipeline, lost)
@@ -154,7 +154,7 @@ def test_an_item_that_ends_its_worker_twice_is_lost_alone_and_at_once(collate: A
 
 @slow
 @pytest.mark.parametrize("collate", [(), (Collate(2),)])
-def test_a_worker_that_is_killed_once_is_not_noticed(collate: Any, tmp_path: Any) -> None:
+def test_worker_killed_once_loses_nothing(collate: Any, tmp_path: Any) -> None:
     with make(items.KillsOnce(str(tmp_path)), *collate) as pipeline:
         assert [x for got in pipeline for x in plain(got)] == list(range(8))
         assert (tmp_path / "killed").exists()
@@ -162,7 +162,7 @@ def test_a_worker_that_is_killed_once_is_not_noticed(collate: Any, tmp_path: Any
 
 @slow
 @pytest.mark.parametrize("collate", [(), (Collate(2),)])
-def test_an_item_that_takes_too_long_is_lost_with_the_place_it_hung_at(collate: Any) -> None:
+def test_item_that_times_out_is_lost_and_its_traceback_is_shown(collate: Any) -> None:
     with make(items.hangs_at_3, *collate, timeout=0.2) as pipeline:
         lost = 1 if collate else 3
         pulled(pipeline, lost)
@@ -177,7 +177,7 @@ def test_an_item_that_takes_too_long_is_lost_with_the_place_it_hung_at(collate: 
 
 @slow
 @pytest.mark.parametrize("n_workers", [1, 2])
-def test_items_that_all_fail_surface_one_by_one(n_workers: int) -> None:
+def test_all_failing_items_raise_one_by_one(n_workers: int) -> None:
     with make(items.kills_at_3, n=1000, n_workers=n_workers) as pipeline:
         pipeline.load_state(with_checksum({**pipeline.state(), "position": 3}))
         for _ in range(2):
@@ -188,15 +188,15 @@ def test_items_that_all_fail_surface_one_by_one(n_workers: int) -> None:
 
 
 @pytest.mark.slow(reason="pulls 200 items through a worker")
-def test_an_item_that_cannot_travel_is_lost_alone() -> None:
+def test_only_the_item_that_cannot_be_pickled_is_lost() -> None:
     with make(items.unsendable_at_70, n=200, n_workers=1) as pipeline:
         got = outcomes(pipeline)
     assert len(got) == 200
     assert isinstance(got[70], SampleError)
-    assert but(70, got) == [[x] for x in range(200) if x != 70]
+    assert all_but(70, got) == [[x] for x in range(200) if x != 70]
 
 
-def test_without_workers_and_without_an_end_a_failing_item_still_raises_at_its_turn() -> None:
+def test_failing_item_of_an_endless_pipeline_without_workers_raises_in_its_place() -> None:
     with Conveyer([Range(1), Map(items.fails_at_3), Map(Add(3)), Map(items.fails_at_3)]) as pipeline:
         for _ in range(3):
             with pytest.raises(KeyError, match="broken 3"):
@@ -215,7 +215,7 @@ class InterruptedOnce:
 
 
 @pytest.mark.parametrize("collate", [(), (Collate(2),)])
-def test_an_interrupt_loses_nothing(collate: Any) -> None:
+def test_interrupt_loses_nothing(collate: Any) -> None:
     with Conveyer([Range(6, repeating=False), Map(InterruptedOnce()), *collate]) as pipeline:
         got = []
         with pytest.raises(KeyboardInterrupt):
@@ -225,7 +225,7 @@ def test_an_interrupt_loses_nothing(collate: Any) -> None:
     assert [x for item in got for x in plain(item)] == list(range(6))
 
 
-# ------------------------------------------------------------ what comes
+# ------------------------------------------------------------ results
 
 
 def test_single_items_keep_their_kinds() -> None:
@@ -239,7 +239,7 @@ def test_single_items_keep_their_kinds() -> None:
     assert (item["object"], item["text"], item["ragged"].tolist()) == ({2}, "item 2", [0, 1])
 
 
-def test_batches_stack_what_can_be_and_list_the_rest() -> None:
+def test_batches_stack_fields_where_possible_and_list_the_rest() -> None:
     with make(items.mixed, Collate(3), n=3) as pipeline:
         (batch,) = pipeline
     assert [part.tolist() for part in batch["ragged"]] == [[], [0], [0, 1]]
@@ -255,7 +255,7 @@ def test_ragged_fields_can_be_padded() -> None:
 
 
 @pytest.mark.parametrize("n_workers", [0, 1])
-def test_a_decoder_writes_into_the_batch(n_workers: int) -> None:
+def test_decoder_writes_into_the_batch(n_workers: int) -> None:
     stage: Any = DistributedBatchedMap(items.Squares(), 1) if n_workers else Map(ReadsOnly())
     with Conveyer([Range(6, repeating=False), Map(Add(1)), stage, Collate(4)]) as pipeline:
         batches = list(pipeline)
@@ -269,7 +269,7 @@ class ReadsOnly(items.Squares):
 
 
 @pytest.mark.parametrize("n_workers", [0, 1])
-def test_a_decoder_that_fails_names_the_item(n_workers: int) -> None:
+def test_decoder_that_fails_names_the_item(n_workers: int) -> None:
     stage: Any = DistributedBatchedMap(items.Squares(), 1) if n_workers else Map(ReadsOnly())
     with Conveyer([Range(51), stage, Collate(1)]) as pipeline:
         pulled_x = [batch["x"].item() for batch in islice(pipeline, 50)]
@@ -279,7 +279,7 @@ def test_a_decoder_that_fails_names_the_item(n_workers: int) -> None:
         assert ", of item 50 of epoch 0" in str(caught.value) + "".join(caught.value.__notes__)
 
 
-def test_batches_stay_valid_behind_the_pipeline() -> None:
+def test_batches_stay_valid_after_the_pipeline_is_closed() -> None:
     with make(Add(0), Collate(4)) as pipeline:
         batches = list(pipeline)
     assert [batch.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7]]
@@ -288,7 +288,7 @@ def test_batches_stay_valid_behind_the_pipeline() -> None:
 # ------------------------------------------------------------ ends and copies
 
 
-def test_a_closed_pipeline_gives_nothing_more() -> None:
+def test_closed_pipeline_refuses_to_read() -> None:
     with make(Add(0), n=100) as pipeline:
         for item in pipeline:
             if item == 5:
@@ -300,13 +300,13 @@ def test_a_closed_pipeline_gives_nothing_more() -> None:
     pipeline.close()
 
 
-def test_a_pipeline_that_nobody_holds_ends_its_workers() -> None:
+def test_unreferenced_pipeline_ends_its_workers() -> None:
     pipeline = make(Add(0), n=100)
     assert pipeline() == 0
-    del pipeline  # what is left is found behind every test
+    del pipeline  # the check after every test finds leftovers
 
 
-def test_a_copy_goes_on_where_the_original_stood() -> None:
+def test_copy_continues_at_the_position_of_the_original() -> None:
     with make(items.as_dict, n=20) as pipeline:
         pulled(pipeline, 7)
         with pickle.loads(pickle.dumps(pipeline)) as copy:
@@ -331,7 +331,7 @@ def test_every_start_method_takes_functions_of_modules(method: str, collate: Any
         ([Join([(Conveyer([Range(3), Map(lambda x: x)]), 1)]), DistributedBatchedMap(Add(1), 1)], "stage 1 (a Map) of member 0"),
     ],
 )
-def test_a_lambda_for_spawned_workers_is_refused_by_its_stage(stages: list[Any], where: str) -> None:
+def test_error_for_a_lambda_in_spawned_workers_names_the_stage(stages: list[Any], where: str) -> None:
     with Conveyer([*stages, Collate(1), Map(lambda b: b)], multiprocessing_context="spawn") as pipeline:
         with pytest.raises(TypeError, match="workers started by spawn or forkserver need a dataset") as caught:
             pipeline()
@@ -341,13 +341,13 @@ def test_a_lambda_for_spawned_workers_is_refused_by_its_stage(stages: list[Any],
         assert "define functions at module level" in str(caught.value)
 
 
-class Noting:
+class RecordsSampleInfo:
     def __call__(self, x: int) -> int:
         info = sample_info()
         assert info is not None
         return info.index
 
 
-def test_sample_info_has_the_key_which_is_new_in_every_epoch() -> None:
-    with Conveyer([Range(3), DistributedBatchedMap(Noting(), 1)]) as pipeline:
+def test_sample_info_key_differs_in_every_epoch() -> None:
+    with Conveyer([Range(3), DistributedBatchedMap(RecordsSampleInfo(), 1)]) as pipeline:
         assert list(islice(pipeline, 7)) == list(range(7))

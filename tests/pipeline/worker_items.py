@@ -1,4 +1,4 @@
-"""Functions of items that every start method can send to workers, some of which fail."""
+"""Functions of items that every start method can send to workers; some of them fail."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def unsendable_at_70(x: int) -> Any:
 
 
 class KillsOnce:
-    """Kills the first worker that comes to item 3."""
+    """Kills the first worker that reaches item 3."""
 
     def __init__(self, folder: str) -> None:
         self.flag = os.path.join(folder, "killed")
@@ -53,7 +53,7 @@ class KillsOnce:
 
 
 class Squares:
-    """Decodes in place."""
+    """A function that decodes in place."""
 
     schema = {"x": (np.int64, ()), "row": (torch.float32, (3,))}
 

@@ -1,4 +1,4 @@
-"""Mistakes that stood where two promises meet: each was found in a product whose every promise had its own tests."""
+"""Defects that concern two promises at once. Each was found although every promise had its own tests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEETING = "tests/shm/test_meeting.py::"
 CROSSED_DEFECTS = [
     Defect(
         "N1",
-        "fewer samples from __getitems__ than indices are taken for one a row",
+        "`__getitems__` returns fewer samples than indices, and they are taken as one for each row",
         "shmload/worker/loop.py",
         " or samples is None or len(samples) != ring.end_row - ring.first_row:\n",
         " or samples is None:\n",
@@ -30,7 +30,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "collate_fn is given a list in place of what __getitems__ returned",
+        "collate_fn gets a list instead of what `__getitems__` returned",
         "shmload/worker/loop.py",
         "self.packed(samples + rest if samples else rest)",
         "self.packed(samples + list(rest))",
@@ -47,7 +47,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a batch that is more than its samples is put together from those of a dead worker's rows",
+        "a batch that is more than its samples is rebuilt from the rows of a dead worker",
         "shmload/worker/sample_reader.py",
         "        return batch if batch is not None and drew_for_many() else at_once\n",
         "        return at_once if batch is None else batch\n",
@@ -55,7 +55,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "text is ordered in chunks, and read whole by the worker of each",
+        "text is ordered in chunks, although the worker of each chunk reads all of it",
         "shmload/worker/read_plan.py",
         "    return ReadPlan(path, layout, rule, is_whole=layout.is_ragged, ",
         "    return ReadPlan(path, layout, rule, is_whole=rule is not None and rule.is_certain, ",
@@ -64,32 +64,32 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "what samples draw that are read at once depends on who reads how many of them",
+        "the draws of samples that are read at once depend on the number of samples read by each worker",
         "shmload/worker/sample_reader.py",
         "            if not drew_for_many() or not can_be_joined(batch):\n",
         "            if True:\n",
-        ("tests/loader/test_read_at_once.py::test_draws_are_the_samples_own",),
+        ("tests/loader/test_read_at_once.py::test_draws_belong_to_the_sample",),
         is_crossing=True,
     ),
     Defect(
         "N1",
-        "draws of samples that are read at once are not seen where numpy keeps its words is known",
+        "draws of samples that are read at once are missed where numpy's state is in known memory",
         "shmload/worker/sample_rng.py",
         "    if generators.reseeder.are_as_seeded():",
         "    if generators.reseeder.numpy_at:",
-        ("tests/loader/test_read_at_once.py::test_draws_are_the_samples_own",),
+        ("tests/loader/test_read_at_once.py::test_draws_belong_to_the_sample",),
     ),
     Defect(
         "N1",
-        "the same without workers",
+        "draws of samples that are read at once are missed without workers",
         "shmload/modes/inline_reader.py",
         "            self._reads_many = not (drew_for_many() and can_be_joined(samples))  #",
         "            #",
-        ("tests/loader/test_read_at_once.py::test_draws_are_the_samples_own",),
+        ("tests/loader/test_read_at_once.py::test_draws_belong_to_the_sample",),
     ),
     Defect(
         "N1",
-        "a group's fields stand in the order of the folder's entries",
+        "the fields of a Zarr group have the order of the folder's entries",
         "shmload/formats/zarr.py",
         "dict(sorted(found.arrays()))",
         "dict(found.arrays())",
@@ -97,7 +97,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N7",
-        "a loader has a public attribute that is no argument",
+        "a loader has a public attribute that is not an argument",
         "shmload/loader.py",
         "        self._is_closed = False\n        bad_samples",
         "        self.is_closed = self._is_closed = False\n        bad_samples",
@@ -105,7 +105,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a PAX record may have no length",
+        "a PAX record without a length is accepted",
         "src/tar_headers.pxi",
         "            if length <= cursor - begin:",
         "            if False:",
@@ -114,7 +114,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "floats are written where the survey found small integers",
+        "floats are written into a field that the survey found to have small integers",
         "src/example.pxi",
         "if (count and spec.kind < FLOAT32) or count >",
         "if count >",
@@ -123,7 +123,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "an empty list of floats in a field of integers is taken for a file that has changed",
+        "an empty list of floats in an integer field is reported as a changed file",
         "src/example.pxi",
         "if (count and spec.kind < FLOAT32) or",
         "if spec.kind < FLOAT32 or",
@@ -132,7 +132,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "bytes of variable length in a Zarr array are their repr",
+        "variable-length bytes of a Zarr array become their repr",
         "shmload/formats/zarr.py",
         "[v if type(v) is bytes else str(v) for v in array[a:b]]",
         "[str(v) for v in array[a:b]]",
@@ -140,7 +140,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "behind a user block an HDF5 dataset without memory is mapped from where there is none",
+        "an HDF5 dataset without storage is mapped in a file with a user block",
         "shmload/formats/hdf5.py",
         "        is_written = dataset.size and dataset.id.get_storage_size() == dataset.nbytes  #",
         "        is_written = dataset.size  #",
@@ -148,7 +148,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a map of a file that was replaced is read from its name",
+        "the map of a replaced file is read by name",
         "shmload/formats/arrays.py",
         "    if not _is_still_at(value.filename, begin):\n",
         "    if False:\n",
@@ -156,7 +156,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "behind a Subset a dataset's batches are asked for by a list",
+        "a Subset requests its dataset's batches with a list of indices",
         "shmload/worker/in_place_dataset.py",
         "read_batch_into(_as_array(self._chosen(keys)), out)",
         "read_batch_into(self._chosen(keys), out)",
@@ -164,7 +164,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "of a value for all rows a row by itself gets the first element",
+        "a row read by itself gets the first element of a value for all rows",
         "shmload/batch/row_placer.py",
         "            rows[...] = value  # may be",
         '            rows[...] = value[0] if hasattr(value, "__getitem__") and np.ndim(value) else value  # perhaps',
@@ -172,7 +172,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "one ragged field by itself is a list of it",
+        "a single ragged field becomes a list of that field",
         "shmload/batch/ragged_rows.py",
         '        if tree[0] == "leaf":\n            return packer.packed(nodes[0])\n',
         "",
@@ -180,7 +180,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "offsets beside a file are added up without a look at where they lie",
+        "the offsets of an index beside a shard are added without a range check",
         "shmload/formats/tfrecord/record_file.py",
         " or offsets.min() < 0 or offsets.max() > size:",
         ":",
@@ -188,7 +188,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "lengths of runs are added up beyond what there is",
+        "run lengths are added up beyond the available data",
         "src/gather.pyx",
         "        if total <= <uint64_t>out.shape[0]:",
         "        if True:",
@@ -197,30 +197,30 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a StopIteration of the user's ends a pass in seed mode",
+        "a StopIteration from user code ends a pass in seed mode",
         "shmload/modes/seed_mode.py",
         "            raise no_end(error, who) from error\n",
         "            raise\n",
         (
-            f"{BAD_INPUT}test_stop_iteration_of_the_users_is_no_end_of_a_pass_in_seed_mode",
-            f"{BAD_INPUT}test_stop_iteration_of_a_workers_start_is_no_end_of_a_pass_in_seed_mode",
+            f"{BAD_INPUT}test_stop_iteration_from_user_code_does_not_end_a_pass_in_seed_mode",
+            f"{BAD_INPUT}test_stop_iteration_at_worker_start_does_not_end_a_pass_in_seed_mode",
         ),
     ),
     Defect(
         "N1",
-        "a StopIteration behind Collate ends a pipeline",
+        "a StopIteration after Collate ends a pipeline",
         "shmload/worker/stage_engine.py",
         "    if isinstance(error, StopIteration):  # which would end the items\n",
         "    if False:\n",
         (
-            f"{WORKERS}test_stop_iteration_behind_collate_does_not_end_the_pipeline",
-            f"{WORKERS}test_stop_iteration_of_a_member_behind_collate_does_not_end_its_epoch_in_a_join",
+            f"{WORKERS}test_stop_iteration_after_collate_does_not_end_the_pipeline",
+            f"{WORKERS}test_stop_iteration_after_collate_does_not_end_a_members_epoch_in_a_join",
         ),
         is_crossing=True,
     ),
     Defect(
         "N1",
-        "a StopIteration of select ends the samples",
+        "a StopIteration from select ends the samples",
         "shmload/worker/item_stages.py",
         "            answer = fn(item)\n        except Exception as error:\n",
         "            answer = fn(item)\n        except StopIteration:\n            return\n        except Exception as error:\n",
@@ -228,7 +228,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "where a sample lies is told by its end",
+        "the length of a sample in a shard is its end position",
         "shmload/formats/tar/tar_format.py",
         "    return begin, max(offset + size for _, offset, size in members) - begin\n",
         "    return begin, max(offset + size for _, offset, size in members)\n",
@@ -240,7 +240,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "datasets end to end whose code draws are read together",
+        "members of a concatenated dataset are read together although their code draws random numbers",
         "shmload/worker/in_place_dataset.py",
         '        self.draws_nothing = type(dataset).__module__.startswith("shmload.formats.")\n',
         "        self.draws_nothing = True\n",
@@ -248,15 +248,15 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a sample that reads another loader's batch does not go on as itself",
+        "a sample that reads another loader's batch loses its own generator",
         "shmload/worker/sample_rng.py",
         "            now.reading, now.watch, now.rng, now.rng_of, now.rng_at = outer\n",
         "            now.reading, now.watch, now.rng, now.rng_of, now.rng_at = *outer[:2], None, None, None\n",
-        ("tests/loader/test_sample_rng.py::test_a_sample_goes_on_drawing_behind_another_loaders_batch",),
+        ("tests/loader/test_sample_rng.py::test_sample_continues_drawing_after_a_nested_loaders_batch",),
     ),
     Defect(
         "N1",
-        "a reader that has waited for another's fetch waits for room, too",
+        "a reader that has waited for another reader's fetch also waits for space",
         "shmload/remote/local_shards.py",
         "            return wait_for_room(lambda: self._obtain(number, 0), None, (TimeoutError,))\n",
         "            return wait_for_room(lambda: self._obtain(number, 0), 5.0)\n",
@@ -264,7 +264,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a shard in a folder is whole if its size is right",
+        "a shard in a folder is complete if its size is right",
         "shmload/remote/packing/generation.py",
         "            if self._checksum(name, nbytes) != wanted:\n",
         "            if False:\n",
@@ -275,7 +275,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "sending the dataset counts as connecting",
+        "the time to send the dataset counts as connecting",
         "shmload/ray/actor_set.py",
         "            asked_at = self._asked_at if self._joined_at is None else None",
         "            asked_at = self._asked_at",
@@ -283,7 +283,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "a task is sent to the place of an actor that has just died",
+        "a task goes to the slot of an actor that has just died",
         "shmload/ray/actor_set.py",
         "            actor = self._actors[worker] if worker in self._started else None\n",
         "            actor = self._actors[worker]\n",
@@ -291,7 +291,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "a task that nobody was asked for is a death of its worker's actor",
+        "a task without a recipient counts as the death of its worker's actor",
         "shmload/ray/actor_set.py",
         "                if reason is not None:\n                    self",
         "                if num_deaths >= 0:\n                    self",
@@ -299,7 +299,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "what a rank's own program defines is named to actors, which do not have it",
+        "definitions of a rank's program are sent to actors by name, and actors do not have them",
         "shmload/ray/dataset_shipping.py",
         "        cloudpickle.register_pickle_by_value(program)\n",
         "        pass\n",
@@ -307,7 +307,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N7",
-        "a loader is built again by its own class's constructor, which may take other arguments",
+        "a loader is rebuilt with its own class's constructor, which may take other arguments",
         "shmload/integrations/__init__.py",
         "    made = object.__new__(type(loader))\n    ShmLoader.__init__(made, **{",
         "    made = type(loader)(**{",
@@ -323,7 +323,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "a child that an actor forks keeps its lock",
+        "a forked child of an actor keeps the actor's lock",
         "shmload/ray/life_lock.py",
         "private_fds.keep(open_segment(path))",
         "open_segment(path)",
@@ -331,7 +331,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "an actor outlives its agent where Ray does not end it",
+        "an actor survives its agent if Ray does not end it",
         "shmload/ray/life_lock.py",
         "    threading.Thread(target=_end_when_told, args=(fd, byte), daemon=True).start()\n",
         "",
@@ -339,7 +339,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "any actor that has locked a segment of that name is told of slots",
+        "any actor that has locked a segment of that name is given slots",
         "shmload/ray/actor_set.py",
         "return byte is not None and life_lock.is_held(self._control, byte)",
         "return byte is not None",
@@ -347,7 +347,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "what a dead actor had is handed on while it can still write to it",
+        "the slots of a dead actor are reassigned while it can still write to them",
         "shmload/ray/actor_set.py",
         "            if life_lock.wait_until_free(self._control, byte, LOG_S):\n",
         "            if actor:\n",
@@ -355,7 +355,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "an actor is believed to have ended only by some of Ray's errors",
+        "only some of Ray's errors count as the end of an actor",
         "shmload/ray/actor_set.py",
         "        except BaseException:\n            self._end(actor)\n",
         "        except ConnectionError:\n            self._end(actor)\n",
@@ -363,7 +363,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "an agent's death is told while its actors can still write",
+        "an agent's death is reported while its actors can still write",
         "shmload/ray/ray_pool.py",
         "            if life_lock.is_held(self._control.fd):\n",
         "            if not agent:\n",
@@ -382,7 +382,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "large arrays go through the pickle",
+        "large arrays are sent inside the pickle",
         "shmload/shm/travel.py",
         "            if raw.nbytes < LEAST_NBYTES and not",
         "            if not",
@@ -390,7 +390,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "small arrays of a dataset cannot be written to on an actor",
+        "small arrays of a dataset are read-only on an actor",
         "shmload/shm/travel.py",
         "            if raw.nbytes < LEAST_NBYTES and not",
         "            if raw.nbytes < 0 and not",
@@ -401,7 +401,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "a tensor that was sent lies in memory that it must not write to",
+        "a tensor that was sent is in read-only memory",
         "shmload/shm/travel.py",
         "    _bytes_of(mine)[:] = np.frombuffer(memory, np.uint8)\n",
         "    mine = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()\n",
@@ -409,7 +409,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "memory is handed out in the order in which it was named",
+        "memory is assigned in the order of the names",
         "shmload/shm/travel.py",
         "            pieces.append(raw)\n",
         "            pieces.append(raw if len(pieces) >= len(held) else held[len(pieces)].raw())\n",
@@ -417,7 +417,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "who writes to an array that a node has once is not told what to do",
+        "the error for writing to a shared read-only array does not say what to do",
         "shmload/ray/worker_actor.py",
         'failure.kind is ValueError and "read-only" in failure.text',
         'failure.kind is ValueError and "of nothing" in failure.text',
@@ -425,7 +425,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "an agent that takes another's place asks the cluster once",
+        "a restarted agent asks the cluster only once",
         "shmload/ray/ray_pool.py",
         ", is_replacement=True))",
         "))",
@@ -433,7 +433,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "a loader under Ray Train does not take the worker's rank",
+        "a loader under Ray Train ignores the worker's rank",
         "shmload/integrations/ray.py",
         '            arguments = {"rank": rank, "world_size": world_size}',
         "            arguments = {}",
@@ -441,7 +441,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "blocks of Ray Data come in the order in which they are done",
+        "blocks of Ray Data arrive in the order of completion",
         "shmload/formats/ray_blocks.py",
         "options.preserve_order, True\n",
         "options.preserve_order, False\n",
@@ -449,7 +449,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "every worker reads the same part of a stream of Ray Data",
+        "every worker reads the same part of a Ray Data stream",
         "shmload/formats/ray_blocks.py",
         "        found = self._splits[number].iter",
         "        found = self._splits[0].iter",
@@ -457,7 +457,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "ranks that would each read all of a Dataset are not refused",
+        "ranks that would each read a whole Dataset are not refused",
         "shmload/formats/ray_blocks.py",
         ' > 1:\n                raise ValueError(\n                    f"each of',
         ' < 1:\n                raise ValueError(\n                    f"each of',
@@ -473,7 +473,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "actors for which there is no room wait for a node that is full",
+        "actors without space wait for a full node",
         "shmload/ray/placement.py",
         "            if worker < fitting\n",
         "            if worker < num_workers\n",
@@ -483,7 +483,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "the doctor of a cluster does not compare versions",
+        "`shmload doctor` does not compare versions in a cluster",
         "shmload/ray/version_check.py",
         "        if theirs[name] != version\n",
         "        if not version\n",
@@ -491,7 +491,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N6",
-        "a node without an actor is passed over",
+        "a node without an actor is skipped",
         "shmload/tools/cluster_doctor.py",
         '        yield found("actor", "problem", f"none has started: {state.failure}", remedy)\n',
         "",
@@ -499,7 +499,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a proxy is not told who asks for an http server",
+        "a proxy gets no credentials for an http server",
         "shmload/storage/transport.py",
         "headers={**headers, **proxy.headers})",
         "headers=dict(headers))",
@@ -507,7 +507,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a proxy is not told who asks for a tunnel",
+        "a proxy gets no credentials for a tunnel",
         "shmload/storage/transport.py",
         "made.set_tunnel(self.host, self.port, proxy.headers)",
         "made.set_tunnel(self.host, self.port)",
@@ -515,7 +515,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "what stands at the place of a meeting is the end of it, whoever put it there",
+        "the end of a meeting removes the file at its path, whoever created it",
         "shmload/shm/meeting.py",
         "        open_to_us = [place for place in self._places if all(_others(path) is None for path in place)]\n",
         "        open_to_us = self._places[:1]\n        if any(_others(path) is not None for path in open_to_us[0]):\n"
@@ -524,15 +524,15 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "an item's error in a pipeline counts positions for batches",
+        "an item's error in a pipeline counts positions as batches",
         "shmload/worker/loop.py",
         "batch {self._ring.batch}",
         "batch {self._ring.step}",
-        (f"{WORKERS}test_an_items_error_names_its_batch",),
+        (f"{WORKERS}test_error_of_an_item_names_its_batch",),
     ),
     Defect(
         "N1",
-        "a URL is a pattern that no file matches",
+        "a URL is taken for a pattern that matches no file",
         "shmload/formats/paths.py",
         '        check_local(path, f"{kind}Dataset")\n',
         "",
@@ -540,7 +540,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "row groups that all fit the cache are joined for each batch anew",
+        "row groups that all fit in the cache are joined again for each batch",
         "shmload/formats/arrow/arrow_groups.py",
         "            if self._num_joined >= self.cache.num_decoded:",
         "            if False:",
@@ -548,7 +548,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a forked child waits for a thread of its parent's that was opening",
+        "a forked child waits for a lock of a parent's thread",
         "shmload/world.py",
         "        self._locks.setdefault(os.getpid(), Lock()).acquire()\n",
         "        self._locks.setdefault(os.getpid(), next(iter(self._locks.values()), Lock())).acquire()\n",
@@ -556,7 +556,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a record counts an iterable dataset's batches as they are sent, and so again behind a resume",
+        "an audit of an iterable dataset counts batches when they are sent, and again after a resume",
         "shmload/modes/torch_pass.py",
         "return self.progress.num_complete - 1 if self._dataset_kind == DatasetKind.Iterable else int(order.step)",
         "return int(order.step)",
@@ -564,7 +564,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a state rolls back what had come before its turn, and does not come again",
+        "a state withdraws batches that were delivered early, and they are not delivered again",
         "shmload/modes/torch_mode.py",
         'beyond = () if is_finished else self._loaded["beyond"]',
         "beyond = ()",
@@ -572,7 +572,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a rank that no batch was left for has no file, and is missed",
+        "a rank without any batch writes no audit file and is reported as missing",
         "shmload/audit/recorder.py",
         '{"epoch": epoch, "step": step}, opens=True)',
         '{"epoch": epoch, "step": step})',
@@ -580,7 +580,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a dataset that is followed is another loader to an audit once it has grown",
+        "a followed dataset that has grown counts as another loader in an audit",
         "shmload/audit/recorder.py",
         "n=None if grows else config.num_samples,",
         "n=config.num_samples,",
@@ -588,27 +588,27 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "ranks of a pipeline that fetched unlike numbers of items together cannot be judged",
+        "ranks of a pipeline with different fetch sizes cannot be verified",
         "shmload/tools/audit/positions.py",
         "    if behind and header.mode == Mode.SEED:",
         "    if behind:",
-        ("tests/pipeline/test_audit.py::test_ranks_that_fetched_unlike_numbers_of_items_together_are_proven",),
+        ("tests/pipeline/test_audit.py::test_ranks_with_different_fetch_sizes_verify",),
     ),
     Defect(
         "G1",
-        "a forked rank has the program's handlers of crashes",
+        "a forked rank keeps the program's crash handlers",
         "shmload/launch/spawning.py",
         "    faulthandler.disable()  # otherwise",
         "    # otherwise",
-        ("tests/launch/test_spawn.py::test_what_the_program_does_with_a_signal_is_not_the_ranks",),
+        ("tests/launch/test_spawn.py::test_signal_handlers_of_the_program_do_not_affect_ranks",),
     ),
     Defect(
         "G1",
-        "ranks that srun has started read everything, each of them",
+        "ranks started by srun each read everything",
         "shmload/world.py",
         "        if all(name in environ for name in names):",
         '        if all(name in environ for name in names) and "SLURM" not in names[0]:',
-        ("tests/launch/test_launchers.py::test_a_rank_of_mpirun_or_srun_knows_its_place[srun]",),
+        ("tests/launch/test_launchers.py::test_rank_of_mpirun_or_srun_is_recognized[srun]",),
     ),
     Defect(
         "G1",
@@ -616,31 +616,31 @@ CROSSED_DEFECTS = [
         "shmload/world.py",
         '"SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"',
         '"SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID"',
-        ("tests/launch/test_launchers.py::test_a_program_that_srun_has_not_started_is_one_process",),
+        ("tests/launch/test_launchers.py::test_program_not_started_by_srun_is_a_single_process",),
     ),
     Defect(
         "G1",
-        "ranks of torch's agent have the one thread that torch was given so that it would not warn",
+        "ranks of torch's agent get the single thread that torch sets as its default",
         "shmload/launch/elastic_agent.py",
         "    if given_threads is None:\n",
         "    if False:\n",
-        ("tests/launch/test_elastic.py::test_ranks_of_torchs_agent_inherit_what_the_other_launcher_gives_them",),
+        ("tests/launch/test_elastic.py::test_ranks_of_torchs_agent_get_the_same_environment",),
     ),
     Defect(
         "G1",
-        "ranks that one machine starts again count no restart",
+        "ranks restarted on one machine do not count restarts",
         "shmload/launch/environment.py",
         '"TORCHELASTIC_RESTART_COUNT": place.num_restarts,',
         '"TORCHELASTIC_RESTART_COUNT": 0,',
-        ("tests/launch/test_elastic.py::test_one_machine_starts_its_ranks_again_without_torchs_agent",),
+        ("tests/launch/test_elastic.py::test_one_machine_restarts_its_ranks_without_torchs_agent",),
     ),
     Defect(
         "G1",
-        "torchrun's options are known by one of their two names",
+        "only one of the two spellings of torchrun's options is known",
         "shmload/cli/__init__.py",
         'name.replace("_", "-")',
         "name",
-        ("tests/launch/test_elastic.py::test_torchruns_options_have_their_names",),
+        ("tests/launch/test_elastic.py::test_torchruns_option_names_are_accepted",),
     ),
     Defect(
         "N1",
@@ -652,7 +652,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "`shmload index` ends at a bad path, and says nothing of the indexes that it has written",
+        "`shmload index` stops at a bad path and does not mention the indexes already written",
         "shmload/cli/index_command.py",
         "                errors.append(error)\n",
         "                raise\n",
@@ -668,7 +668,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a sampler beside a dataset that is followed is left out without a word",
+        "a sampler beside a followed dataset is ignored without an error",
         "shmload/engine/argument_checks.py",
         '        if is_ours and given["seed"] is not None and package_ability(dataset, "epoch_schedule") is not None:\n',
         '        if is_ours and given["seed"] is not None and package_ability(dataset, "epoch_schedul") is not None:\n',
@@ -676,7 +676,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a dataset that is followed is read in torch mode as one that is not",
+        "a followed dataset is read in torch mode as if it were not followed",
         "shmload/engine/argument_checks.py",
         'for name in ("keyed_order", "epoch_schedule"))',
         'for name in ("keyed_order",))',
@@ -684,7 +684,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N5",
-        "what an iterable gave at its last packing and does not give any more stays in the dataset",
+        "samples that the iterable no longer yields stay in the dataset after packing again",
         "shmload/remote/object_stream.py",
         "    if (found := sum(1 for _ in islice(samples, number))) < number:\n",
         "    if (found := sum(1 for _ in islice(samples, number))) < 0:\n",
@@ -695,7 +695,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "any dataset with a keyed_order is read in that order",
+        "any dataset with an attribute keyed_order is read in that order",
         "shmload/world.py",
         'if name in vars(kind) and kind.__module__.partition(".")[0] == "shmload":',
         "if name in vars(kind):",
@@ -703,7 +703,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a schema of words is taken for a batch's fields",
+        "a schema made of words is taken for a batch's fields",
         "shmload/worker/decoding_protocol.py",
         "    if why and _has_getitem(dataset):\n",
         "    if False:\n",
@@ -719,7 +719,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "an epoch counter in the dataset is refused by spawned workers",
+        "spawned workers refuse an epoch counter in the dataset",
         "shmload/worker/job_pickling.py",
         "        if error is None:\n            return None\n",
         "        if error is None:\n            error = TypeError('refused')\n",
@@ -727,7 +727,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a worker whose exit code the program has taken cannot be closed",
+        "a worker whose exit code was taken by the program cannot be closed",
         "shmload/processes/exit_codes.py",
         "    if process.exitcode is None:\n        process._popen.returncode = UNKNOWN_EXIT\n",
         "    if False:\n        process._popen.returncode = UNKNOWN_EXIT\n",
@@ -735,7 +735,7 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a descriptor of the program's is closed, whose number was the loader's",
+        "a descriptor of the program is closed because it has the loader's number",
         "shmload/processes/private_fds.py",
         "        return kept.file == _file_of(fd)\n",
         "        return bool(_file_of(fd))\n",

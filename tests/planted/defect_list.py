@@ -1,6 +1,6 @@
-"""The defects: for each requirement of the product's list at least one mistake that breaks it, and the tests that notice.
+"""The list of planted defects: at least one mistake for each requirement, and the tests that detect it.
 
-A requirement's tests are read off here. Where a node id names a parametrized test, one failing case is enough.
+It also shows which tests belong to a requirement. If a node id names a parametrized test, one failing case is enough.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DEFECTS = [
     # ------------------------------------------------ R1: little /dev/shm
     Defect(
         "R1",
-        "a segment is not reserved when it is made",
+        "a segment is not reserved when it is created",
         "shmload/shm/segment.py",
         "        _reserve_first(fd, num_reserved)\n        os.rename(",
         "        os.rename(",
@@ -33,7 +33,7 @@ DEFECTS = [
     ),
     Defect(
         "R1",
-        "a segment that is interrupted while it is made stays until the process ends",
+        "an interrupted creation leaves its segment until the process ends",
         "shmload/shm/segment.py",
         "    except BaseException:  # a signal's, too: to reserve takes its time\n",
         "    except OSError:\n",
@@ -41,7 +41,7 @@ DEFECTS = [
     ),
     Defect(
         "R1",
-        "a ring that /dev/shm has no room for is given up",
+        "a ring that does not fit in /dev/shm is refused",
         "shmload/shm/segment.py",
         '                if kind == "shm":\n',
         "                if kind:\n",
@@ -50,18 +50,18 @@ DEFECTS = [
     # ------------------------------------------------ R2: positions
     Defect(
         "R2",
-        "a resume begins its epoch anew",
+        "a resume starts its epoch again",
         "shmload/modes/epochs.py",
         "            epoch, step = resume(state, self._schedule)\n",
         "            epoch, step = resume(state, self._schedule)[0], 0\n",
         (
             "tests/resume/test_seed_mode.py::test_no_consumed_sample_is_read_again",
-            "tests/loader/test_seed_mode.py::test_a_resume_goes_on_with_exactly_the_rest",
+            "tests/loader/test_seed_mode.py::test_resume_continues_with_exactly_the_rest",
         ),
     ),
     Defect(
         "R2",
-        "a state is more than a kibibyte",
+        "a state is larger than a kibibyte",
         "shmload/schedule/state.py",
         '        "version": STATE_VERSION,\n        **',
         '        "version": STATE_VERSION,\n        "order": "x" * 1000,\n        **',
@@ -74,15 +74,15 @@ DEFECTS = [
         "        return self.epochs.state_dict(",
         "        while self._engine and not self._engine._is_done(self._engine._queue[-1]):\n"
         "            self._engine._round()\n        return self.epochs.state_dict(",
-        (f"{PROMISES}test_a_state_is_told_without_asking_any_worker",),
+        (f"{PROMISES}test_state_is_available_without_asking_workers",),
     ),
     Defect(
         "R2",
-        "a state goes through the epoch up to its place",
+        "taking a state iterates over the epoch up to its position",
         "shmload/schedule/state.py",
         '        "position": int(schedule.position(step)),\n',
         '        "position": [int(schedule.position(i)) for i in range(step + 200)][step],\n',
-        (f"{PROMISES}test_a_state_costs_at_most_50_us_wherever_it_is_taken",),
+        (f"{PROMISES}test_state_costs_at_most_50_us_wherever_it_is_taken",),
     ),
     # ------------------------------------------------ R3: elastic
     Defect(
@@ -112,7 +112,7 @@ DEFECTS = [
     # ------------------------------------------------ R5: no unbounded wait
     Defect(
         "R5",
-        "nobody looks at the pidfds",
+        "pidfds are not watched",
         "shmload/worker/pool.py",
         "        return [Death(worker.worker_id, worker.pid, worker.wait()) for worker in self._children.ended()]\n",
         "        return []\n",
@@ -123,7 +123,7 @@ DEFECTS = [
     ),
     Defect(
         "R5",
-        "who dies while it asks for the layout is waited for",
+        "the trainer waits for a worker that died while it requested the layout",
         "src/trainer.pyx",
         "            self._ring.header.layout_state = SHML_LAYOUT_NONE\n",
         "            pass\n",
@@ -141,7 +141,7 @@ DEFECTS = [
     ),
     Defect(
         "R6",
-        "a replacement's randomness is its process's own",
+        "the randomness of a replacement depends on its process",
         "shmload/worker/sample_reader.py",
         "        self._reseeds = job.seed_samples and job.seed is not None\n",
         "        self._reseeds = False\n",
@@ -149,7 +149,7 @@ DEFECTS = [
     ),
     Defect(
         "R6",
-        "a deadly sample is told without its epoch",
+        "a deadly sample is reported without its epoch",
         "shmload/worker/failure.py",
         "of epoch {epoch} (row {row} of batch {step})",
         "(row {row} of batch {step})",
@@ -158,7 +158,7 @@ DEFECTS = [
     # ------------------------------------------------ R7: nothing stays
     Defect(
         "R7",
-        "the reaper shares the trainer's process group",
+        "the reaper is in the trainer's process group",
         "shmload/shm/reaper.py",
         "            start_new_session=True,\n",
         "",
@@ -174,7 +174,7 @@ DEFECTS = [
     ),
     Defect(
         "R7",
-        "a living neighbor's lock is not believed",
+        "the lock of a live neighbor is ignored",
         "shmload/shm/janitor.py",
         "nobody is declared dead\n        return True\n",
         "nobody is declared dead\n        return False\n",
@@ -183,7 +183,7 @@ DEFECTS = [
     ),
     Defect(
         "R7",
-        "workers that are still starting when the trainer is killed are left alone",
+        "workers that are still starting when the trainer is killed are not ended",
         "shmload/shm/reaper.py",
         ' && kill -9 "${{worker%:*}}"\n',
         "\n",
@@ -200,7 +200,7 @@ DEFECTS = [
     ),
     Defect(
         "R8",
-        "each field is copied out by itself",
+        "each field is copied out separately",
         "shmload/batch/deliver.py",
         "        return lease.tensors(plan, from_dlpack, names), nbytes\n",
         "        return copied(lease.tensors(plan, from_dlpack, names)), nbytes\n",
@@ -215,7 +215,7 @@ DEFECTS = [
         " if False else divmod",
         (
             "tests/schedule/test_schedule.py::test_ranks_have_equally_many_steps_and_rows_unless_exact",
-            "tests/loader/test_seed_mode.py::test_padding_is_said",
+            "tests/loader/test_seed_mode.py::test_padding_is_reported",
         ),
     ),
     # ------------------------------------------------ R10: start and epochs
@@ -225,7 +225,7 @@ DEFECTS = [
         "shmload/worker/pool.py",
         "        pickled_job: bytes | None = pickled_once(called.job, modules)\n",
         "        pickled_job: bytes | None = [pickled_once(called.job, modules) for _ in posts][0]\n",
-        (f"{PROMISES}test_the_dataset_is_pickled_once_for_all_workers",),
+        (f"{PROMISES}test_dataset_is_pickled_once_for_all_workers",),
     ),
     Defect(
         "R10",
@@ -237,7 +237,7 @@ DEFECTS = [
     ),
     Defect(
         "R10",
-        "workers stand still at the end of an epoch",
+        "workers stop at the end of an epoch",
         "shmload/modes/seed_mode.py",
         "            else:\n                self._cursor = (epoch + 1, 0)\n",
         "            else:\n                return\n",
@@ -246,7 +246,7 @@ DEFECTS = [
     # ------------------------------------------------ R11: slow samples
     Defect(
         "R11",
-        "a batch is one worker's",
+        "a batch is filled by a single worker",
         "src/orders.pxi",
         "cdef uint32_t most = min(4 * <uint32_t>self._ring.header.num_wanted, ",
         "cdef uint32_t most = min(1, ",
@@ -255,12 +255,12 @@ DEFECTS = [
     ),
     Defect(
         "R11",
-        "one batch is ordered at a time",
+        "only one batch is ordered at a time",
         "shmload/modes/seed_mode.py",
         "        num_missing = self._num_ahead - engine.num_queued\n",
         "        num_missing = 1 - engine.num_queued\n",
         (
-            f"{PROMISES}test_a_slow_sample_does_not_keep_other_slots_from_filling",
+            f"{PROMISES}test_slow_sample_does_not_keep_other_slots_from_filling",
             f"{PROMISES}test_workers_read_into_the_next_epoch_before_it_begins",
         ),
     ),
@@ -273,13 +273,13 @@ DEFECTS = [
         '        return self._job.seed, self.__dict__.setdefault("epoch", ring.epoch), ',
         (
             f"{PROMISES}test_persistent_workers_know_the_epoch_of_every_order",
-            "tests/loader/test_seed_mode.py::test_batches_do_not_depend_on_who_makes_them",
+            "tests/loader/test_seed_mode.py::test_batches_do_not_depend_on_workers_or_start_method",
         ),
     ),
     # ------------------------------------------------ R13: a budget in bytes
     Defect(
         "R13",
-        "cgroups are not asked",
+        "cgroup limits are ignored",
         "shmload/shm/free_memory.py",
         "    return min([free_memory_bytes(root), *(cgroup.rest for cgroup in memory_cgroups(root))])\n",
         "    return free_memory_bytes(root)\n",
@@ -290,11 +290,11 @@ DEFECTS = [
     ),
     Defect(
         "R13",
-        "ring_bytes limits nothing",
+        "ring_bytes has no effect",
         "shmload/engine/ring_memory.py",
         "        if self._limit is not None and self.nbytes + nbytes > self._limit:\n",
         "        if False:\n",
-        ("tests/loader/test_bad_input.py::test_a_ring_larger_than_allowed_is_refused_with_figures",),
+        ("tests/loader/test_bad_input.py::test_ring_larger_than_ring_bytes_is_refused_with_figures",),
     ),
     # ------------------------------------------------ R14: on_error
     Defect(
@@ -305,24 +305,24 @@ DEFECTS = [
         "",
         (
             "tests/loader/test_policies.py::test_skipping_makes_the_batch_shorter",
-            "tests/loader/test_policies.py::test_more_bad_samples_than_allowed_end_it",
+            "tests/loader/test_policies.py::test_more_bad_samples_than_allowed_end_the_pass",
         ),
     ),
     Defect(
         "R14",
-        "the substitute is another than the order says",
+        "the substitute is not the one that the order defines",
         "shmload/engine/bad_samples.py",
         "self.next_index(order, first_row, tries + 1)",
         "self.next_index(order, first_row, tries + 2)",
-        ("tests/loader/test_policies.py::test_the_next_of_the_same_permutation_stands_in",),
+        ("tests/loader/test_policies.py::test_bad_sample_is_substituted_by_the_next_of_the_permutation",),
     ),
     Defect(
         "R14",
-        "max_bad caps nothing",
+        "max_bad has no effect",
         "shmload/engine/bad_samples.py",
         "        if self._max_bad is not None and self.count > self._max_bad:\n",
         "        if False:\n",
-        ("tests/loader/test_policies.py::test_more_bad_samples_than_allowed_end_it",),
+        ("tests/loader/test_policies.py::test_more_bad_samples_than_allowed_end_the_pass",),
     ),
     # ------------------------------------------------ R15: sample_timeout_s
     Defect(
@@ -331,37 +331,35 @@ DEFECTS = [
         "shmload/worker/failure.py",
         r"Its stack:\n{stack}\n",
         r"",
-        ("tests/loader/test_policies.py::test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker",),
+        ("tests/loader/test_policies.py::test_sample_timeout_error_has_the_stack_of_the_worker",),
     ),
     Defect(
         "R15",
-        "no sample is ever late",
+        "no sample ever times out",
         "shmload/engine/supervisor.py",
         "/ 1e9 > (self._sample_timeout_s or 0)\n",
         "/ 1e9 > 1e9\n",
-        ("tests/loader/test_policies.py::test_late_samples_may_be_skipped",),
+        ("tests/loader/test_policies.py::test_timed_out_samples_can_be_skipped",),
     ),
     Defect(
         "R15",
-        "the first of the samples that are read at once is to blame for all",
+        "the first of several samples read at once is blamed for all",
         "shmload/worker/sample_reader.py",
         "        if count > 1:\n",
         "        if False:\n",
-        (
-            "tests/loader/test_policies_under_fault.py::test_of_samples_that_are_read_at_once_the_one_that_takes_too_long_is_named[None]",
-        ),
+        ("tests/loader/test_policies_under_fault.py::test_timeout_names_the_sample_among_samples_read_at_once[None]",),
     ),
     Defect(
         "R14",
-        "the row that is waited for is to blame for a death among rows that threads read",
+        "the row that the trainer waits for is blamed for a death among rows read by threads",
         "shmload/engine/supervisor.py",
         "        if self._num_threads > 1 and not self._kills[of_batch]:\n",
         "        if False:\n",
-        ("tests/loader/test_policies_under_fault.py::test_a_good_sample_that_is_read_beside_a_deadly_one_again_and_again_stays",),
+        ("tests/loader/test_policies_under_fault.py::test_good_sample_read_repeatedly_beside_a_deadly_one_is_kept",),
     ),
     Defect(
         "R14",
-        "a batch that is ordered again is to blame for the deaths of before",
+        "a batch that is ordered again is blamed for earlier deaths",
         "shmload/engine/supervisor.py",
         "self._work_of(order, -1), number\n",
         "self._work_of(order, -1), 0\n",
@@ -369,17 +367,17 @@ DEFECTS = [
     ),
     Defect(
         "R6",
-        "rows whose worker has died are read at once again",
+        "rows of a dead worker are read at once again",
         "shmload/worker/loop.py",
         "        if ring.is_suspect:\n",
         "        if False:\n",
         (
-            "tests/loader/test_policies_under_fault.py::test_of_samples_that_are_read_at_once_only_the_bad_one_is_skipped[5-kills-Rows]",
+            "tests/loader/test_policies_under_fault.py::test_only_the_bad_sample_is_skipped_among_samples_read_at_once[5-kills-Rows]",
         ),
     ),
     Defect(
         "R15",
-        "the first of the samples that an actor reads at once is to blame for all",
+        "the first of several samples that an actor reads at once is blamed for all",
         "shmload/ray/sample_timer.py",
         '"", "", () if is_several else (row,))',
         '"", "", (max(row, 0),))',
@@ -387,7 +385,7 @@ DEFECTS = [
     ),
     Defect(
         "R6",
-        "rows that an actor has ended over are read at once again",
+        "rows of a dead actor are read at once again",
         "shmload/ray/local_ring.py",
         "        if is_suspect:  #",
         "        if False:  #",
@@ -395,53 +393,50 @@ DEFECTS = [
     ),
     Defect(
         "E10",
-        "an order of samples beyond the dataset is taken",
+        "a sampler with indices beyond the dataset is accepted",
         "shmload/engine/argument_checks.py",
         "    _check_orders(given)\n",
         "",
-        ("tests/loader/test_bad_input.py::test_an_order_of_samples_beyond_the_dataset_is_refused[weights-4]",),
+        ("tests/loader/test_bad_input.py::test_sampler_with_indices_beyond_the_dataset_is_refused[weights-4]",),
     ),
     # ------------------------------------------------ R16: what cannot travel
     Defect(
         "R16",
-        "what cannot be pickled is not named",
+        "the error does not name what cannot be pickled",
         "shmload/worker/job_pickling.py",
         'for path, value in culprits) or "the dataset"',
         'for path, value in ()) or "the dataset"',
-        ("tests/loader/test_bad_input.py::test_what_cannot_be_pickled_is_named_by_its_path",),
+        ("tests/loader/test_bad_input.py::test_error_names_the_path_of_what_cannot_be_pickled",),
     ),
     Defect(
         "R16",
-        "a fork beside CUDA and threads is not spoken of",
+        "a fork beside CUDA and threads does not warn",
         "shmload/worker/pool.py",
         "        warn_of_fork()\n",
         "        pass\n",
-        (
-            f"{PROMISES}test_a_fork_of_a_process_that_uses_cuda_is_warned_of",
-            f"{PROMISES}test_a_fork_beside_running_threads_is_told_once",
-        ),
+        (f"{PROMISES}test_fork_in_a_process_that_uses_cuda_warns", f"{PROMISES}test_fork_beside_running_threads_is_logged_once"),
     ),
     # ------------------------------------------------ R17: samples that do not fit
     Defect(
         "R17",
-        "a sample of another shape leaves its row as it was",
+        "a sample of another shape leaves its row unchanged",
         "shmload/worker/loop.py",
         "            if not placer.put(sample, row):\n",
         "            if not placer.put(sample, row) and False:\n",
-        ("tests/loader/test_bad_input.py::test_in_torch_mode_a_sample_of_another_shape_is_refused_in_torchs_words",),
+        ("tests/loader/test_bad_input.py::test_sample_of_another_shape_is_refused_in_torch_mode_with_torchs_message",),
     ),
     Defect(
         "R17",
-        "a batch larger than its slot gets no more room",
+        "a batch larger than its slot gets no more memory",
         "shmload/engine/ring_memory.py",
         "        self._has_grown = True\n        if self._has_payload:\n            self.ensure(slot, nbytes)\n",
         "        self._has_grown = True\n        if self._has_payload:\n            pass\n",
-        ("tests/loader/test_growth.py::test_batches_that_grow_come_right_and_old_room_is_given_up",),
+        ("tests/loader/test_growth.py::test_growing_batches_are_right_and_old_memory_is_released",),
     ),
     # ------------------------------------------------ R18: damaged files
     Defect(
         "R18",
-        "a .npy file may be shorter than its head says",
+        "a .npy file may be shorter than its header says",
         "shmload/formats/arrays.py",
         "    if offset + needed > nbytes:\n",
         "    if False:\n",
@@ -449,7 +444,7 @@ DEFECTS = [
     ),
     Defect(
         "R18",
-        "numbers of several types come as a list",
+        "numbers of several types become a list",
         "shmload/batch/collate.py",
         "        if all(isinstance(value, _ANY_NUMBER) for value in values):\n",
         "        if False:\n",
@@ -457,7 +452,7 @@ DEFECTS = [
     ),
     Defect(
         "R18",
-        "the file whose array cannot be rows is not named",
+        "the error does not name the file whose array cannot be rows",
         "shmload/formats/arrays.py",
         '                raise type(error)(f"{place.path}: {error}") from None\n',
         "                raise\n",
@@ -465,7 +460,7 @@ DEFECTS = [
     ),
     Defect(
         "R18",
-        "an index is believed whatever it says",
+        "an index is used without verification",
         "shmload/formats/tfrecord/record_file.py",
         ' or len(body) % 8 or said != {**self._identity, "crc32c": crc32c(body)}:\n',
         " or len(body) % 8:\n",
@@ -494,7 +489,7 @@ DEFECTS = [
     ),
     Defect(
         "R18",
-        "libjpeg's warnings of damaged data are let pass",
+        "libjpeg's warnings of damaged data are ignored",
         "src/jpeg_guard.h",
         "    if (guard->strictness == JPEG_STRICT || (guard->strictness == JPEG_WHOLE && !jpeg_is_remark(text)))\n",
         "    if (0)\n",
@@ -506,7 +501,7 @@ DEFECTS = [
     ),
     Defect(
         "R18",
-        "bytes before a restart marker pass for harmless",
+        "bytes before a restart marker are taken for harmless",
         "src/jpeg_guard.h",
         "        return marker < 0xD0 || marker > 0xD7;\n",
         "        return 1;\n",
@@ -523,7 +518,7 @@ DEFECTS = [
     ),
     Defect(
         "R18",
-        "a TIFF that Pillow has turned is turned once more",
+        "a TIFF that Pillow has rotated is rotated again",
         "shmload/formats/images/pillow_image.py",
         "            self.picture.load()  # as `exif_transpose` does: a TIFF is turned by that, and a PNG may have its EXIF at the end\n",
         "            pass\n",
@@ -531,7 +526,7 @@ DEFECTS = [
     ),
     Defect(
         "R18",
-        "of a JPEG only EXIF says how it is turned",
+        "only EXIF is read for the orientation of a JPEG",
         "shmload/formats/images/open_image.py",
         'for sign in (b"Exif", b"tiff:Orientation")',
         'for sign in (b"Exif",)',
@@ -539,7 +534,7 @@ DEFECTS = [
     ),
     Defect(
         "R18",
-        "workers do not tell of files that break a rule",
+        "workers do not report files that break a rule",
         "shmload/worker/loop.py",
         "num_irregular=irregular_files.value - num_irregular)",
         "num_irregular=0)",
@@ -547,7 +542,7 @@ DEFECTS = [
     ),
     Defect(
         "R18",
-        "a lossless JPEG goes to the library that cannot make it RGB",
+        "a lossless JPEG goes to the library that cannot convert it to RGB",
         "shmload/formats/images/open_image.py",
         "header.num_components in (1, 3) and not is_lossless",
         "header.num_components in (1, 3)",
@@ -555,7 +550,7 @@ DEFECTS = [
     ),
     Defect(
         "R18",
-        "an iterable dataset that has a length is taken for a map-style one",
+        "an iterable dataset with a length is taken for a map-style one",
         "shmload/tools/named.py",
         ' and hasattr(candidate, "__getitem__") and not is_iterable(candidate)',
         ' and hasattr(candidate, "__getitem__")',
@@ -563,7 +558,7 @@ DEFECTS = [
     ),
     Defect(
         "R18",
-        "restart markers are counted whatever their numbers",
+        "restart markers are counted regardless of their numbers",
         "src/jpeg_cut.h",
         "        if (at[-1] != (number + 1 == layout->num_intervals ? JPEG_EOI : JPEG_RST0 + number % 8))\n",
         "        if (number + 1 == layout->num_intervals ? at[-1] != JPEG_EOI : (at[-1] & 0xF8) != JPEG_RST0)\n",
@@ -573,7 +568,7 @@ DEFECTS = [
     # ------------------------------------------------ R19: no pickle from remote data
     Defect(
         "R19",
-        "pickles of a shard are opened unasked",
+        "pickles in a shard are opened without permission",
         "shmload/formats/tar/members.py",
         "            return _UNSAFE[last] if self._allow_pickle else None\n",
         "            return _UNSAFE[last]\n",
@@ -591,7 +586,7 @@ DEFECTS = [
     ),
     Defect(
         "E4",
-        "what is copied out still lies in the ring",
+        "a batch that is copied out is still in the ring",
         "shmload/batch/deliver.py",
         "        return tensor.clone()\n",
         "        return tensor\n",

@@ -1,4 +1,4 @@
-"""Mistakes where two promises of the engine meet, and the tests that notice."""
+"""Defects in the engine that concern two promises at once, and the tests that detect them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TEMPLATE = "tests/worker/test_template.py::"
 ENGINE_DEFECTS = [
     Defect(
         "N8",
-        "each object of a list is pickled by itself",
+        "each object of a list is pickled separately",
         "shmload/batch/packed_batch.py",
         "(numbers, self._together(key, [leaves[number] for number in numbers])) for key, numbers in like.items()",
         "([number], self._together(key, [leaves[number]])) for key, numbers in like.items() for number in numbers",
@@ -32,7 +32,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "N8",
-        "batches ordered as rows before it was decided to pack all wait until each is the next",
+        "batches ordered as rows before packing was chosen all wait until each is next",
         "shmload/engine/engine.py",
         "            if self._publisher.is_packed:\n",
         "            if False:\n",
@@ -43,7 +43,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "N9",
-        "full collections of garbage are not limited",
+        "full garbage collections are not limited",
         "shmload/engine/copy_out.py",
         "        if self._spent_s[generation] + expected_s > allowed_s:\n            return False\n",
         "",
@@ -51,7 +51,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "N9",
-        "a program that keeps its last batches leaves one slot for all workers",
+        "a program that keeps its last batches leaves a single slot for all workers",
         "src/local_ring.pxi",
         "(<uint32_t>self._ring.header.num_wanted + self._most_fillers - 1) // self._most_fillers",
         "1",
@@ -69,7 +69,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "E2",
-        "arrays of samples come as fresh pages",
+        "arrays of samples use new pages",
         "shmload/worker/process.py",
         "    keep_freed()\n",
         "    pass\n",
@@ -77,7 +77,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "E4",
-        "a loader that a generator closes as Python ends is closed as at any other time",
+        "a loader closed by a generator while Python exits is closed in the usual way",
         "shmload/loader.py",
         "        if sys is None or sys.is_finalizing():",
         "        if False:",
@@ -85,7 +85,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "E3",
-        "a worker that wakes up runs before the trainer that rang for it",
+        "a worker that wakes up runs before the trainer that woke it",
         "shmload/worker/process.py",
         "    give_way()\n",
         "    pass\n",
@@ -93,7 +93,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "E2",
-        "a worker stops the threads of an OpenCV that was forked, and waits for them",
+        "a worker stops the threads of a forked OpenCV and waits for them",
         "shmload/worker/process.py",
         "        cv2.setNumThreads(0)",
         "        cv2.setNumThreads(1)",
@@ -101,19 +101,19 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "E3",
-        "a batch that after_batch has failed with comes again",
+        "a batch for which after_batch has failed is delivered again",
         "shmload/modes/seed_mode.py",
         "                place.step = behind\n                raise\n",
         "                raise\n",
-        ("tests/loader/test_after_batch.py::test_a_batch_whose_function_fails_is_lost_and_the_next_comes[0-seed]",),
+        ("tests/loader/test_after_batch.py::test_batch_whose_function_fails_is_lost_and_the_next_follows[0-seed]",),
     ),
     Defect(
         "R12",
-        "each order's samples are numbered anew, so a generator of sample_rng() is kept for the next order's",
+        "samples are numbered from the start in each order, so a generator of sample_rng() is kept into the next order",
         "src/filler.pyx",
         "        self.key, self.row, self.begun = key, row, num_begun\n",
         "        self.key, self.row, self.begun = key, row, self.begun + 1\n",
-        ("tests/loader/test_sample_rng.py::test_a_worker_has_a_generator_for_each_sample_of_each_order",),
+        ("tests/loader/test_sample_rng.py::test_worker_has_a_generator_for_each_sample",),
         modules=("filler",),
     ),
     Defect(
@@ -126,7 +126,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "R1",
-        "memory that a ring has been promised is free for the next one",
+        "memory promised to one ring is available to the next one",
         "shmload/shm/free_memory.py",
         "    free = max(available_bytes(root) - promised_nbytes, 0)\n",
         "    free = available_bytes(root)\n",
@@ -134,7 +134,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "R13",
-        "a ring is never reserved whole",
+        "a ring is never fully reserved",
         "shmload/engine/engine.py",
         "                    self._memory.reserve_more()\n                    continue\n",
         "                    pass\n",
@@ -142,7 +142,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "E4",
-        "a ring that has ended stays mapped until the collector comes by",
+        "a closed ring stays mapped until the garbage collector runs",
         "shmload/engine/ring.py",
         "            self.native.let_go()\n",
         "            pass\n",
@@ -150,7 +150,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "E2",
-        "a tensor whose sign is still to be changed is placed as it lies",
+        "a tensor with a pending sign change is copied without the change",
         "src/rows.pyx",
         "            if self._has_sign and self._is_neg(value, NULL):\n                return False\n",
         "",
@@ -162,7 +162,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "R1",
-        "a descriptor that is used again is taken for the same memory",
+        "a reused descriptor is taken for the same memory",
         "shmload/shm/segment.py",
         '    return f"{proc_self()}/fd/{fd}{_NAMED}{name}"\n',
         '    return f"{proc_self()}/fd/{fd}"\n',
@@ -175,7 +175,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "R1",
-        "whoever opens a descriptor takes what is there",
+        "an opened descriptor is used without checking its name",
         "shmload/shm/segment.py",
         "    if name and os.readlink(",
         "    if not name and os.readlink(",
@@ -201,7 +201,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "R5",
-        "a thread that waits does not hear that the loader is closed",
+        "a waiting thread does not notice that the loader is closed",
         "shmload/engine/engine.py",
         "        if self._is_closed:  # by another thread, while this one waits\n            raise self._why_closed()\n",
         "",
@@ -236,7 +236,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "R17",
-        "mappings that are no dicts come sample by sample",
+        "mappings other than dicts are delivered sample by sample",
         "shmload/batch/collate.py",
         "        if all(isinstance(value, Mapping) for value in values):\n",
         "        if False:\n",
@@ -245,7 +245,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "R17",
-        "seed mode transposes no sequence but a list and a tuple",
+        "seed mode transposes no sequence except lists and tuples",
         "shmload/batch/collate.py",
         "        if all(map(is_sequence, values)):\n",
         "        if False:\n",
@@ -253,7 +253,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "R17",
-        "seed mode lists arrays of one shape and two dtypes",
+        "seed mode returns a list for arrays of one shape and two dtypes",
         "shmload/batch/collate.py",
         "            return self._promoted(values, name)\n        if isinstance(values[0], np.generic):\n",
         "            return self._list(values, name)\n        if isinstance(values[0], np.generic):\n",
@@ -261,7 +261,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "G1",
-        "tensors in mappings that are no dicts stay on the CPU",
+        "tensors in mappings other than dicts stay on the CPU",
         "shmload/batch/deliver.py",
         "    if isinstance(batch, Mapping):\n",
         "    if False:\n",
@@ -269,7 +269,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "G1",
-        "a stream is told of a sparse tensor, which has no memory itself",
+        "record_stream is called for a sparse tensor, which has no memory itself",
         "shmload/device/sending.py",
         "        if is_sparse(tensor) and not tensor.requires_grad:",
         "        if False:",
@@ -281,13 +281,13 @@ ENGINE_DEFECTS = [
         "src/filler.pyx",
         "            read.append(source[self._keys[self.row]])\n            self._begin_next()\n",
         "            read.append(source[self._keys[self.row]])\n            self.row += 1\n",
-        ("tests/loader/test_sample_rng.py::test_samples_that_are_gathered_draw_what_each_draws_alone[options0]",),
+        ("tests/loader/test_sample_rng.py::test_gathered_samples_draw_what_each_draws_alone[options0]",),
         modules=("filler",),
         is_crossing=True,
     ),
     Defect(
         "R17",
-        "seed mode lists Parameters",
+        "seed mode returns Parameters in a list",
         "shmload/batch/collate.py",
         '        if rule.mode(name or "data") is not None or not is_strided or any(v.shape != first.shape for v in values):\n',
         "        if True:\n",
@@ -295,7 +295,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "R17",
-        "what a wrapper passes on is taken for its own",
+        "an attribute that a wrapper forwards is taken for its own",
         "shmload/world.py",
         "        inspect.getattr_static(value, name)\n",
         "        getattr(value, name)\n",
@@ -306,7 +306,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "E4",
-        "a pinned slot forgets the stream of its batch's delivery",
+        "a pinned slot forgets the stream on which its batch was delivered",
         "shmload/device/pending_copies.py",
         "            self._named[slot] = list(self._device.current_streams())\n",
         "            pass\n",
@@ -314,7 +314,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "G1",
-        "the memory of a batch that was sent ahead is used again while the consumer reads it",
+        "the memory of a prefetched batch is reused while the consumer reads it",
         "shmload/engine/device_feed.py",
         "                self._device.keep_for(tensor, stream)\n",
         "                pass\n",
@@ -322,7 +322,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "E4",
-        "the current device is asked for anew",
+        "the current device is requested again each time",
         "shmload/device/cuda.py",
         "            self._index = torch.cuda.current_device()\n",
         '            return torch.device("cuda", torch.cuda.current_device())\n',
@@ -330,15 +330,15 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "R15",
-        "a late sample's stack is told twice",
+        "the stack of a timed-out sample is logged twice",
         "shmload/engine/supervisor.py",
         "logging.DEBUG if is_raised else logging.WARNING",
         "logging.WARNING",
-        ("tests/loader/test_policies.py::test_a_sample_that_takes_too_long_ends_with_the_stack_of_its_worker",),
+        ("tests/loader/test_policies.py::test_sample_timeout_error_has_the_stack_of_the_worker",),
     ),
     Defect(
         "S4",
-        "a lease complains at the interpreter's end",
+        "a lease prints an error when the interpreter exits",
         "shmload/storage/file_lease.py",
         "        if sys is not None and not sys.is_finalizing():",
         "        if True:",
@@ -346,16 +346,16 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "S4",
-        "a file that was replaced under its name is read as it was",
+        "a file replaced under its name is read with its old index",
         "shmload/growing/dataset.py",
         "            known = self._files.get(file)\n            files[file] = known if known is not None and known.is_there() else",
         "            known = next((kept for each, kept in self._files.items() if each.name == file.name), None)\n"
         "            files[file] = known if known is not None else",
-        ("tests/growing/test_intake.py::test_of_a_file_replaced_under_its_name_the_next_epoch_has_the_new_one",),
+        ("tests/growing/test_intake.py::test_next_epoch_has_the_new_file_of_a_replaced_name",),
     ),
     Defect(
         "N1",
-        "a batch of a user's class of tensors cannot be copied out",
+        "a batch with a user's tensor subclass cannot be copied out",
         "shmload/batch/deliver.py",
         "    except RuntimeError:  # torch deep-copies",
         "    except MemoryError:  # torch deep-copies",
@@ -364,7 +364,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "R1",
-        "eight-bit floats are delivered as bytes where DLPack knows none",
+        "eight-bit floats are delivered as bytes where DLPack does not support them",
         "shmload/batch/deliver.py",
         "    if names is not None and not viewed:\n",
         "    if names is not None:\n",
@@ -373,7 +373,7 @@ ENGINE_DEFECTS = [
     # ------------------------------------------------ workers by spawn and forkserver
     Defect(
         "R10",
-        "each worker by spawn or forkserver gets a template of its own",
+        "each worker started by spawn or forkserver gets its own template",
         "shmload/worker/template.py",
         "        if _current is None or _current.origin != origin or",
         "        if True or",
@@ -381,7 +381,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "R10",
-        "a worker has the environment that its template was started with",
+        "a worker has the environment with which its template was started",
         "shmload/worker/template.py",
         "    os.environb.update(wanted)\n",
         "",
@@ -389,7 +389,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "R10",
-        "a template is used although what it was started with has changed",
+        "a template is used although its inputs have changed",
         "shmload/worker/template.py",
         "_current.origin != origin or",
         "False or",
@@ -413,7 +413,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "R5",
-        "a worker whose template is gone is taken for dead",
+        "a worker whose template has exited is taken for dead",
         "shmload/worker/template.py",
         "                self.sentinel = os.pidfd_open(self.pid)\n",
         "                self.sentinel = os.dup(self._status)\n",
@@ -421,7 +421,7 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "R5",
-        "a template that dies over an order is an error",
+        "a template that dies during a request is an error",
         "shmload/worker/template.py",
         "    except (OSError, EOFError) as error:\n",
         "    except ZeroDivisionError as error:\n",

@@ -1,6 +1,7 @@
-"""Planting one defect: a change of source text in a copy of the tree, and the tests that must fail there.
+"""Plants a single defect: a change of source text in a copy of the tree, and the tests that must fail there.
 
-Text is replaced by exact match, once, so that a defect whose place has changed is noticed and not silently planted elsewhere.
+Text is replaced by an exact and unique match, so that a defect whose source line has changed is an error and not planted
+elsewhere.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("shmload", "src", "tests", "setup.py", "pyproject.toml", "README.md")
-TEST_TIMEOUT_S = 60  # of one test: what hangs for a defect is caught, too
+TEST_TIMEOUT_S = 60  # of one test; a test that hangs because of the defect counts as failed
 RUN_TIMEOUT_S = 600
-# A defect may make a program remove what is another's: in the machine's own /dev/shm that would be a neighbor's ring.
+# A defect may make a program remove files of others, which in the machine's own /dev/shm could be another program's ring.
 OWN_SHM = "mount -t tmpfs -o size=4g shm /dev/shm"
 
 
 @dataclass(frozen=True)
 class Defect:
-    """A mistake that breaks a requirement, and the tests that say so.
+    """A mistake that breaks a requirement, and the tests that detect it.
 
     Attributes:
-        requirement: its code in the product's list: R1 to R19, E4.
-        what: the mistake in words.
-        path, old, new: where it is made.
-        tests: node ids; each must fail.
-        modules: compiled modules to be built anew.
-        reaches_out: tests are only run where they can have a /dev/shm of their own.
-        is_crossing: it stands where two promises meet, so random crossings must find it, too.
+        requirement: its code in the list of requirements, such as R1 to R19 or E4.
+        what: a description of the mistake.
+        path, old, new: the file, the text to replace, and its replacement.
+        tests: node ids; each of these tests must fail.
+        modules: compiled modules to build again.
+        reaches_out: run the tests only where they can have their own /dev/shm.
+        is_crossing: the mistake concerns two promises at once, so random crossings must find it as well.
     """
 
     requirement: str
@@ -50,21 +51,21 @@ class Defect:
     is_crossing: bool = False
 
     def planted(self, text: str) -> str:
-        """The file's text with the mistake in it.
+        """Returns the text of the file with the mistake in it.
 
         Raises:
-            ValueError: the place is not there, or not once.
+            ValueError: the text to replace is missing or not unique.
         """
         if text.count(self.old) != 1:
             raise ValueError(
-                f"{self.requirement}, {self.what!r}: {self.path} has the text to be replaced {text.count(self.old)} times and not "
-                "once: mend the list of defects"
+                f"{self.requirement}, {self.what!r}: {self.path} contains the text to be replaced {text.count(self.old)} times "
+                "instead of once: update the list of defects"
             )
         return text.replace(self.old, self.new)
 
 
 def copy_tree(folder: Path) -> None:
-    """Copies what tests need, built modules included."""
+    """Copies everything that tests need, including compiled modules."""
     for name in COPIED:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", ".hypothesis"))
@@ -74,10 +75,10 @@ def copy_tree(folder: Path) -> None:
 
 @contextmanager
 def planted(defect: Defect, folder: Path) -> Iterator[None]:
-    """The copied tree with a defect in it, until the block ends."""
+    """Plants a defect in the copied tree until the block ends."""
     path = folder / defect.path
-    sound = path.read_text()
-    path.write_text(defect.planted(sound))
+    original = path.read_text()
+    path.write_text(defect.planted(original))
     built = [(module, found) for module in defect.modules for found in (folder / "shmload/_core").glob(f"{module}.*.so")]
     kept = [(found, found.read_bytes()) for _, found in built]
     try:
@@ -86,20 +87,20 @@ def planted(defect: Defect, folder: Path) -> Iterator[None]:
             build(module, folder)
         yield
     finally:
-        path.write_text(sound)
+        path.write_text(original)
         for found, whole in kept:
             found.unlink(missing_ok=True)
             found.write_bytes(whole)
 
 
 def missed_by(defect: Defect, folder: Path) -> list[str]:
-    """The tests that do not fail with the defect in the copied tree."""
+    """Returns the tests that do not fail with the defect in the copied tree."""
     with planted(defect, folder):
         return [test for test in defect.tests if not fails(test, folder)]
 
 
-def crossed_by(defect: Defect, folder: Path, minutes: float, seed: int) -> str:
-    """What random crossings of this seed find first with the defect in the copied tree, as they say it; empty: nothing."""
+def finding_of_crossings(defect: Defect, folder: Path, minutes: float, seed: int) -> str:
+    """Returns the message of the first failure that random crossings find with the defect, or an empty string."""
     words = ["--minutes", str(minutes), "--seed", str(seed), "--first", "--no-shrink"]
     with planted(defect, folder):
         done = subprocess.run(
@@ -117,7 +118,7 @@ def build(module: str, folder: Path) -> None:
 
 
 def fails(test: str, folder: Path) -> bool:
-    """Whether a test, by its node id, fails in the copied tree: by an assertion, a crash or a hang, but not because it is not there."""
+    """Returns whether a test fails in the copied tree by an assertion, a crash or a hang; a missing test does not count."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", f"timeout={TEST_TIMEOUT_S}", test]
     if can_unshare():
         command = ["unshare", "--mount", "sh", "-c", f'{OWN_SHM} && exec "$0" "$@"', *command]
@@ -135,12 +136,12 @@ def fails(test: str, folder: Path) -> bool:
 
 @cache
 def can_unshare() -> bool:
-    """Whether tests can have a /dev/shm of their own here."""
+    """Returns whether tests can have their own /dev/shm here."""
     return subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
 
 
 def node_exists(test: str) -> bool:
-    """Whether a node id names a test function that is in the tree; its parameters are not looked at."""
+    """Returns whether a node id names an existing test function, regardless of its parameters."""
     path, _, name = test.partition("::")
     name = name.partition("[")[0]
     return re.search(rf"^def {re.escape(name)}\(", (ROOT / path).read_text(), re.MULTILINE) is not None

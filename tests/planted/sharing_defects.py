@@ -1,4 +1,4 @@
-"""Mistakes in what ranks of a node share, and the tests that notice."""
+"""Defects in the memory that ranks of a node share, and the tests that detect them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BALANCING = "tests/sharing/test_balancing.py::"
 SHARING_DEFECTS = [
     Defect(
         "G1",
-        "ranks that share may each have an order of their own, if it is of one kind",
+        "ranks that share a ring may have different orders of one type",
         "shmload/sharing/choice.py",
         '"sampler": next((order.identity for order in orders), ""),',
         '"sampler": next((type(order).__name__ for order in orders), ""),',
@@ -20,7 +20,7 @@ SHARING_DEFECTS = [
     ),
     Defect(
         "G1",
-        "a slot that a follower holds is used again",
+        "a slot that a follower holds is reused",
         "src/share.h",
         "        if (atomic_load_explicit(shml_hold(share, rank, slot), memory_order_acquire)) return 0;\n",
         "",
@@ -29,7 +29,7 @@ SHARING_DEFECTS = [
     ),
     Defect(
         "G1",
-        "a batch that a follower has not come to is used again",
+        "a batch that a follower has not reached is overwritten",
         "src/share.h",
         "memory_order_acquire) <= generation)\n            return 0;\n",
         "memory_order_acquire) < generation)\n            return 0;\n",
@@ -38,7 +38,7 @@ SHARING_DEFECTS = [
     ),
     Defect(
         "G1",
-        "batches of a generation that is left are waited for",
+        "the leader waits for batches of an abandoned generation",
         "src/share.h",
         "SHML_REPORT_GENERATION), memory_order_acquire) <= generation)",
         "SHML_REPORT_GENERATION), memory_order_acquire) <= generation + 1)",
@@ -47,7 +47,7 @@ SHARING_DEFECTS = [
     ),
     Defect(
         "G1",
-        "a batch that its leader has yet to order anew is taken for ready",
+        "a batch that its leader must order again is taken for ready",
         "src/share.h",
         " || atomic_load_explicit(&ring->slots[slot].repack, memory_order_acquire) == order) return",
         ") return",
@@ -65,7 +65,7 @@ SHARING_DEFECTS = [
     ),
     Defect(
         "G1",
-        "what a rank has written into a batch shows in a later one",
+        "what a rank writes into a batch shows in a later one",
         "src/share.h",
         "    madvise((uint8_t *)place->map->base + place->offset, place->nbytes, MADV_DONTNEED);\n",
         "",
@@ -82,7 +82,7 @@ SHARING_DEFECTS = [
     ),
     Defect(
         "G1",
-        "a rank that leaves the loop tells nobody",
+        "a rank that leaves the loop does not announce it",
         "shmload/modes/seed_mode.py",
         "            engine.leave_pass()\n",
         "            pass\n",
@@ -90,7 +90,7 @@ SHARING_DEFECTS = [
     ),
     Defect(
         "G1",
-        "nobody looks whether the other ranks live",
+        "ranks do not check whether the others live",
         "shmload/sharing/rank_group.py",
         "            self._ended.add(",
         "            set().add(",
@@ -98,7 +98,7 @@ SHARING_DEFECTS = [
     ),
     Defect(
         "G1",
-        "where ranks begin is not compared",
+        "the starting positions of ranks are not compared",
         "shmload/sharing/rank_group.py",
         "(ended, *place) != (self._count_before, order.epoch, order.step):",
         "ended != self._count_before:",
@@ -106,7 +106,7 @@ SHARING_DEFECTS = [
     ),
     Defect(
         "G1",
-        "idle neighbors are not rung for",
+        "idle workers of other ranks are not woken",
         "shmload/sharing/balancing.py",
         "                peer_pools.bell.post_up_to(min(num_left, num_idle))\n",
         "",
@@ -114,7 +114,7 @@ SHARING_DEFECTS = [
     ),
     Defect(
         "G1",
-        "a sample ends one helper after the other",
+        "one sample kills one helper after the other",
         "src/protocol.h",
         "            if (w >= num_wanted && atomic_load_explicit((shml_u64 *)&slot->num_lost, memory_order_relaxed)) continue;\n",
         "",
@@ -123,7 +123,7 @@ SHARING_DEFECTS = [
     ),
     Defect(
         "G1",
-        "nobody is let in",
+        "helpers are never admitted",
         "shmload/sharing/balancing.py",
         "        self._ring.accept(record, ticket)\n",
         "",
@@ -131,7 +131,7 @@ SHARING_DEFECTS = [
     ),
     Defect(
         "G1",
-        "what a dead helper held is nobody's",
+        "chunks of a dead helper are not recovered",
         "shmload/sharing/balancing.py",
         "            while self._ring.recover(record) >= 0:\n                num_taken_back += 1\n",
         "",

@@ -1,4 +1,4 @@
-"""The defects of states; see defect_list.py."""
+"""Defects of states, and the tests that detect them; see defect_list.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ RESUME = "tests/resume/test_"
 LIVING = f"{RESUME}living_loader.py::test_any_state_on_any_living_loader_gives_exactly_the_rest"
 
 OWN = "tests/loader/test_own_generators.py::test_"
-# A mistake in how a generator is written shows when its place is tried, and then it is left to its public call: slow, and right.
+# A mistake in writing a generator's memory is detected when its address is tested; then its public call is used, which is slow
+# but right.
 RESEEDED = "tests/loader/test_reseeding.py::test_"
 
 TORCH = "tests/resume/test_torch_mode.py::test_"
@@ -16,15 +17,15 @@ TORCH = "tests/resume/test_torch_mode.py::test_"
 STATE_DEFECTS = [
     Defect(
         "N7",
-        "those who read keep the collate_fn of the pass before",
+        "workers keep the collate_fn of the previous pass",
         "shmload/modes/seed_mode.py",
         "        if self.epochs.refresh(self.config) or is_other:\n",
         "        if self.epochs.refresh(self.config):\n",
-        ("tests/loader/test_seed_mode.py::test_a_collate_fn_that_is_set_between_two_passes_makes_the_batches_of_the_next[1]",),
+        ("tests/loader/test_seed_mode.py::test_collate_fn_set_between_passes_is_used_by_the_next[1]",),
     ),
     Defect(
         "R1",
-        "a descriptor that the program has closed leaves a child the others",
+        "after the program closes one descriptor, a child inherits the others",
         "shmload/processes/private_fds.py",
         "    with suppress(OSError):\n        return kept.file == _file_of(fd)\n",
         "    if True:\n        return kept.file == _file_of(fd)\n",
@@ -32,7 +33,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "R2",
-        "a worker says nothing of where it stands behind a batch that failed",
+        "a worker does not report its position after a failed batch",
         "shmload/worker/loop.py",
         "                failure = failure._replace(worker=self._note_of_failed(self._snapshots))\n",
         "                pass\n",
@@ -40,7 +41,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "R2",
-        "what a worker says of itself behind a batch that was lost is not taken in",
+        "a worker's snapshot after a lost batch is ignored",
         "shmload/modes/torch_iterator.py",
         "        self.progress.noted(order.worker, note)\n        self.progress.ended(",
         "        self.progress.ended(",
@@ -48,7 +49,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "R2",
-        "nor what it says behind one whose samples are all skipped",
+        "a worker's snapshot after a batch of skipped samples is ignored",
         "shmload/engine/engine.py",
         "Outcome(order, NOTHING, note))",
         "Outcome(order, NOTHING, None))",
@@ -56,25 +57,23 @@ STATE_DEFECTS = [
     ),
     Defect(
         "R2",
-        "a worker reads on before its bad batch is ordered anew",
+        "a worker reads on before its bad batch is ordered again",
         "shmload/worker/loop.py",
         "self._ring.is_held_up = self._job.seed is None and bool(failure.rows)",
         "pass",
-        (
-            "tests/loader/test_policies.py::test_in_torch_mode_what_is_drawn_behind_a_bad_sample_does_not_depend_on_how_far_is_ordered_ahead",
-        ),
+        ("tests/loader/test_policies.py::test_draws_after_a_bad_sample_in_torch_mode_do_not_depend_on_prefetching",),
     ),
     Defect(
         "R2",
-        "a batch whose sample has ended its workers is not behind, and none is ordered in its place",
+        "a batch whose sample killed its workers does not count as complete, and none is ordered in its place",
         "shmload/modes/torch_iterator.py",
         "if isinstance(error, WorkerDied) and self._passes.config.ray is not None:",
         "if isinstance(error, WorkerDied):",
-        ("tests/loader/test_policies_under_fault.py::test_a_pass_goes_on_behind_deadly_samples_to_its_end[None]",),
+        ("tests/loader/test_policies_under_fault.py::test_pass_continues_after_deadly_samples_to_its_end[None]",),
     ),
     Defect(
         "R2",
-        "what a worker says before any batch is there lies in memory that the first batch's replaces",
+        "a snapshot stored before any batch exists is in memory that the first batch replaces",
         "shmload/engine/ring_memory.py",
         "        elif self._ring.has_layout:\n",
         "        elif True:\n",
@@ -82,7 +81,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "R2",
-        "a worker can say no more than fits beside a batch that has no memory yet",
+        "a snapshot must fit beside a batch that has no memory yet",
         "shmload/worker/slot_memory.py",
         '[offset : offset + used_nbytes]) if used_nbytes else b""\n',
         "[offset : offset + used_nbytes])\n",
@@ -90,15 +89,15 @@ STATE_DEFECTS = [
     ),
     Defect(
         "R2",
-        "an error of a batch that Accelerate's loader reads ahead takes the place of the batch before",
+        "an error of a batch that Accelerate's loader prefetches replaces the previous batch",
         "shmload/integrations/accelerate.py",
         "                    failure = error\n",
         "                    raise error\n",
-        ("tests/integrations/test_accelerate.py::test_an_error_has_its_turn_behind_the_batches_before_it[0]",),
+        ("tests/integrations/test_accelerate.py::test_error_is_raised_after_the_batches_before_it[0]",),
     ),
     Defect(
         "R2",
-        "shards' sizes are the caller's array",
+        "sizes of shards are the caller's array",
         "shmload/schedule/shard_shuffle.py",
         "        self.sizes = np.array(sizes, np.int64)",
         "        self.sizes = np.asarray(sizes, np.int64)",
@@ -106,39 +105,39 @@ STATE_DEFECTS = [
     ),
     Defect(
         "R2",
-        "what is ordered stays where a state of another draw has the same place",
+        "pending orders are kept if a state of another draw has the same position",
         "shmload/modes/seed_mode.py",
         "            self._engine.abandon()  # what is ordered is",
         "            pass  # what is ordered is",
-        ("tests/loader/test_seed_mode.py::test_a_state_of_another_draw_is_gone_on_from_where_the_loader_stands_at_that_place[1]",),
+        ("tests/loader/test_seed_mode.py::test_loaded_state_replaces_pending_orders_of_another_draw[1]",),
     ),
     Defect(
         "R2",
-        "a snapshot is known by its epoch, of whatever run",
+        "a snapshot is identified by its epoch alone, without its run",
         "shmload/growing/dataset.py",
         "        place = self.run_path, epoch\n        found = self._opened.get(place)\n        if found",
         "        place = self.run_path, epoch\n        found = next((one for (_, known), one in self._opened.items() if known == epoch), None)\n        if found",
-        ("tests/growing/test_resume.py::test_a_living_loader_goes_on_from_a_state_of_another_run[0]",),
+        ("tests/growing/test_resume.py::test_running_loader_can_load_a_state_of_another_run[0]",),
     ),
     Defect(
         "R2",
-        "all loaders of a growing dataset are in one epoch",
+        "all loaders of a growing dataset share one epoch",
         "shmload/growing/dataset.py",
         '        epochs = self._make_epochs(smallest=batch_size * world_size if uneven == "drop" else 1)\n',
         '        epochs = vars(self).setdefault("_made", None) or self._make_epochs(smallest=1)\n        self._made = epochs\n',
-        ("tests/growing/test_resume.py::test_two_loaders_of_a_dataset_are_each_in_an_epoch_of_its_own",),
+        ("tests/growing/test_resume.py::test_two_loaders_of_a_dataset_have_their_own_epochs",),
     ),
     Defect(
         "R2",
-        "what was gone of an epoch is gone of another run's, too",
+        "missing samples of one run's epoch are also missing in another run",
         "shmload/growing/growing_epochs.py",
         "        self._holds, self._gone = {}, {}\n",
         "        self._holds = {}\n",
-        ("tests/growing/test_resume.py::test_what_was_gone_of_another_runs_epoch_is_forgotten",),
+        ("tests/growing/test_resume.py::test_missing_samples_of_another_run_are_forgotten",),
     ),
     Defect(
         "N1",
-        "workers that persist are at their last snapshot when a pass has ended",
+        "persistent workers are at their last snapshot when a pass has ended",
         "shmload/worker/snapshot.py",
         "        is_last = 0 < self._num_steps <= step + self._num_workers\n",
         "        is_last = False\n",
@@ -146,7 +145,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a base seed that is known is drawn from the loader's generator all the same",
+        "a known base seed is drawn from the loader's generator again",
         "shmload/modes/torch_iterator.py",
         "            if generator is not None and own is not None:\n",
         "            if own is generator:\n",
@@ -154,7 +153,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "behind a batch that was lost its worker has another turn",
+        "the worker of a lost batch gets the next turn as well",
         "shmload/modes/torch_iterator.py",
         "        self.progress.last_worker = order.worker\n        self._num",
         "        self._num",
@@ -162,7 +161,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "workers that have nothing to say of themselves are at no snapshot",
+        "workers without a snapshot to report have none",
         "shmload/modes/torch_iterator.py",
         "            if note is not NO_NEWS or not progress.is_always_current:\n",
         "            if note is not NO_NEWS:\n",
@@ -170,7 +169,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "states of a sampler are kept for all of a pass",
+        "states of a sampler are kept for a whole pass",
         "shmload/modes/pass_progress.py",
         "        self.sampler.forget(self.done.first if self.is_always_current else self._snapshot[0])\n",
         "",
@@ -178,18 +177,18 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "in seed mode a sampler whose orders were abandoned is begun anew",
+        "in seed mode a sampler whose orders were abandoned starts again",
         "shmload/modes/sampled_order.py",
         "            return self.given[step - self.first]\n",
         "            self.first = step + len(self.given)\n",
         (
-            "tests/loader/test_seed_mode.py::test_after_an_interrupt_a_sampler_goes_on_where_it_was",
-            "tests/loader/test_seed_mode.py::test_two_passes_at_once_over_a_sampler_have_an_order_each[1]",
+            "tests/loader/test_seed_mode.py::test_sampler_continues_after_an_interrupt",
+            "tests/loader/test_seed_mode.py::test_two_concurrent_passes_over_a_sampler_have_their_own_orders[1]",
         ),
     ),
     Defect(
         "E2",
-        "of members end to end the first alone says whether rows are zeroed",
+        "only the first member of a concatenated dataset decides whether rows are zeroed",
         "shmload/worker/in_place_dataset.py",
         '            if getattr(member.schema, "zero_fill", False):  # it does not write every byte of its rows\n',
         "            if False:\n",
@@ -197,7 +196,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "an order that is only counting is made whole",
+        "a sequential order is stored as a full array",
         "shmload/modes/torch_samplers.py",
         "        return np.arange(first, end) if order is None else order[first:end]\n",
         "        return (np.arange(n) if order is None else order)[first:end]\n",
@@ -205,7 +204,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a place in an order that is only counting is counted to",
+        "a position in a sequential order is found by iteration",
         "shmload/modes/torch_samplers.py",
         "        return iter(range(len(index_sampler))[num_skipped:])\n",
         "        return iter([i for i in range(len(index_sampler)) if i >= num_skipped])\n",
@@ -213,7 +212,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a rank without a row in the last step says that the epoch is over",
+        "a rank without a row in the last step reports the end of the epoch",
         "shmload/modes/seed_mode.py",
         "        if place.is_over or place.step >= self.epochs.end_of_all(place.epoch):\n",
         "        if place.is_over or place.step >= self.epochs.end_of(place.epoch):\n",
@@ -225,7 +224,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a rank whose pass has ended says that the last step is still to come",
+        "a rank whose pass has ended reports that the last step is still to come",
         "shmload/modes/seed_mode.py",
         "            self.place.is_over = True\n",
         "",
@@ -233,7 +232,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a pipeline that has ended for its rank says that the last step is still to come",
+        "a pipeline that has ended for its rank reports that the last step is still to come",
         "shmload/pipeline/pipeline_engine.py",
         "            self.end()\n            raise StopIteration\n",
         "            raise StopIteration\n",
@@ -241,7 +240,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "an iterator that had ended in the state is at its end in the next pass, too",
+        "an iterator that had ended in the state is also at its end in the next pass",
         "shmload/worker/iterable_pass.py",
         "            self._epoch, self._iterator_state = epoch, None\n",
         "            self._epoch = epoch\n",
@@ -259,7 +258,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a dataset whose state is its end has nothing in the pass after a resume",
+        "a dataset whose state is its end gives nothing in the pass after a resume",
         "shmload/worker/iterable_pass.py",
         "            self.iterator = iter(dataset)\n        return next(self.iterator)\n",
         "        return next(self.iterator)\n",
@@ -267,7 +266,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a pass of living workers begins with what their iterators told in the last one",
+        "a pass of persistent workers starts with the reports of the previous pass",
         "shmload/modes/pass_progress.py",
         "        self._notes = [between_passes(note) for note in last._notes] if self._is_iterable else last._notes\n",
         "        self._notes = last._notes\n",
@@ -275,7 +274,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a state between passes forgets the sampler's own",
+        "a state between passes omits the sampler's own state",
         "shmload/modes/sampler_reader.py",
         "        own = own_state(index_sampler)\n",
         "        pass\n",
@@ -283,7 +282,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "in seed mode a sampler that is at its end is begun anew when it is asked again",
+        "in seed mode an exhausted sampler starts again when it is read again",
         "shmload/modes/sampled_order.py",
         "        if keys is not None:\n            self.given",
         "        if keys is None:\n            self.first += 1\n        else:\n            self.given",
@@ -291,7 +290,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a state between passes is of the last snapshot",
+        "a state between passes has the last snapshot",
         "shmload/modes/pass_progress.py",
         "        notes = [pickle.loads(note) if note else {} for note in self._notes]",
         "        notes = [pickle.loads(note) if note else {} for note in self._snapshot[1]]",
@@ -301,7 +300,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "batches that came out of order come again",
+        "batches delivered out of order are delivered again",
         "shmload/modes/torch_iterator.py",
         "            while self._num_sent in self.progress.done:  # a resumed pass skips the orders that were complete\n",
         "            while self._num_sent < self.progress.done.first:\n",
@@ -310,7 +309,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "workers of an iterable dataset read again as many batches together as all had, and not each its own",
+        "workers of an iterable dataset reread as many batches as all had, instead of each its own number",
         "shmload/modes/torch_iterator.py",
         '            self._read_again([now - then for now, then in zip(state["counts"], counted, strict=True)])\n',
         '            self._read_again([len(range(w, sum(state["counts"]) - sum(counted), len(counted))) for w in range(len(counted))])\n',
@@ -318,7 +317,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a batch that was lost to an error counts as still to come",
+        "a batch lost to an error counts as still to come",
         "shmload/modes/torch_iterator.py",
         "        self.progress.ended(order.step, order.worker)\n        self._go_on",
         "        self._go_on",
@@ -326,7 +325,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a pickle in a state is opened unasked",
+        "a pickle in a state is opened without permission",
         "shmload/schedule/state_codec.py",
         "    if not is_trusted:\n",
         "    if is_trusted is None:\n",
@@ -337,7 +336,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a state's checksum is not looked at",
+        "the checksum of a state is not verified",
         "shmload/schedule/state_checksum.py",
         "    if type(state.get(CHECK)) is not int or state[CHECK] != expected:\n",
         "    if type(state.get(CHECK)) is not int:\n",
@@ -348,7 +347,7 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a growing dataset's state names a folder anywhere",
+        "the state of a growing dataset can name any folder",
         "shmload/growing/growing_run.py",
         '    return isinstance(name, str) and re.fullmatch("[0-9a-f]{12}", name) is not None\n',
         "    return isinstance(name, str)\n",
@@ -356,55 +355,55 @@ STATE_DEFECTS = [
     ),
     Defect(
         "E4",
-        "a sample's generator that was kept is the next sample's, too",
+        "a sample's generator that was kept is also that of the next sample",
         "shmload/worker/sample_rng.py",
         "sys.getrefcount(now.rng) > _UNKEPT",
         "sys.getrefcount(now.rng) > _UNKEPT + 1",
-        ("tests/loader/test_sample_rng.py::test_one_that_was_kept_is_left_alone",),
+        ("tests/loader/test_sample_rng.py::test_generator_that_was_kept_is_left_alone",),
     ),
     Defect(
         "E4",
-        "half a word that a sample's generator has left is the next sample's",
+        "half a word left by a sample's generator goes to the next sample",
         "src/twister.pyx",
         "    memset(state + 3, 0, 40)\n",
         "    memset(state + 3, 0, 32)\n",
-        ("tests/loader/test_sample_rng.py::test_it_draws_what_a_new_one_would[True]",),
+        ("tests/loader/test_sample_rng.py::test_sample_rng_draws_what_a_new_generator_would[True]",),
         modules=("twister",),
     ),
     Defect(
         "E4",
-        "a sample's words are prepared for another epoch, too",
+        "words prepared for a sample are used in another epoch, too",
         "src/twister.pyx",
         " or self._seed != seed or self._epoch != epoch:",
         " or self._seed != seed:",
-        ("tests/loader/test_reseeding.py::test_the_next_epoch_is_not_prepared_for_by_this_one",),
+        ("tests/loader/test_reseeding.py::test_seeds_prepared_for_one_epoch_are_not_used_in_the_next",),
         modules=("twister",),
     ),
     Defect(
         "E4",
-        "a gaussian that numpy has left is the next sample's",
+        "a gaussian left in numpy goes to the next sample",
         "src/twister.pyx",
         "                and (<int32_t *>self.gauss_at)[0] == 0 and (<uint64_t *>self.gauss_at)[1] == 0\n",
         "",
-        (f"{RESEEDED}where_they_keep_their_words_is_found",),
+        (f"{RESEEDED}addresses_of_generator_words_are_found",),
         modules=("twister",),
     ),
     Defect(
         "E4",
-        "a gaussian that Python has left is the next sample's",
+        "a gaussian left in Python goes to the next sample",
         "src/twister.pyx",
         '            self._randoms["gauss_next"] = None\n',
         "            pass\n",
-        (f"{RESEEDED}where_they_keep_their_words_is_found",),
+        (f"{RESEEDED}addresses_of_generator_words_are_found",),
         modules=("twister",),
     ),
     Defect(
         "E4",
-        "torch's generator is not looked at before it is written",
+        "torch's generator is not checked before it is written",
         "src/twister.pyx",
         "words != NULL and _is_fresh(words)",
         "words != NULL",
-        (f"{RESEEDED}where_they_keep_their_words_is_found",),
+        (f"{RESEEDED}addresses_of_generator_words_are_found",),
         modules=("twister",),
     ),
     Defect(
@@ -413,16 +412,16 @@ STATE_DEFECTS = [
         "src/twister.pyx",
         "            memcpy(words - 20, &self.key, 8)\n",
         "            pass\n",
-        (f"{RESEEDED}where_they_keep_their_words_is_found",),
+        (f"{RESEEDED}addresses_of_generator_words_are_found",),
         modules=("twister",),
     ),
     Defect(
         "E4",
-        "a place that is another's is taken for a generator's",
+        "memory of another object is taken for a generator's",
         "shmload/worker/reseeding.py",
         "    return all(_agrees(reseeder, which, number) for number in range(4)) and",
         "    return True or",
-        (f"{RESEEDED}one_whose_place_is_not_found_is_seeded_by_its_call[is another-_random_at]",),
+        (f"{RESEEDED}generator_without_a_known_address_is_seeded_by_its_call[is another-_random_at]",),
     ),
     Defect(
         "E4",
@@ -430,50 +429,50 @@ STATE_DEFECTS = [
         "src/twister.h",
         "high[lane] = top ? top + 1 : low[lane];",
         "high[lane] = top + 1;",
-        (f"{RESEEDED}the_words_are_those_of_the_public_calls",),
+        (f"{RESEEDED}seeded_words_equal_those_of_the_public_calls",),
         modules=("twister",),
     ),
     Defect(
         "E4",
-        "a dataset's own generators are not keyed",
+        "a dataset's own generators are not seeded",
         "shmload/worker/sample_rng.py",
         "        if own is not None:\n",
         "        if own is not None and index < 0:\n",
-        (f"{OWN}what_they_draw_does_not_depend_on_who_reads[{{'num_workers': 2}}-one by one]",),
+        (f"{OWN}draws_do_not_depend_on_the_reader[{{'num_workers': 2}}-one by one]",),
         is_crossing=True,
     ),
     Defect(
         "E4",
-        "all generators of a dataset have one stream",
+        "all generators of a dataset share one stream",
         "shmload/worker/own_generators.py",
         "hashlib.blake2b(path.encode(",
         "hashlib.blake2b(path[:7].encode(",
-        (f"{OWN}where_each_stream_begins_is_fixed[True]", f"{OWN}each_sample_of_each_epoch_draws_its_own"),
+        (f"{OWN}start_of_each_stream_never_changes[True]", f"{OWN}draws_differ_by_sample_and_epoch"),
         is_crossing=True,
     ),
     Defect(
         "E4",
-        "a generator that took another's place is not noticed",
+        "a replaced generator is not noticed",
         "shmload/worker/own_generators.py",
         "            if holder.get(name) is not generator:\n",
         "            if False:\n",
-        (f"{OWN}what_they_draw_does_not_depend_on_who_reads[{{'num_workers': 2}}-replaced]",),
+        (f"{OWN}draws_do_not_depend_on_the_reader[{{'num_workers': 2}}-replaced]",),
     ),
     Defect(
         "E4",
-        "where a generator is kept depends on the order of attributes",
+        "the path of a generator depends on the order of attributes",
         "shmload/worker/own_generators.py",
         "in sorted(level, key=lambda one: one[0]):",
         "in level:",
-        (f"{OWN}of_several_ways_to_one_the_first_by_name_counts",),
+        (f"{OWN}first_path_by_name_identifies_a_shared_generator",),
     ),
     Defect(
         "E4",
-        "a __getitems__ that draws from a generator of its own is not asked again",
+        "a `__getitems__` that draws from its own generator is not called again",
         "shmload/worker/sample_rng.py",
         "    owns = None if own is None else own.states()\n",
         "    owns = None\n",
-        (f"{OWN}what_they_draw_does_not_depend_on_who_reads[{{}}-many]",),
+        (f"{OWN}draws_do_not_depend_on_the_reader[{{}}-many]",),
     ),
     Defect(
         "E4",
@@ -481,7 +480,7 @@ STATE_DEFECTS = [
         "src/twister.pyx",
         "        left[0] = left[1] = 0\n",
         "        left[1] = 0\n",
-        (f"{OWN}where_python_and_numpy_keep_their_state_is_found",),
+        (f"{OWN}addresses_of_generator_states_are_found",),
         modules=("twister",),
     ),
 ]

@@ -1,4 +1,4 @@
-"""The defects of the local cache; see defect_list.py."""
+"""Defects of the local cache and of remote data, and the tests that detect them; see defect_list.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CODING = "tests/remote/packing/test_coding.py::"
 STORAGE_DEFECTS = [
     Defect(
         "S4",
-        "each object of a silent store is tried as often as it may",
+        "each object of a silent store is tried the full number of times",
         "shmload/storage/retry.py",
         "            if recent.is_silent:\n                raise StoreError(recent.text)\n            self._retries = 0",
         "            if recent.is_silent:\n                pass\n            self._retries = retry_policy.retries",
@@ -30,7 +30,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S4",
-        "a pass fails because of the outage of the one before",
+        "a pass fails because of an outage in the previous one",
         "shmload/storage/outage.py",
         "        if os.path.exists(self._path):\n            self._write(",
         "        if not self._path:\n            self._write(",
@@ -38,7 +38,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S4",
-        "what is being written counts only when it is published",
+        "a file that is being written counts only when it is published",
         "shmload/storage/ledger.py",
         "        self.nbytes += nbytes - self.writing.get(name, 0)\n        self.writing[name] = nbytes\n",
         "        self.writing[name] = 0\n",
@@ -46,7 +46,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S4",
-        "leases of other processes are not looked at",
+        "leases of other processes are ignored",
         "shmload/storage/process_leases.py",
         "            found |= inos\n",
         "",
@@ -54,7 +54,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S4",
-        "a request that cannot be met evicts what there is",
+        "a request that cannot be satisfied evicts files",
         "shmload/storage/budgeted_folder.py",
         "            victims.append(kept)\n            freed += kept.nbytes\n",
         "            victims.append(kept)\n            freed += kept.nbytes\n            self._remove(ledger, kept)\n",
@@ -62,7 +62,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S4",
-        "a reservation does not take its blocks of the disk",
+        "a reservation does not allocate disk blocks",
         "shmload/storage/budgeted_folder.py",
         "            os.posix_fallocate(fd, start, nbytes)\n",
         "            os.ftruncate(fd, start + nbytes)\n",
@@ -78,15 +78,15 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S4",
-        "an epoch's snapshot has no room reserved on a disk that fills up",
+        "an epoch's snapshot has no reserved space on a full disk",
         "shmload/growing/growing_run.py",
         "        self._reserve(2 * len(data))\n",
         "",
-        ("tests/growing/test_small_disk.py::test_training_goes_on_when_others_fill_the_disk",),
+        ("tests/growing/test_small_disk.py::test_training_continues_when_another_program_fills_the_disk",),
     ),
     Defect(
         "S4",
-        "a chunked answer is read a whole chunk at a time",
+        "a chunked response is read one whole chunk at a time",
         "shmload/storage/transport.py",
         "        if not self.chunked or self.fp is None",
         "        if True or self.fp is None",
@@ -110,7 +110,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S4",
-        "a child that ends its copies ends its parent's",
+        "a child that closes its copies closes its parent's",
         "shmload/storage/folder_session.py",
         "        if self.pid == os.getpid():\n            self._dropped.append(inos)\n",
         "        if True:\n            self._dropped.append(inos)\n",
@@ -118,7 +118,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S5",
-        "a file has its name before its bytes are on the disk",
+        "a file gets its name before its bytes are on the disk",
         "shmload/storage/reservation.py",
         "            os.fdatasync(fd)\n",
         "            pass\n",
@@ -126,7 +126,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S5",
-        "the ledger of a writer that was killed in the middle is believed",
+        "the ledger of a writer that was killed during an update is trusted",
         "shmload/storage/ledger.py",
         "if not dirty and changed_ns",
         "if changed_ns",
@@ -134,7 +134,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S5",
-        "what others put there is not noticed",
+        "files that other programs put there are not noticed",
         "shmload/storage/ledger.py",
         "not dirty and changed_ns == os.stat(self.folder).st_mtime_ns:",
         "not dirty:",
@@ -142,7 +142,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S4",
-        "whoever waits for room lists the folder at each look",
+        "a process that waits for space lists the folder at each check",
         "shmload/storage/ledger.py",
         "        self.list_again()\n        self._write()",
         "        self.changing()\n        self.list_again()",
@@ -150,15 +150,15 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S4",
-        "a writer counts as living while anyone has its pid",
+        "a writer counts as alive while any process has its pid",
         "shmload/growing/process_report.py",
         "        if is_locked(lock):\n",
         "        if os.path.exists(f\"/proc/{path.name.split('-')[0]}\"):\n",
-        ("tests/growing/test_writer.py::test_a_report_counts_as_long_as_its_writer_lives_whatever_its_pid_says",),
+        ("tests/growing/test_writer.py::test_report_counts_while_its_writer_lives_whatever_its_pid",),
     ),
     Defect(
         "N5",
-        "a writer's file takes the place of a device",
+        "a writer's file replaces a device",
         "shmload/formats/paths.py",
         "        if not stat.S_ISREG(os.stat(path).st_mode):\n",
         "        if stat.S_ISDIR(os.stat(path).st_mode):\n",
@@ -166,7 +166,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S4",
-        "a lock that was closed is held for as long as its file is mapped",
+        "a closed lock is held while its file is mapped",
         "shmload/processes/file_lock.py",
         "            fcntl.flock(fd, fcntl.LOCK_UN)\n",
         "",
@@ -182,39 +182,39 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S4",
-        "a run is removed under a rank that joins it",
+        "a run is removed while a rank joins it",
         "shmload/growing/growing_run.py",
         "            return self._attending.is_at(path)\n",
         "            return True\n",
-        ("tests/growing/test_run.py::test_a_run_that_is_forgotten_while_a_rank_joins_it_is_begun_anew",),
+        ("tests/growing/test_run.py::test_run_deleted_while_a_rank_joins_is_created_again",),
     ),
     Defect(
         "S5",
-        "a file that was bad stays out though it has changed since",
+        "a bad file is ignored although it has changed",
         "shmload/growing/damage.py",
         '            if os.stat(folder / one["name"]).st_ctime_ns == one["ctime_ns"]:\n',
         "            if one:\n",
-        ("tests/growing/test_intake.py::test_a_bad_file_is_read_again_once_a_good_one_lies_in_its_place",),
+        ("tests/growing/test_intake.py::test_bad_file_replaced_by_a_good_one_is_read_again",),
     ),
     Defect(
         "S4",
-        "a resume reads whatever lies under the name of a file that it had",
+        "a resume reads any file under the name of an earlier one",
         "shmload/growing/growing_epochs.py",
         "file.name not in held or self._is_replaced(file) for",
         "file.name not in held for",
-        ("tests/growing/test_resume.py::test_a_resume_does_not_read_another_file_under_the_name_of_the_one_it_had",),
+        ("tests/growing/test_resume.py::test_resume_does_not_read_another_file_under_the_same_name",),
     ),
     Defect(
         "S4",
-        "a sampler is stopped amid a record",
+        "a sampler is stopped inside a record",
         "shmload/growing/sampler_process.py",
         "    if _writing is None or _writing.is_waiting:",
         "    if True:",
-        ("tests/growing/test_samplers.py::test_a_stop_amid_a_record_leaves_a_file_that_holds_what_its_name_says",),
+        ("tests/growing/test_samplers.py::test_stop_during_a_record_leaves_a_file_that_matches_its_name",),
     ),
     Defect(
         "A15",
-        "an error in the middle of a copy is one about its mapping",
+        "an error during a copy is reported as one about its mapping",
         "shmload/remote/fetch.py",
         "        shard.store.read_into(shard.key, out, etag=shard.etag or None)\n        return 0 if",
         "        with out:\n            shard.store.read_into(shard.key, out, etag=shard.etag or None)\n            return 0 if",
@@ -222,7 +222,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A15",
-        "a child forked in the middle of a copy keeps what its dead parent left",
+        "a child forked during a copy keeps the partial file of its dead parent",
         "shmload/remote/fetch.py",
         "mmap.mmap(own.fileno(), shard.nbytes)",
         "mmap.mmap(fd, shard.nbytes)",
@@ -230,7 +230,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A15",
-        "a file of several streams ends behind the first",
+        "a file of several streams ends after the first",
         "shmload/formats/compression.py",
         "                stream, data = None, stream.unused_data\n",
         "                return\n",
@@ -238,7 +238,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A15",
-        "compressed shards are told by their names alone",
+        "compressed shards are recognized by name alone",
         "shmload/remote/listing.py",
         "    if is_unnamed and not packing:\n",
         "    if False:\n",
@@ -246,7 +246,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A15",
-        "a fluent stage's failure does not say which sample it was",
+        "the failure of a fluent stage does not name its sample",
         "shmload/remote/program.py",
         '            self.place = SamplePlace(item["__url__"], item["__key__"]) if is_named else None\n',
         "            self.place = None\n",
@@ -254,7 +254,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A15",
-        "hidden files are shards",
+        "hidden files are taken for shards",
         "shmload/remote/listing.py",
         "if not is_hidden(entry.key) and not entry.key.endswith(SIDECAR)]",
         "if not entry.key.endswith(SIDECAR)]",
@@ -262,7 +262,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A15",
-        "a folder's hidden files are read by the local readers",
+        "local readers read a folder's hidden files",
         "shmload/formats/paths.py",
         "(ignored if is_hidden(key) or key.endswith(beside) else keys)",
         "(ignored if key.endswith(beside) else keys)",
@@ -270,7 +270,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A15",
-        "the file that is needed next goes first",
+        "the file that is needed next is evicted first",
         "shmload/storage/cache.py",
         "sorted(expected, reverse=True) if",
         "sorted(expected) if",
@@ -278,7 +278,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A15",
-        "what is needed sooner goes for what is needed later",
+        "files needed sooner are evicted for files needed later",
         "shmload/storage/cache.py",
         " if number > needed.get(digest, -1))",
         ")",
@@ -286,7 +286,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A15",
-        "others do not see a lease taken back",
+        "other processes do not see that a lease was taken back",
         "shmload/storage/process_leases.py",
         "            self._free += freed\n        self._changed()\n",
         "            self._free += freed\n",
@@ -294,7 +294,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A17",
-        "a changed object is taken for the one that is there",
+        "a changed object is taken for the cached one",
         "shmload/storage/cache.py",
         r'f"{key}\0{etag}"',
         'f"{key}"',
@@ -302,7 +302,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A6",
-        "an upload that the server does not know is taken for done, whatever was tried",
+        "an upload that the server does not know counts as done, whether tried or not",
         "shmload/storage/s3_store.py",
         "but = (404,) if next(num_tries) else ()",
         "but = (404,)",
@@ -310,7 +310,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S4",
-        "the end of a folder closes what another thread writes",
+        "closing a folder ends what another thread writes",
         "shmload/storage/folder_session.py",
         "        self.writing.clear()\n",
         "        for name in list(self.writing):\n            self.end_writing(name)\n",
@@ -318,7 +318,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S4",
-        "a folder ends while a thread is inside its lock",
+        "a folder closes while a thread holds its lock",
         "shmload/storage/folder_session.py",
         "            self.is_closed = True\n            self._settle()\n",
         "            self.is_closed = True\n            self._end()\n",
@@ -326,7 +326,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S4",
-        "a folder that a copy has made anew is taken for its owner's",
+        "a folder that a copy has created again is taken for the original",
         "shmload/remote/local_shards.py",
         '        return not os.path.exists(f"{self.path}/{_LOCK}")\n',
         "        return not os.path.isdir(self.path)\n",
@@ -334,7 +334,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a store of fsspec's does not look whether an object was replaced under a read",
+        "a store of fsspec does not check whether an object was replaced during a read",
         "shmload/storage/filesystem_store.py",
         "        if version not in (None, now.etag):\n",
         "        if False:\n",
@@ -350,7 +350,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a child goes on with its parent's connections",
+        "a child uses its parent's connections",
         "shmload/storage/filesystem_store.py",
         "        idle = self._of.setdefault(os.getpid(), [])\n",
         "        idle = self._of.setdefault(0, [])\n",
@@ -358,7 +358,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "nodes' shares are drawn anew in each epoch",
+        "shares of nodes are drawn again in each epoch",
         "shmload/schedule/node_shuffle.py",
         "        shares, each = self._shares_of(seed), self.global_batch // self.nodes\n",
         "        shares, each = self._shares_of(seed + epoch), self.global_batch // self.nodes\n",
@@ -366,7 +366,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "what a layout keeps of its shards is shared by all datasets that were given it",
+        "the state of a layout is shared by all datasets that were given it",
         "shmload/formats/known_formats.py",
         "        return replace(cast(Any, given)) if is_dataclass(given) else given\n",
         "        return given\n",
@@ -374,7 +374,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a kept index of tokens is taken for samples of another length",
+        "a kept index of tokens is used for samples of another length",
         "shmload/formats/litdata/litdata_format.py",
         '        return self.name if self.block_size is None else f"{self.name}, {self.block_size} tokens"\n',
         "        return self.name\n",
@@ -390,7 +390,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "samples that are looked at before a packing begins are kept as the iterable leaves them",
+        "samples that are inspected before packing are kept, although the iterable changes them",
         "shmload/remote/packing/pack.py",
         "            first.append(encoder.encoded(sample))\n",
         "            first.append(sample)\n",
@@ -398,15 +398,15 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S4",
-        "what a writer was given is dropped when there is no room for its end in time",
+        "a writer drops its samples when its last flush times out for lack of space",
         "shmload/growing/cache_writer.py",
         "                if not isinstance(error, CacheFull) or self._reserved_file.needed > self._folder.capacity_bytes:\n",
         "                if True:\n",
-        ("tests/growing/test_writer.py::test_what_was_taken_before_there_was_no_room_is_there_once_there_is",),
+        ("tests/growing/test_writer.py::test_samples_accepted_before_space_ran_out_are_published_later",),
     ),
     Defect(
         "N5",
-        "where an index says blocks of equal length lie is believed unchecked",
+        "block positions in an index are used without verification",
         "shmload/formats/block_index.py",
         "    return crc32c(json.dumps(head).encode() + body)\n",
         "    return crc32c(body)\n",
@@ -414,7 +414,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a number is Python's where another of its row group is null",
+        "a number becomes a Python number where another one of its row group is null",
         "shmload/formats/arrow/arrow_values.py",
         "    if column.null_count and isinstance(",
         "    if False and isinstance(",
@@ -430,7 +430,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "encrypted columns are not looked for in a file's footer",
+        "the footer of a file is not searched for encrypted columns",
         "shmload/formats/arrow/arrow_reader.py",
         "    if is_signed(footer, file.metadata):\n",
         "    if False:\n",
@@ -446,7 +446,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "text of a remote Parquet file is not looked at",
+        "text of a remote Parquet file is not validated",
         "shmload/formats/arrow/arrow_reader.py",
         "        table.validate(full=True)  #",
         "        #",
@@ -454,7 +454,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a record of a TFRecord object that is read by a schema is believed unchecked",
+        "records of a remote TFRecord that are read with a schema are not checked",
         "shmload/formats/tfrecord/tfrecord_format.py",
         'LEVELS.index("all")',
         'LEVELS.index("length")',
@@ -462,7 +462,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a rank that was sent a dataset reads what its sender would",
+        "a rank reads the part of the rank that sent it the dataset",
         "shmload/world.py",
         "        return found if found[1] > 1 else self._sender\n",
         "        return self._sender\n",
@@ -470,7 +470,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "set_epoch is forgotten where a pass has the seed of one before",
+        "set_epoch is lost if the next pass has the same seed as the previous one",
         "shmload/remote/pass_counter.py",
         "            self._since = int(board[3])\n",
         "",
@@ -478,7 +478,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a chunk that is encrypted whole is decrypted for each item",
+        "a chunk that is encrypted as a whole is decrypted again for each item",
         "shmload/formats/litdata/litdata_format.py",
         'cache.get((index.path, "plain"), lambda: self._unsealed(index.path, whole, read))',
         "self._unsealed(index.path, whole, read)[0]",
@@ -494,7 +494,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a record of a TFRecord object is believed unchecked",
+        "a record of a TFRecord object is used without verification",
         "shmload/formats/tfrecord/tfrecord_format.py",
         '    if masked(crc32c(data)) != int.from_bytes(framed[-4:], "little"):',
         "    if False:",
@@ -502,7 +502,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a kept index of blocks is believed unchecked",
+        "a kept index of blocks is used without verification",
         "shmload/formats/block_index.py",
         "said != (layout, nbytes, _checksum(head, body))",
         "said[:2] != (layout, nbytes)",
@@ -510,7 +510,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "an index beside a shard counts for each version of it",
+        "an index beside a shard is used for every version of the shard",
         "shmload/remote/fetch.py",
         '"version": shard.version, ',
         "",
@@ -518,7 +518,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a stream of zstd may end within a frame",
+        "a zstd stream may end inside a frame",
         "shmload/formats/compression.py",
         "    if stream is not None or not number:\n",
         "    if False:\n",
@@ -529,7 +529,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "copies of compressed shards are never let go",
+        "copies of compressed shards are never released",
         "shmload/remote/local_shards.py",
         "            self._let_go(self._copies.keys() - set(self._wanted))  # it",
         "            pass  # it",
@@ -537,7 +537,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a shard more than ahead_bytes holds is fetched ahead",
+        "a shard larger than ahead_bytes is prefetched",
         "shmload/remote/remote_source.py",
         'return int(np.searchsorted(taken, self.ahead_bytes, "right"))',
         'return int(np.searchsorted(taken, self.ahead_bytes, "right")) + 1',
@@ -545,7 +545,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "one nonce stands for a member of every generation",
+        "members of every generation share one nonce",
         "shmload/formats/encryption.py",
         'sha256(generation.encode() + b"\\0" + name)',
         "sha256(name)",
@@ -553,7 +553,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a dataset that is read with a key may hold what nobody has encrypted",
+        "a dataset read with a key may contain members that are not encrypted",
         "shmload/remote/remote_source.py",
         "        if not extension.endswith(ENCRYPTED):\n",
         "        if False:\n",
@@ -569,7 +569,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a compressed shard counts as whole if its object is the tar file",
+        "a compressed shard counts as complete if its object is the tar file",
         "shmload/remote/packing/generation.py",
         "((shard.name, *shard.stored), ",
         "((shard.name, shard.stored[0], shard.crc32c), ",
@@ -577,7 +577,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S13",
-        "a raw field is written in the byte order that its array has",
+        "a raw field is written in the byte order of its array",
         "shmload/formats/tfrecord/tfrecord_writer.py",
         "    return array if array.dtype.isnative else",
         "    return array if True else",
@@ -589,11 +589,11 @@ STORAGE_DEFECTS = [
         "shmload/growing/timely_publisher.py",
         "            self._has_written.set()\n",
         "            pass\n",
-        ("tests/growing/test_samplers.py::test_a_sample_is_published_in_time_however_long_the_next_one_takes",),
+        ("tests/growing/test_samplers.py::test_sample_is_published_in_time_although_the_next_one_is_slow",),
     ),
     Defect(
         "A12",
-        "a loader that deals takes no notice of the rank its dataset was given",
+        "a loader that divides its data ignores the rank of its dataset",
         "shmload/loader.py",
         "    if own is not None and own != rank_and_world_size(*ranks):\n",
         "    if False:\n",
@@ -601,7 +601,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A16",
-        "two letters make an image of any bytes",
+        "any bytes after the letters BM are taken for an image",
         "shmload/remote/packing/encoding.py",
         'rb"BM.{4}\\0{4}.{2}\\0\\0"',
         'rb"BM"',
@@ -609,7 +609,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A16",
-        "a name that is an extension stays, whatever its value is",
+        "a field name that is an extension is kept for any type of value",
         "shmload/remote/packing/encoding.py",
         "        return _is_integer(value)\n",
         "        return True\n",
@@ -617,7 +617,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A16",
-        "a file in the place of its own format is coded again",
+        "a file that has its field's format already is encoded again",
         "shmload/remote/packing/encoding.py",
         "        return file  # no second generation\n",
         "        pass\n",
@@ -625,7 +625,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a serializer counts for its own type alone",
+        "a serializer applies only to its exact type",
         "shmload/remote/packing/encoding.py",
         "for kind in type(value).__mro__ if kind in own)",
         "for kind in (type(value),) if kind in own)",
@@ -633,7 +633,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "what is appended goes by a dataset that has been replaced meanwhile",
+        "an append uses a dataset that has been replaced in the meantime",
         "shmload/remote/packing/generation.py",
         "now.digest != before.digest",
         "False",
@@ -641,7 +641,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a part that ends writes the manifest, whatever is missing",
+        "a part that ends writes the manifest although other parts are missing",
         "shmload/remote/packing/generation.py",
         "        if (found[-1].stop if found else first) != stop:\n",
         "        if found and found[-1].stop > stop:\n",
@@ -657,7 +657,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "an image that an iterable opens loses its file on the way to a worker",
+        "an image opened by an iterable loses its file on the way to a worker",
         "shmload/remote/packing/stream_encoding.py",
         "            if data is not None:\n",
         "            if False:\n",
@@ -665,7 +665,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "records of an iterable are taken as workers end them",
+        "records of an iterable are taken in the order in which workers finish",
         "shmload/remote/packing/stream_encoding.py",
         "                    yield from tasks.popleft().result()\n",
         "                    yield from tasks.pop().result()\n",
@@ -673,7 +673,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a stream of objects waits for the end of their listing",
+        "a stream of objects waits until they are all listed",
         "shmload/remote/object_stream.py",
         "                if len(under_way) == self._at_once:\n",
         "                if False:\n",
@@ -681,7 +681,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a bucket is listed to its end before anything is read",
+        "a bucket is listed completely before anything is read",
         "shmload/storage/s3_store.py",
         "            yield from page\n",
         "            yield from list(page) if following is None else page + list(self.as_listed(prefix))[len(page) :]\n",
@@ -689,7 +689,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a frame of LitData's is expanded for each of its items",
+        "a frame of LitData is decompressed for each of its items",
         "shmload/formats/litdata/litdata_frames.py",
         "    found: memoryview = cache.get((index.path, block), expanded)\n",
         "    found, _ = expanded()\n",
@@ -697,7 +697,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "frames that leave items out are believed",
+        "frames that leave out items are accepted",
         "shmload/formats/litdata/litdata_frames.py",
         "    if not is_sound or np.any(",
         "    if np.any(",
@@ -705,7 +705,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "a library of fsspec's tries for as long as it likes",
+        "a library of fsspec retries without a time limit",
         "shmload/storage/filesystem_store.py",
         "tries.left_s) if system.async_impl else",
         "tries.left_s) if False else",
@@ -713,7 +713,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "the same append again adds its samples again",
+        "repeating an append adds its samples again",
         "shmload/remote/packing/pack.py",
         "        if there is not None and _name(digest, there.before()) == there.generation:\n",
         "        if False:\n",
@@ -721,7 +721,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "keys of what is appended begin anew",
+        "keys of appended samples start at zero again",
         "shmload/remote/packing/pack.py",
         "        self._first = 0 if before is None else before.num_samples\n",
         "        self._first = 0\n",
@@ -729,7 +729,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "each rank follows a packed dataset by its own look",
+        "each rank uses its own view of a followed packed dataset",
         "shmload/remote/following.py",
         "        if agreed != ours and agreed not in",
         "        agreed = ours\n        if agreed != ours and agreed not in",
@@ -737,7 +737,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "what is not followed grows with what is",
+        "a dataset that is not followed grows with one that is",
         "shmload/remote/indexed.py",
         "            source = source.followed()\n",
         "            source.followed()\n",
@@ -754,7 +754,7 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A6",
-        "an index that a shard was packed with is written over",
+        "an index that was packed with a shard is overwritten",
         "shmload/formats/tar/shard_index.py",
         "    if cache and not _has_its_own(path, status.st_size):\n",
         "    if cache:\n",

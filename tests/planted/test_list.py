@@ -1,4 +1,4 @@
-"""The list of planted defects is whole and up to date; `python -m tests.planted` runs it."""
+"""Checks that the list of planted defects is complete and up to date; `python -m tests.planted` runs the defects."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ def test_every_requirement_has_a_defect() -> None:
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=lambda d: f"{d.requirement} {d.what}")
-def test_a_defect_can_be_planted_and_its_tests_exist(defect: Defect) -> None:
-    sound = (ROOT / defect.path).read_text()
-    assert defect.planted(sound) != sound
+def test_defect_can_be_planted_and_its_tests_exist(defect: Defect) -> None:
+    original = (ROOT / defect.path).read_text()
+    assert defect.planted(original) != original
     assert defect.tests
     assert [test for test in defect.tests if not node_exists(test)] == []
     assert bool(defect.modules) == (Path(defect.path).parts[0] == "src")
 
 
-def test_a_defect_whose_place_has_changed_says_so() -> None:
+def test_defect_whose_source_line_has_changed_is_an_error() -> None:
     defect = Defect("R1", "nothing is checked", "some.py", "check()", "pass", ("tests/some.py::test",))
-    with pytest.raises(ValueError, match=r"R1, 'nothing is checked': some.py has the text to be replaced 2 times and not once"):
+    with pytest.raises(
+        ValueError, match=r"R1, 'nothing is checked': some.py contains the text to be replaced 2 times instead of once"
+    ):
         defect.planted("check()\ncheck()\n")
     assert defect.planted("a; check()") == "a; pass"
 
 
-def test_a_name_that_is_no_test_is_noticed() -> None:
+def test_missing_test_of_a_defect_is_an_error() -> None:
     here = "tests/planted/test_list.py::"
     assert node_exists(f"{here}test_every_requirement_has_a_defect")
-    assert node_exists(f"{here}test_a_defect_can_be_planted_and_its_tests_exist[R1 something]")
+    assert node_exists(f"{here}test_defect_can_be_planted_and_its_tests_exist[R1 something]")
     assert not node_exists(f"{here}test_of_nothing")

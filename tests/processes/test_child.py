@@ -1,4 +1,4 @@
-"""Children: their ends are seen, their exit codes told, none is left behind."""
+"""Child processes: their ends are noticed, their exit codes are known, and none is left over."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shmload.processes.exit_codes import UNKNOWN_EXIT
 
 
 def started(code: int = 0, until: int | None = None, setup: Callable[[], object] = lambda: None) -> int:
-    """The id of a process that exits with a code, once a pipe is closed if one is given."""
+    """Starts a process that exits with `code`, after the pipe `until` is closed if given, and returns its id."""
     pid = os.fork()
     if pid == 0:
         setup()
@@ -25,26 +25,26 @@ def started(code: int = 0, until: int | None = None, setup: Callable[[], object]
 
 
 @pytest.fixture
-def waits() -> int:
-    """A descriptor that is never readable while the test runs: both ends stay open."""
+def open_pipe() -> int:
+    """Returns a descriptor that is never readable during the test, because both ends stay open."""
     reader, _ = os.pipe()
     return reader
 
 
-def test_exit_code_is_told() -> None:
+def test_exit_code_is_reported() -> None:
     assert Child(started(7)).reap() == 7
 
 
-def test_signal_is_a_negative_exit_code(waits: int) -> None:
-    child = Child(started(until=waits))
+def test_signal_is_a_negative_exit_code(open_pipe: int) -> None:
+    child = Child(started(until=open_pipe))
     assert child.lives
     assert child.kill() == -signal.SIGKILL
     assert not child.lives
     assert (child.reap(), child.reap()) == (-signal.SIGKILL, -signal.SIGKILL)
 
 
-def test_exit_code_that_the_program_has_taken_is_unknown(waits: int) -> None:
-    child = Child(started(until=waits))
+def test_exit_code_that_the_program_has_taken_is_unknown(open_pipe: int) -> None:
+    child = Child(started(until=open_pipe))
     os.kill(child.pid, signal.SIGKILL)
     os.waitpid(child.pid, 0)
     assert child.reap() == UNKNOWN_EXIT
@@ -69,11 +69,11 @@ def test_exit_code_is_unknown_if_the_program_ignores_sigchld() -> None:
         signal.signal(signal.SIGCHLD, before)
 
 
-def test_process_that_cannot_be_watched_is_killed(waits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_cannot_be_watched_is_killed(open_pipe: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(pid: int) -> int:
         raise OSError(24, "Too many open files")
 
-    pid = started(until=waits)
+    pid = started(until=open_pipe)
     monkeypatch.setattr(os, "pidfd_open", refuse)
     with pytest.raises(OSError, match="Too many open files"):
         Child(pid)
@@ -89,7 +89,7 @@ def reaping(children: Children[Child]) -> Callable[[float | None], None]:
     return look
 
 
-def test_children_that_do_not_end_in_time_are_killed(waits: int) -> None:
+def test_children_that_do_not_end_in_time_are_killed(open_pipe: int) -> None:
     children: Children[Child] = Children()
     reader, writer = os.pipe()
 
@@ -97,7 +97,7 @@ def test_children_that_do_not_end_in_time_are_killed(waits: int) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         os.write(writer, b"x")
 
-    polite, stubborn = Child(started(until=waits)), Child(started(until=waits, setup=deaf))
+    polite, stubborn = Child(started(until=open_pipe)), Child(started(until=open_pipe, setup=deaf))
     os.read(reader, 1)
     for child in (polite, stubborn):
         children.add(child)
@@ -108,9 +108,9 @@ def test_children_that_do_not_end_in_time_are_killed(waits: int) -> None:
     os.close(writer)
 
 
-def test_stopped_child_ends_when_asked(waits: int) -> None:
+def test_stopped_child_ends_when_asked(open_pipe: int) -> None:
     children: Children[Child] = Children()
-    child = Child(started(until=waits))
+    child = Child(started(until=open_pipe))
     children.add(child)
     child.send(signal.SIGSTOP)
     os.waitid(os.P_PIDFD, child.pidfd, os.WSTOPPED)
@@ -119,9 +119,9 @@ def test_stopped_child_ends_when_asked(waits: int) -> None:
     assert child.exit_code == -signal.SIGTERM
 
 
-def test_interrupt_while_children_end_kills_and_reaps_them(waits: int) -> None:
+def test_interrupt_while_children_end_kills_and_reaps_them(open_pipe: int) -> None:
     children: Children[Child] = Children()
-    child = Child(started(until=waits))
+    child = Child(started(until=open_pipe))
     children.add(child)
     look = reaping(children)
 
@@ -135,7 +135,7 @@ def test_interrupt_while_children_end_kills_and_reaps_them(waits: int) -> None:
     assert child.exit_code == -signal.SIGKILL
 
 
-def test_other_descriptors_end_a_wait(waits: int) -> None:
+def test_other_descriptors_end_a_wait(open_pipe: int) -> None:
     children: Children[Child] = Children()
     reader, writer = os.pipe()
     children.watch(reader)

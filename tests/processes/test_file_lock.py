@@ -1,4 +1,4 @@
-"""Locks on files: who holds one, and until when."""
+"""File locks: which process holds a lock, and until when."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_file_that_is_missing_is_not_locked(tmp_path: Path) -> None:
 
 @contextmanager
 def orphan(make: Callable[[], object]) -> Iterator[None]:
-    """A process that lives on after its parent, which had called `make` and then forked it, has ended."""
+    """Runs a process that lives on after the end of its parent, which called `make` before the fork."""
     wait, go = os.pipe()
     pid = os.fork()
     if pid == 0:

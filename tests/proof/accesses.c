@@ -1,27 +1,27 @@
-/* The slot protocol as an explicit-state model at the grain of one shared access, every interleaving explored.
+/* An explicit-state model of the slot protocol at the level of single shared accesses; every interleaving is explored.
  *
- * model.py takes each of the trainer's verbs as one step and leaves out static mode, errors and repacking. Here the trainer, too,
- * takes one shared access a step, chunks have several rows, and all of it is in: static mode, poison, early stop, errors with
- * re-opening, repacking, semaphores with timed and untimed waits. Any worker step may be its last (kill), a death is seen
- * arbitrarily late, leases are held for ever or end in any order, a bump may come between any two of the trainer's verbs.
+ * model.py treats each action of the trainer as one step and leaves out static mode, errors and repacking. Here the trainer's steps
+ * are single shared accesses, too, chunks have several rows, and everything is included: static mode, poison, early stop, errors with
+ * re-opening, repacking, semaphores with timed and untimed waits. Any step of a worker may be its last (kill), a death is seen
+ * arbitrarily late, leases are held forever or end in any order, and a bump may come between any two actions of the trainer.
  *
- * `check` holds the invariants, tested in every state. A state in which only the environment can move must be complete, and the
- * graph must have no cycle: then the ring ends under any scheduler, fair or not.
+ * `check` has the invariants, which are tested in every state. A state in which only the environment can move must be complete, and
+ * the graph must have no cycle: then the ring terminates under any scheduler, fair or not.
  *
- * Coarser than one access: writing an order's fields; "are all words final?" (sound: words only move towards final); a worker's
- * look before it sleeps; error text. In free mode a scan yields any word that is open now, which contains every real scan; in
- * static mode it reads word after word. Memory is sequentially consistent: race.c is about orderings.
+ * Some steps are larger than one access: writing an order's fields; "are all words final?" (sound, because words only move towards
+ * final); a worker's check before it sleeps; error text. In free mode a scan yields any word that is open now, which includes every
+ * real scan; in static mode it reads word after word. Memory is sequentially consistent; race.c tests memory ordering.
  *
- * bells=0: everybody may look whenever there is something to see, so every post may be lost and waits are timed.
- * bells=1: the semaphores are there; with timed=0 waits have no end of their own, and one missing post is a deadlock.
+ * bells=0: workers and trainer look whenever there is something to see, so every post may be lost and waits are timed.
+ * bells=1: semaphores are modeled; with timed=0 waits have no timeout, and one missing post is a deadlock.
  *
  *   cc -O2 accesses.c -o accesses && ./accesses W=2 S=2 C=2 B=3 kills=1 bumps=1
- *   ./accesses W=2 S=2 C=1 B=2 bumps=1 bug=free_at_bump trace=1                     a planted bug, and the steps that lead to it
+ *   ./accesses W=2 S=2 C=1 B=2 bumps=1 bug=free_at_bump trace=1                     a planted bug, with the steps that lead to it
  *
- * Names and defaults of all parameters: `options` below. The last line of output is "<verdict> states=<n> depth=<n>", verdict
- * one of holds, violation, stuck, cycle; exit status 0, 3, 4, 5.
+ * `options` below has the names and defaults of all parameters. The last line of output is "<verdict> states=<n> depth=<n>", with
+ * a verdict of holds, violation, stuck or cycle; the exit status is 0, 3, 4 or 5.
  *
- * By hand, beyond what test_accesses.py runs (one core, about a million states and 80 MB a second; each holds and ends):
+ * Runs by hand, in addition to test_accesses.py (one core, about a million states and 80 MB per second; each holds and terminates):
  *
  *   W S C R B  kills bumps  with                             states
  *   2 2 2 2 3  1     1                                        3,806,958
@@ -46,11 +46,11 @@
 enum { MAX_W = 3, MAX_S = 3, MAX_C = 2, MAX_R = 2, MAX_ORDER = 15 };
 
 static struct options {
-    long W, S, C, R, B;      /* workers, slots, chunks a batch, rows a chunk, batches a generation */
+    long W, S, C, R, B;      /* workers, slots, chunks per batch, rows per chunk, batches per generation */
     long kills, bumps, lost; /* how often the environment may kill a worker, abandon the epoch, lose a post */
-    long bells, timed;       /* semaphores are modelled; waits end by themselves */
-    long is_static;          /* one chunk a batch, batch i for worker i mod W */
-    long poison;             /* two deaths over one row give its chunk up */
+    long bells, timed;       /* semaphores are modeled; waits have a timeout */
+    long is_static;          /* one chunk per batch, batch i for worker i mod W */
+    long poison;             /* two deaths over one row give up its chunk */
     long early;              /* workers compare generations between rows */
     long fail, odd;          /* bit masks over the chunks of batch 0: those that fail; those with a sample without fixed rows */
     long trace;
@@ -59,28 +59,28 @@ static struct options {
 #define BUGS(X) \
     X(none) \
     X(worker_moves_state)        /* filling -> ready by a worker, in a state word without the order */ \
-    X(ticket_then_claim)         /* chunks handed out by an atomic ticket, the claim noted afterwards */ \
+    X(ticket_then_claim)         /* chunks are assigned by an atomic ticket, and the claim is recorded afterwards */ \
     X(remaining_counter)         /* "all done" is a counter, decremented after DONE */ \
     X(words_without_order)       /* owner words do not carry the order, indices are read before the claim */ \
     X(free_at_bump)              /* a bump frees slots, claims or not */ \
     X(void_by_store)             /* a bump stores VOID instead of exchanging it */ \
-    X(recover_live)              /* a stopped worker is taken for dead */ \
+    X(recover_live)              /* a stopped worker is treated as dead */ \
     X(respawn_first)             /* the replacement starts before the claim is taken back */ \
-    X(recover_skips_draining)    /* recovery walks ordered slots only */ \
+    X(recover_skips_draining)    /* recovery visits only ordered slots */ \
     X(recover_keeps_err)         /* recovery leaves the dead worker's mark on the text area */ \
     X(words_before_fields)       /* owner words are published before indices */ \
     X(no_copy_out)               /* the last slot is leased like any other */ \
-    X(bell_only_when_all_done)   /* a void word keeps the last finisher from ringing */ \
-    X(error_first_come)          /* whoever failed first is reported */ \
-    X(void_counts_as_done)       /* a chunk without fixed rows passes as filled */ \
+    X(bell_only_when_all_done)   /* a void word keeps the last finisher from posting */ \
+    X(error_first_come)          /* the chunk that failed first is reported */ \
+    X(void_counts_as_done)       /* a chunk without fixed rows counts as filled */ \
     X(repack_by_mark_only)       /* `repack` alone decides, though recovery of another chunk may have cleared it */ \
     X(blame_by_order)            /* `now` is believed if its order fits, whatever chunk it is of */ \
     X(static_ignores_last_order) /* a static scan takes words that are not announced yet */ \
     X(static_shared_bell)        /* static workers wait on one semaphore */ \
-    X(look_then_empty)           /* the trainer empties its bell after its last look */ \
-    X(awaits_after_look)         /* the trainer says which slot it sleeps for after its last look at it */ \
-    X(awaits_nothing_if_unpublished) /* with no slot to sleep for it sleeps for none, not for any */ \
-    X(sleep_on_next_only)        /* with the bell emptied, the trainer looks at the next batch only */ \
+    X(look_then_empty)           /* the trainer clears its bell after its last look */ \
+    X(awaits_after_look)         /* the trainer announces its slot after its last look at it */ \
+    X(awaits_nothing_if_unpublished) /* without a slot it sleeps for none instead of any */ \
+    X(sleep_on_next_only)        /* after clearing the bell, the trainer looks only at the next batch */ \
     X(deaths_ring_nothing)       /* a death does not wake the trainer */
 #define NAME(x) BUG_##x,
 enum bug { BUGS(NAME) NUM_BUGS };
@@ -99,22 +99,22 @@ enum { OPEN = 0, CLAIMED = 1 /* + w */, RESERVED = 4 /* + w */, POISON = 12, ERR
 #define OWN_OF(word) ((unsigned)(word) & 15)
 
 typedef struct {
-    uint32_t state : 2, batch : 3, order : 4;  /* the trainer's private truth */
-    uint32_t blamed : 3;                       /* private: row + 1 of the last death over one, 0 none */
+    uint32_t state : 2, batch : 3, order : 4;  /* private to the trainer */
+    uint32_t blamed : 3;                       /* private: row + 1 of the last death, or 0 */
     uint32_t fields : 4, gen : 2, packed : 1;  /* shared: the order that the plain fields describe */
-    uint32_t err : 2, text : 2, repack : 4;    /* shared: chunk + 1 that owns the text; whose text stands there; order */
+    uint32_t err : 2, text : 2, repack : 4;    /* shared: chunk + 1 that owns the text; chunk + 1 of the text; order */
     uint32_t ready : 1, ticket : 2, left : 2;  /* planted bugs only */
     uint8_t word[MAX_C];
-    uint8_t row[MAX_C];                        /* a nibble a row: the order it was filled for, 0 none */
+    uint8_t row[MAX_C];                        /* a nibble per row: the order it was filled for, or 0 */
 } slot_t;
 
 enum { W_LOOK, W_WAIT, W_SCAN, W_PREREAD, W_CAS, /* claimed: */ W_FIELDS, W_CHECK, W_NOW, W_ROW, W_ERR, W_TEXT, W_REPACK, W_FINISH,
-       /* no longer: */ W_LEFT, W_READY, W_FINAL, W_AWAITED, W_POST, W_DEAD };
+       /* not claimed any more: */ W_LEFT, W_READY, W_FINAL, W_AWAITED, W_POST, W_DEAD };
 
 typedef struct {
-    uint64_t pc : 5, slot : 2, chunk : 2, order : 4; /* the claim, or what a scan has found */
+    uint64_t pc : 5, slot : 2, chunk : 2, order : 4; /* the claim, or the result of a scan */
     uint64_t fields : 4, gen : 2, packed : 1;        /* as read from the order */
-    uint64_t row : 3, own : 4;                       /* own: what it will finish with */
+    uint64_t row : 3, own : 4;                       /* own: the value with which it will finish */
     uint64_t at : 3, newest : 4;                     /* static scan */
     uint64_t now_order : 4, now_row : 3;             /* shared: worker record */
 } worker_t;
@@ -128,8 +128,8 @@ typedef struct {
     uint64_t next : 3, published : 3, orders : 4;                           /* batches delivered and published; orders ever */
     uint64_t last_order : 4, gen : 2, ready : 2;                            /* shared: header, the trainer's bell */
     uint64_t kills : 2, bumps : 2, lost : 2;                                /* left to the environment */
-    uint64_t bell0 : 2, bell1 : 2, bell2 : 2;                               /* shared: workers' bells; bell0 is everybody's */
-    uint64_t awaited : 3;                                                   /* shared: header, the slot that is slept for */
+    uint64_t bell0 : 2, bell1 : 2, bell2 : 2;                               /* shared: workers' bells; bell0 is common to all */
+    uint64_t awaited : 3;                                                   /* shared: header, the slot that the trainer sleeps for */
     uint64_t pad;
 } trainer_t;
 
@@ -140,7 +140,7 @@ typedef struct {
 } state_t;
 _Static_assert(sizeof(state_t) == 64, "a state is one cache line");
 
-static const char *failed; /* the invariant that does not hold */
+static const char *failed; /* the violated invariant */
 static void require(int holds, const char *what) {
     if (!holds && !failed) failed = what;
 }
@@ -167,7 +167,7 @@ static void set_row(slot_t *s, int row, unsigned order) {
     s->row[row / o.R] = (uint8_t)((s->row[row / o.R] & ~(15 << shift)) | order << shift);
 }
 
-static void clear_slot(slot_t *s) { /* nothing in a free slot is looked at again: one state for all of them */
+static void clear_slot(slot_t *s) { /* the content of a free slot is never read again, so all free slots are one state */
     memset(s, 0, sizeof *s);
     for (int c = 0; c < MAX_C; c++) s->word[c] = WORD(0, VOID);
 }
@@ -210,7 +210,7 @@ typedef struct {
 } step_t;
 
 static step_t steps[64];
-static int num_steps, num_own; /* all; those that are trainer's or workers' and not the environment's */
+static int num_steps, num_own; /* all steps; those of the trainer or workers */
 
 static state_t *step(const state_t *x, const char *what, int who) {
     step_t *n = &steps[num_steps++];
@@ -423,12 +423,12 @@ static void worker_steps(const state_t *x, int w) {
     }
 }
 
-/* What a worker no longer needs is forgotten, so that states which differ in nothing else are one. */
+/* Forgets what a worker no longer needs, so that states that differ only in that are one. */
 static void tidy(state_t *x) {
     for (int w = 0; w < o.W; w++) {
         worker_t *me = &x->worker[w];
         unsigned pc = me->pc;
-        int is_alive = 0; /* `now` says something only while its order stands in a slot */
+        int is_alive = 0; /* `now` has a meaning only while its order is in a slot */
         for (int i = 0; i < o.S; i++) is_alive |= x->slot[i].state == ORDERED && x->slot[i].order == me->now_order;
         if (!is_alive) me->now_order = me->now_row = 0;
         if (pc >= W_FINAL || pc <= W_WAIT) {
@@ -496,7 +496,7 @@ static void begin_publish(state_t *n, int i, unsigned batch, int packed) {
     }
 }
 
-/* A batch in its turn, all words final: delivered, reported, repacked, or opened again. */
+/* Settles the next batch, whose words are all final: it is delivered, reported, repacked, or opened again. */
 static void settle(const state_t *x, int i) {
     const slot_t *s = &x->slot[i];
     int bad = -1, num_void = 0, num_leased = 0;
@@ -537,7 +537,7 @@ static void settle(const state_t *x, int i) {
         free_slot(&n->slot[i]);
         return;
     }
-    if (num_void) return; /* repack_by_mark_only: nobody knows what to do */
+    if (num_void) return; /* repack_by_mark_only: nothing decides what to do */
     for (int row = 0; row < o.C * o.R; row++)
         require(row_of(s, row) == s->order, "a batch is delivered with a row that was not filled for it");
     state_t *n = step(x, "delivers", i);
@@ -730,7 +730,7 @@ static void trainer_steps(const state_t *x) {
     if (num_steps > before && steps[num_steps - 1].state.t.pc == T_TOP) {
         trainer_t *after = &steps[num_steps - 1].state.t;
         after->slot = after->chunk = after->w = after->tmp = after->own = after->want = 0;
-        after->awaited = NOTHING_AWAITED; /* in C a little later: more rings than here */
+        after->awaited = NOTHING_AWAITED; /* a little later in C, so there are more posts than here */
     }
 }
 
@@ -873,7 +873,7 @@ static int end(const char *verdict, const char *why, int code) {
     return code;
 }
 
-/* Enters a state: its invariants, its successors. 0 or an exit status. */
+/* Enters a state: checks its invariants and computes its successors. Returns 0 or an exit status. */
 static int enter(uint32_t id) {
     state_t x = states[id];
     if (num_frames == frames_room) frames = grown(frames, sizeof *frames * (frames_room = frames_room ? frames_room * 2 : 1024));

@@ -1,17 +1,18 @@
-"""Helpers in a neighbor's ring, as a model: who is let in, who may claim, whose claims are taken back (src/helpers.h).
+"""A model of helpers in another rank's ring: which are admitted, which may claim, whose claims are taken back (src/helpers.h).
 
-One record stands between one helper at a time and the trainer of the ring. A worker of another rank (an *incarnation*: when it dies its
-own rank starts the next one, which does not know how far the trainer is) exchanges `visitor` from 0 to its ticket, waits until
-`accepted` says the same, and claims and finishes chunks then. The trainer takes a process in hand, looks whether it is the one of the
-ticket, and accepts it; when it sees the end of one that it has in hand it takes back what the record's number holds, and clears the
-record. A chunk is claimed under the record's number, not under the ticket's: so the words do not say which incarnation holds them.
+A record connects one helper at a time with the ring's trainer. A worker of another rank (an *incarnation*: when it dies, its own
+rank starts the next one, which does not know how far the trainer is) exchanges `visitor` from 0 to its ticket, waits until
+`accepted` has the same value, and then claims and finishes chunks. The trainer opens a handle of the process, checks that it is
+the process of the ticket, and accepts it. When it sees the end of a process that it has a handle of, it takes back what the
+record's number holds, and clears the record. A chunk is claimed under the record's number, not the ticket's, so the words do not
+say which incarnation holds them.
 
-One step is one shared access of a helper, or one of the trainer's. A helper may be killed at each of its steps, and is seen dead
-arbitrarily late. A number may have been given to a stranger by the time the trainer takes it in hand; the stranger lives on. The ring's
-own worker pool is there too, and fills what is open, so the ring must come to its end whatever helpers do; but not what a helper holds.
+One step is one shared access of a helper or of the trainer. A helper may be killed at each of its steps, and its death is seen
+arbitrarily late. A process id may belong to an unrelated process by the time the trainer opens it; that process lives on. The
+ring's own workers fill open chunks, too, so the ring must finish whatever helpers do, except for chunks that a helper holds.
 
-Invariants: a chunk is opened again only when its claimant is dead; no incarnation finds its claim gone. Every state must have a way to
-the end, in which all chunks are done and no dead helper keeps the record from the next.
+Invariants: a chunk is opened again only when its claimant is dead; no incarnation finds its claim gone. From every state the end
+can be reached, in which all chunks are done and no dead helper occupies the record.
 
 `BUGS` are mistakes that can be planted; each must be found. `explore` is model.py's.
 """
@@ -25,30 +26,30 @@ from tests.proof.model import Violation
 
 BUGS = (
     "a helper claims before it is accepted",
-    "the trainer takes back what a helper holds when its rank ends",
-    "the next is let in before the chunks are taken back",
-    "a helper takes the record from the one before",
-    "the trainer accepts whoever has the number",
+    "a helper's chunks are taken back when its rank ends",
+    "the next helper is admitted before the chunks are taken back",
+    "a helper takes the record from the previous one",
+    "the trainer accepts any process with the number",
     "the dead helper's chunks are left",
 )
-OPEN, HELPERS, POOLS, DONE = range(4)  # a chunk's word: of the record's number, of one of the worker pool's
+OPEN, HELPERS, POOLS, DONE = range(4)  # a chunk's word; HELPERS: the record's number, POOLS: one of the ring's own workers
 START, KNOCKED, ACCEPTED, CLAIMED, DEAD = range(5)
-NOBODY, STRANGER = 0, -1  # in hand; else an incarnation
+NOBODY, STRANGER = 0, -1  # values of in_hand, or an incarnation
 
 
 class State(NamedTuple):
     chunks: tuple[int, ...]
-    holders: tuple[int, ...]  # which incarnation holds a chunk in truth; 0: none
-    helpers: tuple[int, ...]  # where each incarnation is, the last one last
+    holders: tuple[int, ...]  # the incarnation that really holds a chunk, or 0
+    helpers: tuple[int, ...]  # the state of each incarnation, newest last
     visitor: int = 0
     accepted: int = 0
     in_hand: int = NOBODY
     cleared: int = 0  # planted: an incarnation whose chunks are still to be taken back
-    kills: int = 0  # left
+    kills: int = 0  # kills that are left
 
 
 class Model:
-    """As many chunks, at most so many kills, and perhaps one planted bug."""
+    """A ring with `num_chunks` chunks, at most `kills` kills, and an optional planted bug."""
 
     def __init__(self, num_chunks: int, kills: int, bug: str = "") -> None:
         self.bug = bug
@@ -61,20 +62,20 @@ class Model:
     def check(self, s: State) -> None:
         for chunk, holder in zip(s.chunks, s.holders, strict=True):
             if holder and s.helpers[holder - 1] != DEAD and chunk != HELPERS:
-                raise Violation(f"helper {holder} lives and its chunk says {chunk}")
+                raise Violation(f"helper {holder} is alive but its chunk has word {chunk}")
 
     def steps(self, s: State) -> Iterator[tuple[bool, State]]:
-        """(is the ring's own doing, next state) for everything that may happen now."""
+        """Yields (whether the ring itself makes the step, next state) for every possible step."""
         yield from ((True, after) for after in self.helper_steps(s))
         yield from ((True, after) for after in self.trainer_steps(s))
-        for c, chunk in enumerate(s.chunks):  # the ring's own worker pool
+        for c, chunk in enumerate(s.chunks):  # the ring's own workers
             if chunk == OPEN:
                 yield True, put(s, c, POOLS, 0)
             elif chunk == POOLS:
                 yield True, put(s, c, DONE, 0)
         if s.kills and s.helpers[-1] != DEAD:
             yield False, at(s, DEAD)._replace(kills=s.kills - 1)
-        if s.helpers[-1] == DEAD:  # its own rank replaces it, or does not: nothing may depend on that
+        if s.helpers[-1] == DEAD:  # its rank replaces it or does not, and nothing may depend on that
             yield False, s._replace(helpers=(*s.helpers, START))
 
     # ------------------------------------------------------------ helper
@@ -82,7 +83,7 @@ class Model:
     def helper_steps(self, s: State) -> Iterator[State]:
         me, where = len(s.helpers), s.helpers[-1]
         may_claim = where == ACCEPTED or (where == KNOCKED and self.bug == "a helper claims before it is accepted")
-        if where == START and (s.visitor == 0 or self.bug == "a helper takes the record from the one before"):
+        if where == START and (s.visitor == 0 or self.bug == "a helper takes the record from the previous one"):
             yield at(s._replace(visitor=me), KNOCKED)
         if where == KNOCKED and s.accepted == me:
             yield at(s, ACCEPTED)
@@ -105,16 +106,16 @@ class Model:
             is_dead = s.helpers[s.visitor - 1] == DEAD
             if not is_dead:
                 yield s._replace(in_hand=s.visitor, accepted=s.visitor)
-            elif self.bug == "the trainer accepts whoever has the number":
+            elif self.bug == "the trainer accepts any process with the number":
                 yield s._replace(in_hand=STRANGER, accepted=s.visitor)
-            else:  # it has ended, or its number is a stranger's by now
+            else:  # it has ended, or its number belongs to another process now
                 yield s._replace(visitor=0, accepted=0)
         ends = s.in_hand > 0 and s.helpers[s.in_hand - 1] == DEAD
-        if self.bug == "the trainer takes back what a helper holds when its rank ends":
-            ends = s.in_hand > 0  # the rank's end is seen, and its worker's is still to come
+        if self.bug == "a helper's chunks are taken back when its rank ends":
+            ends = s.in_hand > 0  # the end of the rank is seen before the end of its worker
         if ends:
             cleared = s._replace(visitor=0, accepted=0, in_hand=NOBODY)
-            if self.bug == "the next is let in before the chunks are taken back":
+            if self.bug == "the next helper is admitted before the chunks are taken back":
                 yield cleared._replace(cleared=1)
             elif self.bug == "the dead helper's chunks are left":
                 yield cleared

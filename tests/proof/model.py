@@ -1,25 +1,25 @@
-"""The slot protocol as a model small enough to walk through every interleaving of.
+"""A model of the slot protocol that is small enough to explore every interleaving.
 
-One step is one shared access of a worker, or one verb of the trainer (each of which is one C call under the GIL). A worker may be
-killed at any of its steps, its death is seen arbitrarily late, leases are held for ever or end in any order, the epoch may be
-abandoned between any two of the trainer's verbs. In every state reached the invariants of src/protocol.h are checked:
+One step is one shared access of a worker, or one action of the trainer (one C call under the GIL). A worker may be killed at any
+of its steps, its death is seen arbitrarily late, leases are held forever or end in any order, and the epoch may be abandoned
+between any two actions of the trainer. The invariants of src/protocol.h are checked in every reachable state:
 
-* a worker writes rows only while the word of the chunk names it and this order, in a slot that is ordered or draining;
+* a worker writes rows only while the chunk's word names it and this order, in a slot that is ordered or draining;
 * no chunk has two live writers; a free or leased slot has no open and no claimed word;
-* batches are delivered 0, 1, 2, ... each once, every row filled for its own order; one slot at least is not leased.
+* batches 0, 1, 2, ... are delivered once each, every row filled for its own order; at least one slot is not leased.
 
-A state in which neither trainer nor workers can move must be complete, and every state must have a way to completion without
-help from outside (no kill, no bump, no lease given back): that is checked backwards over all edges, so a ring that could go on for
-ever without delivering is found as well as one that stands still.
+A state in which neither trainer nor workers can move must be complete, and from every state completion must be possible without
+outside help (no kill, no bump, no lease returned). That is checked backwards over all edges, so it finds a ring that could run
+forever without delivering as well as one that stops.
 
-Waits are untimed here: a sleeping trainer wakes by the bell or by a death and by nothing else, so one missing post is found. Scans are
-coarser than in the C code: a free worker may claim any word that is open now, which contains every real scan. Memory is
-sequentially consistent; race.c is about orderings.
+Waits have no timeout here: only the bell or a death wakes a sleeping trainer, so one missing post is found. Scans are coarser
+than in the C code: a free worker may claim any word that is open now, which includes every real scan. Memory is sequentially
+consistent; race.c tests memory ordering.
 
-Not in this model: static mode, errors and repacking; test_ring_machine.py and race.c have them on the real code.
+Static mode, errors and repacking are not in this model; test_ring_machine.py and race.c test them in the real code.
 
-`BUGS` are mistakes that can be planted; each must be found. By hand: python model.py WORKERS SLOTS CHUNKS BATCHES KILLS BUMPS [BUG];
-the largest that was run so, 2 2 2 2 1 1, has 841,705 states and holds.
+`BUGS` are mistakes that can be planted; each must be found. Command line: python model.py WORKERS SLOTS CHUNKS BATCHES KILLS
+BUMPS [BUG]. The largest run so far, 2 2 2 2 1 1, has 841,705 states and holds.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ BUGS = (
     "a ticket is taken before the claim",
     "words do not carry the order",
     "slots are freed at the bump",
-    "voiding looks and then stores",
+    "voiding reads and then stores",
     "a stopped worker is recovered",
     "recovery skips draining slots",
     "the replacement starts before recovery",
     "words are published before the order's fields",
     "nothing is copied out",
-    "the last to finish rings only if all is DONE",
-    "a death wakes nobody",
-    "the trainer looks before it empties its bell",
+    "the last to finish posts only if all is DONE",
+    "a death does not wake the trainer",
+    "the trainer looks before it clears its bell",
 )
-OPEN, DONE, VOID = 0, -1, -2  # own: w + 1 is a claim by worker w
+OPEN, DONE, VOID = 0, -1, -2  # or w + 1 for a claim by worker w
 FREE, ORDERED, LEASED, DRAINING = range(4)
 IDLE, PICKED, CLAIMED, FILLED, FINISHED, MARKING, DEAD, STOPPED = range(8)
 AWAKE, EMPTIED, ASLEEP = range(3)
@@ -52,11 +52,11 @@ AWAKE, EMPTIED, ASLEEP = range(3)
 
 class Slot(NamedTuple):
     state: int = FREE
-    order: int = 0  # newest published here
+    order: int = 0  # newest order published here
     fields: int = 0  # the order that the plain fields describe
     step: int = 0
-    words: tuple[tuple[int, int], ...] = ()  # (order, own) per chunk
-    rows: tuple[int, ...] = ()  # the order each chunk's rows were filled for
+    words: tuple[tuple[int, int], ...] = ()  # (order, own) for each chunk
+    rows: tuple[int, ...] = ()  # for each chunk, the order for which its rows were filled
     flag: bool = False  # planted: a stored "ready"
     ticket: int = 0  # planted
 
@@ -66,7 +66,7 @@ class Worker(NamedTuple):
     slot: int = -1
     chunk: int = -1
     order: int = 0
-    resumes: int = IDLE  # of a stopped one
+    resumes: int = IDLE  # the step at which a stopped worker resumes
 
 
 class State(NamedTuple):
@@ -76,10 +76,10 @@ class State(NamedTuple):
     bell: bool = False
     ordered: int = 0  # batches published in this generation
     delivered: int = 0
-    orders: int = 0  # over the ring's life
-    kills: int = 0  # left
+    orders: int = 0  # orders published in the ring's life
+    kills: int = 0  # kills that are left
     bumps: int = 0
-    pending: tuple[int, ...] = ()  # planted: what a verb that is no single step has still to do
+    pending: tuple[int, ...] = ()  # planted: the rest of an action that is not one step
 
 
 class Violation(Exception):
@@ -87,7 +87,7 @@ class Violation(Exception):
 
 
 class Model:
-    """The ring with these sizes and, perhaps, one planted bug."""
+    """A ring of these sizes, with an optional planted bug."""
 
     def __init__(self, workers: int, slots: int, chunks: int, batches: int, kills: int, bumps: int, bug: str = "") -> None:
         self.chunks, self.batches, self.bug = chunks, batches, bug
@@ -101,7 +101,7 @@ class Model:
     # ------------------------------------------------------------ steps
 
     def steps(self, s: State) -> Iterator[tuple[bool, State]]:
-        """(is the ring's own doing, next state) for everything that may happen now."""
+        """Yields (whether the ring itself makes the step, next state) for every possible step."""
         for w, worker in enumerate(s.workers):
             for after in self.worker_steps(s, w, worker):
                 yield True, after
@@ -109,7 +109,7 @@ class Model:
                 killed = worker._replace(at=DEAD)
                 if self.bug == "a stopped worker is recovered":
                     killed = worker._replace(at=STOPPED, resumes=worker.at)
-                wakes = self.bug != "a death wakes nobody"
+                wakes = self.bug != "a death does not wake the trainer"
                 yield False, set_worker(s, w, killed)._replace(kills=s.kills - 1, bell=s.bell or wakes)
         for after in self.trainer_steps(s):
             yield True, after
@@ -140,16 +140,16 @@ class Model:
                 yield set_worker(s, w, Worker())
         elif me.at == CLAIMED:
             slot = s.slots[me.slot]
-            stands = slot.words[me.chunk]
-            if slot.state not in (ORDERED, DRAINING) or stands[1] != w + 1:
-                raise Violation(f"worker {w} writes into a slot in state {slot.state} whose word says {stands}")
+            word = slot.words[me.chunk]
+            if slot.state not in (ORDERED, DRAINING) or word[1] != w + 1:
+                raise Violation(f"worker {w} writes into a slot in state {slot.state} with word {word}")
             filled = me.order if self.bug == "words do not carry the order" else slot.fields
             rows = tuple(filled if c == me.chunk else r for c, r in enumerate(slot.rows))
             yield set_worker(set_slot(s, me.slot, slot._replace(rows=rows)), w, me._replace(at=FILLED))
         elif me.at == FILLED:
             order, own = s.slots[me.slot].words[me.chunk]
             if own != w + 1 or (order != me.order and self.bug != "words do not carry the order"):
-                raise Violation(f"worker {w} finishes a chunk whose word says {(order, own)}")
+                raise Violation(f"worker {w} finishes a chunk with word {(order, own)}")
             yield set_worker(set_word(s, me.slot, me.chunk, order, DONE), w, me._replace(at=FINISHED))
         elif me.at == FINISHED:
             owns = [own for _, own in s.slots[me.slot].words]
@@ -165,27 +165,27 @@ class Model:
 
     def trainer_steps(self, s: State) -> Iterator[State]:
         if s.pending:
-            yield self.go_on(s)
+            yield self.finish_action(s)
             return
-        verbs = list(self.verbs(s))
+        actions = list(self.actions(s))
         if s.trainer == ASLEEP:
             if s.bell:
                 yield s._replace(trainer=AWAKE)
-        elif self.bug == "the trainer looks before it empties its bell":
-            yield from verbs
-            if s.trainer == AWAKE and not verbs:
+        elif self.bug == "the trainer looks before it clears its bell":
+            yield from actions
+            if s.trainer == AWAKE and not actions:
                 yield s._replace(trainer=EMPTIED)
             elif s.trainer == EMPTIED:
                 yield s._replace(trainer=ASLEEP, bell=False)
-        elif verbs:
-            yield from (v._replace(trainer=AWAKE) for v in verbs)
+        elif actions:
+            yield from (v._replace(trainer=AWAKE) for v in actions)
         elif s.trainer == AWAKE:
             yield s._replace(trainer=EMPTIED, bell=False)
         elif not self.is_complete(s):
             yield s._replace(trainer=ASLEEP)
 
-    def verbs(self, s: State) -> Iterator[State]:
-        """Everything the trainer can act upon without waiting."""
+    def actions(self, s: State) -> Iterator[State]:
+        """Yields the states after every action that the trainer can take without waiting."""
         for w, worker in enumerate(s.workers):
             if worker.at == DEAD:
                 if self.bug == "the replacement starts before recovery":
@@ -216,14 +216,14 @@ class Model:
 
     def deliver(self, s: State, i: int, slot: Slot) -> State:
         if slot.rows != (slot.order,) * self.chunks:
-            raise Violation(f"batch {slot.step} of order {slot.order} is delivered with rows of {slot.rows}")
+            raise Violation(f"batch {slot.step} of order {slot.order} is delivered with rows of orders {slot.rows}")
         leased = sum(other.state == LEASED for other in s.slots)
         must_copy = leased >= len(s.slots) - 1 and self.bug != "nothing is copied out"
         return set_slot(s, i, slot._replace(state=FREE if must_copy else LEASED))._replace(delivered=s.delivered + 1)
 
     def bump(self, s: State) -> State:
         s = s._replace(bumps=s.bumps - 1, ordered=0, delivered=0, trainer=AWAKE)
-        if self.bug == "voiding looks and then stores":
+        if self.bug == "voiding reads and then stores":
             seen = tuple(
                 i * self.chunks + c
                 for i, slot in enumerate(s.slots)
@@ -251,12 +251,12 @@ class Model:
             s = set_slot(s, i, slot._replace(words=words))
         return s
 
-    def go_on(self, s: State) -> State:
-        """The second half of a verb that a planted bug has cut in two."""
+    def finish_action(self, s: State) -> State:
+        """Runs the second half of an action that a planted bug has split."""
         what, s = s.pending, s._replace(pending=())
         if self.bug == "the replacement starts before recovery":
             return self.recover(s, what[0])
-        if self.bug == "voiding looks and then stores":
+        if self.bug == "voiding reads and then stores":
             for place in what[1:]:
                 i, c = divmod(place, self.chunks)
                 s = set_word(s, i, c, s.slots[i].words[c][0], VOID)
@@ -293,9 +293,9 @@ def set_worker(s: State, w: int, worker: Worker) -> State:
 
 
 def explore(model: Model) -> tuple[str, int]:
-    """Walks every interleaving: ("holds", "violation: ...", or "stuck: ...", number of states)."""
+    """Explores every interleaving. Returns the verdict ("holds", "violation: ..." or "stuck: ...") and the number of states."""
     numbers = {model.first: 0}
-    before: list[list[int]] = [[]]  # of each state: the states from which the ring itself comes to it
+    before: list[list[int]] = [[]]  # for each state, the states from which the ring itself reaches it
     complete = []
     todo = deque([model.first])
     while todo:

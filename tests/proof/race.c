@@ -1,20 +1,20 @@
-/* The real functions of src/protocol.h and src/lease.h in a race: one trainer, three workers (race_worker.h), one buffer, every byte
- * compared.
+/* Races the functions of src/protocol.h and src/lease.h: one trainer, three workers (race_worker.h) and one buffer, of which every
+ * byte is compared.
  *
  *   race threads SECONDS SEED STATIC    workers and a user are threads: for ThreadSanitizer and AddressSanitizer
  *   race processes SECONDS SEED STATIC  workers are processes, killed with SIGKILL at random moments
  *
- * Threads: a worker "dies" by returning at a random named point, claim in hand; it is joined, recovered, started anew. The join
- * stands for a process's death. Nobody sleeps and there are no semaphores: either would order accesses that only the protocol
- * should order, and so hide races. A user thread compares each batch a second time at the end of its lease and drops it there.
- * ThreadSanitizer of gcc 12 does not model atomic_thread_fence; shml_create has the only one, before any worker exists.
+ * With threads, a worker "dies" by returning at a random named point while it holds a claim; it is joined, recovered and started
+ * again. The join represents the death of a process. There are no sleeps and no semaphores, because either would order accesses that
+ * only the protocol should order, and so hide races. A user thread compares each batch again at the end of its lease, and drops it.
+ * ThreadSanitizer of gcc 12 does not model atomic_thread_fence; only shml_create has one, before any worker exists.
  *
- * -DPLANT=n puts a known mistake in:
- *   1 a bump frees slots although they are claimed        5 owner words stored relaxed
- *   2 owner words published before the order's fields     6 recovery skips draining slots
- *   3 recovery of a living worker                         7 slots delivered without acquire
- *   4 a row written after finish                          8 a dead worker is recovered after its replacement has started
- * Exit: 0 all is well, 3 bytes differ or a claim was lost, 4 nothing moved for too long, 66 a sanitizer's report.
+ * -DPLANT=n plants a known bug:
+ *   1 a bump frees slots although they are claimed        5 owner words are stored relaxed
+ *   2 owner words are published before the order's fields 6 recovery skips draining slots
+ *   3 a live worker is recovered                          7 slots are delivered without acquire
+ *   4 a row is written after finish                       8 a dead worker is recovered after its replacement has started
+ * Exit status: 0 success, 3 bytes differ or a claim was lost, 4 no progress for too long, 66 a report of a sanitizer.
  */
 #define NUM_SLOTS 5
 #include "race_worker.h"
@@ -108,7 +108,7 @@ static void write_words(uint32_t slot, uint64_t order, int reserved) {
 #endif
 }
 
-/* Orders batch `seq` in a slot that is held, or whose order has ended and is done again. */
+/* Orders batch `seq` in a held slot, or again in a slot whose order has ended. */
 static void publish(trainer *t, uint32_t slot, int64_t seq, int is_packed, int may_fail) {
     shml_slot *s = &ring.slots[slot];
     shml_place *place = &t->local_ring->places[slot];
@@ -186,7 +186,7 @@ static void grant(trainer *t) {
     }
 }
 
-/* A batch whose words are all final: 1 if it is delivered, 0 if it must be waited for again. */
+/* Settles a batch whose words are all final. Returns 1 if it is delivered, 0 if the trainer must wait for it again. */
 static int settle(trainer *t, uint32_t slot, shml_status status) {
     shml_slot *s = &ring.slots[slot];
     shml_place *place = &t->local_ring->places[slot];
@@ -266,7 +266,7 @@ static void reap(trainer *t, uint32_t w) {
     }
 }
 
-/* Whether a word names w at this moment. */
+/* Returns whether a word names w at this moment. */
 static int holds_claim(uint32_t w) {
     for (uint32_t slot = 0; slot < NUM_SLOTS; slot++)
         for (uint32_t c = 0; c < ring.slots[slot].nchunks; c++)
@@ -275,7 +275,7 @@ static int holds_claim(uint32_t w) {
 }
 
 static void replace(trainer *t, uint32_t w) {
-    if (!use_threads && one_in(&t->rng, 2)) /* half of the kills wait for a claim, the others come at any moment */
+    if (!use_threads && one_in(&t->rng, 2)) /* half of the kills wait for a claim, the others happen at any moment */
         for (int i = 0; i < 200 && !holds_claim(w); i++) sched_yield();
     if (!use_threads && one_in(&t->rng, 3)) bump(t);
     reap(t, w);
@@ -301,7 +301,7 @@ static void order(trainer *t) {
 
 static int run(trainer *t, double seconds) {
     double end_s = now_s() + seconds;
-    double stall_s = PLANT == 6 ? 1.0 : 10.0; /* a stall is what plant 6 must show; the others must show more */
+    double stall_s = PLANT == 6 ? 1.0 : 10.0; /* plant 6 must stall; the others must show more than a stall */
     double next_kill_s = 0;
     int code = 0;
     t->moved_s = now_s();

@@ -1,5 +1,5 @@
-/* What race.c and share_race.c have in common: one ring in one process's memory, rows whose bytes follow from their index, and workers
- * that fill them by the verbs of src/protocol.h. Includers define NUM_SLOTS first, and have PLANT, which each explains for itself.
+/* The common part of race.c and share_race.c: one ring in the memory of one process, rows whose bytes follow from their index, and
+ * workers that fill them with the functions of src/protocol.h. Includers define NUM_SLOTS first, and PLANT, which each documents.
  */
 #ifndef RACE_WORKER_H
 #define RACE_WORKER_H
@@ -32,7 +32,7 @@
 
 enum { DIE_BEFORE_CLAIM, DIE_AFTER_CLAIM, DIE_IN_ROW, DIE_IN_NEED, DIE_IN_TEXT, DIE_BEFORE_FINISH, DIE_AFTER_FINISH, NUM_DEATHS };
 
-typedef struct { /* counted by anyone, in shared memory, relaxed */
+typedef struct { /* counters in shared memory, incremented relaxed by any thread or process */
     _Atomic uint64_t differences, lost, unordered, closing;
     _Atomic int exited[NUM_WORKERS];
 } tally;
@@ -40,7 +40,7 @@ typedef struct { /* counted by anyone, in shared memory, relaxed */
 static shml_ring ring;
 static shml_map *map;
 static tally *tallied;
-static int dies_at_points; /* workers are threads, which return at a named point, claim in hand */
+static int dies_at_points; /* workers are threads that return at a named point while they hold a claim */
 static uint64_t rng_seed;
 
 static uint64_t next_random(uint64_t *x) {
@@ -81,7 +81,7 @@ static void check_rows(uint32_t slot, int64_t epoch, int64_t seq, uint32_t nrows
 
 /* ---------------------------------------------------------------- worker */
 
-/* Whether a thread shall die at this point; processes are killed from outside. */
+/* Returns whether a thread dies at this point; processes are killed from outside. */
 static int dies(uint64_t *rng, int point) {
     static const uint64_t rarity[NUM_DEATHS] = {4000, 60, 600, 4, 2, 60, 200};
     return dies_at_points && one_in(rng, rarity[point]);
@@ -93,7 +93,7 @@ static void finish(const shml_claim *claim, uint32_t w, uint32_t own) {
     if (all_final > 0) shml_wake(&ring);
 }
 
-/* Fills one chunk; 0 if it died over it. */
+/* Fills one chunk. Returns 0 if the worker died during it. */
 static int work(const shml_claim *claim, uint32_t w, uint64_t *rng) {
     shml_slot *s = &ring.slots[claim->slot];
     if (dies(rng, DIE_AFTER_CLAIM)) return 0;
@@ -117,7 +117,7 @@ static int work(const shml_claim *claim, uint32_t w, uint64_t *rng) {
     for (uint32_t row = shml_first_row(s->nrows, s->nchunks, claim->chunk); row < end; row++) {
         atomic_store(&ring.workers[w].now, claim->order << 16 | row);
         if (atomic_load_explicit(&ring.header->generation, memory_order_relaxed) != s->generation && !one_in(rng, 4)) {
-            finish(claim, w, SHML_VOID); /* now and then the hint is missed */
+            finish(claim, w, SHML_VOID); /* sometimes the hint is missed */
             return 1;
         }
         int64_t index = indices[row];
@@ -142,7 +142,7 @@ static int work(const shml_claim *claim, uint32_t w, uint64_t *rng) {
             ((volatile uint64_t *)to)[k] = pattern(INDEX_OF(index), k);
             if (k != ROW_WORDS / 2) continue;
             if (dies(rng, DIE_IN_ROW)) return 0;
-            if (!dies_at_points && one_in(rng, 8)) sched_yield(); /* half a row written, and off the CPU: killed there as anywhere */
+            if (!dies_at_points && one_in(rng, 8)) sched_yield(); /* yields the CPU with half a row written, so it can be killed there */
         }
     }
     if (dies(rng, DIE_BEFORE_FINISH)) return 0;
@@ -164,13 +164,13 @@ static void live(uint32_t w, uint64_t life) {
             sched_yield();
             continue;
         }
-        if (ring.header->is_static) { /* oldest first, whatever the scan was overtaken by */
+        if (ring.header->is_static) { /* oldest first, whatever has overtaken the scan */
             if (claim.order <= newest) atomic_fetch_add(&tallied->unordered, 1);
             newest = claim.order;
         }
         if (!work(&claim, w, &rng)) break;
     }
-    atomic_store_explicit(&tallied->exited[w], 1, memory_order_relaxed); /* orders nothing: the join does */
+    atomic_store_explicit(&tallied->exited[w], 1, memory_order_relaxed); /* the join orders accesses, not this store */
 }
 
 static void *worker_thread(void *arg) {

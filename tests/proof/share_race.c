@@ -1,20 +1,20 @@
-/* The real functions of src/share.h in a race: a leader, its workers (race_worker.h) and two followers, all of them threads over one
- * buffer, every byte compared. For ThreadSanitizer and AddressSanitizer, which see the threads of one process only.
+/* Races the functions of src/share.h: a leader, its workers (race_worker.h) and two followers, all of them threads over one buffer, of
+ * which every byte is compared. For ThreadSanitizer and AddressSanitizer, which see only the threads of one process.
  *
  *   share_race SECONDS SEED
  *
- * What is done here by a leader and by followers is what shmload/sharing does, in its order. A generation has so many batches, which
- * all ranks know, and begins at one of a few steps, so that the place of a batch comes again while slots still have an older one; its
- * bytes tell its generation. Batches fail, are ordered anew as packed ones, are ordered twice as after ^C, and workers die (race.c).
- * A rank keeps a batch at a time; another thread compares it once more and drops it. As in race.c nobody waits for anybody but by
- * looking, as that would hide races; only now and then does a follower sleep, so that shml_sleep and shml_wake are raced, too.
+ * Leader and followers make the same calls as shmload/sharing, in the same order. A generation has a number of batches that all ranks
+ * know, and begins at one of a few steps, so that a position can recur while slots still have an older batch of it; the bytes of a batch
+ * identify its generation. Batches fail, are ordered again as packed ones, are ordered twice as after ^C, and workers die (race.c). A
+ * rank keeps one batch at a time; another thread compares it again and drops it. As in race.c, waits only poll, because anything else
+ * would hide races; but sometimes a follower sleeps, so that shml_sleep and shml_wake are raced, too.
  *
- * -DPLANT=n puts a known mistake in:
- *   1 a follower passes a batch before it holds it     4 a follower looks at owner words without acquire
- *   2 the ticket is stored before the order            5 a follower lets its hold go before the lease's end
- *   3 a slot is used again although it is held         6 where a generation begins is told after it
- *   7 that is told in the words of the one before      8 a batch that is ordered again gets a ticket
- * Exit: 0 all is well, 3 bytes differ, 4 nothing moved for too long, 66 a sanitizer's report.
+ * -DPLANT=n plants a known bug:
+ *   1 a follower passes a batch before it holds it       4 a follower reads owner words without acquire
+ *   2 the ticket is stored before the order              5 a follower releases its hold before the end of the lease
+ *   3 a slot is reused although it is held               6 the start of a generation is written after the generation
+ *   7 it is written into the words of the previous one   8 a batch that is ordered again gets a ticket
+ * Exit status: 0 success, 3 bytes differ, 4 no progress for too long, 66 a report of a sanitizer.
  */
 #define NUM_SLOTS 6
 #include "race_worker.h"
@@ -30,7 +30,7 @@ typedef struct { /* a batch that a rank keeps, until the user thread ends it */
     uint32_t nrows;
 } kept_batch;
 
-typedef struct { /* a rank's place in what all read, and what it has of the ring */
+typedef struct { /* a rank's position and its part of the ring */
     shml_share share;
     shml_local_ring *local_ring;
     uint32_t rank;
@@ -41,8 +41,8 @@ typedef struct { /* a rank's place in what all read, and what it has of the ring
 
 typedef struct {
     member *me;
-    int64_t next_order; /* of this generation: published, or in a slot of `slot_of` */
-    int slot_of[64];    /* of batch i of this generation; -1: to be ordered again */
+    int64_t next_order; /* in this generation: published, or in a slot of `slot_of` */
+    int slot_of[64];    /* the slot of batch i of this generation, or -1 if it must be ordered again */
     uint64_t order, num_ordered, lives;
     pthread_t workers[NUM_WORKERS];
     uint64_t failures, reopened, repacks, poisoned, grown, twice, kills;
@@ -51,7 +51,7 @@ typedef struct {
 static member members[NUM_RANKS];
 static _Atomic uint64_t num_taken, num_failed, num_sleeps;
 
-/* What all ranks know of a generation: how many batches they take of it, and where it begins. */
+/* All ranks know how many batches they take of a generation, and at which step it begins. */
 static int64_t goal_of(uint64_t generation) { return 1 + (int64_t)(generation * 37 % 23); }
 static int64_t first_step_of(uint64_t generation) { return (int64_t)(generation % 3); }
 static uint32_t nrows_of(int64_t step) { return 1 + (uint32_t)(step * 7 % MAX_ROWS); }
@@ -68,7 +68,7 @@ static void end_batch(kept_batch *kept) {
     free(kept);
 }
 
-/* Compares what was leased and drops it, or has the user thread do so if that has nothing of this rank's. */
+/* Compares a leased batch and drops it, or passes it to the user thread if that has no batch of this rank. */
 static void use_batch(member *me, uint32_t slot, int64_t step) {
     check_rows(slot, (int64_t)me->generation, step, nrows_of(step), "delivery");
     kept_batch *kept = malloc(sizeof(kept_batch));
@@ -94,7 +94,7 @@ static void *user_thread(void *arg) {
     return NULL;
 }
 
-/* Ends a generation, as sharing/rank_group.py does. The leader goes on with its ring meanwhile. */
+/* Ends a generation, as sharing/rank_group.py does. In the meantime the leader continues with its ring. */
 static void tell_generation(member *me, int64_t count_before) {
 #if PLANT == 6
     shml_share_report(&me->share, me->rank, SHML_REPORT_GENERATION, me->generation);
@@ -133,7 +133,7 @@ static void end_hold(void *context, uint32_t slot) {
     shml_share_let_go(&me->share, me->rank, slot);
 }
 
-/* Its batch's text names the first row that fails in what was ordered. */
+/* Checks that the text of the batch names the first failing row of the order. */
 static void check_failure(member *me, uint32_t slot, int64_t step) {
     uint64_t order;
     shml_status status = shml_share_inspect(&me->share, &ring, slot, &order);
@@ -143,7 +143,7 @@ static void check_failure(member *me, uint32_t slot, int64_t step) {
         differs("a follower's error text is not that of its batch");
 }
 
-/* Leases and passes a batch, as FollowerRing.lease does; 0: its lease before is not quite over. */
+/* Leases and passes a batch, as FollowerRing.lease does. Returns 0 if its previous lease has not ended yet. */
 static int take(member *me, uint32_t slot) {
     shml_local_ring_collect(me->local_ring);
     if (me->local_ring->places[slot].state != SHML_FREE) return 0;
@@ -239,7 +239,7 @@ static void replace(leader *l, uint32_t w) {
     start_worker(l, w);
 }
 
-/* Orders batch `i` of this generation in a slot that nobody has, or anew, as a packed one, in the one that it has. */
+/* Orders batch `i` of this generation in a free slot, or again, as a packed one, in its own slot. */
 static void publish(leader *l, uint32_t slot, int64_t i, int is_rewritten) {
     member *me = l->me;
     shml_slot *record = &ring.slots[slot];
@@ -257,7 +257,7 @@ static void publish(leader *l, uint32_t slot, int64_t i, int is_rewritten) {
 #endif
     for (uint32_t row = 0; row < nrows; row++) {
         indices[row] = index_at((int64_t)me->generation, step, row);
-        if (!is_rewritten && step % 5 == 4 && row % 3 == 1) indices[row] |= FAILS; /* what fails, fails in each of its orders */
+        if (!is_rewritten && step % 5 == 4 && row % 3 == 1) indices[row] |= FAILS; /* a failing row fails in each order */
         if (!is_rewritten && step % 7 == 3 && row == nrows / 2) indices[row] |= RAGGED;
     }
     record->order_nbytes = nrows * 8;
@@ -289,7 +289,7 @@ static int is_passed(member *me, uint32_t slot) {
     return shml_share_is_passed(&me->share, slot);
 }
 
-/* Publishes what is to be ordered again, and what comes next, while there are slots. */
+/* Publishes batches to be ordered again, and the next ones, while there are slots. */
 static void order(leader *l) {
     shml_local_ring *local_ring = l->me->local_ring;
     shml_local_ring_collect(local_ring);
@@ -316,7 +316,7 @@ static void grant(leader *l) {
     }
 }
 
-/* A slot whose words are all final: 1 if its batch can be leased, -1 if it has failed, 0 if it must be waited for again. */
+/* Settles a slot whose words are all final. Returns 1 if its batch can be leased, -1 if it has failed, 0 to wait again. */
 static int settle(leader *l, uint32_t slot, shml_status status) {
     shml_slot *record = &ring.slots[slot];
     if (status.first_bad >= 0 && status.bad_own == SHML_POISON) {
@@ -351,7 +351,7 @@ static void deliver(leader *l) {
     } else if (found > 0) {
         shml_lease_begin(me->local_ring, (uint32_t)slot);
         use_batch(me, (uint32_t)slot, first_step_of(me->generation) + me->count);
-        if (one_in(&me->rng, 20)) { /* ^C before it was counted: it is ordered again, behind what was ordered before */
+        if (one_in(&me->rng, 20)) { /* ^C before it was counted: it is ordered again, after the earlier orders */
             l->slot_of[me->count] = -1;
             l->twice++;
         } else {
@@ -390,7 +390,7 @@ static int lead(leader *l, double seconds) {
         if (!is_beginning && me->count == goal_of(me->generation)) {
             abandon(l);
             is_beginning = 1;
-            if (one_in(&me->rng, 2)) order(l); /* before it has told, or after */
+            if (one_in(&me->rng, 2)) order(l); /* before its report or after */
             tell_generation(me, goal_of(me->generation - 1));
         }
         order(l);

@@ -1,16 +1,17 @@
-"""A ring that several ranks read, as a model: when a slot may be used again (src/share.h).
+"""A model of a ring that several ranks read, to show when a slot may be reused (src/share.h).
 
-Beside the owner words there are, for each slot, the *ticket* of the batch in it, which counts batches over the ring's life; and for
-each follower what it alone writes: its *generation*, *next* (it takes no batch with a smaller ticket any more) and a *hold* on each
-slot that it has leased. The leader may use a free slot again when every follower has passed its ticket and then, looked at after
-that, has no hold on it. One step is one shared access of a follower or of the leader's look; leader's other verbs are one C call.
+Beside the owner words, each slot has the *ticket* of its batch, which counts batches over the ring's life. Each follower alone
+writes its *generation*, its *next* (it takes no more batches with a smaller ticket) and a *hold* on each slot that it has leased.
+The leader may reuse a free slot when every follower has passed its ticket and, checked after that, has no hold on it. One step is
+one shared access of a follower or of the leader's check; the leader's other actions are one C call each.
 
-All ranks take `before` batches, abandon the rest of what is ordered if `after` is not 0, and take `after` batches of the next generation.
-A follower may be killed at each of its steps, the leader between two of its verbs; both are seen arbitrarily late. Whoever sees
-that another has ended takes what that one had taken, and then ends with an error. So nobody need clear a dead follower's holds.
+All ranks take `before` batches, abandon the remaining orders if `after` is not 0, and take `after` batches of the next
+generation. A follower may be killed at each of its steps, and the leader between two of its actions; both deaths are seen
+arbitrarily late. A rank that sees the end of another takes the batches that the other had taken, and then ends with an error. So
+nothing needs to clear a dead follower's holds.
 
-Invariants: what a follower reads is the batch it expects, whole, until it drops it. Every state must have a way to the end: each
-living rank has taken everything or has ended with an error. `BUGS` are mistakes that can be planted; each must be found.
+Invariants: a follower reads the whole batch that it expects, until it drops it. From every state the end can be reached, in which
+each living rank has taken everything or has ended with an error. `BUGS` are mistakes that can be planted; each must be found.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ from typing import NamedTuple
 from tests.proof.model import Violation
 
 BUGS = (
-    "holds are looked at before next",
+    "holds are checked before next",
     "a follower passes before it holds",
     "the ticket is stored before the slot is written",
     "a slot is free when the leader's lease ends",
     "tickets of an abandoned generation are waited for",
-    "the leader's end goes unseen",
+    "the leader's end is not seen",
 )
 FREE, ORDERED, LEASED = range(3)
 IDLE, FOUND, HELD, PASSED, ENDED, DEAD = range(6)
 
 
 class Slot(NamedTuple):
-    state: int = FREE  # the leader's
+    state: int = FREE  # of the leader
     ticket: int = -1
     generation: int = 0
     batch: int = 0
@@ -53,9 +54,9 @@ class Leader(NamedTuple):
     at: int = IDLE  # or ENDED, DEAD
     generation: int = 0
     count: int = 0
-    published: int = 0  # batches of this generation
-    ticket: int = 0  # the next one
-    look: tuple[int, int, bool] = (-1, 0, False)  # at which slot, of which follower, and whether half of it is done
+    published: int = 0  # batches published in this generation
+    ticket: int = 0  # the next ticket
+    look: tuple[int, int, bool] = (-1, 0, False)  # (slot, follower, whether the first half of the check is done)
     writes: int = -1  # a slot that is half published
 
 
@@ -67,7 +68,7 @@ class State(NamedTuple):
 
 
 class Model:
-    """Of so many followers and slots."""
+    """A ring of `slots` slots with `followers` followers."""
 
     def __init__(self, followers: int, slots: int, before: int, after: int, kills: int, bug: str = "") -> None:
         self.bug = bug
@@ -88,7 +89,7 @@ class Model:
                     raise Violation(f"{follower} reads {slot}")
 
     def steps(self, s: State) -> Iterator[tuple[bool, State]]:
-        """(is the ring's own doing, next state) for everything that may happen now."""
+        """Yields (whether the ring itself makes the step, next state) for every possible step."""
         for f, follower in enumerate(s.followers):
             if follower.at not in (ENDED, DEAD):
                 for after in self.follower_steps(s, follower):
@@ -128,7 +129,7 @@ class Model:
             yield me._replace(generation=1, count=0)
             return
         has_stopped = leader.at in (ENDED, DEAD) and (leader.generation, leader.count) <= (me.generation, me.count)
-        if has_stopped and self.bug != "the leader's end goes unseen":
+        if has_stopped and self.bug != "the leader's end is not seen":
             yield me._replace(at=ENDED)
         found = [
             (slot.ticket, i)
@@ -146,18 +147,18 @@ class Model:
             yield self.publish_rest(s)
             return
         if leader.look[0] >= 0:
-            yield self.go_on_looking(s)
+            yield self.continue_check(s)
             return
         for i, slot in enumerate(s.slots):
             if slot.state == ORDERED and not slot.is_filled:
-                yield put_slot(s, i, slot._replace(is_filled=True))  # a worker's doing
+                yield put_slot(s, i, slot._replace(is_filled=True))  # done by a worker
             if slot.state == LEASED:
                 yield put_slot(s, i, slot._replace(state=FREE))
             is_wanted = leader.count < self.goals[leader.generation] and slot.batch == leader.count
             if slot.state == ORDERED and slot.is_filled and is_wanted:
                 taken = leader._replace(count=leader.count + 1)
                 yield put_slot(s, i, slot._replace(state=LEASED))._replace(leader=taken)
-            if slot.state == FREE and leader.published <= self.goals[leader.generation]:  # one ahead of what is taken
+            if slot.state == FREE and leader.published <= self.goals[leader.generation]:  # at most one batch ahead
                 yield s._replace(leader=leader._replace(look=(i, 0, False)))
         if self.is_at_end(leader.generation, leader.count):
             yield s._replace(leader=leader._replace(at=ENDED))
@@ -167,7 +168,7 @@ class Model:
         elif any(f.at == DEAD and (f.generation, f.count) <= (leader.generation, leader.count) for f in s.followers):
             yield s._replace(leader=leader._replace(at=ENDED))
 
-    def go_on_looking(self, s: State) -> State:
+    def continue_check(self, s: State) -> State:
         leader, (i, f, is_half) = s.leader, s.leader.look
         slot, give_up = s.slots[i], s._replace(leader=s.leader._replace(look=(-1, 0, False)))
         if f == len(s.followers) or self.bug == "a slot is free when the leader's lease ends":
@@ -178,7 +179,7 @@ class Model:
             has_passed |= follower.generation > slot.generation
         is_free_of = i not in follower.holds
         first, second = has_passed, is_free_of
-        if self.bug == "holds are looked at before next":
+        if self.bug == "holds are checked before next":
             first, second = second, first
         if not (second if is_half else first):
             return give_up

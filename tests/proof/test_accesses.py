@@ -1,6 +1,7 @@
-"""The protocol's model at the grain of one shared access: every interleaving of small rings, and the planted mistakes it must find.
+"""Explores the slot protocol at the level of single shared accesses: every interleaving of small rings, and planted bugs to be
+found.
 
-accesses.c says what is in the model; larger rings are for by-hand runs, and their figures stand in its first comment.
+accesses.c documents the model; its first comment has the figures of larger rings, which were run by hand.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ SOURCE = Path(__file__).with_name("accesses.c")
 
 Explore = Callable[[str], tuple[str, int, str]]
 
-# What is explored: how many states that are. Fewer would mean that something is not explored any more.
+# Parameters and the number of states. Fewer states would mean that some are not explored any longer.
 RIGHT = {
     "W=2 S=2 C=2 B=2 kills=1 bumps=1": 1_020_756,
     "W=2 S=3 C=1 B=2 kills=1 bumps=1": 251_826,
@@ -35,7 +36,7 @@ RIGHT = {
     "W=2 S=1 C=2 R=1 B=2 kills=1 bells=1 timed=1 lost=1": 383_734,
 }
 
-# A mistake, the smallest ring that shows it, and how it shows.
+# Each bug with the smallest ring that shows it, and the resulting verdict.
 PLANTED = {
     "worker_moves_state": ("W=2 S=1 C=2 B=2", "violation"),
     "ticket_then_claim": ("W=1 S=1 C=1 B=1 kills=1", "stuck"),
@@ -66,7 +67,7 @@ PLANTED = {
 
 @pytest.fixture(scope="module")
 def explore(tmp_path_factory: pytest.TempPathFactory) -> Explore:
-    """Explores with these parameters: (verdict, number of states, everything that was said)."""
+    """Returns a function that explores with given parameters and returns (verdict, number of states, output)."""
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed")
     binary = tmp_path_factory.mktemp("accesses") / "accesses"
@@ -85,32 +86,32 @@ def explore(tmp_path_factory: pytest.TempPathFactory) -> Explore:
 
 @pytest.mark.slow(reason="explores every interleaving, up to two million states")
 @pytest.mark.parametrize(("parameters", "states"), RIGHT.items())
-def test_no_interleaving_of_accesses_breaks_the_protocol_and_all_end(explore: Explore, parameters: str, states: int) -> None:
-    verdict, num_states, said = explore(parameters)
-    assert verdict == "holds", said
+def test_no_interleaving_of_accesses_breaks_the_protocol_and_all_terminate(explore: Explore, parameters: str, states: int) -> None:
+    verdict, num_states, output = explore(parameters)
+    assert verdict == "holds", output
     assert num_states == states
 
 
 @pytest.mark.parametrize("bug", PLANTED)
-def test_a_planted_mistake_is_found_and_the_same_ring_without_it_holds(explore: Explore, bug: str) -> None:
+def test_planted_bug_is_found_and_the_same_ring_without_it_holds(explore: Explore, bug: str) -> None:
     parameters, expected = PLANTED[bug]
-    verdict, _, said = explore(f"{parameters} bug={bug}")
-    assert verdict == expected, said
+    verdict, _, output = explore(f"{parameters} bug={bug}")
+    assert verdict == expected, output
     assert explore(parameters)[0] == "holds"
 
 
-def test_every_mistake_that_the_model_knows_is_in_the_table() -> None:
+def test_every_bug_of_the_model_is_in_the_table() -> None:
     known = [line.split("(")[1].split(")")[0] for line in SOURCE.read_text().splitlines() if line.startswith("    X(")]
     assert ["none", *PLANTED] == known
 
 
-def test_one_lost_post_stops_a_ring_with_untimed_waits_and_only_that(explore: Explore) -> None:
+def test_lost_post_stops_only_a_ring_without_timeouts(explore: Explore) -> None:
     ring = "W=1 S=1 C=1 B=1 bells=1 lost=1"
     assert explore(f"{ring} timed=0")[0] == "stuck"
     assert explore(f"{ring} timed=1")[0] == "holds"
 
 
-def test_a_mistake_comes_with_the_steps_that_lead_to_it(explore: Explore) -> None:
+def test_violation_is_reported_with_the_steps_that_lead_to_it(explore: Explore) -> None:
     *way, why, verdict = explore("W=1 S=1 C=1 B=1 bumps=1 bug=free_at_bump trace=1")[2].splitlines()
     assert any("claims" in step for step in way)
     assert "bump" in " ".join(way)

@@ -1,4 +1,4 @@
-"""Every interleaving of the protocol's model for small rings, and the planted mistakes it must find."""
+"""Explores every interleaving of the protocol's model for small rings, and the planted bugs that must be found."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from tests.proof.model import BUGS, Model, explore
 
-# workers, slots, chunks, batches, kills, bumps: states
+# workers, slots, chunks, batches, kills, bumps: number of states
 RIGHT = {
     (1, 1, 1, 2, 1, 1): 809,
     (2, 2, 1, 2, 1, 0): 1955,
@@ -21,13 +21,13 @@ LARGEST_FOR_BUGS = (2, 1, 2, 2, 1, 1)
 @pytest.mark.parametrize(
     ("size", "states"), list(RIGHT.items()), ids=lambda v: "-".join(map(str, v)) if isinstance(v, tuple) else ""
 )
-def test_no_interleaving_breaks_the_protocol_and_all_can_end(size: tuple[int, ...], states: int) -> None:
+def test_no_interleaving_breaks_the_protocol_and_all_can_terminate(size: tuple[int, ...], states: int) -> None:
     verdict, num_states = explore(Model(*size))
     assert verdict == "holds"
-    assert num_states == states  # fewer would mean that something is not explored any more
+    assert num_states == states  # fewer would mean that some states are not explored any longer
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_mistake_is_found(bug: str) -> None:
+def test_planted_protocol_bug_is_found(bug: str) -> None:
     verdicts = [explore(Model(*size, bug))[0] for size in ((1, 1, 1, 2, 1, 1), LARGEST_FOR_BUGS)]
     assert any(verdict.startswith(("violation", "stuck")) for verdict in verdicts)

@@ -1,7 +1,7 @@
-"""The slot protocol in C, raced: under ThreadSanitizer, under AddressSanitizer, and with processes killed at any moment.
+"""Races of the slot protocol in C: under ThreadSanitizer, under AddressSanitizer, and with processes killed at random moments.
 
-race.c runs the functions of src/protocol.h and src/lease.h themselves, share_race.c those of src/share.h; the first comment of each
-says what a planted mistake is.
+race.c runs the functions of src/protocol.h and src/lease.h, share_race.c those of src/share.h; the first comment of each lists
+the planted bugs.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ SANITIZERS = {
     "address": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1", "-g"],
     "none": ["-O2", "-DROW_WORDS=64"],
 }
-REPORT, WRONG, STALL = 66, 3, 4  # exit codes of both
+REPORT, WRONG, STALL = 66, 3, 4  # exit codes of both programs
 
-pytestmark = pytest.mark.slow(reason="compiles a race in C, with sanitizers, too, and runs it many times over")
+pytestmark = pytest.mark.slow(reason="compiles a race in C, also with sanitizers, and runs it many times")
 
 Build = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """Compiles a race; a sanitizer that this machine cannot link or start skips the test, a mistake in the race fails it."""
+    """Returns a function that compiles a race. It skips the test if the sanitizer does not link or start here; an error in the
+    race fails.
+    """
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed")
     if not (SOURCE / "protocol.h").exists():
-        pytest.skip("src/ is not here: an installed package is being tested")
+        pytest.skip("src/ is missing: an installed package is being tested")
     folder = tmp_path_factory.mktemp("race")
     trivial = folder / "trivial.c"
     trivial.write_text("int main(void) { return 0; }\n")
@@ -58,12 +60,12 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 
 def race(binary: Path, mode: str, seconds: float, *, is_static: bool, seed: int = 1) -> tuple[int, dict[str, int], str]:
-    """What `run` says of race.c."""
+    """Runs race.c and returns the same as `run`."""
     return run(binary, mode, str(seconds), str(seed), str(int(is_static)))
 
 
 def run(*command: str | Path) -> tuple[int, dict[str, int], str]:
-    """Exit code, the counts it printed, and everything it said."""
+    """Returns the exit code, the printed counts, and the whole output."""
     done = subprocess.run(
         command,
         capture_output=True,
@@ -80,19 +82,19 @@ def run(*command: str | Path) -> tuple[int, dict[str, int], str]:
     return done.returncode, counts, done.stdout + done.stderr
 
 
-def noticed(binary: Path, mode: str, seconds: float, codes: set[int]) -> bool:
-    """Whether a mistake shows within some races: it needs two processors at the same word, which a loaded machine seldom gives."""
+def is_detected(binary: Path, mode: str, seconds: float, codes: set[int]) -> bool:
+    """Returns whether a bug shows in some races: it needs two CPUs at the same word, which is rare on a loaded machine."""
     return any(race(binary, mode, seconds, is_static=False, seed=seed)[0] in codes for seed in range(1, 7))
 
 
 @pytest.mark.parametrize("is_static", [False, True], ids=["free", "static"])
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
-def test_no_sanitizer_has_anything_to_report(build: Build, sanitizer: str, is_static: bool) -> None:
-    code, counts, said = race(build(sanitizer), "threads", 1.5, is_static=is_static)
-    assert code == 0, said
-    assert "WARNING" not in said
+def test_sanitizers_report_nothing(build: Build, sanitizer: str, is_static: bool) -> None:
+    code, counts, output = race(build(sanitizer), "threads", 1.5, is_static=is_static)
+    assert code == 0, output
+    assert "WARNING" not in output
     events = ["batches", "kills", "hits", "bumps", "errors", "repacks", "poisoned", "grown"]
-    assert all(counts[event] > 0 for event in events), said
+    assert all(counts[event] > 0 for event in events), output
 
 
 @pytest.mark.parametrize(
@@ -100,20 +102,20 @@ def test_no_sanitizer_has_anything_to_report(build: Build, sanitizer: str, is_st
     [
         pytest.param(1, {REPORT, WRONG}, id="slot freed at the bump although claimed"),
         pytest.param(2, {REPORT}, id="words published before the order"),
-        pytest.param(3, {REPORT, WRONG}, id="living worker recovered"),
+        pytest.param(3, {REPORT, WRONG}, id="live worker recovered"),
         pytest.param(4, {REPORT, WRONG}, id="row written after finish"),
         pytest.param(5, {REPORT}, id="words published relaxed"),
         pytest.param(7, {REPORT}, id="delivered without acquire"),
     ],
 )
-def test_a_planted_mistake_between_threads_is_reported(build: Build, plant: int, codes: set[int]) -> None:
-    assert noticed(build("thread", plant), "threads", 5, codes)
+def test_planted_bug_between_threads_is_reported(build: Build, plant: int, codes: set[int]) -> None:
+    assert is_detected(build("thread", plant), "threads", 5, codes)
 
 
 @pytest.mark.parametrize("is_static", [False, True], ids=["free", "static"])
-def test_no_byte_differs_when_workers_are_killed_at_any_moment(build: Build, is_static: bool) -> None:
-    code, counts, said = race(build("none"), "processes", 2, is_static=is_static)
-    assert code == 0, said
+def test_no_byte_differs_when_workers_are_killed_at_random(build: Build, is_static: bool) -> None:
+    code, counts, output = race(build("none"), "processes", 2, is_static=is_static)
+    assert code == 0, output
     assert counts["differences"] == counts["lost"] == counts["unordered"] == 0
     assert counts["hits"] > 0
     assert counts["draining_hits"] > 0
@@ -128,17 +130,17 @@ def test_no_byte_differs_when_workers_are_killed_at_any_moment(build: Build, is_
         pytest.param(6, STALL, id="recovery skips draining slots"),
     ],
 )
-def test_a_planted_mistake_between_processes_is_noticed(build: Build, plant: int, expected: int) -> None:
-    assert noticed(build("none", plant), "processes", 15, {expected})
+def test_planted_bug_between_processes_is_detected(build: Build, plant: int, expected: int) -> None:
+    assert is_detected(build("none", plant), "processes", 15, {expected})
 
 
 @pytest.mark.parametrize("sanitizer", ["thread", "address"])
-def test_no_sanitizer_has_anything_to_report_of_ranks_that_read_one_ring(build: Build, sanitizer: str) -> None:
-    code, counts, said = run(build(sanitizer, name="share_race.c"), "3", "1")
-    assert code == 0, said
-    assert "WARNING" not in said
+def test_sanitizers_report_nothing_for_ranks_that_share_a_ring(build: Build, sanitizer: str) -> None:
+    code, counts, output = run(build(sanitizer, name="share_race.c"), "3", "1")
+    assert code == 0, output
+    assert "WARNING" not in output
     events = ["taken", "failed", "generations", "repacks", "poisoned", "grown", "twice", "kills", "sleeps"]
-    assert all(counts[event] > 0 for event in events), said
+    assert all(counts[event] > 0 for event in events), output
 
 
 @pytest.mark.parametrize(
@@ -146,14 +148,14 @@ def test_no_sanitizer_has_anything_to_report_of_ranks_that_read_one_ring(build: 
     [
         pytest.param(1, {REPORT, WRONG}, id="batch passed before it is held"),
         pytest.param(2, {REPORT, WRONG}, id="ticket stored before the order"),
-        pytest.param(3, {REPORT, WRONG}, id="held slot used again"),
-        pytest.param(4, {REPORT}, id="words looked at without acquire"),
-        pytest.param(5, {REPORT, WRONG}, id="hold let go before the lease ends"),
-        pytest.param(6, {WRONG}, id="place told after its generation"),
-        pytest.param(7, {WRONG}, id="place told in the words of the one before"),
-        pytest.param(8, {STALL}, id="ticket for a batch that is ordered again"),
+        pytest.param(3, {REPORT, WRONG}, id="held slot reused"),
+        pytest.param(4, {REPORT}, id="words read without acquire"),
+        pytest.param(5, {REPORT, WRONG}, id="hold released before the lease ends"),
+        pytest.param(6, {WRONG}, id="position written after its generation"),
+        pytest.param(7, {WRONG}, id="position written into the previous one's words"),
+        pytest.param(8, {STALL}, id="ticket for a batch ordered again"),
     ],
 )
-def test_a_planted_mistake_between_ranks_is_reported(build: Build, plant: int, codes: set[int]) -> None:
+def test_planted_bug_between_ranks_is_reported(build: Build, plant: int, codes: set[int]) -> None:
     binary = build("thread", plant, "share_race.c")
-    assert any(run(binary, "8", str(seed))[0] in codes for seed in range(1, 41))  # a race need not show itself in each run
+    assert any(run(binary, "8", str(seed))[0] in codes for seed in range(1, 41))  # a race does not show in every run

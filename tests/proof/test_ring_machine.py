@@ -1,7 +1,7 @@
-"""Random walks of a trainer and three workers over one real ring, each step compared with a model of plain Python.
+"""Random walks of a trainer and three workers over one real ring, each step compared with a model in plain Python.
 
-In one process every step is whole, so the model knows exactly what each call answers: which chunk a claim takes, whether a
-finish rings the bell, what a bump leaves. What happens between two accesses is race.c's part.
+In one process every step is atomic, so the model knows the exact answer of each call: which chunk a claim takes, whether a finish
+posts the bell, what a bump leaves. race.c tests interleavings between single accesses.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def first_row(nrows: int, nchunks: int, chunk: int) -> int:
 
 
 def pattern(order: int, row: int) -> int:
-    """What row `row` of an order's payload holds: no two orders share a value."""
+    """Returns the value of a row in an order's payload; no two orders share a value."""
     return order * 16 + row + 1
 
 
 @dataclass
 class Slot:
-    """What the model knows of one slot."""
+    """The model of one slot."""
 
     state: int = FREE
     order: int = 0
@@ -59,7 +59,7 @@ class Slot:
     is_packed: bool = False
     reserved: int = ANYONE
     words: list[object] = field(default_factory=list)
-    err: int | None = None  # chunk whose text stands in the text area
+    err: int | None = None  # the chunk whose text is in the text area
     must_repack: bool = False
     tensors: list[torch.Tensor] = field(default_factory=list)
 
@@ -81,10 +81,11 @@ class Slot:
 
 
 class RingMachine(RuleBasedStateMachine):
-    """Any worker may take any chunk."""
+    """A ring whose chunks any worker may take."""
 
     is_static = False
-    seen: ClassVar[Counter[str]] = Counter()  # what walks came upon: a walk that meets nothing proves nothing
+    # counts what walks encountered, because a walk that meets nothing proves nothing
+    encountered: ClassVar[Counter[str]] = Counter()
 
     @initialize()
     def create(self) -> None:
@@ -92,7 +93,7 @@ class RingMachine(RuleBasedStateMachine):
         self.control = memory(control_nbytes(NUM_SLOTS, NUM_WORKERS, **sizes))
         self.ring = TrainerRing(
             self.control, num_slots=NUM_SLOTS, num_workers=NUM_WORKERS, is_static=self.is_static,
-            threads_per_worker=MAX_ROWS, **sizes,  # `post` makes one chunk: how many it makes otherwise depends on the measured time
+            threads_per_worker=MAX_ROWS, **sizes,  # makes `post` use one chunk, not a number that depends on time
         )  # fmt: skip
         self.payload = memory(NUM_SLOTS * SLOT_NBYTES)
         self.rows = np.frombuffer(memoryview(self.payload), np.int64).reshape(NUM_SLOTS, MAX_ROWS)
@@ -106,13 +107,13 @@ class RingMachine(RuleBasedStateMachine):
         self.workers = [WorkerRing(self.control, worker) for worker in range(NUM_WORKERS)]
         self.last_order = self.epoch = self.next_seq = 0
         self.queue: list[int] = []  # ordered slots, by batch
-        self.delivered: list[int] = []  # of this epoch
-        self.held_up: dict[int, tuple[int, int, int, int]] = {}  # worker -> slot, order, epoch and step that it waits to hear of
+        self.delivered: list[int] = []  # batches of this epoch
+        self.waiting_for: dict[int, tuple[int, int, int, int]] = {}  # worker -> (slot, order, epoch, step) that it waits for
 
-    # ------------------------------------------------------------ what the model can tell
+    # ------------------------------------------------------------ what the model knows
 
     def held(self, worker: int) -> tuple[int, int] | None:
-        """(slot, chunk) a worker has claimed."""
+        """Returns the (slot, chunk) that a worker has claimed."""
         found = [
             (slot, chunk)
             for slot, model in enumerate(self.slots)
@@ -152,7 +153,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule(nrows=st.integers(1, MAX_ROWS), nchunks=st.integers(1, 4))
     def order(self, nrows: int, nchunks: int) -> None:
-        """A free slot is held and published; with none free `hold` says so."""
+        """Holds and publishes a free slot; without one, `hold` must refuse."""
         slot = self.ring.hold()
         if slot < 0:
             assert all(model.state != FREE for model in self.slots)
@@ -165,7 +166,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule(nrows=st.integers(1, MAX_ROWS))
     def post(self, nrows: int) -> None:
-        """The same in one call."""
+        """Holds and publishes a slot in one call."""
         order = self.order_of(-1, self.next_seq, nrows)
         nchunks = self.ring.post(order, is_packed=False)
         if nchunks == 0:
@@ -177,11 +178,11 @@ class RingMachine(RuleBasedStateMachine):
         self.slots[order.slot] = Slot(ORDERED, self.last_order, self.next_seq, nrows, False, order.worker, [OPEN])
         self.next_seq += 1
         self.queue.append(order.slot)
-        self.seen["posted"] += 1
+        self.encountered["posted"] += 1
 
     @rule(slot=st.integers(ANY_SLOT, NUM_SLOTS - 1))
     def wait(self, slot: int) -> None:
-        """The trainer says what it sleeps for: a slot, any, or (-1) that it does not."""
+        """Announces what the trainer sleeps for: a slot, any slot, or -1 for awake."""
         if slot == -1:
             self.ring.end_wait()
         else:
@@ -199,14 +200,14 @@ class RingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.queue)
     @rule()
     def sleep(self) -> None:
-        """The one question that a trainer asks before it sleeps for the next batch."""
+        """Asks what a trainer asks before it sleeps for the next batch."""
         slot = self.queue[0]
         model = self.slots[slot]
         is_usual = not any(other.state == DRAINING for other in self.slots)
         is_filling = not model.is_final() and ERROR not in model.words and POISON not in model.words
         sleeps = self.ring.must_sleep(self.order_of(slot, model.seq, model.nrows))
         assert (is_usual and is_filling) == sleeps
-        self.seen["slept"] += sleeps
+        self.encountered["slept"] += sleeps
         if sleeps:
             self.awaited = slot
         else:
@@ -216,7 +217,7 @@ class RingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.queue)
     @rule(takes=st.booleans())
     def settle(self, takes: bool = False) -> None:
-        """The next batch in turn: delivered, ordered again after its error or as one packed chunk, or waited for."""
+        """Settles the next batch: it is delivered, ordered again after its error or as one packed chunk, or waited for."""
         slot = self.queue[0]
         model = self.slots[slot]
         found = self.ring.look(slot)
@@ -225,17 +226,17 @@ class RingMachine(RuleBasedStateMachine):
         drains = any(other.state == DRAINING for other in self.slots)
         assert (lease is not None) == (takes and found == READY and not drains)
         if found == READY:
-            self.seen["taken"] += lease is not None
+            self.encountered["taken"] += lease is not None
             lease = lease or self.ring.lease(slot)
             model.tensors = [torch.from_dlpack(lease.capsule(0, 0, 64, (model.nrows,))) for _ in range(2)]
             model.state = LEASED
             self.queue.pop(0)
             assert model.seq == len(self.delivered)
-            self.seen["leased"] += 1
-            self.seen["leased beside another"] += len(self.leased()) > 1
+            self.encountered["leased"] += 1
+            self.encountered["leased beside another"] += len(self.leased()) > 1
             self.delivered.append(model.seq)
         elif found == REPACK:
-            self.seen["ordered again as one packed chunk"] += 1
+            self.encountered["ordered again as one packed chunk"] += 1
             self.publish(slot, model.seq, model.nrows, 1, is_packed=True)
         elif found == FAILED:
             self.settle_failure(slot, model)
@@ -245,39 +246,39 @@ class RingMachine(RuleBasedStateMachine):
         assert chunk == min(c for c, word in enumerate(model.words) if word in (ERROR, POISON))
         if model.words[chunk] == POISON:
             assert text is None
-            self.seen["poisoned"] += 1
+            self.encountered["poisoned"] += 1
         elif model.err == chunk:
             assert text == b"%d of %d" % (chunk, model.order)
-            self.seen["failed"] += 1
-        else:  # the text tells of another chunk's error: this one is done again
+            self.encountered["failed"] += 1
+        else:  # the text belongs to another chunk's error, so this one is done again
             assert text == b""
-            self.seen["opened again"] += 1
+            self.encountered["opened again"] += 1
             model.words[chunk], model.err = OPEN, None
             return
-        if model.nrows == 1:  # its samples are bad, and nothing is left of it
+        if model.nrows == 1:  # its samples are bad and nothing of it is left
             self.ring.free(slot)
             self.slots[slot] = Slot()
             self.queue.pop(0)
             self.delivered.append(model.seq)
-            self.seen["given up"] += 1
+            self.encountered["given up"] += 1
             return
         self.publish(slot, model.seq, model.nrows, len(model.words))
 
     @precondition(lambda self: self.leased())
     @rule(pick=PICK, which=PICK)
     def drop(self, pick: int, which: int) -> None:
-        """One alias of one lease dies; with the last one the slot is free again."""
+        """Drops one alias of a lease; after the last one the slot is free again."""
         model = self.slots[self.leased()[pick % len(self.leased())]]
         del model.tensors[which % len(model.tensors)]
         if not model.tensors:
-            self.seen["lease ended out of turn"] += any(self.slots[slot].order < model.order for slot in self.leased())
+            self.encountered["lease ended out of turn"] += any(self.slots[slot].order < model.order for slot in self.leased())
             model.state, model.words = FREE, []
 
     @rule(is_now=PICK.map(lambda n: n < 2))
     def bump(self, is_now: bool) -> None:
-        if not is_now:  # every third rule a bump, and no batch is ever delivered
+        if not is_now:  # only every third call bumps, because otherwise no batch is ever delivered
             return
-        self.seen["bumped over a claim"] += bool(self.holders())
+        self.encountered["bumped over a claim"] += bool(self.holders())
         self.ring.void()
         for model in self.slots:
             if model.state == ORDERED:
@@ -295,7 +296,7 @@ class RingMachine(RuleBasedStateMachine):
         for model in self.slots:
             if model.state == DRAINING:
                 if self.has_drained(model):
-                    self.seen["drained"] += 1
+                    self.encountered["drained"] += 1
                     model.state, model.words = FREE, []
                 else:
                     num_left += 1
@@ -306,24 +307,24 @@ class RingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.idle())
     @rule(pick=PICK, num_left=st.sampled_from((0, 0, 0, 1, 2)))
     def claim(self, pick: int, num_left: int = 0) -> None:
-        """The oldest order with a chunk open to this worker but for so many, and its first such chunk.
+        """Claims the first open chunk of the oldest order, after skipping `num_left` orders.
 
-        One that waits to hear of what it has failed with takes that before what is older, and until then nothing.
+        A worker that waits for the batch with which it failed takes that before older ones, and nothing else until then.
         """
         worker = self.idle()[pick % len(self.idle())]
         ring = self.workers[worker]
-        if worker in self.held_up:
-            slot, order, *place = self.held_up[worker]
+        if worker in self.waiting_for:
+            slot, order, *place = self.waiting_for[worker]
             model = self.slots[slot]
-            if model.order == order:  # a draining slot becomes free with the word as it is
+            if model.order == order:  # a draining slot becomes free with its word unchanged
                 assert not ring.claim(num_left)
-                self.seen["waited"] += 1
+                self.encountered["waited"] += 1
                 return
-            del self.held_up[worker]
+            del self.waiting_for[worker]
             if model.words == [OPEN] and model.reserved == worker and [self.epoch, model.seq] == place:
                 assert ring.claim(num_left)
                 self.has_claimed(worker, slot, 0)
-                self.seen["did first what it had failed with"] += any(
+                self.encountered["did first what it had failed with"] += any(
                     other.order < model.order and other.words == [OPEN] and other.reserved == worker for other in self.slots
                 )
                 return
@@ -338,7 +339,7 @@ class RingMachine(RuleBasedStateMachine):
         assert ring.claim(num_left) == bool(open_to_me)
         if open_to_me:
             _, chunk, slot = min(open_to_me)
-            self.seen["left an order alone"] += bool(left)
+            self.encountered["left an order alone"] += bool(left)
             self.has_claimed(worker, slot, chunk)
 
     def has_claimed(self, worker: int, slot: int, chunk: int) -> None:
@@ -358,7 +359,7 @@ class RingMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.holders())
     @rule(pick=PICK)
     def begin(self, pick: int) -> None:
-        """A row is begun and half written; the trainer can tell which."""
+        """Begins a row and writes half of it; the trainer can see which row."""
         worker = self.holders()[pick % len(self.holders())]
         slot, chunk = self.held(worker)
         row = self.workers[worker].first_row
@@ -384,27 +385,27 @@ class RingMachine(RuleBasedStateMachine):
         model.words[chunk] = {"done": DONE, "repack": VOID, "void": VOID}.get(how, ERROR)
         must_ring = model.is_final() and self.awaited in (slot, ANY_SLOT)
         assert ring.finish(model.words[chunk]) == must_ring
-        self.seen["rung" if must_ring else "not rung"] += model.is_final()
+        self.encountered["rung" if must_ring else "not rung"] += model.is_final()
         if self.is_static and how == "error, and waits":
             ring.is_held_up = True
-            self.held_up[worker] = slot, model.order, ring.epoch, ring.step
+            self.waiting_for[worker] = slot, model.order, ring.epoch, ring.step
         self.after_finish(slot, ring)
 
     def after_finish(self, slot: int, ring: WorkerRing) -> None:
-        """What a worker may do to its rows after a finish: nothing."""
+        """Does to the rows what a worker may do after a finish: nothing."""
 
     @precondition(lambda self: self.holders())
     @rule(pick=PICK, poison=st.integers(0, 3).map(lambda n: n == 0), has_erred=st.booleans())
     def kill(self, pick: int, poison: bool, has_erred: bool) -> None:
-        """A worker dies over its chunk, perhaps with its error text half written; another takes its place."""
+        """Kills a worker over its chunk, perhaps with its error text half written; another takes its place."""
         worker = self.holders()[pick % len(self.holders())]
         slot, chunk = self.held(worker)
         model = self.slots[slot]
-        self.seen["killed over a chunk"] += 1
-        self.seen["killed over a draining chunk"] += model.state == DRAINING
+        self.encountered["killed over a chunk"] += 1
+        self.encountered["killed over a draining chunk"] += model.state == DRAINING
         if has_erred:
             self.workers[worker].write_error(b"half a te")
-        self.workers[worker] = None  # an object dropped is as good as a process dead: nobody writes through it again
+        self.workers[worker] = None  # dropping the object equals the death of the process: nothing writes through it again
         assert self.recover(worker, poison) == slot
         model.words[chunk] = VOID if model.state == DRAINING else POISON if poison else OPEN
         assert self.ring.held_by(worker) is None
@@ -415,11 +416,11 @@ class RingMachine(RuleBasedStateMachine):
             assert self.ring.recover(other) == -1  # died without a claim: nothing to take back
         return self.ring.recover(worker, poison=poison)
 
-    # ------------------------------------------------------------ longer turns, as the engine and live workers take them
+    # ------------------------------------------------------------ longer sequences, as the engine and live workers run them
 
     @rule(turns=st.lists(st.tuples(PICK, st.sampled_from(["claim", "claim", *ENDS])), min_size=4, max_size=16))
     def workers_run(self, turns: list[tuple[int, str]]) -> None:
-        """Some claim, some finish, some die; what is claimed at the end stays so."""
+        """Lets some workers claim, some finish, some die; chunks claimed at the end stay claimed."""
         for pick, what in turns:
             if what == "claim" and self.idle():
                 self.claim(pick)
@@ -428,7 +429,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule(pick=PICK, poison=st.booleans(), is_bumped=st.booleans())
     def die_over_a_claim(self, pick: int, poison: bool, is_bumped: bool) -> None:
-        """A worker claims, perhaps a bump passes over the claim, and the worker dies."""
+        """Kills a worker after it claims, perhaps with a bump in between."""
         if self.idle():
             self.claim(pick)
         if is_bumped:
@@ -438,7 +439,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule()
     def all_work_is_done(self) -> None:
-        """Every open chunk is claimed and done."""
+        """Claims and finishes every open chunk."""
         for _ in range(NUM_SLOTS * 4):
             for worker in self.holders():
                 self.finish(self.holders().index(worker), "done")
@@ -454,7 +455,7 @@ class RingMachine(RuleBasedStateMachine):
             if self.queue:
                 self.settle()
 
-    # ------------------------------------------------------------ refused
+    # ------------------------------------------------------------ refusals
 
     @rule(pick=PICK)
     def ask_for_what_is_refused(self, pick: int) -> None:
@@ -487,28 +488,28 @@ class RingMachine(RuleBasedStateMachine):
             with pytest.raises(IndexError):
                 call(NUM_WORKERS)
 
-    # ------------------------------------------------------------ always
+    # ------------------------------------------------------------ invariants
 
     @invariant()
-    def slots_are_as_the_model_says(self) -> None:
+    def slots_equal_the_model(self) -> None:
         states = [model.state for model in self.slots]
         assert [self.ring.state(slot) for slot in range(NUM_SLOTS)] == states
         assert self.ring.num_free == states.count(FREE)
         assert self.ring.num_leased == states.count(LEASED)
 
     @invariant()
-    def claims_are_as_the_model_says(self) -> None:
+    def claims_equal_the_model(self) -> None:
         for worker in range(NUM_WORKERS):
             found, expected = self.ring.held_by(worker), self.held(worker)
             assert (found and found[:2]) == expected
             assert expected is None or self.slots[expected[0]].state in (ORDERED, DRAINING)
 
     @invariant()
-    def what_is_ordered_looks_as_the_model_says(self) -> None:
+    def orders_equal_the_model(self) -> None:
         assert [self.ring.look(slot) for slot in self.queue] == [self.slots[slot].look() for slot in self.queue]
 
     @invariant()
-    def batches_come_in_order_and_once(self) -> None:
+    def batches_are_delivered_in_order_and_once(self) -> None:
         assert self.delivered == list(range(len(self.delivered)))
         waiting = [self.slots[slot].seq for slot in self.queue]
         assert waiting == list(range(len(self.delivered), self.next_seq))
@@ -521,7 +522,7 @@ class RingMachine(RuleBasedStateMachine):
             assert [tensor.tolist() for tensor in model.tensors] == [rows] * len(model.tensors)
 
     def teardown(self) -> None:
-        """Every lease ends with its last tensor, and then every slot can be had again."""
+        """Ends every lease with its last tensor, after which every slot must be available again."""
         if not hasattr(self, "slots"):
             return
         for model in self.slots:
@@ -533,25 +534,25 @@ class StaticRingMachine(RingMachine):
     """Batch i belongs to worker i mod 3, and each takes its orders oldest first."""
 
     is_static = True
-    seen: ClassVar[Counter[str]] = Counter()
+    encountered: ClassVar[Counter[str]] = Counter()
 
 
 class DrainsEarly(RingMachine):
-    """Planted: a draining slot counts as free although a chunk of it is claimed."""
+    """A planted bug: a draining slot counts as free although one of its chunks is claimed."""
 
     def has_drained(self, model: Slot) -> bool:
         return True
 
 
 class NeverRecovers(RingMachine):
-    """Planted: a dead worker's chunk is not taken back."""
+    """A planted bug: a dead worker's chunk is not taken back."""
 
     def recover(self, worker: int, poison: bool) -> int:
         return self.held(worker)[0]
 
 
 class WritesLate(RingMachine):
-    """Planted: a worker writes a row once more after its finish."""
+    """A planted bug: a worker writes a row again after its finish."""
 
     def after_finish(self, slot: int, ring: WorkerRing) -> None:
         self.rows[slot, ring.first_row] = -2
@@ -575,39 +576,39 @@ def walk(machine: type[RingMachine], *, num_walks: int, phases: tuple[Phase, ...
 
 @slow
 @pytest.mark.parametrize("machine", [RingMachine, StaticRingMachine])
-def test_a_ring_does_what_its_model_does(machine: type[RingMachine]) -> None:
-    machine.seen.clear()
+def test_ring_behaves_like_its_model(machine: type[RingMachine]) -> None:
+    machine.encountered.clear()
     walk(machine, num_walks=200)
     events = ["leased", "leased beside another", "bumped over a claim", "drained", "killed over a chunk"]
     events += ["posted", "taken", "slept", "rung", "not rung", "given up"] + ["left an order alone"] * (not machine.is_static)
     events += ["waited", "did first what it had failed with"] * machine.is_static
-    assert [event for event in events if not machine.seen[event]] == []
+    assert [event for event in events if not machine.encountered[event]] == []
 
 
 @pytest.mark.parametrize("is_poisoned", [False, True])
 @pytest.mark.parametrize("machine", [RingMachine, StaticRingMachine])
-def test_the_rare_corners_are_as_the_model_says_too(machine: type[RingMachine], is_poisoned: bool) -> None:
-    """What random walks may miss, walked on purpose; every rule still compares the ring with the model."""
+def test_rare_cases_behave_like_the_model(machine: type[RingMachine], is_poisoned: bool) -> None:
+    """Walks on purpose what random walks may miss; every rule still compares the ring with the model."""
     walker = machine()
     walker.create()
-    walker.seen.clear()
+    walker.encountered.clear()
     chunks = 1 if walker.is_static else 2
     for ends in (["error"] * chunks, ["repack"] * chunks, ["void"] * chunks, ["done"] * chunks):
         walker.order(4, 2)
         for _ in ends:
             walker.claim(0 if not walker.is_static else walker.slots[walker.queue[0]].seq % NUM_WORKERS)
         for end in ends:
-            walker.finish(len(walker.holders()) - 1, end)  # the later chunk first: its text stands, the lower is reported
+            walker.finish(len(walker.holders()) - 1, end)  # the later chunk first: its text is kept, the lower one is reported
         for _ in range(6):
             walker.settle()
-            walker.what_is_ordered_looks_as_the_model_says()
+            walker.orders_equal_the_model()
             while OPEN in (walker.slots[walker.queue[0]].words if walker.queue else []):
                 walker.claim(0 if not walker.is_static else walker.slots[walker.queue[0]].seq % NUM_WORKERS)
-                walker.finish(0, "error" if walker.seen["opened again"] > walker.seen["failed"] else "done")
+                walker.finish(0, "error" if walker.encountered["opened again"] > walker.encountered["failed"] else "done")
             if not walker.queue:
                 break
         assert not walker.queue
-        walker.slots_are_as_the_model_says()
+        walker.slots_equal_the_model()
         walker.leased_bytes_do_not_change()
     while len(walker.leased()) > 1:
         walker.drop(1, 0)
@@ -619,19 +620,21 @@ def test_the_rare_corners_are_as_the_model_says_too(machine: type[RingMachine], 
             walker.drain()
         walker.kill(0, is_poisoned, True)
         walker.settle() if walker.queue else walker.drain()
-        walker.slots_are_as_the_model_says()
-        walker.claims_are_as_the_model_says()
+        walker.slots_equal_the_model()
+        walker.claims_equal_the_model()
     events = {
         "failed", "ordered again as one packed chunk", "lease ended out of turn", "killed over a draining chunk", "drained",
         *(["opened again"] if chunks == 2 else []), *(["poisoned"] if is_poisoned else []),
     }  # fmt: skip
-    assert events <= {event for event, times in walker.seen.items() if times}, walker.seen
+    assert events <= {event for event, times in walker.encountered.items() if times}, walker.encountered
     walker.teardown()
 
 
 @slow
-@pytest.mark.parametrize(("machine", "noticed_by"), [(DrainsEarly, "num_left"), (NeverRecovers, "held_by"), (WritesLate, "tolist")])
-def test_a_planted_mistake_in_a_ring_is_noticed(machine: type[RingMachine], noticed_by: str) -> None:
+@pytest.mark.parametrize(
+    ("machine", "detected_by"), [(DrainsEarly, "num_left"), (NeverRecovers, "held_by"), (WritesLate, "tolist")]
+)
+def test_planted_bug_in_a_ring_is_detected(machine: type[RingMachine], detected_by: str) -> None:
     with pytest.raises(AssertionError) as failure:
-        walk(machine, num_walks=2000, phases=(Phase.generate,))  # ends with the first that notices
-    assert noticed_by in str(failure.traceback[-1].statement)
+        walk(machine, num_walks=2000, phases=(Phase.generate,))  # ends with the first walk that detects it
+    assert detected_by in str(failure.traceback[-1].statement)

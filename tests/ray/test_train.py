@@ -19,7 +19,7 @@ from shmload.cluster import DpexDataLoader
 from tests.integrations.integrations_kit import Numbers
 from tests.ray.cluster_kit import Cluster
 from tests.ray.ray_datasets import Rows
-from tests.stand_in.device import StandIn
+from tests.simulated_device.device import SimulatedDevice
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip('Ray is not installed: pip install "shmload[ray]"', allow_module_level=True)
@@ -202,7 +202,7 @@ def test_batches_arrive_on_the_workers_gpu(place: Any, seed: int | None) -> None
     loader = ShmLoader(Rows(), 4, seed=seed)
     assert prepare(loader).device == torch.device("cuda", 0)
     assert prepare(loader, move_to_device=False).device is None
-    mine = StandIn()
+    mine = SimulatedDevice()
     assert prepare(ShmLoader(Rows(), 4, seed=seed, device=mine)).device is mine
 
 

@@ -1,11 +1,11 @@
-"""A log of what a device was asked, asked again of the stand-in: were its answers possible, and was what it was asked safe?
+"""Replays the log of a device on the simulated device, to check that the answers were possible and the requests safe.
 
-It is asked once for each copy, and every stream does at once what it can, but that copy is not done before the log proves it
-done: an event behind it was seen to be. Then once more, where only the streams that copy do what they can, and all others only what
-is proved. Pinned memory is written anew before each copy from it, as by a worker; what `keep_for` names is read on
-that stream. So a slot that was used again too early, memory that was unregistered under a copy, and a stream that did not wait all
-show as wrong bytes or as a copy from memory that is not registered. The answers are those of a device if an event that was done
-stays done, and what was recorded before it on its stream is done with it.
+The log is replayed once for each copy. Every stream then works as early as possible, except that this copy is delayed until the
+log proves it done: an event after it was seen to be done. In one more replay, only streams that copy work early, and all others
+do only what is proven. Before each copy from pinned memory the memory is overwritten, as by a worker; memory named by `keep_for`
+is read on that stream. So a slot that is reused too early, memory that is unregistered during a copy, and a stream that does not
+wait all show as wrong bytes or as a copy from unregistered memory. The answers are possible if an event that was done stays done,
+and the events recorded before it on its stream are done, too.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from tests.stand_in.device import Event, StandIn, Stream
-from tests.stand_in.device_log import Entry
+from tests.simulated_device.device import Event, SimulatedDevice, Stream
+from tests.simulated_device.device_log import Entry
 
 
 def replay(entries: Iterable[Entry]) -> list[str]:
-    """What is wrong with a log, each with the number of its entry; nothing: it is that of a device that was used rightly."""
+    """Returns the errors of a log, each with the number of its entry; an empty list means that the device was used correctly."""
     entries = list(entries)
     found: dict[str, None] = {}
     works = [number for number, entry in enumerate(entries) if entry[0] == "copy"]
@@ -34,15 +34,15 @@ def replay(entries: Iterable[Entry]) -> list[str]:
             try:
                 getattr(replaying, f"_{name}")(*arguments)
             except KeyError as error:
-                replaying.say(f"{name} names {error.args[0]}, which nothing before has made")
-            replaying.go_on()
+                replaying.add_finding(f"{name} uses {error.args[0]}, which no earlier entry has made")
+            replaying.advance()
         replaying.finish()
         found.update(dict.fromkeys(replaying.found))
     return list(found)
 
 
-class _Named(dict[Any, Any]):
-    """Says in words what is missing."""
+class _Numbered(dict[Any, Any]):
+    """A dict whose KeyError names the kind of the missing number."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
@@ -54,32 +54,32 @@ class _Named(dict[Any, Any]):
 class _Replay:
     def __init__(self, held_back: int | None) -> None:
         self.at = 0
-        self._held_back = held_back  # the entry of a copy; None: all that is not on a stream that copies
-        self._held: object = None  # what its stream has of it
-        self._sides: set[int] = set()
+        self._held_back = held_back  # the entry of a copy, or None for all streams that do not copy
+        self._held: object = None  # the held copy's work in its stream
+        self._side_streams: set[int] = set()
         self.found: list[str] = []
-        self._device = StandIn()
+        self._device = SimulatedDevice()
         self._streams: dict[int, Stream] = {}
-        self._waits: dict[int, list[int]] = defaultdict(list)  # stream -> events that it was told to wait for
-        self._events: dict[int, tuple[int, int, Event]] = _Named("event")  # -> stream, place on it
+        self._waits: dict[int, list[int]] = defaultdict(list)  # stream -> events that it must wait for
+        self._events: dict[int, tuple[int, int, Event]] = _Numbered("event")  # -> (stream, position on it, event)
         self._recorded: dict[int, int] = defaultdict(int)  # stream -> events on it
-        self._done: dict[int, int] = defaultdict(lambda: -1)  # stream -> the last place that was seen to be done
-        self._pieces: dict[int, torch.Tensor] = _Named("piece")
-        self._tensors: dict[int, tuple[torch.Tensor, int]] = _Named("tensor")  # -> what every byte of it is to be
-        self._reads: list[tuple[int, int, list[torch.Tensor], int]] = []  # at, stream, what was found, what is to be
+        self._done: dict[int, int] = defaultdict(lambda: -1)  # stream -> the last position that was seen to be done
+        self._pieces: dict[int, torch.Tensor] = _Numbered("piece")
+        self._tensors: dict[int, tuple[torch.Tensor, int]] = _Numbered("tensor")  # -> (tensor, expected byte)
+        self._reads: list[tuple[int, int, list[torch.Tensor], int]] = []  # (entry, stream, content, expected byte)
 
-    def say(self, text: str) -> None:
+    def add_finding(self, text: str) -> None:
         self.found.append(f"entry {self.at}: {text}")
 
-    def go_on(self) -> None:
-        """Has the streams that are not held back do what they can."""
+    def advance(self) -> None:
+        """Lets the streams that are not held back work as far as they can."""
         for number, stream in self._streams.items():
-            while stream.can_step and self._goes_on(number):
+            while stream.can_step and self._may_advance(number):
                 stream.waiting.popleft()[1]()
 
-    def _goes_on(self, number: int) -> bool:
+    def _may_advance(self, number: int) -> bool:
         if self._held_back is None:
-            return number in self._sides
+            return number in self._side_streams
         return self._streams[number].waiting[0] is not self._held
 
     def _note_work(self, stream: int) -> None:
@@ -87,16 +87,16 @@ class _Replay:
             self._held = self._streams[stream].waiting[-1]
 
     def finish(self) -> None:
-        """Has all that is left done, and looks at what was read."""
+        """Executes the remaining work and checks what was read."""
         while self._device.step():
-            self.go_on()
+            self.advance()
         for at, stream, found, byte in self._reads:
             self.at = at
             if not found:
-                self.say(f"stream {stream} waits for what never comes")
+                self.add_finding(f"stream {stream} waits for an event that never happens")
             elif not bool((found[0] == byte).all()):
-                self.say(f"stream {stream} reads another batch's bytes, or reads before they have come")
-        self.found += [re.sub(r" at \d+", " from a piece", text) for text in self._device.violations]  # addresses are our own
+                self.add_finding(f"stream {stream} reads the bytes of another batch, or reads too early")
+        self.found += [re.sub(r" at \d+", " from a piece", text) for text in self._device.violations]  # addresses differ
 
     def _stream(self, number: int) -> Stream:
         if number not in self._streams:
@@ -104,7 +104,7 @@ class _Replay:
         return self._streams[number]
 
     def _reach(self, number: int) -> None:
-        """Has an event done, and only what it needs."""
+        """Executes what an event needs, and nothing else."""
         number_of_stream, place, event = self._events[number]
         stream = self._streams[number_of_stream]
         while not event.is_done:
@@ -123,15 +123,15 @@ class _Replay:
     def _unregister(self, nbytes: int, piece: int) -> None:
         memory = self._pieces[piece]
         if memory.nbytes != nbytes:
-            self.say(f"piece {piece} has {memory.nbytes} bytes, and {nbytes} are unregistered")
+            self.add_finding(f"piece {piece} has {memory.nbytes} bytes, but {nbytes} are unregistered")
         try:
             self._device.unregister(memory.data_ptr())
         except RuntimeError:
-            self.say(f"piece {piece} is unregistered twice")
+            self.add_finding(f"piece {piece} is unregistered twice")
 
     def _side_stream(self, stream: int) -> None:
         self._stream(stream)
-        self._sides.add(stream)
+        self._side_streams.add(stream)
 
     def _record(self, stream: int, event: int) -> None:
         self._events[event] = (stream, self._recorded[stream], self._device.record(self._stream(stream)))
@@ -142,7 +142,7 @@ class _Replay:
         if answer:
             self._reach(event)
         elif place <= self._done[stream]:
-            self.say(f"event {event} is not done, and was, or one behind it on its stream")
+            self.add_finding(f"event {event} is not done although it, or a later one on its stream, was done before")
 
     def _wait_on_host(self, event: int) -> None:
         self._reach(event)
@@ -160,7 +160,7 @@ class _Replay:
         nbytes, byte = _nbytes(shape, dtype), self.at % 251
         memory = torch.zeros(nbytes, dtype=torch.uint8) if piece < 0 else self._pieces[piece][offset : offset + nbytes]
         if memory.nbytes < nbytes:
-            self.say(f"a copy of {nbytes} bytes at {offset} of piece {piece} reaches beyond it")
+            self.add_finding(f"a copy of {nbytes} bytes at {offset} of piece {piece} exceeds it")
         memory.fill_(byte)
         with self._device.using(self._stream(stream)):
             self._tensors[tensor] = (self._device.copy(memory, self._target(into)), byte)

@@ -1,7 +1,7 @@
-"""Programs written for CUDA, over a device that stands in: what they ask torch for goes to it.
+"""Runs programs written for CUDA on a simulated device: their requests to torch go to it.
 
-Only what copies batches: `tensor.to("cuda")`, `tensor.cuda()`, `copy_` into what came of these, `record_stream`, and the streams and
-graphs of `torch.cuda`. A graph is not replayed.
+Only what copies batches is supported: `tensor.to("cuda")`, `tensor.cuda()`, `copy_` into tensors from these, `record_stream`, and
+the streams and graphs of `torch.cuda`. A graph is not replayed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from unittest import mock
 import torch
 from torch.overrides import TorchFunctionMode
 
-from tests.stand_in.device import StandIn
+from tests.simulated_device.device import SimulatedDevice
 
 
 class _Copies(TorchFunctionMode):
-    def __init__(self, device: StandIn) -> None:
+    def __init__(self, device: SimulatedDevice) -> None:
         super().__init__()
         self._device = device
 
@@ -40,7 +40,7 @@ class _Copies(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def _capturing(device: StandIn, graph: object) -> Iterator[None]:
+def _capturing(device: SimulatedDevice, graph: object) -> Iterator[None]:
     device.is_graph = True
     try:
         yield
@@ -49,8 +49,8 @@ def _capturing(device: StandIn, graph: object) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def as_cuda(device: StandIn) -> Iterator[None]:
-    """Has a device stand in for CUDA in this thread, as far as the block goes."""
+def as_cuda(device: SimulatedDevice) -> Iterator[None]:
+    """Replaces CUDA by a simulated device in this thread until the block ends."""
     with (
         mock.patch.object(torch.cuda, "Stream", device.side_stream),
         mock.patch.object(torch.cuda, "stream", device.using),

@@ -279,7 +279,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/actor_pool.py",
         "            asked_at = self._asked_at if self._joined_at is None else None",
         "            asked_at = self._asked_at",
-        (f"{CONNECTION}test_only_the_clusters_answer_has_a_limit_and_what_is_waited_for_is_said",),
+        (f"{CONNECTION}test_only_the_clusters_answer_has_a_time_limit_and_every_wait_is_logged",),
     ),
     Defect(
         "N6",
@@ -287,7 +287,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/actor_pool.py",
         "            actor = self._actors[worker] if worker in self._started else None\n",
         "            actor = self._actors[worker]\n",
-        (f"{CONNECTION}test_a_task_for_an_actor_that_has_just_died_goes_to_the_next",),
+        (f"{CONNECTION}test_task_for_an_actor_that_just_died_goes_to_its_replacement",),
     ),
     Defect(
         "N6",
@@ -295,7 +295,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/actor_pool.py",
         "                if reason is not None:\n                    self",
         "                if num_deaths >= 0:\n                    self",
-        (f"{CONNECTION}test_a_task_for_an_actor_that_has_just_died_goes_to_the_next",),
+        (f"{CONNECTION}test_task_for_an_actor_that_just_died_goes_to_its_replacement",),
     ),
     Defect(
         "N6",
@@ -303,7 +303,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/actor_pool.py",
         "        cloudpickle.register_pickle_by_value(program)\n",
         "        pass\n",
-        ("tests/ray/test_shipped.py::test_what_a_spawned_processs_own_program_defines_travels_by_value_and_comes_back_by_name",),
+        ("tests/ray/test_shipped.py::test_classes_of_a_spawned_main_module_are_sent_by_value_and_return_by_name",),
     ),
     Defect(
         "N7",
@@ -311,7 +311,7 @@ CROSSED_DEFECTS = [
         "shmload/integrations/__init__.py",
         "    made = object.__new__(type(loader))\n    ShmLoader.__init__(made, **{",
         "    made = type(loader)(**{",
-        ("tests/ray/test_train.py::test_a_loader_whose_constructor_takes_other_arguments_stays_what_it_is",),
+        ("tests/ray/test_train.py::test_loader_with_another_constructor_keeps_its_class",),
     ),
     Defect(
         "N6",
@@ -319,7 +319,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/life_lock.py",
         "fcntl.F_OFD_SETLK, fcntl.F_WRLCK, byte)",
         "fcntl.F_OFD_GETLK, fcntl.F_WRLCK, byte)",
-        (f"{LIFE_LOCK}test_a_lock_is_seen_until_its_process_has_ended",),
+        (f"{LIFE_LOCK}test_lock_is_visible_until_its_process_has_ended",),
     ),
     Defect(
         "N6",
@@ -327,7 +327,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/life_lock.py",
         "private_fds.keep(open_segment(path))",
         "open_segment(path)",
-        (f"{LIFE_LOCK}test_what_an_actor_has_forked_does_not_keep_its_lock",),
+        (f"{LIFE_LOCK}test_child_forked_by_an_actor_does_not_keep_the_lock",),
     ),
     Defect(
         "N6",
@@ -335,7 +335,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/life_lock.py",
         "    threading.Thread(target=_end_when_told, args=(fd, byte), daemon=True).start()\n",
         "",
-        (f"{LIFE_LOCK}test_an_actor_ends_with_its_agent", f"{LIFE_LOCK}test_an_actor_that_ray_cannot_end_ends_itself"),
+        (f"{LIFE_LOCK}test_actor_ends_with_its_agent", f"{LIFE_LOCK}test_actor_that_ray_cannot_kill_ends_itself"),
     ),
     Defect(
         "N6",
@@ -343,7 +343,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/actor_pool.py",
         "return byte is not None and life_lock.is_held(self._control, byte)",
         "return byte is not None",
-        (f"{LIFE_LOCK}test_only_an_actor_that_locks_this_very_segment_is_told_of_slots",),
+        (f"{LIFE_LOCK}test_slots_are_offered_only_to_an_actor_that_locks_this_segment",),
     ),
     Defect(
         "N6",
@@ -351,7 +351,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/actor_pool.py",
         "            if life_lock.wait_until_free(self._control, byte, LOG_S):\n",
         "            if actor:\n",
-        (f"{LIFE_LOCK}test_what_an_actor_had_is_given_up_when_it_can_write_no_more",),
+        (f"{LIFE_LOCK}test_an_actors_task_is_given_up_once_it_can_no_longer_write",),
     ),
     Defect(
         "N6",
@@ -359,7 +359,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/actor_pool.py",
         "        except BaseException:\n            self._end(actor)\n",
         "        except ConnectionError:\n            self._end(actor)\n",
-        (f"{LIFE_LOCK}test_what_an_actor_had_is_given_up_when_it_can_write_no_more",),
+        (f"{LIFE_LOCK}test_an_actors_task_is_given_up_once_it_can_no_longer_write",),
     ),
     Defect(
         "N6",
@@ -368,8 +368,8 @@ CROSSED_DEFECTS = [
         "            if life_lock.is_held(self._control.fd):\n",
         "            if not agent:\n",
         (
-            f"{LIFE_LOCK}test_an_agents_death_is_told_when_none_of_its_actors_can_write_any_more",
-            f"{LIFE_LOCK}test_an_agent_that_is_killed_is_one_whose_actors_have_ended",
+            f"{LIFE_LOCK}test_agents_death_is_reported_once_none_of_its_actors_can_write",
+            f"{LIFE_LOCK}test_killed_agents_actors_have_ended_when_kill_returns",
         ),
     ),
     Defect(
@@ -378,7 +378,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/actors.py",
         " or not self._may_write or",
         " or",
-        (f"{LIFE_LOCK}test_an_actor_without_the_lock_writes_nothing",),
+        (f"{LIFE_LOCK}test_actor_without_the_lock_writes_nothing",),
     ),
     Defect(
         "N6",
@@ -396,7 +396,7 @@ CROSSED_DEFECTS = [
         "            if raw.nbytes < 0 and not",
         (
             f"{TRAVEL}test_it_aliases_the_parcel_at_whole_cache_lines_and_a_small_array_is_a_copy_that_can_be_written_to",
-            "tests/ray/test_decoder.py::test_a_dataset_that_writes_to_its_own_large_array_is_told_what_to_do",
+            "tests/ray/test_decoder.py::test_error_of_a_dataset_that_writes_to_its_own_large_array_says_what_to_do",
         ),
     ),
     Defect(
@@ -421,7 +421,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/actors.py",
         'failure.kind is ValueError and "read-only" in failure.text',
         'failure.kind is ValueError and "of nothing" in failure.text',
-        ("tests/ray/test_decoder.py::test_a_dataset_that_writes_to_its_own_large_array_is_told_what_to_do",),
+        ("tests/ray/test_decoder.py::test_error_of_a_dataset_that_writes_to_its_own_large_array_says_what_to_do",),
     ),
     Defect(
         "N1",
@@ -429,7 +429,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/actor_pool.py",
         ", is_replacement=True))",
         "))",
-        (f"{CONNECTION}test_an_agent_that_takes_anothers_place_knows_it",),
+        (f"{CONNECTION}test_replacement_agent_is_marked_as_a_replacement",),
     ),
     Defect(
         "N6",
@@ -437,7 +437,7 @@ CROSSED_DEFECTS = [
         "shmload/integrations/ray.py",
         '            arguments = {"rank": rank, "world_size": world_size}',
         "            arguments = {}",
-        ("tests/ray/test_train.py::test_a_seeded_loader_takes_rank_and_world_size_of_the_worker_and_keeps_its_place",),
+        ("tests/ray/test_train.py::test_seeded_loader_takes_the_workers_rank_and_world_size_and_keeps_its_position",),
     ),
     Defect(
         "N6",
@@ -445,7 +445,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/ray_blocks.py",
         "options.preserve_order, True\n",
         "options.preserve_order, False\n",
-        ("tests/ray/test_ray_data.py::test_rows_of_all_blocks_come_by_number",),
+        ("tests/ray/test_ray_data.py::test_rows_of_all_blocks_are_read_by_index",),
     ),
     Defect(
         "N6",
@@ -453,7 +453,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/ray_blocks.py",
         "        found = self._splits[number].iter",
         "        found = self._splits[0].iter",
-        ("tests/ray/test_ray_data.py::test_each_worker_reads_its_own_part_of_a_stream",),
+        ("tests/ray/test_ray_data.py::test_each_worker_reads_its_part_of_a_stream",),
     ),
     Defect(
         "N6",
@@ -461,7 +461,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/ray_blocks.py",
         ' > 1:\n                raise ValueError(\n                    f"each of',
         ' < 1:\n                raise ValueError(\n                    f"each of',
-        ("tests/ray/test_ray_data.py::test_what_no_stream_reads_once_is_refused",),
+        ("tests/ray/test_ray_data.py::test_stream_that_would_repeat_or_skip_rows_is_refused",),
     ),
     Defect(
         "N6",
@@ -469,7 +469,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/agent.py",
         " or not self._cluster.may_claim(worker):",
         ":",
-        ("tests/ray/test_pipelining.py::test_a_worker_whose_actor_has_not_started_gets_nothing",),
+        ("tests/ray/test_pipelining.py::test_worker_whose_actor_has_not_started_gets_nothing",),
     ),
     Defect(
         "N6",
@@ -477,9 +477,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/placement.py",
         "            if worker < fitting\n",
         "            if worker < num_workers\n",
-        (
-            "tests/ray/test_placement.py::test_what_has_no_room_now_waits_for_any_node_and_what_asks_for_no_cpu_stays_where_it_is_put",
-        ),
+        ("tests/ray/test_placement.py::test_actor_without_room_may_use_any_node_and_one_without_cpus_keeps_its_node",),
     ),
     Defect(
         "N6",

@@ -383,7 +383,7 @@ DEFECTS = [
         "shmload/ray/actors.py",
         '"", "", () if is_several else (row,))',
         '"", "", (max(row, 0),))',
-        ("tests/ray/test_lateness.py::test_of_late_samples_that_are_read_at_once_none_is_named[False]",),
+        ("tests/ray/test_lateness.py::test_late_samples_read_in_one_call_are_not_named_individually[False]",),
     ),
     Defect(
         "R6",
@@ -391,7 +391,7 @@ DEFECTS = [
         "shmload/ray/actors.py",
         "        if is_suspect:  #",
         "        if False:  #",
-        ("tests/ray/test_decoder.py::test_rows_that_an_actor_has_ended_over_are_read_one_by_one[AtOnce]",),
+        ("tests/ray/test_decoder.py::test_rows_that_killed_an_actor_are_then_read_one_by_one[AtOnce]",),
     ),
     Defect(
         "E10",

@@ -224,7 +224,7 @@ CROSSED_DEFECTS = [
         "shmload/worker/item_stages.py",
         "            answer = fn(item)\n        except Exception as error:\n",
         "            answer = fn(item)\n        except StopIteration:\n            return\n        except Exception as error:\n",
-        ("tests/remote/test_fluent.py::test_stop_iteration_of_a_function_is_no_end_of_the_samples",),
+        ("tests/remote/test_fluent.py::test_stop_iteration_raised_by_a_function_does_not_end_the_pass",),
     ),
     Defect(
         "N1",
@@ -233,8 +233,8 @@ CROSSED_DEFECTS = [
         "    return begin, max(offset + size for _, offset, size in members) - begin\n",
         "    return begin, max(offset + size for _, offset, size in members)\n",
         (
-            f"{INDEXED}test_samples_that_find_no_room_are_read_alone_by_their_own_ranges",
-            f"{INDEXED}test_a_resume_on_more_ranks_reads_the_rest_through_a_small_cache",
+            f"{INDEXED}test_samples_without_cache_room_are_read_one_by_one_with_range_requests",
+            f"{INDEXED}test_resume_on_more_ranks_reads_the_rest_through_a_small_cache",
         ),
         is_crossing=True,
     ),
@@ -260,7 +260,7 @@ CROSSED_DEFECTS = [
         "shmload/remote/local_shards.py",
         "            return wait_for_room(lambda: self._obtain(number, 0), None, (TimeoutError,))\n",
         "            return wait_for_room(lambda: self._obtain(number, 0), 5.0)\n",
-        ("tests/remote/test_local_shards.py::test_a_reader_waits_for_another_fetch_and_never_for_room",),
+        ("tests/remote/test_local_shards.py::test_reader_waits_for_another_fetch_but_never_for_room",),
     ),
     Defect(
         "N1",
@@ -269,8 +269,8 @@ CROSSED_DEFECTS = [
         "            if self._checksum(name, nbytes) != wanted:\n",
         "            if False:\n",
         (
-            f"{GENERATIONS}test_a_damaged_shard_of_a_finished_packing_is_written_again",
-            f"{GENERATIONS}test_a_shard_that_is_not_whole_is_packed_again_with_those_behind_it",
+            f"{GENERATIONS}test_damaged_shard_of_a_finished_packing_is_written_again",
+            f"{GENERATIONS}test_incomplete_shard_and_those_after_it_are_packed_again",
         ),
     ),
     Defect(
@@ -582,7 +582,7 @@ CROSSED_DEFECTS = [
         "shmload/audit/recorder.py",
         "n=None if grows else config.num_samples,",
         "n=config.num_samples,",
-        ("tests/remote/test_following.py::test_a_run_that_goes_on_behind_an_append_is_one_run_to_an_audit[1]",),
+        ("tests/remote/test_following.py::test_audit_treats_a_run_resumed_after_an_append_as_one_run[1]",),
     ),
     Defect(
         "N1",
@@ -670,7 +670,7 @@ CROSSED_DEFECTS = [
         "shmload/engine/argument_checks.py",
         '        if is_ours and given["seed"] is not None and package_ability(dataset, "epoch_schedule") is not None:\n',
         '        if is_ours and given["seed"] is not None and package_ability(dataset, "epoch_schedul") is not None:\n',
-        ("tests/remote/test_following.py::test_what_would_not_be_followed_is_refused_by_the_loader",),
+        ("tests/remote/test_following.py::test_loader_refuses_datasets_that_it_cannot_follow",),
     ),
     Defect(
         "N5",
@@ -678,7 +678,7 @@ CROSSED_DEFECTS = [
         "shmload/engine/argument_checks.py",
         'for name in ("keyed_order", "epoch_schedule"))',
         'for name in ("keyed_order",))',
-        ("tests/remote/test_following.py::test_what_would_not_be_followed_is_refused_by_the_loader",),
+        ("tests/remote/test_following.py::test_loader_refuses_datasets_that_it_cannot_follow",),
     ),
     Defect(
         "N5",
@@ -687,8 +687,8 @@ CROSSED_DEFECTS = [
         "    if (found := sum(1 for _ in islice(samples, number))) < number:\n",
         "    if (found := sum(1 for _ in islice(samples, number))) < 0:\n",
         (
-            "tests/remote/packing/test_streams.py::test_fewer_samples_than_are_packed_already_are_an_error_and_the_dataset_stays",
-            "tests/remote/test_object_stream.py::test_objects_that_are_gone_since_they_were_packed_are_an_error",
+            "tests/remote/packing/test_streams.py::test_fewer_samples_than_packed_before_are_an_error_and_the_dataset_is_kept",
+            "tests/remote/test_object_stream.py::test_objects_deleted_since_they_were_packed_are_an_error",
         ),
     ),
     Defect(

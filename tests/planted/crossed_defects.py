@@ -501,7 +501,7 @@ CROSSED_DEFECTS = [
         "shmload/storage/transport.py",
         "headers={**headers, **proxy.headers})",
         "headers=dict(headers))",
-        (f"{PROXIES}test_a_request_to_an_http_server_is_handed_over_whole",),
+        (f"{PROXIES}test_request_to_an_http_server_is_sent_with_its_absolute_url",),
     ),
     Defect(
         "N1",
@@ -509,7 +509,7 @@ CROSSED_DEFECTS = [
         "shmload/storage/transport.py",
         "made.set_tunnel(self.host, self.port, proxy.headers)",
         "made.set_tunnel(self.host, self.port)",
-        (f"{PROXIES}test_a_request_to_an_https_server_goes_through_a_tunnel",),
+        (f"{PROXIES}test_request_to_an_https_server_uses_a_tunnel",),
     ),
     Defect(
         "N1",

@@ -333,7 +333,7 @@ ENGINE_DEFECTS = [
         "shmload/storage/file_lease.py",
         "        if sys is not None and not sys.is_finalizing():",
         "        if True:",
-        ("tests/storage/cache/test_folder.py::test_a_lease_that_outlives_the_modules_names_says_nothing",),
+        ("tests/storage/cache/test_folder.py::test_lease_released_at_interpreter_exit_prints_nothing",),
     ),
     Defect(
         "S4",

@@ -42,7 +42,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/ledger.py",
         "        self.nbytes += nbytes - self.writing.get(name, 0)\n        self.writing[name] = nbytes\n",
         "        self.writing[name] = 0\n",
-        (f"{FOLDER}test_a_reservation_counts_in_full_and_is_seen_by_nobody",),
+        (f"{FOLDER}test_reservation_counts_in_full_and_is_invisible",),
     ),
     Defect(
         "S4",
@@ -50,7 +50,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/process_leases.py",
         "            found |= inos\n",
         "",
-        (f"{PROCESSES}test_a_killed_process_holds_nothing_and_whoever_waits_goes_on_at_once",),
+        (f"{PROCESSES}test_killed_process_holds_nothing_and_waiters_continue_at_once",),
     ),
     Defect(
         "S4",
@@ -58,7 +58,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/budgeted_folder.py",
         "            victims.append(kept)\n            freed += kept.nbytes\n",
         "            victims.append(kept)\n            freed += kept.nbytes\n            self._remove(ledger, kept)\n",
-        (f"{FOLDER}test_a_request_that_cannot_be_met_removes_nothing",),
+        (f"{FOLDER}test_request_that_cannot_be_met_evicts_nothing",),
     ),
     Defect(
         "S4",
@@ -66,7 +66,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/budgeted_folder.py",
         "            os.posix_fallocate(fd, start, nbytes)\n",
         "            os.ftruncate(fd, start + nbytes)\n",
-        (f"{DISK}test_a_disk_full_of_leased_files_is_told_with_figures_and_waited_for",),
+        (f"{DISK}test_disk_full_of_leased_files_is_an_error_with_figures_or_is_waited_for",),
     ),
     Defect(
         "S4",
@@ -74,7 +74,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/budgeted_folder.py",
         "        mapped = _mapped_below(self.path)\n",
         "        mapped = set[int]()\n",
-        (f"{DISK}test_full_disk_evicts_no_file_whose_blocks_a_reader_keeps_by_a_map",),
+        (f"{DISK}test_full_disk_evicts_no_file_that_a_reader_has_mapped",),
     ),
     Defect(
         "S4",
@@ -90,7 +90,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/transport.py",
         "        if not self.chunked or self.fp is None",
         "        if True or self.fp is None",
-        ("tests/storage/test_http.py::test_chunked_answers_are_read_like_others",),
+        ("tests/storage/test_http.py::test_chunked_answers_are_read",),
     ),
     Defect(
         "S4",
@@ -98,7 +98,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/http_store.py",
         '            query = parts.query or self._queries.get(key, "") * (url == first)\n',
         "            query = parts.query\n",
-        ("tests/storage/test_http.py::test_presigned_urls_are_read_and_their_signatures_shown_nowhere",),
+        ("tests/storage/test_http.py::test_presigned_urls_are_read_and_their_signatures_are_never_shown",),
     ),
     Defect(
         "S4",
@@ -106,7 +106,7 @@ STORAGE_DEFECTS = [
         "shmload/processes/private_fds.py",
         "os.register_at_fork(after_in_child=_close_all)\n",
         "",
-        (f"{PROCESSES}test_a_parents_leases_end_with_it_although_its_child_lives",),
+        (f"{PROCESSES}test_leases_of_a_parent_end_with_it_while_its_child_lives",),
     ),
     Defect(
         "S4",
@@ -114,7 +114,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/folder_session.py",
         "        if self.pid == os.getpid():\n            self._dropped.append(inos)\n",
         "        if True:\n            self._dropped.append(inos)\n",
-        (f"{PROCESSES}test_a_child_that_ends_its_copies_ends_nothing_of_its_parents",),
+        (f"{PROCESSES}test_child_that_ends_its_copies_does_not_affect_its_parent",),
     ),
     Defect(
         "S5",
@@ -122,7 +122,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/reservation.py",
         "            os.fdatasync(fd)\n",
         "            pass\n",
-        (f"{FOLDER}test_bytes_are_on_the_disk_before_a_durable_file_has_its_name",),
+        (f"{FOLDER}test_durable_file_is_synced_before_it_is_named",),
     ),
     Defect(
         "S5",
@@ -130,7 +130,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/ledger.py",
         "if not dirty and changed_ns",
         "if changed_ns",
-        (f"{LEDGER}test_a_ledger_that_is_not_to_be_believed_is_written_anew_from_the_folder[dirty]",),
+        (f"{LEDGER}test_invalid_ledger_is_rebuilt_from_the_folder[dirty]",),
     ),
     Defect(
         "S5",
@@ -138,7 +138,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/ledger.py",
         "not dirty and changed_ns == os.stat(self.folder).st_mtime_ns:",
         "not dirty:",
-        (f"{LEDGER}test_a_file_that_somebody_has_removed_is_gone",),
+        (f"{LEDGER}test_removed_file_is_no_longer_counted",),
     ),
     Defect(
         "S4",
@@ -146,7 +146,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/ledger.py",
         "        self.list_again()\n        self._write()",
         "        self.changing()\n        self.list_again()",
-        (f"{LEDGER}test_whoever_waits_for_room_or_asks_in_vain_costs_one_listing",),
+        (f"{LEDGER}test_repeated_failing_requests_cost_one_listing",),
     ),
     Defect(
         "S4",
@@ -274,7 +274,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/cache.py",
         "sorted(expected, reverse=True) if",
         "sorted(expected) if",
-        (f"{CACHE}test_the_use_that_lies_farthest_ahead_goes_first",),
+        (f"{CACHE}test_object_needed_last_is_evicted_first",),
     ),
     Defect(
         "A15",
@@ -282,7 +282,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/cache.py",
         " if number > needed.get(digest, -1))",
         ")",
-        (f"{CACHE}test_what_is_needed_sooner_is_not_evicted_for_what_is_needed_later",),
+        (f"{CACHE}test_object_needed_sooner_is_not_evicted_for_one_needed_later",),
     ),
     Defect(
         "A15",
@@ -290,7 +290,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/process_leases.py",
         "            self._free += freed\n        self._changed()\n",
         "            self._free += freed\n",
-        (f"{FOLDER}test_a_waiter_gets_room_when_a_lease_ends",),
+        (f"{FOLDER}test_waiter_gets_room_when_a_lease_ends",),
     ),
     Defect(
         "A17",
@@ -298,7 +298,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/cache.py",
         r'f"{key}\0{etag}"',
         'f"{key}"',
-        (f"{CACHE}test_a_changed_object_is_another_file_and_the_old_one_goes_when_nobody_reads_it",),
+        (f"{CACHE}test_changed_object_is_another_file_and_the_old_one_is_removed_once_unused",),
     ),
     Defect(
         "A6",
@@ -306,7 +306,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/s3_store.py",
         "but = (404,) if next(num_tries) else ()",
         "but = (404,)",
-        ("tests/storage/test_faults.py::test_an_upload_that_the_server_no_longer_knows_is_not_taken_for_the_object_of_before",),
+        ("tests/storage/test_faults.py::test_lost_upload_is_not_confused_with_an_earlier_object",),
     ),
     Defect(
         "S4",
@@ -314,7 +314,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/folder_session.py",
         "        self.writing.clear()\n",
         "        for name in list(self.writing):\n            self.end_writing(name)\n",
-        (f"{FOLDER}test_what_is_being_written_keeps_its_descriptor_when_another_thread_closes_the_folder",),
+        (f"{FOLDER}test_reservation_keeps_its_descriptor_when_another_thread_closes_the_folder",),
     ),
     Defect(
         "S4",
@@ -322,7 +322,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/folder_session.py",
         "            self.is_closed = True\n            self._settle()\n",
         "            self.is_closed = True\n            self._end()\n",
-        (f"{FOLDER}test_a_folder_ends_when_nobody_is_inside_its_lock",),
+        (f"{FOLDER}test_close_waits_until_the_lock_is_free",),
     ),
     Defect(
         "S4",
@@ -338,7 +338,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/filesystem_store.py",
         "        if version not in (None, now.etag):\n",
         "        if False:\n",
-        ("tests/storage/test_contract.py::test_another_version_than_the_one_asked_for_is_an_error[memory]",),
+        ("tests/storage/test_contract.py::test_changed_version_is_an_error[memory]",),
     ),
     Defect(
         "N5",
@@ -354,7 +354,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/filesystem_store.py",
         "        idle = self._of.setdefault(os.getpid(), [])\n",
         "        idle = self._of.setdefault(0, [])\n",
-        ("tests/storage/test_processes.py::test_children_of_a_process_that_used_a_store_use_it_while_it_goes_on[sftp]",),
+        ("tests/storage/test_processes.py::test_children_and_parent_use_a_store_at_the_same_time[sftp]",),
     ),
     Defect(
         "N5",

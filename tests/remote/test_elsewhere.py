@@ -30,7 +30,7 @@ from tests.remote.killed import Readers
 from tests.remote.remote_kit import concatenated, labels, upload, write_packed, write_plain
 from tests.storage import store_kit
 from tests.storage.fault_proxy import FaultProxy, Refuse, Reset, Status, fault_proxy
-from tests.storage.store_fixtures import elsewhere
+from tests.storage.store_fixtures import open_new_folder
 
 COUNTS = (11, 30, 23)
 NUM_SAMPLES = sum(COUNTS)
@@ -40,7 +40,7 @@ PICTURES = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
 @pytest.fixture(params=store_kit.OTHERS)
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """Returns a store with packed shards."""
-    made = elsewhere(request.param)
+    made = open_new_folder(request.param)
     (tmp_path / "files").mkdir()
     write_packed(tmp_path / "files", COUNTS, nbytes=4000)
     upload(made, tmp_path / "files")
@@ -52,7 +52,7 @@ def test_images_packed_into_the_store_are_read_back(scheme: str, tmp_path: Path)
     for number, path in enumerate(PICTURES):
         (tmp_path / f"{number:02d}").mkdir()
         shutil.copy(path, tmp_path / f"{number:02d}" / "0.jpg")
-    store: Any = elsewhere(scheme)
+    store: Any = open_new_folder(scheme)
     manifest = upload_cv_dataset(ImageFolder(tmp_path), store.options, store.url, "packed", maxcount=2, workers=0)
     assert manifest.num_samples == len(PICTURES)
     dataset = RemoteDataset.from_urls(f"{store.url}/packed", store.options).decode("rgb8").to_tuple("jpg;png", "cls")
@@ -98,7 +98,7 @@ def test_single_samples_are_read_with_range_requests(store: Store) -> None:
 @pytest.mark.slow(reason="readers are processes that are killed, over three servers")
 @pytest.mark.parametrize("scheme", store_kit.OTHERS)
 def test_reader_restarted_after_a_kill_reads_exactly_the_epoch(scheme: str, tmp_path: Path) -> None:
-    readers = Readers(elsewhere(scheme), tmp_path, seed=1)
+    readers = Readers(open_new_folder(scheme), tmp_path, seed=1)
     readers.once()
     assert sum(readers.kills.values()) >= 1, readers.kills
 
@@ -114,7 +114,7 @@ def test_damaged_shard_is_an_error(store: Store, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", store_kit.OTHERS)
 def test_plain_shards_replaced_while_they_are_read_are_never_mixed(scheme: str, tmp_path: Path) -> None:
-    store = elsewhere(scheme)
+    store = open_new_folder(scheme)
     store.put("x.tar", tar(tmp_path, 9))
     dataset = RemoteDataset(None, shards_in(store), cache_bytes=0)
     samples = iter(dataset)
@@ -180,7 +180,7 @@ def test_short_outage_loses_nothing(scheme: str, tmp_path: Path) -> None:
             proxies.append(stack.enter_context(fault_proxy(endpoint)))
             return proxies[0].url
 
-        store = elsewhere(scheme, through)
+        store = open_new_folder(scheme, through)
         write_packed(tmp_path, COUNTS)
         upload(store, tmp_path)
         proxies[0].script(Refuse(), None, Reset(after=300), None, Status(503))
@@ -220,7 +220,7 @@ def store_and_server_switch(scheme: str) -> Iterator[tuple[FilesystemStore, Call
             proxies.append(stack.enter_context(fault_proxy(endpoint)))
             return proxies[0].url
 
-        made: Any = elsewhere(scheme, through)
+        made: Any = open_new_folder(scheme, through)
         store = FilesystemStore(made.url, {**made.options, **patience})
         yield store, lambda: proxies[0].script(*[Refuse()] * 10_000), proxies[0].script
 
@@ -287,7 +287,7 @@ def test_error_for_wrong_credentials_contains_no_credentials(tmp_path: Path) -> 
         stores = [FilesystemStore("az://tests/x", store_kit.azure_options(store_kit.azure_endpoint(), wrong))]
     except LookupError:
         stores = []
-    url, options = store_kit.elsewhere("sftp")
+    url, options = store_kit.new_folder_url("sftp")
     stores.append(FilesystemStore(url, {**options, "password": wrong}))
     for store in stores:
         with pytest.raises(StoreError, match=r"cannot read|cannot look at .*; check the credentials") as caught:

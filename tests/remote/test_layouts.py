@@ -668,9 +668,7 @@ FUZZED = [
 
 @pytest.mark.parametrize("case", [BY_NAME[name] for name in FUZZED], ids=FUZZED)
 def test_damaged_shard_is_an_error_or_its_samples_keep_their_structure(case: Case, data: Path) -> None:
-    """With bytes changed, cut or added anywhere in a shard, each read returns a sample with at most its values changed, or one
-    error.
-    """
+    """Bytes are changed, cut or added anywhere: each read returns a sample with at most its values changed, or one error."""
     dice = random.Random(11)
     shard = next(path for path in sorted(data.iterdir()) if path.name != "index.json")
     whole, num_errors = shard.read_bytes(), 0

@@ -397,7 +397,7 @@ def test_waiting_for_another_fetch_does_not_keep_the_shards_alive(tmp_path: Path
 
 
 def test_reader_waits_for_another_fetch_but_never_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All room may be used by a worker that waits for its trainer, which waits for this reader's batch."""
+    """Waiting for room would deadlock if a worker uses all of it and waits for its trainer, which waits for this reader's batch."""
     write_packed(tmp_path / "files", [5] * 2)
     shards = shards_in(LocalStore(tmp_path / "files"))
     sizes = [shard.nbytes for shard in shards.all]

@@ -1,4 +1,4 @@
-"""An SFTP server over a folder, by asyncssh:  python sftp_server.py PORT FOLDER PASSWORD"""
+"""Runs an SFTP server over a folder with asyncssh:  python sftp_server.py PORT FOLDER PASSWORD"""
 
 import asyncio
 import sys
@@ -18,7 +18,7 @@ class _Door(asyncssh.SSHServer):
 
 
 async def serve() -> None:
-    """Until it is killed."""
+    """Serves until the process is killed."""
     await asyncssh.listen(
         "127.0.0.1",
         int(sys.argv[1]),

@@ -154,7 +154,7 @@ def test_lost_shard_of_a_finished_packing_is_packed_again(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("suffix", ["", ".index"])
 def test_damaged_shard_of_a_finished_packing_is_written_again(suffix: str, tmp_path: Path) -> None:
-    """A reader that finds a wrong checksum says to upload again, and that must help although sizes and times are unchanged."""
+    """Packing again must help, because that is what the error of a wrong checksum advises. Sizes and times are unchanged."""
     manifest = packed(Grey(60), LocalStore(tmp_path))
     wanted = bytes_in(tmp_path)
     damage_in_place(tmp_path / (manifest.shards[3].name + suffix))

@@ -115,9 +115,8 @@ def test_part_repairs_only_its_own_shards(tmp_path: Path) -> None:
     damaged = next(tmp_path.glob("*/shard-2000000.tar"))
     damaged.write_bytes(bytes(damaged.stat().st_size))
     store = CountingStore(tmp_path)
-    assert missing(part_of(Grey(75), store, 1, 3)) == [
-        "2/3"
-    ]  # only sizes are compared: a shard's content is checked by its own machine
+    # Only sizes are compared: a shard's content is checked by its own machine.
+    assert missing(part_of(Grey(75), store, 1, 3)) == ["2/3"]
     assert store.written == []
     assert missing(part_of(Grey(75), tmp_path, 3, 3)) == ["2/3"]
     store = CountingStore(tmp_path)

@@ -93,7 +93,7 @@ DEFECTS = [
         "_permutation(self.n, self.seed ^ (self.world_size - 1), epoch).fill(",
         (
             "tests/schedule/test_schedule.py::test_global_batches_do_not_depend_on_the_number_of_ranks",
-            "tests/resume/test_seed_mode.py::test_global_batches_go_on_at_another_world_size",
+            "tests/resume/test_seed_mode.py::test_global_batches_resume_with_another_world_size",
         ),
     ),
     # ------------------------------------------------ R4: the packed index

@@ -386,7 +386,7 @@ CROSSED_DEFECTS = [
         "shmload/shm/travel.py",
         "            if raw.nbytes < LEAST_NBYTES and not",
         "            if not",
-        (f"{TRAVEL}test_it_aliases_the_parcel_at_whole_cache_lines_and_a_small_array_is_a_copy_that_can_be_written_to",),
+        (f"{TRAVEL}test_large_arrays_alias_the_parcel_at_cache_lines_and_small_ones_are_writable_copies",),
     ),
     Defect(
         "N6",
@@ -395,7 +395,7 @@ CROSSED_DEFECTS = [
         "            if raw.nbytes < LEAST_NBYTES and not",
         "            if raw.nbytes < 0 and not",
         (
-            f"{TRAVEL}test_it_aliases_the_parcel_at_whole_cache_lines_and_a_small_array_is_a_copy_that_can_be_written_to",
+            f"{TRAVEL}test_large_arrays_alias_the_parcel_at_cache_lines_and_small_ones_are_writable_copies",
             "tests/ray/test_decoder.py::test_error_of_a_dataset_that_writes_to_its_own_large_array_says_what_to_do",
         ),
     ),
@@ -405,7 +405,7 @@ CROSSED_DEFECTS = [
         "shmload/shm/travel.py",
         "    _bytes_of(mine)[:] = np.frombuffer(memory, np.uint8)\n",
         "    mine = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()\n",
-        (f"{TRAVEL}test_a_tensor_is_a_copy",),
+        (f"{TRAVEL}test_tensor_is_a_copy",),
     ),
     Defect(
         "N6",
@@ -413,7 +413,7 @@ CROSSED_DEFECTS = [
         "shmload/shm/travel.py",
         "            pieces.append(raw)\n",
         "            pieces.append(raw if len(pieces) >= len(held) else held[len(pieces)].raw())\n",
-        (f"{TRAVEL}test_each_gets_its_own_memory_in_whatever_order_it_was_named",),
+        (f"{TRAVEL}test_each_object_gets_its_own_memory_in_any_order",),
     ),
     Defect(
         "N6",
@@ -518,7 +518,7 @@ CROSSED_DEFECTS = [
         "        open_to_us = [place for place in self._places if all(_others(path) is None for path in place)]\n",
         "        open_to_us = self._places[:1]\n        if any(_others(path) is not None for path in open_to_us[0]):\n"
         "            open_to_us = []\n",
-        (f"{MEETING}test_a_board_that_others_may_write_to_is_passed_by",),
+        (f"{MEETING}test_board_writable_by_others_is_not_used",),
     ),
     Defect(
         "N1",
@@ -721,7 +721,7 @@ CROSSED_DEFECTS = [
         "shmload/worker/job_pickling.py",
         "        if error is None:\n            return None\n",
         "        if error is None:\n            error = TypeError('refused')\n",
-        ("tests/worker/test_shared_objects.py::test_an_epoch_counter_reaches_persistent_workers",),
+        ("tests/worker/test_shared_objects.py::test_epoch_counter_reaches_persistent_workers",),
     ),
     Defect(
         "N1",

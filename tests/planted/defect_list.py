@@ -29,7 +29,7 @@ DEFECTS = [
         "shmload/shm/segment.py",
         "        _reserve_first(fd, num_reserved)\n        os.rename(",
         "        os.rename(",
-        ("tests/shm/test_segment.py::test_in_64_mib_a_demanded_name_is_refused_with_figures_and_nothing_stays",),
+        ("tests/shm/test_segment.py::test_named_segment_larger_than_dev_shm_is_refused_with_figures",),
     ),
     Defect(
         "R1",
@@ -37,7 +37,7 @@ DEFECTS = [
         "shmload/shm/segment.py",
         "    except BaseException:  # a signal's, too: to reserve takes its time\n",
         "    except OSError:\n",
-        ("tests/shm/test_segment.py::test_one_that_is_interrupted_while_it_is_made_leaves_nothing[shm]",),
+        ("tests/shm/test_segment.py::test_interrupted_creation_leaves_nothing[shm]",),
     ),
     Defect(
         "R1",
@@ -45,7 +45,7 @@ DEFECTS = [
         "shmload/shm/segment.py",
         '                if kind == "shm":\n',
         "                if kind:\n",
-        ("tests/shm/test_segment.py::test_in_64_mib_a_larger_ring_takes_a_memfd",),
+        ("tests/shm/test_segment.py::test_ring_larger_than_dev_shm_uses_a_memfd",),
     ),
     # ------------------------------------------------ R2: positions
     Defect(
@@ -65,7 +65,7 @@ DEFECTS = [
         "shmload/schedule/state.py",
         '        "version": STATE_VERSION,\n        **',
         '        "version": STATE_VERSION,\n        "order": "x" * 1000,\n        **',
-        ("tests/schedule/test_state.py::test_the_largest_state_fits_in_a_kibibyte",),
+        ("tests/schedule/test_state.py::test_largest_state_fits_in_a_kibibyte",),
     ),
     Defect(
         "R2",
@@ -162,7 +162,7 @@ DEFECTS = [
         "shmload/shm/reaper.py",
         "            start_new_session=True,\n",
         "",
-        ("tests/shm/test_leftovers.py::test_nothing_stays_when_the_owner_is_killed",),
+        ("tests/shm/test_leftovers.py::test_nothing_remains_when_the_owner_is_killed",),
     ),
     Defect(
         "R7",
@@ -178,7 +178,7 @@ DEFECTS = [
         "shmload/shm/janitor.py",
         "nobody is declared dead\n        return True\n",
         "nobody is declared dead\n        return False\n",
-        ("tests/shm/test_leftovers.py::test_a_living_neighbour_is_never_swept",),
+        ("tests/shm/test_leftovers.py::test_live_group_is_never_swept",),
         reaches_out=True,
     ),
     Defect(
@@ -187,7 +187,7 @@ DEFECTS = [
         "shmload/shm/reaper.py",
         ' && kill -9 "${{worker%:*}}"\n',
         "\n",
-        ("tests/shm/test_leftovers.py::test_workers_that_do_not_end_by_themselves_are_killed_and_no_other_process",),
+        ("tests/shm/test_leftovers.py::test_only_workers_that_do_not_end_by_themselves_are_killed",),
     ),
     # ------------------------------------------------ R8: many fields
     Defect(
@@ -214,7 +214,7 @@ DEFECTS = [
         ' if uneven == "pad" else divmod',
         " if False else divmod",
         (
-            "tests/schedule/test_schedule.py::test_ranks_have_equally_many_steps_and_rows_unless_exact",
+            "tests/schedule/test_schedule.py::test_ranks_have_equal_numbers_of_steps_and_rows_unless_exact",
             "tests/loader/test_seed_mode.py::test_padding_is_said",
         ),
     ),
@@ -284,8 +284,8 @@ DEFECTS = [
         "    return min([free_memory_bytes(root), *(cgroup.rest for cgroup in memory(root))])\n",
         "    return free_memory_bytes(root)\n",
         (
-            "tests/shm/test_preflight.py::test_a_v2_limit_counts_less_what_is_used_and_cannot_be_dropped",
-            "tests/shm/test_preflight.py::test_a_v1_limit_counts",
+            "tests/shm/test_preflight.py::test_v2_limit_minus_unreclaimable_usage_counts",
+            "tests/shm/test_preflight.py::test_v1_limit_counts",
         ),
     ),
     Defect(

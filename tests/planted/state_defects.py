@@ -28,7 +28,7 @@ STATE_DEFECTS = [
         "shmload/processes/private_fds.py",
         "    with suppress(OSError):\n        return kept.file == _file_of(fd)\n",
         "    if True:\n        return kept.file == _file_of(fd)\n",
-        ("tests/shm/test_segment.py::test_a_forked_child_keeps_none_where_the_program_has_closed_one",),
+        ("tests/shm/test_segment.py::test_forked_child_keeps_no_segment_after_the_program_closed_a_descriptor",),
     ),
     Defect(
         "R2",
@@ -102,7 +102,7 @@ STATE_DEFECTS = [
         "shmload/schedule/shard_shuffle.py",
         "        self.sizes = np.array(sizes, np.int64)",
         "        self.sizes = np.asarray(sizes, np.int64)",
-        ("tests/schedule/test_shard_shuffle.py::test_sizes_that_change_afterwards_change_nothing",),
+        ("tests/schedule/test_shard_shuffle.py::test_sizes_are_copied",),
     ),
     Defect(
         "R2",

@@ -50,7 +50,7 @@ class IdealCounts:
     def worst(self, members: Sequence[int]) -> Fraction:
         """Returns the largest deviation of any member from its ideal number, over all prefixes.
 
-        A member is furthest ahead right after a draw of it, and furthest behind right before a draw or at the end, so only these
+        A member is furthest ahead right after a draw of it, and has its largest deficit right before a draw or at the end, so only these
         are checked.
         """
         counts, worst = [0] * self.num_members, 0

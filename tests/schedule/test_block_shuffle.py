@@ -33,7 +33,7 @@ def test_every_sample_is_read_once_at_any_size(n: int, block_size: int, window: 
 @settings(deadline=None)
 @given(n=st.integers(1, 400), block_size=st.integers(1, 60), window=st.integers(1, 20), epoch=st.integers(0, 99))
 def test_every_block_is_within_one_window(n: int, block_size: int, window: int, epoch: int) -> None:
-    """The order is cut after each `window` complete blocks: each part has only whole blocks, and all parts but the last are full."""
+    """Cuts the order after each `window` complete blocks: each part has only whole blocks, and all parts but the last are full."""
     blocks = whole(BlockShuffle(n, block_size=block_size, window=window), epoch=epoch) // block_size
     num_blocks = -(-n // block_size)
     sizes = np.bincount(np.arange(n) // block_size)
@@ -93,7 +93,7 @@ def test_distances_are_as_documented() -> None:
 
 
 def test_positions_within_windows_are_uniform() -> None:
-    """A sample's number in its window must not predict its position there."""
+    """Checks that a sample's number in its window does not predict its position there."""
     counts = np.zeros((16, 16))
     for epoch in range(20):
         order = whole(BlockShuffle(32_000, block_size=100, window=16), epoch=epoch)

@@ -225,7 +225,7 @@ def test_curricula_change_the_shares_and_the_end() -> None:
 
 
 @pytest.mark.parametrize("weights", [{0: [1, 1], 40: [0, 1]}, {0: [1e-300, 1]}, {0: [1, 2**60 - 1]}], ids=str)
-def test_all_requires_positive_weights(weights: dict[int, list[Any]]) -> None:
+def test_all_requires_weights_that_reach_every_member(weights: dict[int, list[Any]]) -> None:
     with pytest.raises(ValueError, match=r'stop="all" waits until .* which member 0 never will with the weights that hold'):
         MixOrder([100, 100], weights, stop="all", shuffle=False)
 

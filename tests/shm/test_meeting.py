@@ -12,7 +12,7 @@ import pytest
 from shmload.shm import janitor
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import SHM_DIR, STEM_PATTERN, meeting_stem
-from tests.children import go_on, running, says, waits_for_a_lock
+from tests.children import read_line, running, send_line, waits_for_a_lock
 
 ATTENDANT = """
 import sys
@@ -74,15 +74,15 @@ def test_last_to_leave_removes_the_files(stem: str) -> None:
 
 def test_one_process_is_at_the_board_at_a_time_and_the_next_reads_its_text(stem: str) -> None:
     with running(ATTENDANT, stem) as inside:
-        assert says(inside) == "inside"
+        assert read_line(inside) == "inside"
         with running(ATTENDANT, stem) as waiting:
             while not waits_for_a_lock(waiting):
                 pass
-            go_on(inside)
-            assert says(inside) == "outside"
-            assert says(waiting) == "inside was here"
+            send_line(inside)
+            assert read_line(inside) == "outside"
+            assert read_line(waiting) == "inside was here"
             for child in (waiting, waiting, inside):
-                go_on(child)
+                send_line(child)
             assert [inside.wait(20), waiting.wait(20)] == [0, 0]
     assert files_of(stem) == set()
 
@@ -90,7 +90,7 @@ def test_one_process_is_at_the_board_at_a_time_and_the_next_reads_its_text(stem:
 def test_death_at_the_board_admits_the_next_process(stem: str) -> None:
     meeting = Meeting(stem)
     with running(ATTENDANT, stem) as child:
-        assert says(child) == "inside"
+        assert read_line(child) == "inside"
         child.kill()
         with meeting.at_board():
             assert meeting.read() == b""
@@ -138,7 +138,7 @@ def test_attended_meeting_is_never_swept(stem: str) -> None:
 
 def test_janitor_removes_a_dead_meeting(stem: str) -> None:
     with running(ATTENDANT, stem) as child:
-        says(child)
+        read_line(child)
     assert files_of(stem) == {"-control", "-gate"}
     assert stem in [found.stem for found in janitor.sweep(guard_s=-1)]
     assert files_of(stem) == set()

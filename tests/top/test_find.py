@@ -1,4 +1,4 @@
-"""Which control blocks are found, who owns them, and which are leftovers of dead processes."""
+"""Which control blocks are found, which processes own them, and which are leftovers of dead processes."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def test_command_reports_lost_events(
 
 @pytest.mark.slow(reason="a program in a process of its own, which imports torch")
 def test_recording_does_not_write_to_the_block(tmp_path: Path) -> None:
-    """The owner is stopped, so any change would come from the stats reader."""
+    """Stops the owner, so that any change would come from the stats reader."""
     code = (
         "import os, signal\n"
         "from tests.trace.trace_kit import Rows, run\n"

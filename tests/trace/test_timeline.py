@@ -57,7 +57,7 @@ class WrittenTape:
         self.add(worker, "chunk", begin, end, order, slot=slot, place=chunk, rows=2, amount=amount)
 
     def timeline_of_all(self) -> Timeline:
-        return timeline_of(self)  # type: ignore[arg-type]  # stands for one
+        return timeline_of(self)  # type: ignore[arg-type]  # replaces one
 
 
 def life(timeline_of_all: Timeline, slot: int = 0) -> list[tuple[str, int, int]]:

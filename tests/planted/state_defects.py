@@ -36,7 +36,7 @@ STATE_DEFECTS = [
         "shmload/worker/loop.py",
         "                failure = failure._replace(worker=self._note_of_failed(self._snapshots))\n",
         "                pass\n",
-        (f"{TORCH}a_worker_goes_on_behind_its_batch_that_came_to_nothing[raise-small]",),
+        (f"{TORCH}worker_continues_after_its_failed_batch[raise-small]",),
     ),
     Defect(
         "R2",
@@ -44,7 +44,7 @@ STATE_DEFECTS = [
         "shmload/modes/torch_mode.py",
         "        self.progress.noted(order.worker, note)\n        self.progress.ended(",
         "        self.progress.ended(",
-        (f"{TORCH}so_it_does_where_the_trainer_could_not_unpickle_one",),
+        (f"{TORCH}worker_continues_after_a_batch_that_the_trainer_could_not_unpickle",),
     ),
     Defect(
         "R2",
@@ -52,7 +52,7 @@ STATE_DEFECTS = [
         "shmload/engine/engine.py",
         "Outcome(order, NOTHING, note))",
         "Outcome(order, NOTHING, None))",
-        (f"{TORCH}a_worker_goes_on_behind_its_batch_that_came_to_nothing[skip-small]",),
+        (f"{TORCH}worker_continues_after_its_failed_batch[skip-small]",),
     ),
     Defect(
         "R2",
@@ -86,7 +86,7 @@ STATE_DEFECTS = [
         "shmload/worker/slot_memory.py",
         '[offset : offset + used_nbytes]) if used_nbytes else b""\n',
         "[offset : offset + used_nbytes])\n",
-        (f"{TORCH}so_it_does_where_nothing_had_come_before_and_there_was_no_memory_for_what_it_says",),
+        (f"{TORCH}worker_continues_after_a_failed_first_batch_without_slot_memory",),
     ),
     Defect(
         "R2",

@@ -44,7 +44,7 @@ FOLDER = "SHMLOAD_OTHER_LOADERS"
 
 
 def samples(kind: str) -> Iterator[dict[str, Any]]:
-    """What is written."""
+    """Yields the samples to write."""
     from benchmarks.remote import photos
 
     if kind == "photos":
@@ -56,7 +56,7 @@ def samples(kind: str) -> Iterator[dict[str, Any]]:
 
 
 def write(peer: str, kind: str, folder: str) -> None:
-    """The samples, by the peer's writer."""
+    """Writes the samples with the peer's writer."""
     if peer == "mosaicml":
         import streaming
 
@@ -75,12 +75,12 @@ def write(peer: str, kind: str, folder: str) -> None:
 
 
 def listed(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """A batch of photos, for collates that take no bytes."""
+    """Makes a batch of photos a list, for collate functions that do not accept bytes."""
     return {"x": [bytes(row["x"]) for row in rows], "label": [row["label"] for row in rows]}
 
 
 def loader(reader: str, peer: str, kind: str, folder: str) -> Any:
-    """Shuffled batches of what the peer wrote."""
+    """Returns shuffled batches of what the peer wrote."""
     if reader == "shmload":
         from shmload import ShmLoader
         from shmload.remote import RemoteDataset
@@ -102,7 +102,7 @@ def loader(reader: str, peer: str, kind: str, folder: str) -> Any:
 
 
 def cpu_s() -> float:
-    """CPU of this process and all under it, living and ended."""
+    """Returns the CPU seconds of this process and all its children, running and ended."""
     import psutil
 
     me = psutil.Process()
@@ -110,7 +110,7 @@ def cpu_s() -> float:
 
 
 def case(action: str, peer: str, kind: str, folder: str) -> None:
-    """In a process of its own: writes, or reads and says what that took."""
+    """Writes, or reads and prints the cost; runs in a process of its own."""
     from tests.remote.write_foreign import Stub
 
     sys.meta_path.append(Stub())
@@ -125,11 +125,11 @@ def case(action: str, peer: str, kind: str, folder: str) -> None:
         wall, used = time.perf_counter() - begin, cpu_s() - cpu
     assert seen == SAMPLES[kind], f"{seen} of {SAMPLES[kind]} samples"
     print(json.dumps({"rate": seen / wall, "cpu_us": used / seen * 1e6}), flush=True)
-    os._exit(0)  # what a peer does at its end is not measured
+    os._exit(0)  # a peer's shutdown is not measured
 
 
 def run(action: str, peer: str, kind: str, folder: Path) -> dict[str, float]:
-    """A case; empty for writing."""
+    """Runs a case; returns an empty dict for writing."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.layouts", "case", action, peer, kind, str(folder)]
     path = os.pathsep.join([os.environ[FOLDER], os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
@@ -141,7 +141,7 @@ def run(action: str, peer: str, kind: str, folder: Path) -> dict[str, float]:
 
 
 def measure(settings: Settings) -> Result:
-    """All readers of all shards, in turn."""
+    """Measures all readers of all shards, in turn."""
     if not os.path.isdir(os.environ.get(FOLDER, "")):
         return Result([], {"left out": f"needs mosaicml-streaming and litdata in a folder that {FOLDER} names"})
     rows, measured = [], {}
@@ -160,7 +160,7 @@ def measure(settings: Settings) -> Result:
 
 
 def rows_of(peer: str, kind: str, rounds: list[dict[str, dict[str, float]]]) -> list[Row]:
-    """What the rounds say."""
+    """Returns the rows of the rounds."""
 
     def middle(reader: str, what: str) -> float:
         return statistics.median(each[reader][what] for each in rounds)

@@ -33,7 +33,7 @@ from benchmarks.cluster import ROOT, cluster
 from benchmarks.common import Result, Row, Settings, main
 from shmload import Ray, ShmLoader
 
-HERE = "SHMLOAD_BENCHMARK_HERE"  # in the environment of the trainer and its children alone: Ray gives actors its own
+HERE = "SHMLOAD_BENCHMARK_HERE"  # set only in the environment of the trainer and its children: Ray gives actors another environment
 WAIT_S = 0.010
 SLOWNESSES = (1, 2, 4)
 POOLS: dict[str, dict[str, Any]] = {
@@ -45,7 +45,7 @@ WARM_UP_S = 3.0
 
 
 class Waiting:
-    """Samples that arrive after a while, which is longer elsewhere."""
+    """Samples that arrive after a while, which is longer in actors."""
 
     def __init__(self, slowness: int) -> None:
         self.slowness = slowness
@@ -59,7 +59,7 @@ class Waiting:
 
 
 def rate(pool: str, slowness: int, seconds: float, address: str) -> float:
-    """Batches a second, of this process."""
+    """Returns the batches per second, measured in this process."""
     given = {**POOLS[pool], "address": address} if "backend" in POOLS[pool] else POOLS[pool]
     with ShmLoader(Waiting(slowness), 4, shuffle=True, seed=1, **given) as loader:
         batches = iter(loader)
@@ -76,7 +76,7 @@ def rate(pool: str, slowness: int, seconds: float, address: str) -> float:
 
 
 def run(pool: str, slowness: int, seconds: float, address: str) -> float:
-    """The same in a fresh process."""
+    """Measures in a fresh process."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.local_workers", "--case"]
     command += [pool, str(slowness), str(seconds), address]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, HERE: "yes"}, capture_output=True, text=True, timeout=300)
@@ -86,7 +86,7 @@ def run(pool: str, slowness: int, seconds: float, address: str) -> float:
 
 
 def measure(settings: Settings) -> Result:
-    """Measures every case; nothing where Ray is not installed."""
+    """Measures every case, or nothing if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         print('left out: Ray is not installed (pip install "shmload[ray]")', file=sys.stderr)
         return Result([])

@@ -57,7 +57,7 @@ BATCH_SIZE = 1024
 
 
 def best_s(work: Callable[[], object]) -> float:
-    """The shortest of seven runs."""
+    """Returns the shortest of seven runs."""
     times = []
     for _ in range(7):
         start = perf_counter()
@@ -67,7 +67,7 @@ def best_s(work: Callable[[], object]) -> float:
 
 
 def measure_shmload(n: int, isa: str | None) -> dict[str, float]:
-    """Our own order: filled, sought, and how much of it is held."""
+    """Measures our order: filling, seeking, and its memory."""
     out = np.empty(min(n, NUM_INDICES), np.int64)
     order = KeyedPermutation(n, seed=1, epoch=0, isa=isa)
     order.fill(0, out)
@@ -78,13 +78,13 @@ def measure_shmload(n: int, isa: str | None) -> dict[str, float]:
 
 
 def measure_peer(n: int, permute: Callable[[int], object]) -> dict[str, float]:
-    """A whole permutation: its first batch comes when all of it is there."""
+    """Measures a whole permutation: its first batch is available only when all of it is."""
     whole_s = best_s(lambda: permute(n))
     return {"index_s": whole_s / n, "first_batch_s": whole_s, "held_bytes": 8 * n}
 
 
 def measure(method: str, n: int) -> dict[str, float]:
-    """One row of the table."""
+    """Measures one row of the table."""
     if method.startswith("shmload"):
         return measure_shmload(n, method.partition(" ")[2] or None)
     if method == "numpy":
@@ -96,7 +96,7 @@ def measure(method: str, n: int) -> dict[str, float]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as text."""
+    """Returns the rows as text."""
     lines = [f"{'n':>8}  {'method':<13} {'per index':>10} {'first batch':>13} {'held':>12}"]
     for row in rows:
         index_ns, first_us = row["index_s"] * 1e9, row["first_batch_s"] * 1e6

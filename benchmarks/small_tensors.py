@@ -1,13 +1,12 @@
-"""What does a sample cost whose `__getitem__` gives small tensors, and how much of that is the dataset's own?
+"""What does a sample cost whose `__getitem__` returns small tensors, and how much of that is the dataset's own?
 
 Method: 2 forked workers, loaders in turn in fresh processes, nothing changed but the class: torch's DataLoader, torch mode, seed
 mode, and seed mode with `seed_samples=False`, which does not reseed for each sample. Samples are (a row of a tensor of 64
 float32, an int), where the int comes out of a tensor of labels or a list of them, and ten tensors of 8 float32, made by indexing
-ten matrices. CPU is that of all processes. `dataset alone`: the same samples read in a bare loop, in one process, delivered to
-nobody.
+ten matrices. CPU is that of all processes. `dataset alone`: the same samples read in a bare loop, in one process, not delivered.
 
-How to read: indexing a tensor takes torch a microsecond or two. That is the user's, and no loader can save it: it bounds both
-figures, most of all for ten tensors a sample.
+How to read: indexing a tensor takes torch a microsecond or two. That cost is the dataset's, and no loader can avoid it: it limits
+both figures, most of all for ten tensors per sample.
 
 Result (2 cores, nothing else on the machine, 3 rounds); samples/s of torch's in brackets:
 | CPU us a sample | torch | torch mode | seed mode | without reseeding | dataset alone |
@@ -48,7 +47,7 @@ CASES = {  # dataset, batch size, aim of the rate over torch's
 
 
 class Labelled:
-    """A row of a tensor, and an int."""
+    """Samples of a row of a tensor, and an int."""
 
     def __init__(self) -> None:
         self.rows, self.labels = torch.rand(1 << 17, 64), torch.arange(1 << 17)  # type: torch.Tensor, Any
@@ -61,15 +60,15 @@ class Labelled:
 
 
 class Listed(Labelled):
-    """The same, whose labels are ints already."""
+    """The same, with labels that are ints already."""
 
     def __init__(self) -> None:
         super().__init__()
         self.labels = self.labels.tolist()
 
 
-class Ten:
-    """A row of each of ten matrices."""
+class TenTensors:
+    """Samples of a row of each of ten matrices."""
 
     def __init__(self) -> None:
         self.matrices = [torch.rand(1 << 15, 8) for _ in range(10)]
@@ -82,7 +81,7 @@ class Ten:
 
 
 def unseeded(dataset: Any, options: LoaderOptions) -> Loader:
-    """ShmLoader in seed mode, for datasets that draw nothing."""
+    """Returns a ShmLoader in seed mode for datasets that draw nothing."""
     return ShmLoader(dataset, **keywords(options), seed=options.seed, seed_samples=False)
 
 
@@ -90,7 +89,7 @@ unseeded.keeps_order = False  # type: ignore[attr-defined]  # what a factory may
 
 
 def measure(settings: Settings) -> Result:
-    """Measures every dataset through every loader."""
+    """Measures every dataset with every loader."""
     rows, measured = [], {}
     for case, (dataset, batch_size, aim) in CASES.items():
         jobs = {

@@ -6,7 +6,8 @@ from samples and from read_into with out.reserve, and the other ways of delivery
 the same end to end, and one that makes lists of tensors; a thread pool in the trainer. CPU of all processes in
 microseconds a sample, less the consumer's own reading.
 
-How to read: CPU bears a busy machine better than rates do. The dataset alone is what no loader can save.
+How to read: CPU time is less affected by a busy machine than rates are. The cost of the dataset alone cannot be avoided by any
+loader.
 
 Predicted: 10 us: the dataset's own 6, two copies of 12.6 kB 1.5, the collation 1.5, the trainer 0.5.
 

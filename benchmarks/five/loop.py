@@ -1,4 +1,4 @@
-"""The five pipelines as plain loops of one process, without any loader: all that the programs do, and what it costs by itself."""
+"""The five pipelines as plain loops in one process, without any loader: the whole programs, to measure their own cost."""
 
 import random
 from itertools import islice

@@ -54,7 +54,9 @@ def started(program: str = "ray_host.py", memory: str = OWN_MEMORY) -> Iterator[
     """Runs a real Ray cluster of two nodes (or `program`) until the block ends.
 
     Where namespaces are permitted, the nodes get their own /dev/shm and /proc, as on other machines, so that a test fails if data
-    that is only shared on this machine is expected there. Args:
+    that is only shared on this machine is expected there.
+
+    Args:
         program: the program in this folder that runs the cluster.
         memory: with SHARED_MEMORY, the nodes use this machine's /dev/shm.
     Raises:

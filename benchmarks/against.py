@@ -18,7 +18,8 @@ and all rounds count; by chance, six are on one side once in 32 times. Rows that
 rounds are not judged. The aim defines what is better: `<=` and `<` want less, `>=` and `>` more.
 
 Exits with 1 if a row is worse or a benchmark fails on this tree. A benchmark that does not run on the earlier tree is not a
-failure."""
+failure.
+"""
 
 import argparse
 import json
@@ -168,7 +169,7 @@ def run_once(name: str, tree: Path, seconds: float) -> Run:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         said.seek(0)
-        last = next((line.strip() for line in reversed(said.readlines()) if line.strip()), "it says nothing")
+        last = next((line.strip() for line in reversed(said.readlines()) if line.strip()), "no output")
         last = last.replace(str(tree), ".")
         if process.returncode or not answer.exists():
             return Run([], last, has_failed=True)
@@ -321,7 +322,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=Settings.rounds, help="of each benchmark on each tree")
     parser.add_argument("--seconds", type=float, default=Settings.seconds, help="of every timed part")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
-    parser.add_argument("--continue", action="store_true", dest="goes_on", help="with --json: only what that file has not yet")
+    parser.add_argument(
+        "--continue", action="store_true", dest="goes_on", help="with --json: only what that file does not contain yet"
+    )
     parser.add_argument("--from", type=Path, metavar="FILE", dest="kept", help="read what --json wrote, and measure nothing")
     parser.add_argument(
         "--write", action="store_true", help="write or renew docs/measurements.md and the tables of README.md and docs/index.md"

@@ -1,4 +1,4 @@
-"""Rows of 64 float32 and a label out of arrays in memory, shuffled, batches of 1,024: what does a row cost?
+"""Rows of 64 float32 and a label from arrays in memory, shuffled, batches of 1,024: what does a row cost?
 
 Method: 400,000 rows (100 MiB, from random numbers); 2 forked workers, loaders in turn in fresh processes. shmload reads an
 ArrayDataset, and torch's TensorDataset unchanged; torch's DataLoader reads that TensorDataset; a plain thread pool in the trainer
@@ -12,7 +12,8 @@ torch's own sampler), TensorDataset the same; torch 8 (two tensors made a row, s
 Result (2 cores, 2 workers, 2 rounds): shmload 0.178 us, TensorDataset 0.176, torch 6.0, threads 0.323. The aim of 0.12 was set
 when threads took 0.15, i.e. 0.8 of that: missed in absolute figures, 0.55 in proportion. The trainer accounts for 0.035 (0.07
 before torch's permutation was drawn without its spinning threads), workers for 0.095 to 0.115; in a worker, copying random rows
-is half, the rest is claiming, finishing, sleeping and waking."""
+is half, the rest is claiming, finishing, sleeping and waking.
+"""
 
 from typing import Any
 

@@ -19,7 +19,8 @@ Result (2 cores, other work on the machine):
 
 The digest alone reads 16 GB/s (crc32 5.4, blake2b 1.1). Batches are not in the trainer's cache: without prefetching in
 src/digest.pyx photos cost 1930 us. Rows and pairs cost more than predicted because the audit's own code and data are not in the
-cache either: in a loop of its own, digest, record and write of pairs take 6 us."""
+cache either: in a loop of its own, digest, record and write of pairs take 6 us.
+"""
 
 import hashlib
 import shutil

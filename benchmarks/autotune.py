@@ -16,7 +16,8 @@ Result (2 cores, loaded by other work, medians of 3 rounds): 0.984, 0.979 and 0.
 6.4 s after the first batch when it grew from 1 worker to 8 (83 batches/s; the worst fixed worker pool 10), 1.4 s after it from 1
 to 2 (34; 13), and changed nothing with one worker (47; 46). All batches were the same. With samples and steps of 5 ms, equal
 worker pools gave shares of 0.84 to 1.07 on the same machine. Auto's work in `next()` takes 48 ns per batch and about 150 us per
-window of half a second, 130 of them to read the amount of free memory."""
+window of half a second, 130 of them to read the amount of free memory.
+"""
 
 import multiprocessing
 import os

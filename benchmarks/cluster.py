@@ -3,16 +3,16 @@
 Method: batches of 8 records of 1 MiB; every case in a fresh process, cases in turn, alternately forwards and backwards, on a real
 Ray cluster of this machine: of one node, and of two where all actors are on the other node, which then has its own /dev/shm, as a
 machine has (this requires root, or `unshare -rn` as below). `ray.get` is plain Ray with as many actors, four calls under way at
-each, whose batches stay in Ray's read-only memory. The seed's way is an actor a worker, two calls under way, tensors by pickle.
-Waiting: samples of 10 ms that cost no CPU. Where Ray cannot use this machine's own address, run it in a network of its own:
-`unshare -rn sh -c 'ip link set lo up; python -m benchmarks.cluster'`.
+each, whose batches stay in Ray's read-only memory. The seed's way is one actor per worker, two calls under way, tensors by
+pickle. Waiting: samples of 10 ms that cost no CPU. Where Ray cannot use this machine's own address, run it in a network of its
+own: `unshare -rn sh -c 'ip link set lo up; python -m benchmarks.cluster'`.
 
 How to read: both nodes, all actors and the trainer share this machine's cores, so compare within a round; CPU seconds per GB are
 more reliable than rates. The trainer's CPU is that of its whole process, without its own reading of the batch and without the
 agent; the whole CPU includes the cluster.
 
 Shipping: seconds to the first batch from a dataset of 1 GB in one array, and of 8 KB, with one actor on the other node; beside
-ray.put and ray.get of the array there, in a process that is connected, and a task whose process has started.
+ray.put and ray.get of the array there, in a connected process, and a task whose process has started.
 
 Result (2 cores, quiet, two rounds of 1.5 s):
 | | actors | one node: MB/s | trainer s/GB | all s/GB | two nodes: MB/s | trainer s/GB | all s/GB |
@@ -33,7 +33,8 @@ round, all processes competed (89 MB/s); one node 2.7 (2.0, 3.5), 2.3 (2.1, 2.5)
 the ring, where the agent's copy made it 0.91, 0.69, 0.76, and 3.0 of the seed's way. Two and four actors that wait: 1.00 and 1.01
 of linear (11.9 batches/s with one). Shipping 1 GB: 2.5-3.9 s, 8 KB 1.4-1.8 s, ray.put and ray.get 1.1-2.8 s, so 0.6 to 1.5 of it,
 median 1.0 of fourteen rounds beside other programs. All in the pickle: 5.9-6.3 s. The trainer waits for each batch of one or two
-actors; its code is not in the cache then, which costs about 200 us per batch."""
+actors; its code is not in the cache then, which costs about 200 us per batch.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +77,7 @@ def cluster(nodes: str) -> Iterator[tuple[str, int]]:
         try:
             address = host.stdout.readline().strip()
             if not address:
-                raise SystemExit("the Ray cluster has not started: what it says stands above")
+                raise SystemExit("the Ray cluster has not started: see its output above")
             yield address, host.pid
         finally:
             host.communicate()

@@ -1,4 +1,4 @@
-"""Rows out of Parquet, HDF5, Zarr and safetensors files: what does a sample cost?
+"""Rows from Parquet, HDF5, Zarr and safetensors files: what does a sample cost?
 
 Method: 40,000 samples of 64 float32 from random numbers and a label, in the page cache, in groups (chunks) of 1,000 rows; batches
 of 64 in random order, 2 forked workers, loaders in turn in fresh processes. Everything decoded fits the caches: this measures the
@@ -7,9 +7,9 @@ HDF5 torch also reads what users write by hand: a memory-mapped pyarrow table wi
 
 How to read: CPU microseconds a sample over all processes, trainer and workers.
 
-Predicted: shmload 1.5 us for the mapped (safetensors, HDF5 in one piece), 3 for Parquet, 8 for Zarr and chunked HDF5, whose rows
-numpy gathers block by block (a batch touches 64 rows of 40 blocks); torch a sample at a time 60 to 120 us; pyarrow by hand 150,
-h5py by hand 130.
+Predicted: shmload 1.5 us for mapped files (safetensors, HDF5 in one piece), 3 for Parquet, 8 for Zarr and chunked HDF5, whose
+rows numpy gathers block by block (a batch touches 64 rows of 40 blocks); torch a sample at a time 60 to 120 us; pyarrow by hand
+150, h5py by hand 130.
 
 Result (2 cores shared with others, 2 workers, 2 rounds), torch on the same dataset in brackets: safetensors 1.5 us (39), HDF5 in
 one piece 1.3 (47; by hand 192), Parquet 2.4 (72; by hand 41), Zarr 4.1 (81), chunked HDF5 4.2 (75; by hand 226). Parquet by hand

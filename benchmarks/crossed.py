@@ -12,7 +12,8 @@ that was slowest by wall time. A new seed, `SHMLOAD_CROSSED_SEED`, draws others.
 Result (2 cores, beside other programs): of 133 cases with 2 workers the most expensive took 0.98 of torch's CPU, lines of JSON in
 torch's mode; of 57 more, of formats alone, one took 0.89 of its CPU and 1.12 of its time. Without workers and with a seed a
 sample that costs torch 0.5 us costs 2.5: three generators are seeded before it. Defects found with it: a ConcatDataset of tensors
-took 10 us a row, Parquet's footer 2 ms a row group."""
+took 10 us a row, Parquet's footer 2 ms a row group.
+"""
 
 from __future__ import annotations
 

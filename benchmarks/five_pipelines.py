@@ -4,18 +4,18 @@ Tokenise and pack texts into windows of 1,024 tokens; augment images of 32 x 32 
 a caption; buckets of texts by length; a mixture of prose, code and chat by weight, each with a transform of its own. The programs
 are in benchmarks/five/, a file a library, and in docs/five_pipelines.md.
 
-Method: 2 workers, everything in memory, no shuffle, a fresh process a case in turn. Before that every program is run over 3,000
-items, or 150 batches of the mixture: batches must have the same types and contain the same numbers of items and tokens in each
-library. Stages that a library lacks are written as its users do: windows for torch, torchdata.nodes and datasets, buckets for all
-of them but shmload. Each reads its data as suits it best: Grain without threads, torchdata.nodes in whole batches, datasets
-images as bytes. "Alone" are the functions of items and batches in a loop of one process: nothing is packed, collated or handed
-over, and freed memory is kept as shmload's workers keep it, because new pages for every batch cost more than mixing it. "Copied"
-are the same in two processes at a time, which copy their results into shared memory and report it through a pipe: the minimum for
-any loader with processes, without positions, seeds, order or packing. "In a loop" is the whole program, packed, collated and
-mixed as torch's users write it, in two processes at a time that also keep freed memory, and hand over nothing. A stage that does
-nothing: ten of Map(lambda x: x) against none, over integers in batches of 256, without workers, since those spend some time on
-waiting for the trainer; then the same after a Filter. A library that is not installed is left out. Every process computes with
-one thread.
+Method: 2 workers, everything in memory, no shuffle, a fresh process per case, in turn. Before that every program is run over
+3,000 items, or 150 batches of the mixture: batches must have the same types and contain the same numbers of items and tokens in
+each library. Stages that a library lacks are written as its users do: windows for torch, torchdata.nodes and datasets, buckets
+for all of them but shmload. Each reads its data as suits it best: Grain without threads, torchdata.nodes in whole batches,
+datasets with images as bytes. "Alone" are the functions of items and batches in a loop of one process: nothing is packed,
+collated or handed over, and freed memory is kept as shmload's workers keep it, because new pages for every batch cost more than
+mixing it. "Copied" are the same in two processes at a time, which copy their results into shared memory and report it through a
+pipe: the minimum for any loader with processes, without positions, seeds, order or packing. "In a loop" is the whole program,
+packed, collated and mixed as torch's users write it, in two processes at a time that also keep freed memory, and hand over
+nothing. A stage that does nothing: ten of Map(lambda x: x) against none, over integers in batches of 256, without workers, since
+those spend some time on waiting for the trainer; then the same after a Filter. A library that is not installed is left out. Every
+process computes with one thread.
 
 How to read: items/s are documents, images, pairs, texts and samples, by the clock; CPU is of all processes. If the functions are
 all of the work, no library is much faster than another, and CPU over the functions alone shows what a library adds.
@@ -25,14 +25,15 @@ functions' CPU; packing and buckets the most, as their batches are made in the t
 quiet, 3 rounds), items/s over the best peer's, CPU over the functions': pack 1.32 (torchdata.nodes in whole batches) and 1.26,
 augment and mix 1.99 and 1.36, pairs 4.21 and 1.68, buckets 1.72 (torchdata.nodes) and 1.28, mixture 1.86 and 1.12. Two cores that
 did nothing but call the functions would give 1.67, 2.7, 7.2, 2.2 and 2.1 times the best peer's rate, so only pairs can reach
-three times. What is added is most where items are large for what is done with them: pairs are 12 KB for 6.7 us. An empty stage
-0.04 us (1.82 and 2.20 an item without any and with ten), after a Filter 0.05 (0.98 and 1.50). Later (slower by half, 3 rounds),
-copied over the functions, the least: pack 1.08, augment and mix 1.02, pairs 1.54, buckets 1.06, mixture 1.08. CPU over copied:
-augment and mix 1.21, pairs 1.13, mixture 1.08. Since a pipeline's steps are ordered several at a time, and batch functions are
-given their samples by a native loop (3 rounds of 0.6 s), over all of the program in one loop and over the functions: pack 1.04
-and 1.22, augment and mix 1.11 and 1.22, pairs 1.04 and 1.75, buckets 1.11 and 1.23, mixture 0.98 and 1.15. Since items,
-`sample_rng()` and padding take fewer calls (another machine, twice as slow and uneven), over two loops at once: 0.96, 0.96, 0.83,
-0.89, 1.09; over the best peer's rate: 1.15, 1.64, 3.26, 2.14, 1.81."""
+three times. shmload adds most if items are large for the work done with them: pairs are 12 KB for 6.7 us. An empty stage 0.04 us
+(1.82 and 2.20 an item without any and with ten), after a Filter 0.05 (0.98 and 1.50). Later (slower by half, 3 rounds), copied
+over the functions, the least: pack 1.08, augment and mix 1.02, pairs 1.54, buckets 1.06, mixture 1.08. CPU over copied: augment
+and mix 1.21, pairs 1.13, mixture 1.08. After a change (several steps of a pipeline are ordered at a time, and a native loop
+passes samples to batch functions) (3 rounds of 0.6 s), over all of the program in one loop and over the functions: pack 1.04 and
+1.22, augment and mix 1.11 and 1.22, pairs 1.04 and 1.75, buckets 1.11 and 1.23, mixture 0.98 and 1.15. After items,
+`sample_rng()` and padding took fewer calls (another machine, twice as slow and uneven), over two loops at once: 0.96, 0.96, 0.83,
+0.89, 1.09; over the best peer's rate: 1.15, 1.64, 3.26, 2.14, 1.81.
+"""
 
 import mmap
 import os

@@ -2,7 +2,7 @@
 
 Method: the trainer is pinned to one core and its workers to the others. A thread of the trainer counts in a pure Python loop:
 first with nothing else going on, then while the main thread takes batches as fast as possible. Native paths: rows of 64 float32
-(batches of 1,024) and records of 1 MiB (batches of 16), both out of arrays of random numbers. A fresh process a case.
+(batches of 1,024) and records of 1 MiB (batches of 16), both from arrays of random numbers. A fresh process per case.
 
 How to read: `per CPU second` is counts per second of the CPU time of the thread, loaded over idle: the additional cost of a count
 when caches and interpreter are shared. `per second` is wall time: the main thread also needs the GIL and the core for its own

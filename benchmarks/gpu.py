@@ -10,13 +10,14 @@ time between the end of one and the beginning of the next, by CUDA events, is th
 once each: the time to register a GiB in pieces of 16 MiB; whether batches are pinned; and the device calls of a pass, which are
 written to gpu.log.jsonl and replayed on the simulated device.
 
-How to read: ratios within one round; the limit is the machine's: of its copies or, with few cores or little memory bandwidth to
-spare, of workers that write batches nobody copies, whichever is less. Put the gpu.log.jsonl into tests/device, where it is
-replayed.
+How to read: ratios within one round; the limit is the machine's: the rate of its copies or, with few cores or little memory
+bandwidth to spare, of workers whose batches are not copied, whichever is less. Put the gpu.log.jsonl into tests/device, where it
+is replayed.
 
 Result (H100, 15 workers; docs/gpu.md): 15 and 16.7 times torch's bytes/s, 0.91 and 0.94 of the lesser limit, a 22nd and a 27th of
-its trainer's CPU, no bubble of device="cuda" above 0.011 ms. Tried and left out: not to ask a stream that has not come to one batch
-of those behind it, predicted to save 40 us a batch, and events for which the host sleeps: no difference beyond the machine's, 15 %.
+its trainer's CPU, no bubble of device="cuda" above 0.011 ms. Tried and dropped: not to query later batches of a stream that has
+not reached an earlier one, predicted to save 40 us a batch, and events for which the host sleeps: no difference beyond the
+machine's noise, 15 %.
 """
 
 import mmap

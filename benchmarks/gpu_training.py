@@ -12,7 +12,8 @@ How to read: if decoding is the limit, images/s show the workers' performance; i
 shows their cost. Needs torchvision.
 
 Result (H100, 16 cores, windows of 1 to 2 s; docs/gpu.md): 1.14 and 1.51 times torch's images/s with 2 workers, 1.47 with 4, at
-0.68 to 0.87 of its CPU; torch reaches 0.96 of the step's own speed with 8. Windows of 10 s or more are more precise."""
+0.68 to 0.87 of its CPU; torch reaches 0.96 of the step's own speed with 8. Windows of 10 s or more are more precise.
+"""
 
 import sys
 from collections.abc import Callable, Generator, Sequence

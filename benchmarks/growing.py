@@ -4,14 +4,14 @@ Method: records of 1 MiB of random float32 in batches of 16, on this machine's d
 100 MB/s each, from random numbers made beforehand, while 2 workers read, shuffled, every checksum compared; an epoch contains
 what has been written when it begins. The trainer is pinned to one core, workers and samplers to the others. First a thread of the
 trainer counts in a pure Python loop with nothing else going on, then while batches are taken as fast as possible; then batches
-are taken without the counter. Beside it, in turn and in fresh processes, with the same two samplers: the answer's recipe, a torch
-DataLoader made anew for every epoch over the files there are (struct and np.frombuffer from a mapping, no checksum compared), and
-TensorFlow's TFRecordDataset with decode_raw, if SHMLOAD_TENSORFLOW names a Python that has it (its own threads; checksums
-compared). Writing: one process, 1 MiB arrays as raw records and as a field of a dict, into a cache that evicts all the while; the
-best of three seconds.
+are taken without the counter. Beside it, in turn and in fresh processes, with the same two samplers: the answer's recipe, a new
+torch DataLoader for every epoch over the existing files (struct and np.frombuffer from a mapping, no checksum compared), and
+TensorFlow's TFRecordDataset with decode_raw, if SHMLOAD_TENSORFLOW names a Python that has it (with its own threads; checksums
+are compared). Writing: one process, 1 MiB arrays as raw records and as a field of a dict, into a cache that evicts all the time;
+the best of three seconds.
 
-How to read: MB/s and CPU seconds of the trainer's main thread per GB without the counter (TensorFlow: of the whole process, as its
-threads are the trainer's); "kept" is counts per second of the counter's CPU time, loaded over idle.
+How to read: MB/s and CPU seconds of the trainer's main thread per GB without the counter (TensorFlow: of the whole process,
+because its threads are the trainer's); "kept" is counts per second of the counter's CPU time, loaded over idle.
 
 Predicted: 2,000 MB/s, 0.02 s/GB, kept 0.97; the recipe 300 MB/s, 1 s/GB; writing 1,500 MB/s.
 

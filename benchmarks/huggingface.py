@@ -1,12 +1,12 @@
 """What does a sample of a Hugging Face dataset cost, over all processes?
 
-Method: tables in torch's format, shuffled, batch 64, 2 forked workers, a fresh process a case: 1,024 float32; 512 tokens (int64);
-100 to 1,000 tokens, delivered end to end with offsets (torch with a collate function that makes the same); a text of 200
-characters and a label. shmload straight from the arrow buffers, shmload the plain way (the same dataset behind a class
+Method: tables in torch's format, shuffled, batch 64, 2 forked workers, a fresh process per case: 1,024 float32; 512 tokens
+(int64); 100 to 1,000 tokens, delivered concatenated with offsets (torch with a collate function that does the same); a text of
+200 characters and a label. shmload straight from the arrow buffers, shmload the plain way (the same dataset wrapped in a class
 that hides its table), torch's DataLoader. CPU of all processes in microseconds a sample, less the consumer's own reading.
 
-How to read: CPU time is less affected by a busy machine than rates are. The plain way and torch pay datasets' formatter, which
-makes an array and a tensor of every value of a column; the direct way pays one copy of the bytes, cold from memory.
+How to read: CPU time is less affected by a busy machine than rates are. In the plain way and with torch, the formatter of
+datasets makes an array and a tensor of every value of a column; the direct way pays one copy of the bytes, cold from memory.
 
 Predicted: 2, 2, 3 and 1 us; torch 25, 25, 35 and 20 us; the plain way a little less than torch.
 

@@ -5,15 +5,16 @@ the page cache; RandomResizedCrop(224), flip, uint8, channels first; batches of 
 processes. shmload reads an ImageFolder; then the same files re-encoded with restart markers (with_restart_markers); then the
 first with whole images decoded by simplejpeg. torch's DataLoader reads the same files with simplejpeg, which decodes them whole
 by its fast DCT, and crops with OpenCV (without antialiasing), and so does a pool of threads in the trainer; then torch as
-torchvision does it, with Pillow; then our ImageFolder itself, a sample at a time, so by our own decoder.
+torchvision does it, with Pillow; then our ImageFolder itself, sample by sample, i.e. with our own decoder.
 
-How to read: CPU microseconds an image over all processes. `one core` is simplejpeg alone, decoding into memory that is there, in
-this process: no loader that decodes whole images at full size can cost less.
+How to read: CPU microseconds an image over all processes. `one core` is simplejpeg alone, decoding into existing memory, in this
+process: no loader that decodes whole images at full size can cost less.
 
-Predicted, when shmload began to decode only what a crop needs: entropy decoding, two thirds of the work, is left out below the crop
-only, the rest outside of the crop: 0.82 of the CPU that decoding whole images costs, so 1,020 us where that costs 1,250, and 1.3 to
-1.4x torch. Predicted, when restart markers came: random crops need 0.6 of the bits that the rows down to their last have, and all
-else stays what it is: 0.79 of the CPU without markers, 950 us where that is 1,200, and files of 0.98 to 0.99.
+Predicted, when shmload began to decode only what a crop needs: entropy decoding, two thirds of the work, is skipped only below
+the crop, the rest everywhere outside of the crop: 0.82 of the CPU that decoding whole images costs, so 1,020 us where that costs
+1,250, and 1.3 to 1.4x torch. Predicted, when restart markers came: random crops need 0.6 of the bits that the rows down to their
+last have, and everything else is unchanged: 0.79 of the CPU without markers, 950 us where that is 1,200, and files of 0.98 to
+0.99.
 
 Result (2 cores, 2 workers), CPU us an image: shmload 1,040, by simplejpeg 1,240, torch 1,493, torch with Pillow 2,538, torch and
 ImageFolder 1,271; simplejpeg alone on one core 1,249. Images/s 1.46x torch's. At load 15 by others' work (4 rounds) shmload cost

@@ -6,7 +6,8 @@ Method: a script of one print in one rank, from the launcher's start to the line
 How to read: torchrun imports torch before it starts anything. `shmload launch` does so only if torch's agent is requested.
 
 Result (2 cores, other work on the machine): `shmload launch` 0.21 s, torchrun 1.21 s; with restarts 1.55 s, which misses its aim.
-The cause of the 0.34 s is unknown: importing the command line beside torch's agent costs 0.1 s of CPU at the most."""
+The cause of the 0.34 s is unknown: importing the command line beside torch's agent costs 0.1 s of CPU at the most.
+"""
 
 import subprocess
 import sys

@@ -1,4 +1,5 @@
-"""Shards that MosaicML Streaming and LitData wrote: what does a sample cost read as it lies, and what by their own readers?
+"""Shards that MosaicML Streaming and LitData wrote: what does a sample cost if shmload reads them unchanged, and what with their
+own readers?
 
 Method: 2,000 photos of 90 KB (bytes and a label), and 40,000 rows of 1,025 int32 with a label, written by each library's own
 writer in shards of 20 MB, in a folder of this machine. Each reader in a process of its own, 2 workers, batches of 64, shuffled;
@@ -16,7 +17,7 @@ Result (2 cores, quiet, 3 rounds; mosaicml-streaming 0.13.0, litdata 0.2.76):
 | of rows | 14.5, 133,900 | 84.7, 16,700 | 0.17, 8.0 |
 | LitData's chunks of photos (rows of Arrow) | 35, 50,000 | 125, 7,800 | 0.20, 7.1 |
 | of rows | 13, 148,100 | 28, 46,800 | 0.47, 3.2 |
-With places, indexes and copies looked up for each sample in place of each shard, LitData's rows took 18 us.
+When positions, indexes and copies were looked up for each sample instead of each shard, LitData's rows took 18 us.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """What do processes of this machine bring beside Ray actors, also where an actor takes longer than they do?
 
 Method: samples that wait and cost no CPU, batches of 4, two batches ordered ahead for each worker: a batch takes 40 ms in a
-process of this machine, and once, twice or four times that in an actor. 2 processes alone, 2 actors alone, and both; each in a
-fresh process, by turns, over a real Ray cluster of one node. Where Ray cannot use this machine's own address, run it in a network
-of its own: `unshare -rn sh -c 'ip link set lo up; python -m benchmarks.local_workers'`.
+process of this machine, and as long, twice or four times as long in an actor. 2 processes alone, 2 actors alone, and both; each
+in a fresh process, by turns, over a real Ray cluster of one node. Where Ray cannot use this machine's own address, run it in a
+network of its own: `unshare -rn sh -c 'ip link set lo up; python -m benchmarks.local_workers'`.
 
-How to read: what both bring over what each brings alone, added up.
+How to read: the rate of both over the sum of the rates of each alone.
 
 Result (2 cores, others' work beside it: load 4 to 8; single rounds of 3 s), batches/s:
 | an actor takes | processes | actors | both | of the sum | both, if whoever is free takes the oldest |

@@ -7,10 +7,10 @@ changed: this file adds itself to its table of peers and runs its `bench.py`, wh
     python -m benchmarks.peers HARNESS --data DIR --workload W2 --peer shmload --workers 2     (bench.py ... --peer shmload)
 
 `shmload` is the drop-in with the workload's own dataset, torch's shuffle; `shmload-seed` the same in seed mode;
-`shmload-tfrecord` reads W1 out of TFRecord files, checksums compared; `shmload-in-place` reads W5 directly into the batch.
+`shmload-tfrecord` reads W1 from TFRecord files and compares checksums; `shmload-in-place` reads W5 directly into the batch.
 
-How to read: CPU microseconds a sample over all processes, consumer included. Give W3 at least 8 seconds an epoch: torch and the
-drop-in finish the batches of an epoch that is broken off, and count them in the next. Read the files once before every run.
+How to read: CPU microseconds a sample over all processes, consumer included. Give W3 at least 8 seconds per epoch: torch and the
+drop-in finish the batches of an abandoned epoch, and count them in the next. Read the files once before every run.
 
 Predicted: W1 140, W2 0.20, W3 1,236, W4 2.7, W5 12 (from the benchmarks beside this one).
 
@@ -26,13 +26,13 @@ Result (2 cores, one of them busy with others' work, 2 workers, peers in turn, 2
 | shmload-seed | 178-179 (213 before) | 0.17 | 1,348-1,380 | 3.0-3.7 | 27 |
 | shmload-tfrecord, shmload-in-place | 165-180 | - | - | - | 13.0-13.6 |
 `before`: rows of 256 KiB and more were not yet copied past the caches. FFCV's W4 was 2.4 in a first, single run. Slower than the
-best: W2 by torch's sampler; W5 out of samples, by a copy of each.
+best: W2 by torch's sampler; W5 from samples, by a copy of each.
 
-W2 again, since torch's permutation is drawn without its spinning threads (quiet machine, in turn, 2 rounds): threads 0.28-0.30,
+W2 again, after torch's permutation was drawn without its spinning threads (quiet machine, in turn, 2 rounds): threads 0.28-0.30,
 shmload 0.18, shmload-seed 0.18; 8.9 to 9.1 M rows/s, threads 4.5 to 4.8.
 
-W3 again, since only what a crop needs is decoded (other files of 91 kB, load 14 by others' work, 2 rounds): torch 1,934-1,954,
-SPDL's threads 1,720-1,882, shmload 1,442-1,601, shmload-seed 1,569-1,593, SPDL's own FFmpeg 3,649-3,908.
+W3 again, after only the data that a crop needs was decoded (other files of 91 kB, load 14 by others' work, 2 rounds): torch
+1,934-1,954, SPDL's threads 1,720-1,882, shmload 1,442-1,601, shmload-seed 1,569-1,593, SPDL's own FFmpeg 3,649-3,908.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What does one index of a shuffled epoch cost, and how long until the first batch in the middle of it?
 
-Method: every row is a process of its own. "per index" is the best of 7 timings: for shmload of a fill of 65,536
-indices, for numpy's Generator.permutation and torch.randperm of the whole permutation, all they offer. "first
-batch" is the time from nothing to 1,024 indices from the epoch's middle on, "held" what stays in memory. Peers are left
-out where their 8 n bytes exceed `--max-bytes`. "shmload" takes the fastest instruction set the CPU has, "shmload avx2"
-and "shmload base" (plain x86-64, as before 2013) the same code compiled for less.
+Method: every row is a process of its own. "per index" is the best of 7 timings: for shmload of a fill of 65,536 indices, for
+numpy's Generator.permutation and torch.randperm of the whole permutation, all they offer. "first batch" is the time from the
+start to 1,024 indices from the epoch's middle on, "held" the memory that remains in use. Peers are skipped if their 8 n bytes
+exceed `--max-bytes`. "shmload" takes the fastest instruction set the CPU has, "shmload avx2" and "shmload base" (plain x86-64, as
+before 2013) the same code compiled for less.
 
 Result, 2 cores of a Xeon with AVX-512 at 2.6 GHz, numpy 2.4, torch 2.13 with 1 thread:
 
@@ -108,7 +108,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of a table")
-    parser.add_argument("--max-bytes", type=int, default=1 << 30, help="largest array a peer may make; 1 GiB unless told")
+    parser.add_argument("--max-bytes", type=int, default=1 << 30, help="largest array a peer may make; default: 1 GiB")
     parser.add_argument("--row", nargs=2, metavar=("METHOD", "N"), help="measure this row only, in this process")
     arguments = parser.parse_args()
     if arguments.row:

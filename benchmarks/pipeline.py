@@ -1,8 +1,9 @@
 """What does a pipeline cost over the loader that runs it, and what do single items cost?
 
-Method: 2 forked workers, shuffled, a fresh process a case in turn. Batches: ShmLoader in seed mode, and a Conveyer of Permutation,
-DistributedBatchedMap and Collate over the same function; photos of 3 x 224 x 224 uint8 that are copied, in batches of 64, and dicts
-of 64 numbers and a label, in batches of 256. Single items: the dicts without Collate, beside torch's DataLoader(batch_size=None).
+Method: 2 forked workers, shuffled, a fresh process per case, in turn. Batches: ShmLoader in seed mode, and a Conveyer of
+Permutation, DistributedBatchedMap and Collate over the same function; photos of 3 x 224 x 224 uint8 that are copied, in batches
+of 64, and dicts of 64 numbers and a label, in batches of 256. Single items: the dicts without Collate, beside torch's
+DataLoader(batch_size=None).
 
 How to read: ratios of medians. A pipeline does the loader's own work with one more Python call per item, and a position instead
 of a step, so any loss per batch is visible.

@@ -1,10 +1,10 @@
 """How fast do photos of 100 KB come from an object store, and what does that cost?
 
-Method: 10,000 photos of 88 KB, a thousand different ones, cut from those that ship with shmload, packed into 45 tar shards of 20 MB
-in a real S3-compatible store on this machine. Every case reads all of them once in a process of its own, 2 forked workers, batches
-of 64, the bytes of the photos delivered, nothing decoded; whole passes, imports excluded, start of the workers included. A virtual
-machine's memory that was given back to its host costs 3 s of CPU a GiB when it is touched again, which is 260 us a photo: so each
-case first touches memory of its own and, by a file that goes again, the page cache's, which comes from elsewhere.
+Method: 10,000 photos of 88 KB, a thousand different ones, cut from those that ship with shmload, packed into 45 tar shards of 20
+MB in a real S3-compatible store on this machine. Every case reads all of them once in a process of its own, 2 forked workers,
+batches of 64, the bytes of the photos delivered, nothing decoded; whole passes, imports excluded, start of the workers included.
+A virtual machine's memory that was given back to its host costs 3 s of CPU a GiB when it is touched again, which is 260 us a
+photo: so each case first touches memory of its own and, with a temporary file, that of the page cache, which is separate.
 
     raw       the client library alone (obstore): every shard by parallel ranges of 8 MB into memory, nothing looked at
     cold      ShmLoader over `RemoteDataset.indexed()`, block shuffle, an empty cache folder
@@ -26,17 +26,18 @@ Result (2 cores, quiet, two rounds of everything; raw and cold four rounds more)
 | MB/s | 531-630 | 459-671 | 1764-3335 | 572-599 | 506-590 | 249-260 | 220, 509, 304 | 148-162, 172-252 |
 | CPU us a photo | 67-77 | 98-141 | 40-62 | 104-118 | 123-142 | 415-426 | 465, 211, 347 | 642-679, 423-650 |
 | with the server's | 198-245 | 233-315 | 52-73 | 274-280 | 282-302 | 540-573 | 644, 231, 454 | 748-850, 430-686 |
-Cold over raw by the wall: 0.74, 0.90, 0.93, 1.03, 1.15, 1.20; by CPU with the server's 0.66 to 0.98, median 0.75. Over webdataset
-1.85 and 2.58, where raw is 2.25 and 2.45: remote_http.py reads the same from a server that costs almost nothing, 3.3 times as
-fast. The trainer takes 0.021-0.027 s a GiB cold, 0.010-0.012 warm, 0.008-0.010 in batches of 256. mosaicml with room for 300 MB
-was stopped after 60 s, and in the second round failed with "Relative sample index 26 is not present". Fluent copies three times
-where the view copies once: to bytes, to the slot, to bytes again. With room for 303 MB the folder took 300, a worker 38-49 of
-private memory, the trainer 4-9 more.
+Cold over raw by wall time: 0.74, 0.90, 0.93, 1.03, 1.15, 1.20; by CPU with the server's 0.66 to 0.98, median 0.75. Over
+webdataset 1.85 and 2.58, where raw is 2.25 and 2.45: remote_http.py reads the same from a server that costs almost nothing, 3.3
+times as fast. The trainer takes 0.021-0.027 s a GiB cold, 0.010-0.012 warm, 0.008-0.010 in batches of 256. mosaicml with room for
+300 MB was stopped after 60 s, and in the second round failed with "Relative sample index 26 is not present". Fluent copies three
+times where the view copies once: to bytes, to the slot, to bytes again. With room for 303 MB the folder took 300, a worker 38-49
+of private memory, the trainer 4-9 more.
 
-What helped, predicted and found: no wait for the disk before a copy is named (0.5 s of a pass: cold by the wall 0.77 of raw
+What helped, predicted and found: no wait for the disk before a copy is named (0.5 s of a pass: cold 0.77 of raw by wall time
 before), socket to file without the GIL (-10 us: -6, and beside a thread that runs Python 1.24 times the rate), fewer Python calls
 for a batch that is waited for (trainer, cold: 0.068 and 0.043 before). Tried, with other results than predicted: splice from
-socket to file (-15 us: none, and the server pays more); two shards at once in each worker."""
+socket to file (-15 us: none, and the server pays more); two shards at once in each worker.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ same. The sum of all tokens is checked.
     of litdata, of mosaicml  the same over what those have written
     litdata, mosaicml        their own readers and loaders (TokensLoader; torch's DataLoader)
 
-How to read: as benchmarks/remote.py. CPU is of the reader's processes a window; beside it with the server's.
+How to read: as benchmarks/remote.py. CPU is that of the reader's processes per window; the second figure includes the server's.
 
 Result (2 cores, beside other programs at a load of 7, one round):
 | | npy | of litdata | of mosaicml | litdata | mosaicml |
@@ -17,7 +17,8 @@ Result (2 cores, beside other programs at a load of 7, one round):
 | cold, MB/s; CPU us a window | 116; 26 | 68; 28 | 63; 38 | 23; 93 | 17; 279 |
 | warm | 148; 21 | 75; 24 | 111; 29 | 79; 65 | 22; 211 |
 Predicted: 0.3 of LitData's CPU. Found at first: 0.7 cold and 1.0 warm, because numpy's state was read twice for each chunk of a
-batch, to detect whether its samples drew random numbers."""
+batch, to detect whether its samples drew random numbers.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +153,7 @@ def measure(settings: Settings) -> Result:
                     name = case.replace(" ", "-")
                     one = remote.in_a_process(case, f"{place}/{name}", python, "benchmarks.remote_tokens")
                     if one["sum"] != expected:
-                        raise SystemExit(f"{case}, {way}: the tokens come to {one['sum']:.0f}, not {expected}")
+                        raise SystemExit(f"{case}, {way}: the sum of the tokens is {one['sum']:.0f}, not {expected}")
                     found.setdefault(f"{case}, {way}", []).append(one)
     return Result(rows_of(found), {"cases": found, "left out": absent, "load": os.getloadavg()})
 

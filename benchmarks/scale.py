@@ -1,11 +1,11 @@
 """4,096 ranks, 10^11 samples, a million shards: what do the order, a resume, the plan of shards and the metadata cost?
 
 Method: no such job runs here, so one process runs the product's own code for each role, and one of several equal roles. A rank is
-a ShmLoader with world_size=4096 over a dataset of its indices. The order is asked for one step by every rank in turn. The plan is
-of a dataset whose manifest names a million shards of 100,000 samples; none of them exists, because nothing of them is read.
+a ShmLoader with world_size=4096 over a dataset of its indices. Every rank in turn computes one step of the order. The plan is
+that of a dataset whose manifest names a million shards of 100,000 samples; none of them exists, because nothing of them is read.
 
-    order       one step of all ranks, at three places of the epoch: no index twice, and what they stand for (the permutation
-                backwards) is the step; then the same step by a quarter and by twice as many ranks
+    order       one step of all ranks, at three places of the epoch: no index twice, and their positions (the permutation
+                inverted) are those of the step; then the same step by a quarter and by twice as many ranks
     resume      first batch of the last rank, fresh and at nine tenths of the epoch
     metadata    the manifest: its size, the time to open it, memory of a process, and of a forked worker that plans with it
     plan        a seek in the order of shards; with 512 nodes, the shards of each node over an equal share
@@ -14,9 +14,9 @@ How to read: bounds, not rates. The manifest grows with the number of shards, an
 grows with the number of samples, 70 bytes each, and a node has only that of its own shards. Nothing grows with the number of
 ranks.
 
-Predicted: 1 ms a step for a rank of a plain order, 1.0 for a resume, 0.5 GB for a million shards.
-Result (2 cores, other work on the machine): 2 us, 0.87, 280 MiB; 5 MiB more in a worker, which had taken 222 while each look at
-the next windows made a list of all of the epoch's. docs/scale.md has the rest, and what bounds it.
+Predicted: 1 ms a step for a rank of a plain order, 1.0 for a resume, 0.5 GB for a million shards. Result (2 cores, other work on
+the machine): 2 us, 0.87, 280 MiB; 5 MiB more in a worker, where it had been 222 when each access to the next windows made a list
+of all windows of the epoch. docs/scale.md has the rest, and what bounds it.
 """
 
 from __future__ import annotations

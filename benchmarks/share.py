@@ -1,9 +1,9 @@
 """What does `share="node"` save if two ranks read the same photos, and what does it bring if they read different samples?
 
 Method: the `photos` workload of `shmload bench` (JPEG, 500x375 to 224, batch 64). Two forked ranks read the same batches, each
-with one worker of its own, and with `share="node"` and one worker for both; in turn, as many batches each time. CPU is that of
-the ranks, after the first batches, and of all workers from start to end. The ranks only look at one number of each batch. Tiny
-rows measure the hand-off alone, because almost nothing is decoded.
+with one worker of its own, and with `share="node"` and one worker for both; in turn, the same number of batches each time. CPU is
+that of the ranks, after the first batches, and of all workers from start to end. The ranks only look at one number of each batch.
+Tiny rows measure the hand-off alone, because almost nothing is decoded.
 
 Then two ranks, with two workers each, in lock-step, as at an all-reduce: each reads its own part of the data, and samples of rank 1
 take four times as long. A sample is a sleep (1 ms, 4 ms), as it would be for a disk, so that two cores are enough for four workers.

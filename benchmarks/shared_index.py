@@ -1,9 +1,9 @@
 """What does it cost to keep a million paths: to build, to read, in every worker, on the way to a spawned one?
 
 Method: every kind in a fresh process, 1 M strings of 50 characters (the tuples: with an int), from one generator. Building: the
-same process takes `list(generator)` and the kind in turn, so the ratio is of neighbours. Reading: 200,000 entries, the loop
-around them included, once of the first thousand (they stay in the cache) and once of all, in turn with a list in the same
-process. Growth: two forked workers look at every entry once, and report /proc/self/smaps_rollup before and after: private memory,
+same process builds `list(generator)` and the kind in turn, so the ratio compares adjacent runs. Reading: 200,000 entries, the
+loop around them included, once of the first thousand (they stay in the cache) and once of all, in turn with a list in the same
+process. Growth: two forked workers read every entry once, and report /proc/self/smaps_rollup before and after: private memory,
 and PSS, which counts shared pages by their share. Pickled: the bytes sent to each spawned worker.
 
 How to read: private memory is the cost of one more worker. PSS of a shared index grows in the worker by its share of the one copy

@@ -1,15 +1,14 @@
-"""How long from making a loader to its first batch, how long into a new pass, and how long does a ready batch take to get?
+"""How long do the first batch of a loader, the first batch of a new pass, and getting a ready batch take?
 
-Method: a fresh process a case, loaders in turn, 2 forked workers, shuffled. The dataset is made before the clock starts. The
-clock runs from before the loader is made to the first batch in hand. Then the iterator is dropped, and the clock runs from
-`iter(loader)` to the first batch of the new pass; persistent workers are not asked for. Dropping is timed separately. Then a
-dozen more batches are taken of that pass, twice as many as the ring has slots, and the next pass is timed in the same way: this
-is the pause between two epochs, whereas a pass abandoned at its first batch has not allocated most of its pages yet. A sample is
-a row of 64 float32 (a view), a copy of a picture, or a copy of 64 MiB, of which a batch is 1 GiB; that one is skipped if too
-little memory is free.
+Method: a fresh process per case, loaders in turn, 2 forked workers, shuffled. The dataset is made before the clock starts. The
+clock runs from before the loader is made to its first batch. Then the iterator is dropped, and the clock runs from `iter(loader)`
+to the first batch of the new pass; workers are not persistent. Dropping is timed separately. Then a dozen more batches are taken
+of that pass, twice as many as the ring has slots, and the next pass is timed in the same way: this is the pause between two
+epochs, whereas a pass abandoned at its first batch has not allocated most of its pages yet. A sample is a row of 64 float32 (a
+view), a copy of a picture, or a copy of 64 MiB, of which a batch is 1 GiB; that one is skipped if too little memory is free.
 
-`next()`: batches of 64 rows, 2 persistent workers, and 5 ms between batches in which the trainer computes, so that the next one
-has long been ready: the median time of the call.
+`next()`: batches of 64 rows, 2 persistent workers, and 5 ms of computing in the trainer between batches, so that the next batch
+is always ready: the median time of the call.
 
 How to read: ratios within a round, medians over rounds. Most of the time of a small first batch is forking two workers, for every
 loader. Most of a large one is copying, and allocating pages.

@@ -10,7 +10,8 @@ How to read: CPU of trainer and workers per batch, with the recorder minus witho
 
 Result (2 cores, 2 workers, 24 rounds, nothing else running): -2.3 us (standard error of the mean 0.7), 1.06x the batches/s,
 41,000 of them. Expected were +0.06 us: six events of a cache line each. A build can be faster *with* it because of the order of
-its instructions and wake-ups, so the recorder costs less than the random difference between two builds."""
+its instructions and wake-ups, so the recorder costs less than the random difference between two builds.
+"""
 
 import json
 import os

@@ -12,7 +12,8 @@ Result (2 cores, with a load of 8 to 15 on them): 0.97 times obstore's rate (345
 its CPU (0.40 and 0.53 s/GiB; boto3 0.66, urllib3 0.42); over one range ours takes 0.33 s/GiB, half of boto3's. One range is as
 fast as four if the server is near: parallel ranges are for distant servers. urllib3 is as fast, but its readinto returns nothing
 before the whole piece has arrived: bytes received before an interruption would be read again, and a very slow answer would not be
-detected."""
+detected.
+"""
 
 import multiprocessing
 import sys

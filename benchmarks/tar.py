@@ -1,9 +1,9 @@
-"""Samples of a 4 KiB .npy and a label out of WebDataset tar shards: what does a sample cost?
+"""Samples of a 4 KiB .npy and a label from WebDataset tar shards: what does a sample cost?
 
 Method: 8 shards of 1,250 samples (1,024 float32 from random numbers, a label) in the page cache; batches of 64, 2 forked workers,
-loaders in turn in fresh processes. shmload reads a TarDataset with a schema, shuffled over all samples; torch's DataLoader
-reads webdataset's own pipeline, decoding in order, with its collation in the workers; and, for the difference the loader
-makes, the same TarDataset a sample at a time.
+loaders in turn in fresh processes. shmload reads a TarDataset with a schema, shuffled over all samples; torch's DataLoader reads
+webdataset's own pipeline, decoding in order, with its collation in the workers; and, to show the loader's share, the same
+TarDataset sample by sample.
 
 How to read: CPU microseconds a sample over all processes, trainer and workers.
 

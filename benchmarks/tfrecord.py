@@ -1,11 +1,11 @@
-"""Records and Examples out of TFRecord files: what does one cost to read, and how fast are they written?
+"""Records and Examples from TFRecord files: what does it cost to read one, and how fast are they written?
 
 Method: files of random numbers in the page cache, read in shuffled order by 2 workers, loaders in turn in fresh processes. First
 1,024 records of 1 MiB float32, batches of 16: shmload compares every checksum; torch's DataLoader and a thread pool (a sample at
 a time), and SPDL's threads (one copy into the batch) read the same files with struct and np.frombuffer from a mapping and compare
 none. Then 65,536 Examples of 4 KiB (bytes, 16 floats, an integer), batches of 64, shuffled; the `tfrecord` package reads them in
 order in torch's DataLoader, compares no checksum, and does not deliver the bytes as a tensor. "Into rows" is `read_batch_into`
-alone, in this process; a memcpy is of the same records out of a mapping into the same rows. Writing goes to the page cache of
+alone, in this process; the memcpy copies the same records from a mapping into the same rows. Writing goes to the page cache of
 this machine's disk, the best of five files, beside the plain write() of as many bytes. Packages that are not installed (tfrecord,
 spdl) are skipped.
 

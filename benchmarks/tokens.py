@@ -1,8 +1,8 @@
-"""Windows of 1,025 uint16 tokens out of a file, shuffled, batches of 32: what does one cost, and what does the packing plan cost?
+"""Windows of 1,025 uint16 tokens from a file, shuffled, batches of 32: what does one cost, and what does the packing plan cost?
 
 Method: 50 million random tokens (95 MiB, in the page cache); 2 forked workers, loaders in turn in fresh processes. shmload reads
 a TokenDataset, widened to int64; torch's DataLoader reads the dataset that users write: a slice of a numpy memmap, `astype`, a
-tensor a window. Packed windows are made of documents of 200 tokens on average. A plain thread pool fills through
+tensor a window. Packed windows are made of documents of 200 tokens on average. A plain thread pool fills batches with
 `read_batch_into`. Plans are made in this process, 1 million documents of 1 to 2,000 tokens.
 
 How to read: CPU microseconds a window over all processes, trainer and workers.

@@ -17,6 +17,18 @@ def noise() -> list[float]:
     return [random.gauss(0, 1), float(np.random.randn()), float(torch.randn(1)), random.random()]
 
 
+def rows(batches: Any) -> list[int]:
+    """Returns the index of each row of these batches."""
+    return [int(row) for batch in batches for row in batch[:, 0]]
+
+
+def seed_all(seed: int) -> None:
+    """Seeds the global generators of random, numpy and torch."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
 class Noisy(Dataset):
     """`n` samples: the index, then four draws. Some draws leave half of a pair of gaussians in the generator."""
 

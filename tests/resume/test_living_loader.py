@@ -14,6 +14,7 @@ import torch
 
 from shmload import ShmLoader
 from tests.resume import noisy_data as data
+from tests.resume.noisy_data import rows
 
 N, BATCH = 25, 3
 
@@ -36,10 +37,6 @@ POOLS = {
     "1 persistent": {"num_workers": 1, "persistent_workers": True},
     "3 persistent": {"num_workers": 3, "persistent_workers": True},
 }
-
-
-def rows(batches: Any) -> list[int]:
-    return [int(row) for batch in batches for row in batch[:, 0]]
 
 
 def not_iterated(loader: ShmLoader) -> Any:

@@ -12,6 +12,7 @@ import torch
 
 from shmload import ShmLoader
 from tests.resume import noisy_data as data
+from tests.resume.noisy_data import rows
 
 N, BATCH = 40, 2
 pytestmark = [
@@ -68,10 +69,6 @@ class _WaitingIterator(data._LineIterator):
         if self.at == 0 and self.numbers.start == 0:
             assert self.gate.wait(60)
         return super().__next__()
-
-
-def rows(batches: Any) -> list[int]:
-    return [int(row) for batch in batches for row in batch[:, 0]]
 
 
 KINDS: dict[str, Callable[..., Any]] = {"map": Waits, "iterable": WaitingLines, "iterable with a state": StatefulWaitingLines}

@@ -19,15 +19,10 @@ from shmload.errors import SampleError, StateMismatch
 from shmload.modes.pass_progress import Done
 from shmload.schedule.state_codec import opened
 from tests.resume import noisy_data as data
+from tests.resume.noisy_data import seed_all
 
 slow = pytest.mark.slow(reason="most cases start workers for their loaders")
 Make = Callable[[], ShmLoader]
-
-
-def seed_all(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 def global_generator_states() -> tuple[Any, ...]:

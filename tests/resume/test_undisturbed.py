@@ -20,6 +20,7 @@ from shmload import ShmLoader
 from shmload.schedule.state_checksum import CHECK, with_checksum
 from shmload.schedule.state_codec import opened, sealed
 from tests.resume import noisy_data as data
+from tests.resume.noisy_data import seed_all
 
 N, BATCH = 14, 3
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
@@ -189,12 +190,6 @@ POOLS: dict[str, dict[str, Any]] = {
 }
 # Number of batches read; -1: the pass has ended.
 PLACES = {"begun": 0, "first": 1, "middle": 3, "last": 5, "ended": -1, "before": None}
-
-
-def seed_all(seed: int) -> None:
-    data.random.seed(seed)
-    data.np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 def without_noise(kind: str, pool: str, epochs: list[Any]) -> list[Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shmload.storage.store import StoredObject
-from tests.remote.packing.packing_kit import CountingStore, Noisy, names_in, packed
+from tests.remote.packing.packing_kit import CountingStore, Noisy, packed, published_bytes_in
 
 NUM_SAMPLES, MAXCOUNT, SEED = 300, 12, 5
 DEADLINE_S = 60
@@ -92,4 +92,4 @@ def killed_after(
 def finished(folder: Path, num_samples: int = NUM_SAMPLES) -> dict[str, bytes]:
     """Packs to the end and returns the bytes of each file, except files that a killed writer left."""
     packed(Noisy(num_samples), CountingStore(folder), maxcount=MAXCOUNT, seed=SEED)
-    return {name: (folder / name).read_bytes() for name in names_in(folder) if not Path(name).name.startswith(".half-")}
+    return published_bytes_in(folder)

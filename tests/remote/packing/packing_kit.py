@@ -113,6 +113,16 @@ def names_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
+def bytes_in(folder: Path) -> dict[str, bytes]:
+    """Returns the bytes of all files in a folder by name."""
+    return {name: (folder / name).read_bytes() for name in names_in(folder)}
+
+
+def published_bytes_in(folder: Path) -> dict[str, bytes]:
+    """Returns the bytes of all files in a folder, except those that a killed writer left."""
+    return {name: data for name, data in bytes_in(folder).items() if ".half-" not in name}
+
+
 def names_of(manifest: Manifest) -> list[str]:
     """Returns the names of all files of a packed dataset."""
     return sorted([*(name for shard in manifest.shards for name in (shard.name, shard.index.name)), "manifest.json"])

@@ -17,7 +17,7 @@ from shmload.remote.packing.pack import PackOptions, packing_of
 from shmload.storage.local_store import LocalStore
 from tests.faults.points import PACKER_POINTS
 from tests.remote.packing.kill_kit import killed_after
-from tests.remote.packing.packing_kit import CountingStore, Grey, Noisy, names_in, names_of, packed, samples_in
+from tests.remote.packing.packing_kit import CountingStore, Grey, Noisy, names_in, names_of, packed, published_bytes_in, samples_in
 
 KEY = bytes(range(32))
 
@@ -26,20 +26,15 @@ def appended(dataset: Any, folder: Path, **options: Any) -> Manifest:
     return packed(dataset, LocalStore(folder), append=True, **options)
 
 
-def bytes_in(folder: Path) -> dict[str, bytes]:
-    """Returns the bytes of all files in a folder, except those that a killed writer left."""
-    return {name: (folder / name).read_bytes() for name in names_in(folder) if ".half-" not in name}
-
-
 def test_existing_shards_are_unchanged_and_new_samples_follow_them(tmp_path: Path) -> None:
     first = packed(Grey(25), LocalStore(tmp_path))
-    before = bytes_in(tmp_path)
+    before = published_bytes_in(tmp_path)
     second = appended(Grey(12), tmp_path, seed=3, maxcount=7)
     third = appended([(b"old", 1)] * 3, tmp_path)
     assert third.shards[: len(second.shards)] == second.shards
     assert second.shards[: len(first.shards)] == first.shards
     assert (first.generation, second.generation, third.generation) == third.generations
-    assert {name: data for name, data in before.items() if name != "manifest.json"}.items() <= bytes_in(tmp_path).items()
+    assert {name: data for name, data in before.items() if name != "manifest.json"}.items() <= published_bytes_in(tmp_path).items()
     assert names_of(third) == names_in(tmp_path)
     found = samples_in(tmp_path, third)
     assert [f"{number:08d}" for number in range(40)] == sorted(sample["__key__"] for sample in found)
@@ -104,10 +99,10 @@ def test_dataset_has_one_key_and_moved_members_are_detected(tmp_path: Path) -> N
 def test_lost_appended_shard_is_packed_again_and_a_lost_earlier_shard_is_an_error(tmp_path: Path) -> None:
     first = packed(Grey(25), LocalStore(tmp_path))
     second = appended(Grey(12), tmp_path, maxcount=5)
-    whole = bytes_in(tmp_path)
+    whole = published_bytes_in(tmp_path)
     (tmp_path / second.shards[-1].name).unlink()
     assert appended(Grey(12), tmp_path, maxcount=5) == second
-    assert bytes_in(tmp_path) == whole
+    assert published_bytes_in(tmp_path) == whole
     (tmp_path / first.shards[0].name).unlink()
     with pytest.raises(StoreError, match=r"shard-000000.tar was written and is not there as it was \(1 shards in all\)"):
         appended(Grey(30), tmp_path)
@@ -173,4 +168,4 @@ def test_append_killed_at_a_named_point_is_resumed(point: str, tmp_path: Path, m
         (charges / f"{point}.1").write_text("")
         assert killed_after(tmp_path / "out", None, num_samples=40, append=True) >= 0
     assert appended(Noisy(40), tmp_path / "out", maxcount=12, seed=5) == wanted
-    assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "wanted")
+    assert published_bytes_in(tmp_path / "out") == published_bytes_in(tmp_path / "wanted")

@@ -15,7 +15,7 @@ from shmload.remote.manifest import Manifest
 from shmload.remote.packing.generation import Generation
 from shmload.storage.local_store import LocalStore
 from shmload.storage.store import StoredObject
-from tests.remote.packing.packing_kit import CountingStore, Folder, Grey, names_in, names_of, packed, samples_in
+from tests.remote.packing.packing_kit import CountingStore, Folder, Grey, bytes_in, names_in, names_of, packed, samples_in
 
 PHOTOS = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
 
@@ -55,10 +55,6 @@ class ReadCountingGrey(Grey):
     def __getitem__(self, index: int) -> Any:
         self.read.append(index)
         return super().__getitem__(index)
-
-
-def bytes_in(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in names_in(folder)}
 
 
 def damage_in_place(path: Path) -> None:

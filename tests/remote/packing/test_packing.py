@@ -21,11 +21,7 @@ from shmload.remote import upload_cv_dataset
 from shmload.remote.packing import pack
 from shmload.remote.packing.generation import NUM_THREADS, Spool
 from shmload.storage.local_store import LocalStore
-from tests.remote.packing.packing_kit import Blobs, Grey, Noisy, names_in, names_of, packed, samples_in
-
-
-def bytes_in(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in names_in(folder)}
+from tests.remote.packing.packing_kit import Blobs, Grey, Noisy, bytes_in, names_in, names_of, packed, samples_in
 
 
 def test_every_sample_is_packed_once_in_the_seeded_order(tmp_path: Path) -> None:

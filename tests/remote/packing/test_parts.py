@@ -18,7 +18,7 @@ from shmload.remote.packing.pack import Packing, PackOptions, PackProgress, pack
 from shmload.storage.local_store import LocalStore
 from tests.faults.points import PACKER_POINTS
 from tests.remote.packing.kill_kit import MAXCOUNT, SEED, killed_after
-from tests.remote.packing.packing_kit import CountingStore, Grey, Noisy, names_in, names_of, packed, samples_in
+from tests.remote.packing.packing_kit import CountingStore, Grey, Noisy, names_in, names_of, packed, published_bytes_in, samples_in
 
 
 def part_of(dataset: Any, store: Any, number: int, count: int, **given: Any) -> Packing:
@@ -33,11 +33,6 @@ def part_of(dataset: Any, store: Any, number: int, count: int, **given: Any) -> 
 
 def missing(packing: Packing) -> list[str]:
     return list(map(str, packing.missing))
-
-
-def bytes_in(folder: Path) -> dict[str, bytes]:
-    """Returns the bytes of all files in a folder, except those that a killed writer left."""
-    return {name: (folder / name).read_bytes() for name in names_in(folder) if ".half-" not in name}
 
 
 @pytest.mark.parametrize("options", [{}, {"compress": "shards", "cipher": SampleCipher(bytes(32))}], ids=["plain", "encrypted"])
@@ -59,7 +54,7 @@ def test_parts_packed_in_any_order_equal_one_machines_packing(options: dict[str,
     ]
     for number in (1, 2, 3):
         part_of(Noisy(75), tmp_path / "b", number, 3, **options)
-    assert bytes_in(tmp_path / "a") == bytes_in(tmp_path / "b")
+    assert published_bytes_in(tmp_path / "a") == published_bytes_in(tmp_path / "b")
     if not options:
         alone = samples_in(tmp_path / "c", packed(Noisy(75), LocalStore(tmp_path / "c")))
         for theirs, ours in zip(alone, samples_in(tmp_path / "a", manifest), strict=True):
@@ -109,7 +104,7 @@ def test_unfinished_packing_is_not_a_dataset(tmp_path: Path) -> None:
 def test_part_repairs_only_its_own_shards(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         part_of(Grey(75), tmp_path, number, 3)
-    whole = bytes_in(tmp_path)
+    whole = published_bytes_in(tmp_path)
     for name in ("shard-1000001.tar", "shard-1000002.tar.index"):
         next(tmp_path.glob(f"*/{name}")).unlink()
     damaged = next(tmp_path.glob("*/shard-2000000.tar"))
@@ -122,7 +117,7 @@ def test_part_repairs_only_its_own_shards(tmp_path: Path) -> None:
     store = CountingStore(tmp_path)
     assert missing(part_of(Grey(75), store, 2, 3)) == []
     assert [name[17:] for name in store.written if name.endswith(".tar")] == ["shard-1000001.tar", "shard-1000002.tar"]
-    assert bytes_in(tmp_path) == whole
+    assert published_bytes_in(tmp_path) == whole
 
 
 def test_two_parts_that_finish_at_once_are_both_complete(tmp_path: Path) -> None:
@@ -216,4 +211,4 @@ def test_part_killed_at_a_named_point_is_resumed(point: str, tmp_path: Path, mon
         (charges / f"{point}.1").write_text("")
         assert killed_after(tmp_path / "out", None, num_samples=80, part=(2, 2)) >= 0
     assert missing(part_of(Noisy(80), tmp_path / "out", 2, 2, **given)) == []
-    assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "wanted")
+    assert published_bytes_in(tmp_path / "out") == published_bytes_in(tmp_path / "wanted")

@@ -1,6 +1,6 @@
 """Five pipelines, each written in five libraries: how fast are they, and what do they cost over the functions they call?
 
-Tokenise and pack texts into windows of 1,024 tokens; augment images of 32 x 32 and mix them within the batch; pairs of an image and
+Tokenize and pack texts into windows of 1,024 tokens; augment images of 32 x 32 and mix them within the batch; pairs of an image and
 a caption; buckets of texts by length; a mixture of prose, code and chat by weight, each with a transform of its own. The programs
 are in benchmarks/five/, a file a library, and in docs/five_pipelines.md.
 
@@ -80,8 +80,8 @@ class Program(NamedTuple):
 
 
 PROGRAMS = {
-    "tokenise_and_pack": Program(
-        "tokenise and pack", ("texts",), lambda batch: int(batch[1].max(1).sum()), lambda batch: (batch[1] > 0).sum()
+    "tokenize_and_pack": Program(
+        "tokenize and pack", ("texts",), lambda batch: int(batch[1].max(1).sum()), lambda batch: (batch[1] > 0).sum()
     ),
     "augment_and_mix": Program("augment and mix", ("photos",), lambda batch: len(batch[1]), lambda batch: batch[1].sum().round()),
     "pairs": Program("pairs", ("images", "captions"), lambda batch: len(batch[1]), lambda batch: (batch[1] > 0).sum()),
@@ -162,14 +162,14 @@ class Checked:
             return float(CHECKED)
         texts = data(CHECKED)[PROGRAMS[name].sources[-1]]
         most = 16 if name == "pairs" else None
-        return float(sum(len(work.tokenise(text)[:most]) for text in texts))
+        return float(sum(len(work.tokenize(text)[:most]) for text in texts))
 
     def __iter__(self) -> Iterator[Any]:
         yield np.empty(1, np.uint8)
 
 
 KINDS: dict[str, list[tuple[str, tuple[int, ...]]]] = {
-    "tokenise_and_pack": [("i", (work.WINDOW,))] * 3,
+    "tokenize_and_pack": [("i", (work.WINDOW,))] * 3,
     "augment_and_mix": [("f", (32, 32, 3)), ("f", (10,))],
     "pairs": [("f", (3, 32, 32)), ("i", (16,))],
     "buckets": [("i", ()), ("i", ())],
@@ -195,11 +195,11 @@ class Alone:
         for size, _ in self.made:
             yield np.empty(size, np.uint8)
 
-    def tokenise_and_pack(self, texts: Any) -> Iterator[Made]:
+    def tokenize_and_pack(self, texts: Any) -> Iterator[Made]:
         for start in count(0, 128):
-            yield 128, [work.tokenise(texts[index % len(texts)]) for index in range(start, start + 128)]
+            yield 128, [work.tokenize(texts[index % len(texts)]) for index in range(start, start + 128)]
 
-    buckets = tokenise_and_pack
+    buckets = tokenize_and_pack
 
     def augment_and_mix(self, photos: Any) -> Iterator[Made]:
         rng, batch = work.own_rng(), default_collate([photos[index] for index in range(128)])

@@ -137,7 +137,7 @@ SHARING_DEFECTS = [
         "",
         (
             f"{BALANCING}test_helpers_killed_right_after_their_claim_lose_nothing",
-            f"{BALANCING}test_rank_killed_with_its_worker_in_a_neighbours_chunk_does_not_affect_the_neighbour",
+            f"{BALANCING}test_rank_killed_with_its_worker_in_a_neighbors_chunk_does_not_affect_the_neighbor",
         ),
     ),
     Defect(

@@ -140,7 +140,7 @@ class Numbers(Rows):
         return {**super().__getitem__(index), "index": -index}
 
 
-class Labelled:
+class Labeled:
     """Names and labels read from an index."""
 
     def __init__(self, entries: Any) -> None:

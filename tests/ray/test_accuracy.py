@@ -27,14 +27,14 @@ def trained(loader: Iterable[Any]) -> tuple[list[float], float]:
     model = nn.Sequential(
         nn.Conv2d(3, 8, 5, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 5, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(400, 8)
     )
-    optimiser = torch.optim.Adam(model.parameters(), 3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     losses = []
     for _ in range(EPOCHS):
         for images, labels in loader:
             loss = nn.functional.cross_entropy(model(images), labels)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             losses.append(loss.item())
     torch.manual_seed(8)
     images, labels = next(iter(DataLoader(Crops(512), 512)))

@@ -23,7 +23,7 @@ from shmload.formats import ArrayDataset, TarWriter, TFRecordDataset, TFRecordWr
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map, Permutation
 from shmload.remote import RemoteDataset
 from tests.ray.cluster_kit import Cluster, assert_same, copied_batches, generator, on
-from tests.ray.ray_datasets import Labelled, Numbers, Rows, drawn
+from tests.ray.ray_datasets import Labeled, Numbers, Rows, drawn
 
 pytestmark = pytest.mark.slow(reason="each starts actors on a Ray cluster")
 Made = tuple[Any, dict[str, Any]]  # a dataset, and the loader's arguments
@@ -45,7 +45,7 @@ def arrays(folder: Path) -> Made:
 
 
 def index(folder: Path) -> Made:
-    return Labelled(SharedIndex([(f"{n}.jpg", n) for n in range(31)])), {"batch_size": 4}
+    return Labeled(SharedIndex([(f"{n}.jpg", n) for n in range(31)])), {"batch_size": 4}
 
 
 def weighted(folder: Path) -> Made:

@@ -136,10 +136,10 @@ def test_samples_are_read_by_index(case: Case, data: Path) -> None:
         dataset.close()
 
 
-LABELLED = ["jsonl", "jsonl.zst", "parquet", "tfrecord, schema", "mds", "mds.zstd", "litdata", "litdata.zstd", "litdata rows"]
+LABELED = ["jsonl", "jsonl.zst", "parquet", "tfrecord, schema", "mds", "mds.zstd", "litdata", "litdata.zstd", "litdata rows"]
 
 
-@pytest.mark.parametrize("case", [BY_NAME[name] for name in LABELLED], ids=LABELLED)
+@pytest.mark.parametrize("case", [BY_NAME[name] for name in LABELED], ids=LABELED)
 @pytest.mark.parametrize("block", [False, True])
 def test_loader_resumes_with_another_number_of_workers(case: Case, data: Path, block: bool) -> None:
     dataset = opened(case, data, cache_bytes=one_shard_cache_nbytes(case, data))

@@ -117,7 +117,7 @@ def die_or_read(rank: int, folder: Path, dying: int, share: str | None) -> list[
     return found
 
 
-def test_rank_killed_with_its_worker_in_a_neighbours_chunk_does_not_affect_the_neighbour(tmp_path: Path) -> None:
+def test_rank_killed_with_its_worker_in_a_neighbors_chunk_does_not_affect_the_neighbor(tmp_path: Path) -> None:
     first, second = run_ranks(die_or_read, 2, tmp_path, 0, "node")
     assert first.exitcode == -signal.SIGKILL
     assert second.text == ""
@@ -138,7 +138,7 @@ def close_early(rank: int, folder: Path, closing: int, ended: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("closing", [0, 1])
-def test_rank_that_closes_its_loader_does_not_affect_its_neighbour(tmp_path: Path, closing: int) -> None:
+def test_rank_that_closes_its_loader_does_not_affect_its_neighbor(tmp_path: Path, closing: int) -> None:
     outcomes = run_ranks(close_early, 2, tmp_path, closing, _fork.Barrier(2))
     assert [outcome.text for outcome in outcomes] == ["", ""]
     assert outcomes[1 - closing].given == alone(1 - closing, Samples(Events(tmp_path)), 2)

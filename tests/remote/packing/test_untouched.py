@@ -137,7 +137,7 @@ class Cropped(Folder):
         return super().loader(path).crop((0, 0, 8, 8))
 
 
-class Relabelled(Folder):
+class Relabeled(Folder):
     def __getitem__(self, index: int) -> tuple[Any, int]:
         return super().__getitem__(index)[0], 9
 
@@ -148,7 +148,7 @@ class WithPaths(Folder):
 
 
 @pytest.mark.parametrize(
-    "dataset", [Cropped(PHOTOS), Relabelled(PHOTOS), WithPaths(PHOTOS), Folder(PHOTOS, transform=lambda image: image)]
+    "dataset", [Cropped(PHOTOS), Relabeled(PHOTOS), WithPaths(PHOTOS), Folder(PHOTOS, transform=lambda image: image)]
 )
 def test_samples_are_read_from_datasets_that_do_more_than_open_files(dataset: Any) -> None:
     assert isinstance(source_of(dataset, None), PackedSamples)

@@ -267,7 +267,7 @@ def measure(settings: Settings) -> Result:
 def measured(settings: Settings, run: Callable[..., dict[str, float]], gpu: Cuda) -> Result:
     """Runs all cases with `run`."""
     rounds = [
-        {"limit": run("limit", settings.seconds), **{kind: run("through", kind, settings.seconds) for kind in (*KINDS, HOST)}}
+        {"limit": run("limit", settings.seconds), **{kind: run("loader_speed", kind, settings.seconds) for kind in (*KINDS, HOST)}}
         for _ in range(settings.rounds)
     ]
     waits = {kind: run("bubbles", kind, settings.seconds) for kind in KINDS}

@@ -42,7 +42,7 @@ CASES = {  # dataset, batch size, aim of the rate over torch's
     "row of 64 and label, batch 1,024": ("Labelled", 1024, ">= 3x"),
     "row of 64 and label, batch 4,096": ("Labelled", 4096, ">= 3x"),
     "row of 64 and label of a list, batch 1,024": ("Listed", 1024, ">= 3x"),
-    "ten tensors of 8, batch 1,024": ("Ten", 1024, "> 1x"),
+    "ten tensors of 8, batch 1,024": ("TenTensors", 1024, "> 1x"),
 }
 
 

@@ -74,7 +74,7 @@ class Counting(Rows):
         return {"count": self.counts[index]}
 
 
-class Held(Rows):
+class ReportsMappings(Rows):
     """Samples that report the memory mappings of the dataset's large array and large tensor."""
 
     def __init__(self, n: int, *, tensor: Any) -> None:
@@ -119,7 +119,7 @@ class Deadly(Rows):
         return super().__getitem__(index)
 
 
-class Gated(Rows):
+class BlockedByPipe(Rows):
     """Sample 9 blocks until someone writes to a named pipe."""
 
     def __init__(self, gate: str, n: int) -> None:

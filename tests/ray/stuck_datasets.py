@@ -65,7 +65,7 @@ class HalfWritten(Rows):
         return True
 
 
-def stick_away_from_the_head(worker: int) -> None:
+def block_on_other_nodes(worker: int) -> None:
     """Blocks forever on every node except the head's: a worker_init_fn."""
     if not on_head():
         threading.Event().wait()

@@ -20,7 +20,7 @@ from shmload.worker.read_plan import plan_of
 from shmload.worker.sample_rng import kept_generators
 from tests.ray.ray_datasets import Counting, Failing, InPlace, Rows, Texts
 from tests.ray.stuck_datasets import AtOnce, RowsAtOnce
-from tests.shm.travel_kit import sent
+from tests.shm.travel_kit import received
 
 AREA = 16384
 POST = Post(1, 2, os.getpid(), "", 0, "", "", "", 0, (), "", 0)
@@ -32,7 +32,7 @@ def decoder(dataset: Any, ragged: str = AS_TORCH_OR_LIST, **of_job: Any) -> Deco
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shmload.ray.actors._name_classes_of_main", lambda: None)
         patch.setattr("shmload.ray.actors.prepare", lambda job, post: (job, None, None))
-        return decoder_with_job(sent(job))
+        return decoder_with_job(received(job))
 
 
 def decoder_with_job(pickled_job: Any) -> Decoder:

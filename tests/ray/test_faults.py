@@ -18,8 +18,8 @@ import torch
 from shmload import ClusterUnreachable, Ray, ShmLoader, WorkerDied
 from shmload.formats import ArrayDataset
 from tests.ray.cluster_kit import Cluster, assert_same, copied_batches, kill_worker, on
-from tests.ray.ray_datasets import Deadly, Failing, Gated, Held, Rows
-from tests.ray.stuck_datasets import stick_away_from_the_head
+from tests.ray.ray_datasets import BlockedByPipe, Deadly, Failing, ReportsMappings, Rows
+from tests.ray.stuck_datasets import block_on_other_nodes
 
 slow = pytest.mark.slow(reason="starts actors on a Ray cluster, and some are killed")
 SLOW_S = float(os.environ.get("SHMLOAD_SLOW_BATCH_S", "0.5"))  # set it higher by hand to exceed Ray's own timeouts
@@ -92,7 +92,7 @@ def test_slow_batch_is_delivered(cluster: Cluster, tmp_path: Path) -> None:
         opened.append(waits["for_s"])
         (tmp_path / "gate").write_bytes(b"\n")
 
-    with ShmLoader(Gated(str(tmp_path / "gate"), 16), **wanted, **on(cluster)) as far:
+    with ShmLoader(BlockedByPipe(str(tmp_path / "gate"), 16), **wanted, **on(cluster)) as far:
         batches = iter(far)
         begun = copied_batches(next(batches) for _ in range(1))
         opener = threading.Thread(target=open_gate, daemon=True)
@@ -119,7 +119,7 @@ def test_deleted_loader_leaves_no_actor_and_no_object(cluster: Cluster) -> None:
 
 @pytest.mark.slow(reason="starts actors on a Ray cluster")
 def test_actors_of_a_node_share_a_large_array_and_have_private_tensors(cluster: Cluster) -> None:
-    dataset = Held(64, tensor=torch.zeros(1 << 18))
+    dataset = ReportsMappings(64, tensor=torch.zeros(1 << 18))
     places: dict[tuple[int, ...], set[int]] = {}
     with ShmLoader(dataset, **{**SEEDED, "num_workers": 4}, persistent_workers=True, **on(cluster)) as far:
         for _ in range(500):  # until actors on all nodes have taken part
@@ -139,7 +139,7 @@ def test_actors_of_a_node_share_a_large_array_and_have_private_tensors(cluster: 
 def test_actor_ended_while_starting_leaves_no_object(cluster: Cluster) -> None:
     dataset = ArrayDataset(np.zeros((64, 4096), np.float32))
     nbytes = 64 * 4096 * 4
-    with ShmLoader(dataset, **SEEDED, **on(cluster), worker_init_fn=stick_away_from_the_head) as far:
+    with ShmLoader(dataset, **SEEDED, **on(cluster), worker_init_fn=block_on_other_nodes) as far:
         assert len(copied_batches(far)) == 16
         assert cluster.ask("wait_until_stored", 2 * nbytes, 20.0) >= 2 * nbytes
     assert cluster.ask("wait_for_none", 10.0) == []

@@ -117,7 +117,7 @@ def test_lock_is_not_taken_if_unreachable_or_held_already(control: Segment) -> N
         assert not life_lock.hold(control.path, BYTE)
 
 
-class Method:
+class RecordingMethod:
     """A method of an actor that records its calls."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class Method:
 
 class Actor:
     def __init__(self) -> None:
-        self.work = Method()
+        self.work = RecordingMethod()
 
 
 def cluster(control: Segment, actor: Any, *, is_seeded: bool = True) -> Cluster:

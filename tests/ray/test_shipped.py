@@ -22,7 +22,7 @@ from shmload.remote import RemoteDataset
 from shmload.remote.remote_dataset import Passes
 from shmload.shm import travel
 from shmload.worker.job import Job
-from tests.shm.travel_kit import arrived, sent
+from tests.shm.travel_kit import arrived, received
 
 PROGRAM = """
 class Sample:
@@ -55,7 +55,7 @@ def test_classes_of_a_spawned_main_module_are_sent_by_value_and_return_by_name(m
 
 
 def test_arrays_are_read_in_the_received_memory() -> None:
-    pickled_job = sent(ArrayDataset((np.arange(12).reshape(4, 3), torch.arange(4, dtype=torch.bfloat16))))
+    pickled_job = received(ArrayDataset((np.arange(12).reshape(4, 3), torch.arange(4, dtype=torch.bfloat16))))
     gc.collect()  # the original is gone, as on another machine
     first, second = travel.loads(pickled_job), travel.loads(pickled_job)
     assert [row.tolist() for row in first[3]] == [[9, 10, 11], 3.0]
@@ -67,7 +67,7 @@ def test_arrays_are_read_in_the_received_memory() -> None:
 
 def test_index_and_its_view_are_read_in_the_received_memory() -> None:
     index = SharedIndex([(f"{n}.jpg", n) for n in range(9)])
-    pickled_job = sent((index, index[::-2], index.column(1).nbytes))
+    pickled_job = received((index, index[::-2], index.column(1).nbytes))
     nbytes = index.nbytes
     del index
     gc.collect()
@@ -81,7 +81,7 @@ def test_index_and_its_view_are_read_in_the_received_memory() -> None:
 def test_remote_workers_get_the_pass_number_and_the_trainer_continues_from_it() -> None:
     here = Passes()
     for number in range(3):
-        one, other = travel.loads(sent(here)), travel.loads(sent(here.__class__(number)))
+        one, other = travel.loads(received(here)), travel.loads(received(here.__class__(number)))
         assert [one.begin(11), other.begin(11)] == [number, number]
     assert here.next == 3
 
@@ -91,7 +91,7 @@ def test_private_folder_of_shards_is_created_on_each_machine(tmp_path: Path, mon
         writer.write({"__key__": "k", "cls": 3})
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     here = RemoteDataset.from_urls(str(tmp_path), shuffle=False)
-    pickled_job = sent(here)
+    pickled_job = received(here)
     home = here._source.local._private
     assert home is not None
     there = travel.loads(pickled_job)

@@ -40,7 +40,7 @@ def shared_memory_cluster(shared: Cluster) -> Iterator[Cluster]:
     assert shared.ask("wait_for_none", 20.0) == []
 
 
-class Halted:
+class LoaderWithHaltedActor:
     """A loader one of whose actors is halted in the middle of a row."""
 
     def __init__(
@@ -51,7 +51,7 @@ class Halted:
         self.loader = ShmLoader(dataset, **given, **on(cluster, connect_timeout_s=connect_timeout_s))
         self.batches: Any = iter(self.loader)
 
-    def __enter__(self) -> Halted:
+    def __enter__(self) -> LoaderWithHaltedActor:
         self.got = [next(self.batches)]
         deadline, pause = monotonic() + BEGIN_S, threading.Event()
         while not (self.folder / "pid").exists():
@@ -87,20 +87,20 @@ class Halted:
         assert not (self.folder / "spoilt").exists()
 
 
-def kill_actor(halted: Halted) -> None:
+def kill_actor(halted: LoaderWithHaltedActor) -> None:
     halted.send(signal.SIGKILL)
 
 
-def kill_stopped_actor(halted: Halted) -> None:
+def kill_stopped_actor(halted: LoaderWithHaltedActor) -> None:
     halted.send(signal.SIGSTOP)
     halted.send(signal.SIGKILL)
 
 
-def kill_agent(halted: Halted) -> None:
+def kill_agent(halted: LoaderWithHaltedActor) -> None:
     kill_worker(halted.loader, 0)
 
 
-def kill_agent_with_a_stopped_actor(halted: Halted) -> None:
+def kill_agent_with_a_stopped_actor(halted: LoaderWithHaltedActor) -> None:
     halted.send(signal.SIGSTOP)
     kill_worker(halted.loader, 0)
 
@@ -108,9 +108,9 @@ def kill_agent_with_a_stopped_actor(halted: Halted) -> None:
 @slow
 @pytest.mark.parametrize("end", [kill_actor, kill_stopped_actor, kill_agent, kill_agent_with_a_stopped_actor])
 def test_rows_are_reassigned_once_their_writer_has_ended(
-    end: Callable[[Halted], None], shared_memory_cluster: Cluster, tmp_path: Path
+    end: Callable[[LoaderWithHaltedActor], None], shared_memory_cluster: Cluster, tmp_path: Path
 ) -> None:
-    with Halted(tmp_path, shared_memory_cluster, HalfWritten(str(tmp_path)), sample_timeout_s=60.0) as halted:
+    with LoaderWithHaltedActor(tmp_path, shared_memory_cluster, HalfWritten(str(tmp_path)), sample_timeout_s=60.0) as halted:
         end(halted)
         halted.take()
         halted.assert_right(*range(0, 32, 4))
@@ -118,7 +118,7 @@ def test_rows_are_reassigned_once_their_writer_has_ended(
 
 @pytest.mark.slow(reason="kills a node of a Ray cluster amid a row, and starts another")
 def test_rows_of_an_actor_whose_node_is_killed_are_read_again(shared_memory_cluster: Cluster, tmp_path: Path) -> None:
-    with Halted(tmp_path, shared_memory_cluster, HalfWritten(str(tmp_path), is_away=True)) as halted:
+    with LoaderWithHaltedActor(tmp_path, shared_memory_cluster, HalfWritten(str(tmp_path), is_away=True)) as halted:
         shared_memory_cluster.ask("kill_node")
         halted.take()
         shared_memory_cluster.ask("add_node")
@@ -129,7 +129,7 @@ def test_rows_of_an_actor_whose_node_is_killed_are_read_again(shared_memory_clus
 def test_actors_whose_raylet_died_end_with_their_agent(shared: Cluster, tmp_path: Path) -> None:
     with (
         started(memory=SHARED_MEMORY) as own,
-        Halted(tmp_path, own, HalfWritten(str(tmp_path)), connect_timeout_s=2.0) as halted,
+        LoaderWithHaltedActor(tmp_path, own, HalfWritten(str(tmp_path)), connect_timeout_s=2.0) as halted,
         pytest.raises(ClusterUnreachable),
     ):
         own.ask("kill_raylets")
@@ -141,7 +141,7 @@ def test_actors_whose_raylet_died_end_with_their_agent(shared: Cluster, tmp_path
 @slow
 def test_late_stopped_actor_overwrites_nothing_when_it_continues(shared_memory_cluster: Cluster, tmp_path: Path) -> None:
     options = {"num_workers": 1, "sample_timeout_s": 0.5}
-    with Halted(tmp_path, shared_memory_cluster, HalfWritten(str(tmp_path)), **options) as halted:
+    with LoaderWithHaltedActor(tmp_path, shared_memory_cluster, HalfWritten(str(tmp_path)), **options) as halted:
         halted.send(signal.SIGSTOP)
         halted.send(signal.SIGCONT)
         halted.got.append(next(halted.batches))
@@ -153,7 +153,7 @@ def test_late_stopped_actor_overwrites_nothing_when_it_continues(shared_memory_c
 
 @slow
 def test_in_torch_mode_the_error_is_raised_once_the_writer_has_ended(shared_memory_cluster: Cluster, tmp_path: Path) -> None:
-    with Halted(tmp_path, shared_memory_cluster, HalfWritten(str(tmp_path)), seed=None, num_workers=1) as halted:
+    with LoaderWithHaltedActor(tmp_path, shared_memory_cluster, HalfWritten(str(tmp_path)), seed=None, num_workers=1) as halted:
         halted.got.append(next(halted.batches))
         halted.send(signal.SIGKILL)
         with pytest.raises(RuntimeError, match="the Ray actor of DataLoader worker 0 has died"):
@@ -164,7 +164,7 @@ def test_in_torch_mode_the_error_is_raised_once_the_writer_has_ended(shared_memo
 
 @slow
 def test_batches_stay_valid_if_the_loader_is_closed_while_an_actor_writes(shared_memory_cluster: Cluster, tmp_path: Path) -> None:
-    with Halted(tmp_path, shared_memory_cluster, HalfWritten(str(tmp_path))) as halted:
+    with LoaderWithHaltedActor(tmp_path, shared_memory_cluster, HalfWritten(str(tmp_path))) as halted:
         halted.send(signal.SIGSTOP)
         halted.loader.close()
         halted.let_go_on()

@@ -32,7 +32,7 @@ from shmload.integrations.ray import prepare
 CPU = torch.device("cpu")
 
 
-class Place:
+class FakeTrainContext:
     """Replaces the context that Ray Train gives to a worker."""
 
     def __init__(self, rank: int | None, world_size: int | None) -> None:
@@ -44,7 +44,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Returns a function that makes this process a worker of Ray Train."""
 
     def be(rank: int | None, world_size: int | None, device: Any = CPU) -> None:
-        monkeypatch.setattr(module.ray.train, "get_context", lambda: Place(rank, world_size))
+        monkeypatch.setattr(module.ray.train, "get_context", lambda: FakeTrainContext(rank, world_size))
         monkeypatch.setattr(module.ray.train.torch, "get_device", lambda: device)
 
     return be

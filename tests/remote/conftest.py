@@ -15,11 +15,11 @@ import pytest
 
 from tests.storage.store_fixtures import pauses, proxy, server
 
-__all__ = ["pauses", "private_folders_go", "proxy", "server"]
+__all__ = ["pauses", "private_folders_are_removed", "proxy", "server"]
 
 
 @pytest.fixture(autouse=True)
-def private_folders_go(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def private_folders_are_removed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Yields the folder in which datasets create their private folders, and checks that those are removed with the datasets."""
     place = tmp_path_factory.mktemp("private")
     monkeypatch.setattr(tempfile, "tempdir", str(place))

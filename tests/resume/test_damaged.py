@@ -41,10 +41,10 @@ def test_every_flipped_bit_is_detected(tmp_path: Path) -> None:
                     made.load_state_dict(mutated)
 
 
-def tupled(value: Any) -> Any:
+def with_tuples(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: tupled(value[name]) for name in reversed(value)}
-    return tuple(map(tupled, value)) if isinstance(value, list) else value
+        return {name: with_tuples(value[name]) for name in reversed(value)}
+    return tuple(map(with_tuples, value)) if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("number", range(11))
@@ -57,7 +57,7 @@ def test_state_survives_other_ways_of_saving(tmp_path: Path, number: int) -> Non
         made.load_state_dict(kept)
         assert made.state_dict() == state
     if "counters" not in state and state["mode"] != "join":  # other states' entries are lists
-        made.load_state_dict(tupled(state))
+        made.load_state_dict(with_tuples(state))
         assert made.state_dict() == state
 
 

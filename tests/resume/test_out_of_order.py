@@ -21,7 +21,7 @@ pytestmark = [
 ]
 
 
-class Waits(data.Noisy):
+class FirstBatchBlocks(data.Noisy):
     """Its first batch blocks until the trainer lets it continue, so that other batches overtake it."""
 
     def __init__(self, n: int) -> None:
@@ -71,7 +71,11 @@ class _WaitingIterator(data._LineIterator):
         return super().__next__()
 
 
-KINDS: dict[str, Callable[..., Any]] = {"map": Waits, "iterable": WaitingLines, "iterable with a state": StatefulWaitingLines}
+KINDS: dict[str, Callable[..., Any]] = {
+    "map": FirstBatchBlocks,
+    "iterable": WaitingLines,
+    "iterable with a state": StatefulWaitingLines,
+}
 
 
 @pytest.mark.parametrize("every", [1, 3, 0])
@@ -104,7 +108,7 @@ def test_each_sample_is_read_once_if_batches_are_out_of_order(kind: str, is_orde
 
 @pytest.mark.parametrize("sampler", [None, data.StatefulSampler])
 def test_pass_out_of_order_resumes_without_workers(sampler: Any) -> None:
-    dataset = Waits(N)
+    dataset = FirstBatchBlocks(N)
     options = {} if sampler is None else {"sampler": sampler(N)}
     with ShmLoader(dataset, BATCH, num_workers=2, in_order=False, **options) as loader:
         if sampler is not None:

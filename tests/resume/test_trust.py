@@ -146,7 +146,7 @@ class Point:
         return isinstance(other, Point) and other.x == self.x
 
 
-class Harm:
+class CreatesFolderWhenUnpickled:
     """An object whose pickle creates a folder when it is opened."""
 
     def __init__(self, path: str) -> None:
@@ -156,7 +156,7 @@ class Harm:
         return os.mkdir, (self.path,)
 
 
-class Pointing(data.Counting):
+class StateNeedsPickle(data.Counting):
     """A stateful dataset whose state contains such an object."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class Pointing(data.Counting):
         assert state["deep"] == [Point(3)]
 
 
-class PointingSampler(data.StatefulSampler):
+class SamplerStateNeedsPickle(data.StatefulSampler):
     """A stateful sampler whose state contains such an object."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -175,9 +175,9 @@ class PointingSampler(data.StatefulSampler):
 
 
 MAKE = {
-    "dataset": lambda **k: ShmLoader(Pointing(), 6, **k),
-    "sampler": lambda **k: ShmLoader(data.Noisy(), 6, sampler=PointingSampler(40), **k),
-    "sampler, seed": lambda **k: ShmLoader(data.Noisy(), 6, sampler=PointingSampler(40), seed=3, **k),
+    "dataset": lambda **k: ShmLoader(StateNeedsPickle(), 6, **k),
+    "sampler": lambda **k: ShmLoader(data.Noisy(), 6, sampler=SamplerStateNeedsPickle(40), **k),
+    "sampler, seed": lambda **k: ShmLoader(data.Noisy(), 6, sampler=SamplerStateNeedsPickle(40), seed=3, **k),
 }
 
 
@@ -220,12 +220,12 @@ def test_other_values_are_restored_by_pickle_if_trusted(value: Any) -> None:
 
 @pytest.mark.slow(reason="starts a worker for each of two loaders")
 def test_workers_states_with_pickles_need_trust_state() -> None:
-    with ShmLoader(Pointing(), 6, num_workers=1) as loader:
+    with ShmLoader(StateNeedsPickle(), 6, num_workers=1) as loader:
         next(iter(loader))
         state = loader.state_dict()
         with pytest.raises(StateMismatch, match="trust_state=True"):
             loader.load_state_dict(state)
-    with ShmLoader(Pointing(), 6, num_workers=1, trust_state=True) as loader:
+    with ShmLoader(StateNeedsPickle(), 6, num_workers=1, trust_state=True) as loader:
         loader.load_state_dict(state)
         assert sum(1 for _ in loader) == 6
 
@@ -245,7 +245,7 @@ def test_state_that_torch_load_accepts_runs_no_code(tmp_path: Path) -> None:
     state = loader.state_dict()
     inside = json.loads(state["details"])
     target = str(tmp_path / "made by a state")
-    harm = json.loads(sealed(UsersOwn(Harm(target))))["$own"]
+    harm = json.loads(sealed(UsersOwn(CreatesFolderWhenUnpickled(target))))["$own"]
     for place in (harm, {"$own": harm}, {"$own": [{"a": harm}]}, {"pickled": harm["$pickle"][1]}):
         inside["workers"][0]["dataset"] = place
         file = io.BytesIO()

@@ -68,7 +68,7 @@ def owner(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         child.communicate()
 
 
-def left(stem: str) -> set[str]:
+def names_left(stem: str) -> set[str]:
     return {name for name in os.listdir(SHM_DIR) if name.removeprefix("sem.").startswith(stem)}
 
 
@@ -78,9 +78,9 @@ def gone_within(stem: str, seconds: float) -> bool:
     libc_fd = subprocess.Popen(["sh", "-c", "while :; do echo; done"], stdout=subprocess.PIPE)
     try:
         deadline = monotonic() + seconds
-        while left(stem) and monotonic() < deadline:
+        while names_left(stem) and monotonic() < deadline:
             select.select([libc_fd.stdout], [], [], 0.01)
-        return not left(stem)
+        return not names_left(stem)
     finally:
         libc_fd.kill()
         libc_fd.communicate()
@@ -89,7 +89,7 @@ def gone_within(stem: str, seconds: float) -> bool:
 @pytest.mark.parametrize("whole_group", [False, True], ids=["alone", "with its process group"])
 def test_nothing_remains_when_the_owner_is_killed(whole_group: bool) -> None:
     with owner() as (child, stem):
-        assert len(left(stem)) == 2 + NUM_BELLS
+        assert len(names_left(stem)) == 2 + NUM_BELLS
         (os.killpg if whole_group else os.kill)(child.pid, signal.SIGKILL)
         child.wait()
         assert gone_within(stem, 2)
@@ -121,23 +121,23 @@ def test_janitor_removes_what_the_reaper_could_not() -> None:
     with owner("no-reaper") as (child, stem):
         child.kill()
         child.wait()
-        assert len(left(stem)) == 2 + NUM_BELLS
+        assert len(names_left(stem)) == 2 + NUM_BELLS
         swept = [found for found in janitor.sweep() if found.stem == stem]  # at any age, because a container may restart at once
         assert len(swept) == 1
         assert swept[0].nbytes >= 1 << 20
-        assert left(stem) == set()
+        assert names_left(stem) == set()
 
 
 def test_live_group_is_never_swept() -> None:
     with owner() as (_, stem):
         assert stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
-        assert len(left(stem)) == 2 + NUM_BELLS
+        assert len(names_left(stem)) == 2 + NUM_BELLS
 
 
 def test_live_group_with_its_ring_in_memfds_is_never_swept() -> None:
     with owner("no-room") as (_, stem):
         assert stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
-        assert left(stem) == {f"{stem}-control", f"sem.{stem}-ready"} if NUM_BELLS else {f"{stem}-control"}
+        assert names_left(stem) == {f"{stem}-control", f"sem.{stem}-ready"} if NUM_BELLS else {f"{stem}-control"}
 
 
 def test_leftovers_of_a_killed_group_with_memfds_are_removed() -> None:
@@ -171,7 +171,7 @@ def test_listing_leftovers_removes_nothing() -> None:
         child.kill()
         child.wait()
         assert stem in [found.stem for found in janitor.find_leftovers()]
-        assert len(left(stem)) == 2 + NUM_BELLS
+        assert len(names_left(stem)) == 2 + NUM_BELLS
         assert stem in [found.stem for found in janitor.sweep()]
 
 
@@ -202,7 +202,7 @@ def test_normal_exit_prints_nothing_and_leaves_nothing() -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.stderr == ""
-    assert left(done.stdout.strip()) == set()
+    assert names_left(done.stdout.strip()) == set()
 
 
 @pytest.mark.parametrize("how", ["closed", "forgotten"])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from shmload.shm import travel
-from tests.shm.travel_kit import parcel_of, sent
+from tests.shm.travel_kit import parcel_of, received
 
 
 class Shared:
@@ -43,7 +43,7 @@ class ContainsShared(Shared):
         self.within, self.memory = state
 
 
-class Own(np.ndarray[Any, Any]):
+class ArraySubclass(np.ndarray[Any, Any]):
     """An ndarray subclass."""
 
 
@@ -53,7 +53,7 @@ VIEWS: list[Callable[[Any], Any]] = [
     lambda array: array[::2] if array.ndim else array,
     lambda array: array[..., ::-1] if array.ndim else array,
     np.asfortranarray,
-    lambda array: array.view(Own),
+    lambda array: array.view(ArraySubclass),
     lambda array: np.broadcast_to(array, (2, *array.shape)),
     lambda array: torch.arange(array.size, dtype=torch.int16).reshape(array.shape),
 ]
@@ -91,7 +91,7 @@ def leaves_of(value: Any) -> list[Any]:
 def test_value_equals_that_of_a_plain_pickle(value: Any, least_nbytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(travel, "LEAST_NBYTES", least_nbytes)
-        arrived = travel.loads(sent(value))
+        arrived = travel.loads(received(value))
     plain = pickle.loads(pickle.dumps(value, protocol=5))
     assert described(arrived) == described(plain)
     one, other = ([[a is b for b in leaves_of(what)] for a in leaves_of(what)] for what in (arrived, value))
@@ -103,20 +103,20 @@ def test_value_equals_that_of_a_plain_pickle(value: Any, least_nbytes: int) -> N
 
 @given(st.lists(st.binary(max_size=200), max_size=5), st.integers())
 def test_carried_memory_arrives_with_the_pickle(pieces: list[bytes], number: int) -> None:
-    arrived, also = travel.loads(sent(([Shared(piece) for piece in pieces], number)))
+    arrived, also = travel.loads(received(([Shared(piece) for piece in pieces], number)))
     assert pieces == [bytes(one.memory) for one in arrived]
     assert number == also
 
 
 def test_each_object_gets_its_own_memory_in_any_order() -> None:
-    arrived = travel.loads(sent([ContainsShared(b"around"), np.ones(travel.LEAST_NBYTES, np.uint8)]))
+    arrived = travel.loads(received([ContainsShared(b"around"), np.ones(travel.LEAST_NBYTES, np.uint8)]))
     assert [bytes(arrived[0].memory), bytes(arrived[0].within.memory)] == [b"around", b"within"]
     assert arrived[1].all()
 
 
 def test_large_arrays_alias_the_parcel_at_cache_lines_and_small_ones_are_writable_copies() -> None:
     large, small = np.arange(travel.LEAST_NBYTES, dtype=np.uint8), np.zeros(travel.LEAST_NBYTES - 1, np.uint8)
-    parcel = sent((Shared(np.arange(40, dtype=np.uint8)), Shared(b"abc"), large, small))
+    parcel = received((Shared(np.arange(40, dtype=np.uint8)), Shared(b"abc"), large, small))
     first, second, whole, copied = travel.loads(parcel)
     for arrived in (np.frombuffer(first.memory, np.uint8), np.frombuffer(second.memory, np.uint8), whole):
         assert np.shares_memory(arrived, parcel)
@@ -128,7 +128,7 @@ def test_large_arrays_alias_the_parcel_at_cache_lines_and_small_ones_are_writabl
 
 
 def test_tensor_is_a_copy() -> None:
-    parcel = sent(torch.zeros(travel.LEAST_NBYTES, dtype=torch.int8))
+    parcel = received(torch.zeros(travel.LEAST_NBYTES, dtype=torch.int8))
     first, second = travel.loads(parcel), travel.loads(parcel)
     first += 1
     assert not second.any()
@@ -161,7 +161,7 @@ def test_missing_room_is_an_error() -> None:
 
 def test_nothing_is_carried_on_this_machine_even_after_a_failed_pickle() -> None:
     with pytest.raises(TypeError, match="cannot pickle"):
-        sent((Shared(b"abc"), (one for one in "generators do not pickle")))
+        received((Shared(b"abc"), (one for one in "generators do not pickle")))
     assert not travel.is_abroad()
     assert pickle.loads(pickle.dumps(Shared(b"abc"))).memory == "where it is"
 
@@ -175,7 +175,7 @@ def test_invalid_parcel_is_an_error(text: bytes) -> None:
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.float8_e5m2, torch.float32, torch.complex64])
 @pytest.mark.parametrize("num_values", [0, 6, travel.LEAST_NBYTES])
 @pytest.mark.parametrize(
-    "pickled_and_back", [lambda value: pickle.loads(travel.dumps(value)), lambda value: travel.loads(sent(value))]
+    "pickled_and_back", [lambda value: pickle.loads(travel.dumps(value)), lambda value: travel.loads(received(value))]
 )
 def test_tensors_of_every_dtype_are_sent(dtype: torch.dtype, num_values: int, pickled_and_back: Callable[[Any], Any]) -> None:
     """Torch's own pickles of tensors of some dtypes cannot be read."""

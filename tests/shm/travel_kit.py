@@ -24,7 +24,7 @@ def parcel_of(value: Any) -> travel.Parcel:
     return travel.Parcel(value, dump)
 
 
-def sent(value: Any) -> NDArray[np.uint8]:
+def received(value: Any) -> NDArray[np.uint8]:
     """Returns a parcel as received elsewhere: the original may be gone, and the memory is read-only."""
     return arrived(parcel_of(value))
 

@@ -60,7 +60,7 @@ def fail(index: int) -> None:
         raise ValueError("a bad sample")
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     print(text, flush=True)
 
 
@@ -82,9 +82,9 @@ def main(scenario: str) -> None:
     if scenario in ("still", "memfd", "worker's death"):
         while not all(worker["is_waiting"] for worker in loader.stats()["workers"]):
             pause(1)
-        say("ready")
+        report("ready")
         pause(None)
-    say("ready")
+    report("ready")
     for batch in batches:
         kept = [kept[1], batch]
         if scenario == "slow program":

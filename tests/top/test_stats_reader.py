@@ -119,7 +119,7 @@ def test_impossible_slot_is_refused() -> None:
         StatsReader(mapped(damaged({state: 77 << 32}))).snapshot()
 
 
-def tried(content: bytes) -> dict[str, Any] | None:
+def described_or_none(content: bytes) -> dict[str, Any] | None:
     """Returns the described content of a block, or None if it is refused."""
     try:
         stats_reader = StatsReader(mapped(content))
@@ -133,8 +133,8 @@ def tried(content: bytes) -> dict[str, Any] | None:
 
 @given(st.binary(min_size=1, max_size=2 * READ_NBYTES))
 def test_random_bytes_are_refused(content: bytes) -> None:
-    assert tried(content) is None
-    assert tried(BLOCK[:16] + content) is None or content.startswith(BLOCK[16:104])
+    assert described_or_none(content) is None
+    assert described_or_none(BLOCK[:16] + content) is None or content.startswith(BLOCK[16:104])
 
 
 words = st.one_of(
@@ -145,7 +145,7 @@ words = st.one_of(
 @given(st.dictionaries(st.integers(2, READ_NBYTES // 8 - 1), words, max_size=12))
 @example({})
 def test_block_with_damaged_words_is_refused_or_described(changes: dict[int, int]) -> None:
-    found = tried(damaged(changes))
+    found = described_or_none(damaged(changes))
     if not changes:
         assert found is not None
         assert found["slots"]["filling"] == 2

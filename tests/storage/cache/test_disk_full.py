@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-def on_a_disk(size: str, place: Path, case: str) -> dict[str, Any]:
+def run_on_small_disk(size: str, place: Path, case: str) -> dict[str, Any]:
     """Runs a case of the program on a disk of this size."""
     script = f'mount -t tmpfs -o size={size} disk "$2" && exec "$0" "$1" "$2" "$3"'
     done = subprocess.run(
@@ -36,14 +36,14 @@ def on_a_disk(size: str, place: Path, case: str) -> dict[str, Any]:
 
 
 def test_eviction_respects_a_disk_smaller_than_the_budget(tmp_path: Path) -> None:
-    found = on_a_disk("4m", tmp_path, "evicts")
+    found = run_on_small_disk("4m", tmp_path, "evicts")
     assert found["names"][-1] == "29"
     assert 9 <= len(found["names"]) <= 10
     assert found["whole"]
 
 
 def test_disk_full_of_leased_files_is_an_error_with_figures_or_is_waited_for(tmp_path: Path) -> None:
-    found = on_a_disk("4m", tmp_path, "is_full_of_leases")
+    found = run_on_small_disk("4m", tmp_path, "is_full_of_leases")
     for text in found["told"]:
         assert text.startswith(f"the disk of {tmp_path} has no room for 3072000 more bytes: ")
         assert text.endswith(
@@ -55,7 +55,7 @@ def test_disk_full_of_leased_files_is_an_error_with_figures_or_is_waited_for(tmp
 
 
 def test_folder_without_room_for_the_ledger_is_listed_each_time(tmp_path: Path) -> None:
-    found = on_a_disk("700k", tmp_path, "leaves_no_room_for_a_ledger")
+    found = run_on_small_disk("700k", tmp_path, "leaves_no_room_for_a_ledger")
     assert all(found["seen"])
     assert found["names"][-1] == "7"
     assert 3 <= len(found["names"]) <= 6
@@ -63,7 +63,7 @@ def test_folder_without_room_for_the_ledger_is_listed_each_time(tmp_path: Path) 
 
 
 def test_full_disk_evicts_no_file_that_a_reader_has_mapped(tmp_path: Path) -> None:
-    found = on_a_disk("3m", tmp_path, "is_mapped")
+    found = run_on_small_disk("3m", tmp_path, "is_mapped")
     assert {"0", "1"} < set(found["some"])
     assert "2" not in found["some"]
     assert found["some"] == found["every"]

@@ -59,7 +59,7 @@ def run_all() -> None:
     results: dict[str, Result] = {}
     for name in BENCHMARKS:
         results[name] = importlib.import_module(f"benchmarks.{name}").measure(settings)
-        save(path, results)  # after each: a long run that is stopped keeps what it has
+        save(path, results)  # after each one, so that an interrupted run keeps its results
     rows: list[Row] = [row for result in results.values() for row in result.rows]
     print(markdown(rows))
 

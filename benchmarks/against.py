@@ -1,4 +1,4 @@
-"""Is anything slower than in the last release? Every benchmark, on this tree and on an earlier one that is built beside it.
+"""Is anything slower than in the last release? Runs every benchmark on this tree and on an earlier one.
 
     python -m benchmarks.against                         the newest tag, else the commit that last changed the version
     python -m benchmarks.against v0.1.0 --only tar,photos --rounds 5
@@ -7,17 +7,18 @@
     python -m benchmarks.against --json run.json --continue   measures what a run of the same trees that was stopped has not
     python -m benchmarks.against --from run.json --write      measures nothing
 
-Method: the earlier tree is a git worktree in a temporary folder, compiled by this interpreter. It is given this tree's
-benchmarks/ and tests/, so both answer the same questions. A benchmark has its turn on both trees round by round, in a fresh
-process each time; who comes first changes from round to round. Leave the tree alone meanwhile.
+Method: the earlier tree is a git worktree in a temporary folder, compiled by this interpreter. It gets this tree's benchmarks/
+and tests/, so both run the same benchmarks. A benchmark runs on both trees in each round, in a fresh process each time; which
+tree is first alternates. Do not change the tree during a run.
 
-How to read: now over before, within a round; the median of these ratios, the lowest and the highest. A row has moved if the
-ratios of all rounds lie on one side of 1 and their median is more than 5 % away from it. Three rounds lie on one side by chance
-once in four times. So a benchmark with a row that seems to be worse runs on until none does, or as many rounds again, and all of
-them count; six lie so once in 32 times. `better` is not looked at twice. Fewer than three rounds are not judged. What is better
-the aim says: `<=` and `<` want less, `>=` and `>` more.
+How to read: now over before, within a round; the median of these ratios, the lowest and the highest. A row has changed if the
+ratios of all rounds are on one side of 1 and their median is more than 5 % away from it. By chance, three rounds are on one side
+once in four times. So a benchmark with a row that seems to be worse is repeated until no row does, or for as many rounds again,
+and all rounds count; by chance, six are on one side once in 32 times. Rows that seem `better` are not repeated. Fewer than three
+rounds are not judged. The aim defines what is better: `<=` and `<` want less, `>=` and `>` more.
 
-Exits with 1 if a row is worse or a benchmark fails on this tree. One that does not run on the earlier tree is no failure.
+Exits with 1 if a row is worse or a benchmark fails on this tree. A benchmark that does not run on the earlier tree is not a
+failure.
 """
 
 import argparse
@@ -49,14 +50,14 @@ from shmload.tools.bench.spread import Spread
 
 ROOT = Path(__file__).resolve().parents[1]
 TREES = ("now", "before")
-GIVEN = ("benchmarks", "tests")  # of this tree to the earlier one; some benchmarks start servers as tests do
+GIVEN = ("benchmarks", "tests")  # copied from this tree to the earlier one; some benchmarks start servers with the tests' kits
 MIN_ROUNDS, BEYOND = 3, 1.05
 DEADLINE_S = 3600.0
 
 
 @dataclass(frozen=True)
 class Run:
-    """A benchmark on one tree in one round: its rows, or why there are none."""
+    """A benchmark on one tree in one round: its rows, or the reason why it has none."""
 
     rows: list[Row]
     why: str = ""
@@ -68,7 +69,7 @@ Runs = Mapping[str, Sequence[Run]]  # of a benchmark: round by round, for each o
 
 @dataclass
 class Comparison:
-    """All that was run, and under which conditions."""
+    """All runs, and their conditions."""
 
     conditions: dict[str, Any]
     runs: dict[str, dict[str, list[Run]]] = field(default_factory=dict)
@@ -90,7 +91,7 @@ class Comparison:
         return {name: lines_of(runs) for name, runs in self.runs.items()}
 
     def notes(self) -> dict[str, str]:
-        """By benchmark, why there is nothing of it, or nothing of the earlier tree."""
+        """Returns, by benchmark, why it has no results at all or none of the earlier tree."""
         found = {}
         for name, runs in self.runs.items():
             if text := failure(runs["now"]):
@@ -100,7 +101,7 @@ class Comparison:
         return found
 
     def complaints(self) -> list[str]:
-        """What makes the command fail."""
+        """Returns the reasons for the command to fail."""
         failed = [
             f"{name} fails: {failure(runs['now'])}" for name, runs in self.runs.items() if any(r.has_failed for r in runs["now"])
         ]
@@ -109,19 +110,19 @@ class Comparison:
 
 
 def failure(runs: Sequence[Run]) -> str:
-    """Why a tree has no rows; empty where it has."""
+    """Returns why a tree has no rows; empty if it has some."""
     return next((run.why for run in runs if not run.rows), "")
 
 
 def lines_of(runs: Runs) -> list[Line]:
-    """The rows of this tree beside the earlier one's of the same name."""
+    """Returns the rows of this tree together with the earlier tree's rows of the same name."""
     now, before = ([{row.what: row for row in run.rows} for run in runs[tree]] for tree in TREES)
     lines = []
     for what in dict.fromkeys(what for rows in now for what in rows):
         found = sorted((rows[what] for rows in now if what in rows), key=lambda row: row.got)
         old = [rows[what].got for rows in before if what in rows]
         pairs = [(mine[what].got, its[what].got) for mine, its in zip(now, before, strict=False) if what in mine and what in its]
-        ratios = [mine / its for mine, its in pairs if mine > 0 and its > 0]  # a difference may lie around 0
+        ratios = [mine / its for mine, its in pairs if mine > 0 and its > 0]  # a difference may be around 0
         row = found[(len(found) - 1) // 2]
         lines.append(
             Line(
@@ -135,7 +136,7 @@ def lines_of(runs: Runs) -> list[Line]:
 
 
 def word(ratios: Sequence[float], aim: str) -> str:
-    """`better`, `worse` or `same`; empty where there are too few rounds, or no direction is better."""
+    """Returns `better`, `worse` or `same`; empty if there are too few rounds, or neither direction is better."""
     if len(ratios) < MIN_ROUNDS or aim[:1] not in ("<", ">"):
         return ""
     middle = statistics.median(ratios)
@@ -145,7 +146,7 @@ def word(ratios: Sequence[float], aim: str) -> str:
 
 
 def run_once(name: str, tree: Path, seconds: float) -> Run:
-    """One round of a benchmark over one tree, in a fresh process."""
+    """Runs one round of a benchmark on one tree, in a fresh process."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as said:
         answer = Path(folder, "rows.json")
         command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{name}"]
@@ -157,7 +158,7 @@ def run_once(name: str, tree: Path, seconds: float) -> Run:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=said,
-            start_new_session=True,  # whatever it leaves behind is ended with it
+            start_new_session=True,  # all processes that it leaves are ended with it
         )
         try:
             process.wait(DEADLINE_S)
@@ -168,7 +169,7 @@ def run_once(name: str, tree: Path, seconds: float) -> Run:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         said.seek(0)
-        last = next((line.strip() for line in reversed(said.readlines()) if line.strip()), "it says nothing")
+        last = next((line.strip() for line in reversed(said.readlines()) if line.strip()), "no output")
         last = last.replace(str(tree), ".")
         if process.returncode or not answer.exists():
             return Run([], last, has_failed=True)
@@ -180,14 +181,14 @@ def run_once(name: str, tree: Path, seconds: float) -> Run:
 
 
 def environment(tree: Path) -> dict[str, str]:
-    """In which every process finds the tree's packages, wherever shmload is installed."""
+    """Returns the environment in which every process imports the tree's packages, wherever shmload is installed."""
     return {**os.environ, "PYTHONPATH": str(tree)}
 
 
 def rounds_of(
     name: str, trees: Mapping[str, Path], settings: Settings, bar: Bar, run: Callable[[str, Path, float], Run] = run_once
 ) -> dict[str, list[Run]]:
-    """All rounds of a benchmark. A tree on which it does not run is not asked again."""
+    """Runs all rounds of a benchmark. A tree on which it fails is not tried again."""
     runs: dict[str, list[Run]] = {tree: [] for tree in TREES}
     for number in range(2 * settings.rounds):
         if number >= settings.rounds and not any(line.word == "worse" for line in lines_of(runs)):
@@ -201,10 +202,10 @@ def rounds_of(
 
 
 def git(*words: str, root: Path = ROOT) -> str:
-    """What git says.
+    """Returns the output of a git command.
 
     Raises:
-        SystemExit: it fails.
+        SystemExit: the command fails.
     """
     done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True)
     if done.returncode:
@@ -213,7 +214,7 @@ def git(*words: str, root: Path = ROOT) -> str:
 
 
 def last_release(root: Path = ROOT) -> str:
-    """The newest tag of this history, else the commit that last changed the version."""
+    """Returns the newest tag of this history, else the commit that last changed the version."""
     if git("tag", "--merged", root=root):
         return git("describe", "--tags", "--abbrev=0", root=root)
     return git("log", "-1", "--format=%h", "-G^version = ", "--", "pyproject.toml", root=root)
@@ -221,7 +222,7 @@ def last_release(root: Path = ROOT) -> str:
 
 @contextmanager
 def earlier(revision: str, root: Path = ROOT) -> Iterator[Path]:
-    """A tree of that revision, compiled, with this tree's benchmarks."""
+    """Yields a compiled tree of a revision, with this tree's benchmarks."""
     with tempfile.TemporaryDirectory(prefix="shmload-before-") as folder:
         tree = Path(folder, "tree")
         git("worktree", "add", "--detach", str(tree), revision, root=root)
@@ -236,10 +237,10 @@ def earlier(revision: str, root: Path = ROOT) -> Iterator[Path]:
 
 
 def build(tree: Path) -> None:
-    """Compiles a tree in place, and sees to it that its package is the one that is imported.
+    """Compiles a tree in place and checks that its package is the one that is imported.
 
     Raises:
-        SystemExit: it cannot be.
+        SystemExit: the tree cannot be compiled.
     """
     look = "import shmload; shmload.ShmLoader; print(shmload.__file__)"
     for words in (["setup.py", "-q", "build_ext", "--inplace"], ["-P", "-c", look]):
@@ -263,7 +264,7 @@ def table(lines: Sequence[Line]) -> Table:
 
 
 def show(name: str, comparison: Comparison, to: Console) -> None:
-    """What came of one benchmark."""
+    """Prints the results of one benchmark."""
     to.print(f"[bold]{name}[/]")
     if lines := lines_of(comparison.runs[name]):
         to.print(table(lines))
@@ -274,12 +275,12 @@ def show(name: str, comparison: Comparison, to: Console) -> None:
 def compare(
     revision: str, names: Sequence[str], settings: Settings, path: Path | None, kept: Comparison | None = None
 ) -> Comparison:
-    """Builds both trees and runs the benchmarks; what is there of them is printed, and saved to `path`, after each.
+    """Builds both trees and runs the benchmarks; prints the results so far, and saves them to `path`, after each.
 
     Args:
-        kept: a run that was stopped; what it has is not measured again.
+        kept: an interrupted run; its results are not measured again.
     Raises:
-        SystemExit: that was a run of other trees or settings.
+        SystemExit: that run was of other trees or settings.
     """
     commit = git("rev-parse", "--short", revision)
     comparison = Comparison(
@@ -305,14 +306,14 @@ def compare(
         with earlier(revision) as tree:
             for name in names:
                 comparison.runs[name] = rounds_of(name, {"now": ROOT, "before": tree}, settings, bar)
-                comparison.save(path)  # a long run that is stopped keeps what it has
+                comparison.save(path)  # an interrupted run keeps its results
                 show(name, comparison, console())
                 bar.advance()
     return comparison
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.against", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -321,7 +322,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=Settings.rounds, help="of each benchmark on each tree")
     parser.add_argument("--seconds", type=float, default=Settings.seconds, help="of every timed part")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
-    parser.add_argument("--continue", action="store_true", dest="goes_on", help="with --json: only what that file has not yet")
+    parser.add_argument(
+        "--continue", action="store_true", dest="goes_on", help="with --json: only what that file does not contain yet"
+    )
     parser.add_argument("--from", type=Path, metavar="FILE", dest="kept", help="read what --json wrote, and measure nothing")
     parser.add_argument(
         "--write", action="store_true", help="write or renew docs/measurements.md and the tables of README.md and docs/index.md"

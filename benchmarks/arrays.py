@@ -1,8 +1,8 @@
-"""Rows of 64 float32 and a label out of arrays in memory, shuffled, batches of 1,024: what does one cost?
+"""Rows of 64 float32 and a label from arrays in memory, shuffled, batches of 1,024: what does a row cost?
 
 Method: 400,000 rows (100 MiB, from random numbers); 2 forked workers, loaders in turn in fresh processes. shmload reads an
-ArrayDataset, and torch's own TensorDataset as it is given to a drop-in; torch's DataLoader reads that TensorDataset; a plain thread
-pool in the trainer fills batches through the ArrayDataset's `read_batch_into`.
+ArrayDataset, and torch's TensorDataset unchanged; torch's DataLoader reads that TensorDataset; a plain thread pool in the trainer
+fills batches through the ArrayDataset's `read_batch_into`.
 
 How to read: CPU microseconds a row over all processes, trainer and workers.
 
@@ -10,9 +10,9 @@ Predicted: shmload 0.10 us (0.04 for a gather that mostly waits for memory, 0.04
 torch's own sampler), TensorDataset the same; torch 8 (two tensors made a row, stacked, sent); threads 0.1.
 
 Result (2 cores, 2 workers, 2 rounds): shmload 0.178 us, TensorDataset 0.176, torch 6.0, threads 0.323. The aim of 0.12 was set
-where threads took 0.15, and is 0.8 of that: missed in absolute figures, 0.55 in proportion. Of it the trainer has 0.035 (0.07
-before torch's permutation was drawn without its spinning threads), workers 0.095 to 0.115; in a worker the copy out of random rows
-is half, the rest claiming, finishing, sleeping and waking.
+when threads took 0.15, i.e. 0.8 of that: missed in absolute figures, 0.55 in proportion. The trainer accounts for 0.035 (0.07
+before torch's permutation was drawn without its spinning threads), workers for 0.095 to 0.115; in a worker, copying random rows
+is half, the rest is claiming, finishing, sleeping and waking.
 """
 
 from typing import Any
@@ -40,7 +40,7 @@ def tensors() -> torch.utils.data.TensorDataset:
 
 
 def measure(settings: Settings) -> Result:
-    """Measures the four."""
+    """Measures the four loaders."""
     cases = {
         "shmload": ("shmload", "arrays"),
         "shmload, TensorDataset": ("shmload", "tensors"),

@@ -1,12 +1,13 @@
 """What does an audit cost the trainer, per batch?
 
-Method: the CPU clock of the whole consuming process over the timed part, less the consumer's own reading of the batch; seed mode,
-2 forked workers, a fresh process a case, with and without `audit=` into a folder of the temporary file system. Photos: 64 x 3 x
-224 x 224 uint8, 9.6 MB; rows: 1024 x 64 float32 and a label, 0.27 MB; pairs: 16 int64, to see what is left when there is next to
+Method: the CPU clock of the whole consuming process over the timed part, without the consumer's own reading of the batch; seed
+mode, 2 forked workers, a fresh process per case, with and without `audit=` to a folder of the temporary file system. Photos: 64 x
+3 x 224 x 224 uint8, 9.6 MB; rows: 1024 x 64 float32 and a label, 0.27 MB; pairs: 16 int64, to show the cost when there is almost
 nothing to read. The digest alone: XXH64 of a resident 9.6 MB, beside zlib.crc32 and blake2b.
 
-How to read: the audit reads every delivered byte once, so with large batches it costs what the core's memory costs and hides
-nothing behind it: the digest is computed in the trainer. What is left with small ones is the walk over the batch and one write().
+How to read: the audit reads every delivered byte once, so with large batches it costs as much as the core's memory bandwidth, and
+the cost is visible, because the digest is computed in the trainer. With small batches, it is the traversal of the batch and one
+write().
 
 Predicted: 14 GB/s; photos 0.8 ms more, rows 40 us more, pairs 15 us more.
 Result (2 cores, other work on the machine):
@@ -16,9 +17,9 @@ Result (2 cores, other work on the machine):
 | rows | 31 us | 106 us | 75 us |
 | pairs | 29 us | 56 us | 26 us |
 
-The digest alone reads 16 GB/s (crc32 5.4, blake2b 1.1). Batches come cold, out of the workers' caches: without prefetching in
-src/digest.pyx photos cost 1930 us. Rows and pairs cost more than predicted because what the audit needs is cold, too: in a loop
-of its own, digest, record and write of pairs take 6 us.
+The digest alone reads 16 GB/s (crc32 5.4, blake2b 1.1). Batches are not in the trainer's cache: without prefetching in
+src/digest.pyx photos cost 1930 us. Rows and pairs cost more than predicted because the audit's own code and data are not in the
+cache either: in a loop of its own, digest, record and write of pairs take 6 us.
 """
 
 import hashlib
@@ -46,7 +47,7 @@ LIMITS_US = {"photos": 1500, "rows": 80, "pairs": 40}
 
 
 class Resident:
-    """Rows out of memory, each with its index in its first bytes."""
+    """Rows from memory, each with its index in its first bytes."""
 
     def __init__(self, shape: str, num_samples: int = 100_000) -> None:
         self.schema = SHAPES[shape][1]
@@ -65,7 +66,7 @@ class Resident:
 
 
 def audited(dataset: Any, options: LoaderOptions) -> Any:
-    """A ShmLoader in seed mode with an audit that is thrown away."""
+    """Returns a ShmLoader in seed mode with an audit that is discarded."""
     folder = tempfile.mkdtemp()
     loader: Any = ShmLoader(
         dataset, options.batch_size, shuffle=True, seed=options.seed, num_workers=options.num_workers, audit=folder
@@ -75,7 +76,7 @@ def audited(dataset: Any, options: LoaderOptions) -> Any:
 
 
 def gb_per_s(read: Callable[[Any], Any], rounds: int) -> float:
-    """The best rate at which 9.6 MB are read."""
+    """Returns the best rate of reading 9.6 MB."""
     data = np.random.default_rng(5).integers(0, 256, 64 * 3 * 224 * 224, np.uint8)
     times = []
     for _ in range(4 * rounds):
@@ -86,7 +87,7 @@ def gb_per_s(read: Callable[[Any], Any], rounds: int) -> float:
 
 
 def measure(settings: Settings) -> Result:
-    """Measures all of it."""
+    """Measures all cases."""
     cases = {
         f"{shape}, {name}": forked(
             settings,

@@ -6,17 +6,17 @@ milliseconds under no step. The step is slept. Fixed worker pools of 1, 2, 4 and
 turns, each in a fresh process; auto may take 8 (SHMLOAD_MAX_WORKERS), or 2. Fixed worker pools are timed after a lead of 16
 batches, auto once it has changed nothing for three seconds. Every batch of every run is hashed, those during changes too.
 
-How to read: a share of 1 is the best fixed worker pool of the same round. Where the best worker pool is all that is allowed, auto
-can only lose by what it does in `next()`; the best of several is the luckiest, too, so equal worker pools give less than 1 on a
+How to read: a share of 1 is the best fixed worker pool of the same round. If the best worker pool is the largest one allowed,
+auto can only lose by its work in `next()`. The best of several is also the luckiest, so equal worker pools give less than 1 on a
 loaded machine.
 
 Predicted: 0.97 or more in all three: the controller stops growing when the trainer waits less than 4% of its time.
 
-Result (2 cores, loaded by other work, medians of 3 rounds): 0.984, 0.979 and 0.987 of the best fixed worker pool. Auto came to rest
-6.4 s after the first batch where it grew from 1 worker to 8 (83 batches/s; the worst fixed worker pool 10), 1.4 s after it from 1
-to 2 (34; 13), and changed nothing with one worker (47; 46). All batches were alike. With samples and steps of 5 ms, equal worker
-pools gave shares of 0.84 to 1.07 on the same machine. What auto does in `next()` takes 48 ns a batch and about 150 us a window of
-half a second, 130 of them to read how much memory is free.
+Result (2 cores, loaded by other work, medians of 3 rounds): 0.984, 0.979 and 0.987 of the best fixed worker pool. Auto settled
+6.4 s after the first batch when it grew from 1 worker to 8 (83 batches/s; the worst fixed worker pool 10), 1.4 s after it from 1
+to 2 (34; 13), and changed nothing with one worker (47; 46). All batches were the same. With samples and steps of 5 ms, equal
+worker pools gave shares of 0.84 to 1.07 on the same machine. Auto's work in `next()` takes 48 ns per batch and about 150 us per
+window of half a second, 130 of them to read the amount of free memory.
 """
 
 import multiprocessing
@@ -35,13 +35,13 @@ from benchmarks.common import Result, Row, Settings, main, repeated
 from shmload import ShmLoader
 
 BATCH = 8
-LEAD = 16  # batches before a fixed worker pool is timed
-REST_S, MOST_S = 3.0, 30.0  # auto is at rest once it has changed nothing for so long, in six of its windows; it may take so long
+LEAD = 16  # number of batches before a fixed worker pool is timed
+REST_S, MOST_S = 3.0, 30.0  # auto is settled after so long without a change (six of its windows); it may take at most MOST_S
 
 
 @dataclass(frozen=True)
 class Load:
-    """One workload: seconds of waiting and rounds of computing a sample, and of a training step."""
+    """A workload: seconds of waiting and rounds of computing per sample, and seconds per training step."""
 
     wait_s: float
     num_rounds: int
@@ -57,7 +57,7 @@ LOADS = {
 
 
 class Samples:
-    """Samples that take their time, and say which they are."""
+    """Samples that take a given time, and contain their index."""
 
     def __init__(self, load: Load) -> None:
         self.load = load
@@ -76,9 +76,9 @@ class Samples:
 
 @dataclass
 class Run:
-    """One configuration's outcome."""
+    """The outcome of one configuration."""
 
-    rate: float  # batches a second
+    rate: float  # batches per second
     num_workers: int
     prefetch: int
     settled_s: float  # from the first batch to the last change
@@ -87,7 +87,7 @@ class Run:
 
 
 class Trainer:
-    """Takes batch after batch, epoch after epoch, and notes what they were."""
+    """Takes batch after batch, epoch after epoch, and hashes them."""
 
     def __init__(self, loader: ShmLoader[Any], step_s: float) -> None:
         self._batches = self._endless(loader)
@@ -110,7 +110,7 @@ class Trainer:
 
 
 def run(load: Load, pool: int | Literal["auto"], seconds: float) -> Run:
-    """One configuration, in a process of its own."""
+    """Runs one configuration; called in a process of its own."""
     os.environ["SHMLOAD_MAX_WORKERS"] = str(max(load.pools))
     with ShmLoader(
         Samples(load),
@@ -126,15 +126,15 @@ def run(load: Load, pool: int | Literal["auto"], seconds: float) -> Run:
         for _ in range(LEAD):
             trainer.step()
         if pool == "auto":
-            settled_s = come_to_rest(trainer, loader)
+            settled_s = train_until_settled(trainer, loader)
         num_steps, took = repeated(trainer.step, seconds)
         said = loader.stats().get("autotune", {"decisions": []})
         reasons = [decision["reason"] for decision in said["decisions"]]
         return Run(num_steps / took, int(loader.num_workers), int(loader.prefetch_factor or 0), settled_s, reasons, trainer.digests)
 
 
-def come_to_rest(trainer: Trainer, loader: ShmLoader[Any]) -> float:
-    """Trains until nothing has been changed for a while. Returns when the last change was."""
+def train_until_settled(trainer: Trainer, loader: ShmLoader[Any]) -> float:
+    """Trains until auto has changed nothing for a while. Returns the time of the last change."""
     began = changed = time.perf_counter()
     num_changes = 0
     while (now := time.perf_counter()) - changed < REST_S and now - began < MOST_S:
@@ -145,7 +145,7 @@ def come_to_rest(trainer: Trainer, loader: ShmLoader[Any]) -> float:
 
 
 def alone(load: Load, pool: int | Literal["auto"], seconds: float) -> Run:
-    """`run` in a process of its own, forked from one that has no loader."""
+    """Calls `run` in a process of its own, forked from one without a loader."""
     context = multiprocessing.get_context("fork")
     mine, its = context.Pipe(duplex=False)
     process = context.Process(target=_send, args=(its, load, pool, seconds))
@@ -168,7 +168,7 @@ def measure(settings: Settings) -> Result:
     rows, measured = [], {}
     for name, load in LOADS.items():
         rounds = [{pool: alone(load, pool, settings.seconds) for pool in (*load.pools, "auto")} for _ in range(settings.rounds)]
-        check_alike(name, [each for found in rounds for each in found.values()])
+        check_same_batches(name, [each for found in rounds for each in found.values()])
         shares = [found["auto"].rate / max(found[pool].rate for pool in load.pools) for found in rounds]
         last = rounds[-1]
         best = max(load.pools, key=lambda pool: last[pool].rate)
@@ -187,8 +187,8 @@ def measure(settings: Settings) -> Result:
     return Result(rows, {"cases": measured})
 
 
-def check_alike(name: str, runs: list[Run]) -> None:
-    """Holds every run's batches against the longest run's."""
+def check_same_batches(name: str, runs: list[Run]) -> None:
+    """Compares every run's batches with those of the longest run."""
     longest = max((each.digests for each in runs), key=len)
     for each in runs:
         if each.digests != longest[: len(each.digests)]:

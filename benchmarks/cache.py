@@ -1,15 +1,16 @@
 """What does the local cache cost, and how well does it evict?
 
-Method: one process, a folder in memory, CPU time of its thread (a disk's own time comes on top: ext4 here takes 1-2 ms to remove
-a file). `lease`: BudgetedFolder.lease and its release, one file after another of 10,000. `open`: Cache.open of an object that is
-there, and its release. `publish`: reserve 1 KiB, write nothing, publish, in a full folder of 10,000 files, so each evicts the
-oldest; beside it while another user has 8,000 leased, and a listing of the folder, which is what the ledger saves. Medians.
+Method: one process, a folder in memory, CPU time of its thread (without the disk's own time: ext4 here takes 1-2 ms to remove a
+file). `lease`: BudgetedFolder.lease and its release, one file after another of 10,000. `open`: Cache.open of a cached object, and
+its release. `publish`: reserve 1 KiB, write nothing, publish, in a full folder of 10,000 files, so each evicts the oldest; for
+comparison, the same while another user has leased 8,000 files, and a listing of the folder, which the ledger avoids. Medians.
 
-Eviction: 400 shards of one size, shuffled anew for each of two epochs, dealt to 4 ranks that go at one pace over one folder with
-room for half of them. The share of openings that found their shard, with the schedule announced, with nothing announced (least
-recently used), and what the best possible eviction would have (Belady's, over the ranks' openings as they came).
+Eviction: 400 shards of one size, shuffled differently for each of two epochs, divided among 4 ranks that advance at the same pace
+over one folder with room for half of them. The share of openings that found their shard, with the schedule announced, with
+nothing announced (least recently used), and the share with the best possible eviction (Belady's, over the ranks' openings in
+their order).
 
-How to read: in the first epoch there is nothing to find, so the best possible is a quarter: half of the second epoch.
+How to read: in the first epoch nothing is cached yet, so the best possible is a quarter: half of the second epoch.
 
 Predicted: lease 10 us, open 25 us, publish 0.15 ms, listing 25 ms; found: announced 25 %, as Belady's; least recently used 7.7 %
 (x (1 - y) > 1/2 for 15 % of the second epoch's openings, x being a shard's place in the first epoch and y in the second).
@@ -50,7 +51,7 @@ def publish(folder: BudgetedFolder, name: str) -> None:
 
 
 def seconds(times: int, do: Callable[[int], object]) -> float:
-    """CPU time of one call; nothing here waits for anybody."""
+    """Returns the CPU seconds of one call; nothing here waits."""
     begin = thread_time()
     for number in range(times):
         do(number)
@@ -58,7 +59,7 @@ def seconds(times: int, do: Callable[[int], object]) -> float:
 
 
 def costs(rounds: int) -> dict[str, float]:
-    """Seconds by what is done."""
+    """Returns the seconds of each operation."""
     found: dict[str, list[float]] = {}
     with folder_in_memory() as path:
         folder = BudgetedFolder(path, NUM_FILES * KIB)
@@ -87,7 +88,7 @@ def fill(fd: int) -> None:
 
 
 def schedules(seed: int) -> list[list[str]]:
-    """What each rank opens over two epochs."""
+    """Returns what each rank opens over two epochs."""
     rng, order = random.Random(seed), list(range(NUM_SHARDS))
     ranks: list[list[str]] = [[] for _ in range(NUM_RANKS)]
     for _ in range(2):
@@ -98,7 +99,7 @@ def schedules(seed: int) -> list[list[str]]:
 
 
 def found_by_cache(ranks: list[list[str]], horizon: int) -> float:
-    """The share of hits; all ranks announce so many steps of all of them, again and again, as readers of one dataset do."""
+    """Returns the share of hits if all ranks repeatedly announce the next `horizon` steps, as readers of one dataset do."""
     with folder_in_memory() as path:
         caches = [Cache(path, NUM_SHARDS * KIB // 2, durable=False) for _ in ranks]
         for step in range(len(ranks[0])):
@@ -112,7 +113,7 @@ def found_by_cache(ranks: list[list[str]], horizon: int) -> float:
 
 
 def best_possible(ranks: list[list[str]]) -> float:
-    """Belady's, which knows when each shard comes next, over the openings in their order."""
+    """Returns the share of hits of Belady's algorithm, which knows when each shard is needed next."""
     opened = [keys[step] for step in range(len(ranks[0])) for keys in ranks]
     after: dict[str, list[int]] = {}
     for place, key in enumerate(opened):

@@ -1,18 +1,18 @@
 """What does a worker pool of Ray actors bring, beside plain Ray, Ray Data, and workers of this machine?
 
-Method: batches of 8 records of 1 MiB; every case in a fresh process, cases in turn, forwards and backwards by rounds, over a real
-Ray cluster of this machine: of one node, and of two where all actors are on the node that is not the trainer's, which has a
-/dev/shm of its own then, as a machine has (that takes root, or `unshare -rn` as below). `ray.get` is
-plain Ray with as many actors, four calls under way at each, whose batches stay in Ray's read-only memory. The seed's way
-is an actor a worker, two calls under way, tensors by pickle. Waiting: samples of 10 ms that cost no CPU. Where Ray cannot use
-this machine's own address, run it in a network of its own: `unshare -rn sh -c 'ip link set lo up; python -m benchmarks.cluster'`.
+Method: batches of 8 records of 1 MiB; every case in a fresh process, cases in turn, alternately forwards and backwards, on a real
+Ray cluster of this machine: of one node, and of two where all actors are on the other node, which then has its own /dev/shm, as a
+machine has (this requires root, or `unshare -rn` as below). `ray.get` is plain Ray with as many actors, four calls under way at
+each, whose batches stay in Ray's read-only memory. The seed's way is one actor per worker, two calls under way, tensors by
+pickle. Waiting: samples of 10 ms that cost no CPU. Where Ray cannot use this machine's own address, run it in a network of its
+own: `unshare -rn sh -c 'ip link set lo up; python -m benchmarks.cluster'`.
 
-How to read: both nodes, all actors and the trainer share this machine's cores, so compare within a round; CPU seconds a GB say more
-than rates. The trainer's CPU is its whole process's, less its own
-reading of the batch, and without the agent's; the whole CPU is the cluster's too.
+How to read: both nodes, all actors and the trainer share this machine's cores, so compare within a round; CPU seconds per GB are
+more reliable than rates. The trainer's CPU is that of its whole process, without its own reading of the batch and without the
+agent; the whole CPU includes the cluster.
 
 Shipping: seconds to the first batch from a dataset of 1 GB in one array, and of 8 KB, with one actor on the other node; beside
-ray.put and ray.get of the array there, in a process that is connected, and a task whose process has started.
+ray.put and ray.get of the array there, in a connected process, and a task whose process has started.
 
 Result (2 cores, quiet, two rounds of 1.5 s):
 | | actors | one node: MB/s | trainer s/GB | all s/GB | two nodes: MB/s | trainer s/GB | all s/GB |
@@ -27,13 +27,13 @@ Result (2 cores, quiet, two rounds of 1.5 s):
 | Ray Data | 2 | 180-234 | 2.1-2.9 | 6.9-9.0 | 168-184 | 2.6-2.8 | 9.1-10.3 |
 | torch, local | 2 | 1,314-1,395 | 0.10-0.11 | 1.25-1.36 | | | |
 | shmload, local | 2 | 22,006-27,811 | 0.004 | 0.07-0.09 | | | |
-The rows of shmload and ray.get are of later runs under `chrt -f 1`, one node beside other programs (load 11), the others of a
-run without. Over `ray.get` (medians of two ratios): two nodes 0.93, 0.96 with 1, 2 actors, and 0.98 with 4 in one round, in the
-other of which all stood in each other's way (89 MB/s); one node 2.7 (2.0, 3.5), 2.3 (2.1, 2.5), 2.5 (2.4, 2.5): actors there
-write straight into the ring, where the agent's copy made it 0.91, 0.69, 0.76, and 3.0 of the seed's way. Two and four actors
-that wait: 1.00 and 1.01 of linear (11.9 batches/s with one). Shipping 1 GB: 2.5-3.9 s, 8 KB 1.4-1.8 s, ray.put and ray.get
-1.1-2.8 s, so 0.6 to 1.5 of it, median 1.0 of fourteen rounds beside other programs. All in the pickle: 5.9-6.3 s. The trainer
-waits for each batch of one or two actors: what runs then is in no cache, about 200 us a batch.
+The rows of shmload and ray.get are of later runs under `chrt -f 1`, one node beside other programs (load 11), the others of a run
+without. Over `ray.get` (medians of two ratios): two nodes 0.93, 0.96 with 1, 2 actors, and 0.98 with 4 in one round, in the other
+round, all processes competed (89 MB/s); one node 2.7 (2.0, 3.5), 2.3 (2.1, 2.5), 2.5 (2.4, 2.5): actors there write straight into
+the ring, where the agent's copy made it 0.91, 0.69, 0.76, and 3.0 of the seed's way. Two and four actors that wait: 1.00 and 1.01
+of linear (11.9 batches/s with one). Shipping 1 GB: 2.5-3.9 s, 8 KB 1.4-1.8 s, ray.put and ray.get 1.1-2.8 s, so 0.6 to 1.5 of it,
+median 1.0 of fourteen rounds beside other programs. All in the pickle: 5.9-6.3 s. The trainer waits for each batch of one or two
+actors; its code is not in the cache then, which costs about 200 us per batch.
 """
 
 from __future__ import annotations
@@ -65,26 +65,26 @@ CASES: dict[str, list[tuple[str, int]]] = {
         *((name, 1) for name in ("ship", "ship nothing", "ray.put")),
     ],
 }
-Found = dict[str, list[dict[str, float]]]  # what was measured, a round each, by case
+Found = dict[str, list[dict[str, float]]]  # what was measured, round by round, by case
 
 
 @contextmanager
 def cluster(nodes: str) -> Iterator[tuple[str, int]]:
-    """Address and process of a running cluster."""
+    """Yields the address and process id of a running cluster."""
     command = [sys.executable, "-m", "benchmarks.cluster_host", *NODES[nodes]]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as host:
         assert host.stdout is not None
         try:
             address = host.stdout.readline().strip()
             if not address:
-                raise SystemExit("the Ray cluster has not started: what it says stands above")
+                raise SystemExit("the Ray cluster has not started: see its output above")
             yield address, host.pid
         finally:
             host.communicate()
 
 
 def run(case: str, num_workers: int, seconds: float, address: str, host_pid: int, nodes: str) -> dict[str, float]:
-    """One case in a fresh process."""
+    """Runs one case in a fresh process."""
     begin = OWN_MEMORY if nodes == "two nodes" else []
     given = [case, str(num_workers), str(seconds), address, str(host_pid)]
     command = [*begin, sys.executable, "-W", "ignore", "-m", "benchmarks.cluster_cases", *given]
@@ -96,7 +96,7 @@ def run(case: str, num_workers: int, seconds: float, address: str, host_pid: int
 
 
 def in_turn(cases: dict[str, list[tuple[str, int]]], settings: Settings) -> Found:
-    """Every case of every cluster, round after round."""
+    """Runs every case on its cluster, round after round."""
     found: Found = {}
     for number in range(settings.rounds):
         for nodes, wanted in cases.items():
@@ -118,7 +118,7 @@ def _words(values: dict[str, float]) -> str:
 
 
 def ratio(found: Found, metric: str, case: str, other: str) -> float:
-    """The median of the ratios within rounds."""
+    """Returns the median of the ratios within rounds."""
     return median(mine[metric] / theirs[metric] for mine, theirs in zip(found[case], found[other], strict=True))
 
 
@@ -157,7 +157,7 @@ def rows_of(found: Found) -> list[Row]:
 
 
 def measure(settings: Settings) -> Result:
-    """Measures every case; nothing where Ray is not installed."""
+    """Measures every case, or nothing if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         print('left out: Ray is not installed (pip install "shmload[ray]")', file=sys.stderr)
         return Result([])

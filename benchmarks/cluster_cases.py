@@ -2,10 +2,11 @@
 
     python -m benchmarks.cluster_cases CASE NUM_WORKERS SECONDS ADDRESS HOST_PID        prints what it measured as JSON
 
-and of what it takes until a dataset that is one array is on another node: 1 GB, or as much less as SECONDS are less than one.
+It also measures the time until a dataset that is one array is on another node: 1 GB, or proportionally less if SECONDS is below
+1.
 
-The consumer reads one number of each record: what is measured is the way to the trainer, not the trainer's own reading. Time and
-CPU are those between two moments in the middle of a stream, after `WARM_UP` batches and twice the time that is measured.
+The consumer reads one number of each record, because the transport to the trainer is measured, not the trainer's own reading.
+Time and CPU are those between two moments in the middle of a stream, after `WARM_UP` batches and twice the time that is measured.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from shmload.tools.bench.measure import clock_s, descendants
 BATCH_SIZE = 8
 NUM_VALUES = 1 << 18  # of float32, a record
 NUM_SAMPLES = 1 << 19
-NUM_AHEAD = 4  # calls under way for each actor of plain Ray; the seed's loader has torch's two
+NUM_AHEAD = 4  # calls under way for each actor of plain Ray; torch's DataLoader also has two
 WARM_UP = 12
 WAIT_S = 0.010
 
 
 class Records:
-    """1 MiB a sample, out of 16 that lie in memory: reading one costs only its copy into the batch."""
+    """Samples of 1 MiB from 16 records in memory: reading one costs only its copy into the batch."""
 
     def __init__(self) -> None:
-        self.pool: list[NDArray[np.float32]] = []  # made where it is read, so that it is not what travels
+        self.pool: list[NDArray[np.float32]] = []  # created in the reading process, so that it is not sent
 
     def __len__(self) -> int:
         return NUM_SAMPLES
@@ -64,7 +65,7 @@ def indices() -> Iterator[list[int]]:
         yield order[at : at + BATCH_SIZE]
 
 
-# ---------------------------------------------------------------- the ways to the trainer
+# ---------------------------------------------------------------- the transports to the trainer
 
 
 def on_the_cluster(dataset: Records | Heavy, num_workers: int, address: str) -> Any:
@@ -88,7 +89,7 @@ def collated(dataset: Records, batch: list[int]) -> Any:
 
 
 class Reader:
-    """What an actor of plain Ray is."""
+    """An actor of plain Ray."""
 
     def __init__(self, dataset: Records, read: Callable[[Records, list[int]], Any]) -> None:
         self.dataset, self.read = dataset, read
@@ -104,7 +105,9 @@ def by_ray_get(
     read: Callable[[Records, list[int]], Any] = stacked,
     num_ahead: int = NUM_AHEAD,
 ) -> Iterator[Any]:
-    """Batches in order, each from the next actor, so many calls under way at each; nothing is copied out of Ray's memory."""
+    """Yields batches in order from the actors in turn, with NUM_AHEAD calls under way at each; nothing is copied from Ray's
+    memory.
+    """
     import ray
 
     ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
@@ -143,7 +146,7 @@ CASES: dict[str, Callable[[int, str], Any]] = {
 }
 
 
-# ---------------------------------------------------------------- the way of a dataset to another node
+# ---------------------------------------------------------------- sending a dataset to another node
 
 
 class Heavy:
@@ -160,7 +163,7 @@ class Heavy:
 
 
 def ship(nbytes: int, address: str) -> float:
-    """Seconds from a loader's making to its first batch."""
+    """Returns the seconds from the creation of a loader to its first batch."""
     dataset = Heavy(nbytes)
     began = time.perf_counter()
     loader = on_the_cluster(dataset, 1, address)
@@ -177,7 +180,7 @@ def length(refs: list[Any]) -> int:
 
 
 def put_and_get(nbytes: int, address: str) -> float:
-    """Seconds from the put of an array to its arrival in a task on the other node, whose process is there already."""
+    """Returns the seconds from the put of an array to its arrival in a task on the other node, whose process has started."""
     import ray
 
     ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
@@ -196,11 +199,11 @@ SHIPPING: dict[str, Callable[[int, str], float]] = {
 }
 
 
-# ---------------------------------------------------------------- the stop-watch
+# ---------------------------------------------------------------- measuring
 
 
 def all_cpu_s(host_pid: int) -> float:
-    """CPU seconds so far of this process, the cluster, and all below them."""
+    """Returns the CPU seconds so far of this process, the cluster, and all their children."""
     total = 0.0
     for root in (os.getpid(), host_pid):
         for pid in [root, *descendants(root)]:
@@ -212,11 +215,11 @@ def all_cpu_s(host_pid: int) -> float:
 
 
 def measure(batches: Iterator[Any], seconds: float, host_pid: int) -> dict[str, float]:
-    """Consumes a stream for so long, each batch held until the next is there."""
+    """Reads a stream for `seconds`; each batch is held until the next one arrives."""
     batch, began = next(batches), time.perf_counter()
     for _ in range(WARM_UP):
         batch = next(batches)
-    while time.perf_counter() - began < 2 * seconds:  # the last actor may come later than the first batch
+    while time.perf_counter() - began < 2 * seconds:  # the last actor may start after the first batch
         batch = next(batches)
     num_batches, nbytes, reading_s = 0, 0, 0.0
     cpu_s, trainer_s, began = all_cpu_s(host_pid), time.process_time(), time.perf_counter()

@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine for `benchmarks.cluster`: prints its address, and ends with its standard input.
+"""A Ray cluster on this machine for `benchmarks.cluster`: prints its address, and ends when its standard input is closed.
 
 python -m benchmarks.cluster_host 4        one node of 4 CPUs, beside the trainer
 python -m benchmarks.cluster_host 0 4      the trainer's node has none: whatever is decoded comes from the other node
@@ -14,19 +14,19 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-STORE_NBYTES = 3 << 30  # benchmarks.cluster ships 1 GB, which may still lie there from the run before
+STORE_NBYTES = 3 << 30  # benchmarks.cluster ships 1 GB, and that of the run before may still be stored
 SHIPPED_NBYTES = 1 << 30
 
 
-def touch() -> int:
-    """Has the node's object store take the pages that what is shipped will lie in: who comes first would pay for all."""
+def touch_object_store() -> int:
+    """Makes the node's object store allocate the pages for the shipped data; otherwise the first case would pay for all."""
     return len(ray.get(ray.put(np.zeros(SHIPPED_NBYTES, np.uint8))))
 
 
 def main(nums_cpus: list[int]) -> None:
     node = {"object_store_memory": STORE_NBYTES}
-    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # sockets lie in it: a longer path would not fit their addresses
-    os.environ["RAY_TMPDIR"] = folder  # where the address of the newest cluster is written, whatever temp_dir says
+    folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")  # a short path, because sockets are created there
+    os.environ["RAY_TMPDIR"] = folder  # Ray writes the address of the newest cluster there, regardless of temp_dir
     os.mkdir(f"{folder}/ray")
     head = {**node, "num_cpus": nums_cpus[0], "include_dashboard": False, "temp_dir": folder}
     cluster = Cluster(initialize_head=True, head_node_args=head)
@@ -34,9 +34,9 @@ def main(nums_cpus: list[int]) -> None:
         cluster.add_node(num_cpus=num_cpus, **node)
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
-    for node in ray.nodes():  # that GCS knows a node does not yet mean that it sends work there
+    for node in ray.nodes():  # a node known to GCS may not accept work yet
         there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ray.get(ray.remote(touch).options(num_cpus=0, scheduling_strategy=there).remote())
+        ray.get(ray.remote(touch_object_store).options(num_cpus=0, scheduling_strategy=there).remote())
     print(cluster.address, flush=True)
     sys.stdin.read()
     ray.shutdown()

@@ -1,21 +1,19 @@
-"""Rows out of Parquet, HDF5, Zarr and safetensors files: what does a sample cost?
+"""Rows from Parquet, HDF5, Zarr and safetensors files: what does a sample cost?
 
-Method: 40,000 samples of 64 float32 from random numbers and a label, in the page cache, in groups (chunks) of 1,000 rows;
-batches of 64 in random order, 2 forked workers, loaders in turn in fresh processes. Everything decoded fits the caches: this is
-what a row costs, not what decoding a group does. shmload and torch read the same dataset object, torch a sample at a time; for
-Parquet and HDF5 torch also reads what people write by hand: a memory-mapped pyarrow table with take() and to_pylist(), h5py with
-an index.
+Method: 40,000 samples of 64 float32 from random numbers and a label, in the page cache, in groups (chunks) of 1,000 rows; batches
+of 64 in random order, 2 forked workers, loaders in turn in fresh processes. Everything decoded fits the caches: this measures the
+cost of a row, not of decoding a group. shmload and torch read the same dataset object, torch a sample at a time; for Parquet and
+HDF5 torch also reads what users write by hand: a memory-mapped pyarrow table with take() and to_pylist(), h5py with an index.
 
 How to read: CPU microseconds a sample over all processes, trainer and workers.
 
-Predicted: shmload 1.5 us for the mapped (safetensors, HDF5 in one piece), 3 for Parquet, 8 for Zarr and chunked HDF5, whose rows
-numpy gathers block by block (a batch touches 64 rows of 40 blocks); torch a sample at a time 60 to 120 us; pyarrow by hand 150,
-h5py by hand 130.
+Predicted: shmload 1.5 us for mapped files (safetensors, HDF5 in one piece), 3 for Parquet, 8 for Zarr and chunked HDF5, whose
+rows numpy gathers block by block (a batch touches 64 rows of 40 blocks); torch a sample at a time 60 to 120 us; pyarrow by hand
+150, h5py by hand 130.
 
 Result (2 cores shared with others, 2 workers, 2 rounds), torch on the same dataset in brackets: safetensors 1.5 us (39), HDF5 in
-one piece 1.3 (47; by hand 192), Parquet 2.4 (72; by hand 41), Zarr 4.1 (81), chunked HDF5 4.2 (75; by hand 226). Parquet by hand is
-cheaper than its dataset in torch, since a whole table in memory is sliced there; one row at a time is not what the readers are
-made for.
+one piece 1.3 (47; by hand 192), Parquet 2.4 (72; by hand 41), Zarr 4.1 (81), chunked HDF5 4.2 (75; by hand 226). Parquet by hand
+is cheaper than its dataset in torch, because it slices a whole table in memory; the readers are not made for one row at a time.
 """
 
 import tempfile
@@ -35,7 +33,7 @@ COUNT, PER_GROUP = 40_000, 1_000
 
 @contextmanager
 def files() -> Iterator[Path]:
-    """Writes a file of each format; their folder."""
+    """Writes a file of each format and yields their folder."""
     import h5py
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -64,7 +62,7 @@ def opened(kind: str, path: str) -> Any:
 
 
 class PyarrowRows:
-    """A table in memory, a row at a time, as is commonly written."""
+    """A table in memory, read row by row, as users commonly write it."""
 
     def __init__(self, path: str) -> None:
         import pyarrow.parquet as pq
@@ -80,7 +78,7 @@ class PyarrowRows:
 
 
 class H5pyRows:
-    """A file opened at first use, a row at a time, as is commonly written."""
+    """A file opened at first use, read row by row, as users commonly write it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -105,7 +103,7 @@ def h5py_rows(path: str) -> H5pyRows:
     return H5pyRows(path)
 
 
-CASES = {  # name: (kind, file, what torch reads that is written by hand)
+CASES = {  # name: (kind, file, the hand-written dataset that torch reads)
     "Parquet": ("parquet", "a.parquet", "pyarrow_rows"),
     "HDF5 in one piece": ("hdf5", "plain.h5", "h5py_rows"),
     "HDF5 in chunks": ("hdf5", "chunked.h5", "h5py_rows"),

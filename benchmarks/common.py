@@ -1,7 +1,6 @@
-"""What the benchmarks share: cases that take turns in fresh processes, rows of a result table, `--json`.
+"""Shared parts of the benchmarks: cases that take turns in fresh processes, rows of a result table, `--json`.
 
-They stand on the measuring engine of `shmload bench` (shmload/tools/bench). Run them from the project's root:
-
+They use the measuring engine of `shmload bench` (shmload/tools/bench). Run them from the project's root:
     python -m benchmarks.photos            one question
     python -m benchmarks --json all.json   all of them, as one table
 """
@@ -37,7 +36,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: what was asked, what came out, what stands beside it, and the aim."""
+    """A line of the table: the question, the result, figures for comparison, and the aim."""
 
     what: str
     got: float
@@ -49,14 +48,14 @@ class Row:
 
 @dataclass
 class Result:
-    """Rows for the reader and everything that was measured for the file."""
+    """Rows for the reader, and all measurements for the file."""
 
     rows: list[Row]
     measured: dict[str, Any] = field(default_factory=dict)
 
 
-class Quiet:
-    """Progress that nobody watches."""
+class NoProgress:
+    """A progress display that shows nothing."""
 
     def start(self, num_jobs: int) -> None: ...
 
@@ -66,7 +65,7 @@ class Quiet:
 
 
 def side_by_side(workload: str, loaders: Sequence[str], settings: Settings) -> tuple[WorkloadReport, Report]:
-    """One built-in workload through the main command's own machinery, bytes compared."""
+    """Runs one built-in workload with the engine of `shmload bench`, which compares the bytes."""
     options = BenchOptions(
         workloads=(workload,),
         loaders=tuple(loaders),
@@ -75,7 +74,7 @@ def side_by_side(workload: str, loaders: Sequence[str], settings: Settings) -> t
         num_workers=(2,),
         start_method="fork",
     )
-    report = benchmark(options, Quiet())
+    report = benchmark(options, NoProgress())
     if report.failures or report.mismatches:
         raise SystemExit("\n".join([*report.failures, *report.mismatches]))
     show(report, Console(stderr=True, width=None if sys.stderr.isatty() else WIDE))
@@ -83,20 +82,20 @@ def side_by_side(workload: str, loaders: Sequence[str], settings: Settings) -> t
 
 
 def ratio(report: WorkloadReport, metric: str, loader: str, other: str) -> float:
-    """`loader`'s metric over `other`'s: the median of the ratios within rounds."""
+    """Returns `loader`'s metric over `other`'s: the median of the ratios within rounds."""
     pairs = zip(report.loaders[loader].rounds, report.loaders[other].rounds, strict=True)
     return Spread.of([mine[metric] / theirs[metric] for mine, theirs in pairs]).median
 
 
 def forked(settings: Settings, **job: Any) -> BenchJob:
-    """A job of 2 forked workers, for as long as the settings say."""
+    """Returns a job of 2 forked workers with the duration of the settings."""
     return BenchJob(num_workers=2, start_method="fork", seconds=settings.seconds, warmup_s=min(1.0, settings.seconds), **job)
 
 
 def ways(
     name: str, cases: Mapping[str, tuple[str, str]], settings: Settings, batch_size: int, **arguments: Any
 ) -> dict[str, BenchJob]:
-    """Jobs of one benchmark: (loader, what it reads of the module `name`) by case."""
+    """Returns the jobs of one benchmark by case: (loader, the dataset in module `name`)."""
     return {
         case: forked(
             settings,
@@ -111,7 +110,7 @@ def ways(
 
 
 def in_turn(cases: dict[str, BenchJob], settings: Settings) -> dict[str, dict[str, Spread]]:
-    """Every case in a fresh process, round after round; metrics by case."""
+    """Runs every case in a fresh process, round after round; returns metrics by case."""
     values: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     for number in range(settings.rounds):
         for name in list(cases)[:: 1 if number % 2 == 0 else -1]:
@@ -126,7 +125,7 @@ def in_turn(cases: dict[str, BenchJob], settings: Settings) -> dict[str, dict[st
 
 
 def cpu_us(measured: dict[str, dict[str, Spread]]) -> tuple[dict[str, float], str]:
-    """CPU microseconds a sample over all processes by case, and the same in words."""
+    """Returns the CPU microseconds per sample of all processes by case, and as text."""
     cost = {name: each["cpu_us_per_sample"].median for name, each in measured.items()}
     return cost, ", ".join(f"{name} {us:.3g}" for name, us in cost.items())
 
@@ -147,7 +146,7 @@ def figure(row: Row) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The rows as a table."""
+    """Returns the rows as a table."""
     lines = ["| measured | result | beside | aim | |", "|---|---|---|---|---|"]
     lines += [f"| {row.what} | {figure(row)} | {row.beside} | {row.aim} | {'met' if row.met else 'missed'} |" for row in rows]
     return "\n".join(lines)
@@ -178,7 +177,7 @@ def save(path: Path | None, results: dict[str, Result]) -> None:
 
 
 def main(name: str, doc: str | None, measure: Callable[[Settings], Result]) -> None:
-    """Body of a benchmark's command line."""
+    """Runs a benchmark from the command line."""
     settings, path = arguments(doc)
     result = measure(settings)
     Console(width=None if sys.stdout.isatty() else WIDE).print(table(result.rows))

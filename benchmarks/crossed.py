@@ -1,17 +1,18 @@
-"""Is anything dearer than with torch's DataLoader? Datasets and loaders drawn at random, each read by both.
+"""Is anything slower than with torch's DataLoader? Datasets and loaders drawn at random, each read by both.
 
-Method: cases of tests/crossing of 2,000 samples in batches of 16 to 256: plain datasets, whose samples are made before, and every
-format; tuples, dicts and dataclasses of one to three fields, numbers, arrays, texts; whole, in a Subset or a ConcatDataset; with 2
-workers that are kept, or none; with a seed or in torch's mode. Both loaders read the same dataset object's files with torch's
-collate; what torch refuses is left out. Counted are whole passes behind the first one, for as long as the settings say.
+Method: cases of tests/crossing of 2,000 samples in batches of 16 to 256: plain datasets, whose samples exist in memory, and every
+format; tuples, dicts and dataclasses of one to three fields, numbers, arrays, texts; whole, in a Subset or a ConcatDataset; with
+2 persistent workers, or none; with a seed or in torch's mode. Both loaders read the same dataset object's files with torch's
+collate; datasets that torch refuses are skipped. Complete passes after the first one are measured, for the duration of the
+settings.
 
-How to read: the dearest and the cheapest of all cases, by CPU a sample of all processes over torch's, and the one of them that was
-slowest by the wall. A new seed, `SHMLOAD_CROSSED_SEED`, draws others.
+How to read: the most and the least expensive of all cases, by CPU a sample of all processes over torch's, and the one of them
+that was slowest by wall time. A new seed, `SHMLOAD_CROSSED_SEED`, draws others.
 
-Result (2 cores, beside other programs): of 133 cases with 2 workers the dearest took 0.98 of torch's CPU, lines of JSON in torch's
-mode; of 57 more, of formats alone, one took 0.89 of its CPU and 1.12 of its time. Without workers and with a seed a sample that
-costs torch 0.5 us costs 2.5: three generators are seeded before it. What was found by it: a ConcatDataset of tensors took 10 us a
-row, Parquet's footer 2 ms a row group.
+Result (2 cores, beside other programs): of 133 cases with 2 workers the most expensive took 0.98 of torch's CPU, lines of JSON in
+torch's mode; of 57 more, of formats alone, one took 0.89 of its CPU and 1.12 of its time. Without workers and with a seed a
+sample that costs torch 0.5 us costs 2.5: three generators are seeded before it. Defects found with it: a ConcatDataset of tensors
+took 10 us a row, Parquet's footer 2 ms a row group.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ NUM_SAMPLES, NUM_MADE, CASES_A_ROUND = 2000, 512, 20
 
 
 class Cost(NamedTuple):
-    """Microseconds a sample."""
+    """Microseconds per sample."""
 
     cpu: float
     wall: float
@@ -59,7 +60,7 @@ class Ready:
 
 
 def drawn(rng: random.Random) -> Case:
-    """A case that torch reads, too, as a rule."""
+    """Draws a case that torch can usually read, too."""
     kind = rng.choice(KINDS)
     letters = [letter for letter in FIELDS_OF[kind] if letter not in ODD + RAGGED + "N"]
     case = Case(
@@ -81,13 +82,13 @@ def drawn(rng: random.Random) -> Case:
 
 
 def cpu_s() -> float:
-    """Of this process and those it has started."""
+    """Returns the CPU seconds of this process and its children."""
     this = psutil.Process()
     return sum(sum(process.cpu_times()[:2]) for process in (this, *this.children(recursive=True)))
 
 
 def cost(loader: Any, num_samples: int, seconds: float) -> Cost:
-    """Of passes behind the first."""
+    """Measures the passes after the first."""
     for _ in loader:
         pass
     cpu, began, seen = cpu_s(), time.perf_counter(), 0
@@ -99,7 +100,7 @@ def cost(loader: Any, num_samples: int, seconds: float) -> Cost:
 
 
 def both(case: Case, seconds: float) -> tuple[Cost, Cost] | None:
-    """What the two cost; None: torch refuses the samples."""
+    """Returns the costs of both loaders, or None if torch refuses the samples."""
     with tempfile.TemporaryDirectory() as folder:
         made = CaseDataset(case, Path(folder))
         datasets = [made.fresh() for _ in range(2)]
@@ -121,9 +122,9 @@ def both(case: Case, seconds: float) -> tuple[Cost, Cost] | None:
 
 
 def measure(settings: Settings) -> Result:
-    """Draws cases and reads each by both."""
+    """Draws cases and reads each with both loaders."""
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # of fewer cores than workers
+    warnings.simplefilter("ignore")  # about fewer cores than workers
     rng = random.Random(int(os.environ.get("SHMLOAD_CROSSED_SEED", "1")))
     found: list[tuple[Case, Cost, Cost]] = []
     for _ in range(CASES_A_ROUND * settings.rounds):

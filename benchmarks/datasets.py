@@ -11,7 +11,7 @@ from shmload.tools.bench.contestants import Field, LoaderOptions, Photos, photo_
 
 
 class Fields:
-    """`num_fields` fields of 64 float32 each, out of memory."""
+    """`num_fields` fields of 64 float32 each, from memory."""
 
     def __init__(self, num_fields: int, num_samples: int = 100_000) -> None:
         self.schema: dict[str, Field] = {f"f{number}": ("float32", (64,)) for number in range(num_fields)}
@@ -31,7 +31,7 @@ class Fields:
 
 
 class Blocks:
-    """1 MiB of float32 a sample, out of memory."""
+    """Samples of 1 MiB of float32, from memory."""
 
     schema: dict[str, Field] = {"x": ("float32", (1 << 18,))}  # noqa: RUF012  # never changed
 
@@ -50,7 +50,7 @@ class Blocks:
 
 
 def as_numpy(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """A collate function that leaves numpy arrays: torch's workers then pickle the batch through a pipe."""
+    """Returns numpy arrays: a collate function after which torch's workers pickle the batch through a pipe."""
     return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 
@@ -70,12 +70,12 @@ class Slow:
 
 
 def short_photos(num_samples: int = 512) -> Photos:
-    """Photos with an epoch of a few batches, so that epochs end often."""
+    """Returns photos with short epochs."""
     return Photos(photo_files(), num_samples)
 
 
 class Resident:
-    """No loader: the same batch again and again. What the stop-watch itself costs the trainer."""
+    """Not a loader: delivers the same batch repeatedly, to measure the cost of measuring."""
 
     def __init__(self, dataset: Any, options: LoaderOptions) -> None:
         self.batch = {name: torch.ones(options.batch_size, 64) for name in dataset.schema}

@@ -1,12 +1,11 @@
 """How long until the first batch, and how long is the pause where an epoch ends?
 
-Method: first batch: 64 samples that take 10 ms each to arrive, 4 forked workers, from before the loader is made to
-the first batch in hand; seed mode, where several workers fill one batch. Epoch end: photos with epochs of 8 batches
-of 64, 2 persistent workers, for at least 4 seconds; the median wait of those `next()` in which an epoch ended
-against the median of all waits.
+Method: first batch: 64 samples that take 10 ms each to arrive, 4 forked workers, from before the loader is made to its first
+batch; seed mode, where several workers fill one batch. Epoch end: photos with epochs of 8 batches of 64, 2 persistent workers,
+for at least 4 seconds; the median wait of the `next()` calls in which an epoch ended, against the median of all waits.
 
-How to read: 64 x 10 ms are 640 ms of waiting; four workers need 160, the rest is start-up. torch gives a batch to one
-worker. At the epoch's end the limit is an ordinary wait: orders should cross the boundary.
+How to read: 64 x 10 ms are 640 ms of waiting; four workers need 160, the rest is start-up. torch gives a batch to one worker. At
+the epoch's end, the limit is an ordinary wait, because orders should cross the boundary.
 
 Result (2 cores): first batch 0.259 s, torch 0.69 s; wait at an epoch's end 29.8 ms, torch 70.9 ms.
 | | shmload, seed mode | torch |

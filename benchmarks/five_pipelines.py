@@ -1,39 +1,38 @@
 """Five pipelines, each written in five libraries: how fast are they, and what do they cost over the functions they call?
 
-Tokenise and pack texts into windows of 1,024 tokens; augment images of 32 x 32 and mix them within the batch; pairs of an image and
+Tokenize and pack texts into windows of 1,024 tokens; augment images of 32 x 32 and mix them within the batch; pairs of an image and
 a caption; buckets of texts by length; a mixture of prose, code and chat by weight, each with a transform of its own. The programs
 are in benchmarks/five/, a file a library, and in docs/five_pipelines.md.
 
-Method: 2 workers, everything in memory, no shuffle, a fresh process a case in turn. Before that every program is run over 3,000
-items, or 150 batches of the mixture: batches must be of the same kinds, and hold as many items and tokens in each library. What a
-library has no stage for is written as its users do: windows for torch, torchdata.nodes and datasets, buckets for all of them but
-shmload. Each reads its data as suits it best: Grain without threads, torchdata.nodes in whole batches, datasets images as bytes.
-"Alone" are the functions of items and batches in a loop of one process: nothing is packed, collated or handed over, and freed
-memory is kept as shmload's workers keep it, for pages that come anew with every batch cost more than mixing it does. "Copied" are
-the same in two processes at a time, which copy what they make into shared memory and say so by a pipe: the least that any loader of
-processes does, whose items have no place, no seed and no order, and are not packed. "In a loop" is all of the program, packed,
-collated and mixed as torch's users write it, in two processes at a time that keep freed memory, too, and hand over nothing. A stage
-that does nothing: ten of Map(lambda x: x) against none, over integers in batches of 256, without workers, since those spend some
-time on waiting for the trainer; then the same behind a Filter. A library that is not installed is left out. Every process computes
-with one thread.
+Method: 2 workers, everything in memory, no shuffle, a fresh process per case, in turn. Before that every program is run over
+3,000 items, or 150 batches of the mixture: batches must have the same types and contain the same numbers of items and tokens in
+each library. Stages that a library lacks are written as its users do: windows for torch, torchdata.nodes and datasets, buckets
+for all of them but shmload. Each reads its data as suits it best: Grain without threads, torchdata.nodes in whole batches,
+datasets with images as bytes. "Alone" are the functions of items and batches in a loop of one process: nothing is packed,
+collated or handed over, and freed memory is kept as shmload's workers keep it, because new pages for every batch cost more than
+mixing it. "Copied" are the same in two processes at a time, which copy their results into shared memory and report it through a
+pipe: the minimum for any loader with processes, without positions, seeds, order or packing. "In a loop" is the whole program,
+packed, collated and mixed as torch's users write it, in two processes at a time that also keep freed memory, and hand over
+nothing. A stage that does nothing: ten of Map(lambda x: x) against none, over integers in batches of 256, without workers, since
+those spend some time on waiting for the trainer; then the same after a Filter. A library that is not installed is left out. Every
+process computes with one thread.
 
-How to read: items/s are documents, images, pairs, texts and samples, by the clock; CPU is of all processes. Where the functions are
-all the work no library is much quicker than another, and CPU over the functions alone says what it adds.
+How to read: items/s are documents, images, pairs, texts and samples, by the clock; CPU is of all processes. If the functions are
+all of the work, no library is much faster than another, and CPU over the functions alone shows what a library adds.
 
 Predicted: the functions are most of the work in all five, so 1.2 to 2 times the best peer's rate, and 1.1 to 1.5 times the
-functions' CPU; packing and buckets the most, as their batches are made in the trainer. An empty stage 0.15 us.
-Result (2 cores, quiet, 3 rounds), items/s over the best peer's, CPU over the functions': pack 1.32 (torchdata.nodes in whole
-batches) and 1.26, augment and mix 1.99 and 1.36, pairs 4.21 and 1.68, buckets 1.72 (torchdata.nodes) and 1.28, mixture 1.86 and
-1.12. Two cores that did nothing but call the functions would give 1.67, 2.7, 7.2, 2.2 and 2.1 times the best peer's rate, so three
-times can be had of pairs alone. What is added is most where items are large for what is done with them: pairs are 12 KB for 6.7 us.
-An empty stage 0.04 us (1.82 and 2.20 an item without any and with ten), behind a Filter 0.05 (0.98 and 1.50).
-Later (slower by half, 3 rounds), copied over the functions, the least: pack 1.08, augment and mix 1.02, pairs 1.54, buckets 1.06,
-mixture 1.08. CPU over copied: augment and mix 1.21, pairs 1.13, mixture 1.08.
-Since a pipeline's steps are ordered several at a time, and batch functions are given their samples by a native loop (3 rounds of
-0.6 s), over all of the program in one loop and over the functions: pack 1.04 and 1.22, augment and mix 1.11 and 1.22, pairs 1.04
-and 1.75, buckets 1.11 and 1.23, mixture 0.98 and 1.15.
-Since items, `sample_rng()` and padding take fewer calls (another machine, twice as slow and uneven), over two loops at once: 0.96,
-0.96, 0.83, 0.89, 1.09; over the best peer's rate: 1.15, 1.64, 3.26, 2.14, 1.81.
+functions' CPU; packing and buckets the most, as their batches are made in the trainer. An empty stage 0.15 us. Result (2 cores,
+quiet, 3 rounds), items/s over the best peer's, CPU over the functions': pack 1.32 (torchdata.nodes in whole batches) and 1.26,
+augment and mix 1.99 and 1.36, pairs 4.21 and 1.68, buckets 1.72 (torchdata.nodes) and 1.28, mixture 1.86 and 1.12. Two cores that
+did nothing but call the functions would give 1.67, 2.7, 7.2, 2.2 and 2.1 times the best peer's rate, so only pairs can reach
+three times. shmload adds most if items are large for the work done with them: pairs are 12 KB for 6.7 us. An empty stage 0.04 us
+(1.82 and 2.20 an item without any and with ten), after a Filter 0.05 (0.98 and 1.50). Later (slower by half, 3 rounds), copied
+over the functions, the least: pack 1.08, augment and mix 1.02, pairs 1.54, buckets 1.06, mixture 1.08. CPU over copied: augment
+and mix 1.21, pairs 1.13, mixture 1.08. After a change (several steps of a pipeline are ordered at a time, and a native loop
+passes samples to batch functions) (3 rounds of 0.6 s), over all of the program in one loop and over the functions: pack 1.04 and
+1.22, augment and mix 1.11 and 1.22, pairs 1.04 and 1.75, buckets 1.11 and 1.23, mixture 0.98 and 1.15. After items,
+`sample_rng()` and padding took fewer calls (another machine, twice as slow and uneven), over two loops at once: 0.96, 0.96, 0.83,
+0.89, 1.09; over the best peer's rate: 1.15, 1.64, 3.26, 2.14, 1.81.
 """
 
 import mmap
@@ -59,17 +58,18 @@ from shmload.tools.bench.rounds import BenchJob, run_jobs
 NEEDS = {"shmload": "shmload", "torch": "torch", "nodes": "torchdata", "huggingface": "datasets", "grain": "grain"}
 PEERS = {"torch": "torch", "nodes": "torchdata.nodes", "huggingface": "datasets", "grain": "Grain"}
 LENGTH, CHECKED, NUM_STAGES = 1 << 20, 3000, 10
-ENDLESS = 1 << 40  # an epoch that nobody comes to the end of
+ENDLESS = 1 << 40  # an epoch that is never completed
 
 
 class Program(NamedTuple):
-    """One of the five.
+    """One of the five programs.
+
 
     Attributes:
-        title: for people.
-        sources: what it reads.
-        num_items, total: of a batch's columns, how many items it has, and what all libraries must deliver equally much of.
-        ends: whether it has an end.
+        title: for readers.
+        sources: the names of its data.
+        num_items, total: functions of a batch's columns: its number of items, and a total that must be the same in all libraries.
+        ends: whether the program ends.
     """
 
     title: str
@@ -80,8 +80,8 @@ class Program(NamedTuple):
 
 
 PROGRAMS = {
-    "tokenise_and_pack": Program(
-        "tokenise and pack", ("texts",), lambda batch: int(batch[1].max(1).sum()), lambda batch: (batch[1] > 0).sum()
+    "tokenize_and_pack": Program(
+        "tokenize and pack", ("texts",), lambda batch: int(batch[1].max(1).sum()), lambda batch: (batch[1] > 0).sum()
     ),
     "augment_and_mix": Program("augment and mix", ("photos",), lambda batch: len(batch[1]), lambda batch: batch[1].sum().round()),
     "pairs": Program("pairs", ("images", "captions"), lambda batch: len(batch[1]), lambda batch: (batch[1] > 0).sum()),
@@ -91,12 +91,12 @@ PROGRAMS = {
 
 
 def columns(batch: Any) -> list[np.ndarray]:
-    """The arrays of a batch, of whichever library."""
+    """Returns the arrays of a batch of any library."""
     return [np.asarray(column) for column in (batch.values() if isinstance(batch, dict) else batch)]
 
 
 class Sources:
-    """What a job is about: the program of a library, and the items that it reads."""
+    """The dataset of a job: the program of a library, and the items that it reads."""
 
     def __init__(self, name: str, library: str, num_items: int = LENGTH) -> None:
         self.name, self.library, self.num_items = name, library, num_items
@@ -108,14 +108,14 @@ class Sources:
         raise TypeError("a program reads its sources itself")
 
     def batches(self) -> Any:
-        """What the program makes."""
+        """Returns the program's batches."""
         found = (data_of_datasets if self.library == "huggingface" else data)(self.num_items)
         program = getattr(import_module(f"benchmarks.five.{self.library}"), self.name)
         return program(*(found[name] for name in PROGRAMS[self.name].sources))
 
 
 class Delivered:
-    """The batches of a program, behind an array as long as the items in it."""
+    """Yields the batches of a program, each preceded by an array as long as its number of items."""
 
     keeps_order = False
 
@@ -129,7 +129,7 @@ class Delivered:
 
 
 class Checked:
-    """Compares what a program delivers with what it is to deliver, and is a loader of nothing.
+    """Compares a program's output with the expected one; it is a loader without batches.
 
     Raises:
         ValueError: they differ.
@@ -140,7 +140,7 @@ class Checked:
         batches = [columns(batch) for batch in islice(sources.batches(), None if program.ends else 150)]
         kinds = [(column.dtype.kind, column.shape[1:]) for column in batches[0]]
         if name == "buckets":
-            kinds[0] = (kinds[0][0], ())  # as long as its longest
+            kinds[0] = (kinds[0][0], ())  # the shape varies with the longest item
         expected = KINDS[name]
         if kinds != expected:
             raise ValueError(f"{sources.library}, {name}: batches are {kinds}, expected {expected}")
@@ -157,19 +157,19 @@ class Checked:
 
     @staticmethod
     def total(name: str) -> float:
-        """What the items of a program that ends come to."""
+        """Returns the total over all items of a program that ends."""
         if name == "augment_and_mix":
             return float(CHECKED)
         texts = data(CHECKED)[PROGRAMS[name].sources[-1]]
         most = 16 if name == "pairs" else None
-        return float(sum(len(work.tokenise(text)[:most]) for text in texts))
+        return float(sum(len(work.tokenize(text)[:most]) for text in texts))
 
     def __iter__(self) -> Iterator[Any]:
         yield np.empty(1, np.uint8)
 
 
 KINDS: dict[str, list[tuple[str, tuple[int, ...]]]] = {
-    "tokenise_and_pack": [("i", (work.WINDOW,))] * 3,
+    "tokenize_and_pack": [("i", (work.WINDOW,))] * 3,
     "augment_and_mix": [("f", (32, 32, 3)), ("f", (10,))],
     "pairs": [("f", (3, 32, 32)), ("i", (16,))],
     "buckets": [("i", ()), ("i", ())],
@@ -177,11 +177,11 @@ KINDS: dict[str, list[tuple[str, tuple[int, ...]]]] = {
 }
 
 
-Made = tuple[int, list[Any]]  # so many items, and the arrays that functions have made of them
+Made = tuple[int, list[Any]]  # a number of items, and the arrays that functions have made of them
 
 
 class Alone:
-    """The functions of a program in a loop: what they make goes nowhere."""
+    """The functions of a program in a loop; their results are dropped."""
 
     keeps_order = False
 
@@ -195,11 +195,11 @@ class Alone:
         for size, _ in self.made:
             yield np.empty(size, np.uint8)
 
-    def tokenise_and_pack(self, texts: Any) -> Iterator[Made]:
+    def tokenize_and_pack(self, texts: Any) -> Iterator[Made]:
         for start in count(0, 128):
-            yield 128, [work.tokenise(texts[index % len(texts)]) for index in range(start, start + 128)]
+            yield 128, [work.tokenize(texts[index % len(texts)]) for index in range(start, start + 128)]
 
-    buckets = tokenise_and_pack
+    buckets = tokenize_and_pack
 
     def augment_and_mix(self, photos: Any) -> Iterator[Made]:
         rng, batch = work.own_rng(), default_collate([photos[index] for index in range(128)])
@@ -220,10 +220,9 @@ class Alone:
 
 
 def from_two(work: Callable[[int], NoReturn]) -> Iterator[Any]:
-    """Arrays as long as the items of each batch that two processes at a time make, as they say by a pipe.
-
+    """Yields arrays as long as the number of items in each batch that two concurrent processes make and report through a pipe.
     Args:
-        work: makes them, for ever, and writes each number of items to a descriptor.
+        work: makes batches forever, and writes each number of items to a descriptor.
     """
     said, say = os.pipe()
     children = []
@@ -244,7 +243,7 @@ def from_two(work: Callable[[int], NoReturn]) -> Iterator[Any]:
 
 
 class AtOnce:
-    """All of a program in a loop, in two processes at a time: what it costs where cores share caches, as workers run it."""
+    """A whole program in a loop, in two processes at a time: its cost if cores share caches, as with workers."""
 
     keeps_order = False
 
@@ -262,7 +261,7 @@ class AtOnce:
 
 
 class Copied(Alone):
-    """The same in two processes at a time, which copy what they make to where this one could read it, and say so."""
+    """The functions in two processes at a time, which copy their results to shared memory and report it."""
 
     def __iter__(self) -> Iterator[Any]:
         return from_two(self._work)
@@ -280,7 +279,7 @@ class Copied(Alone):
 
 
 class Nothing:
-    """Integers, and behind how many stages that do nothing they are to come."""
+    """Integers, and the number of stages without effect that follow them."""
 
     def __init__(self, num_stages: int, is_filtered: bool) -> None:
         self.num_stages, self.is_filtered = num_stages, is_filtered
@@ -293,7 +292,7 @@ class Nothing:
 
 
 def nothing(sources: Nothing, options: LoaderOptions) -> Any:
-    """The pipeline of those."""
+    """Returns the pipeline over them."""
     pipeline = Items(range(ENDLESS), repeating=True).map(int)
     if sources.is_filtered:
         pipeline = pipeline.filter(lambda x: x >= 0)
@@ -328,8 +327,8 @@ def check(library: str) -> None:
 
 
 def measure(settings: Settings) -> Result:
-    """Measures the five in every library that is there, their functions alone, and stages that do nothing."""
-    os.environ["OMP_NUM_THREADS"] = "1"  # of workers that are started anew
+    """Measures the five programs in every installed library, their functions alone, and stages without effect."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # for workers that are started as new interpreters
     libraries = [library for library, package in NEEDS.items() if find_spec(package)]
     for library in (*libraries, "loop"):
         check(library)
@@ -356,7 +355,7 @@ def measure(settings: Settings) -> Result:
 
 
 def _rows(name: str, libraries: list[str], measured: Any, absent: list[str]) -> Iterator[Row]:
-    """Of one program: its rate beside the best peer's, and its CPU beside the functions'."""
+    """Yields the rows of one program: its rate over the best peer's, and its CPU over that of the functions."""
     title = PROGRAMS[name].title
     rate = {library: measured[f"{name}, {library}"]["samples_per_s"].median for library in libraries}
     peers = sorted((rate[library], PEERS[library]) for library in libraries if library in PEERS)

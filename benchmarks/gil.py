@@ -1,15 +1,15 @@
 """How much of the interpreter does a loader leave to the trainer's own threads?
 
 Method: the trainer is pinned to one core and its workers to the others. A thread of the trainer counts in a pure Python loop:
-first with nothing else going on, then while the main thread takes batches as fast as they come. Native paths: rows of 64 float32
-(batches of 1,024) and records of 1 MiB (batches of 16), both out of arrays of random numbers. A fresh process a case.
+first with nothing else going on, then while the main thread takes batches as fast as possible. Native paths: rows of 64 float32
+(batches of 1,024) and records of 1 MiB (batches of 16), both from arrays of random numbers. A fresh process per case.
 
-How to read: `per CPU second` is counts per second of the CPU time of the thread, loaded over idle: what a count costs more when
-caches and interpreter are shared. `per second` is by the clock: the main thread needs the GIL and the core for its own work, and
-what it takes the counter lacks. A loader that held the GIL while it copied would show here.
+How to read: `per CPU second` is counts per second of the CPU time of the thread, loaded over idle: the additional cost of a count
+when caches and interpreter are shared. `per second` is wall time: the main thread also needs the GIL and the core for its own
+work. A loader that held the GIL while it copied would show here.
 
-Predicted: per CPU second 0.98 for both of ours; per second 0.95 with large records, 0.6 with rows, as the trainer's own CPU per
-batch is then most of its time.
+Predicted: per CPU second 0.98 for both of ours; per second 0.95 with large records, 0.6 with rows, because the trainer's own CPU
+per batch is most of its time then.
 
 Result (2 cores, 2 workers): the counter makes the main thread wait for the GIL, and so sets its pace; that is why rows cost less.
 | beside | per CPU second | per second | batches/s | torch: per CPU second | per second | batches/s |
@@ -39,7 +39,7 @@ LOADERS: dict[str, Callable[..., Any]] = {"shmload": ShmLoader, "torch": torch.u
 
 
 class Counter(threading.Thread):
-    """Counts until told to end; counts per CPU second and per second."""
+    """A thread that counts until it is ended; gives counts per CPU second and per second."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -53,7 +53,7 @@ class Counter(threading.Thread):
 
 
 def counted(work: Callable[[], None]) -> tuple[float, float]:
-    """A counter's rates while something goes on."""
+    """Returns a counter's rates while `work` runs."""
     counter = Counter()
     counter.start()
     work()
@@ -68,7 +68,7 @@ def endless(loader: Any) -> Iterator[Any]:
 
 
 def kept(shape: str, name: str, seconds: float) -> tuple[float, float, float]:
-    """Rates with the loader at work over idle ones, per CPU second and per second; and batches per second."""
+    """Returns the rates with the loader at work over idle ones, per CPU second and per second; and batches per second."""
     (extent, batch_size), cores = SHAPES[shape], sorted(os.sched_getaffinity(0))
     dataset = torch.utils.data.TensorDataset(torch.from_numpy(np.random.default_rng(0).random(extent, np.float32)))
     source = ArrayDataset(tuple(t.numpy() for t in dataset.tensors)) if name == "shmload" else dataset

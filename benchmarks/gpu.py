@@ -4,18 +4,20 @@
 
 Method: batches of 16 records of 1 MiB. The limit is a copy of one resident pinned tensor of 16 MiB, again and again. Each loader
 runs in a fresh process, in turn, round after round: torch's DataLoader with pin_memory=True and `non_blocking` copies, ShmLoader
-likewise, and ShmLoader with device="cuda"; and ShmLoader without any copy, which says what the workers can do. Bytes/s are of what
-arrived, behind a synchronisation; trainer CPU is the process's own clock, all threads. Bubbles: a kernel of 20 ms is the step; what
-lies between the end of one and the beginning of the next, by CUDA's events, is what the step waited, the first 10 left out. Then
-once each: the time to register a GiB in pieces of 16 MiB; whether batches are pinned; and what a pass asked of the device, written
-to gpu.log.jsonl and asked again of the stand-in.
+likewise, and ShmLoader with device="cuda"; and ShmLoader without any copy, which shows the workers' rate. Bytes/s count what has
+arrived, after a synchronization; trainer CPU is the process's own clock, all threads. Bubbles: a kernel of 20 ms is the step; the
+time between the end of one and the beginning of the next, by CUDA events, is the wait of the step, without the first 10. Then
+once each: the time to register a GiB in pieces of 16 MiB; whether batches are pinned; and the device calls of a pass, which are
+written to gpu.log.jsonl and replayed on the simulated device.
 
-How to read: ratios within one round; the limit is the machine's: of its copies or, with few cores or little memory bandwidth to
-spare, of workers that write batches nobody copies, whichever is less. A gpu.log.jsonl belongs into tests/device, and is replayed.
+How to read: ratios within one round; the limit is the machine's: the rate of its copies or, with few cores or little memory
+bandwidth to spare, of workers whose batches are not copied, whichever is less. Put the gpu.log.jsonl into tests/device, where it
+is replayed.
 
 Result (H100, 15 workers; docs/gpu.md): 15 and 16.7 times torch's bytes/s, 0.91 and 0.94 of the lesser limit, a 22nd and a 27th of
-its trainer's CPU, no bubble of device="cuda" above 0.011 ms. Tried and left out: not to ask a stream that has not come to one batch
-of those behind it, predicted to save 40 us a batch, and events for which the host sleeps: no difference beyond the machine's, 15 %.
+its trainer's CPU, no bubble of device="cuda" above 0.011 ms. Tried and dropped: not to query later batches of a stream that has
+not reached an earlier one, predicted to save 40 us a batch, and events for which the host sleeps: no difference beyond the
+machine's noise, 15 %.
 """
 
 import mmap
@@ -45,7 +47,7 @@ BATCH = 16
 BATCH_NBYTES = BATCH << 20
 STEP_S = 0.02
 NUM_WARM = 10
-NUM_LOGGED = 40  # batches of the pass that is written down
+NUM_LOGGED = 40  # number of logged batches
 KINDS = ("torch", "shmload pinned", "shmload device")
 HOST = "shmload without copies"
 BUCKETS_MS = (0.1, 0.3, 1.0, 3.0, 10.0)
@@ -53,7 +55,7 @@ LOG = Path("gpu.log.jsonl")
 
 
 class Cuda:
-    """What is measured. The benchmark's test puts a stand-in in its place."""
+    """The measured device. The benchmark's test replaces it with a simulated one."""
 
     device: Any = "cuda"
     batch_size = BATCH
@@ -62,45 +64,45 @@ class Cuda:
     start_method = "forkserver"
 
     def name(self) -> str:
-        """Of the device."""
+        """Returns the device's name."""
         return torch.cuda.get_device_name()
 
     def calls(self) -> CudaDevice:
-        """The device, as the ring sees it."""
+        """Returns the device as the ring uses it."""
         return CudaDevice()
 
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
-        """As a training loop does."""
+        """Copies a tensor to the device as a training loop does."""
         return tensor.to("cuda", non_blocking=True)
 
     def pinned(self, nbytes: int) -> torch.Tensor:
-        """Host memory for copies at the limit."""
+        """Returns host memory for the copies that define the limit."""
         return torch.zeros(nbytes, dtype=torch.uint8).pin_memory()
 
     def synchronize(self) -> None:
-        """Waits for all that was asked."""
+        """Waits for all pending work."""
         torch.cuda.synchronize()
 
     def event(self) -> Any:
-        """Takes the device's time, now."""
+        """Records an event on the device."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def spin(self, cycles: int) -> None:
-        """Has the device busy."""
+        """Keeps the device busy."""
         torch.cuda._sleep(cycles)
 
 
 class Blocks16(Blocks):
-    """The same, made anew by each worker: no 64 MiB go through pipes."""
+    """The same blocks, created by each worker, so that 64 MiB are not sent through pipes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.num_samples,)
 
 
 class Images:
-    """Bytes as images; sample i is of i."""
+    """Bytes as images; sample i contains i."""
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
@@ -122,7 +124,7 @@ def _options(gpu: Cuda) -> dict[str, Any]:
 
 
 def _batches(gpu: Cuda, kind: str) -> Generator[torch.Tensor]:
-    """Batches on the device, epoch after epoch, as a training loop would have them."""
+    """Yields batches on the device, epoch after epoch, as a training loop receives them."""
     if kind == "torch":
         loader: Any = torch.utils.data.DataLoader(Blocks16(), pin_memory=gpu.pin_torch, **_options(gpu))
     elif kind == "shmload pinned":
@@ -139,8 +141,8 @@ def _batches(gpu: Cuda, kind: str) -> Generator[torch.Tensor]:
             loader.close()
 
 
-def through(gpu: Cuda, kind: str, seconds: float) -> dict[str, float]:
-    """Bytes/s and trainer CPU of one loader."""
+def loader_speed(gpu: Cuda, kind: str, seconds: float) -> dict[str, float]:
+    """Measures bytes/s and trainer CPU of one loader."""
     with closing(_batches(gpu, kind)) as batches:
         for _ in range(NUM_WARM):
             next(batches)
@@ -154,7 +156,7 @@ def through(gpu: Cuda, kind: str, seconds: float) -> dict[str, float]:
 
 
 def limit(gpu: Cuda, seconds: float) -> dict[str, float]:
-    """Bytes/s of copies of one pinned tensor."""
+    """Measures bytes/s of copies of one pinned tensor."""
     source = gpu.pinned(BATCH_NBYTES)
     target = gpu.send(source)
     gpu.synchronize()
@@ -169,18 +171,18 @@ def limit(gpu: Cuda, seconds: float) -> dict[str, float]:
 
 
 def bubbles(gpu: Cuda, kind: str, seconds: float) -> dict[str, float]:
-    """Milliseconds between steps: the worst, the median, and how many up to each of BUCKETS_MS."""
+    """Measures the milliseconds between steps: the worst, the median, and how many up to each of BUCKETS_MS."""
     edges: list[tuple[Any, Any]] = []
     with closing(_batches(gpu, kind)) as batches:
-        next(batches)  # the workers start before the device is asked for anything
+        next(batches)  # workers start before any work is queued on the device
         cycles = int(_cycles_per_s(gpu) * STEP_S)
         for _ in range(NUM_WARM + max(int(seconds / STEP_S), 20)):
-            next(batches)[:1].sum()  # the step needs it
+            next(batches)[:1].sum()  # the step needs the batch
             begin = gpu.event()
             gpu.spin(cycles)
             edges.append((begin, gpu.event()))
             if len(edges) > 1:
-                edges[-2][1].synchronize()  # no trainer runs further ahead
+                edges[-2][1].synchronize()  # limits how far the trainer runs ahead
         gpu.synchronize()
     gaps = [before[1].elapsed_time(after[0]) for before, after in pairwise(edges)][NUM_WARM:]
     steps = [begin.elapsed_time(end) for begin, end in edges]
@@ -199,7 +201,7 @@ def _cycles_per_s(gpu: Cuda) -> float:
 
 
 def registering(gpu: Cuda, nbytes: int) -> dict[str, float]:
-    """Seconds a GiB to register memory in pieces of a batch, and to unregister it."""
+    """Measures the seconds per GiB to register memory in pieces of a batch, and to unregister it."""
     calls, memory = gpu.calls(), mmap.mmap(-1, nbytes)
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     whole.fill_(1)
@@ -217,12 +219,12 @@ def registering(gpu: Cuda, nbytes: int) -> dict[str, float]:
 
 
 def checks(gpu: Cuda) -> dict[str, float]:
-    """What is right or wrong, as numbers: pinned batches, findings in the log."""
+    """Checks correctness, as numbers: pinned batches, findings in the log."""
     few = {**_options(gpu), "num_workers": 1, "seed": 0}
     with ShmLoader(Blocks16(8 * gpu.batch_size), pin_memory=True, **few) as loader:
         pinned = [batch["x"].is_pinned() for batch in loader]
     logged = Logged(gpu.calls())
-    with ShmLoader(Images(NUM_LOGGED * gpu.batch_size), device=logged, **few) as loader:  # small: it is replayed once a copy
+    with ShmLoader(Images(NUM_LOGGED * gpu.batch_size), device=logged, **few) as loader:  # small, because every copy is replayed
         for batch in loader:
             batch["image"][:1].sum()
     logged.save(LOG, origin="benchmarks/gpu.py", device_name=gpu.name(), torch=torch.__version__)
@@ -230,7 +232,7 @@ def checks(gpu: Cuda) -> dict[str, float]:
 
 
 def fresh(case: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
-    """What a case finds in a process of its own."""
+    """Runs a case in a process of its own and returns its result."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_send, args=(there, case, arguments))
@@ -255,7 +257,7 @@ def _case(name: str, *arguments: Any) -> dict[str, float]:
 
 
 def measure(settings: Settings) -> Result:
-    """Measures all of it."""
+    """Measures all cases."""
     if not torch.cuda.is_available():
         print("benchmarks.gpu: skipped, as torch.cuda.is_available() is False here: nothing was measured", file=sys.stderr)
         return Result([])
@@ -263,9 +265,9 @@ def measure(settings: Settings) -> Result:
 
 
 def measured(settings: Settings, run: Callable[..., dict[str, float]], gpu: Cuda) -> Result:
-    """All of it, each case by `run`."""
+    """Runs all cases with `run`."""
     rounds = [
-        {"limit": run("limit", settings.seconds), **{kind: run("through", kind, settings.seconds) for kind in (*KINDS, HOST)}}
+        {"limit": run("limit", settings.seconds), **{kind: run("loader_speed", kind, settings.seconds) for kind in (*KINDS, HOST)}}
         for _ in range(settings.rounds)
     ]
     waits = {kind: run("bubbles", kind, settings.seconds) for kind in KINDS}

@@ -1,18 +1,18 @@
-"""ResNet-50 trained on photographs: how much of the speed that it has on one resident batch do the loaders leave it?
+"""ResNet-50 trained on photographs: how much of its speed on one resident batch remains with each loader?
 
     python -m benchmarks.gpu_training --json gpu_training.json
 
 Method: the files of benchmarks.images, 95 kB each, to random crops of 224; batches of 256, bfloat16 by autocast, channels last,
 SGD; images cross the bus as bytes and are normalized on the device. Each loader and number of workers runs in a fresh process, in
-turn, round after round: torch's DataLoader with pin_memory=True and `non_blocking` copies, over simplejpeg and OpenCV as people
+turn, round after round: torch's DataLoader with pin_memory=True and `non_blocking` copies, over simplejpeg and OpenCV as users
 write it, and over our ImageFolder; and ShmLoader over that ImageFolder, with device="cuda". The limit is the same step on a batch
-that lies on the device. Images/s are of steps that have ended there, the first 10 left out; CPU is that of all processes.
+that is on the device. Images/s are of steps that have ended there, the first 10 left out; CPU is that of all processes.
 
-How to read: where decoding is the limit, images/s say what the workers are worth; where the step is, all reach the limit, and the
-CPU says what that took. Needs torchvision.
+How to read: if decoding is the limit, images/s show the workers' performance; if the step is, all reach the limit, and the CPU
+shows their cost. Needs torchvision.
 
-Result (H100, 16 cores, windows of 1 to 2 s; docs/gpu.md): 1.14 and 1.51 times torch's images/s with 2 workers, 1.47 with 4, at 0.68
-to 0.87 of its CPU; torch reaches 0.96 of the step's own speed with 8. A window of 10 s or more says it better.
+Result (H100, 16 cores, windows of 1 to 2 s; docs/gpu.md): 1.14 and 1.51 times torch's images/s with 2 workers, 1.47 with 4, at
+0.68 to 0.87 of its CPU; torch reaches 0.96 of the step's own speed with 8. Windows of 10 s or more are more precise.
 """
 
 import sys
@@ -38,29 +38,29 @@ LIMIT, TORCH, TORCH_FOLDER, OURS = "resident", "torch", "torch and ImageFolder",
 KINDS = (TORCH, TORCH_FOLDER, OURS)
 NUM_WORKERS = (2, 4, 8)
 NUM_WARM = 10
-NUM_BATCHES = 200  # an epoch: none ends while it is measured
+NUM_BATCHES = 200  # long enough that no epoch ends during a measurement
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class Training:
-    """What is trained, and where. The benchmark's test puts a small one on the CPU."""
+    """The model and the device. The benchmark's test uses a small model on the CPU."""
 
     device, start_method = "cuda", "forkserver"
     batch_size = 256
 
     def model(self) -> nn.Module:
-        """A network of 1,000 classes."""
+        """Returns a network with 1,000 classes."""
         from torchvision.models import resnet50
 
         return resnet50()  # type: ignore[no-any-return]  # torchvision is not typed here
 
     def synchronize(self) -> None:
-        """Waits for all that was asked."""
+        """Waits for all pending work."""
         torch.cuda.synchronize()
 
 
 class Photographs(ByHand):
-    """The same files, for an epoch as long as is wanted."""
+    """The same files, repeated for an epoch of any length."""
 
     def __init__(self, paths: Sequence[str], library: str, num_samples: int) -> None:
         super().__init__(paths, library)
@@ -71,7 +71,7 @@ class Photographs(ByHand):
 
 
 def _batches(training: Training, kind: str, num_workers: int, paths: Sequence[str]) -> Generator[Any]:
-    """Batches on the device, epoch after epoch, normalized."""
+    """Yields normalized batches on the device, epoch after epoch."""
     normalize, num_samples = Normalize(*IMAGENET), NUM_BATCHES * training.batch_size
     options: dict[str, Any] = {"batch_size": training.batch_size, "num_workers": num_workers}
     options |= {"multiprocessing_context": training.start_method, "persistent_workers": True}
@@ -91,7 +91,7 @@ def _batches(training: Training, kind: str, num_workers: int, paths: Sequence[st
 
 
 def trained(training: Training, kind: str, num_workers: int, paths: Sequence[str], seconds: float) -> dict[str, float]:
-    """Images/s and CPU microseconds an image of one loader."""
+    """Measures images/s and CPU microseconds per image of one loader."""
     torch.backends.cudnn.benchmark = True
     model = training.model().to(training.device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
@@ -100,13 +100,14 @@ def trained(training: Training, kind: str, num_workers: int, paths: Sequence[str
 
     def step() -> None:
         batch = next(source)
-        images, labels = batch["image"].contiguous(memory_format=torch.channels_last), batch["label"] % 1000  # ByHand's are indices
+        # The labels of ByHand are indices.
+        images, labels = batch["image"].contiguous(memory_format=torch.channels_last), batch["label"] % 1000
         with torch.autocast(training.device, torch.bfloat16):
             loss = functional.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        training.synchronize()  # a step's log asks for the loss
+        training.synchronize()  # as a training log that needs the loss
 
     with closing(batches):
         for _ in range(NUM_WARM):
@@ -118,7 +119,7 @@ def trained(training: Training, kind: str, num_workers: int, paths: Sequence[str
 
 
 def _cpu_s() -> float:
-    """Seconds of this process and its children."""
+    """Returns the CPU seconds of this process and its children."""
     me = psutil.Process()
     times = [process.cpu_times() for process in (me, *me.children(recursive=True))]
     return sum(each.user + each.system for each in times)
@@ -129,7 +130,7 @@ def _case(*arguments: Any) -> dict[str, float]:
 
 
 def measure(settings: Settings) -> Result:
-    """Measures all of it."""
+    """Measures all cases."""
     if not torch.cuda.is_available():
         print("benchmarks.gpu_training: skipped, as torch.cuda.is_available() is False here: nothing was measured", file=sys.stderr)
         return Result([])
@@ -137,7 +138,7 @@ def measure(settings: Settings) -> Result:
 
 
 def measured(settings: Settings, run: Callable[..., dict[str, float]], device: str) -> Result:
-    """All of it, each case by `run`."""
+    """Runs all cases with `run`."""
     cases = [(LIMIT, 1), *((kind, num_workers) for num_workers in NUM_WORKERS for kind in KINDS)]
     with photographs() as paths:
         rounds = [{case: run(*case, paths, settings.seconds) for case in cases} for _ in range(settings.rounds)]

@@ -1,16 +1,17 @@
-"""A cache that grows while it is read: what reaches the trainer, what is left of its interpreter, and how fast is it written?
+"""A cache that grows while it is read: what reaches the trainer, how much of its interpreter remains, and how fast is it written?
 
 Method: records of 1 MiB of random float32 in batches of 16, on this machine's disk (that is, its page cache). Two samplers write
-100 MB/s each, from random numbers made beforehand, while 2 workers read, shuffled, every checksum compared; an epoch is what is
-there when it begins. The trainer is pinned to one core, workers and samplers to the others. First a thread of the trainer counts in
-a pure Python loop with nothing else going on, then while batches are taken as fast as they come; then they are taken without it.
-Beside it, in turn and in fresh processes, with the same two samplers: the answer's recipe, a torch DataLoader made anew for every
-epoch over the files there are (struct and np.frombuffer from a mapping, no checksum compared), and TensorFlow's TFRecordDataset
-with decode_raw, if SHMLOAD_TENSORFLOW names a Python that has it (its own threads; checksums compared). Writing: one process, 1 MiB
-arrays as raw records and as a field of a dict, into a cache that evicts all the while; the best of three seconds.
+100 MB/s each, from random numbers made beforehand, while 2 workers read, shuffled, every checksum compared; an epoch contains
+what has been written when it begins. The trainer is pinned to one core, workers and samplers to the others. First a thread of the
+trainer counts in a pure Python loop with nothing else going on, then while batches are taken as fast as possible; then batches
+are taken without the counter. Beside it, in turn and in fresh processes, with the same two samplers: the answer's recipe, a new
+torch DataLoader for every epoch over the existing files (struct and np.frombuffer from a mapping, no checksum compared), and
+TensorFlow's TFRecordDataset with decode_raw, if SHMLOAD_TENSORFLOW names a Python that has it (with its own threads; checksums
+are compared). Writing: one process, 1 MiB arrays as raw records and as a field of a dict, into a cache that evicts all the time;
+the best of three seconds.
 
-How to read: MB/s and CPU seconds of the trainer's main thread per GB without the counter (TensorFlow: of the whole process, as its
-threads are the trainer's); "kept" is counts per second of the counter's CPU time, loaded over idle.
+How to read: MB/s and CPU seconds of the trainer's main thread per GB without the counter (TensorFlow: of the whole process,
+because its threads are the trainer's); "kept" is counts per second of the counter's CPU time, loaded over idle.
 
 Predicted: 2,000 MB/s, 0.02 s/GB, kept 0.97; the recipe 300 MB/s, 1 s/GB; writing 1,500 MB/s.
 
@@ -65,7 +66,7 @@ def records() -> list[Any]:
 
 
 def sampler(worker_id: int, num_workers: int) -> Iterator[Any]:
-    """A store that gives so many MB/s."""
+    """Yields records at a fixed rate in MB/s, as from a store."""
     some, began = records(), time.perf_counter()
     for number in count():
         ahead = began + number * MB_PER_RECORD / PACE - time.perf_counter()
@@ -82,7 +83,7 @@ def filled(cache: SampleCache) -> None:
 
 
 def rates(batches: Iterator[Any], seconds: float, cpu_time: Callable[[], float] = time.thread_time) -> Rates:
-    """What a source of batches gives, and what it leaves to a counter."""
+    """Returns the rates of a source of batches, and of a counter beside it."""
 
     def take() -> tuple[int, float]:
         return repeated(lambda: next(batches), seconds)
@@ -115,7 +116,7 @@ KINDS = {"shmload": of_shmload, "a DataLoader an epoch": of_recipe}
 
 
 def measured(kind: str, seconds: float) -> Rates:
-    """One loader's rates, in this process, while two samplers write."""
+    """Measures one loader's rates in this process while two samplers write."""
     cores = sorted(os.sched_getaffinity(0))
     folder = tempfile.mkdtemp(prefix="shmload-bench-")
     try:
@@ -134,7 +135,7 @@ def measured(kind: str, seconds: float) -> Rates:
 
 
 def of_tensorflow(seconds: float) -> Rates:
-    """The same of TFRecordDataset, whose Python is another."""
+    """Measures the same for TFRecordDataset, which runs in another Python."""
     folder = tempfile.mkdtemp(prefix="shmload-bench-")
     try:
         with SampleCache(folder, CAPACITY_BYTES) as cache:
@@ -147,7 +148,7 @@ def of_tensorflow(seconds: float) -> Rates:
                 env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
             )
             assert process.stdout is not None
-            process.stdout.readline()  # it is up, which takes a while
+            process.stdout.readline()  # it takes some time to start
             cache.start(sampler, 2, publish_s=0.5)
             said, _ = process.communicate("go\n")
     finally:
@@ -206,7 +207,7 @@ print(number * batch_size / clock, cpu / (number * batch_size), loaded / idle)
 
 
 def written(as_dict: bool, seconds: float) -> float:
-    """MB/s of one writer into a cache that is full."""
+    """Returns the MB/s of one writer into a full cache."""
     some, best = records(), 0.0
     folder = tempfile.mkdtemp(prefix="shmload-bench-")
     try:
@@ -224,13 +225,13 @@ def written(as_dict: bool, seconds: float) -> float:
 
 
 def fresh(function: Callable[..., Any], *arguments: Any) -> Any:
-    """In a process of its own."""
+    """Calls a function in a process of its own."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def measure(settings: Settings) -> Result:
-    """Each loader in turn, round after round; then writing."""
+    """Measures each loader in turn, round after round; then writing."""
     found: dict[str, list[Rates]] = {kind: [] for kind in KINDS}
     has_tensorflow = os.environ.get(TENSORFLOW, "") != "" and Path(os.environ[TENSORFLOW]).exists()
     for _ in range(settings.rounds):

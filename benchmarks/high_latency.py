@@ -1,7 +1,7 @@
-"""What do several threads in each worker bring where samples take 10 ms to arrive?
+"""What do several threads in each worker bring if samples take 10 ms to arrive?
 
 Method: samples that wait 10 ms, as a store's do, batch 32, 2 forked workers; shmload with 1 and with 16 threads in each worker
-and torch with as many workers; a fresh process a case.
+and torch with as many workers; a fresh process per case.
 
 How to read: the limit is workers x threads / 10 ms, here 3,200 samples/s; without threads 200.
 
@@ -21,7 +21,7 @@ LATENCY_S = 0.010
 
 
 def with_threads(dataset: Any, options: LoaderOptions) -> Loader:
-    """ShmLoader whose workers read 16 samples at once."""
+    """Returns a ShmLoader whose workers read 16 samples at once."""
     settings = {**keywords(options), "threads_per_worker": NUM_THREADS}
     made: Loader = ShmLoader(dataset, **settings, generator=options.generator())
     return made

@@ -1,12 +1,12 @@
 """What does a sample of a Hugging Face dataset cost, over all processes?
 
-Method: tables in torch's format, shuffled, batch 64, 2 forked workers, a fresh process a case: 1,024 float32; 512 tokens (int64);
-100 to 1,000 tokens, delivered end to end with offsets (torch with a collate function that makes the same); a text of 200
-characters and a label. shmload straight from the arrow buffers, shmload the plain way (the same dataset behind a class
+Method: tables in torch's format, shuffled, batch 64, 2 forked workers, a fresh process per case: 1,024 float32; 512 tokens
+(int64); 100 to 1,000 tokens, delivered concatenated with offsets (torch with a collate function that does the same); a text of
+200 characters and a label. shmload straight from the arrow buffers, shmload the plain way (the same dataset wrapped in a class
 that hides its table), torch's DataLoader. CPU of all processes in microseconds a sample, less the consumer's own reading.
 
-How to read: CPU bears a busy machine better than rates do. The plain way and torch pay datasets' formatter, which makes
-an array and a tensor of every value of a column; the direct way pays one copy of the bytes, cold from memory.
+How to read: CPU time is less affected by a busy machine than rates are. In the plain way and with torch, the formatter of
+datasets makes an array and a tensor of every value of a column; the direct way pays one copy of the bytes, cold from memory.
 
 Predicted: 2, 2, 3 and 1 us; torch 25, 25, 35 and 20 us; the plain way a little less than torch.
 
@@ -35,7 +35,7 @@ TABLES = ("floats", "tokens", "ragged tokens", "text")
 
 
 def table(name: str, num_samples: int = 20_000) -> datasets.Dataset:
-    """A dataset of one of the tables."""
+    """Makes one of the tables."""
     rng = np.random.default_rng(11)
     if name == "floats":
         columns: dict[str, Any] = {"x": rng.random((num_samples, 1024), np.float32)}
@@ -50,7 +50,7 @@ def table(name: str, num_samples: int = 20_000) -> datasets.Dataset:
 
 
 class Hidden:
-    """The dataset as a class of the user's, with the methods it is read by."""
+    """The dataset wrapped in a user's class that has the methods it is read by."""
 
     def __init__(self, name: str) -> None:
         self.dataset = table(name)
@@ -66,18 +66,18 @@ class Hidden:
 
 
 def end_to_end(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """A collate function: the tokens end to end, and where each row ends."""
+    """Concatenates the tokens and gives the end of each row: a collate function."""
     rows = [sample["x"] for sample in samples]
     return {"x": torch.cat(rows), "ends": torch.tensor([len(row) for row in rows]).cumsum(0)}
 
 
 def jagged(dataset: Any, options: LoaderOptions) -> Loader:
-    """A ShmLoader that delivers ragged fields end to end."""
+    """Returns a ShmLoader that delivers ragged fields concatenated."""
     return shmload_jagged(dataset, options)
 
 
 def measure(settings: Settings) -> Result:
-    """Measures every table each way."""
+    """Measures every table in each way."""
     cases = {}
     for name in TABLES:
         is_ragged = name == "ragged tokens"

@@ -1,19 +1,20 @@
 """JPEG photographs of 95 kB to random crops of 224: what does one cost, and what does the loader add to the decoder?
 
-Method: the photographs that ship with the package, turned and mirrored, at the quality that makes each 95 kB; 2,048 samples in the
-page cache; RandomResizedCrop(224), flip, uint8, channels first; batches of 64, 2 forked workers, loaders in turn in fresh
-processes. shmload reads an ImageFolder; then the same of files coded anew with restart markers (with_restart_markers); then the
-first with whole images decoded by simplejpeg. torch's DataLoader reads the same files with simplejpeg, which decodes them whole by
-its fast DCT, and crops with OpenCV (without antialiasing), and so does a pool of threads in the trainer; then torch as torchvision
-does it, with Pillow; then our ImageFolder itself, a sample at a time, so by our own decoder.
+Method: the photographs that ship with the package, turned and mirrored, at the quality that makes each 95 kB; 2,048 samples in
+the page cache; RandomResizedCrop(224), flip, uint8, channels first; batches of 64, 2 forked workers, loaders in turn in fresh
+processes. shmload reads an ImageFolder; then the same files re-encoded with restart markers (with_restart_markers); then the
+first with whole images decoded by simplejpeg. torch's DataLoader reads the same files with simplejpeg, which decodes them whole
+by its fast DCT, and crops with OpenCV (without antialiasing), and so does a pool of threads in the trainer; then torch as
+torchvision does it, with Pillow; then our ImageFolder itself, sample by sample, i.e. with our own decoder.
 
-How to read: CPU microseconds an image over all processes. `one core` is simplejpeg alone, decoding into memory that is there, in
-this process: no loader that decodes whole images at full size can cost less.
+How to read: CPU microseconds an image over all processes. `one core` is simplejpeg alone, decoding into existing memory, in this
+process: no loader that decodes whole images at full size can cost less.
 
-Predicted, when shmload began to decode only what a crop needs: entropy decoding, two thirds of the work, is left out below the crop
-only, the rest outside of the crop: 0.82 of the CPU that decoding whole images costs, so 1,020 us where that costs 1,250, and 1.3 to
-1.4x torch. Predicted, when restart markers came: random crops need 0.6 of the bits that the rows down to their last have, and all
-else stays what it is: 0.79 of the CPU without markers, 950 us where that is 1,200, and files of 0.98 to 0.99.
+Predicted, when shmload began to decode only what a crop needs: entropy decoding, two thirds of the work, is skipped only below
+the crop, the rest everywhere outside of the crop: 0.82 of the CPU that decoding whole images costs, so 1,020 us where that costs
+1,250, and 1.3 to 1.4x torch. Predicted, when restart markers came: random crops need 0.6 of the bits that the rows down to their
+last have, and everything else is unchanged: 0.79 of the CPU without markers, 950 us where that is 1,200, and files of 0.98 to
+0.99.
 
 Result (2 cores, 2 workers), CPU us an image: shmload 1,040, by simplejpeg 1,240, torch 1,493, torch with Pillow 2,538, torch and
 ImageFolder 1,271; simplejpeg alone on one core 1,249. Images/s 1.46x torch's. At load 15 by others' work (4 rounds) shmload cost
@@ -49,7 +50,7 @@ CROP = RandomResizedCrop(SIDE)
 
 @contextmanager
 def photographs() -> Iterator[list[str]]:
-    """Writes the files; their paths."""
+    """Writes the files and yields their paths."""
     from PIL import Image
 
     with tempfile.TemporaryDirectory(prefix="shmload-bench-") as folder:
@@ -65,7 +66,7 @@ def photographs() -> Iterator[list[str]]:
 
 
 def encoded(photo: Any) -> bytes:
-    """A JPEG of about the wanted size."""
+    """Returns a JPEG of about the wanted size."""
     sizes = {}
     for quality in range(100, 70, -1):
         file = io.BytesIO()
@@ -74,8 +75,8 @@ def encoded(photo: Any) -> bytes:
     return sizes[min(sizes)]
 
 
-def coded_anew(paths: Sequence[str]) -> list[str]:
-    """Writes each file with restart markers beside itself, unless that changes a pixel of it; the paths."""
+def with_markers(paths: Sequence[str]) -> list[str]:
+    """Writes each file with restart markers beside itself, unless that changes a pixel; returns the paths."""
     from PIL import Image
 
     found = []
@@ -97,12 +98,12 @@ def in_place(paths: Sequence[str], decoder: Literal["auto", "simplejpeg"] = "aut
 
 
 class ByHand:
-    """What people write: a file, decoded by a library, cropped by a library."""
+    """What users write: a file decoded by one library and cropped by another."""
 
     def __init__(self, paths: Sequence[str], library: str) -> None:
         self.paths, self.library = list(paths), library
         for name in ("PIL.Image",) if library == "pillow" else ("cv2", "simplejpeg"):
-            importlib.import_module(name)  # before workers fork, so that none imports it again
+            importlib.import_module(name)  # before workers fork, so that they do not import it again
 
     def __len__(self) -> int:
         return NUM_SAMPLES
@@ -134,7 +135,7 @@ class ByHand:
 
 
 def decoding_alone(paths: Sequence[str]) -> float:
-    """CPU microseconds that simplejpeg needs for one of the files."""
+    """Returns the CPU microseconds that simplejpeg needs per file."""
     import simplejpeg
 
     memory = np.empty(500 * 500 * 3, np.uint8)
@@ -149,9 +150,9 @@ def decoding_alone(paths: Sequence[str]) -> float:
 
 
 def measure(settings: Settings) -> Result:
-    """Measures all of them."""
+    """Measures all cases."""
     with photographs() as paths:
-        anew = coded_anew(paths)
+        anew = with_markers(paths)
         size = sum(map(os.path.getsize, anew)) / sum(map(os.path.getsize, paths))
         cases: dict[str, tuple[str, str, dict[str, Any]]] = {
             "shmload": ("shmload", "in_place", {}),

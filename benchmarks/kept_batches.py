@@ -41,7 +41,7 @@ class Rows(Dataset[torch.Tensor]):
 
 
 def us_per_batch(name: str, num_kept: int, num_batches: int) -> float:
-    """Read a pass with one loader. Return the mean wall time for each batch after the first ten, in microseconds."""
+    """Reads a pass with one loader. Returns the mean wall time per batch after the first ten, in microseconds."""
     kind, options = LOADERS[name]
     kept: deque[torch.Tensor] = deque(maxlen=num_kept)
     began = 0.0
@@ -54,8 +54,8 @@ def us_per_batch(name: str, num_kept: int, num_batches: int) -> float:
 
 
 def measured_here(name: str, rounds: int, num_batches: int) -> dict[int, float]:
-    """Measure one loader in this process, with every number of kept batches."""
-    warnings.simplefilter("ignore", UserWarning)  # that batches are copied out is what is measured
+    """Measures one loader in this process, with every number of kept batches."""
+    warnings.simplefilter("ignore", UserWarning)  # the warning that batches are copied out is expected
     heap = [[number] for number in range(NUM_OBJECTS)]
     found = {count: min(us_per_batch(name, count, num_batches) for _ in range(rounds)) for count in KEPT}
     assert len(heap) == NUM_OBJECTS
@@ -63,7 +63,7 @@ def measured_here(name: str, rounds: int, num_batches: int) -> dict[int, float]:
 
 
 def measure(settings: Settings) -> Result:
-    """Measure every loader in a process of its own."""
+    """Measures every loader in a process of its own."""
     num_batches = max(int(400 * settings.seconds), 50)
     found: dict[str, dict[int, float]] = {}
     for name in LOADERS:

@@ -1,12 +1,12 @@
-"""How long until the first line of a launched script is there?
+"""How long until the first line of a launched script appears?
 
 Method: a script of one print in one rank, from the launcher's start to the line; torchrun --standalone, `shmload launch`, and
 `shmload launch` with restarts, whose agent is torch's; the launchers in turn, the median of all rounds.
 
-How to read: torchrun imports torch before it starts anything. `shmload launch` does so only where torch's agent is asked for.
+How to read: torchrun imports torch before it starts anything. `shmload launch` does so only if torch's agent is requested.
 
 Result (2 cores, other work on the machine): `shmload launch` 0.21 s, torchrun 1.21 s; with restarts 1.55 s, which misses its aim.
-What takes the 0.34 s is not known: importing the command line beside torch's agent costs 0.1 s of CPU at the most.
+The cause of the 0.34 s is unknown: importing the command line beside torch's agent costs 0.1 s of CPU at the most.
 """
 
 import subprocess
@@ -27,7 +27,7 @@ LAUNCHERS = {
 
 
 def first_line_s(command: list[str], script: Path) -> float:
-    """Seconds from the start to the line."""
+    """Returns the seconds from the start to the line."""
     begin = perf_counter()
     process = subprocess.Popen([*command, str(script)], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -40,7 +40,7 @@ def first_line_s(command: list[str], script: Path) -> float:
 
 
 def measure(settings: Settings) -> Result:
-    """Measures the three."""
+    """Measures the three launchers."""
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "script.py")
         script.write_text("print('here')\n")
@@ -48,7 +48,7 @@ def measure(settings: Settings) -> Result:
         for _ in range(settings.rounds + 1):
             for name, command in LAUNCHERS.items():
                 times[name].append(first_line_s(command, script))
-    found = {name: median(each[1:]) for name, each in times.items()}  # without the round that reads files from the disk
+    found = {name: median(each[1:]) for name, each in times.items()}  # without the first round, which reads files from the disk
     torchs = found.pop("torchrun")
     rows = [
         Row(f"first line, {name}", taken, "s", f"torchrun {torchs:.2f} s", f"<= {limit:.2f} x torchrun's", taken <= limit * torchs)

@@ -1,4 +1,5 @@
-"""Shards that MosaicML Streaming and LitData wrote: what does a sample cost read as it lies, and what by their own readers?
+"""Shards that MosaicML Streaming and LitData wrote: what does a sample cost if shmload reads them unchanged, and what with their
+own readers?
 
 Method: 2,000 photos of 90 KB (bytes and a label), and 40,000 rows of 1,025 int32 with a label, written by each library's own
 writer in shards of 20 MB, in a folder of this machine. Each reader in a process of its own, 2 workers, batches of 64, shuffled;
@@ -16,7 +17,7 @@ Result (2 cores, quiet, 3 rounds; mosaicml-streaming 0.13.0, litdata 0.2.76):
 | of rows | 14.5, 133,900 | 84.7, 16,700 | 0.17, 8.0 |
 | LitData's chunks of photos (rows of Arrow) | 35, 50,000 | 125, 7,800 | 0.20, 7.1 |
 | of rows | 13, 148,100 | 28, 46,800 | 0.47, 3.2 |
-With places, indexes and copies looked up for each sample in place of each shard, LitData's rows took 18 us.
+When positions, indexes and copies were looked up for each sample instead of each shard, LitData's rows took 18 us.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ FOLDER = "SHMLOAD_OTHER_LOADERS"
 
 
 def samples(kind: str) -> Iterator[dict[str, Any]]:
-    """What is written."""
+    """Yields the samples to write."""
     from benchmarks.remote import photos
 
     if kind == "photos":
@@ -56,7 +57,7 @@ def samples(kind: str) -> Iterator[dict[str, Any]]:
 
 
 def write(peer: str, kind: str, folder: str) -> None:
-    """The samples, by the peer's writer."""
+    """Writes the samples with the peer's writer."""
     if peer == "mosaicml":
         import streaming
 
@@ -75,12 +76,12 @@ def write(peer: str, kind: str, folder: str) -> None:
 
 
 def listed(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """A batch of photos, for collates that take no bytes."""
+    """Makes a batch of photos a list, for collate functions that do not accept bytes."""
     return {"x": [bytes(row["x"]) for row in rows], "label": [row["label"] for row in rows]}
 
 
 def loader(reader: str, peer: str, kind: str, folder: str) -> Any:
-    """Shuffled batches of what the peer wrote."""
+    """Returns shuffled batches of what the peer wrote."""
     if reader == "shmload":
         from shmload import ShmLoader
         from shmload.remote import RemoteDataset
@@ -102,7 +103,7 @@ def loader(reader: str, peer: str, kind: str, folder: str) -> Any:
 
 
 def cpu_s() -> float:
-    """CPU of this process and all under it, living and ended."""
+    """Returns the CPU seconds of this process and all its children, running and ended."""
     import psutil
 
     me = psutil.Process()
@@ -110,7 +111,7 @@ def cpu_s() -> float:
 
 
 def case(action: str, peer: str, kind: str, folder: str) -> None:
-    """In a process of its own: writes, or reads and says what that took."""
+    """Writes, or reads and prints the cost; runs in a process of its own."""
     from tests.remote.write_foreign import Stub
 
     sys.meta_path.append(Stub())
@@ -125,11 +126,11 @@ def case(action: str, peer: str, kind: str, folder: str) -> None:
         wall, used = time.perf_counter() - begin, cpu_s() - cpu
     assert seen == SAMPLES[kind], f"{seen} of {SAMPLES[kind]} samples"
     print(json.dumps({"rate": seen / wall, "cpu_us": used / seen * 1e6}), flush=True)
-    os._exit(0)  # what a peer does at its end is not measured
+    os._exit(0)  # a peer's shutdown is not measured
 
 
 def run(action: str, peer: str, kind: str, folder: Path) -> dict[str, float]:
-    """A case; empty for writing."""
+    """Runs a case; returns an empty dict for writing."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.layouts", "case", action, peer, kind, str(folder)]
     path = os.pathsep.join([os.environ[FOLDER], os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
@@ -141,7 +142,7 @@ def run(action: str, peer: str, kind: str, folder: Path) -> dict[str, float]:
 
 
 def measure(settings: Settings) -> Result:
-    """All readers of all shards, in turn."""
+    """Measures all readers of all shards, in turn."""
     if not os.path.isdir(os.environ.get(FOLDER, "")):
         return Result([], {"left out": f"needs mosaicml-streaming and litdata in a folder that {FOLDER} names"})
     rows, measured = [], {}
@@ -160,7 +161,7 @@ def measure(settings: Settings) -> Result:
 
 
 def rows_of(peer: str, kind: str, rounds: list[dict[str, dict[str, float]]]) -> list[Row]:
-    """What the rounds say."""
+    """Returns the rows of the rounds."""
 
     def middle(reader: str, what: str) -> float:
         return statistics.median(each[reader][what] for each in rounds)

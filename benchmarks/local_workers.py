@@ -1,11 +1,11 @@
 """What do processes of this machine bring beside Ray actors, also where an actor takes longer than they do?
 
 Method: samples that wait and cost no CPU, batches of 4, two batches ordered ahead for each worker: a batch takes 40 ms in a
-process of this machine, and once, twice or four times that in an actor. 2 processes alone, 2 actors alone, and both; each in a
-fresh process, by turns, over a real Ray cluster of one node. Where Ray cannot use this machine's own address, run it in a network
-of its own: `unshare -rn sh -c 'ip link set lo up; python -m benchmarks.local_workers'`.
+process of this machine, and as long, twice or four times as long in an actor. 2 processes alone, 2 actors alone, and both; each
+in a fresh process, by turns, over a real Ray cluster of one node. Where Ray cannot use this machine's own address, run it in a
+network of its own: `unshare -rn sh -c 'ip link set lo up; python -m benchmarks.local_workers'`.
 
-How to read: what both bring over what each brings alone, added up.
+How to read: the rate of both over the sum of the rates of each alone.
 
 Result (2 cores, others' work beside it: load 4 to 8; single rounds of 3 s), batches/s:
 | an actor takes | processes | actors | both | of the sum | both, if whoever is free takes the oldest |
@@ -33,7 +33,7 @@ from benchmarks.cluster import ROOT, cluster
 from benchmarks.common import Result, Row, Settings, main
 from shmload import Ray, ShmLoader
 
-HERE = "SHMLOAD_BENCHMARK_HERE"  # in the environment of the trainer and its children alone: Ray gives actors its own
+HERE = "SHMLOAD_BENCHMARK_HERE"  # set only in the environment of the trainer and its children: Ray gives actors another environment
 WAIT_S = 0.010
 SLOWNESSES = (1, 2, 4)
 POOLS: dict[str, dict[str, Any]] = {
@@ -45,7 +45,7 @@ WARM_UP_S = 3.0
 
 
 class Waiting:
-    """Samples that arrive after a while, which is longer elsewhere."""
+    """Samples that arrive after a while, which is longer in actors."""
 
     def __init__(self, slowness: int) -> None:
         self.slowness = slowness
@@ -59,7 +59,7 @@ class Waiting:
 
 
 def rate(pool: str, slowness: int, seconds: float, address: str) -> float:
-    """Batches a second, of this process."""
+    """Returns the batches per second, measured in this process."""
     given = {**POOLS[pool], "address": address} if "backend" in POOLS[pool] else POOLS[pool]
     with ShmLoader(Waiting(slowness), 4, shuffle=True, seed=1, **given) as loader:
         batches = iter(loader)
@@ -76,7 +76,7 @@ def rate(pool: str, slowness: int, seconds: float, address: str) -> float:
 
 
 def run(pool: str, slowness: int, seconds: float, address: str) -> float:
-    """The same in a fresh process."""
+    """Measures in a fresh process."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.local_workers", "--case"]
     command += [pool, str(slowness), str(seconds), address]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, HERE: "yes"}, capture_output=True, text=True, timeout=300)
@@ -86,7 +86,7 @@ def run(pool: str, slowness: int, seconds: float, address: str) -> float:
 
 
 def measure(settings: Settings) -> Result:
-    """Measures every case; nothing where Ray is not installed."""
+    """Measures every case, or nothing if Ray is not installed."""
     if importlib.util.find_spec("ray") is None:
         print('left out: Ray is not installed (pip install "shmload[ray]")', file=sys.stderr)
         return Result([])

@@ -1,13 +1,14 @@
 """What does a draw of a mixture cost?
 
 Method: nanoseconds of one process per index, in batches of 64 and of 8,192, shuffled members of ten million samples with random
-weights, 2,000,000 draws; beside numpy's choice of a member and torch's WeightedRandomSampler over the members, which draw whose but
-not which, and keep to the weights on average only. Median of the rounds.
+weights, 2,000,000 draws; compared with numpy's choice of a member and torch's WeightedRandomSampler over the members, which draw
+only the member and not the sample, and match the weights only on average. Median of the rounds.
 
-How to read: the plain shuffle's permutation is about 10 ns in batches of 64; the rest is whose draw it is, and sorting by member.
+How to read: the plain shuffle's permutation is about 10 ns in batches of 64; the rest is finding the member, and sorting by
+member.
 
 Predicted: 32 ns with 10 members in bulk: 17 to find the earliest deadline, 3 to sort, 10 to permute, 2 to put in place; 8 more in
-batches of 64, for the call. (Deadlines compared with branches took 47 by themselves: nobody can predict them.)
+batches of 64, for the call. (Comparing deadlines with branches alone took 47, because they are unpredictable.)
 
 Result (2 cores): with 10 members 29.8 ns in bulk and 38 in batches of 64; with 50 members 73 and 79, with 200 102 and 114.
 """
@@ -27,7 +28,7 @@ NUM_DRAWS = 2_000_000
 
 
 def draws(num_members: int, batch_size: int) -> Callable[[], None]:
-    """All draws, batch after batch."""
+    """Returns a function that makes all draws, batch after batch."""
     order = MixOrder([10**7] * num_members, {0: weights_of(num_members)}, stop="repeat", shuffle=True)
 
     def run() -> None:
@@ -62,7 +63,7 @@ def torchs(num_members: int) -> Callable[[], None]:
 
 
 def measure(settings: Settings) -> Result:
-    """Measures the mixture and what stands beside it."""
+    """Measures the mixture and the alternatives."""
     cases = {f"{k} members, {b}": (lambda k=k, b=b: draws(k, b)) for k in (10, 50, 200) for b in (64, 8192)}
     cases |= {"numpy's choice, 64": lambda: numpys(10), "WeightedRandomSampler": lambda: torchs(10)}
     found: dict[str, list[float]] = {name: [] for name in cases}

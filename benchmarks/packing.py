@@ -1,13 +1,13 @@
 """Packing a dataset into shards on a store, beside webdataset's ShardWriter and MosaicML's MDSWriter: what does a sample cost?
 
-Method: 8,000 JPEG files (the package's photographs, 69 kB on average) and 200 images of 224 x 224 that are arrays, into shards
-of 20 MB. shmload packs with 2 workers. webdataset is what its users write: a loop over a permutation that reads each file and
-hands bytes or array to ShardWriter; arrays are PNG in both, by Pillow's encoder at zlib's level 6. What is packed goes nowhere:
-to a store that forgets bytes, and in webdataset's `post` hook to os.unlink. Then the photographs again to a folder as a
-store, by the same put_file in both, which brings each shard to the disk. MDSWriter, with columns jpg and cls, writes there by
-itself and leaves its shards in the page cache; it takes part if SHMLOAD_OTHER_LOADERS names a folder that it is in (.ci/run makes
-one). "One process" is shmload without workers. Each in a fresh process, in turn; CPU is that of the process and all its children,
-workers' start and end included.
+Method: 8,000 JPEG files (the package's photographs, 69 kB on average) and 200 images of 224 x 224 that are arrays, into shards of
+20 MB. shmload packs with 2 workers. webdataset is used as its users do: a loop over a permutation that reads each file and hands
+bytes or array to ShardWriter; arrays are PNG in both, by Pillow's encoder at zlib's level 6. The shards are discarded: by a store
+that drops bytes, and in webdataset's `post` hook with os.unlink. Then the photographs again to a folder as a store, by the same
+put_file in both, which brings each shard to the disk. MDSWriter, with columns jpg and cls, writes there by itself and leaves its
+shards in the page cache; it takes part if SHMLOAD_OTHER_LOADERS names a folder that it is in (.ci/run makes one). "One process"
+is shmload without workers. Each in a fresh process, in turn; CPU is that of the process and all its children, workers' start and
+end included.
 
 How to read: per core is CPU a sample. The arrays' CPU is the PNG encoder's, which is the same; there only the time differs. So
 too with a folder, where most of it is the kernel's, which brings a new file to the disk.
@@ -70,7 +70,7 @@ class Arrays:
 
 @contextmanager
 def folders() -> Iterator[tuple[Path, Path]]:
-    """A folder with photographs, a folder for each class, and an empty one."""
+    """Yields a folder with photographs, with one folder per class, and an empty folder."""
     with tempfile.TemporaryDirectory(prefix="shmload-bench-") as root:
         photos = sorted(OWN_PHOTOS.glob("*.jpg"))
         for number in range(NUM_PHOTOS):
@@ -81,7 +81,7 @@ def folders() -> Iterator[tuple[Path, Path]]:
 
 
 class Forgetful:
-    """A store that keeps what is small, and of shards their sizes."""
+    """A store that keeps small objects, and only the sizes of shards."""
 
     url = "nowhere"
 
@@ -123,7 +123,7 @@ def by_shmload_alone(dataset: Any, store: Any) -> None:
 
 
 def in_order(dataset: Any) -> Iterator[tuple[int, dict[str, Any]]]:
-    """What users of the others write: number and fields of each sample, in random order."""
+    """Yields the number and fields of each sample in random order, as users of the other libraries write it."""
     entries = getattr(dataset, "samples", None)
     order = Permutation(len(dataset), seed=SEED)
     for index in order.take(0, len(order)).tolist():
@@ -169,12 +169,12 @@ FOLDER = "SHMLOAD_OTHER_LOADERS"
 
 
 def ways_of(what: str) -> list[str]:
-    """Who packs that here."""
+    """Returns the libraries that pack this kind of data."""
     return [way for way in WAYS if way != "streaming" or (what == TO_A_FOLDER and FOLDER in os.environ)]
 
 
 def one(way: str, what: str, photos: Path, out: Path) -> tuple[float, float]:
-    """(CPU seconds, seconds) of one packing; runs in a fresh process."""
+    """Returns (CPU seconds, seconds) of one packing; runs in a fresh process."""
     import torch  # noqa: F401  # what both have: not part of the packing
 
     from shmload.formats import ImageFolder
@@ -189,7 +189,7 @@ def one(way: str, what: str, photos: Path, out: Path) -> tuple[float, float]:
 
 
 def measure(settings: Settings) -> Result:
-    """Measures both ways, on both kinds of images."""
+    """Measures all packers on both kinds of images."""
     rows, told = [], {}
     with folders() as (photos, out):
         nbytes = sum(path.stat().st_size for path in photos.rglob("*.jpg"))
@@ -213,7 +213,7 @@ def measure(settings: Settings) -> Result:
                     faster = took[other] / took[way]
                     beside = f"{took[way]:.0f} us, {other} {took[other]:.0f}"
                     name = f"packing {what}, in time, {number}" + (f", {other}" if other != "webdataset" else "")
-                    is_asked = what != "arrays"  # there the encoder's time is the same
+                    is_asked = what != "arrays"  # for arrays, the encoder's time is the same
                     rows.append(Row(name, faster, "x", beside, f">= {aim}x" if is_asked else "", not is_asked or faster >= aim))
     return Result(rows, told)
 

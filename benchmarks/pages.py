@@ -1,7 +1,7 @@
-"""The figures of a run in the pages: docs/measurements.md has every row, README.md and docs/index.md those of FRONT.
+"""Writes the figures of a run into the pages: docs/measurements.md has every row, README.md and docs/index.md those of FRONT.
 
-Each has a place between two marks, and what stands there is written by `python -m benchmarks.against --write` alone. A run of all
-benchmarks writes everything; one of some, in whose way a change was, renews their sections, and these say of which run they are.
+Each place is between two marks, and only `python -m benchmarks.against --write` writes there. A run of all benchmarks writes
+everything; a run of some benchmarks (after a change that concerns them) renews their sections, which then name that run.
 """
 
 import ast
@@ -16,7 +16,7 @@ from shmload.tools.bench.spread import Spread
 
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- python -m benchmarks.against --write writes from here -->\n", "<!-- to here -->\n"
-MEASURED = "Measured on"  # so begins the line of a run: of the whole page, or of a section that is of another run
+MEASURED = "Measured on"  # begins the line that describes a run: of the whole page, or of a section from another run
 PAGE = Path("docs/measurements.md")
 README: tuple[tuple[str, str, str], ...] = (  # the reader's words, the benchmark, its row
     (
@@ -41,13 +41,14 @@ HEADS = ("measured", "now", "beside it", "aim", "", "before", "now / before", "b
 
 @dataclass(frozen=True)
 class Line:
-    """A row over all rounds, beside the earlier tree's.
+    """A row over all rounds, with the earlier tree's.
+
 
     Attributes:
-        row: of the round that has the median figure, so that all its words are of one moment.
-        before: the median of the earlier tree; None where it has no such row.
-        ratio: now over before within rounds; None where there is none.
-        word: `better`, `worse`, `same`, or empty where that is not judged.
+        row: of the round that has the median figure, so that all its texts are of the same round.
+        before: the median of the earlier tree; None if it has no such row.
+        ratio: now over before within rounds; None without an earlier row.
+        word: `better`, `worse`, `same`, or empty if that is not judged.
     """
 
     row: Row
@@ -72,7 +73,7 @@ class Line:
         return {"<": "less", ">": "more"}.get(self.row.aim[:1], "-")
 
     def cells(self) -> tuple[str, ...]:
-        """As HEADS has them."""
+        """Returns the cells under HEADS."""
         met = "met" if self.row.met else "missed"
         beside = self.row.what, self.figure, self.row.beside, self.row.aim, met
         return (*beside, self.figure_before, self.change, self.better_is, self.word)
@@ -87,10 +88,10 @@ def write_pages(
     """Writes a run into all pages.
 
     Args:
-        notes: what is to be said of a benchmark that has no rows, now or before.
-        is_whole: the run is of all benchmarks. Else sections of others stay as they are, and those of this run say so.
+        notes: the remark about a benchmark that has no rows, now or before.
+        is_whole: whether the run is of all benchmarks. Otherwise other sections are kept, and those of this run name it.
     Raises:
-        SystemExit: a row of FRONT is not there, or a page has no place for it; then nothing is written.
+        SystemExit: a row of FRONT is missing, or a page has no place for it; then nothing is written.
     """
     texts = {path: (root / path).read_text() for path in (PAGE, *FRONT)}
     page = measurements(conditions, lines, notes, "" if is_whole else between(texts[PAGE]))
@@ -101,7 +102,7 @@ def write_pages(
 
 
 def fill(path: Path, page: str, text: str) -> str:
-    """The page with another text between its marks."""
+    """Returns the page with another text between its marks."""
     head, begin, rest = page.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not (begin and end):
@@ -110,24 +111,24 @@ def fill(path: Path, page: str, text: str) -> str:
 
 
 def between(page: str) -> str:
-    """What stands between the marks."""
+    """Returns the text between the marks."""
     return page.partition(BEGIN)[2].partition(END)[0]
 
 
 def sections_of(page: str) -> dict[str, str]:
-    """By benchmark, what stands below its heading."""
+    """Returns, by benchmark, the text below its heading."""
     parts = (part.partition("\n") for part in page.split("\n## ")[1:])
     return {name: text.strip() for name, _, text in parts}
 
 
 def cells_of(text: str) -> list[list[str]]:
-    """A section's or page's table without its head, its cells as they were given."""
+    """Returns the cells of a section's or page's table without its head."""
     rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
     return [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
 
 
 def front(path: Path, page: str) -> str:
-    """The table of a page of FRONT, from the page of measurements. Rows that are not of the first run there have their day."""
+    """Returns the table of a page of FRONT, made from the page of measurements. Rows of other runs are dated."""
     sections = sections_of(page)
     found = {(name, cells[0]): cells for name, text in sections.items() for cells in cells_of(text)}
     if missing := [f"{name}: {what}" for _, name, what in FRONT[path] if (name, what) not in found]:
@@ -140,7 +141,7 @@ def front(path: Path, page: str) -> str:
 
 
 def when(conditions: Mapping[str, Any]) -> str:
-    """The line that says which run it is; the same in all pages."""
+    """Returns the line that identifies the run; the same on all pages."""
     return (
         f"{MEASURED} {conditions['started']} at commit {conditions['now']}: {conditions['num_cpus']} cores, 2 workers, "
         f"torch {conditions['torch']}."
@@ -148,7 +149,7 @@ def when(conditions: Mapping[str, Any]) -> str:
 
 
 def where(conditions: Mapping[str, Any]) -> str:
-    """The line that says on which machine, and how."""
+    """Returns the line about the machine and the method."""
     return (
         f"{conditions['cpu_model']}, {conditions['architecture']}, Linux {conditions['kernel']}, Python {conditions['python']}, "
         f"numpy {conditions['numpy']}; load {conditions['load']} when it began. {conditions['rounds']} rounds, timed parts of "
@@ -157,10 +158,10 @@ def where(conditions: Mapping[str, Any]) -> str:
 
 
 def measurements(conditions: Mapping[str, Any], lines: Lines, notes: Mapping[str, str], page: str) -> str:
-    """The page's sections: what was measured where, what has moved, and a table a benchmark.
+    """Returns the page's sections: the conditions, what has changed, and a table per benchmark.
 
     Args:
-        page: an earlier run, whose other sections stay; empty where there is none.
+        page: an earlier run, whose other sections are kept; empty if there is none.
     """
     run = [when(conditions), where(conditions)]
     head, sections = page.split("\n\n")[:2] if page else [*run], sections_of(page)
@@ -173,13 +174,13 @@ def measurements(conditions: Mapping[str, Any], lines: Lines, notes: Mapping[str
     for word in ("worse", "better"):
         found = "; ".join(what for what, _, each in rows if each == word)
         head.append(f"**{word.capitalize()}** beyond noise than before: {found or 'nothing'}.")
-    num_met = sum(met == "met" for _, met, _ in rows)  # a row that was withdrawn is neither met nor missed
+    num_met = sum(met == "met" for _, met, _ in rows)  # a withdrawn row is neither met nor missed
     head.append(f"**Aims** met: {num_met} of {num_met + len(missed)}. Missed: {'; '.join(missed) or 'none'}.")
     return "\n\n".join(head + [f"## {name}\n\n{text}" for name, text in sections.items()]) + "\n"
 
 
 def question(name: str) -> str:
-    """The first paragraph of a benchmark's docstring."""
+    """Returns the first paragraph of a benchmark's docstring."""
     path = Path(__file__).with_name(f"{name}.py")
     text = (ast.get_docstring(ast.parse(path.read_text())) if path.exists() else None) or ""
     return text.partition("\n\n")[0].replace("\n", " ")

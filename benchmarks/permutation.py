@@ -1,10 +1,10 @@
 """What does one index of a shuffled epoch cost, and how long until the first batch in the middle of it?
 
-Method: every row is a process of its own. "per index" is the best of 7 timings: for shmload of a fill of 65,536
-indices, for numpy's Generator.permutation and torch.randperm of the whole permutation, all they offer. "first
-batch" is the time from nothing to 1,024 indices from the epoch's middle on, "held" what stays in memory. Peers are left
-out where their 8 n bytes exceed `--max-bytes`. "shmload" takes the fastest instruction set the CPU has, "shmload avx2"
-and "shmload base" (plain x86-64, as before 2013) the same code compiled for less.
+Method: every row is a process of its own. "per index" is the best of 7 timings: for shmload of a fill of 65,536 indices, for
+numpy's Generator.permutation and torch.randperm of the whole permutation, all they offer. "first batch" is the time from the
+start to 1,024 indices from the epoch's middle on, "held" the memory that remains in use. Peers are skipped if their 8 n bytes
+exceed `--max-bytes`. "shmload" takes the fastest instruction set the CPU has, "shmload avx2" and "shmload base" (plain x86-64, as
+before 2013) the same code compiled for less.
 
 Result, 2 cores of a Xeon with AVX-512 at 2.6 GHz, numpy 2.4, torch 2.13 with 1 thread:
 
@@ -57,7 +57,7 @@ BATCH_SIZE = 1024
 
 
 def best_s(work: Callable[[], object]) -> float:
-    """The shortest of seven runs."""
+    """Returns the shortest of seven runs."""
     times = []
     for _ in range(7):
         start = perf_counter()
@@ -67,7 +67,7 @@ def best_s(work: Callable[[], object]) -> float:
 
 
 def measure_shmload(n: int, isa: str | None) -> dict[str, float]:
-    """Our own order: filled, sought, and how much of it is held."""
+    """Measures our order: filling, seeking, and its memory."""
     out = np.empty(min(n, NUM_INDICES), np.int64)
     order = KeyedPermutation(n, seed=1, epoch=0, isa=isa)
     order.fill(0, out)
@@ -78,13 +78,13 @@ def measure_shmload(n: int, isa: str | None) -> dict[str, float]:
 
 
 def measure_peer(n: int, permute: Callable[[int], object]) -> dict[str, float]:
-    """A whole permutation: its first batch comes when all of it is there."""
+    """Measures a whole permutation: its first batch is available only when all of it is."""
     whole_s = best_s(lambda: permute(n))
     return {"index_s": whole_s / n, "first_batch_s": whole_s, "held_bytes": 8 * n}
 
 
 def measure(method: str, n: int) -> dict[str, float]:
-    """One row of the table."""
+    """Measures one row of the table."""
     if method.startswith("shmload"):
         return measure_shmload(n, method.partition(" ")[2] or None)
     if method == "numpy":
@@ -96,7 +96,7 @@ def measure(method: str, n: int) -> dict[str, float]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as text."""
+    """Returns the rows as text."""
     lines = [f"{'n':>8}  {'method':<13} {'per index':>10} {'first batch':>13} {'held':>12}"]
     for row in rows:
         index_ns, first_us = row["index_s"] * 1e9, row["first_batch_s"] * 1e6
@@ -108,7 +108,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of a table")
-    parser.add_argument("--max-bytes", type=int, default=1 << 30, help="largest array a peer may make; 1 GiB unless told")
+    parser.add_argument("--max-bytes", type=int, default=1 << 30, help="largest array a peer may make; default: 1 GiB")
     parser.add_argument("--row", nargs=2, metavar=("METHOD", "N"), help="measure this row only, in this process")
     arguments = parser.parse_args()
     if arguments.row:

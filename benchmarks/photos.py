@@ -3,7 +3,7 @@
 Method: the `photos` workload of `shmload bench`: simplejpeg and OpenCV, 2 forked workers, loaders in turn in fresh
 processes, the bytes compared. torch by `__getitem__` and at its best, without workers; a thread pool in the trainer.
 
-How to read: both decode alike, so the ratio can at best be the share of torch's CPU that is not decoding. The limit
+How to read: both use the same decoder, so the advantage can at most be the share of torch's CPU that is not decoding. The limit
 is one core that decodes into a resident batch, times the cores that workers have.
 
 Result (2 cores, 2 workers): 1.18x torch's photos/s at 0.84x its CPU a photo.
@@ -19,7 +19,7 @@ from benchmarks.common import GETITEMS, INLINE, THREADS, Result, Row, Settings, 
 
 
 def measure(settings: Settings) -> Result:
-    """Measures the workload; the aim is to lose nothing against any other."""
+    """Measures the workload; the aim is to be no slower than any other."""
     found, report = side_by_side("photos", ("shmload", "torch", GETITEMS, INLINE, THREADS), settings)
     rate = ratio(found, "samples_per_s", "shmload", "torch")
     cpu = ratio(found, "cpu_us_per_sample", "shmload", "torch")

@@ -1,11 +1,12 @@
 """What does a pipeline cost over the loader that runs it, and what do single items cost?
 
-Method: 2 forked workers, shuffled, a fresh process a case in turn. Batches: ShmLoader in seed mode, and a Conveyer of Permutation,
-DistributedBatchedMap and Collate over the same function; photos of 3 x 224 x 224 uint8 that are copied, in batches of 64, and dicts
-of 64 numbers and a label, in batches of 256. Single items: the dicts without Collate, beside torch's DataLoader(batch_size=None).
+Method: 2 forked workers, shuffled, a fresh process per case, in turn. Batches: ShmLoader in seed mode, and a Conveyer of
+Permutation, DistributedBatchedMap and Collate over the same function; photos of 3 x 224 x 224 uint8 that are copied, in batches
+of 64, and dicts of 64 numbers and a label, in batches of 256. Single items: the dicts without Collate, beside torch's
+DataLoader(batch_size=None).
 
-How to read: ratios of medians. A pipeline is the loader's own work with one Python call more an item, and a position instead of a
-step, so whatever a batch loses shows there.
+How to read: ratios of medians. A pipeline does the loader's own work with one more Python call per item, and a position instead
+of a step, so any loss per batch is visible.
 
 Predicted: batches 0.95 to 1.0 of the loader's rate and 1.02 times its CPU a sample; single items 8 times torch's rate.
 Result (2 cores, other work on the machine): photos 1.03 times the loader's rate at 0.94 times its CPU, dicts 1.01 and 1.05; single
@@ -25,7 +26,7 @@ BATCHES = {"photos": 64, "dicts": 256}
 
 
 class Samples:
-    """Photos, or dicts of 64 numbers and a label, out of memory."""
+    """Photos, or dicts of 64 numbers and a label, from memory."""
 
     def __init__(self, kind: str, num_samples: int = 20_000) -> None:
         rng = np.random.default_rng(5)
@@ -40,7 +41,7 @@ class Samples:
 
 
 def conveyer(dataset: Samples, options: LoaderOptions) -> Loader:
-    """The pipeline; single items for a batch size of 1."""
+    """Returns the pipeline; with single items for a batch size of 1."""
     stages: list[Any] = [
         Permutation(len(dataset), repeating=False),
         DistributedBatchedMap(dataset.__getitem__, options.num_workers),
@@ -51,14 +52,14 @@ def conveyer(dataset: Samples, options: LoaderOptions) -> Loader:
 
 
 def torch_items(dataset: Samples, options: LoaderOptions) -> Loader:
-    """torch's loader of single items."""
+    """Returns torch's loader of single items."""
     given = {**keywords(options), "batch_size": None}
     loader: Loader = DataLoader(dataset, **given)  # type: ignore[arg-type]  # a dataset by its methods
     return loader
 
 
 def measure(settings: Settings) -> Result:
-    """Measures batches beside the loader's, and single items beside torch's."""
+    """Measures batches against the loader's, and single items against torch's."""
 
     def job(loader: str, kind: str, batch_size: int) -> Any:
         return forked(

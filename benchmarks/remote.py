@@ -1,10 +1,10 @@
 """How fast do photos of 100 KB come from an object store, and what does that cost?
 
-Method: 10,000 photos of 88 KB, a thousand different ones, cut from those that ship with shmload, packed into 45 tar shards of 20 MB
-in a real S3-compatible store on this machine. Every case reads all of them once in a process of its own, 2 forked workers, batches
-of 64, the bytes of the photos delivered, nothing decoded; whole passes, imports excluded, start of the workers included. A virtual
-machine's memory that was given back to its host costs 3 s of CPU a GiB when it is touched again, which is 260 us a photo: so each
-case first touches memory of its own and, by a file that goes again, the page cache's, which comes from elsewhere.
+Method: 10,000 photos of 88 KB, a thousand different ones, cut from those that ship with shmload, packed into 45 tar shards of 20
+MB in a real S3-compatible store on this machine. Every case reads all of them once in a process of its own, 2 forked workers,
+batches of 64, the bytes of the photos delivered, nothing decoded; whole passes, imports excluded, start of the workers included.
+A virtual machine's memory that was given back to its host costs 3 s of CPU a GiB when it is touched again, which is 260 us a
+photo: so each case first touches memory of its own and, with a temporary file, that of the page cache, which is separate.
 
     raw       the client library alone (obstore): every shard by parallel ranges of 8 MB into memory, nothing looked at
     cold      ShmLoader over `RemoteDataset.indexed()`, block shuffle, an empty cache folder
@@ -14,10 +14,11 @@ case first touches memory of its own and, by a file that goes again, the page ca
     webdataset          1.0.2 over the same shards by presigned URLs and curl, torch's DataLoader
     litdata, mosaicml   their own formats in the same store (remote_peers.py), the same three ways; once, as they take long
 
-How to read: server and reader share the two cores, so CPU that a reader saves the server has: CPU a photo with the server's
-counted says what the store could give. The trainer's CPU counts from the ninth batch on, when the ring has its size. The store is
-the one that the environment names (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), else a gateway started for it.
-SHMLOAD_PEERS_PYTHON names a Python that has obstore, webdataset, litdata and mosaicml-streaming; what it lacks is left out.
+How to read: server and reader share the two cores, so the server gets the CPU that a reader saves: CPU per photo including the
+server's shows what the store could deliver. The trainer's CPU counts from the ninth batch on, when the ring has its final size.
+The store is the one that the environment names (AWS_ENDPOINT_URL, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), else a gateway
+started for it. SHMLOAD_PEERS_PYTHON names a Python that has obstore, webdataset, litdata and mosaicml-streaming; what it lacks is
+skipped.
 
 Result (2 cores, quiet, two rounds of everything; raw and cold four rounds more):
 | | raw | cold | warm | none | fluent | webdataset | litdata cold, warm, none | mosaicml cold, warm |
@@ -25,17 +26,17 @@ Result (2 cores, quiet, two rounds of everything; raw and cold four rounds more)
 | MB/s | 531-630 | 459-671 | 1764-3335 | 572-599 | 506-590 | 249-260 | 220, 509, 304 | 148-162, 172-252 |
 | CPU us a photo | 67-77 | 98-141 | 40-62 | 104-118 | 123-142 | 415-426 | 465, 211, 347 | 642-679, 423-650 |
 | with the server's | 198-245 | 233-315 | 52-73 | 274-280 | 282-302 | 540-573 | 644, 231, 454 | 748-850, 430-686 |
-Cold over raw by the wall: 0.74, 0.90, 0.93, 1.03, 1.15, 1.20; by CPU with the server's 0.66 to 0.98, median 0.75. Over webdataset
-1.85 and 2.58, where raw is 2.25 and 2.45: remote_http.py reads the same where the server costs nothing, 3.3 times as fast. The
-trainer takes 0.021-0.027 s a GiB cold, 0.010-0.012 warm, 0.008-0.010 in batches of 256. mosaicml with room for 300 MB was stopped
-after 60 s, and in the second round failed with "Relative sample index 26 is not present". Fluent copies three times where the
-view copies once: to bytes, to the slot, to bytes again. With room for 303 MB the folder took 300, a worker 38-49 of private
-memory, the trainer 4-9 more.
+Cold over raw by wall time: 0.74, 0.90, 0.93, 1.03, 1.15, 1.20; by CPU with the server's 0.66 to 0.98, median 0.75. Over
+webdataset 1.85 and 2.58, where raw is 2.25 and 2.45: remote_http.py reads the same from a server that costs almost nothing, 3.3
+times as fast. The trainer takes 0.021-0.027 s a GiB cold, 0.010-0.012 warm, 0.008-0.010 in batches of 256. mosaicml with room for
+300 MB was stopped after 60 s, and in the second round failed with "Relative sample index 26 is not present". Fluent copies three
+times where the view copies once: to bytes, to the slot, to bytes again. With room for 303 MB the folder took 300, a worker 38-49
+of private memory, the trainer 4-9 more.
 
-What helped, predicted and found: no wait for the disk before a copy has its name (0.5 s of a pass: cold by the wall 0.77 of raw
+What helped, predicted and found: no wait for the disk before a copy is named (0.5 s of a pass: cold 0.77 of raw by wall time
 before), socket to file without the GIL (-10 us: -6, and beside a thread that runs Python 1.24 times the rate), fewer Python calls
-for a batch that is waited for (trainer, cold: 0.068 and 0.043 before). Tried, and not as predicted: splice from socket to file
-(-15 us: none, and the server pays more); two shards at once in each worker.
+for a batch that is waited for (trainer, cold: 0.068 and 0.043 before). Tried, with other results than predicted: splice from
+socket to file (-15 us: none, and the server pays more); two shards at once in each worker.
 """
 
 from __future__ import annotations
@@ -64,21 +65,21 @@ from benchmarks.common import Result, Row, Settings, main
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "storage"))
 
-import store_kit  # the path comes first
+import store_kit  # the path is set first
 
 BUCKET, FOLDER = "shmload-benchmark", "photos"
 NUM_PHOTOS, NUM_TILES = 10_000, 1000
 SHARD_NBYTES = 20_000_000
 BATCH = 64
 DEADLINE_S = 60  # of a case
-NUM_SETTLING = 8  # batches until the ring's slots have their size
+NUM_SETTLING = 8  # batches until the ring's slots have their final size
 CACHE_BYTES = 15 * (SHARD_NBYTES + 200_000)
 INTERPRETER = "SHMLOAD_PEERS_PYTHON"  # names a Python that has obstore, litdata, mosaicml-streaming, webdataset
 TOUCHED_NBYTES = 3 << 29
 
 
 def photos() -> Iterator[bytes]:
-    """JPEG files of about 100 KB, each another."""
+    """Yields distinct JPEG files of about 100 KB."""
     from PIL import Image
 
     import shmload
@@ -106,7 +107,7 @@ def upload() -> None:
 
 
 def pack_into(store: Any) -> None:
-    """Packs the photos, unless they are there."""
+    """Packs the photos, unless they are there already."""
     from shmload._core.crc32c import crc32c
     from shmload.formats import TarWriter
     from shmload.formats.tar.shard_index import ShardIndex, pack_index
@@ -132,7 +133,7 @@ def pack_into(store: Any) -> None:
         store.put(MANIFEST_NAME, manifest.dump())
 
 
-_settled: list[tuple[float, int]] = []  # the trainer's CPU and the bytes so far when workers and ring were up
+_settled: list[tuple[float, int]] = []  # the trainer's CPU and the bytes so far, when workers and ring were ready
 
 
 def s3() -> Any:
@@ -252,7 +253,7 @@ PEERS = tuple(f"{peer} {way}" for peer in ("litdata", "mosaicml") for way in ("c
 
 
 def touch_memory(place: str) -> None:
-    """Has the host back the memory that the case will use, its own and the page cache's, which come from different places."""
+    """Makes the host provide the memory that the case will use: its own and that of the page cache."""
     with mmap.mmap(-1, TOUCHED_NBYTES) as memory:
         memory.madvise(23)  # MADV_POPULATE_WRITE
     piece = bytes(1 << 20)
@@ -262,9 +263,9 @@ def touch_memory(place: str) -> None:
 
 
 def run(case: str, folder: str, read: Callable[[str, str], dict[str, int]]) -> None:
-    """One case, in this process: (case, folder) -> bytes that were read, and what else is said of them."""
+    """Runs one case in this process. `read` maps (case, folder) to the bytes that were read and further figures."""
     for module in ("obstore", "boto3", "webdataset", "shmload.loader", "shmload.remote.remote_dataset"):
-        with contextlib.suppress(ImportError):  # the other interpreter has it
+        with contextlib.suppress(ImportError):  # the other interpreter may have it
             importlib.import_module(module)
     touch_memory(os.path.dirname(folder))
     begin, mine = time.perf_counter(), time.process_time()
@@ -283,7 +284,7 @@ def read_photos(case: str, folder: str) -> dict[str, int]:
 
 
 def watch_memory(folder: str) -> None:
-    """Reads with little cache, and says what processes and folder take at most, in MB."""
+    """Reads with a small cache, and prints the maximal memory of processes and folder, in MB."""
     import psutil
 
     from shmload.storage.cache import Cache
@@ -316,19 +317,19 @@ def watch_memory(folder: str) -> None:
 
 
 def peers_python() -> str:
-    """The interpreter that has the other libraries."""
+    """Returns the interpreter that has the other libraries."""
     return os.environ.get(INTERPRETER, sys.executable)
 
 
 def in_a_process(case: str, folder: str, interpreter: str, module: str = "benchmarks.remote") -> dict[str, float]:
-    """A case by the interpreter that has what it needs; with the CPU that the server took meanwhile, if it runs here."""
+    """Runs a case with the interpreter that has its libraries; includes the CPU of the server if that runs here."""
     before = server_cpu_s()
     command = [interpreter, "-W", "ignore", "-m", module, "case", case, folder]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             out, said = process.communicate(timeout=DEADLINE_S)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)  # its workers, too: they would go on writing
+            os.killpg(process.pid, signal.SIGKILL)  # including its workers, which would continue to write
             raise LookupError(f"{case}: not done after {DEADLINE_S} s") from None
     if process.returncode:
         raise LookupError(f"{case}: {(said.strip() or 'no word').splitlines()[-1][:200]}")
@@ -340,7 +341,7 @@ def in_a_process(case: str, folder: str, interpreter: str, module: str = "benchm
 
 
 def server_cpu_s() -> float:
-    """CPU of the gateway's processes, as far as they are of this machine."""
+    """Returns the CPU of the gateway's processes that run on this machine."""
     import psutil
 
     port = urlsplit(os.environ["AWS_ENDPOINT_URL"]).port
@@ -357,7 +358,7 @@ def server_cpu_s() -> float:
 
 
 def no_store() -> str | None:
-    """Why there is no store; None: there is one, with the bucket, and the environment names it."""
+    """Returns why there is no store, or None if there is one with the bucket, named by the environment."""
     if "AWS_ENDPOINT_URL" not in os.environ:
         try:
             server = store_kit.s3_server()
@@ -399,7 +400,7 @@ def measure(settings: Settings) -> Result:
 
 
 def pack_for(peer: str) -> None:
-    """Has a peer write its own format."""
+    """Makes a peer write its own format."""
     command = [peers_python(), "-W", "ignore", "-m", "benchmarks.remote_peers", peer]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if done.returncode:
@@ -407,7 +408,7 @@ def pack_for(peer: str) -> None:
 
 
 def rows_of(found: dict[str, list[dict[str, float]]], memory: dict[str, float]) -> list[Row]:
-    """Ratios of the medians, and what stands beside them."""
+    """Returns the ratios of the medians, and the figures for comparison."""
 
     def median(case: str, of: Callable[[dict[str, float]], float]) -> float:
         return statistics.median(map(of, found[case]))

@@ -1,11 +1,12 @@
-"""How fast do the photos of benchmarks/remote.py come where the server costs next to nothing?
+"""How fast do the photos of benchmarks/remote.py come if the server costs almost nothing?
 
 Method: the same shards as files behind nginx, which sends them from the page cache by sendfile; ShmLoader over
-`RemoteDataset.indexed()` with an empty cache folder, webdataset 1.0.2 over the same URLs by curl and torch's DataLoader, one after
-the other by rounds, each in a process of its own; 2 workers, batches of 64, whole passes, imports excluded.
+`RemoteDataset.indexed()` with an empty cache folder, webdataset 1.0.2 over the same URLs by curl and torch's DataLoader, in turn
+in each round, each in a process of its own; 2 workers, batches of 64, whole passes, imports excluded.
 
-How to read: an S3 gateway on the same two cores takes half of the CPU that there is, so beside it nobody can be three times as fast
-as webdataset: the client library that reads and drops the same bytes is 2.3 to 2.5 times. This is the same reading without that.
+How to read: an S3 gateway on the same two cores takes half of the CPU that there is, so with it no reader can be three times as
+fast as webdataset: the client library that reads and drops the same bytes is 2.3 to 2.5 times as fast. This benchmark reads the
+same data without that gateway.
 
 Result (2 cores, 3 rounds, quiet machine): 1,075 MB/s and 1.13 s of CPU (server 0.18) against 324 MB/s and 4.47 s (server 0.10):
 3.3 times the rate for a quarter of the readers' CPU.
@@ -40,7 +41,7 @@ uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s; server {{ listen 127.0.0.
 
 @contextmanager
 def served(root: str) -> Iterator[tuple[str, int]]:
-    """URL and process of a server of a folder's files."""
+    """Yields URL and process id of a server of a folder's files."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -59,7 +60,7 @@ def served(root: str) -> Iterator[tuple[str, int]]:
 
 
 def run(case: str, url: str, folder: str) -> None:
-    """One case, in this process."""
+    """Runs one case in this process."""
     for module in ("webdataset", "shmload.loader", "shmload.remote.remote_dataset"):
         importlib.import_module(module)
     remote.touch_memory(os.path.dirname(folder))

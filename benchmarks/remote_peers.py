@@ -20,7 +20,7 @@ SHARD_NBYTES = 20_000_000
 
 
 def pack(peer: str, bucket: str, s3: Any, photos: Iterator[bytes]) -> None:
-    """Writes the photos with the peer's own writer and uploads what it wrote."""
+    """Writes the photos with the peer's own writer and uploads the files."""
     if s3.list_objects_v2(Bucket=bucket, Prefix=f"{peer}/").get("KeyCount"):
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -40,7 +40,9 @@ def _write_litdata(folder: str, photos: Iterable[bytes]) -> None:
 
 
 def mosaicml_package() -> Any:
-    """mosaicml's package. It imports torchvision, whose operators the CPU build of torch may lack: two of them are declared."""
+    """Imports mosaicml's package. It imports torchvision, whose operators the CPU build of torch may lack: two of them are
+    declared.
+    """
     import torch
 
     declared = torch.library.Library("torchvision", "DEF")
@@ -63,7 +65,7 @@ _WRITERS: dict[str, Callable[[str, Iterable[bytes]], None]] = {"litdata": _write
 
 
 def read(peer: str, bucket: str, folder: str, cache_bytes: int | None = None) -> tuple[int, int]:
-    """One epoch: bytes and samples."""
+    """Reads one epoch; returns the numbers of bytes and samples."""
     os.makedirs(folder, exist_ok=True)
     total = seen = 0
     for batch in _loader(peer, f"s3://{bucket}/{peer}", folder, cache_bytes):
@@ -73,12 +75,12 @@ def read(peer: str, bucket: str, folder: str, cache_bytes: int | None = None) ->
 
 
 def _columns(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """A batch; litdata gives memoryviews, which neither torch's own collate nor its queue takes."""
+    """Makes a batch of columns; litdata gives memoryviews, which torch's collate and queue do not accept."""
     return {"jpg": [bytes(row["jpg"]) for row in rows], "cls": [row["cls"] for row in rows]}
 
 
 def litdata_dataset(url: str, folder: str, **options: Any) -> Any:
-    """A StreamingDataset, shuffled, of the store that the environment names."""
+    """Returns a shuffled StreamingDataset of the store that the environment names."""
     import litdata
     from litdata.streaming import downloader
 

@@ -2,22 +2,22 @@
 
 Method: 40,000 windows of 2,049 tokens, uint16, 164 MB, in shards of 20 MB, in the store of benchmarks/remote.py: as `.npy` files,
 as LitData's TokensLoader has them, and as MosaicML's arrays. Every case reads all once, shuffled, in a process of its own, 2
-forked workers, batches of 32, start of the workers included, imports excluded; cold with an empty folder, then warm with the same.
-The sum of all tokens has to be right.
+forked workers, batches of 32, start of the workers included, imports excluded; cold with an empty folder, then warm with the
+same. The sum of all tokens is checked.
 
     npy                      ShmLoader over `RemoteDataset.indexed()`, block shuffle
     of litdata, of mosaicml  the same over what those have written
     litdata, mosaicml        their own readers and loaders (TokensLoader; torch's DataLoader)
 
-How to read: as benchmarks/remote.py. CPU is of the reader's processes a window; beside it with the server's.
+How to read: as benchmarks/remote.py. CPU is that of the reader's processes per window; the second figure includes the server's.
 
 Result (2 cores, beside other programs at a load of 7, one round):
 | | npy | of litdata | of mosaicml | litdata | mosaicml |
 |---|---|---|---|---|---|
 | cold, MB/s; CPU us a window | 116; 26 | 68; 28 | 63; 38 | 23; 93 | 17; 279 |
 | warm | 148; 21 | 75; 24 | 111; 29 | 79; 65 | 22; 211 |
-Predicted: 0.3 of LitData's CPU. Found at first: 0.7 cold and 1.0 warm, as numpy's state was taken twice for each chunk of a batch,
-to see whether its samples drew.
+Predicted: 0.3 of LitData's CPU. Found at first: 0.7 cold and 1.0 warm, because numpy's state was read twice for each chunk of a
+batch, to detect whether its samples drew random numbers.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ CASES = ("npy", "of litdata", "of mosaicml", "litdata", "mosaicml")
 
 
 def windows() -> Iterator[np.ndarray[Any, Any]]:
-    """The windows, each another."""
+    """Yields distinct windows."""
     rng = np.random.default_rng(7)
     for _ in range(NUM_WINDOWS):
         yield rng.integers(0, 50_000, LENGTH, np.uint16)
 
 
 def write(kind: str, folder: str) -> None:
-    """Writes them as one of the three has them."""
+    """Writes the windows in the format of one of the three libraries."""
     if kind == "npy":
         each, found = SHARD_NBYTES // (2 * LENGTH), np.stack(list(windows()))
         for number, first in enumerate(range(0, NUM_WINDOWS, each)):
@@ -75,7 +75,7 @@ def write(kind: str, folder: str) -> None:
 
 
 def upload(kind: str) -> None:
-    """Puts them into the store's bucket, unless they are there."""
+    """Uploads them to the store's bucket, unless they are there already."""
     client, prefix = remote.s3(), f"tokens/{kind}"
     if client.list_objects_v2(Bucket=remote.BUCKET, Prefix=f"{prefix}/").get("KeyCount"):
         return
@@ -86,7 +86,7 @@ def upload(kind: str) -> None:
 
 
 def own(kind: str, folder: str) -> Iterator[Any]:
-    """Batches of shmload."""
+    """Yields shmload's batches."""
     from shmload import ShmLoader
     from shmload.remote import RemoteDataset
     from shmload.remote.layouts import LitData
@@ -101,7 +101,7 @@ def own(kind: str, folder: str) -> Iterator[Any]:
 
 
 def peers(kind: str, folder: str) -> Iterator[Any]:
-    """Batches of litdata or mosaicml."""
+    """Yields batches of litdata or mosaicml."""
     import torch
 
     url = f"s3://{remote.BUCKET}/tokens/{kind}"
@@ -121,7 +121,7 @@ def peers(kind: str, folder: str) -> Iterator[Any]:
 
 
 def read(case: str, folder: str) -> dict[str, int]:
-    """One pass: bytes, windows, and the sum of the tokens."""
+    """Reads one pass; returns bytes, windows, and the sum of the tokens."""
     kind = case.removeprefix("of ")
     batches: Iterable[Any] = peers(kind, folder) if case in ("litdata", "mosaicml") else own(kind, folder)
     total = seen = 0
@@ -153,13 +153,13 @@ def measure(settings: Settings) -> Result:
                     name = case.replace(" ", "-")
                     one = remote.in_a_process(case, f"{place}/{name}", python, "benchmarks.remote_tokens")
                     if one["sum"] != expected:
-                        raise SystemExit(f"{case}, {way}: the tokens come to {one['sum']:.0f}, not {expected}")
+                        raise SystemExit(f"{case}, {way}: the sum of the tokens is {one['sum']:.0f}, not {expected}")
                     found.setdefault(f"{case}, {way}", []).append(one)
     return Result(rows_of(found), {"cases": found, "left out": absent, "load": os.getloadavg()})
 
 
 def rows_of(found: dict[str, list[dict[str, float]]]) -> list[Row]:
-    """Ratios of the medians to the best peer's."""
+    """Returns the ratios of the medians to the best peer's."""
 
     def middle(name: str, of: Callable[[dict[str, float]], float]) -> float:
         return median(map(of, found[name]))

@@ -1,13 +1,14 @@
 """What does a position cost: to ask for it, to come back to it, and the reseeding that makes samples repeat?
 
-Method: one process, each figure the best of `--rounds` (a busy machine only ever adds). Fresh start and resume are
-the time from making the loader to its first batch in hand, 256 indices of a dataset of 10^10 (seed mode) and 10^7
-(torch mode, beside torchdata's StatefulDataLoader), shuffled, one forked worker. state_dict() is timed in the middle
-of an epoch with two workers. Reseeding is what a sample that draws nothing costs a loader's CPU more than with
-seed_samples=False: random, numpy and torch are seeded before it, beside their public calls.
+Method: one process, each figure the best of `--rounds` (a busy machine only ever adds). Fresh start and resume are the time from
+making the loader to its first batch in hand, 256 indices of a dataset of 10^10 (seed mode) and 10^7 (torch mode, beside
+torchdata's StatefulDataLoader), shuffled, one forked worker. state_dict() is timed in the middle of an epoch with two workers.
+Reseeding is the additional CPU of a sample that draws nothing, compared with seed_samples=False: random, numpy and torch are
+seeded before each sample. It is compared with their public calls.
 
-How to read: a place in a formula costs nothing to come to, so a resume should cost what a start costs. In torch mode the order is
-torch's own permutation, which must be drawn (that is most of the time, for everybody); torchdata then counts up to the place.
+How to read: a position in a formula is reached at no cost, so a resume should cost as much as a start. In torch mode the order is
+torch's own permutation, which must be drawn (that is most of the time for every loader); torchdata then counts up to the
+position.
 
 Predicted: 10 us, 1.0x, 15 us. Result (2 cores, other work on the machine):
 | | |
@@ -40,7 +41,7 @@ HUGE, LARGE = 10**10, 10**7
 
 
 class Numbers(Dataset[Any]):
-    """Nothing but its indices."""
+    """A dataset of its indices."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -57,7 +58,7 @@ def best(measure: Callable[[], float], rounds: int) -> float:
 
 
 def first_batch_s(make: Callable[[], Any], state: Any) -> float:
-    """From making the loader, and loading a state, to the first batch."""
+    """Returns the time from the creation of the loader, including loading a state, to the first batch."""
     began = time.perf_counter()
     loader = make()
     if state is not None:
@@ -89,7 +90,9 @@ def torchdatas() -> Any:
 
 
 def torchdata_state(position: int) -> dict[str, Any]:
-    """The state that its loader tells after so many batches, without reading them: its first, with the counts put up."""
+    """Returns the state of torchdata's loader after `position` batches without reading them: its first state with the counts
+    increased.
+    """
     loader = torchdatas()
     next(iter(loader))
     state: dict[str, Any] = loader.state_dict()
@@ -109,7 +112,7 @@ def states(rounds: int) -> tuple[list[Row], dict[str, Any]]:
             iterator = iter(loader)
             for _ in range(10):
                 next(iterator)
-            us = best(lambda: call_us(loader.state_dict, 200), rounds)  # called at once
+            us = best(lambda: call_us(loader.state_dict, 200), rounds)  # calls in a tight loop
             nbytes = len(json.dumps(loader.state_dict()))
         measured[name] = {"state_us": us, "state_nbytes": nbytes}
         rows.append(Row(f"state_dict(), {name}", us, "us", f"{nbytes} bytes as JSON", "<= 50 us", us <= 50))
@@ -162,7 +165,7 @@ def resumes(rounds: int) -> tuple[list[Row], dict[str, Any]]:
 
 
 def read_us(**options: Any) -> float:
-    """CPU of a sample that costs nothing itself, in the process that reads it."""
+    """Returns the CPU of a sample that itself costs nothing, in the process that reads it."""
     num_passes, num_samples = 3, 100_000
     with ShmLoader(Numbers(num_samples), 1000, seed=1, collate_fn=len, **options) as loader:
         began = time.process_time()
@@ -173,7 +176,7 @@ def read_us(**options: Any) -> float:
 
 
 def seed_publicly() -> None:
-    """The same for one, as everybody can."""
+    """Seeds the generators for one sample with their public functions."""
     random.seed(0x9E3779B97F4A7C15)
     np.random.seed(0x7F4A7C15)
     torch.default_generator.manual_seed(0x9E3779B97F4A7C15)

@@ -14,7 +14,7 @@ FIELDS = ("a", "b", "c")
 
 
 class Dicts:
-    """Three float32 arrays of 100 to 2,000 values and a string a sample, copied out of one flat array: the peers' workload W5."""
+    """Samples of three float32 arrays of 100 to 2,000 values and a string, copied from one flat array: the peers' workload W5."""
 
     def __init__(self, num_samples: int = 20_000) -> None:
         lengths = np.random.default_rng(8).integers(100, 2001, 3 * num_samples)
@@ -33,7 +33,7 @@ class Dicts:
 
 
 class DictsInPlace(Dicts):
-    """The same, written where they are delivered."""
+    """The same, written directly into the batch."""
 
     schema: ClassVar = {**dict.fromkeys(FIELDS, ("float32", (None,))), "id": str}
 
@@ -45,7 +45,7 @@ class DictsInPlace(Dicts):
 
 
 class Texts:
-    """A string of `length` characters a sample."""
+    """Samples of one string of `length` characters."""
 
     def __init__(self, length: int, num_samples: int = 100_000) -> None:
         letters = np.random.default_rng(10).integers(97, 123, length * 1000, np.uint8).tobytes().decode()
@@ -80,7 +80,7 @@ class Listed:
 
 
 def end_to_end(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """A collate function: a field's values end to end, and the lengths."""
+    """Concatenates a field's values and gives their lengths: a collate function."""
     batch: dict[str, Any] = {"id": [sample["id"] for sample in samples]}
     for name in FIELDS:
         arrays = [sample[name] for sample in samples]
@@ -90,7 +90,7 @@ def end_to_end(samples: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def as_lists(samples: list[dict[str, Any]]) -> dict[str, Any]:
-    """A collate function: a list of tensors for each field."""
+    """Makes a list of tensors for each field: a collate function."""
     batch: dict[str, Any] = {name: [torch.from_numpy(sample[name]) for sample in samples] for name in FIELDS}
     batch["id"] = [sample["id"] for sample in samples]
     return batch
@@ -109,7 +109,7 @@ shmload_list, shmload_pad, shmload_nested, shmload_jagged = (_ragged(mode) for m
 
 
 class Alone:
-    """No loader: the dataset read in the trainer, nothing made of it."""
+    """Not a loader: reads the dataset in the trainer and drops the samples."""
 
     def __init__(self, dataset: Any, options: LoaderOptions) -> None:
         self.dataset, self.batch_size = dataset, options.batch_size

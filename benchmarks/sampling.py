@@ -1,8 +1,8 @@
 """What does an index of each sampling order cost, and how much padding do batches by length save?
 
-Method: every row is a process of its own, n = 10^6. "per index" is an epoch read in batches of 64 (32 by length), the order's
-own preparation included, over its indices; "first batch" the time from nothing to one batch in the epoch's middle. torch's
-samplers are iterated as its DataLoader does it, and have no other way to the middle. Best of three.
+Method: every row is a process of its own, n = 10^6. "per index" is an epoch read in batches of 64 (32 by length), the order's own
+preparation included, over its indices; "first batch" the time from nothing to one batch in the epoch's middle. torch's samplers
+are iterated as its DataLoader does it, and cannot start in the middle. Best of three.
 
 Padding: log-normal lengths (mean of the logarithm 4.5, deviation 0.8, at most 2,048: mean 124), batches of 32 or of 4,096 tokens.
 "padding" is its share of the batches' rows; "8 ranks" what the busiest rank of a step reads over the mean of all, summed over
@@ -28,9 +28,10 @@ Result, 2 cores of a Xeon with AVX-512 at 2.6 GHz, numpy 2.4, torch 2.13 with 1 
     the same, window=1000                1.0%         75.9%      1.06
     TokenBudget of 4,096                 1.9%         61.5%      1.03
 
-How to read it: a formula costs the same in the middle as at the start; what is worked out per epoch (without replacement, by
-length) costs its first batch once. In bulk, 65,536 at a time, BlockShuffle takes 5 to 12 ns and Weighted 7 to 12: the rest is the
-batches' own 2 us. Ranks are in step by the budget; with batches of 32 groups of neighbors help, the more the larger the window.
+How to read it: a formula costs the same in the middle as at the start; what is computed per epoch (without replacement, by
+length) is paid once, by the first batch. In bulk, 65,536 at a time, BlockShuffle takes 5 to 12 ns and Weighted 7 to 12: the rest
+is the batches' own 2 us. With a budget, ranks have equal work; with batches of 32, groups of neighbors help, more so with larger
+windows.
 
     python benchmarks/sampling.py [--json]
 """
@@ -65,7 +66,7 @@ def weights() -> NDArray[np.float64]:
 
 
 def of_torch(kind: str) -> Callable[[], Iterable[list[int]]]:
-    """torch's batches of one epoch."""
+    """Returns torch's batches of one epoch."""
     import torch
     from torch.utils.data import BatchSampler, RandomSampler, WeightedRandomSampler
 
@@ -127,7 +128,7 @@ BY_LENGTH: dict[str, Callable[[], Bucketed]] = {
 
 
 def best_s(work: Callable[[], object]) -> float:
-    """The shortest of three runs."""
+    """Returns the shortest of three runs."""
     times = []
     for _ in range(3):
         start = perf_counter()
@@ -137,7 +138,7 @@ def best_s(work: Callable[[], object]) -> float:
 
 
 def measure(method: str) -> dict[str, float]:
-    """One row of the first table."""
+    """Measures one row of the first table."""
     if method in TORCHS:
         of_epoch = of_torch(method)
 
@@ -154,7 +155,7 @@ def measure(method: str) -> dict[str, float]:
 
 
 def waste(method: str) -> dict[str, float]:
-    """One row of the second table."""
+    """Measures one row of the second table."""
     order, length = BY_LENGTH[method](), lengths()
     share, shuffled = order.padding(seed=1)
     count = order.num_batches(seed=1, epoch=0) // RANKS * RANKS
@@ -164,7 +165,7 @@ def waste(method: str) -> dict[str, float]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as text."""
+    """Returns the rows as text."""
     lines = [f"{'order':<30} {'per index':>10} {'first batch':>13}"]
     for row in rows:
         if "index_s" in row:

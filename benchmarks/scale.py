@@ -1,22 +1,22 @@
 """4,096 ranks, 10^11 samples, a million shards: what do the order, a resume, the plan of shards and the metadata cost?
 
-Method: no such job runs here, so each role is played by the product's own code in one process, and the roles that are alike by
-one of them. A rank is a ShmLoader told that it is one of 4,096, over a dataset that is nothing but its indices. The order is asked
-for one step by every rank in turn. The plan is of a dataset whose manifest names a million shards of 100,000 samples; none of them
-is there, as nothing of them is read.
+Method: no such job runs here, so one process runs the product's own code for each role, and one of several equal roles. A rank is
+a ShmLoader with world_size=4096 over a dataset of its indices. Every rank in turn computes one step of the order. The plan is
+that of a dataset whose manifest names a million shards of 100,000 samples; none of them exists, because nothing of them is read.
 
-    order       one step of all ranks, at three places of the epoch: no index twice, and what they stand for (the permutation
-                backwards) is the step; then the same step by a quarter and by twice as many ranks
+    order       one step of all ranks, at three places of the epoch: no index twice, and their positions (the permutation
+                inverted) are those of the step; then the same step by a quarter and by twice as many ranks
     resume      first batch of the last rank, fresh and at nine tenths of the epoch
     metadata    the manifest: its size, the time to open it, memory of a process, and of a forked worker that plans with it
     plan        a seek in the order of shards; with 512 nodes, the shards of each node over an equal share
 
-How to read: bounds, not rates. What grows with the shards is the manifest, which is read once where the dataset is made; what
-grows with the samples is their index, 70 bytes each, of which a node has that of its own shards; nothing grows with the ranks.
+How to read: bounds, not rates. The manifest grows with the number of shards, and is read once when the dataset is made. The index
+grows with the number of samples, 70 bytes each, and a node has only that of its own shards. Nothing grows with the number of
+ranks.
 
-Predicted: 1 ms a step for a rank of a plain order, 1.0 for a resume, 0.5 GB for a million shards.
-Result (2 cores, other work on the machine): 2 us, 0.87, 280 MiB; 5 MiB more in a worker, which had taken 222 while each look at
-the next windows made a list of all of the epoch's. docs/scale.md has the rest, and what bounds it.
+Predicted: 1 ms a step for a rank of a plain order, 1.0 for a resume, 0.5 GB for a million shards. Result (2 cores, other work on
+the machine): 2 us, 0.87, 280 MiB; 5 MiB more in a worker, where it had been 222 when each access to the next windows made a list
+of all windows of the epoch. docs/scale.md has the rest, and what bounds it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def num_samples() -> int:
 
 
 def order(rounds: int) -> tuple[list[Row], dict[str, Any]]:
-    """Whether a step of all ranks is a step, and what a rank pays for its part of it."""
+    """Checks that a step of all ranks is complete, and measures a rank's cost for its part."""
     n, stride = num_samples(), RANKS * BATCH
     schedule = Schedule(n, batch_size=BATCH, seed=7, shuffle=True, world_size=RANKS)
     whole = Permutation(n, seed=7, epoch=3)
@@ -78,7 +78,7 @@ def order(rounds: int) -> tuple[list[Row], dict[str, Any]]:
 
 
 def first_batch_s(state: dict[str, Any] | None) -> tuple[float, dict[str, Any]]:
-    """Of the last rank, and its state then."""
+    """Returns the time to the last rank's first batch, and its state then."""
     began = time.perf_counter()
     options: dict[str, Any] = {"shuffle": True, "seed": 7, "num_workers": 1, "rank": RANKS - 1, "world_size": RANKS}
     with ShmLoader(Numbers(num_samples()), BATCH, **options) as loader:
@@ -102,7 +102,7 @@ def resume(rounds: int) -> tuple[list[Row], dict[str, Any]]:
 
 
 def write_manifest(folder: Path) -> int:
-    """The manifest of shards that are not there."""
+    """Writes the manifest of shards that do not exist."""
 
     def entry(number: int) -> dict[str, Any]:
         name, digest = f"{GENERATION}/shard-{number:07d}.tar", f"{number:08x}"
@@ -116,13 +116,13 @@ def write_manifest(folder: Path) -> int:
 
 
 def private_mib() -> float:
-    """Of this process's memory, what no other one has."""
+    """Returns the memory of this process that it does not share."""
     rollup = Path("/proc/self/smaps_rollup").read_text()
     return sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Private")) / 1024
 
 
 def plan(folder: str, results: Any) -> None:
-    """Opens the dataset, plans with it, and sends what that took; in a process of its own."""
+    """Opens the dataset, plans with it, and sends the cost; runs in a process of its own."""
     before, began = private_mib(), time.perf_counter()
     view = RemoteDataset.from_urls(folder).indexed()
     n, opened_s = len(view), time.perf_counter() - began
@@ -176,7 +176,7 @@ def metadata() -> tuple[list[Row], dict[str, Any]]:
 
 
 def nodes() -> tuple[list[Row], dict[str, Any]]:
-    """Which shards each node needs over all epochs."""
+    """Determines which shards each node needs over all epochs."""
     sizes = np.full(SHARDS, PER_SHARD)
     began = time.perf_counter()
     order = NodeShuffle(sizes, nodes=NODES, global_batch=RANKS * BATCH)
@@ -194,7 +194,7 @@ def nodes() -> tuple[list[Row], dict[str, Any]]:
 
 
 def measure(settings: Settings) -> Result:
-    """Asks all four."""
+    """Measures all four questions."""
     rows, measured = [], {}
     for asked in (order(settings.rounds), resume(settings.rounds), metadata(), nodes()):
         rows += asked[0]

@@ -1,17 +1,17 @@
-"""What does `share="node"` save where two ranks want the same photos, and what does it bring where they want different samples?
+"""What does `share="node"` save if two ranks read the same photos, and what does it bring if they read different samples?
 
 Method: the `photos` workload of `shmload bench` (JPEG, 500x375 to 224, batch 64). Two forked ranks read the same batches, each
-with one worker of its own, and with `share="node"` and one worker for both; in turn, as many batches each time. CPU is that of
-the ranks, after the first batches, and of all workers from start to end. The ranks only look at one number of each batch. With tiny
-rows the same is asked of the hand-off alone: there nearly nothing is decoded.
+with one worker of its own, and with `share="node"` and one worker for both; in turn, the same number of batches each time. CPU is
+that of the ranks, after the first batches, and of all workers from start to end. The ranks only look at one number of each batch.
+Tiny rows measure the hand-off alone, because almost nothing is decoded.
 
 Then two ranks, with two workers each, in lock-step, as at an all-reduce: each reads its own part of the data, and samples of rank 1
 take four times as long. A sample is a sleep (1 ms, 4 ms), as it would be for a disk, so that two cores are enough for four workers.
 
-How to read: photos are nearly all decoding, so half of the CPU is what can be saved. Of rows that cost next to nothing to read
-little is saved, and a batch's pages are renewed at each lease, so that what a rank writes into it is its own.
+How to read: photos are nearly all decoding, so half of the CPU can be saved. Little is saved with rows that cost almost nothing
+to read, and the pages of a batch are renewed at each lease, so that a rank's writes are private.
 
-Without help two workers read 4 units a sample, with it four workers read 5: 1.6x the steps is all there is to win.
+Without help two workers read 4 units a sample, with it four workers read 5: at most 1.6x the steps.
 
 Predicted: photos 0.5x the CPU; tiny rows 1x; unequal ranks 1.5x the steps.
 Result (2 cores, a load of 7 from other work; the sums' ratio is the median of three rounds'):
@@ -54,7 +54,7 @@ def cpu_s(who: int) -> float:
 
 
 def rank(number: int, run: str, dataset: Any, num_batches: int, share: str | None, sender: Any) -> None:
-    """CPU a batch of one rank, of its own and its workers'; workers are counted when they have ended, and so as a whole."""
+    """Measures the CPU per batch of one rank and of its workers; workers are counted as a whole after they have ended."""
     os.environ.update(LOCAL_RANK=str(number), LOCAL_WORLD_SIZE=str(NUM_RANKS), TORCHELASTIC_RUN_ID=run)
     loader = ShmLoader(
         dataset, 64, shuffle=True, seed=1, num_workers=1, rank=0, world_size=1, share=share, multiprocessing_context="fork"
@@ -73,7 +73,7 @@ def rank(number: int, run: str, dataset: Any, num_batches: int, share: str | Non
 
 
 def in_ranks(target: Callable[..., None], *arguments: Any) -> list[Any]:
-    """What each rank sends of target(number, run, *arguments, sender), forked."""
+    """Returns what each forked rank sends from target(number, run, *arguments, sender)."""
     fork, run = multiprocessing.get_context("fork"), secrets.token_hex(8)
     ends = [fork.Pipe(duplex=False) for _ in range(NUM_RANKS)]
     ranks = [fork.Process(target=target, args=(number, run, *arguments, ends[number][1])) for number in range(NUM_RANKS)]
@@ -86,7 +86,7 @@ def in_ranks(target: Callable[..., None], *arguments: Any) -> list[Any]:
 
 
 def cost(dataset: Any, num_batches: int, share: str | None) -> tuple[float, float, float]:
-    """CPU seconds a batch: of rank 0, of rank 1, and of all workers."""
+    """Returns the CPU seconds per batch of rank 0, of rank 1, and of all workers."""
     told = in_ranks(rank, dataset, num_batches, share)
     return told[0][0], told[1][0], told[0][1] + told[1][1]
 
@@ -110,7 +110,7 @@ def row(what: str, found: Mapping[str, list[tuple[float, float, float]]], aim: f
 
 
 class Unequal:
-    """Samples that take a while; those of one rank four times as long."""
+    """Samples that take some time; those of one rank take four times as long."""
 
     def __len__(self) -> int:
         return NUM_RANKS * UNEQUAL_BATCH * NUM_UNEQUAL
@@ -121,7 +121,7 @@ class Unequal:
 
 
 def unequal_rank(number: int, run: str, share: str | None, all_have: Any, sender: Any) -> None:
-    """Steps a second of ranks that wait for each other, and the parts of this rank's batches that the other's workers filled."""
+    """Measures the steps per second of ranks that wait for each other, and the parts of this rank's batches that helpers filled."""
     os.environ.update(LOCAL_RANK=str(number), LOCAL_WORLD_SIZE=str(NUM_RANKS), TORCHELASTIC_RUN_ID=run)
     loader = ShmLoader(
         Unequal(),
@@ -147,7 +147,7 @@ def unequal_rank(number: int, run: str, share: str | None, all_have: Any, sender
 
 
 def unequal(share: str | None) -> tuple[float, int]:
-    """Steps a second, and parts that helpers filled."""
+    """Returns the steps per second, and the parts that helpers filled."""
     told = in_ranks(unequal_rank, share, multiprocessing.get_context("fork").Barrier(NUM_RANKS))
     return min(rate for rate, _ in told), sum(parts for _, parts in told)
 
@@ -161,7 +161,7 @@ def row_of_unequal(found: list[tuple[tuple[float, int], tuple[float, int]]]) -> 
 
 
 def measure(settings: Settings) -> Result:
-    """Measures all; the aim with photos is half, with a tenth for what else there is."""
+    """Measures all cases; the aim with photos is half, with a tenth for the rest of the work."""
     photos = Photos(photo_files(), num_samples=64 * 64)
     num_rows = 64 * 2000
     tiny = ArrayDataset({"x": np.zeros((num_rows, 64), np.float32), "label": np.arange(num_rows)})

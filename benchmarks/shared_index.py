@@ -1,18 +1,18 @@
 """What does it cost to keep a million paths: to build, to read, in every worker, on the way to a spawned one?
 
 Method: every kind in a fresh process, 1 M strings of 50 characters (the tuples: with an int), from one generator. Building: the
-same process takes `list(generator)` and the kind in turn, so the ratio is of neighbors. Reading: 200,000 entries, the loop around
-them included, once of the first thousand (they stay in the cache) and once of all, in turn with a list in the same process.
-Growth: two forked workers look at every entry once, and say what /proc/self/smaps_rollup says before and after: private memory, and
-PSS, which counts shared pages by their share. Pickled: what each spawned worker is sent.
+same process builds `list(generator)` and the kind in turn, so the ratio compares adjacent runs. Reading: 200,000 entries, the
+loop around them included, once of the first thousand (they stay in the cache) and once of all, in turn with a list in the same
+process. Growth: two forked workers read every entry once, and report /proc/self/smaps_rollup before and after: private memory,
+and PSS, which counts shared pages by their share. Pickled: the bytes sent to each spawned worker.
 
-How to read: private memory is what one more worker costs. PSS of a shared index grows in the worker by its share of the one copy
-while the trainer's falls by as much; so the sum over the trainer and its workers, divided by the workers, is measured too, and the
-row of the table is the larger of that and the private memory. An entry far away costs cache misses for its word, its bytes and the
-new str; a list's only for the str, and looking at that writes to it.
+How to read: private memory is the cost of one more worker. PSS of a shared index grows in the worker by its share of the one copy
+while the trainer's falls by as much; so the sum over the trainer and its workers, divided by the workers, is measured too, and
+the row of the table is the larger of that and the private memory. An entry far away costs cache misses for its word, its bytes
+and the new str; a list's only for the str, and looking at that writes to it.
 
-Predicted: building 1.0x, since neither list nor strings have to find pages; growth below 1 MiB; reading 100 ns.
-Result (2 cores, other work on the machine; the run before had building at 0.95 and 0.96):
+Predicted: building 1.0x, because neither list nor strings need new pages; growth below 1 MiB; reading 100 ns. Result (2 cores,
+other work on the machine; the run before had building at 0.95 and 0.96):
 | | list of str | list of tuples | numpy array of str | SharedIndex of str | SharedIndex of tuples |
 |---|---|---|---|---|---|
 | building over list's | 1 | 1 | 1.30 | 1.05 | 1.06 |
@@ -51,7 +51,7 @@ def rows() -> Iterator[tuple[str, int]]:
 
 
 class Kind(NamedTuple):
-    """A way to keep entries: where they come from, what keeps them, and what a sample does with one."""
+    """A way to store entries: their source, the container, and the use of one entry by a sample."""
 
     entries: Callable[[], Iterator[Any]]
     build: Callable[[Iterator[Any]], Any]
@@ -68,7 +68,7 @@ KINDS = {
 
 
 def one(name: str, rounds: int) -> dict[str, float]:
-    """Everything about one kind; runs in a fresh process."""
+    """Measures everything about one kind; runs in a fresh process."""
     entries, build, look = KINDS[name]
     ratios, seconds = [], []
     for _ in range(rounds):
@@ -103,7 +103,7 @@ def seconds_of(make: Callable[[], object]) -> float:
 
 
 def read_ns(entries: Sequence[Any], num_entries: int, count: int = 200_000) -> float:
-    """One of the first `num_entries`, at random."""
+    """Returns the time to read one of the first `num_entries`, at random."""
     indices = random.Random(0).choices(range(num_entries), k=count)
     began = time.perf_counter()
     for index in indices:
@@ -112,13 +112,15 @@ def read_ns(entries: Sequence[Any], num_entries: int, count: int = 200_000) -> f
 
 
 def growth(entries: Sequence[Any], look: Callable[[Any], object]) -> tuple[float, float, float]:
-    """(private, PSS, and PSS of the trainer and all workers over their number) that one worker gains in an epoch."""
+    """Returns the (private, PSS, and PSS of the trainer and all workers over their number) memory that one worker gains in an
+    epoch.
+    """
     ways = [(os.pipe(), os.pipe()) for _ in range(NUM_WORKERS)]
     pids = []
     for (go, _), (_, answer) in ways:
         pid = os.fork()
         if pid == 0:
-            for _ in range(2):  # before and after the epoch, each when all are told
+            for _ in range(2):  # before and after the epoch, each when all workers have answered
                 os.read(go, 1)
                 os.write(answer, f"{memory('Private_')} {memory('Pss:')}".encode().ljust(64))
                 os.read(go, 1)

@@ -1,13 +1,12 @@
-"""What does a sample cost whose `__getitem__` gives small tensors, and how much of that is the dataset's own?
+"""What does a sample cost whose `__getitem__` returns small tensors, and how much of that is the dataset's own?
 
 Method: 2 forked workers, loaders in turn in fresh processes, nothing changed but the class: torch's DataLoader, torch mode, seed
 mode, and seed mode with `seed_samples=False`, which does not reseed for each sample. Samples are (a row of a tensor of 64
-float32, an int), where the int comes out of a tensor of labels or a list of them, and ten tensors of 8 float32, made by indexing
-ten matrices. CPU is that of all processes. `dataset alone`: the same samples read in a bare loop, in one process, delivered to
-nobody.
+float32, an int), where the int comes from a tensor or a list of labels, and ten tensors of 8 float32, made by indexing ten
+matrices. CPU is that of all processes. `dataset alone`: the same samples read in a bare loop, in one process, not delivered.
 
-How to read: indexing a tensor takes torch a microsecond or two. That is the user's, and no loader can save it: it bounds both
-figures, most of all for ten tensors a sample.
+How to read: indexing a tensor takes torch a microsecond or two. That cost is the dataset's, and no loader can avoid it: it limits
+both figures, most of all for ten tensors per sample.
 
 Result (2 cores, nothing else on the machine, 3 rounds); samples/s of torch's in brackets:
 | CPU us a sample | torch | torch mode | seed mode | without reseeding | dataset alone |
@@ -16,11 +15,11 @@ Result (2 cores, nothing else on the machine, 3 rounds); samples/s of torch's in
 | row and label, batch 4,096 | 4.29 | 1.92 (2.33 x) | 2.31 (1.97 x) | 1.96 (2.31 x) | 1.59 |
 | row and label of a list, batch 1,024 | 3.44 | 1.19 (3.59 x) | 1.62 (2.72 x) | 1.31 (3.37 x) | 0.80 |
 | ten tensors, batch 1,024 | 21.2 | 7.39 (3.25 x) | 7.88 (3.10 x) | 7.42 (3.30 x) | 6.64 |
-Where a label comes out of a tensor 3 x is missed: two cores that did nothing but read that dataset would have 3.3 x torch's rate.
-In seed mode reseeding three generators was 0.35 us of it. Since then a chunk's samples are read and written by one native call,
-and two thirds of the reseeding compute states, 0.2 us, a third copies 7.5 KB of them. On a day when everything took 1.4 times as
-long (2 rounds), a row and a label of a list: torch 4.83, torch mode 1.92 (3.48 x), seed mode 2.49 (2.82 x), without reseeding 1.89
-(3.70 x), dataset alone 1.17.
+If the label comes from a tensor, the aim of 3 x is missed: two cores that did nothing but read that dataset would have 3.3 x
+torch's rate. In seed mode reseeding three generators was 0.35 us of it. Since then, a chunk's samples are read and written by one
+native call, and two thirds of the reseeding compute states, 0.2 us, a third copies 7.5 KB of them. On a day when everything took
+1.4 times as long (2 rounds), a row and a label of a list: torch 4.83, torch mode 1.92 (3.48 x), seed mode 2.49 (2.82 x), without
+reseeding 1.89 (3.70 x), dataset alone 1.17.
 """
 
 from typing import Any
@@ -43,12 +42,12 @@ CASES = {  # dataset, batch size, aim of the rate over torch's
     "row of 64 and label, batch 1,024": ("Labelled", 1024, ">= 3x"),
     "row of 64 and label, batch 4,096": ("Labelled", 4096, ">= 3x"),
     "row of 64 and label of a list, batch 1,024": ("Listed", 1024, ">= 3x"),
-    "ten tensors of 8, batch 1,024": ("Ten", 1024, "> 1x"),
+    "ten tensors of 8, batch 1,024": ("TenTensors", 1024, "> 1x"),
 }
 
 
 class Labelled:
-    """A row of a tensor, and an int."""
+    """Samples of a row of a tensor, and an int."""
 
     def __init__(self) -> None:
         self.rows, self.labels = torch.rand(1 << 17, 64), torch.arange(1 << 17)  # type: torch.Tensor, Any
@@ -61,15 +60,15 @@ class Labelled:
 
 
 class Listed(Labelled):
-    """The same, whose labels are ints already."""
+    """The same, with labels that are ints already."""
 
     def __init__(self) -> None:
         super().__init__()
         self.labels = self.labels.tolist()
 
 
-class Ten:
-    """A row of each of ten matrices."""
+class TenTensors:
+    """Samples of a row of each of ten matrices."""
 
     def __init__(self) -> None:
         self.matrices = [torch.rand(1 << 15, 8) for _ in range(10)]
@@ -82,15 +81,15 @@ class Ten:
 
 
 def unseeded(dataset: Any, options: LoaderOptions) -> Loader:
-    """ShmLoader in seed mode, for datasets that draw nothing."""
+    """Returns a ShmLoader in seed mode for datasets that draw nothing."""
     return ShmLoader(dataset, **keywords(options), seed=options.seed, seed_samples=False)
 
 
-unseeded.keeps_order = False  # type: ignore[attr-defined]  # what a factory may say of itself
+unseeded.keeps_order = False  # type: ignore[attr-defined]  # an optional attribute of factories
 
 
 def measure(settings: Settings) -> Result:
-    """Measures every dataset through every loader."""
+    """Measures every dataset with every loader."""
     rows, measured = [], {}
     for case, (dataset, batch_size, aim) in CASES.items():
         jobs = {

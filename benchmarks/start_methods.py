@@ -1,16 +1,16 @@
-"""What does it take to start workers by fork, forkserver and spawn, and how much memory of its own has each?
+"""What does it take to start workers by fork, forkserver and spawn, and how much private memory has each?
 
-Method: 2 workers, batches of 16 out of 256 rows; fresh processes in turn. From before the loader is made to the first batch in
-hand: the first loader of a process, and the median of the three after it. Memory: Private_Clean and Private_Dirty of the larger
-worker when the first batch has come, the last time. Rows are a numpy array in seed mode, which workers read without torch, or a
-TensorDataset in torch mode. The program is given by `-c`, so workers have no `__main__` to import.
+Method: 2 workers, batches of 16 from 256 rows; fresh processes in turn. Time from before the loader is made to its first batch:
+the first loader of a process, and the median of the three after it. Memory: Private_Clean and Private_Dirty of the larger worker
+at the first batch of the last loader. Rows are a numpy array in seed mode, which workers read without torch, or a TensorDataset
+in torch mode. The program is given by `-c`, so workers have no `__main__` to import.
 
-How to read: by forkserver and spawn each of torch's workers imports what it needs, every time. With shmload one process imports it
-once, and workers are forks of that.
+How to read: with forkserver and spawn, each of torch's workers imports what it needs, every time. With shmload, one process
+imports it once, and workers are forks of that process.
 
-Result (2 cores, much other load, one round; first s, later s, MiB): forkserver, seed mode 0.85, 0.078, 6.7; torch mode 4.8,
-0.19, 9.2; torch 4.7, 4.9, 145. spawn: 0.52, 0.074, 6.6; 3.3, 0.12, 9.8; torch 5.8, 6.3, 146. By fork: 0.14, 0.13, 6.1; 0.17, 0.16,
-7.9; torch 0.12, 0.10, 8. To be measured again on an idle machine.
+Result (2 cores, much other load, one round; first s, later s, MiB): forkserver, seed mode 0.85, 0.078, 6.7; torch mode 4.8, 0.19,
+9.2; torch 4.7, 4.9, 145. spawn: 0.52, 0.074, 6.6; 3.3, 0.12, 9.8; torch 5.8, 6.3, 146. By fork: 0.14, 0.13, 6.1; 0.17, 0.16, 7.9;
+torch 0.12, 0.10, 8. These figures should be measured again on an idle machine.
 """
 
 import json
@@ -61,7 +61,7 @@ if __name__ == "__main__":
 
 
 def measured(way: str, method: str) -> dict[str, float]:
-    """One fresh process."""
+    """Measures one fresh process."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, way, method],
         check=True,
@@ -74,7 +74,7 @@ def measured(way: str, method: str) -> dict[str, float]:
 
 
 def measure(settings: Settings) -> Result:
-    """Measures every way by every method."""
+    """Measures every program with every start method."""
     cases = [(name, method) for method in METHODS for name in WAYS]
     values: dict[tuple[str, str], list[dict[str, float]]] = {case: [] for case in cases}
     for number in range(settings.rounds):

@@ -1,20 +1,19 @@
-"""How long from making a loader to its first batch, how long into a new pass, and how long does a ready batch take to get?
+"""How long do the first batch of a loader, the first batch of a new pass, and getting a ready batch take?
 
-Method: a fresh process a case, loaders in turn, 2 forked workers, shuffled. The dataset is made before the clock starts. The
-clock runs from before the loader is made to the first batch in hand. Then the iterator is dropped, and the clock runs from
-`iter(loader)` to the first batch of the new pass; persistent workers are not asked for. Dropping is timed by itself and stands
-beside it. Then a dozen batches more are taken of that pass, twice as many as a ring here has slots, and the next is timed
-likewise: that is what stands between two epochs, while a pass left at its first batch has most of its pages still to come. A
-sample is a row of 64 float32 (a view), a copy of a picture, or a copy of 64 MiB, of which a batch is 1 GiB; that one is left
-out where less memory is free than it needs.
+Method: a fresh process per case, loaders in turn, 2 forked workers, shuffled. The dataset is made before the clock starts. The
+clock runs from before the loader is made to its first batch. Then the iterator is dropped, and the clock runs from `iter(loader)`
+to the first batch of the new pass; workers are not persistent. Dropping is timed separately. Then a dozen more batches are taken
+of that pass, twice as many as the ring has slots, and the next pass is timed in the same way: this is the pause between two
+epochs, whereas a pass abandoned at its first batch has not allocated most of its pages yet. A sample is a row of 64 float32 (a
+view), a copy of a picture, or a copy of 64 MiB, of which a batch is 1 GiB; that one is skipped if too little memory is free.
 
-`next()`: batches of 64 rows, 2 persistent workers, and 5 ms between batches in which the trainer computes, so that the next one
-has long been ready: the median time of the call.
+`next()`: batches of 64 rows, 2 persistent workers, and 5 ms of computing in the trainer between batches, so that the next batch
+is always ready: the median time of the call.
 
-How to read: ratios within a round, medians over rounds. Most of a small first batch is the forking of two workers, for everybody.
-Most of a large one is copying, and the pages that the kernel must give.
+How to read: ratios within a round, medians over rounds. Most of the time of a small first batch is forking two workers, for every
+loader. Most of a large one is copying, and allocating pages.
 
-Result (2 cores, nothing else on the machine, 3 rounds); a new pass in seed mode goes on with the workers and the ring there are:
+Result (2 cores, nothing else on the machine, 3 rounds); a new pass in seed mode reuses the workers and the ring:
 | | torch | torch mode | seed mode |
 |---|---|---|---|
 | first batch, rows, ms | 36.6 | 24.3 | 25.2 |
@@ -45,11 +44,11 @@ LOADERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "seed mode": (ShmLoader, {"seed": 1}),
 }
 STEP_S = 0.005
-NEEDED_BYTES = 9 << 30  # six batches in flight, one in hand, and what else there is
+NEEDED_BYTES = 9 << 30  # six batches in flight, one in hand, and the rest of the program
 
 
 class Rows:
-    """64 float32 and a number; a sample is a view."""
+    """Samples of 64 float32 and a number; each is a view."""
 
     def __init__(self) -> None:
         self.rows = np.random.default_rng(0).random((1 << 17, 64), np.float32)
@@ -62,7 +61,7 @@ class Rows:
 
 
 class Copies:
-    """A copy of an array a sample, as a decoder makes one."""
+    """Samples that are copies of an array, as a decoder makes them."""
 
     def __init__(self, arrays: Any, num_samples: int) -> None:
         self.arrays, self.num_samples = arrays, num_samples
@@ -82,16 +81,18 @@ def huge() -> Copies:
     return Copies(np.random.default_rng(2).random((1, 1 << 24), np.float32), 256)
 
 
-CASES: dict[str, tuple[Any, int, float, int]] = {  # dataset, batch size, aim over torch, batches more
+CASES: dict[str, tuple[Any, int, float, int]] = {  # dataset, batch size, aim over torch, additional batches
     "1,024 rows of 64": (Rows, 1024, 0.9, 12),
     "64 pictures": (pictures, 64, 0.9, 12),
     "512 pictures": (pictures, 512, 0.9, 12),
-    "1 GiB": (huge, 16, 1.0, 0),  # a dozen take a quarter of a minute
+    "1 GiB": (huge, 16, 1.0, 0),  # a dozen take 15 s
 }
 
 
 def started(case: str, name: str) -> dict[str, float]:
-    """Milliseconds to the first batch, to drop its iterator, and to the first batch of new passes, behind one batch and some."""
+    """Measures the milliseconds to the first batch, to drop its iterator, and to the first batch of new passes after one batch
+    and after some.
+    """
     (make, batch_size, _, num_more), (loader_class, mode) = CASES[case], LOADERS[name]
     dataset = make()
     began = time.perf_counter()
@@ -116,7 +117,7 @@ def started(case: str, name: str) -> dict[str, float]:
 
 
 def waited(name: str, seconds: float) -> dict[str, float]:
-    """Microseconds in `next()`, the median, where the trainer computes between batches."""
+    """Measures the median microseconds in `next()` while the trainer computes between batches."""
     loader_class, mode = LOADERS[name]
     loader = loader_class(Rows(), 64, shuffle=True, num_workers=2, multiprocessing_context="fork", persistent_workers=True, **mode)
     batches = iter(loader)
@@ -133,20 +134,20 @@ def waited(name: str, seconds: float) -> dict[str, float]:
 
 
 def fresh(call: Any, *arguments: Any) -> dict[str, float]:
-    """What a call returns in a process of its own."""
+    """Returns the result of a call in a process of its own."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         found: dict[str, float] = process.submit(call, *arguments).result()
     return found
 
 
 def free_bytes() -> int:
-    """What tensors in shared memory may still take."""
+    """Returns the memory that shared tensors may still use."""
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return min(int(lines["MemAvailable"].split()[0]) * 1024, shutil.disk_usage("/dev/shm").free)
 
 
 def in_rounds(settings: Settings, call: Any, *arguments: Any) -> dict[str, list[dict[str, float]]]:
-    """What each loader measured, round by round."""
+    """Returns the measurements of each loader, round by round."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in LOADERS}
     for number in range(settings.rounds):
         for name in list(LOADERS)[:: 1 if number % 2 == 0 else -1]:
@@ -155,7 +156,7 @@ def in_rounds(settings: Settings, call: Any, *arguments: Any) -> dict[str, list[
 
 
 def rows_of(what: str, metric: str, found: dict[str, list[dict[str, float]]], aim: float) -> list[Row]:
-    """Each mode's time over torch's."""
+    """Returns each mode's time over torch's."""
     rows = []
     for name in list(LOADERS)[1:]:
         ratio = median(mine[metric] / theirs[metric] for mine, theirs in zip(found[name], found["torch"], strict=True))

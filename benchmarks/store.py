@@ -1,17 +1,18 @@
 """How fast do shards come from an object store, beside the client libraries?
 
 Method: an object of 100 MB of seeded random bytes on a Ceph gateway of this machine, read again and again; every case in a fresh
-process, in turn. CPU is the reader's own, user and system; the gateway's is not in it, though it shares the processors.
+process, in turn. CPU is the reader's own, user and system; the gateway's is not included, although it uses the same processors.
 
 How to read: the aim is 0.95 of the rate of obstore, the fastest library found. obstore gives a buffer of its own (`get`), or
 pieces that are copied to their place (`stream`); ours are in their place.
 
-Predicted: 1.0 times obstore's rate at 0.6 of its CPU, as the bytes are written once.
+Predicted: 1.0 times obstore's rate at 0.6 of its CPU, because the bytes are written once.
 
 Result (2 cores, with a load of 8 to 15 on them): 0.97 times obstore's rate (345 and 360 MB/s; boto3 329, urllib3 363) at 0.75 of
 its CPU (0.40 and 0.53 s/GiB; boto3 0.66, urllib3 0.42); over one range ours takes 0.33 s/GiB, half of boto3's. One range is as
-fast as four where the server is near: parallel ranges are for servers that are far. urllib3 is as fast, but its readinto gives
-nothing before the whole piece is there: what came before a break would be read again, and a trickle would not be noticed.
+fast as four if the server is near: parallel ranges are for distant servers. urllib3 is as fast, but its readinto returns nothing
+before the whole piece has arrived: bytes received before an interruption would be read again, and a very slow answer would not be
+detected.
 """
 
 import multiprocessing
@@ -28,20 +29,20 @@ from shmload.tools.bench.spread import Spread
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "storage"))
 
-import store_kit  # the path comes first
+import store_kit  # the path is set first
 
 BUCKET, KEY, NBYTES = "benchmark", "shard", 100_000_000
 MIB = 1 << 20
 
 
 def shmload_reader(server: store_kit.Server, out: Any, parallel: int = 4) -> Callable[[], object]:
-    """read_into: straight into the caller's memory."""
+    """Reads directly into the caller's memory with read_into."""
     store = server.store(BUCKET, parallel=parallel)
     return lambda: store.read_into(KEY, out)
 
 
 def one_range(server: store_kit.Server, out: Any) -> Callable[[], object]:
-    """The same over one connection."""
+    """Reads with read_into over one connection."""
     return shmload_reader(server, out, parallel=1)
 
 
@@ -59,7 +60,7 @@ def _obstore(server: store_kit.Server) -> Any:
 
 
 def obstore_get(server: store_kit.Server, out: Any) -> Callable[[], object]:
-    """obstore's own buffer, no copy."""
+    """Reads into obstore's own buffer, without a copy."""
     import obstore
 
     store = _obstore(server)
@@ -67,7 +68,7 @@ def obstore_get(server: store_kit.Server, out: Any) -> Callable[[], object]:
 
 
 def obstore_stream(server: store_kit.Server, out: Any) -> Callable[[], object]:
-    """obstore's pieces of 256 KiB, copied to their place."""
+    """Copies obstore's pieces of 256 KiB to their place."""
     import obstore
 
     store = _obstore(server)
@@ -82,7 +83,7 @@ def obstore_stream(server: store_kit.Server, out: Any) -> Callable[[], object]:
 
 
 def boto3_read(server: store_kit.Server, out: Any) -> Callable[[], object]:
-    """boto3's get_object."""
+    """Reads with boto3's get_object."""
     import boto3
 
     client = boto3.client(
@@ -96,7 +97,7 @@ def boto3_read(server: store_kit.Server, out: Any) -> Callable[[], object]:
 
 
 def urllib3_read(server: store_kit.Server, out: Any) -> Callable[[], object]:
-    """urllib3 into the caller's memory, 1 MiB at a time, signed as ours."""
+    """Reads with urllib3 into the caller's memory, 1 MiB at a time, with shmload's signatures."""
     import urllib3
     from botocore.auth import S3SigV4Auth
     from botocore.awsrequest import AWSRequest
@@ -128,7 +129,7 @@ CASES = {
 
 
 def run_case(name: str, server: store_kit.Server, seconds: float, answer: Any) -> None:
-    """Body of a case's process: sends MB/s and CPU s/GiB."""
+    """Runs in a case's process: sends MB/s and CPU s/GiB."""
     out = np.zeros(NBYTES, np.uint8)
     read = CASES[name](server, out)
     read()

@@ -1,9 +1,9 @@
-"""Samples of a 4 KiB .npy and a label out of WebDataset tar shards: what does one cost?
+"""Samples of a 4 KiB .npy and a label from WebDataset tar shards: what does a sample cost?
 
 Method: 8 shards of 1,250 samples (1,024 float32 from random numbers, a label) in the page cache; batches of 64, 2 forked workers,
-loaders in turn in fresh processes. shmload reads a TarDataset with a schema, shuffled over all samples; torch's DataLoader
-reads webdataset's own pipeline, decoding in order, with its collation in the workers; and, for the difference the loader
-makes, the same TarDataset a sample at a time.
+loaders in turn in fresh processes. shmload reads a TarDataset with a schema, shuffled over all samples; torch's DataLoader reads
+webdataset's own pipeline, decoding in order, with its collation in the workers; and, to show the loader's share, the same
+TarDataset sample by sample.
 
 How to read: CPU microseconds a sample over all processes, trainer and workers.
 
@@ -33,7 +33,7 @@ SCHEMA = {"npy": ("float32", (1024,)), "cls": "int64"}
 
 @contextmanager
 def shards() -> Iterator[str]:
-    """Writes the shards; their name with braces."""
+    """Writes the shards and yields their name with braces."""
     rng = np.random.default_rng(11)
     with tempfile.TemporaryDirectory(prefix="shmload-bench-") as folder:
         with TarWriter(Path(folder) / "%06d.tar", maxcount=PER_SHARD) as writer:
@@ -47,7 +47,7 @@ def in_place(urls: str) -> TarDataset:
 
 
 def webdataset_loader(dataset: TarDataset, options: LoaderOptions) -> Any:
-    """webdataset's pipeline over the same shards, in torch's DataLoader."""
+    """Returns webdataset's pipeline over the same shards, in torch's DataLoader."""
     import webdataset
 
     pipeline = webdataset.WebDataset(dataset.paths, shardshuffle=False).decode().to_tuple("npy", "cls")
@@ -66,7 +66,7 @@ def _collated(samples: list[Any]) -> dict[str, torch.Tensor]:
 
 
 def measure(settings: Settings) -> Result:
-    """Measures the three."""
+    """Measures the three loaders."""
     names = {"shmload": "shmload", "torch": "torch", "webdataset": "benchmarks.tar:webdataset_loader"}
     cases = {name: (loader, "in_place") for name, loader in names.items()}
     with shards() as urls:

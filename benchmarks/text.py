@@ -1,7 +1,7 @@
 """What does a batch of strings cost the trainer?
 
-Method: batches of 256 strings of 20, 200 and 2,000 characters, shuffled, 2 forked workers, torch mode, a fresh process a
-case; the CPU clock of the consuming process per batch.
+Method: batches of 256 strings of 20, 200 and 2,000 characters, shuffled, 2 forked workers, torch mode, a fresh process per case;
+the CPU clock of the consuming process per batch.
 
 How to read: the ratio. torch pickles the list through a pipe; a packed column is decoded from the slot.
 
@@ -10,7 +10,7 @@ the engine's 18 and 256 strings at 25 ns.
 
 Result (2 cores, 2 workers), trainer CPU us a batch; in two runs the ratios were 5.1 and 5.2, 5.3 and 5.3, 5.6 and 6.4. Before a
 usual batch took two native calls and torch's permutation was drawn without its spinning threads, ours was the same beside torch's
-174, 199 and 654: 4.8, 4.7 and 5.9. About 3.6 us of ours are making 256 strings; the rest was not measured apart:
+174, 199 and 654: 4.8, 4.7 and 5.9. About 3.6 us of ours are making 256 strings; the rest was not measured separately:
 | characters | shmload | torch | ratio |
 |---|---|---|---|
 | 20 | 35 | 185 | 5.2 |

@@ -1,13 +1,13 @@
-"""Records and Examples out of TFRecord files: what does one cost to read, and how fast are they written?
+"""Records and Examples from TFRecord files: what does it cost to read one, and how fast are they written?
 
 Method: files of random numbers in the page cache, read in shuffled order by 2 workers, loaders in turn in fresh processes. First
-1,024 records of 1 MiB float32, batches of 16: shmload compares every checksum; torch's DataLoader and a thread pool (a sample at a
-time), and SPDL's threads (one copy into the batch) read the same files with struct and np.frombuffer from a mapping and compare
+1,024 records of 1 MiB float32, batches of 16: shmload compares every checksum; torch's DataLoader and a thread pool (a sample at
+a time), and SPDL's threads (one copy into the batch) read the same files with struct and np.frombuffer from a mapping and compare
 none. Then 65,536 Examples of 4 KiB (bytes, 16 floats, an integer), batches of 64, shuffled; the `tfrecord` package reads them in
-order in torch's DataLoader, compares no checksum, and gives the bytes in no tensor. "Into rows" is `read_batch_into` alone,
-in this process; a memcpy is of the same records out of a mapping into the same rows. Writing goes to the page cache of this
-machine's disk, the best of five files, beside the plain write() of as many bytes. What is not installed (tfrecord, spdl) is left
-out.
+order in torch's DataLoader, compares no checksum, and does not deliver the bytes as a tensor. "Into rows" is `read_batch_into`
+alone, in this process; the memcpy copies the same records from a mapping into the same rows. Writing goes to the page cache of
+this machine's disk, the best of five files, beside the plain write() of as many bytes. Packages that are not installed (tfrecord,
+spdl) are skipped.
 
 How to read: CPU microseconds over all processes, trainer and workers; the wall ratios are of the same run.
 
@@ -20,9 +20,9 @@ SPDL's 3,223; into rows 113 us, memcpy 112 (before large values were written pas
 Again, with seven processes of others waiting: 137 us, torch 1,595, SPDL 248, 1.35x SPDL's samples/s; Examples 1.05 us into rows.
 FFCV needed 140 us on another day, on a similar machine, which is where the aim comes from.
 
-Again on a quiet machine, since sums of short records are products of 512 bits and each record is written right after it was found:
-1 MiB 141 us, torch 1,490, threads 422, into rows 119 (memcpy 112); Examples 0.70 us into rows (1.04 of 1.49 before, load 15, in
-turn), 2.15 through the loader, the package 58. Writing 902 and 2,845 MB/s, write() 4,323.
+Again on a quiet machine, after sums of short records became products of 512 bits and each record was written right after it was
+found: 1 MiB 141 us, torch 1,490, threads 422, into rows 119 (memcpy 112); Examples 0.70 us into rows (1.04 of 1.49 before, load
+15, in turn), 2.15 through the loader, the package 58. Writing 902 and 2,845 MB/s, write() 4,323.
 
 Trainer, s per GiB of 4 KiB Examples. Predicted: 36 us a batch of any size, so 0.02 from 460 records on. Got, torch mode and seed
 mode: 0.10 and 0.12 in batches of 64, 0.015 and 0.028 of 1,024, 0.010 and 0.016 of 2,048: a trainer that sleeps for a millisecond
@@ -57,7 +57,7 @@ SMALL = {"bytes": ("uint8", (4096,)), "floats": ("float32", (16,)), "number": "i
 
 @contextmanager
 def files() -> Iterator[tuple[str, str]]:
-    """Writes both sets of files; their patterns."""
+    """Writes both sets of files and yields their patterns."""
     rng = np.random.default_rng(12)
     with tempfile.TemporaryDirectory(prefix="shmload-bench-") as folder:
         for shard in range(4):
@@ -83,7 +83,7 @@ def small(pattern: str) -> TFRecordDataset:
 
 
 class InPython:
-    """The large records by struct and np.frombuffer, no checksum compared."""
+    """The large records read with struct and np.frombuffer; checksums are not compared."""
 
     def __init__(self, pattern: str) -> None:
         self.paths = large(pattern).paths
@@ -124,7 +124,7 @@ def _starts(path: str) -> Iterator[int]:
 
 
 class Spdl:
-    """SPDL's threads in the trainer, a batch a task."""
+    """SPDL's threads in the trainer, one task per batch."""
 
     def __init__(self, dataset: InPython, options: LoaderOptions) -> None:
         self.dataset, self.options, self.epoch = dataset, options, 0
@@ -144,7 +144,7 @@ class Spdl:
 
 
 def tfrecord_package(dataset: TFRecordDataset, options: LoaderOptions) -> Any:
-    """The `tfrecord` package's dataset over the same files, each worker a half of each, in torch's DataLoader."""
+    """Returns the `tfrecord` package's dataset over the same files in torch's DataLoader; each worker reads half of each file."""
     from tfrecord.torch.dataset import TFRecordDataset as Theirs
 
     description = {"bytes": "byte", "floats": "float", "number": "int"}
@@ -159,7 +159,7 @@ def tfrecord_package(dataset: TFRecordDataset, options: LoaderOptions) -> Any:
 
 
 def write_tfindex(dataset: TFRecordDataset) -> None:
-    """What the package needs to divide a file among workers."""
+    """Writes the index that the package needs to divide a file among workers."""
     for path in dataset.paths:
         starts = [*_starts(path), os.path.getsize(path)]
         lines = [f"{a} {b - a}\n" for a, b in pairwise(starts)]
@@ -167,14 +167,14 @@ def write_tfindex(dataset: TFRecordDataset) -> None:
 
 
 def into_rows(dataset: Any, schema: dict[str, Any], batch_size: int) -> float:
-    """CPU microseconds a record of `read_batch_into` alone; the best of some shuffled epochs."""
+    """Returns the CPU microseconds per record of `read_batch_into` alone; the best of several shuffled epochs."""
     fields = {name: spec if isinstance(spec, tuple) else (spec, ()) for name, spec in schema.items()}
     rows = {name: np.empty((batch_size, *shape), dtype) for name, (dtype, shape) in fields.items()}
     return best_us(dataset, batch_size, lambda indices: dataset.read_batch_into(indices, rows))
 
 
 def copied(dataset: InPython, batch_size: int) -> float:
-    """CPU microseconds a record of nothing but memcpy."""
+    """Returns the CPU microseconds per record of a plain memcpy."""
     rows = np.empty((batch_size, NUMEL), np.float32)
 
     def copy(indices: Any) -> None:
@@ -196,7 +196,7 @@ def best_us(dataset: Any, batch_size: int, read: Callable[[Any], None]) -> float
 
 
 def write_rates() -> dict[str, float]:
-    """MB of files per CPU second: Examples of 4 KiB, of 1 MiB, and plain writes."""
+    """Returns the MB of files per CPU second: Examples of 4 KiB, of 1 MiB, and plain writes."""
     rng = np.random.default_rng(13)
     samples = {
         "4 KiB": [example(rng, number) for number in range(10_000)],

@@ -1,9 +1,9 @@
-"""Windows of 1,025 uint16 tokens out of a file, shuffled, batches of 32: what does one cost, and what the plan of packing?
+"""Windows of 1,025 uint16 tokens from a file, shuffled, batches of 32: what does one cost, and what does the packing plan cost?
 
-Method: 50 million random tokens (95 MiB, in the page cache); 2 forked workers, loaders in turn in fresh processes. shmload reads a
-TokenDataset, widened to int64; torch's DataLoader reads the dataset people write: a slice of a numpy memmap, `astype`, a tensor a
-window. Packed windows are made of documents of 200 tokens on average. A plain thread pool fills through `read_batch_into`.
-Plans are made in this process, 1 million documents of 1 to 2,000 tokens.
+Method: 50 million random tokens (95 MiB, in the page cache); 2 forked workers, loaders in turn in fresh processes. shmload reads
+a TokenDataset, widened to int64; torch's DataLoader reads the dataset that users write: a slice of a numpy memmap, `astype`, a
+tensor a window. Packed windows are made of documents of 200 tokens on average. A plain thread pool fills batches with
+`read_batch_into`. Plans are made in this process, 1 million documents of 1 to 2,000 tokens.
 
 How to read: CPU microseconds a window over all processes, trainer and workers.
 
@@ -32,7 +32,7 @@ NUM_TOKENS, WINDOW, BATCH_SIZE = 50_000_000, 1025, 32
 
 @contextmanager
 def token_file() -> Iterator[str]:
-    """Writes the tokens."""
+    """Writes the tokens and yields their file."""
     with tempfile.TemporaryDirectory(prefix="shmload-bench-") as folder:
         path = Path(folder) / "tokens.bin"
         np.random.default_rng(2).integers(0, 50257, NUM_TOKENS, np.uint16).tofile(path)
@@ -49,7 +49,7 @@ def packed(path: str) -> TokenDataset:
 
 
 class Slices(torch.utils.data.Dataset[Any]):
-    """The dataset that people write over a memmap."""
+    """The dataset that users write over a memmap."""
 
     def __init__(self, path: str) -> None:
         self.tokens = np.memmap(path, np.uint16, "r")
@@ -62,7 +62,7 @@ class Slices(torch.utils.data.Dataset[Any]):
 
 
 def _plan_s() -> tuple[float, float]:
-    """CPU seconds to plan a million documents, and the density that came out."""
+    """Returns the CPU seconds to plan a million documents, and the resulting density."""
     offsets = np.concatenate([[0], np.cumsum(np.random.default_rng(4).integers(1, 2001, 1_000_000))])
     tokens = np.zeros(offsets[-1], np.uint8)
     begin = process_time()
@@ -71,7 +71,7 @@ def _plan_s() -> tuple[float, float]:
 
 
 def measure(settings: Settings) -> Result:
-    """Measures the loaders, and the plan."""
+    """Measures the loaders and the plan."""
     cases = {
         "shmload": ("shmload", "windows"),
         "packed": ("shmload", "packed"),

@@ -1,10 +1,9 @@
 """What does a batch cost the trainer's CPU, per batch, per field and per GiB?
 
-Method: the CPU clock of the whole consuming process over the timed part, less the consumer's own reading of the
-batch; 2 forked workers, a fresh process a case. Fields: batches of 64 rows with 1, 4, 16 and 64 fields of 64 float32;
-the slope is the least-squares line. Bytes: batches of 16 records of 1 MiB; torch with its default collate (tensors)
-and with one that leaves numpy arrays. `stop-watch` delivers one resident batch again and again: what the measuring
-itself costs.
+Method: the CPU clock of the whole consuming process over the timed part, without the consumer's own reading of the batch; 2
+forked workers, a fresh process per case. Fields: batches of 64 rows with 1, 4, 16 and 64 fields of 64 float32; the slope is the
+least-squares line. Bytes: batches of 16 records of 1 MiB; torch with its default collate (tensors) and with one that leaves numpy
+arrays. `stop-watch` delivers one resident batch again and again: the cost of measuring.
 
 How to read: the figure must not depend on the worker's speed, so compare microseconds per batch, not rates. The limit
 is the stop-watch's own line.

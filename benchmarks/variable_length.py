@@ -1,12 +1,13 @@
 """What does a variable-length sample cost, over all processes?
 
-Method: dicts of three float32 arrays of 100 to 2,000 values and a string (the peers' W5, out of memory), shuffled, batch
-64, 2 forked workers, a fresh process a case. Torch mode of shmload with ragged="jagged" (values end to end and offsets),
-from samples and from read_into with out.reserve, and the other ways of delivery; torch with a collate function that makes
-the same end to end, and one that makes lists of tensors; a thread pool in the trainer. CPU of all processes in
-microseconds a sample, less the consumer's own reading.
+Method: dicts of three float32 arrays of 100 to 2,000 values and a string (the peers' W5, from memory), shuffled, batch 64, 2
+forked workers, a fresh process per case. Torch mode of shmload with ragged="jagged" (values end to end and offsets), from samples
+and from read_into with out.reserve, and the other ways of delivery; torch with a collate function that makes the same end to end,
+and with one that makes lists of tensors; a thread pool in the trainer. CPU of all processes in microseconds a sample, less the
+consumer's own reading.
 
-How to read: CPU bears a busy machine better than rates do. The dataset alone is what no loader can save.
+How to read: CPU time is less affected by a busy machine than rates are. The cost of the dataset alone cannot be avoided by any
+loader.
 
 Predicted: 10 us: the dataset's own 6, two copies of 12.6 kB 1.5, the collation 1.5, the trainer 0.5.
 

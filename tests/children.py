@@ -1,4 +1,4 @@
-"""Children that run a few lines of Python, answer line by line on stdout, and go on when they are given a line."""
+"""Child processes that run a few lines of Python, print answers line by line, and continue when they are sent a line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 
 def python(code: str, *arguments: str, **env: str) -> subprocess.Popen[str]:
-    """A process that runs `code`; its answers come line by line from its stdout."""
+    """Starts a process that runs `code` and prints its answers line by line."""
     return subprocess.Popen(
         [sys.executable, "-c", code, *arguments],
         stdin=subprocess.PIPE,
@@ -24,7 +24,7 @@ def python(code: str, *arguments: str, **env: str) -> subprocess.Popen[str]:
 
 @contextmanager
 def running(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Such a process, which is killed in the end."""
+    """Runs such a process and kills it at the end of the block."""
     child = python(code, *arguments)
     try:
         yield child
@@ -33,21 +33,21 @@ def running(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         child.communicate()
 
 
-def says(child: subprocess.Popen[str]) -> str:
-    """Its next line."""
+def read_line(child: subprocess.Popen[str]) -> str:
+    """Returns the child's next line."""
     assert child.stdout is not None
     return child.stdout.readline().strip()
 
 
-def go_on(child: subprocess.Popen[str]) -> None:
-    """Gives it a line."""
+def send_line(child: subprocess.Popen[str]) -> None:
+    """Sends the child a line."""
     assert child.stdin is not None
     child.stdin.write("\n")
     child.stdin.flush()
 
 
 def waits_for_a_lock(child: subprocess.Popen[str]) -> bool:
-    """As the kernel tells: a blocked lock stands in /proc/locks behind an arrow. It must not have said a word."""
+    """Returns whether the child waits for a file lock, which /proc/locks marks with an arrow. It must not have printed anything."""
     assert not select.select([child.stdout], [], [], 0)[0]
     with open("/proc/locks") as locks:
         return any("->" in line and f" {child.pid} " in line for line in locks)

@@ -1,4 +1,4 @@
-"""What every test here is held to: nothing of ours stays in /dev/shm, no child process stays."""
+"""Fixtures and hooks for all tests. After each test, /dev/shm and child processes must be as before."""
 
 from __future__ import annotations
 
@@ -23,42 +23,42 @@ from shmload.shm.names import STEM_PATTERN, process_stem
 from shmload.worker import template
 from tests.side_by_side import can_own_shared_memory, keep_together, own_shared_memory
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell's background job has it: ^C is tested here
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # background jobs of a shell ignore it, but some tests send ^C
     signal.signal(signal.SIGINT, signal.default_int_handler)
-if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup has it: launchers are hung up on here
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup ignores it, but some tests send SIGHUP to launchers
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-if sys.version_info >= (3, 14):  # there forkserver is the default, to which the tests' local classes cannot be sent
+if sys.version_info >= (3, 14):  # forkserver is the default there, and cannot receive the tests' local classes
     multiprocessing.set_start_method("fork")
 
-# How long an example takes says what else the machine does: CI has no such limits either
+# The duration of an example depends on the load of the machine, so deadlines are disabled, as in CI.
 settings.register_profile("shmload", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shmload")
 
 DEADLINE_S = 30.0
 MOST_PROCESSES = 8
-_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # they and the template stay for the process's life
+_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # they and the template live as long as the process
 
 
 def stems_left() -> set[str]:
-    """Groups in /dev/shm that are this process's, or that no living process owns. Other suites on this host do not count."""
+    """Returns groups in /dev/shm that belong to this process or to no live process. Those of other test suites are ignored."""
     return {found.stem for found in janitor.find_leftovers(guard_s=-1)} | {
         match[1] for name in os.listdir("/dev/shm") if (match := STEM_PATTERN.fullmatch(name)) and process_stem() in name
     }
 
 
 def children() -> set[int]:
-    """This process's children, multiprocessing's own helpers excepted."""
+    """Returns this process's children, except multiprocessing's own helpers."""
     return {child.pid for child in psutil.Process().children(recursive=True) if not is_helper(child)}
 
 
 def template_pid() -> int | None:
-    """Of the process that this one's workers by spawn and forkserver are forks of, if there is one."""
+    """Returns the process id of the template from which spawn and forkserver workers are forked, if there is one."""
     return None if template._current is None else template._current.process.pid
 
 
 def is_helper(child: psutil.Process) -> bool:
-    """Whether it is multiprocessing's own, or has gone."""
+    """Returns whether a child is a helper of multiprocessing or has ended."""
     try:
         return child.pid == template_pid() or any(name in " ".join(child.cmdline()) for name in _HELPERS)
     except psutil.Error:
@@ -67,25 +67,26 @@ def is_helper(child: psutil.Process) -> bool:
 
 @pytest.fixture(autouse=True)
 def shm_clean() -> Iterator[None]:
-    """Groups in /dev/shm and child processes are the same after a test as before it."""
+    """Checks that /dev/shm and child processes are the same after a test as before it."""
     before, alive_before = stems_left(), children()
     yield
     gc.collect()
     new = [psutil.Process(pid) for pid in children() - alive_before if psutil.pid_exists(pid)]
     _, alive = psutil.wait_procs(new, timeout=DEADLINE_S)
-    alive = [process for process in alive if not is_helper(process)]  # just begun, it was not known by its command yet
+    # A helper that had just started was not recognized by its command.
+    alive = [process for process in alive if not is_helper(process)]
     assert not alive, f"processes left: {[' '.join(p.cmdline())[:200] for p in alive]}"
     deadline, pause = monotonic() + DEADLINE_S, threading.Event()
-    while (left := stems_left() - before) and monotonic() < deadline:  # a reaper may still be at it
+    while (left := stems_left() - before) and monotonic() < deadline:  # a reaper may still be working
         pause.wait(0.02)
     assert left == set()
 
 
 @pytest.fixture
 def output_of(tmp_path: Path) -> Callable[..., str]:
-    """Runs a program in a process of its own: code -> what it prints. It may leave no other word.
+    """Returns a function that runs a program as its own process and returns its output; it may print nothing else.
 
-    Warnings are errors; without `strict` they are as Python shows them, which says nothing of what libraries do among themselves.
+    Warnings are errors. Without `strict`, they are handled as by default, which hides those of other libraries.
     """
 
     def run(code: str, *, strict: bool = True, deadline_s: float = 60) -> str:
@@ -115,19 +116,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Processes for the tests: one a core where all quick ones run and each can have a /dev/shm of its own; else this one alone."""
+    """Returns the number of test processes: one per core if only quick tests run and each process can have its own /dev/shm; else
+    one.
+    """
     return min(os.cpu_count() or 1, MOST_PROCESSES) if not wants_slow(config) and can_own_shared_memory() else 0
 
 
 def wants_slow(config: pytest.Config) -> bool:
-    """Whether slow tests run: those of a place that is named, those that -m selects, or all."""
+    """Returns whether slow tests run: those of a path that is given, those that -m selects, or all."""
     is_whole_tree = config.args_source is not pytest.Config.ArgsSource.ARGS
     return bool(config.option.all or config.option.markexpr) or not is_whole_tree
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pycollect_makeitem() -> Generator[None, Any, Any]:
-    """A slow test without a reason is an error of its file's collection, which processes side by side report, too."""
+    """Makes a slow test without a reason an error of its file's collection, which parallel processes report, too."""
     made = yield
     for item in made if isinstance(made, list) else [made]:
         mark = item.get_closest_marker("slow") if isinstance(item, pytest.Item) else None
@@ -137,7 +140,9 @@ def pytest_pycollect_makeitem() -> Generator[None, Any, Any]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Fast tests first. What the imports made is for good: else every test's collection of garbage would go over it again."""
+    """Moves fast tests first, and freezes the objects of imports, so that each test's garbage collection does not visit them
+    again.
+    """
     if not wants_slow(config):
         left_out = [item for item in items if item.get_closest_marker("slow") is not None]
         config.hook.pytest_deselected(items=left_out)
@@ -150,7 +155,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """What a file of tests has imported and kept is for good, too: with all of it, a collection of garbage takes half a second."""
+    """Freezes what a test file has imported and kept: otherwise each garbage collection takes half a second."""
     if nextitem is None or nextitem.path != item.path:
         gc.collect()
         gc.freeze()

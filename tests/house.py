@@ -1,7 +1,7 @@
-"""The house as its imports tell it: which room stands on which floor, and who stands on whom. `python -m tests.house` draws it.
+"""The layers of the package computed from its imports: on which floor each room is, and which rooms it imports.
 
-A room is a folder or a module directly in the package. It imports only from floors below its own; every import counts, also one
-inside a function or under TYPE_CHECKING.
+`python -m tests.house` draws it. A room is a folder or a module directly in the package. It imports only from floors below its
+own; every import counts, including those inside a function or under TYPE_CHECKING.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "shmload"
 PICTURE = ROOT / "docs" / "house.svg"
 
-STOREYS = (  # rooms, and what they do
+STOREYS = (  # rooms, and their purpose
     (
         "errors faults world processes metrics torch_names ray_options _core",
         "errors, crash points, ranks, processes, compiled modules",
@@ -32,22 +32,22 @@ STOREYS = (  # rooms, and what they do
 )
 FLOORS = {room: floor for floor, (rooms, _) in enumerate(STOREYS) for room in rooms.split()}
 
-WIDTH, HEIGHT, TOP, LEFT, RIGHT = 1280, 62, 16, 24, 860  # of the picture, a storey, and where rooms may stand
+WIDTH, HEIGHT, TOP, LEFT, RIGHT = 1280, 62, 16, 24, 860  # of the picture; height of a floor; margins of the rooms
 BOX = 26
 
 
 def files() -> list[Path]:
-    """All modules that stand in a room."""
+    """Returns all modules that are in a room."""
     return [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE or path.stem != "__init__"]
 
 
 def room_of(path: Path) -> str:
-    """The room that a file stands in."""
+    """Returns the room of a file."""
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
 def imports_of(path: Path) -> Iterator[str]:
-    """The rooms that a file names in imports, wherever they stand; its own as well."""
+    """Yields the rooms that a file imports anywhere, including its own."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [f"{node.module}.{a.name}" for a in node.names] if node.module == "shmload" else [node.module]
@@ -60,8 +60,8 @@ def imports_of(path: Path) -> Iterator[str]:
                 yield steps[1]
 
 
-def stands_on() -> dict[str, set[str]]:
-    """Who imports whom, room by room."""
+def imported_rooms() -> dict[str, set[str]]:
+    """Returns the rooms that each room imports."""
     found: dict[str, set[str]] = {room_of(path): set() for path in files()}
     for path in files():
         found[room_of(path)].update(room for room in imports_of(path) if room != room_of(path))
@@ -69,7 +69,7 @@ def stands_on() -> dict[str, set[str]]:
 
 
 def _nearest(below: dict[str, set[str]]) -> dict[str, set[str]]:
-    """The same without what goes without saying: a room that is reached by way of another."""
+    """Removes imports that are implied by others: rooms that are reached through another room."""
 
     def reached(room: str) -> set[str]:
         return below[room].union(*(reached(other) for other in below[room]))
@@ -78,8 +78,8 @@ def _nearest(below: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def picture() -> str:
-    """The SVG."""
-    places: dict[str, tuple[float, float, float]] = {}  # room -> middle, top, width
+    """Returns the SVG."""
+    places: dict[str, tuple[float, float, float]] = {}  # room -> center, top, width
     for room, floor in FLOORS.items():
         storey = [name for name, at in FLOORS.items() if at == floor]
         step = (RIGHT - LEFT) / len(storey)
@@ -97,7 +97,7 @@ def picture() -> str:
         lines.append(
             f'<text x="{RIGHT + 4}" y="{y + 17}" fill="#57606a" font-size="10.5" font-family="sans-serif">{escape(what)}</text>'
         )
-    for room, others in sorted(_nearest(stands_on()).items()):
+    for room, others in sorted(_nearest(imported_rooms()).items()):
         x, y, _ = places[room]
         for other in sorted(others):
             ox, oy, _ = places[other]

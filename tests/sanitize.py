@@ -1,13 +1,12 @@
-"""Builds every compiled module under a sanitizer, in a copy of the tree, and runs the tests that reach far into C there.
-
+"""Builds every compiled module with a sanitizer, in a copy of the tree, and runs the tests that exercise the C code there.
     python -m tests.sanitize address                      AddressSanitizer and UndefinedBehaviorSanitizer
     python -m tests.sanitize thread                       ThreadSanitizer
-    python -m tests.sanitize address tests/formats/tar    other tests; anything from the first word on is pytest's
-    python -m tests.sanitize thread --keep FOLDER         builds there, and the next time only what has changed
-
-Reports go to files, since many workers write them at once and their tests may be content; they are gathered at the end. The exit
-status is 1 if there was a report or a test failed. Python and torch are not instrumented: ThreadSanitizer sees what our own
-code does in threads of one process; what processes do to each other is tests/proof's (race.c, accesses.c).
+    python -m tests.sanitize address tests/formats/tar    other tests; everything from the first word on is for pytest
+    python -m tests.sanitize thread --keep FOLDER         builds in FOLDER, and the next time only what has changed
+Reports are written to files, because many workers write them at the same time and a test may pass although its worker reported;
+they are collected at the end. The exit status is 1 if there was a report or a test failed. Python and torch are not instrumented:
+ThreadSanitizer sees this project's code in the threads of one process; interactions between processes are tested by tests/proof
+(race.c, accesses.c).
 """
 
 from __future__ import annotations
@@ -58,14 +57,14 @@ TESTS = {
         "-mnot slow",
     ],
 }
-# Python's objects are malloc's own, so that AddressSanitizer sees each; what torch and the interpreter leak is theirs.
+# Python uses malloc directly, so that AddressSanitizer sees each object; leaks of torch and the interpreter are ignored.
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:alloc_dealloc_mismatch=0:halt_on_error=1:exitcode=66",
     "UBSAN_OPTIONS": "print_stacktrace=1",
     "TSAN_OPTIONS": "die_after_fork=0:ignore_noninstrumented_modules=1:halt_on_error=0:exitcode=0",
     "PYTHONMALLOC": "malloc",
 }
-# Promises in microseconds, which instrumented code does not keep, and of an allocator that is not the sanitizer's.
+# Excluded: promises in microseconds, which instrumented code does not keep, and those about the normal allocator.
 FIGURES = [
     "tests/engine/test_worker_process.py::test_worker_reuses_the_memory_of_freed_arrays",
     "tests/loader/test_promises.py::test_state_costs_at_most_50_us_wherever_it_is_taken",
@@ -74,7 +73,7 @@ REPORT = re.compile(r"^(?:.*ERROR: AddressSanitizer|WARNING: ThreadSanitizer|.*r
 
 
 def copy_tree(folder: Path) -> None:
-    """The sources and tests, without what was built; files that are there and have not changed are left alone."""
+    """Copies sources and tests without build outputs; files that have not changed are left alone."""
 
     def copy(source: str, to: str) -> None:
         if not os.path.exists(to) or not filecmp.cmp(source, to, shallow=False):
@@ -89,7 +88,7 @@ def copy_tree(folder: Path) -> None:
 
 
 def runtime(sanitizer: str) -> str:
-    """What must be loaded before Python: the sanitizer's runtime, and for its C++ exceptions libstdc++."""
+    """Returns the libraries to load before Python: the sanitizer's runtime, and libstdc++ for its C++ exceptions."""
     names = {"address": ("libasan.so", "libubsan.so", "libstdc++.so"), "thread": ("libtsan.so", "libstdc++.so")}[sanitizer]
     return " ".join(
         subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
@@ -98,7 +97,7 @@ def runtime(sanitizer: str) -> str:
 
 
 def reports_in(folder: Path) -> Counter[str]:
-    """The headlines of all reports, counted; a place that is reported by many processes is one headline."""
+    """Returns the headlines of all reports, counted; a place that many processes report is one headline."""
     found: Counter[str] = Counter()
     for path in folder.glob("report.*"):
         for line in REPORT.findall(path.read_text(errors="replace")):
@@ -107,7 +106,7 @@ def reports_in(folder: Path) -> Counter[str]:
 
 
 def run(sanitizer: str, folder: Path, arguments: list[str]) -> int:
-    """Builds and tests in a folder; the exit status."""
+    """Builds and tests in a folder; returns the exit status."""
     copy_tree(folder)
     build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
     subprocess.run(build, cwd=folder, check=True, env={**os.environ, "SHMLOAD_SANITIZE": BUILDS[sanitizer]})
@@ -116,7 +115,7 @@ def run(sanitizer: str, folder: Path, arguments: list[str]) -> int:
     options = {name: f"{value}:log_path={folder}/report" if name.endswith("_OPTIONS") else value for name, value in OPTIONS.items()}
     done = subprocess.run(
         [
-            *("setarch", "-R"),  # ThreadSanitizer needs addresses where it expects them
+            *("setarch", "-R"),  # ThreadSanitizer needs a fixed address layout
             *(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "timeout=600"),
             *("-o", "faulthandler_timeout=300"),
             *(f"--deselect={test}" for test in FIGURES),
@@ -134,7 +133,7 @@ def run(sanitizer: str, folder: Path, arguments: list[str]) -> int:
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.sanitize", description=__doc__.split("\n\n")[0])
     parser.add_argument("sanitizer", choices=sorted(BUILDS))
     parser.add_argument("--keep", type=Path, help="build in this folder and leave it there")

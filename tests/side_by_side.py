@@ -1,8 +1,9 @@
-"""What lets several pytest processes share a host (`pytest -n`): each has a /dev/shm of its own, and each file's tests stay together.
+"""Lets several pytest processes run on one host (`pytest -n`): each has its own /dev/shm, and the tests of a file stay in one
+process.
 
-Tests here ask what lies in /dev/shm, and some look for groups without an owner and remove them; beside one another they would find
-each other's. So every one of pytest-xdist's processes gets a mount namespace with a /dev/shm that only its own children see. That
-takes root; without it tests run one after the other.
+Tests check the content of /dev/shm, and some look for groups without an owner and remove them; in a shared /dev/shm they would
+find each other's. So each of pytest-xdist's processes gets a mount namespace with its own /dev/shm. This requires root; otherwise
+tests run one after another.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ _MS_REC, _MS_PRIVATE = 0x4000, 1 << 18
 
 
 def can_own_shared_memory() -> bool:
-    """Whether a process may have a /dev/shm of its own here."""
+    """Returns whether a process may have its own /dev/shm on this machine."""
     return subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
 
 
 def own_shared_memory() -> None:
-    """Puts an empty tmpfs over /dev/shm, for this process and those it starts."""
+    """Mounts an empty tmpfs over /dev/shm for this process and its children."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def checked(result: int) -> None:
@@ -37,7 +38,9 @@ def own_shared_memory() -> None:
 
 
 def keep_together(items: list[pytest.Item]) -> None:
-    """A file's quick tests go to one process, and its slow ones to one: they share fixtures. All that need a store share its server."""
+    """Assigns a file's quick tests to one process, and its slow ones to one, because they share fixtures. All tests with a store
+    share its server.
+    """
     for item in items:
         place = "stores" if item.path.parent.name in ("packing", "remote", "storage") else item.path
         slow = "/slow" if item.get_closest_marker("slow") else ""

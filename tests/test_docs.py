@@ -1,8 +1,8 @@
-"""The examples of docs/ run, page by page, and print what the page says; links lead somewhere.
+"""The examples of docs/ run, page by page, and print what the page shows; links have targets.
 
-What an example prints stands in a comment behind its print, or in the text block after it; in the first hour below its
-command, with `...` for what differs from run to run. The gallery is not one program but one a section, and so is the page about
-libraries, which runs in tests/integrations.
+The output of an example is a comment after its print, or the text block after it; in the first hour, it is below its command,
+with `...` for what differs from run to run. Each section of the gallery is a separate program, as are those of the page about
+libraries, which run in tests/integrations.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from urllib.parse import unquote
 
 import pytest
 
-WITHOUT_OUTPUT = ("frameworks.md",)  # fragments of other programs
-ELSEWHERE = ("cluster.md", "libraries.md")  # run in tests/ray and tests/integrations
+WITHOUT_OUTPUT = ("frameworks.md",)  # fragments of larger programs
+TESTED_ELSEWHERE = ("cluster.md", "libraries.md")  # tested in tests/ray and tests/integrations
 AT_A_TERMINAL = ("first_hour.md",)  # programs in files, and commands
 GALLERY = "gallery.md"
-NOT_ALWAYS_THERE = {"ray": "shmload[ray]", "torch_geometric": "shmload[libraries]"}  # what a program of the gallery may lack
+OPTIONAL_PACKAGES = {"ray": "shmload[ray]", "torch_geometric": "shmload[libraries]"}  # optional packages of the gallery's programs
 ROOT = next(p for p in Path(__file__).parents if (p / "docs").exists())
 DOCS = ROOT / "docs"
-API = DOCS / "api.md"  # in the site its anchors are public names, which tests/reference/test_site.py follows
+API = DOCS / "api.md"  # in the site, its anchors are public names, which tests/reference/test_site.py checks
 PAGES = [*sorted(DOCS.rglob("*.md")), *(path for path in sorted(ROOT.glob("*.md")))]
 WITH_EXAMPLES = [
     path.name
     for path in sorted(DOCS.glob("*.md"))
-    if path.name not in (*WITHOUT_OUTPUT, *ELSEWHERE, *AT_A_TERMINAL, GALLERY) and "```python\n" in path.read_text()
+    if path.name not in (*WITHOUT_OUTPUT, *TESTED_ELSEWHERE, *AT_A_TERMINAL, GALLERY) and "```python\n" in path.read_text()
 ]
 FIRST_HOUR = (DOCS / AT_A_TERMINAL[0]).read_text()
 SECTIONS = [text for text in FIRST_HOUR.split("\n## ") if "```console\n" in text]
@@ -47,7 +47,7 @@ PROGRAMS = {  # title -> section
 
 @pytest.fixture
 def short_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Ray's files in a folder whose name leaves room for its sockets', and no token of its in the user's home."""
+    """Gives Ray a folder with a short path, because of the length of its socket names, and disables its token."""
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
     monkeypatch.setenv("RAY_TMPDIR", folder)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
@@ -60,25 +60,25 @@ def short_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("short_folder")
 @pytest.mark.parametrize("title", PROGRAMS)
-def test_a_program_of_the_gallery_prints_what_the_page_says(title: str, output_of: Callable[..., str]) -> None:
+def test_gallery_program_prints_what_the_page_shows(title: str, output_of: Callable[..., str]) -> None:
     code, expected = re.findall(r"```(?:python|text)\n(.*?)```", PROGRAMS[title], re.DOTALL)
-    for module in imported(code) & NOT_ALWAYS_THERE.keys():
+    for module in imported(code) & OPTIONAL_PACKAGES.keys():
         if importlib.util.find_spec(module) is None:
-            pytest.skip(f"needs {module}: pip install '{NOT_ALWAYS_THERE[module]}'")
+            pytest.skip(f"needs {module}: pip install '{OPTIONAL_PACKAGES[module]}'")
     assert expected == output_of(code, strict=False, deadline_s=540)
 
 
 def imported(code: str) -> set[str]:
-    """The packages that a program imports."""
+    """Returns the packages that a program imports."""
     nodes = list(ast.walk(ast.parse(code)))
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
     return {name.partition(".")[0] for name in names}
 
 
-@pytest.mark.slow(reason="a page's examples are a program in a process of its own")
+@pytest.mark.slow(reason="a page's examples run as a separate program")
 @pytest.mark.parametrize("page", WITH_EXAMPLES)
-def test_the_examples_of_a_page_print_what_they_say(page: str, output_of: Callable[[str], str]) -> None:
+def test_examples_of_a_page_print_the_shown_output(page: str, output_of: Callable[[str], str]) -> None:
     text = (DOCS / page).read_text()
     code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     expected = (
@@ -92,7 +92,7 @@ def test_the_examples_of_a_page_print_what_they_say(page: str, output_of: Callab
 @pytest.mark.slow(reason="each section runs its commands, one of them a bench")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda text: text.splitlines()[0])
-def test_the_commands_of_the_first_hour_print_what_it_says(section: str, tmp_path: Path) -> None:
+def test_commands_of_the_first_hour_print_the_shown_output(section: str, tmp_path: Path) -> None:
     programs = re.findall(r"```python\n(# (\w+\.py)\n.*?)```", FIRST_HOUR, re.DOTALL)
     assert len(programs) == FIRST_HOUR.count("```python")
     for program, name in programs:
@@ -105,30 +105,30 @@ def test_the_commands_of_the_first_hour_print_what_it_says(section: str, tmp_pat
         assert not (found := differences(shown, done.stdout)), f"{command}\n{found}"
 
 
-def test_an_output_may_differ_where_its_page_says_so() -> None:
+def test_output_may_differ_where_the_page_has_an_ellipsis() -> None:
     assert differences("took ... s\nequal: True\n...\n", "took 0.1 s\nequal:   True\nand more\n") == ""
     assert "equal: False" in differences("took ... s\nequal: True\n", "took 0.1 s\nequal: False\n")
 
 
 def differences(shown: str, printed: str) -> str:
-    """Empty, or what doctest says where an output is not the one shown."""
+    """Returns "" or doctest's description of how an output differs from the one shown."""
     example, checker, flags = doctest.Example("", shown), doctest.OutputChecker(), doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     return "" if checker.check_output(shown, printed, flags) else checker.output_difference(example, printed, flags)
 
 
 @pytest.mark.parametrize("page", WITHOUT_OUTPUT)
-def test_fragments_are_python(page: str) -> None:
+def test_fragments_are_valid_python(page: str) -> None:
     for code in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL):
         compile(code, page, "exec")
 
 
-@pytest.mark.skipif("SHMLOAD_INSTALLED" in os.environ, reason="they lead to sources, too, and an installed package is being tested")
+@pytest.mark.skipif("SHMLOAD_INSTALLED" in os.environ, reason="they also lead to sources, but an installed package is being tested")
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     assert list(broken_links(page)) == []
 
 
-def test_every_page_can_be_found_from_the_map() -> None:
+def test_every_page_is_linked_from_the_index() -> None:
     reached, new = set(), {DOCS / "index.md"}
     while new:
         reached |= new
@@ -137,7 +137,7 @@ def test_every_page_can_be_found_from_the_map() -> None:
     assert {path for path in PAGES if DOCS in path.parents} - reached == set()
 
 
-def test_a_broken_link_is_found(tmp_path: Path) -> None:
+def test_broken_link_is_detected(tmp_path: Path) -> None:
     (tmp_path / "other.md").write_text("# A `name` of_it, & more\n\n## Twice\n\n## Twice\n")
     page = tmp_path / "page.md"
     page.write_text(
@@ -148,7 +148,7 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
 
 
 def broken_links(page: Path) -> Iterator[str]:
-    """Links of a page to files and headings that are not there."""
+    """Yields a page's links to missing files and headings."""
     for target, anchor in links(page):
         file = page.parent / target if target else page
         if not file.exists() or (anchor and file != API and anchor not in anchors(file)):
@@ -156,7 +156,7 @@ def broken_links(page: Path) -> Iterator[str]:
 
 
 def links(page: Path) -> Iterator[tuple[str, str]]:
-    """(file, anchor) of each link that stays here."""
+    """Yields (file, anchor) of each link within the repository."""
     for link in _LINK.findall(without_code(page.read_text())):
         if not re.match(r"[a-z]+:", link):
             target, _, anchor = unquote(link).partition("#")
@@ -164,7 +164,7 @@ def links(page: Path) -> Iterator[tuple[str, str]]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What headings are called in links: as GitHub names them, a number behind those that come again."""
+    """Returns the anchors of headings as GitHub names them, with a number appended to repeated ones."""
     found: set[str] = set()
     for line in without_code(page.read_text(), inline=False).splitlines():
         if match := _HEADING.fullmatch(line):
@@ -175,6 +175,6 @@ def anchors(page: Path) -> set[str]:
 
 
 def without_code(text: str, *, inline: bool = True) -> str:
-    """A page without its fenced code and, with `inline`, without code spans that are no link's text."""
+    """Returns a page without its fenced code and, with `inline`, without code spans that are not the text of a link."""
     text = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     return re.sub(r"(?<!\[)`[^`\n]*`(?!\])", "", text) if inline else text

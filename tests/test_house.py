@@ -1,4 +1,4 @@
-"""The house: imports point down, public names are listed once, importing shmload costs next to nothing."""
+"""The structure of the package: imports point down, public names are listed once, and importing shmload is cheap."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_imports_point_down(path: Path) -> None:
 
 
 def imports_between_files() -> dict[str, set[str]]:
-    """The modules of the package that each module imports, also inside functions and under TYPE_CHECKING."""
+    """Returns the modules of the package that each module imports, also inside functions and under TYPE_CHECKING."""
     modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path for path in files()}
     found: dict[str, set[str]] = {}
     for module, path in modules.items():
@@ -40,26 +40,26 @@ def imports_between_files() -> dict[str, set[str]]:
     return found
 
 
-def test_no_files_import_each_other_in_a_circle() -> None:
+def test_imports_between_files_have_no_cycles() -> None:
     TopologicalSorter(imports_between_files()).prepare()  # a CycleError names the files
 
 
-def test_a_circle_of_files_would_be_found() -> None:
+def test_cycle_of_files_is_detected() -> None:
     planted = imports_between_files()
     planted["shmload.engine.ring"].add("shmload.engine.engine")
     with pytest.raises(CycleError, match="nodes are in a cycle"):
         TopologicalSorter(planted).prepare()
 
 
-def test_the_picture_is_what_the_imports_are() -> None:
-    assert PICTURE.read_text() == picture(), "python -m tests.house draws it anew"
+def test_picture_matches_the_imports() -> None:
+    assert PICTURE.read_text() == picture(), "`python -m tests.house` redraws it"
 
 
 FILE = re.compile(r"(?<![\w./-])((?:\w+/)*\w+\.pyx?)\b(?![\w(])")
 FOREIGN = {"megatron/core/datasets/indexed_dataset.py", "tarfile.py", "litdata/streaming/serializers.py", "dev/data/data_common.py"}
 
 
-def test_every_file_that_is_named_is_there() -> None:
+def test_every_file_named_in_text_exists() -> None:
     root = PACKAGE.parent
     there = [
         "/setup.py",
@@ -70,13 +70,13 @@ def test_every_file_that_is_named_is_there() -> None:
     assert {name: page for name, page in named.items() if not any(path.endswith(f"/{name}") for path in there)}.keys() == FOREIGN
 
 
-def test_a_name_of_a_file_or_a_class_stands_once() -> None:
+def test_file_and_class_names_are_unique() -> None:
     stems = Counter(path.stem for path in files() if not path.stem.startswith("__"))
     classes = Counter(
         node.name for path in files() for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)
     )
     twice = {name for names in (stems, classes) for name, number in names.items() if number > 1}
-    # public twice: an order and the Conveyer library's stage, a store's cache and a stage, a crop's and a stage
+    # public twice: an order and a stage of the Conveyer library, a store's cache and a stage, a crop and a stage
     assert twice == {"Permutation", "Cache", "Window"}
 
 
@@ -91,21 +91,21 @@ def private_names_of_torch(path: Path) -> set[str]:
 
 
 def test_private_names_of_torch_are_looked_up_in_one_module() -> None:
-    """So a release without one of them fails there, where a table of releases stands beside them."""
+    """Makes a release without one of them fail in that module, which has a table of releases."""
     assert {path.name for path in files() if private_names_of_torch(path)} == {"torch_names.py"}
 
 
-def test_few_modules_stand_directly_in_the_package() -> None:
+def test_few_modules_are_directly_in_the_package() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 10
 
 
-def test_every_public_name_can_be_had() -> None:
+def test_every_public_name_is_importable() -> None:
     assert sorted(shmload.__all__) == shmload.__all__
     for name in shmload.__all__:
         assert getattr(shmload, name).__name__ == name
 
 
-def test_an_unknown_name_is_an_attribute_error() -> None:
+def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = shmload.nothing
 
@@ -122,9 +122,9 @@ def run(code: str) -> str:
     return done.stdout.strip()
 
 
-def test_importing_shmload_brings_neither_torch_nor_numpy() -> None:
+def test_importing_shmload_imports_neither_torch_nor_numpy() -> None:
     assert run("import sys, shmload; print('torch' in sys.modules, 'numpy' in sys.modules)") == "False False"
 
 
-def test_a_worker_brings_no_torch_by_itself() -> None:
+def test_worker_does_not_import_torch_by_itself() -> None:
     assert run("import sys, shmload.worker.pool; print('torch' in sys.modules)") == "False"

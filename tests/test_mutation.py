@@ -1,4 +1,4 @@
-"""What `python -m tests.mutation` changes, what it leaves alone, and how it notes which statements a test comes to."""
+"""Which changes `python -m tests.mutation` makes, what it leaves alone, and how it records the statements that a test reaches."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ class Steps:
 
 
 def changed(mutant: Mutant) -> str:
-    """The line as a mutant has it."""
+    """Returns the line as changed by a mutant."""
     text = SOURCE.encode()
     whole = (text[: mutant.begin] + mutant.new.encode() + text[mutant.end :]).decode()
     ast.parse(whole)
     return whole.splitlines()[mutant.line - 1].strip()
 
 
-def test_what_is_changed_and_what_is_left_alone() -> None:
+def test_mutants_of_code_but_not_of_texts() -> None:
     assert [changed(mutant) for mutant in Mutator("some.py", SOURCE).found] == [
         "LIMIT: int = (5)",
         "def add(self, number: int = (1), *, is_quiet: bool = False) -> int:",
@@ -62,7 +62,7 @@ def test_what_is_changed_and_what_is_left_alone() -> None:
     ]
 
 
-def test_a_mutant_knows_its_block_of_statements() -> None:
+def test_mutant_has_its_block_of_statements() -> None:
     blocks = [ast.unparse(body[-1]).partition("\n")[0] for body in blocks_of(ast.parse(SOURCE))]
     assert blocks == ["return -number", "raise ValueError(f'{number + 1} is too few' + str(5))", "return 'Steps' * 6"]
     block_of = {mutant.source: mutant.block for mutant in Mutator("some.py", SOURCE).found}
@@ -71,7 +71,7 @@ def test_a_mutant_knows_its_block_of_statements() -> None:
     assert block_of['raise ValueError(f"{number + 1} is too few" + str(5))'] == 1
 
 
-def test_blocks_that_are_come_to_are_noted_in_a_file(tmp_path: Path) -> None:
+def test_reached_blocks_are_recorded_in_a_file(tmp_path: Path) -> None:
     hits = tmp_path / "hits"
     hits.write_bytes(bytes(8))
     names: dict[str, type] = {}
@@ -83,7 +83,7 @@ def test_blocks_that_are_come_to_are_noted_in_a_file(tmp_path: Path) -> None:
     assert bytes([0, 0, 0, 0, 1, 1, 0, 0]) == hits.read_bytes()
 
 
-def test_a_sample_has_some_of_each_file_and_is_the_same_for_a_seed() -> None:
+def test_sample_has_mutants_of_each_file_and_depends_only_on_the_seed() -> None:
     found = Mutator("some.py", SOURCE).found
     files = {"a.py": found, "b.py": found[:2], "c.py": []}
     sample = sampled(files, 6, random.Random(3))

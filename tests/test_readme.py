@@ -1,4 +1,4 @@
-"""The README's examples run, and its commands are the ones CI runs."""
+"""The README's examples run, and its commands are the ones that CI runs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 EXPECTED = ["torch.Size([2, 2])", "4 batches left"]
 
 
-@pytest.mark.slow(reason="an example is a program in a process of its own")
+@pytest.mark.slow(reason="an example runs as a separate program")
 @pytest.mark.parametrize(("code", "expected"), list(zip(EXAMPLES, EXPECTED, strict=True)))
-def test_an_example_prints_what_it_should(code: str, expected: str, output_of: Callable[[str], str]) -> None:
+def test_example_prints_the_shown_output(code: str, expected: str, output_of: Callable[[str], str]) -> None:
     assert expected in output_of(code)
 
 
-def test_there_is_one_command_for_the_main_job_and_one_for_the_tests() -> None:
+def test_readme_has_one_command_for_the_main_job_and_one_for_the_tests() -> None:
     commands = re.findall(r"^python3 -m venv .*$", README, re.MULTILINE)
     assert len(commands) == 2
     assert commands[0].endswith("shmload bench --rounds 1 --plot bench.png")

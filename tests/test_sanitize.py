@@ -1,4 +1,4 @@
-"""What `python -m tests.sanitize` gathers: every kind of report, one line a place."""
+"""The reports that `python -m tests.sanitize` collects: every kind of report, one line per place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WARNING: ThreadSanitizer: data race (pid=812)
 
 @pytest.fixture
 def sanitize() -> ModuleType:
-    """The module, which is a command and in no package."""
+    """Returns the module, which is a command outside of any package."""
     spec = importlib.util.spec_from_file_location("sanitize", Path(__file__).with_name("sanitize.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -37,8 +37,8 @@ def test_reports_of_all_processes_are_counted_by_place(sanitize: ModuleType, tmp
     assert [line.split(":")[0] for line in found] == ["ERROR", "src/resample.h", "WARNING"]
 
 
-def test_a_copy_leaves_files_alone_that_have_not_changed(sanitize: ModuleType, tmp_path: Path) -> None:
-    """Else every module would be built anew each time."""
+def test_copy_does_not_touch_unchanged_files(sanitize: ModuleType, tmp_path: Path) -> None:
+    """Otherwise every module would be built again each time."""
     root, copy = tmp_path / "root", tmp_path / "copy"
     (root / "src").mkdir(parents=True)
     copy.mkdir()

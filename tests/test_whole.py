@@ -1,4 +1,4 @@
-"""The tests as a whole: no helper hides another, and the plain command runs what is quick."""
+"""The test suite as a whole: no helper hides another, and the plain command runs only quick tests."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-slow = pytest.mark.slow(reason="pytest collects in processes of its own")
+slow = pytest.mark.slow(reason="runs pytest's collection in separate processes")
 HERE = Path(__file__).parent
 FILES = sorted(HERE.rglob("*.py"))
 OURS = {path.stem for path in FILES} | {path.name for path in HERE.iterdir() if path.is_dir()}
 
 
 def bare_imports(path: Path) -> list[str]:
-    """What a file imports by the bare name of a module of the tests."""
+    """Returns what a file imports by the bare name of a test module."""
     found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -26,22 +26,22 @@ def bare_imports(path: Path) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             found += [node.module or ""] if node.level == 0 else []
     tops = {name: name.partition(".")[0] for name in found}
-    return [name for name, top in tops.items() if top in OURS and find_spec(top) is None]  # else it is a library's
+    return [name for name, top in tops.items() if top in OURS and find_spec(top) is None]  # otherwise it is a library
 
 
-def test_helpers_are_imported_by_their_whole_name() -> None:
-    """Two helpers of one bare name, in two folders, hid each other: whoever came first was both."""
+def test_helpers_are_imported_by_their_full_name() -> None:
+    """Two helpers with the same bare name in two folders would hide each other: the first import would win."""
     assert {str(path.relative_to(HERE)): bare_imports(path) for path in FILES if bare_imports(path)} == {}
 
 
-def test_a_bare_name_is_found(tmp_path: Path) -> None:
+def test_bare_name_is_detected(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text("def f():\n    import soak\n    from tests.faults import soak\n    import json\n")
     assert bare_imports(program) == ["soak"]
 
 
 def collected(folder: Path, mark: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What pytest says that it would run of a quick test and one that is marked so, under this suite's conftest."""
+    """Returns pytest's list of tests to run, given a quick test and one marked with `mark`, under this suite's conftest."""
     (folder / "pyproject.toml").write_text('[tool.pytest.ini_options]\ntestpaths = ["some"]\nmarkers = ["slow(reason): slow"]\n')
     (folder / "conftest.py").write_text((HERE / "conftest.py").read_text())
     (folder / "some").mkdir(exist_ok=True)
@@ -53,7 +53,7 @@ def collected(folder: Path, mark: str, *arguments: str) -> subprocess.CompletedP
 
 
 @slow
-def test_slow_tests_run_where_they_are_named_and_when_all_are_asked_for(tmp_path: Path) -> None:
+def test_slow_tests_run_if_named_or_with_all(tmp_path: Path) -> None:
     def selected(*arguments: str) -> list[str]:
         done = collected(tmp_path, 'slow(reason="sorts for long")', *arguments)
         assert done.returncode == 0, done.stderr
@@ -66,7 +66,7 @@ def test_slow_tests_run_where_they_are_named_and_when_all_are_asked_for(tmp_path
 
 
 @slow
-def test_a_slow_test_without_a_reason_is_refused_by_its_name(tmp_path: Path) -> None:
+def test_slow_test_without_a_reason_is_refused_by_name(tmp_path: Path) -> None:
     done = collected(tmp_path, "slow")
     assert done.returncode == pytest.ExitCode.INTERRUPTED
     assert "some/test_some.py::test_slow is slow without a reason" in done.stdout

@@ -1,4 +1,4 @@
-"""What contestants share: torch's order, a stream cut into epochs, files of their own, and samples as runs of bytes and back."""
+"""Shared parts of the contestants: torch's order, a stream divided into epochs, files of their own, and samples as bytes."""
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ NUMBER_NBYTES = 8
 
 
 class TorchOrder:
-    """The indices of torch's batches, epoch after epoch, for loaders that can be told what to read."""
+    """Yields the indices of torch's batches, epoch after epoch, for loaders that can be told what to read."""
 
     def __init__(self, dataset: Any, options: LoaderOptions) -> None:
         inline = keywords(replace(options, num_workers=0))
@@ -42,7 +42,7 @@ class TorchOrder:
 
 
 class Continued:
-    """Batches of one stream that runs on from epoch to epoch, `num_batches` each; a subclass says how it is opened."""
+    """Divides one continuous stream into epochs of `num_batches` batches; a subclass defines how it is opened."""
 
     def __init__(self, num_batches: int) -> None:
         self.num_batches = num_batches
@@ -55,7 +55,7 @@ class Continued:
             yield next(self.stream)
 
     def open(self) -> Iterator[Any]:
-        """The endless stream of batches."""
+        """Returns the endless stream of batches."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -72,7 +72,7 @@ def fills_batches(dataset: Any) -> bool:
 
 
 def read_batch(dataset: Any, indices: Sequence[int], collate: Callable[[list[Any]], Any] | None = None) -> Any:
-    """A batch read in this thread in the best way the dataset has."""
+    """Reads a batch in this thread in the best way that the dataset offers."""
     if not fills_batches(dataset) or collate is not None:
         return (collate or default_collate)([dataset[index] for index in indices])
     arrays = {name: np.empty((len(indices), *shape), dtype) for name, (dtype, shape) in dataset.schema.items()}
@@ -81,7 +81,7 @@ def read_batch(dataset: Any, indices: Sequence[int], collate: Callable[[list[Any
 
 
 def written(options: LoaderOptions, write: Callable[[Path], None]) -> Path:
-    """The folder of a loader's own files, written by the first call of all; writing that was broken off begins anew."""
+    """Returns the folder of a loader's own files, written by the first call; an interrupted write starts again."""
     if options.scratch is None:
         raise ValueError("a loader with files of its own needs a scratch folder, given none; run it by `shmload bench`")
     folder, part = options.scratch / "files", options.scratch / "part"
@@ -116,7 +116,7 @@ def plain(payload: bytes, number: int) -> tuple[Any, int]:
 
 
 Stored = tuple[bytes, int]
-# by the class of a built-in workload's dataset: what is kept of a sample, and the sample of what was kept
+# by the class of a built-in workload's dataset: the stored part of a sample, and the sample made from it
 FORMS: dict[str, tuple[Callable[[Any, int], Stored], Callable[[bytes, int], Any]]] = {
     "Photos": (lambda of, index: (Path(of.files[index % len(of.files)]).read_bytes(), index), photo),
     "Records": (lambda of, index: (of.records[index % len(of.records)].tobytes(), index), record),
@@ -134,23 +134,23 @@ def form(dataset: Any) -> tuple[Callable[[Any, int], Stored], Callable[[bytes, i
 
 
 def packed(dataset: Any, index: int) -> bytes:
-    """The stored form of a sample: its payload, then its number as a little-endian int64."""
+    """Returns the stored form of a sample: its payload, then its number as a little-endian int64."""
     payload, number = form(dataset)[0](dataset, index)
     return payload + int(number).to_bytes(NUMBER_NBYTES, "little", signed=True)
 
 
 def decoder(dataset: Any) -> Callable[[bytes, int], Any]:
-    """Makes a sample of its payload and number; what crosses to a peer's workers."""
+    """Makes a sample from its payload and number; it is sent to a peer's workers."""
     return form(dataset)[1]
 
 
 def unpacked(data: bytes, decoded: Callable[[bytes, int], Any]) -> Any:
-    """The sample of what `packed` made."""
+    """Returns the sample from the bytes that `packed` made."""
     number = int.from_bytes(data[-NUMBER_NBYTES:], "little", signed=True)
     return decoded(data[:-NUMBER_NBYTES], number)
 
 
 def worker_settings(options: LoaderOptions) -> dict[str, Any]:
-    """What torch's DataLoader, or one derived from it, is told of its workers."""
+    """Returns the arguments about workers for torch's DataLoader or one derived from it."""
     names = ("num_workers", "persistent_workers", "prefetch_factor", "multiprocessing_context")
     return {name: keywords(options)[name] for name in names}

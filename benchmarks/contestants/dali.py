@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from benchmarks.contestants.common import Continued, TorchOrder, read_batch
 from shmload.tools.bench.contestants import Loader, LoaderOptions
 
-NUM_EPOCHS = 16  # whose order one pipeline is told
+NUM_EPOCHS = 16  # whose order is given to one pipeline
 
 
 def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
@@ -22,7 +22,7 @@ def open_loader(dataset: Any, options: LoaderOptions) -> Loader:
 
 
 class InOrder:
-    """The number of a batch -> its arrays: what DALI's processes call."""
+    """Maps the number of a batch to its arrays; DALI's processes call it."""
 
     def __init__(self, dataset: Any, orders: list[Any]) -> None:
         self.dataset, self.orders = dataset, orders

@@ -16,12 +16,12 @@ from shmload.tools.bench.measure import fill
 
 
 def torch_inline(dataset: Any, options: LoaderOptions) -> Loader:
-    """DataLoader without workers."""
+    """Returns a DataLoader without workers."""
     return torch_loader(dataset, replace(options, num_workers=0))
 
 
 def torch_getitems(dataset: Any, options: LoaderOptions) -> Loader:
-    """DataLoader at its best: a batch is fetched at once into tensors that a worker hands over without a copy."""
+    """Returns a DataLoader at its best: a worker reads a batch in one call into tensors that it hands over without a copy."""
     if not (fills_batches(dataset) and options.collate is None):
         raise ValueError("loader torch_getitems: needs a dataset with a schema and read_into or read_batch_into")
     settings = {**keywords(options), "collate_fn": unchanged}
@@ -30,7 +30,7 @@ def torch_getitems(dataset: Any, options: LoaderOptions) -> Loader:
 
 
 class WholeBatches(Dataset[Any]):
-    """A dataset's `read_into` or `read_batch_into` behind torch's `__getitems__`."""
+    """Calls a dataset's `read_into` or `read_batch_into` from torch's `__getitems__`."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -50,7 +50,7 @@ def unchanged(batch: Any) -> Any:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-    """An uninitialised tensor; within a torch worker in shared memory, as its own collate makes them."""
+    """Returns an uninitialized tensor, in shared memory if called in a torch worker, as torch's collate does."""
     kind = torch.from_numpy(np.empty(0, dtype)).dtype
     if get_worker_info() is None:
         return torch.empty(shape, dtype=kind)
@@ -61,7 +61,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
 
 
 class Threads:
-    """A thread pool in the trainer, each task filling one batch: what can be had with no library at all."""
+    """A thread pool in the trainer, each task filling one batch: what is possible without a library."""
 
     def __init__(self, dataset: Any, options: LoaderOptions) -> None:
         self.dataset, self.options = dataset, options

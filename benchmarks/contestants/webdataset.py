@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 from benchmarks.contestants.common import decoder, packed, unpacked, worker_settings, written
 from shmload.tools.bench.contestants import Loader, LoaderOptions
 
-NUM_SHARDS = 16  # so that as many workers have some; a worker without a shard delivers nothing
+NUM_SHARDS = 16  # enough for all workers; a worker without a shard delivers nothing
 
 
 def write(dataset: Any, folder: Path) -> None:
@@ -25,7 +25,7 @@ def decode(sample: dict[str, Any], *, decoded: Any) -> Any:
 
 
 def collate(samples: list[Any]) -> Any:
-    """torch's collate; the key that webdataset adds to samples which are mappings is none of theirs."""
+    """Applies torch's collate; the key that webdataset adds to samples that are mappings is not part of them."""
     for sample in samples:
         if isinstance(sample, dict):
             sample.pop("__key__", None)

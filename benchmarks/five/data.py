@@ -1,4 +1,4 @@
-"""The items that the five pipelines read: a few thousand in memory, as many times over as are asked for."""
+"""The items that the five pipelines read: a few thousand in memory, repeated as often as needed."""
 
 import argparse
 import inspect
@@ -13,7 +13,7 @@ NUM_KEPT = 2048
 
 
 class Cycled(Sequence[Any]):
-    """So many items, of which a few thousand differ."""
+    """`num_items` items, of which a few thousand differ."""
 
     def __init__(self, kept: Sequence[Any], num_items: int) -> None:
         self.kept, self.num_items = kept, num_items
@@ -29,7 +29,7 @@ class Cycled(Sequence[Any]):
 
 @cache
 def kept() -> dict[str, list[Any]]:
-    """The items that differ, by source."""
+    """Returns the distinct items, by source."""
     rng = np.random.default_rng(3)
     words = ["".join(map(chr, rng.integers(97, 123, length))) for length in rng.integers(2, 11, 20_000)]
 
@@ -44,7 +44,7 @@ def kept() -> dict[str, list[Any]]:
     code = inspect.getsource(argparse)
     starts = rng.integers(0, len(code) - 1000, NUM_KEPT).tolist()
     images, labels = rng.integers(0, 256, (NUM_KEPT, 32, 32, 3), np.uint8), rng.integers(0, 10, NUM_KEPT).tolist()
-    lengths = np.clip(rng.lognormal(4.2, 0.8, NUM_KEPT), 5, 500).astype(int).tolist()  # of words
+    lengths = np.clip(rng.lognormal(4.2, 0.8, NUM_KEPT), 5, 500).astype(int).tolist()  # in words
     return {
         "texts": [text(length) for length in lengths],
         "photos": [{"image": image, "label": label} for image, label in zip(images, labels, strict=True)],
@@ -57,12 +57,12 @@ def kept() -> dict[str, list[Any]]:
 
 
 def data(num_items: int) -> dict[str, Cycled]:
-    """So many items of each source."""
+    """Returns `num_items` items of each source."""
     return {name: Cycled(items, num_items) for name, items in kept().items()}
 
 
 def data_of_datasets(num_items: int) -> dict[str, Any]:
-    """The same as Hugging Face's datasets: images are bytes, as its own files have them."""
+    """Returns the same data as Hugging Face datasets: images are bytes, as in its own files."""
     import datasets
 
     found = {}

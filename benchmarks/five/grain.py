@@ -3,14 +3,14 @@
 import grain
 from grain.experimental import FirstFitPackIterDataset, FlatMapIterDataset, FlatMapTransform, ZipMapDataset
 
-from benchmarks.five.work import WEIGHTS, WINDOW, augment, buckets_of, fit, mix, of_chat, of_code, of_prose, padded, pair, tokenise
+from benchmarks.five.work import WEIGHTS, WINDOW, augment, buckets_of, fit, mix, of_chat, of_code, of_prose, padded, pair, tokenize
 
 READING = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)  # as advised for what is in memory
 WORKERS = grain.MultiprocessingOptions(num_workers=2, per_worker_buffer_size=2)
 
 
-def tokenise_and_pack(texts):
-    sequences = grain.MapDataset.source(texts).map(lambda text: {"tokens": tokenise(text)})
+def tokenize_and_pack(texts):
+    sequences = grain.MapDataset.source(texts).map(lambda text: {"tokens": tokenize(text)})
     windows = FirstFitPackIterDataset(sequences.to_iter_dataset(READING), length_struct={"tokens": WINDOW}, num_packing_bins=16)
     return windows.batch(16).mp_prefetch(WORKERS)
 
@@ -34,7 +34,7 @@ class Bucketed(FlatMapTransform):
 
 
 def buckets(texts):
-    sequences = grain.MapDataset.source(texts).map(tokenise).batch(2048, batch_fn=list)
+    sequences = grain.MapDataset.source(texts).map(tokenize).batch(2048, batch_fn=list)
     return FlatMapIterDataset(sequences.to_iter_dataset(READING), Bucketed()).mp_prefetch(WORKERS)
 
 

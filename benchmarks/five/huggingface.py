@@ -17,14 +17,14 @@ from benchmarks.five.work import (
     own_rng,
     padded,
     pair,
-    tokenise,
+    tokenize,
     windows_of,
 )
 
 
-def tokenise_and_pack(texts):
+def tokenize_and_pack(texts):
     def packed(rows):
-        windows = list(windows_of(map(tokenise, rows["text"])))
+        windows = list(windows_of(map(tokenize, rows["text"])))
         return {name: [window[name] for window in windows] for name in windows[0]}
 
     stream = texts.to_iterable_dataset(num_shards=2).map(packed, batched=True, batch_size=256, remove_columns=["text"])
@@ -55,7 +55,7 @@ class Bucketed(IterableDataset):
         self.stream = stream
 
     def __iter__(self):
-        return buckets_of(tokenise(row["text"]) for row in self.stream)
+        return buckets_of(tokenize(row["text"]) for row in self.stream)
 
 
 def buckets(texts):

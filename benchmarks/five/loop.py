@@ -1,4 +1,4 @@
-"""The five pipelines as plain loops of one process, without any loader: all that the programs do, and what it costs by itself."""
+"""The five pipelines as plain loops in one process, without any loader: the whole programs, to measure their own cost."""
 
 import random
 from itertools import islice
@@ -17,7 +17,7 @@ from benchmarks.five.work import (
     own_rng,
     padded,
     pair,
-    tokenise,
+    tokenize,
     windows_of,
 )
 
@@ -28,8 +28,8 @@ def in_batches(items, size):
         yield default_collate(some)
 
 
-def tokenise_and_pack(texts):
-    return in_batches(windows_of(map(tokenise, texts)), 16)
+def tokenize_and_pack(texts):
+    return in_batches(windows_of(map(tokenize, texts)), 16)
 
 
 def augment_and_mix(photos):
@@ -41,7 +41,7 @@ def pairs(images, captions):
 
 
 def buckets(texts):
-    return map(padded, buckets_of(map(tokenise, texts)))
+    return map(padded, buckets_of(map(tokenize, texts)))
 
 
 def mixture(prose, code, chat):

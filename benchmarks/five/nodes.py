@@ -15,7 +15,7 @@ from benchmarks.five.work import (
     own_rng,
     padded,
     pair,
-    tokenise,
+    tokenize,
     windows_of,
 )
 
@@ -28,9 +28,9 @@ def in_processes(source, function):
     return ParallelMapper(source, function, num_workers=2, method="process")
 
 
-def tokenise_and_pack(texts):
+def tokenize_and_pack(texts):
     def packed(some):
-        return list(windows_of(map(tokenise, some)))
+        return list(windows_of(map(tokenize, some)))
 
     windows = Unbatcher(in_processes(Batcher(read(texts), 256, drop_last=False), packed))
     return Loader(Mapper(Batcher(windows, 16, drop_last=False), default_collate))
@@ -52,7 +52,7 @@ def pairs(images, captions):
 
 def buckets(texts):
     def made(some):
-        return [padded(bucket) for bucket in buckets_of(map(tokenise, some))]
+        return [padded(bucket) for bucket in buckets_of(map(tokenize, some))]
 
     return Loader(Unbatcher(in_processes(Batcher(read(texts), 2048, drop_last=False), made)))
 

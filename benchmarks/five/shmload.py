@@ -1,12 +1,12 @@
 """The five pipelines in shmload."""
 
-from benchmarks.five.work import BOUNDARIES, WEIGHTS, WINDOW, augment, fit, mix, of_chat, of_code, of_prose, pair, tokenise
+from benchmarks.five.work import BOUNDARIES, WEIGHTS, WINDOW, augment, fit, mix, of_chat, of_code, of_prose, pair, tokenize
 from shmload import sample_rng
 from shmload.pipeline import Items, Join
 
 
-def tokenise_and_pack(texts):
-    return Items(texts).map(tokenise, workers=2).pack(WINDOW).batch(16)
+def tokenize_and_pack(texts):
+    return Items(texts).map(tokenize, workers=2).pack(WINDOW).batch(16)
 
 
 def augment_and_mix(photos):
@@ -19,7 +19,7 @@ def pairs(images, captions):
 
 
 def buckets(texts):
-    of_like_length = Items(texts).map(tokenise, workers=2).bucket(len, BOUNDARIES, 32, ragged="pad")
+    of_like_length = Items(texts).map(tokenize, workers=2).bucket(len, BOUNDARIES, 32, ragged="pad")
     return of_like_length.conveyer(block_size=2048)
 
 

@@ -16,7 +16,7 @@ from benchmarks.five.work import (
     own_rng,
     padded,
     pair,
-    tokenise,
+    tokenize,
     windows_of,
 )
 
@@ -28,10 +28,10 @@ class OfEachWorker(IterableDataset):
     def __iter__(self):
         worker = get_worker_info()
         mine = range(worker.id, len(self.texts), worker.num_workers)
-        return iter(self.stage(tokenise(self.texts[index]) for index in mine))
+        return iter(self.stage(tokenize(self.texts[index]) for index in mine))
 
 
-def tokenise_and_pack(texts):
+def tokenize_and_pack(texts):
     return DataLoader(OfEachWorker(texts, windows_of), batch_size=16, num_workers=2)
 
 

@@ -22,7 +22,7 @@ WEIGHTS = {"prose": 0.6, "code": 0.3, "chat": 0.1}
 # ------------------------------------------------------------ functions of an item, and of a batch
 
 
-def tokenise(text: str) -> np.ndarray:
+def tokenize(text: str) -> np.ndarray:
     words = re.findall(r"\w+|[^\w\s]", text.lower())
     return np.array([zlib.crc32(word.encode()) % 50_000 + 1 for word in words])
 
@@ -46,13 +46,13 @@ def mix(batch: dict[str, Any], rng: np.random.Generator) -> dict[str, torch.Tens
 def pair(both: tuple[np.ndarray, str]) -> dict[str, np.ndarray]:
     image, caption = both
     tokens = np.zeros(16, np.int64)
-    found = tokenise(caption)[:16]
+    found = tokenize(caption)[:16]
     tokens[: len(found)] = found
     return {"image": image.transpose(2, 0, 1).astype(np.float32) / 255, "caption": tokens}
 
 
 def of_prose(text: str) -> dict[str, Any]:
-    return {"tokens": tokenise(text), "source": 0}
+    return {"tokens": tokenize(text), "source": 0}
 
 
 def of_code(lines: str) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def of_code(lines: str) -> dict[str, Any]:
 
 def of_chat(line: str) -> dict[str, Any]:
     turns = json.loads(line)["turns"]
-    return {"tokens": tokenise(" ".join(f"{turn['role']}: {turn['text']}" for turn in turns)), "source": 2}
+    return {"tokens": tokenize(" ".join(f"{turn['role']}: {turn['text']}" for turn in turns)), "source": 2}
 
 
 def fit(sample: dict[str, Any]) -> dict[str, Any]:

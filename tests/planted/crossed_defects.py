@@ -224,7 +224,7 @@ CROSSED_DEFECTS = [
         "shmload/worker/item_stages.py",
         "            answer = fn(item)\n        except Exception as error:\n",
         "            answer = fn(item)\n        except StopIteration:\n            return\n        except Exception as error:\n",
-        ("tests/remote/test_fluent.py::test_stop_iteration_of_a_function_is_no_end_of_the_samples",),
+        ("tests/remote/test_fluent.py::test_stop_iteration_raised_by_a_function_does_not_end_the_pass",),
     ),
     Defect(
         "N1",
@@ -233,8 +233,8 @@ CROSSED_DEFECTS = [
         "    return begin, max(offset + size for _, offset, size in members) - begin\n",
         "    return begin, max(offset + size for _, offset, size in members)\n",
         (
-            f"{INDEXED}test_samples_that_find_no_room_are_read_alone_by_their_own_ranges",
-            f"{INDEXED}test_a_resume_on_more_ranks_reads_the_rest_through_a_small_cache",
+            f"{INDEXED}test_samples_without_cache_room_are_read_one_by_one_with_range_requests",
+            f"{INDEXED}test_resume_on_more_ranks_reads_the_rest_through_a_small_cache",
         ),
         is_crossing=True,
     ),
@@ -260,7 +260,7 @@ CROSSED_DEFECTS = [
         "shmload/remote/local_shards.py",
         "            return wait_for_room(lambda: self._obtain(number, 0), None, (TimeoutError,))\n",
         "            return wait_for_room(lambda: self._obtain(number, 0), 5.0)\n",
-        ("tests/remote/test_local_shards.py::test_a_reader_waits_for_another_fetch_and_never_for_room",),
+        ("tests/remote/test_local_shards.py::test_reader_waits_for_another_fetch_but_never_for_room",),
     ),
     Defect(
         "N1",
@@ -269,8 +269,8 @@ CROSSED_DEFECTS = [
         "            if self._checksum(name, nbytes) != wanted:\n",
         "            if False:\n",
         (
-            f"{GENERATIONS}test_a_damaged_shard_of_a_finished_packing_is_written_again",
-            f"{GENERATIONS}test_a_shard_that_is_not_whole_is_packed_again_with_those_behind_it",
+            f"{GENERATIONS}test_damaged_shard_of_a_finished_packing_is_written_again",
+            f"{GENERATIONS}test_incomplete_shard_and_those_after_it_are_packed_again",
         ),
     ),
     Defect(
@@ -279,7 +279,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/actor_set.py",
         "            asked_at = self._asked_at if self._joined_at is None else None",
         "            asked_at = self._asked_at",
-        (f"{CONNECTION}test_only_the_clusters_answer_has_a_limit_and_what_is_waited_for_is_said",),
+        (f"{CONNECTION}test_only_the_clusters_answer_has_a_time_limit_and_every_wait_is_logged",),
     ),
     Defect(
         "N6",
@@ -287,7 +287,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/actor_set.py",
         "            actor = self._actors[worker] if worker in self._started else None\n",
         "            actor = self._actors[worker]\n",
-        (f"{CONNECTION}test_a_task_for_an_actor_that_has_just_died_goes_to_the_next",),
+        (f"{CONNECTION}test_task_for_an_actor_that_just_died_goes_to_its_replacement",),
     ),
     Defect(
         "N6",
@@ -295,7 +295,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/actor_set.py",
         "                if reason is not None:\n                    self",
         "                if num_deaths >= 0:\n                    self",
-        (f"{CONNECTION}test_a_task_for_an_actor_that_has_just_died_goes_to_the_next",),
+        (f"{CONNECTION}test_task_for_an_actor_that_just_died_goes_to_its_replacement",),
     ),
     Defect(
         "N6",
@@ -303,7 +303,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/dataset_shipping.py",
         "        cloudpickle.register_pickle_by_value(program)\n",
         "        pass\n",
-        ("tests/ray/test_shipped.py::test_what_a_spawned_processs_own_program_defines_travels_by_value_and_comes_back_by_name",),
+        ("tests/ray/test_shipped.py::test_classes_of_a_spawned_main_module_are_sent_by_value_and_return_by_name",),
     ),
     Defect(
         "N7",
@@ -311,7 +311,7 @@ CROSSED_DEFECTS = [
         "shmload/integrations/__init__.py",
         "    made = object.__new__(type(loader))\n    ShmLoader.__init__(made, **{",
         "    made = type(loader)(**{",
-        ("tests/ray/test_train.py::test_a_loader_whose_constructor_takes_other_arguments_stays_what_it_is",),
+        ("tests/ray/test_train.py::test_loader_with_another_constructor_keeps_its_class",),
     ),
     Defect(
         "N6",
@@ -319,7 +319,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/life_lock.py",
         "fcntl.F_OFD_SETLK, fcntl.F_WRLCK, byte)",
         "fcntl.F_OFD_GETLK, fcntl.F_WRLCK, byte)",
-        (f"{LIFE_LOCK}test_a_lock_is_seen_until_its_process_has_ended",),
+        (f"{LIFE_LOCK}test_lock_is_visible_until_its_process_has_ended",),
     ),
     Defect(
         "N6",
@@ -327,7 +327,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/life_lock.py",
         "private_fds.keep(open_segment(path))",
         "open_segment(path)",
-        (f"{LIFE_LOCK}test_what_an_actor_has_forked_does_not_keep_its_lock",),
+        (f"{LIFE_LOCK}test_child_forked_by_an_actor_does_not_keep_the_lock",),
     ),
     Defect(
         "N6",
@@ -335,7 +335,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/life_lock.py",
         "    threading.Thread(target=_end_when_told, args=(fd, byte), daemon=True).start()\n",
         "",
-        (f"{LIFE_LOCK}test_an_actor_ends_with_its_agent", f"{LIFE_LOCK}test_an_actor_that_ray_cannot_end_ends_itself"),
+        (f"{LIFE_LOCK}test_actor_ends_with_its_agent", f"{LIFE_LOCK}test_actor_that_ray_cannot_kill_ends_itself"),
     ),
     Defect(
         "N6",
@@ -343,7 +343,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/actor_set.py",
         "return byte is not None and life_lock.is_held(self._control, byte)",
         "return byte is not None",
-        (f"{LIFE_LOCK}test_only_an_actor_that_locks_this_very_segment_is_told_of_slots",),
+        (f"{LIFE_LOCK}test_slots_are_offered_only_to_an_actor_that_locks_this_segment",),
     ),
     Defect(
         "N6",
@@ -351,7 +351,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/actor_set.py",
         "            if life_lock.wait_until_free(self._control, byte, LOG_S):\n",
         "            if actor:\n",
-        (f"{LIFE_LOCK}test_what_an_actor_had_is_given_up_when_it_can_write_no_more",),
+        (f"{LIFE_LOCK}test_an_actors_task_is_given_up_once_it_can_no_longer_write",),
     ),
     Defect(
         "N6",
@@ -359,7 +359,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/actor_set.py",
         "        except BaseException:\n            self._end(actor)\n",
         "        except ConnectionError:\n            self._end(actor)\n",
-        (f"{LIFE_LOCK}test_what_an_actor_had_is_given_up_when_it_can_write_no_more",),
+        (f"{LIFE_LOCK}test_an_actors_task_is_given_up_once_it_can_no_longer_write",),
     ),
     Defect(
         "N6",
@@ -368,8 +368,8 @@ CROSSED_DEFECTS = [
         "            if life_lock.is_held(self._control.fd):\n",
         "            if not agent:\n",
         (
-            f"{LIFE_LOCK}test_an_agents_death_is_told_when_none_of_its_actors_can_write_any_more",
-            f"{LIFE_LOCK}test_an_agent_that_is_killed_is_one_whose_actors_have_ended",
+            f"{LIFE_LOCK}test_agents_death_is_reported_once_none_of_its_actors_can_write",
+            f"{LIFE_LOCK}test_killed_agents_actors_have_ended_when_kill_returns",
         ),
     ),
     Defect(
@@ -378,7 +378,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/worker_actor.py",
         " or not self._may_write or",
         " or",
-        (f"{LIFE_LOCK}test_an_actor_without_the_lock_writes_nothing",),
+        (f"{LIFE_LOCK}test_actor_without_the_lock_writes_nothing",),
     ),
     Defect(
         "N6",
@@ -386,7 +386,7 @@ CROSSED_DEFECTS = [
         "shmload/shm/travel.py",
         "            if raw.nbytes < LEAST_NBYTES and not",
         "            if not",
-        (f"{TRAVEL}test_it_aliases_the_parcel_at_whole_cache_lines_and_a_small_array_is_a_copy_that_can_be_written_to",),
+        (f"{TRAVEL}test_large_arrays_alias_the_parcel_at_cache_lines_and_small_ones_are_writable_copies",),
     ),
     Defect(
         "N6",
@@ -395,8 +395,8 @@ CROSSED_DEFECTS = [
         "            if raw.nbytes < LEAST_NBYTES and not",
         "            if raw.nbytes < 0 and not",
         (
-            f"{TRAVEL}test_it_aliases_the_parcel_at_whole_cache_lines_and_a_small_array_is_a_copy_that_can_be_written_to",
-            "tests/ray/test_decoder.py::test_a_dataset_that_writes_to_its_own_large_array_is_told_what_to_do",
+            f"{TRAVEL}test_large_arrays_alias_the_parcel_at_cache_lines_and_small_ones_are_writable_copies",
+            "tests/ray/test_decoder.py::test_error_of_a_dataset_that_writes_to_its_own_large_array_says_what_to_do",
         ),
     ),
     Defect(
@@ -405,7 +405,7 @@ CROSSED_DEFECTS = [
         "shmload/shm/travel.py",
         "    _bytes_of(mine)[:] = np.frombuffer(memory, np.uint8)\n",
         "    mine = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()\n",
-        (f"{TRAVEL}test_a_tensor_is_a_copy",),
+        (f"{TRAVEL}test_tensor_is_a_copy",),
     ),
     Defect(
         "N6",
@@ -413,7 +413,7 @@ CROSSED_DEFECTS = [
         "shmload/shm/travel.py",
         "            pieces.append(raw)\n",
         "            pieces.append(raw if len(pieces) >= len(held) else held[len(pieces)].raw())\n",
-        (f"{TRAVEL}test_each_gets_its_own_memory_in_whatever_order_it_was_named",),
+        (f"{TRAVEL}test_each_object_gets_its_own_memory_in_any_order",),
     ),
     Defect(
         "N6",
@@ -421,7 +421,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/worker_actor.py",
         'failure.kind is ValueError and "read-only" in failure.text',
         'failure.kind is ValueError and "of nothing" in failure.text',
-        ("tests/ray/test_decoder.py::test_a_dataset_that_writes_to_its_own_large_array_is_told_what_to_do",),
+        ("tests/ray/test_decoder.py::test_error_of_a_dataset_that_writes_to_its_own_large_array_says_what_to_do",),
     ),
     Defect(
         "N1",
@@ -429,7 +429,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/ray_pool.py",
         ", is_replacement=True))",
         "))",
-        (f"{CONNECTION}test_an_agent_that_takes_anothers_place_knows_it",),
+        (f"{CONNECTION}test_replacement_agent_is_marked_as_a_replacement",),
     ),
     Defect(
         "N6",
@@ -437,7 +437,7 @@ CROSSED_DEFECTS = [
         "shmload/integrations/ray.py",
         '            arguments = {"rank": rank, "world_size": world_size}',
         "            arguments = {}",
-        ("tests/ray/test_train.py::test_a_seeded_loader_takes_rank_and_world_size_of_the_worker_and_keeps_its_place",),
+        ("tests/ray/test_train.py::test_seeded_loader_takes_the_workers_rank_and_world_size_and_keeps_its_position",),
     ),
     Defect(
         "N6",
@@ -445,7 +445,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/ray_blocks.py",
         "options.preserve_order, True\n",
         "options.preserve_order, False\n",
-        ("tests/ray/test_ray_data.py::test_rows_of_all_blocks_come_by_number",),
+        ("tests/ray/test_ray_data.py::test_rows_of_all_blocks_are_read_by_index",),
     ),
     Defect(
         "N6",
@@ -453,7 +453,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/ray_blocks.py",
         "        found = self._splits[number].iter",
         "        found = self._splits[0].iter",
-        ("tests/ray/test_ray_data.py::test_each_worker_reads_its_own_part_of_a_stream",),
+        ("tests/ray/test_ray_data.py::test_each_worker_reads_its_part_of_a_stream",),
     ),
     Defect(
         "N6",
@@ -461,7 +461,7 @@ CROSSED_DEFECTS = [
         "shmload/formats/ray_blocks.py",
         ' > 1:\n                raise ValueError(\n                    f"each of',
         ' < 1:\n                raise ValueError(\n                    f"each of',
-        ("tests/ray/test_ray_data.py::test_what_no_stream_reads_once_is_refused",),
+        ("tests/ray/test_ray_data.py::test_stream_that_would_repeat_or_skip_rows_is_refused",),
     ),
     Defect(
         "N6",
@@ -469,7 +469,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/dispatcher.py",
         " or not self._actors.may_claim(worker):",
         ":",
-        ("tests/ray/test_pipelining.py::test_a_worker_whose_actor_has_not_started_gets_nothing",),
+        ("tests/ray/test_pipelining.py::test_worker_whose_actor_has_not_started_gets_nothing",),
     ),
     Defect(
         "N6",
@@ -477,9 +477,7 @@ CROSSED_DEFECTS = [
         "shmload/ray/placement.py",
         "            if worker < fitting\n",
         "            if worker < num_workers\n",
-        (
-            "tests/ray/test_placement.py::test_what_has_no_room_now_waits_for_any_node_and_what_asks_for_no_cpu_stays_where_it_is_put",
-        ),
+        ("tests/ray/test_placement.py::test_actor_without_room_may_use_any_node_and_one_without_cpus_keeps_its_node",),
     ),
     Defect(
         "N6",
@@ -503,7 +501,7 @@ CROSSED_DEFECTS = [
         "shmload/storage/transport.py",
         "headers={**headers, **proxy.headers})",
         "headers=dict(headers))",
-        (f"{PROXIES}test_a_request_to_an_http_server_is_handed_over_whole",),
+        (f"{PROXIES}test_request_to_an_http_server_is_sent_with_its_absolute_url",),
     ),
     Defect(
         "N1",
@@ -511,7 +509,7 @@ CROSSED_DEFECTS = [
         "shmload/storage/transport.py",
         "made.set_tunnel(self.host, self.port, proxy.headers)",
         "made.set_tunnel(self.host, self.port)",
-        (f"{PROXIES}test_a_request_to_an_https_server_goes_through_a_tunnel",),
+        (f"{PROXIES}test_request_to_an_https_server_uses_a_tunnel",),
     ),
     Defect(
         "N1",
@@ -520,7 +518,7 @@ CROSSED_DEFECTS = [
         "        open_to_us = [place for place in self._places if all(_others(path) is None for path in place)]\n",
         "        open_to_us = self._places[:1]\n        if any(_others(path) is not None for path in open_to_us[0]):\n"
         "            open_to_us = []\n",
-        (f"{MEETING}test_a_board_that_others_may_write_to_is_passed_by",),
+        (f"{MEETING}test_board_writable_by_others_is_not_used",),
     ),
     Defect(
         "N1",
@@ -584,7 +582,7 @@ CROSSED_DEFECTS = [
         "shmload/audit/recorder.py",
         "n=None if grows else config.num_samples,",
         "n=config.num_samples,",
-        ("tests/remote/test_following.py::test_a_run_that_goes_on_behind_an_append_is_one_run_to_an_audit[1]",),
+        ("tests/remote/test_following.py::test_audit_treats_a_run_resumed_after_an_append_as_one_run[1]",),
     ),
     Defect(
         "N1",
@@ -672,7 +670,7 @@ CROSSED_DEFECTS = [
         "shmload/engine/argument_checks.py",
         '        if is_ours and given["seed"] is not None and package_ability(dataset, "epoch_schedule") is not None:\n',
         '        if is_ours and given["seed"] is not None and package_ability(dataset, "epoch_schedul") is not None:\n',
-        ("tests/remote/test_following.py::test_what_would_not_be_followed_is_refused_by_the_loader",),
+        ("tests/remote/test_following.py::test_loader_refuses_datasets_that_it_cannot_follow",),
     ),
     Defect(
         "N5",
@@ -680,7 +678,7 @@ CROSSED_DEFECTS = [
         "shmload/engine/argument_checks.py",
         'for name in ("keyed_order", "epoch_schedule"))',
         'for name in ("keyed_order",))',
-        ("tests/remote/test_following.py::test_what_would_not_be_followed_is_refused_by_the_loader",),
+        ("tests/remote/test_following.py::test_loader_refuses_datasets_that_it_cannot_follow",),
     ),
     Defect(
         "N5",
@@ -689,8 +687,8 @@ CROSSED_DEFECTS = [
         "    if (found := sum(1 for _ in islice(samples, number))) < number:\n",
         "    if (found := sum(1 for _ in islice(samples, number))) < 0:\n",
         (
-            "tests/remote/packing/test_streams.py::test_fewer_samples_than_are_packed_already_are_an_error_and_the_dataset_stays",
-            "tests/remote/test_object_stream.py::test_objects_that_are_gone_since_they_were_packed_are_an_error",
+            "tests/remote/packing/test_streams.py::test_fewer_samples_than_packed_before_are_an_error_and_the_dataset_is_kept",
+            "tests/remote/test_object_stream.py::test_objects_deleted_since_they_were_packed_are_an_error",
         ),
     ),
     Defect(
@@ -723,7 +721,7 @@ CROSSED_DEFECTS = [
         "shmload/worker/job_pickling.py",
         "        if error is None:\n            return None\n",
         "        if error is None:\n            error = TypeError('refused')\n",
-        ("tests/worker/test_shared_objects.py::test_an_epoch_counter_reaches_persistent_workers",),
+        ("tests/worker/test_shared_objects.py::test_epoch_counter_reaches_persistent_workers",),
     ),
     Defect(
         "N1",

@@ -29,7 +29,7 @@ DEFECTS = [
         "shmload/shm/segment.py",
         "        _reserve_first(fd, num_reserved)\n        os.rename(",
         "        os.rename(",
-        ("tests/shm/test_segment.py::test_in_64_mib_a_demanded_name_is_refused_with_figures_and_nothing_stays",),
+        ("tests/shm/test_segment.py::test_named_segment_larger_than_dev_shm_is_refused_with_figures",),
     ),
     Defect(
         "R1",
@@ -37,7 +37,7 @@ DEFECTS = [
         "shmload/shm/segment.py",
         "    except BaseException:  # a signal's, too: to reserve takes its time\n",
         "    except OSError:\n",
-        ("tests/shm/test_segment.py::test_one_that_is_interrupted_while_it_is_made_leaves_nothing[shm]",),
+        ("tests/shm/test_segment.py::test_interrupted_creation_leaves_nothing[shm]",),
     ),
     Defect(
         "R1",
@@ -45,7 +45,7 @@ DEFECTS = [
         "shmload/shm/segment.py",
         '                if kind == "shm":\n',
         "                if kind:\n",
-        ("tests/shm/test_segment.py::test_in_64_mib_a_larger_ring_takes_a_memfd",),
+        ("tests/shm/test_segment.py::test_ring_larger_than_dev_shm_uses_a_memfd",),
     ),
     # ------------------------------------------------ R2: positions
     Defect(
@@ -65,7 +65,7 @@ DEFECTS = [
         "shmload/schedule/state.py",
         '        "version": STATE_VERSION,\n        **',
         '        "version": STATE_VERSION,\n        "order": "x" * 1000,\n        **',
-        ("tests/schedule/test_state.py::test_the_largest_state_fits_in_a_kibibyte",),
+        ("tests/schedule/test_state.py::test_largest_state_fits_in_a_kibibyte",),
     ),
     Defect(
         "R2",
@@ -93,7 +93,7 @@ DEFECTS = [
         "_permutation(self.n, self.seed ^ (self.world_size - 1), epoch).fill(",
         (
             "tests/schedule/test_schedule.py::test_global_batches_do_not_depend_on_the_number_of_ranks",
-            "tests/resume/test_seed_mode.py::test_global_batches_go_on_at_another_world_size",
+            "tests/resume/test_seed_mode.py::test_global_batches_resume_with_another_world_size",
         ),
     ),
     # ------------------------------------------------ R4: the packed index
@@ -162,7 +162,7 @@ DEFECTS = [
         "shmload/shm/reaper.py",
         "            start_new_session=True,\n",
         "",
-        ("tests/shm/test_leftovers.py::test_nothing_stays_when_the_owner_is_killed",),
+        ("tests/shm/test_leftovers.py::test_nothing_remains_when_the_owner_is_killed",),
     ),
     Defect(
         "R7",
@@ -178,7 +178,7 @@ DEFECTS = [
         "shmload/shm/janitor.py",
         "nobody is declared dead\n        return True\n",
         "nobody is declared dead\n        return False\n",
-        ("tests/shm/test_leftovers.py::test_a_living_neighbor_is_never_swept",),
+        ("tests/shm/test_leftovers.py::test_live_group_is_never_swept",),
         reaches_out=True,
     ),
     Defect(
@@ -187,7 +187,7 @@ DEFECTS = [
         "shmload/shm/reaper.py",
         ' && kill -9 "${{worker%:*}}"\n',
         "\n",
-        ("tests/shm/test_leftovers.py::test_workers_that_do_not_end_by_themselves_are_killed_and_no_other_process",),
+        ("tests/shm/test_leftovers.py::test_only_workers_that_do_not_end_by_themselves_are_killed",),
     ),
     # ------------------------------------------------ R8: many fields
     Defect(
@@ -214,7 +214,7 @@ DEFECTS = [
         ' if uneven == "pad" else divmod',
         " if False else divmod",
         (
-            "tests/schedule/test_schedule.py::test_ranks_have_equally_many_steps_and_rows_unless_exact",
+            "tests/schedule/test_schedule.py::test_ranks_have_equal_numbers_of_steps_and_rows_unless_exact",
             "tests/loader/test_seed_mode.py::test_padding_is_reported",
         ),
     ),
@@ -284,8 +284,8 @@ DEFECTS = [
         "    return min([free_memory_bytes(root), *(cgroup.rest for cgroup in memory_cgroups(root))])\n",
         "    return free_memory_bytes(root)\n",
         (
-            "tests/shm/test_preflight.py::test_a_v2_limit_counts_less_what_is_used_and_cannot_be_dropped",
-            "tests/shm/test_preflight.py::test_a_v1_limit_counts",
+            "tests/shm/test_preflight.py::test_v2_limit_minus_unreclaimable_usage_counts",
+            "tests/shm/test_preflight.py::test_v1_limit_counts",
         ),
     ),
     Defect(
@@ -381,7 +381,7 @@ DEFECTS = [
         "shmload/ray/sample_timer.py",
         '"", "", () if is_several else (row,))',
         '"", "", (max(row, 0),))',
-        ("tests/ray/test_lateness.py::test_of_late_samples_that_are_read_at_once_none_is_named[False]",),
+        ("tests/ray/test_lateness.py::test_late_samples_read_in_one_call_are_not_named_individually[False]",),
     ),
     Defect(
         "R6",
@@ -389,7 +389,7 @@ DEFECTS = [
         "shmload/ray/local_ring.py",
         "        if is_suspect:  #",
         "        if False:  #",
-        ("tests/ray/test_decoder.py::test_rows_that_an_actor_has_ended_over_are_read_one_by_one[AtOnce]",),
+        ("tests/ray/test_decoder.py::test_rows_that_killed_an_actor_are_then_read_one_by_one[AtOnce]",),
     ),
     Defect(
         "E10",

@@ -167,9 +167,9 @@ ENGINE_DEFECTS = [
         '    return f"{proc_self()}/fd/{fd}{_NAMED}{name}"\n',
         '    return f"{proc_self()}/fd/{fd}"\n',
         (
-            f"{SMALL}test_slots_that_grow_again_and_again_come_right",
-            f"{SMALL}test_what_other_ranks_map_of_a_shared_ring_comes_right",
-            f"{SMALL}test_slots_that_were_parked_and_come_back_are_delivered",
+            f"{SMALL}test_batches_are_correct_while_slots_grow_repeatedly",
+            f"{SMALL}test_batches_of_a_shared_ring_are_correct_in_other_ranks",
+            f"{SMALL}test_parked_slots_are_delivered_after_they_return",
         ),
         is_crossing=True,
     ),
@@ -179,7 +179,7 @@ ENGINE_DEFECTS = [
         "shmload/shm/segment.py",
         "    if name and os.readlink(",
         "    if not name and os.readlink(",
-        ("tests/shm/test_segment.py::test_a_descriptor_that_another_segment_has_by_now_is_not_taken_for_the_first",),
+        ("tests/shm/test_segment.py::test_reused_descriptor_is_not_mistaken_for_the_first_segment",),
     ),
     Defect(
         "E4",
@@ -342,7 +342,7 @@ ENGINE_DEFECTS = [
         "shmload/storage/file_lease.py",
         "        if sys is not None and not sys.is_finalizing():",
         "        if True:",
-        ("tests/storage/cache/test_folder.py::test_a_lease_that_outlives_the_modules_names_says_nothing",),
+        ("tests/storage/cache/test_folder.py::test_lease_released_at_interpreter_exit_prints_nothing",),
     ),
     Defect(
         "S4",
@@ -377,7 +377,7 @@ ENGINE_DEFECTS = [
         "shmload/worker/template.py",
         "        if _current is None or _current.origin != origin or",
         "        if True or",
-        (f"{TEMPLATE}test_workers_are_forks_of_one_template_and_what_multiprocessing_says_they_are[spawn]",),
+        (f"{TEMPLATE}test_workers_are_forks_of_one_template_with_multiprocessings_attributes[spawn]",),
     ),
     Defect(
         "R10",
@@ -385,7 +385,7 @@ ENGINE_DEFECTS = [
         "shmload/worker/template.py",
         "    os.environb.update(wanted)\n",
         "",
-        (f"{TEMPLATE}test_the_environment_and_place_of_the_moment_reach_a_worker[spawn]",),
+        (f"{TEMPLATE}test_current_environment_and_folder_reach_a_worker[spawn]",),
     ),
     Defect(
         "R10",
@@ -393,7 +393,7 @@ ENGINE_DEFECTS = [
         "shmload/worker/template.py",
         "_current.origin != origin or",
         "False or",
-        (f"{TEMPLATE}test_what_only_a_fresh_start_can_give_is_given_by_another_template[umask]",),
+        (f"{TEMPLATE}test_changed_process_attributes_start_a_new_template[umask]",),
     ),
     Defect(
         "R10",
@@ -401,7 +401,7 @@ ENGINE_DEFECTS = [
         "shmload/worker/template.py",
         '            sys.modules["numpy.random"].seed()\n',
         "            pass\n",
-        (f"{TEMPLATE}test_generators_that_are_seeded_when_they_are_imported_differ[spawn]",),
+        (f"{TEMPLATE}test_generators_seeded_at_import_differ_between_workers[spawn]",),
     ),
     Defect(
         "R10",
@@ -409,7 +409,7 @@ ENGINE_DEFECTS = [
         "shmload/worker/template.py",
         "            else:\n                return -1\n",
         "",
-        (f"{TEMPLATE}test_a_template_with_a_second_thread_is_not_forked",),
+        (f"{TEMPLATE}test_template_with_a_second_thread_is_not_forked",),
     ),
     Defect(
         "R5",
@@ -417,7 +417,7 @@ ENGINE_DEFECTS = [
         "shmload/worker/template.py",
         "                self.sentinel = os.pidfd_open(self.pid)\n",
         "                self.sentinel = os.dup(self._status)\n",
-        (f"{TEMPLATE}test_a_killed_template_takes_no_worker_along_and_the_next_start_makes_another[spawn]",),
+        (f"{TEMPLATE}test_workers_survive_a_killed_template_and_the_next_start_makes_another[spawn]",),
     ),
     Defect(
         "R5",
@@ -425,7 +425,7 @@ ENGINE_DEFECTS = [
         "shmload/worker/template.py",
         "    except (OSError, EOFError) as error:\n",
         "    except ZeroDivisionError as error:\n",
-        (f"{TEMPLATE}test_a_template_killed_over_an_order_costs_nothing_but_its_help[spawn]",),
+        (f"{TEMPLATE}test_workers_start_without_a_template_if_it_is_killed_during_a_request[spawn]",),
     ),
     Defect(
         "R7",
@@ -433,6 +433,6 @@ ENGINE_DEFECTS = [
         "shmload/worker/template.py",
         "        self._control = private_fds.keep(ours.detach())\n",
         "        self._control = ours.detach()\n",
-        (f"{TEMPLATE}test_a_template_ends_with_its_trainer[fork]",),
+        (f"{TEMPLATE}test_template_ends_with_its_trainer[fork]",),
     ),
 ]

@@ -233,7 +233,7 @@ PIPELINE_DEFECTS = [
         "shmload/engine/ring.py",
         "        os.pwrite(self.control_segment.fd, about, nbytes)\n",
         "",
-        ("tests/top/test_stages.py::test_the_stages_of_a_pipeline_are_seen_from_outside",),
+        ("tests/top/test_stages.py::test_stages_of_a_pipeline_are_visible_from_outside",),
     ),
     Defect(
         "B4",
@@ -355,7 +355,7 @@ PIPELINE_DEFECTS = [
         "shmload/shm/travel.py",
         ", torch.UntypedStorage: _reduced_untyped}",
         "}",
-        ("tests/shm/test_travel.py::test_tensors_of_every_dtype_travel",),
+        ("tests/shm/test_travel.py::test_tensors_of_every_dtype_are_sent",),
     ),
     Defect(
         "N1",

@@ -16,7 +16,7 @@ SHARING_DEFECTS = [
         "shmload/sharing/choice.py",
         '"sampler": next((order.identity for order in orders), ""),',
         '"sampler": next((type(order).__name__ for order in orders), ""),',
-        ("tests/sharing/test_gathering.py::test_orders_of_one_kind_that_were_made_of_other_numbers_are_refused",),
+        ("tests/sharing/test_gathering.py::test_orders_with_different_parameters_are_refused",),
     ),
     Defect(
         "G1",
@@ -24,7 +24,7 @@ SHARING_DEFECTS = [
         "src/share.h",
         "        if (atomic_load_explicit(shml_hold(share, rank, slot), memory_order_acquire)) return 0;\n",
         "",
-        (f"{WORDS}test_a_slot_that_a_follower_holds_is_not_used_again",),
+        (f"{WORDS}test_slot_held_by_a_follower_is_not_reused",),
         ("trainer",),
     ),
     Defect(
@@ -33,7 +33,7 @@ SHARING_DEFECTS = [
         "src/share.h",
         "memory_order_acquire) <= generation)\n            return 0;\n",
         "memory_order_acquire) < generation)\n            return 0;\n",
-        (f"{WORDS}test_a_slot_is_used_again_only_when_every_rank_is_done_with_it",),
+        (f"{WORDS}test_slot_is_reused_only_when_every_rank_is_done_with_it",),
         ("trainer",),
     ),
     Defect(
@@ -42,7 +42,7 @@ SHARING_DEFECTS = [
         "src/share.h",
         "SHML_REPORT_GENERATION), memory_order_acquire) <= generation)",
         "SHML_REPORT_GENERATION), memory_order_acquire) <= generation + 1)",
-        (f"{WORDS}test_a_generation_that_followers_have_left_is_not_waited_for",),
+        (f"{WORDS}test_generation_that_followers_have_left_is_not_awaited",),
         ("trainer",),
     ),
     Defect(
@@ -51,7 +51,7 @@ SHARING_DEFECTS = [
         "src/share.h",
         " || atomic_load_explicit(&ring->slots[slot].repack, memory_order_acquire) == order) return",
         ") return",
-        (f"{WORDS}test_an_order_that_is_written_again_keeps_its_place_and_is_ready_when_it_is_filled_anew",),
+        (f"{WORDS}test_rewritten_order_keeps_its_position_and_is_ready_once_refilled",),
         ("trainer",),
     ),
     Defect(
@@ -60,7 +60,7 @@ SHARING_DEFECTS = [
         "src/share.pxi",
         "epoch == self._newest_epoch and step > self._newest_step))",
         "epoch == self._newest_epoch))",
-        (f"{WORDS}test_a_batch_that_is_ordered_again_after_an_interrupt_takes_no_slot_from_others",),
+        (f"{WORDS}test_batch_ordered_again_after_an_interrupt_takes_no_slot_from_others",),
         ("trainer",),
     ),
     Defect(
@@ -69,7 +69,7 @@ SHARING_DEFECTS = [
         "src/share.h",
         "    madvise((uint8_t *)place->map->base + place->offset, place->nbytes, MADV_DONTNEED);\n",
         "",
-        (f"{SAME}test_what_a_rank_writes_into_a_batch_no_other_sees",),
+        (f"{SAME}test_writes_into_a_batch_are_private_to_a_rank",),
         ("trainer",),
     ),
     Defect(
@@ -78,7 +78,7 @@ SHARING_DEFECTS = [
         "shmload/engine/ring.py",
         "            is_private=options.num_ranks > 1,\n",
         "",
-        (f"{SAME}test_what_a_rank_writes_into_a_batch_no_other_sees",),
+        (f"{SAME}test_writes_into_a_batch_are_private_to_a_rank",),
     ),
     Defect(
         "G1",
@@ -86,7 +86,7 @@ SHARING_DEFECTS = [
         "shmload/modes/seed_mode.py",
         "            engine.leave_pass()\n",
         "            pass\n",
-        (f"{PARTINGS}test_a_rank_that_leaves_the_loop_early_is_an_error_in_the_others",),
+        (f"{PARTINGS}test_rank_that_leaves_the_loop_early_is_an_error_in_the_others",),
     ),
     Defect(
         "G1",
@@ -94,7 +94,7 @@ SHARING_DEFECTS = [
         "shmload/sharing/rank_group.py",
         "            self._ended.add(",
         "            set().add(",
-        (f"{PARTINGS}test_a_rank_that_is_killed_with_a_batch_in_its_hands_ends_the_others_reading_soon",),
+        (f"{PARTINGS}test_other_ranks_fail_soon_after_a_rank_is_killed_while_holding_a_batch",),
     ),
     Defect(
         "G1",
@@ -102,7 +102,7 @@ SHARING_DEFECTS = [
         "shmload/sharing/rank_group.py",
         "(ended, *place) != (self._count_before, order.epoch, order.step):",
         "ended != self._count_before:",
-        (f"{PARTINGS}test_ranks_that_begin_in_different_places_are_told_so",),
+        (f"{PARTINGS}test_ranks_that_begin_at_different_positions_raise",),
     ),
     Defect(
         "G1",
@@ -110,7 +110,7 @@ SHARING_DEFECTS = [
         "shmload/sharing/balancing.py",
         "                peer_pools.bell.post_up_to(min(num_left, num_idle))\n",
         "",
-        ("tests/sharing/test_helpers.py::test_neighbors_are_rung_for_if_they_are_idle_and_the_pool_is_not",),
+        ("tests/sharing/test_helpers.py::test_idle_neighbors_are_woken_if_the_pool_is_busy",),
     ),
     Defect(
         "G1",
@@ -118,7 +118,7 @@ SHARING_DEFECTS = [
         "src/protocol.h",
         "            if (w >= num_wanted && atomic_load_explicit((shml_u64 *)&slot->num_lost, memory_order_relaxed)) continue;\n",
         "",
-        ("tests/sharing/test_helpers.py::test_what_has_ended_a_worker_is_left_to_the_pool",),
+        ("tests/sharing/test_helpers.py::test_chunk_that_ended_a_worker_is_left_to_the_pool",),
         ("filler",),
     ),
     Defect(
@@ -127,7 +127,7 @@ SHARING_DEFECTS = [
         "shmload/sharing/balancing.py",
         "        self._ring.accept(record, ticket)\n",
         "",
-        (f"{BALANCING}test_a_rank_whose_worker_stands_still_is_helped_by_its_neighbors_and_no_batch_is_another",),
+        (f"{BALANCING}test_rank_with_a_blocked_worker_is_helped_and_batches_are_unchanged",),
     ),
     Defect(
         "G1",
@@ -136,8 +136,8 @@ SHARING_DEFECTS = [
         "            while self._ring.recover(record) >= 0:\n                num_taken_back += 1\n",
         "",
         (
-            f"{BALANCING}test_helpers_that_are_killed_right_after_their_claim_cost_nothing",
-            f"{BALANCING}test_a_rank_that_is_killed_with_its_worker_in_a_neighbors_chunk_leaves_the_neighbor_as_it_was",
+            f"{BALANCING}test_helpers_killed_right_after_their_claim_lose_nothing",
+            f"{BALANCING}test_rank_killed_with_its_worker_in_a_neighbors_chunk_does_not_affect_the_neighbor",
         ),
     ),
     Defect(
@@ -146,6 +146,6 @@ SHARING_DEFECTS = [
         "shmload/worker/slot_memory.py",
         "        if self._is_helper:\n            ring.ask_repack()\n            return False\n",
         "",
-        (f"{BALANCING}test_a_helper_never_waits_for_the_trainer_whose_batch_it_fills",),
+        (f"{BALANCING}test_helper_never_waits_for_the_trainer_whose_batch_it_fills",),
     ),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.planted.planting import Defect
 
 RESUME = "tests/resume/test_"
-LIVING = f"{RESUME}living_loader.py::test_any_state_on_any_living_loader_gives_exactly_the_rest"
+LIVING = f"{RESUME}living_loader.py::test_any_state_loaded_into_any_running_loader_yields_exactly_the_rest"
 
 OWN = "tests/loader/test_own_generators.py::test_"
 # A mistake in writing a generator's memory is detected when its address is tested; then its public call is used, which is slow
@@ -29,7 +29,7 @@ STATE_DEFECTS = [
         "shmload/processes/private_fds.py",
         "    with suppress(OSError):\n        return kept.file == _file_of(fd)\n",
         "    if True:\n        return kept.file == _file_of(fd)\n",
-        ("tests/shm/test_segment.py::test_a_forked_child_keeps_none_where_the_program_has_closed_one",),
+        ("tests/shm/test_segment.py::test_forked_child_keeps_no_segment_after_the_program_closed_a_descriptor",),
     ),
     Defect(
         "R2",
@@ -37,7 +37,7 @@ STATE_DEFECTS = [
         "shmload/worker/loop.py",
         "                failure = failure._replace(worker=self._note_of_failed(self._snapshots))\n",
         "                pass\n",
-        (f"{TORCH}a_worker_goes_on_behind_its_batch_that_came_to_nothing[raise-small]",),
+        (f"{TORCH}worker_continues_after_its_failed_batch[raise-small]",),
     ),
     Defect(
         "R2",
@@ -45,7 +45,7 @@ STATE_DEFECTS = [
         "shmload/modes/torch_iterator.py",
         "        self.progress.noted(order.worker, note)\n        self.progress.ended(",
         "        self.progress.ended(",
-        (f"{TORCH}so_it_does_where_the_trainer_could_not_unpickle_one",),
+        (f"{TORCH}worker_continues_after_a_batch_that_the_trainer_could_not_unpickle",),
     ),
     Defect(
         "R2",
@@ -53,7 +53,7 @@ STATE_DEFECTS = [
         "shmload/engine/engine.py",
         "Outcome(order, NOTHING, note))",
         "Outcome(order, NOTHING, None))",
-        (f"{TORCH}a_worker_goes_on_behind_its_batch_that_came_to_nothing[skip-small]",),
+        (f"{TORCH}worker_continues_after_its_failed_batch[skip-small]",),
     ),
     Defect(
         "R2",
@@ -77,7 +77,7 @@ STATE_DEFECTS = [
         "shmload/engine/ring_memory.py",
         "        elif self._ring.has_layout:\n",
         "        elif True:\n",
-        ("tests/resume/test_iterable.py::test_what_a_worker_without_samples_says_stays_when_memory_is_given_for_those_of_others",),
+        ("tests/resume/test_iterable.py::test_state_of_a_worker_without_samples_survives_a_change_of_slot_memory",),
     ),
     Defect(
         "R2",
@@ -85,7 +85,7 @@ STATE_DEFECTS = [
         "shmload/worker/slot_memory.py",
         '[offset : offset + used_nbytes]) if used_nbytes else b""\n',
         "[offset : offset + used_nbytes])\n",
-        (f"{TORCH}so_it_does_where_nothing_had_come_before_and_there_was_no_memory_for_what_it_says",),
+        (f"{TORCH}worker_continues_after_a_failed_first_batch_without_slot_memory",),
     ),
     Defect(
         "R2",
@@ -101,7 +101,7 @@ STATE_DEFECTS = [
         "shmload/schedule/shard_shuffle.py",
         "        self.sizes = np.array(sizes, np.int64)",
         "        self.sizes = np.asarray(sizes, np.int64)",
-        ("tests/schedule/test_shard_shuffle.py::test_sizes_that_change_afterwards_change_nothing",),
+        ("tests/schedule/test_shard_shuffle.py::test_sizes_are_copied",),
     ),
     Defect(
         "R2",
@@ -141,7 +141,7 @@ STATE_DEFECTS = [
         "shmload/worker/snapshot.py",
         "        is_last = 0 < self._num_steps <= step + self._num_workers\n",
         "        is_last = False\n",
-        (f"{RESUME}torch_mode.py::test_after_a_state_between_passes_workers_that_persist_go_on[rare]",),
+        (f"{RESUME}torch_mode.py::test_persistent_workers_continue_after_a_state_between_passes[rare]",),
     ),
     Defect(
         "N1",
@@ -149,7 +149,7 @@ STATE_DEFECTS = [
         "shmload/modes/torch_iterator.py",
         "            if generator is not None and own is not None:\n",
         "            if own is generator:\n",
-        (f"{RESUME}torch_mode.py::test_after_a_state_between_passes_workers_that_persist_go_on[generator]",),
+        (f"{RESUME}torch_mode.py::test_persistent_workers_continue_after_a_state_between_passes[generator]",),
     ),
     Defect(
         "N1",
@@ -157,7 +157,7 @@ STATE_DEFECTS = [
         "shmload/modes/torch_iterator.py",
         "        self.progress.last_worker = order.worker\n        self._num",
         "        self._num",
-        (f"{RESUME}torch_mode.py::test_behind_a_batch_that_was_lost_the_next_worker_has_its_turn",),
+        (f"{RESUME}torch_mode.py::test_after_a_failed_batch_the_next_worker_takes_its_turn",),
     ),
     Defect(
         "N1",
@@ -165,7 +165,7 @@ STATE_DEFECTS = [
         "shmload/modes/torch_iterator.py",
         "            if note is not NO_NEWS or not progress.is_always_current:\n",
         "            if note is not NO_NEWS:\n",
-        (f"{RESUME}torch_mode.py::test_a_snapshot_is_taken_of_workers_that_have_nothing_to_say[3]",),
+        (f"{RESUME}torch_mode.py::test_snapshot_is_taken_of_workers_without_state[3]",),
     ),
     Defect(
         "N1",
@@ -173,7 +173,7 @@ STATE_DEFECTS = [
         "shmload/modes/pass_progress.py",
         "        self.sampler.forget(self.done.first if self.is_always_current else self._snapshot[0])\n",
         "",
-        (f"{RESUME}torch_mode.py::test_states_of_a_sampler_that_nobody_asks_for_are_not_kept[options0]",),
+        (f"{RESUME}torch_mode.py::test_old_states_of_a_sampler_are_not_kept[options0]",),
     ),
     Defect(
         "N1",
@@ -200,7 +200,7 @@ STATE_DEFECTS = [
         "shmload/modes/torch_samplers.py",
         "        return np.arange(first, end) if order is None else order[first:end]\n",
         "        return (np.arange(n) if order is None else order)[first:end]\n",
-        (f"{RESUME}huge_orders.py::test_1e11_samples_need_nothing[in order-0]",),
+        (f"{RESUME}huge_orders.py::test_1e11_samples_need_no_memory[in order-0]",),
     ),
     Defect(
         "N1",
@@ -208,7 +208,7 @@ STATE_DEFECTS = [
         "shmload/modes/torch_samplers.py",
         "        return iter(range(len(index_sampler))[num_skipped:])\n",
         "        return iter([i for i in range(len(index_sampler)) if i >= num_skipped])\n",
-        (f"{RESUME}huge_orders.py::test_any_place_is_come_to_at_once[False]",),
+        (f"{RESUME}huge_orders.py::test_any_position_is_reached_at_once[False]",),
     ),
     Defect(
         "N1",
@@ -217,8 +217,8 @@ STATE_DEFECTS = [
         "        if place.is_over or place.step >= self.epochs.end_of_all(place.epoch):\n",
         "        if place.is_over or place.step >= self.epochs.end_of(place.epoch):\n",
         (
-            f"{RESUME}any_rank.py::test_a_rank_without_a_row_in_the_last_step_knows_that_others_have_one",
-            f"{RESUME}any_rank.py::test_so_it_is_of_a_growing_dataset",
+            f"{RESUME}any_rank.py::test_rank_without_rows_in_the_last_step_resumes_with_the_others",
+            f"{RESUME}any_rank.py::test_any_ranks_state_resumes_a_growing_dataset",
         ),
         is_crossing=True,
     ),
@@ -228,7 +228,7 @@ STATE_DEFECTS = [
         "shmload/modes/seed_mode.py",
         "            self.place.is_over = True\n",
         "",
-        (f"{RESUME}any_rank.py::test_a_rank_without_a_row_in_the_last_step_knows_that_others_have_one",),
+        (f"{RESUME}any_rank.py::test_rank_without_rows_in_the_last_step_resumes_with_the_others",),
     ),
     Defect(
         "N1",
@@ -236,7 +236,7 @@ STATE_DEFECTS = [
         "shmload/pipeline/pipeline_engine.py",
         "            self.end()\n            raise StopIteration\n",
         "            raise StopIteration\n",
-        (f"{RESUME}any_rank.py::test_so_it_is_of_a_pipeline[2-25-True]",),
+        (f"{RESUME}any_rank.py::test_any_ranks_state_resumes_a_pipeline[2-25-True]",),
     ),
     Defect(
         "N1",
@@ -253,7 +253,7 @@ STATE_DEFECTS = [
         "shmload/modes/continuation.py",
         "        self.keep(place)\n",
         "        self.forget()\n",
-        (f"{RESUME}undisturbed.py::test_a_resumed_run_gives_what_the_undisturbed_one_gives[shuffled-0-ended]",),
+        (f"{RESUME}undisturbed.py::test_resumed_run_yields_the_same_as_the_undisturbed_one[shuffled-0-ended]",),
         is_crossing=True,
     ),
     Defect(
@@ -262,7 +262,7 @@ STATE_DEFECTS = [
         "shmload/worker/iterable_pass.py",
         "            self.iterator = iter(dataset)\n        return next(self.iterator)\n",
         "        return next(self.iterator)\n",
-        (f"{RESUME}undisturbed.py::test_a_resumed_run_gives_what_the_undisturbed_one_gives[iterable, dataset continues-0-ended]",),
+        (f"{RESUME}undisturbed.py::test_resumed_run_yields_the_same_as_the_undisturbed_one[iterable, dataset continues-0-ended]",),
     ),
     Defect(
         "N1",
@@ -295,7 +295,7 @@ STATE_DEFECTS = [
         "        notes = [pickle.loads(note) if note else {} for note in self._notes]",
         "        notes = [pickle.loads(note) if note else {} for note in self._snapshot[1]]",
         (
-            f"{RESUME}living_loader.py::test_a_state_between_passes_is_of_now_however_rare_snapshots_are[iterable, dataset-1 persistent]",
+            f"{RESUME}living_loader.py::test_state_between_passes_is_current_even_with_rare_snapshots[iterable, dataset-1 persistent]",
         ),
     ),
     Defect(
@@ -304,7 +304,7 @@ STATE_DEFECTS = [
         "shmload/modes/torch_iterator.py",
         "            while self._num_sent in self.progress.done:  # a resumed pass skips the orders that were complete\n",
         "            while self._num_sent < self.progress.done.first:\n",
-        (f"{RESUME}out_of_order.py::test_out_of_order_each_sample_comes_once[map-False-1]",),
+        (f"{RESUME}out_of_order.py::test_each_sample_is_read_once_if_batches_are_out_of_order[map-False-1]",),
         is_crossing=True,
     ),
     Defect(
@@ -313,7 +313,7 @@ STATE_DEFECTS = [
         "shmload/modes/torch_iterator.py",
         '            self._read_again([now - then for now, then in zip(state["counts"], counted, strict=True)])\n',
         '            self._read_again([len(range(w, sum(state["counts"]) - sum(counted), len(counted))) for w in range(len(counted))])\n',
-        (f"{RESUME}out_of_order.py::test_out_of_order_each_sample_comes_once[iterable-False-1]",),
+        (f"{RESUME}out_of_order.py::test_each_sample_is_read_once_if_batches_are_out_of_order[iterable-False-1]",),
     ),
     Defect(
         "N1",
@@ -321,7 +321,7 @@ STATE_DEFECTS = [
         "shmload/modes/torch_iterator.py",
         "        self.progress.ended(order.step, order.worker)\n        self._go_on",
         "        self._go_on",
-        (f"{RESUME}out_of_order.py::test_a_batch_that_was_lost_is_behind[2-1]",),
+        (f"{RESUME}out_of_order.py::test_failed_batch_counts_as_consumed[2-1]",),
     ),
     Defect(
         "N1",
@@ -330,8 +330,8 @@ STATE_DEFECTS = [
         "    if not is_trusted:\n",
         "    if is_trusted is None:\n",
         (
-            f"{RESUME}trust.py::test_what_needs_pickle_needs_trust[dataset]",
-            f"{RESUME}trust.py::test_a_state_that_torch_load_lets_through_runs_nothing",
+            f"{RESUME}trust.py::test_state_with_pickles_needs_trust_state[dataset]",
+            f"{RESUME}trust.py::test_state_that_torch_load_accepts_runs_no_code",
         ),
     ),
     Defect(
@@ -341,8 +341,8 @@ STATE_DEFECTS = [
         "    if type(state.get(CHECK)) is not int or state[CHECK] != expected:\n",
         "    if type(state.get(CHECK)) is not int:\n",
         (
-            f"{RESUME}damaged.py::test_every_single_bit_counts",
-            f"{RESUME}damaged.py::test_mutated_states_are_refused_or_say_the_same",
+            f"{RESUME}damaged.py::test_every_flipped_bit_is_detected",
+            f"{RESUME}damaged.py::test_mutated_states_are_refused_or_equivalent",
         ),
     ),
     Defect(
@@ -351,7 +351,7 @@ STATE_DEFECTS = [
         "shmload/growing/growing_run.py",
         '    return isinstance(name, str) and re.fullmatch("[0-9a-f]{12}", name) is not None\n',
         "    return isinstance(name, str)\n",
-        (f"{RESUME}damaged.py::test_a_run_that_a_state_names_is_no_path",),
+        (f"{RESUME}damaged.py::test_run_named_in_a_state_is_not_used_as_a_path",),
     ),
     Defect(
         "E4",

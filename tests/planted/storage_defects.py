@@ -26,7 +26,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/retry.py",
         "            if recent.is_silent:\n                raise StoreError(recent.text)\n            self._retries = 0",
         "            if recent.is_silent:\n                pass\n            self._retries = retry_policy.retries",
-        (f"{SILENT}test_objects_after_the_first_that_a_silent_store_failed_are_not_asked_for",),
+        (f"{SILENT}test_after_the_first_failure_of_a_silent_store_no_other_object_is_requested",),
     ),
     Defect(
         "S4",
@@ -34,7 +34,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/outage.py",
         "        if os.path.exists(self._path):\n            self._write(",
         "        if not self._path:\n            self._write(",
-        (f"{SILENT}test_pass_after_the_store_came_back_reads_all",),
+        (f"{SILENT}test_pass_after_the_store_is_back_reads_everything",),
     ),
     Defect(
         "S4",
@@ -42,7 +42,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/ledger.py",
         "        self.nbytes += nbytes - self.writing.get(name, 0)\n        self.writing[name] = nbytes\n",
         "        self.writing[name] = 0\n",
-        (f"{FOLDER}test_a_reservation_counts_in_full_and_is_seen_by_nobody",),
+        (f"{FOLDER}test_reservation_counts_in_full_and_is_invisible",),
     ),
     Defect(
         "S4",
@@ -50,7 +50,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/process_leases.py",
         "            found |= inos\n",
         "",
-        (f"{PROCESSES}test_a_killed_process_holds_nothing_and_whoever_waits_goes_on_at_once",),
+        (f"{PROCESSES}test_killed_process_holds_nothing_and_waiters_continue_at_once",),
     ),
     Defect(
         "S4",
@@ -58,7 +58,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/budgeted_folder.py",
         "            victims.append(kept)\n            freed += kept.nbytes\n",
         "            victims.append(kept)\n            freed += kept.nbytes\n            self._remove(ledger, kept)\n",
-        (f"{FOLDER}test_a_request_that_cannot_be_met_removes_nothing",),
+        (f"{FOLDER}test_request_that_cannot_be_met_evicts_nothing",),
     ),
     Defect(
         "S4",
@@ -66,7 +66,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/budgeted_folder.py",
         "            os.posix_fallocate(fd, start, nbytes)\n",
         "            os.ftruncate(fd, start + nbytes)\n",
-        (f"{DISK}test_a_disk_full_of_leased_files_is_told_with_figures_and_waited_for",),
+        (f"{DISK}test_disk_full_of_leased_files_is_an_error_with_figures_or_is_waited_for",),
     ),
     Defect(
         "S4",
@@ -74,7 +74,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/budgeted_folder.py",
         "        mapped = _mapped_below(self.path)\n",
         "        mapped = set[int]()\n",
-        (f"{DISK}test_full_disk_evicts_no_file_whose_blocks_a_reader_keeps_by_a_map",),
+        (f"{DISK}test_full_disk_evicts_no_file_that_a_reader_has_mapped",),
     ),
     Defect(
         "S4",
@@ -90,7 +90,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/transport.py",
         "        if not self.chunked or self.fp is None",
         "        if True or self.fp is None",
-        ("tests/storage/test_http.py::test_chunked_answers_are_read_like_others",),
+        ("tests/storage/test_http.py::test_chunked_answers_are_read",),
     ),
     Defect(
         "S4",
@@ -98,7 +98,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/http_store.py",
         '            query = parts.query or self._queries.get(key, "") * (url == first)\n',
         "            query = parts.query\n",
-        ("tests/storage/test_http.py::test_presigned_urls_are_read_and_their_signatures_shown_nowhere",),
+        ("tests/storage/test_http.py::test_presigned_urls_are_read_and_their_signatures_are_never_shown",),
     ),
     Defect(
         "S4",
@@ -106,7 +106,7 @@ STORAGE_DEFECTS = [
         "shmload/processes/private_fds.py",
         "os.register_at_fork(after_in_child=_close_all)\n",
         "",
-        (f"{PROCESSES}test_a_parents_leases_end_with_it_although_its_child_lives",),
+        (f"{PROCESSES}test_leases_of_a_parent_end_with_it_while_its_child_lives",),
     ),
     Defect(
         "S4",
@@ -114,7 +114,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/folder_session.py",
         "        if self.pid == os.getpid():\n            self._dropped.append(inos)\n",
         "        if True:\n            self._dropped.append(inos)\n",
-        (f"{PROCESSES}test_a_child_that_ends_its_copies_ends_nothing_of_its_parents",),
+        (f"{PROCESSES}test_child_that_ends_its_copies_does_not_affect_its_parent",),
     ),
     Defect(
         "S5",
@@ -122,7 +122,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/reservation.py",
         "            os.fdatasync(fd)\n",
         "            pass\n",
-        (f"{FOLDER}test_bytes_are_on_the_disk_before_a_durable_file_has_its_name",),
+        (f"{FOLDER}test_durable_file_is_synced_before_it_is_named",),
     ),
     Defect(
         "S5",
@@ -130,7 +130,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/ledger.py",
         "if not dirty and changed_ns",
         "if changed_ns",
-        (f"{LEDGER}test_a_ledger_that_is_not_to_be_believed_is_written_anew_from_the_folder[dirty]",),
+        (f"{LEDGER}test_invalid_ledger_is_rebuilt_from_the_folder[dirty]",),
     ),
     Defect(
         "S5",
@@ -138,7 +138,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/ledger.py",
         "not dirty and changed_ns == os.stat(self.folder).st_mtime_ns:",
         "not dirty:",
-        (f"{LEDGER}test_a_file_that_somebody_has_removed_is_gone",),
+        (f"{LEDGER}test_removed_file_is_no_longer_counted",),
     ),
     Defect(
         "S4",
@@ -146,7 +146,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/ledger.py",
         "        self.list_again()\n        self._write()",
         "        self.changing()\n        self.list_again()",
-        (f"{LEDGER}test_whoever_waits_for_room_or_asks_in_vain_costs_one_listing",),
+        (f"{LEDGER}test_repeated_failing_requests_cost_one_listing",),
     ),
     Defect(
         "S4",
@@ -218,7 +218,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/fetch.py",
         "        shard.store.read_into(shard.key, out, etag=shard.etag or None)\n        return 0 if",
         "        with out:\n            shard.store.read_into(shard.key, out, etag=shard.etag or None)\n            return 0 if",
-        ("tests/remote/test_local_shards.py::test_a_shard_shorter_than_its_manifest_says_is_told_as_such",),
+        ("tests/remote/test_local_shards.py::test_shard_shorter_than_in_its_manifest_is_an_error_that_names_it",),
     ),
     Defect(
         "A15",
@@ -226,7 +226,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/fetch.py",
         "mmap.mmap(own.fileno(), shard.nbytes)",
         "mmap.mmap(fd, shard.nbytes)",
-        ("tests/remote/test_local_shards.py::test_a_child_forked_in_the_middle_of_a_copy_does_not_keep_it_alive",),
+        ("tests/remote/test_local_shards.py::test_child_forked_during_a_copy_does_not_keep_its_lock",),
     ),
     Defect(
         "A15",
@@ -242,7 +242,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/listing.py",
         "    if is_unnamed and not packing:\n",
         "    if False:\n",
-        ("tests/remote/test_unnamed_compression.py::test_shards_are_expanded_although_their_names_do_not_say_so",),
+        ("tests/remote/test_unnamed_compression.py::test_compressed_shards_without_a_suffix_are_decompressed",),
     ),
     Defect(
         "A15",
@@ -250,7 +250,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/program.py",
         '            self.place = SamplePlace(item["__url__"], item["__key__"]) if is_named else None\n',
         "            self.place = None\n",
-        ("tests/remote/test_named_failures.py::test_a_failing_stage_names_shard_sample_and_stage[map_tuple]",),
+        ("tests/remote/test_named_failures.py::test_error_of_a_failing_stage_names_shard_sample_and_stage[map_tuple]",),
     ),
     Defect(
         "A15",
@@ -266,7 +266,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/paths.py",
         "(ignored if is_hidden(key) or key.endswith(beside) else keys)",
         "(ignored if key.endswith(beside) else keys)",
-        ("tests/remote/test_hidden_files.py::test_a_local_reader_reads_the_files_of_a_folder",),
+        ("tests/remote/test_hidden_files.py::test_local_readers_read_the_files_of_a_folder",),
     ),
     Defect(
         "A15",
@@ -274,7 +274,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/cache.py",
         "sorted(expected, reverse=True) if",
         "sorted(expected) if",
-        (f"{CACHE}test_the_use_that_lies_farthest_ahead_goes_first",),
+        (f"{CACHE}test_object_needed_last_is_evicted_first",),
     ),
     Defect(
         "A15",
@@ -282,7 +282,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/cache.py",
         " if number > needed.get(digest, -1))",
         ")",
-        (f"{CACHE}test_what_is_needed_sooner_is_not_evicted_for_what_is_needed_later",),
+        (f"{CACHE}test_object_needed_sooner_is_not_evicted_for_one_needed_later",),
     ),
     Defect(
         "A15",
@@ -290,7 +290,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/process_leases.py",
         "            self._free += freed\n        self._changed()\n",
         "            self._free += freed\n",
-        (f"{FOLDER}test_a_waiter_gets_room_when_a_lease_ends",),
+        (f"{FOLDER}test_waiter_gets_room_when_a_lease_ends",),
     ),
     Defect(
         "A17",
@@ -298,7 +298,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/cache.py",
         r'f"{key}\0{etag}"',
         'f"{key}"',
-        (f"{CACHE}test_a_changed_object_is_another_file_and_the_old_one_goes_when_nobody_reads_it",),
+        (f"{CACHE}test_changed_object_is_another_file_and_the_old_one_is_removed_once_unused",),
     ),
     Defect(
         "A6",
@@ -306,7 +306,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/s3_store.py",
         "but = (404,) if next(num_tries) else ()",
         "but = (404,)",
-        ("tests/storage/test_faults.py::test_an_upload_that_the_server_no_longer_knows_is_not_taken_for_the_object_of_before",),
+        ("tests/storage/test_faults.py::test_lost_upload_is_not_confused_with_an_earlier_object",),
     ),
     Defect(
         "S4",
@@ -314,7 +314,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/folder_session.py",
         "        self.writing.clear()\n",
         "        for name in list(self.writing):\n            self.end_writing(name)\n",
-        (f"{FOLDER}test_what_is_being_written_keeps_its_descriptor_when_another_thread_closes_the_folder",),
+        (f"{FOLDER}test_reservation_keeps_its_descriptor_when_another_thread_closes_the_folder",),
     ),
     Defect(
         "S4",
@@ -322,7 +322,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/folder_session.py",
         "            self.is_closed = True\n            self._settle()\n",
         "            self.is_closed = True\n            self._end()\n",
-        (f"{FOLDER}test_a_folder_ends_when_nobody_is_inside_its_lock",),
+        (f"{FOLDER}test_close_waits_until_the_lock_is_free",),
     ),
     Defect(
         "S4",
@@ -330,7 +330,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/local_shards.py",
         '        return not os.path.exists(f"{self.path}/{_LOCK}")\n',
         "        return not os.path.isdir(self.path)\n",
-        ("tests/remote/test_local_shards.py::test_what_is_fetched_while_its_folder_is_closed_leaves_nothing[a copy]",),
+        ("tests/remote/test_local_shards.py::test_fetch_that_ends_after_close_leaves_no_files[a copy]",),
     ),
     Defect(
         "N5",
@@ -338,7 +338,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/filesystem_store.py",
         "        if version not in (None, now.etag):\n",
         "        if False:\n",
-        ("tests/storage/test_contract.py::test_another_version_than_the_one_asked_for_is_an_error[memory]",),
+        ("tests/storage/test_contract.py::test_changed_version_is_an_error[memory]",),
     ),
     Defect(
         "N5",
@@ -346,7 +346,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/filesystem_store.py",
         '                if hasattr(at, "repo_id"):\n',
         "                if False:\n",
-        ("tests/remote/test_elsewhere.py::test_a_dataset_of_the_hub_stays_at_its_commit_in_all_processes",),
+        ("tests/remote/test_elsewhere.py::test_hub_dataset_stays_at_its_commit_in_all_processes",),
     ),
     Defect(
         "N5",
@@ -354,7 +354,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/filesystem_store.py",
         "        idle = self._of.setdefault(os.getpid(), [])\n",
         "        idle = self._of.setdefault(0, [])\n",
-        ("tests/storage/test_processes.py::test_children_of_a_process_that_used_a_store_use_it_while_it_goes_on[sftp]",),
+        ("tests/storage/test_processes.py::test_children_and_parent_use_a_store_at_the_same_time[sftp]",),
     ),
     Defect(
         "N5",
@@ -370,7 +370,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/known_formats.py",
         "        return replace(cast(Any, given)) if is_dataclass(given) else given\n",
         "        return given\n",
-        (f"{LAYOUTS}test_what_a_layout_keeps_of_its_shards_is_one_datasets",),
+        (f"{LAYOUTS}test_layout_object_reused_for_a_second_dataset_keeps_nothing_of_the_first",),
     ),
     Defect(
         "N5",
@@ -378,7 +378,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/litdata/litdata_format.py",
         '        return self.name if self.block_size is None else f"{self.name}, {self.block_size} tokens"\n',
         "        return self.name\n",
-        (f"{LAYOUTS}test_an_index_of_tokens_is_of_one_length_of_samples",),
+        (f"{LAYOUTS}test_token_index_applies_to_one_sample_length",),
     ),
     Defect(
         "N5",
@@ -386,7 +386,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/tar/tar_column.py",
         "            return value.decode()\n",
         "            return value\n",
-        ("tests/remote/test_indexed.py::test_a_schemas_types_are_the_same_in_each_way_of_reading",),
+        ("tests/remote/test_indexed.py::test_schema_types_do_not_depend_on_how_a_sample_is_read",),
     ),
     Defect(
         "N5",
@@ -394,7 +394,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/packing/pack.py",
         "            first.append(encoder.encoded(sample))\n",
         "            first.append(sample)\n",
-        (f"{STREAMS}test_an_iterable_may_use_its_buffers_again",),
+        (f"{STREAMS}test_iterable_may_reuse_its_buffers",),
     ),
     Defect(
         "S4",
@@ -410,7 +410,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/block_index.py",
         "    return crc32c(json.dumps(head).encode() + body)\n",
         "    return crc32c(body)\n",
-        (f"{LAYOUTS}test_an_index_with_a_byte_changed_is_that_index_or_none[npy]",),
+        (f"{LAYOUTS}test_index_with_a_changed_byte_is_unchanged_or_rejected[npy]",),
     ),
     Defect(
         "N5",
@@ -418,7 +418,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/arrow/arrow_values.py",
         "    if column.null_count and isinstance(",
         "    if False and isinstance(",
-        (f"{LAYOUTS}test_a_number_has_one_type_whatever_is_null_beside_it",),
+        (f"{LAYOUTS}test_type_of_a_number_does_not_depend_on_nulls_in_its_column",),
     ),
     Defect(
         "N5",
@@ -426,7 +426,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/parquet/parquet_format.py",
         "group.begin if group.num_rows and group.begin is not None else",
         "group.begin if group.begin is not None else",
-        (f"{PARQUET}test_empty_row_groups_are_passed_over",),
+        (f"{PARQUET}test_empty_row_groups_are_skipped",),
     ),
     Defect(
         "N5",
@@ -442,7 +442,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/arrow/arrow_values.py",
         "    if (kind := _in_microseconds(column.type)) != column.type:\n",
         "    if (kind := column.type) != column.type:\n",
-        (f"{PARQUET}test_times_that_python_does_not_hold_are_named[nanoseconds]",),
+        (f"{PARQUET}test_times_outside_pythons_range_are_errors_that_name_the_column[nanoseconds]",),
     ),
     Defect(
         "N5",
@@ -450,7 +450,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/arrow/arrow_reader.py",
         "        table.validate(full=True)  #",
         "        #",
-        (f"{LAYOUTS}test_text_of_parquet_that_is_none_is_said",),
+        (f"{LAYOUTS}test_invalid_utf8_in_parquet_is_an_error",),
     ),
     Defect(
         "N5",
@@ -458,7 +458,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/tfrecord/tfrecord_format.py",
         'LEVELS.index("all")',
         'LEVELS.index("length")',
-        (f"{LAYOUTS}test_a_record_whose_bytes_changed_is_an_error",),
+        (f"{LAYOUTS}test_record_with_changed_bytes_is_an_error",),
     ),
     Defect(
         "N5",
@@ -466,7 +466,7 @@ STORAGE_DEFECTS = [
         "shmload/world.py",
         "        return found if found[1] > 1 else self._sender\n",
         "        return self._sender\n",
-        ("tests/remote/test_dataset.py::test_who_is_sent_a_dataset_and_is_a_rank_reads_its_own_share",),
+        ("tests/remote/test_dataset.py::test_unpickled_dataset_reads_the_share_of_its_processes_rank",),
     ),
     Defect(
         "N5",
@@ -474,7 +474,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/pass_counter.py",
         "            self._since = int(board[3])\n",
         "",
-        ("tests/remote/test_passes.py::test_a_pass_that_was_set_is_that_one_although_it_has_the_seed_of_one_before",),
+        ("tests/remote/test_passes.py::test_set_next_overrides_an_earlier_pass_with_the_same_seed",),
     ),
     Defect(
         "N5",
@@ -482,7 +482,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/litdata/litdata_format.py",
         'cache.get((index.path, "plain"), lambda: self._unsealed(index.path, whole, read))',
         "self._unsealed(index.path, whole, read)[0]",
-        (f"{LAYOUTS}test_a_chunk_that_is_encrypted_whole_is_decrypted_once_and_its_copy_stays_encrypted",),
+        (f"{LAYOUTS}test_encrypted_chunk_is_decrypted_once_and_cached_encrypted",),
     ),
     Defect(
         "N5",
@@ -490,7 +490,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/json_lines.py",
         "            ends.append(np.delete(found, blank) + at)",
         "            ends.append(found + at)",
-        ("tests/remote/test_layouts.py::test_lines_are_found_however_they_are_cut",),
+        ("tests/remote/test_layouts.py::test_lines_are_found_regardless_of_read_boundaries",),
     ),
     Defect(
         "N5",
@@ -498,7 +498,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/tfrecord/tfrecord_format.py",
         '    if masked(crc32c(data)) != int.from_bytes(framed[-4:], "little"):',
         "    if False:",
-        ("tests/remote/test_layouts.py::test_a_record_whose_bytes_changed_is_an_error",),
+        ("tests/remote/test_layouts.py::test_record_with_changed_bytes_is_an_error",),
     ),
     Defect(
         "N5",
@@ -506,7 +506,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/block_index.py",
         "said != (layout, nbytes, _checksum(head, body))",
         "said[:2] != (layout, nbytes)",
-        ("tests/remote/test_layouts.py::test_an_index_that_was_damaged_is_made_anew",),
+        ("tests/remote/test_layouts.py::test_damaged_index_is_rebuilt",),
     ),
     Defect(
         "N5",
@@ -514,7 +514,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/fetch.py",
         '"version": shard.version, ',
         "",
-        ("tests/remote/test_layouts.py::test_an_index_beside_a_shard_of_before_is_not_believed",),
+        ("tests/remote/test_layouts.py::test_index_file_of_a_replaced_shard_is_ignored",),
     ),
     Defect(
         "N5",
@@ -523,7 +523,7 @@ STORAGE_DEFECTS = [
         "    if stream is not None or not number:\n",
         "    if False:\n",
         (
-            "tests/remote/test_layouts.py::test_a_compressed_stream_that_is_cut_is_said[zst]",
+            "tests/remote/test_layouts.py::test_truncated_compressed_stream_is_an_error[zst]",
             "tests/formats/test_compression.py::test_truncation_at_any_byte_is_an_error",
         ),
     ),
@@ -533,7 +533,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/local_shards.py",
         "            self._let_go(self._copies.keys() - set(self._wanted))  # it",
         "            pass  # it",
-        ("tests/remote/test_layouts.py::test_compressed_shards_take_turns_in_a_small_cache",),
+        ("tests/remote/test_layouts.py::test_compressed_shards_are_read_through_a_small_cache",),
     ),
     Defect(
         "N5",
@@ -541,7 +541,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/remote_source.py",
         'return int(np.searchsorted(taken, self.ahead_bytes, "right"))',
         'return int(np.searchsorted(taken, self.ahead_bytes, "right")) + 1',
-        ("tests/remote/test_local_shards.py::test_no_more_bytes_are_fetched_ahead_than_asked_for",),
+        ("tests/remote/test_local_shards.py::test_prefetching_respects_its_byte_limit",),
     ),
     Defect(
         "N5",
@@ -549,7 +549,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/encryption.py",
         'sha256(generation.encode() + b"\\0" + name)',
         "sha256(name)",
-        (f"{CODING}test_equal_contents_of_two_samples_or_generations_differ_and_one_nonce_stands_for_one_place",),
+        (f"{CODING}test_equal_contents_are_encrypted_differently_and_each_position_has_one_nonce",),
     ),
     Defect(
         "N5",
@@ -557,7 +557,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/remote_source.py",
         "        if not extension.endswith(ENCRYPTED):\n",
         "        if False:\n",
-        (f"{CODING}test_what_was_changed_cut_moved_or_never_encrypted_is_noticed",),
+        (f"{CODING}test_changed_cut_moved_or_unencrypted_data_is_detected",),
     ),
     Defect(
         "N5",
@@ -565,7 +565,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/encryption.py",
         'return f"<SampleCipher {self.fingerprint}>"',
         'return f"<SampleCipher {self._key!r}>"',
-        (f"{CODING}test_the_key_is_shown_nowhere_and_workers_have_it",),
+        (f"{CODING}test_key_is_never_shown_and_workers_receive_it",),
     ),
     Defect(
         "N5",
@@ -573,7 +573,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/packing/generation.py",
         "((shard.name, *shard.stored), ",
         "((shard.name, shard.stored[0], shard.crc32c), ",
-        (f"{CODING}test_a_shard_that_is_lost_is_packed_again_to_the_same_bytes[shards-False]",),
+        (f"{CODING}test_lost_shard_is_packed_again_with_the_same_bytes[shards-False]",),
     ),
     Defect(
         "S13",
@@ -597,7 +597,7 @@ STORAGE_DEFECTS = [
         "shmload/loader.py",
         "    if own is not None and own != rank_and_world_size(*ranks):\n",
         "    if False:\n",
-        ("tests/remote/test_loaders.py::test_a_dataset_of_another_rank_than_the_loaders_is_refused_where_the_loader_deals",),
+        ("tests/remote/test_loaders.py::test_dataset_of_another_rank_is_refused_if_the_loader_divides_samples",),
     ),
     Defect(
         "A16",
@@ -605,7 +605,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/packing/encoding.py",
         'rb"BM.{4}\\0{4}.{2}\\0\\0"',
         'rb"BM"',
-        (f"{MEMBERS}test_bytes_that_begin_as_an_image_by_chance_are_bytes",),
+        (f"{MEMBERS}test_bytes_that_only_begin_like_an_image_are_stored_as_bytes",),
     ),
     Defect(
         "A16",
@@ -613,7 +613,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/packing/encoding.py",
         "        return _is_integer(value)\n",
         "        return True\n",
-        (f"{MEMBERS}test_a_name_that_is_an_extension_stays_where_its_value_comes_back",),
+        (f"{MEMBERS}test_field_name_is_used_as_extension_if_its_value_is_read_back",),
     ),
     Defect(
         "A16",
@@ -621,7 +621,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/packing/encoding.py",
         "        return file  # no second generation\n",
         "        pass\n",
-        (f"{MEMBERS}test_a_file_in_the_place_of_its_own_format_is_not_coded_again",),
+        (f"{MEMBERS}test_file_under_its_own_format_is_not_encoded_again",),
     ),
     Defect(
         "N5",
@@ -629,7 +629,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/packing/encoding.py",
         "for kind in type(value).__mro__ if kind in own)",
         "for kind in (type(value),) if kind in own)",
-        (f"{CODING}test_values_of_types_with_a_serializer_become_what_it_makes_of_them",),
+        (f"{CODING}test_values_are_serialized_by_the_serializer_of_their_type",),
     ),
     Defect(
         "N5",
@@ -637,7 +637,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/packing/generation.py",
         "now.digest != before.digest",
         "False",
-        (f"{APPEND}test_two_that_append_at_once_never_lose_what_the_other_has_added",),
+        (f"{APPEND}test_concurrent_appends_never_lose_each_others_samples",),
     ),
     Defect(
         "N5",
@@ -645,7 +645,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/packing/generation.py",
         "        if (found[-1].stop if found else first) != stop:\n",
         "        if found and found[-1].stop > stop:\n",
-        (f"{PARTS}test_a_part_that_is_missing_is_named_to_who_reads",),
+        (f"{PARTS}test_reader_names_a_missing_part",),
     ),
     Defect(
         "N5",
@@ -653,7 +653,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/packing/generation.py",
         "        return (self.number - 1) * MOST_SHARDS\n",
         "        return 0\n",
-        (f"{PARTS}test_parts_in_any_order_make_the_samples_of_one_machine[plain]",),
+        (f"{PARTS}test_parts_packed_in_any_order_equal_one_machines_packing[plain]",),
     ),
     Defect(
         "N5",
@@ -661,7 +661,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/packing/stream_encoding.py",
         "            if data is not None:\n",
         "            if False:\n",
-        (f"{STREAMS}test_bytes_of_an_iterable_are_the_same_for_any_number_of_workers[plain]",),
+        (f"{STREAMS}test_bytes_of_an_iterable_do_not_depend_on_the_number_of_workers[plain]",),
     ),
     Defect(
         "N5",
@@ -669,7 +669,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/packing/stream_encoding.py",
         "                    yield from tasks.popleft().result()\n",
         "                    yield from tasks.pop().result()\n",
-        (f"{STREAMS}test_bytes_of_an_iterable_are_the_same_for_any_number_of_workers[plain]",),
+        (f"{STREAMS}test_bytes_of_an_iterable_do_not_depend_on_the_number_of_workers[plain]",),
     ),
     Defect(
         "N5",
@@ -685,7 +685,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/s3_store.py",
         "            yield from page\n",
         "            yield from list(page) if following is None else page + list(self.as_listed(prefix))[len(page) :]\n",
-        (f"{OBJECTS}test_a_bucket_is_listed_page_by_page",),
+        (f"{OBJECTS}test_bucket_is_listed_page_by_page",),
     ),
     Defect(
         "N5",
@@ -693,7 +693,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/litdata/litdata_frames.py",
         "    found: memoryview = cache.get((index.path, block), expanded)\n",
         "    found, _ = expanded()\n",
-        (f"{LAYOUTS}test_a_frame_of_several_items_is_expanded_once",),
+        (f"{LAYOUTS}test_frame_of_several_items_is_decompressed_once",),
     ),
     Defect(
         "N5",
@@ -701,7 +701,7 @@ STORAGE_DEFECTS = [
         "shmload/formats/litdata/litdata_frames.py",
         "    if not is_sound or np.any(",
         "    if np.any(",
-        (f"{LAYOUTS}test_a_chunk_of_frames_that_is_damaged_is_said",),
+        (f"{LAYOUTS}test_damaged_chunk_of_frames_is_an_error",),
     ),
     Defect(
         "N5",
@@ -709,7 +709,7 @@ STORAGE_DEFECTS = [
         "shmload/storage/filesystem_store.py",
         "tries.left_s) if system.async_impl else",
         "tries.left_s) if False else",
-        (f"{ELSEWHERE}test_a_library_that_tries_by_itself_has_no_more_time_than_the_store",),
+        (f"{ELSEWHERE}test_library_with_its_own_retries_gets_no_more_time_than_the_store",),
     ),
     Defect(
         "N5",
@@ -717,7 +717,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/packing/pack.py",
         "        if there is not None and _name(digest, there.before()) == there.generation:\n",
         "        if False:\n",
-        (f"{APPEND}test_the_same_call_again_adds_nothing_and_another_does",),
+        (f"{APPEND}test_repeated_append_adds_nothing_but_a_different_one_does",),
     ),
     Defect(
         "N5",
@@ -725,7 +725,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/packing/pack.py",
         "        self._first = 0 if before is None else before.num_samples\n",
         "        self._first = 0\n",
-        (f"{APPEND}test_what_was_there_stays_and_what_is_new_comes_behind_it",),
+        (f"{APPEND}test_existing_shards_are_unchanged_and_new_samples_follow_them",),
     ),
     Defect(
         "N5",
@@ -733,7 +733,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/following.py",
         "        if agreed != ours and agreed not in",
         "        agreed = ours\n        if agreed != ours and agreed not in",
-        (f"{FOLLOWING}test_ranks_agree_on_what_the_first_of_them_has_seen",),
+        (f"{FOLLOWING}test_all_ranks_use_the_snapshot_of_the_first_one",),
     ),
     Defect(
         "N5",
@@ -741,7 +741,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/indexed.py",
         "            source = source.followed()\n",
         "            source.followed()\n",
-        (f"{FOLLOWING}test_what_is_not_followed_stays_as_it_is_beside_what_is",),
+        (f"{FOLLOWING}test_followed_view_does_not_affect_other_views_of_the_dataset",),
     ),
     Defect(
         "N5",
@@ -749,7 +749,7 @@ STORAGE_DEFECTS = [
         "shmload/remote/following.py",
         "        self._read_from(epoch, found)\n",
         "        self._begun = epoch\n",
-        (f"{FOLLOWING}test_a_state_is_resumed_on_its_own_snapshot_and_the_epoch_behind_it_reads_all",),
+        (f"{FOLLOWING}test_state_resumes_on_its_snapshot_and_the_next_epoch_reads_everything",),
         is_crossing=True,
     ),
     Defect(
@@ -758,6 +758,6 @@ STORAGE_DEFECTS = [
         "shmload/formats/tar/shard_index.py",
         "    if cache and not _has_its_own(path, status.st_size):\n",
         "    if cache:\n",
-        (f"{CODING}test_tar_dataset_leaves_the_index_alone_that_a_shard_was_packed_with",),
+        (f"{CODING}test_tar_dataset_does_not_change_the_index_of_a_packed_shard",),
     ),
 ]

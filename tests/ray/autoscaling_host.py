@@ -1,8 +1,9 @@
-"""A Ray cluster whose head has no CPU and whose autoscaler starts nodes on this machine, for tests; driven as `ray_host.py` is.
+"""Runs a Ray cluster whose head has no CPU and whose autoscaler starts nodes on this machine. Tests drive it as they drive
+`ray_host.py`.
 
     python autoscaling_host.py SOCKET FOLDER
 
-Ray's own `AutoscalingCluster` would end every Ray on the machine first (`ray stop --force`), and wants port 6379.
+Ray's own `AutoscalingCluster` is not used: it first ends every Ray on the machine (`ray stop --force`), and it needs port 6379.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ START = "from ray.scripts.scripts import main; main()"
 
 
 def free_port() -> int:
-    """A port that nobody has now."""
+    """Returns an unused TCP port."""
     with socket.create_server(("", 0)) as server:
         port: int = server.getsockname()[1]
         return port
@@ -44,7 +45,7 @@ def main(path: str, folder: str) -> None:
     nothing |= {f"{when}_commands": [] for when in ("initialization", "setup", "head_setup", "worker_setup")}
     nothing |= {name: [] for name in ("head_start_ray_commands", "worker_start_ray_commands", "cluster_synced_files")}
     config = {
-        **nothing,  # which the autoscaler wants to see
+        **nothing,  # the autoscaler requires these keys
         "file_mounts_sync_continuously": False,
         "upscaling_speed": 1.0,
         "idle_timeout_minutes": 1.0,
@@ -62,7 +63,7 @@ def main(path: str, folder: str) -> None:
         "--include-dashboard=false",
     ]
     options += ["--num-cpus=0", f"--object-store-memory={STORE_NBYTES}", "--disable-usage-stats"]
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # `ray start` asks for a token where another Ray has left one
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # otherwise `ray start` asks for a token if another Ray has left one
     environment = {**os.environ, "RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
     subprocess.run([sys.executable, "-c", START, "start", "--head", *options], env=environment, check=True)
     ray.init(address=address, logging_level="ERROR", log_to_driver=False)
@@ -74,7 +75,7 @@ def main(path: str, folder: str) -> None:
             places = [actor["Address"]["NodeID"] for actor in actors().values() if actor["ActorClassName"] == "WorkerActor"]
             connection.send({"nodes": nodes, "actors": places}[name])
     except EOFError:
-        os._exit(0)  # the first process of its namespace: all others end with it
+        os._exit(0)  # this is the first process of its PID namespace: all others end with it
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the tests of a worker pool of Ray actors share."""
+"""Helpers for the tests of Ray actors as workers."""
 
 from __future__ import annotations
 
@@ -28,21 +28,22 @@ OWN_MEMORY = 'mount -t tmpfs -o mode=1777 shm /dev/shm && exec "$@"'
 
 
 class Cluster:
-    """The tests' end of `ray_host.py`."""
+    """A connection to the Ray cluster that `ray_host.py` runs."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self.address: str = connection.recv()
 
     def ask(self, name: str, *arguments: Any) -> Any:
-        """What a command of the host gives."""
+        """Runs a command of `ray_host.py` and returns its result."""
         self._connection.send((name, arguments))
         return self._connection.recv()
 
 
-def elsewhere(memory: str = OWN_MEMORY) -> list[str]:
-    """What a command begins with to run as on another machine, or in a container that shares /dev/shm; nothing where that is not
-    permitted."""
+def other_machine_command(memory: str = OWN_MEMORY) -> list[str]:
+    """Returns the beginning of a command that runs as on another machine, or in a container that shares /dev/shm; empty if not
+    permitted.
+    """
     begin = [*ELSEWHERE, "sh", "-c", memory, "sh"]
     is_permitted = subprocess.run([*begin, "true"], capture_output=True).returncode == 0
     return begin if is_permitted else []
@@ -50,30 +51,31 @@ def elsewhere(memory: str = OWN_MEMORY) -> list[str]:
 
 @contextmanager
 def started(program: str = "ray_host.py", memory: str = OWN_MEMORY) -> Iterator[Cluster]:
-    """A real Ray cluster of two nodes, or what another program starts, until the block ends.
+    """Runs a real Ray cluster of two nodes (or `program`) until the block ends.
 
-    Where it may be, the nodes have a /dev/shm and a /proc of their own, as another machine has: what was only shared here is not
-    found there.
+    Where namespaces are permitted, the nodes get their own /dev/shm and /proc, as on other machines, so that a test fails if data
+    that is only shared on this machine is expected there.
 
     Args:
-        memory: SHARED_MEMORY: they have this machine's /dev/shm, as the nodes of one machine have.
+        program: the program in this folder that runs the cluster.
+        memory: with SHARED_MEMORY, the nodes use this machine's /dev/shm.
     Raises:
-        RuntimeError: it has not started, or has ended; with its last words.
+        RuntimeError: the cluster did not start, or ended; the message has its last output.
     """
-    # sockets lie in it: a longer path would not fit their addresses
+    # a short path, because Ray puts UNIX sockets there and their addresses are limited to about 100 bytes
     folder = tempfile.mkdtemp(prefix="ray", dir="/tmp")
     host = str(Path(__file__).with_name(program))
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([path for path in sys.path if path]),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_TMPDIR": folder,  # where the address of the newest cluster is written, whatever temp_dir says
+        "RAY_TMPDIR": folder,  # Ray writes the address of the newest cluster there, regardless of temp_dir
     }
     os.mkdir(f"{folder}/ray")
-    end, held = os.pipe()  # the host holds it for as long as it lives
+    end, held = os.pipe()  # the host keeps its end open as long as it lives
     try:
         with Listener(f"{folder}/host", "AF_UNIX") as listener, open(f"{folder}/log", "wb") as log:
-            command = ["setsid", "--fork", *elsewhere(memory), sys.executable, host, f"{folder}/host", folder]
+            command = ["setsid", "--fork", *other_machine_command(memory), sys.executable, host, f"{folder}/host", folder]
             try:
                 subprocess.run(command, env=environment, stdout=log, stderr=log, check=True, pass_fds=[held])
             finally:
@@ -90,7 +92,7 @@ def started(program: str = "ray_host.py", memory: str = OWN_MEMORY) -> Iterator[
         with connection:
             yield cluster
     finally:
-        select.select([end], [], [], START_S)  # Ray writes to the folder until then
+        select.select([end], [], [], START_S)  # Ray writes to the folder until the host has ended
         os.close(end)
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -105,14 +107,14 @@ def on(cluster: Cluster, **options: Any) -> dict[str, Any]:
 
 
 def kill_worker(loader: ShmLoader[Any], worker: int) -> None:
-    """Ends the process that stands for a worker of a loader that has begun: an actor's is the agent."""
+    """Kills the process that serves a worker of a running loader: for an actor, this is the agent."""
     engine = loader._builder.last
     assert engine is not None
     os.kill(engine.pool.pids[worker], signal.SIGKILL)
 
 
 def assert_same(expected: Any, got: Any) -> None:
-    """Batches are alike to the last bit, in type, structure and values."""
+    """Asserts that batches are equal bit for bit, in type, structure and values."""
     assert type(expected) is type(got)
     if isinstance(expected, torch.Tensor):
         assert expected.dtype == got.dtype
@@ -130,11 +132,11 @@ def assert_same(expected: Any, got: Any) -> None:
         assert expected == got
 
 
-def kept(loader: Any) -> list[Any]:
-    """Copies of all batches: the batches themselves would keep their slots."""
+def copied_batches(loader: Any) -> list[Any]:
+    """Returns copies of all batches, because the batches themselves would keep their slots."""
     return [deepcopy(batch) for batch in loader]
 
 
 def generator() -> torch.Generator:
-    """The same order and base seed each time."""
+    """Returns a generator with a fixed seed: the same order and base seed each time."""
     return torch.Generator().manual_seed(5)

@@ -1,7 +1,6 @@
 """A real Ray cluster of two nodes for all tests of this folder.
 
-Ray wants the machine's own address; where that is of no use, run these tests in a network of their own:
-
+Ray uses the machine's own address. If that does not work, run these tests in their own network namespace:
     unshare -rn sh -c 'ip link set lo up; python -m pytest tests/ray'
 """
 
@@ -25,6 +24,6 @@ def running_cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(running_cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster, in which a test leaves no actor."""
+    """Yields the cluster, and checks afterwards that the test left no actor."""
     yield running_cluster
     assert running_cluster.ask("wait_for_none", 10.0) == []

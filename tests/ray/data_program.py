@@ -1,4 +1,4 @@
-"""Rows of Ray Data through ShmLoader, in a process of its own that connects to a cluster and checks what it was given.
+"""Reads rows of Ray Data through ShmLoader on a cluster and checks them. Runs as its own process.
 
 python -m tests.ray.data_program ADDRESS
 """
@@ -17,7 +17,7 @@ import torch
 
 from shmload import Ray, ShmLoader
 from shmload.formats import RayDataset, RayStream
-from tests.ray.cluster_kit import kept
+from tests.ray.cluster_kit import copied_batches
 
 NUM_ROWS = 23
 NUM_LARGE = 168
@@ -46,7 +46,9 @@ def check(batches: list[Any], expected: list[list[int]]) -> None:
 
 
 def check_stream() -> None:
-    """Rows of a Dataset that is nowhere as a whole, larger than both nodes' memory, go on from a state; two ranks' parts are all of it."""
+    """Checks a streamed Dataset that is larger than both nodes' memory: it resumes from a state, and two ranks' parts contain all
+    rows.
+    """
     large = ray.data.range(NUM_LARGE, override_num_blocks=NUM_LARGE // 8).map(
         lambda row: {**row, "image": np.full(MB, row["id"], np.uint8)}, concurrency=2
     )
@@ -95,18 +97,18 @@ def main(address: str) -> None:
     with ShmLoader(Numbers(), **options) as loader:
         expected = [batch.tolist() for batch in loader]
     with ShmLoader(dataset, **options) as here:
-        check(kept(here), expected)
+        check(copied_batches(here), expected)
         here.set_epoch(0)
-        begun = kept(islice(iter(here), 2))
+        begun = copied_batches(islice(iter(here), 2))
         state = here.state_dict()
     actors = {"num_workers": 2, "backend": Ray(address=address)}
     with ShmLoader(dataset, **options, **actors) as far:
         far.load_state_dict(state)
-        check(begun + kept(islice(iter(far), 2)), expected[:4])
+        check(begun + copied_batches(islice(iter(far), 2)), expected[:4])
         state = far.state_dict()
     with ShmLoader(dataset, **options, num_workers=1, multiprocessing_context="forkserver") as local:
         local.load_state_dict(state)
-        check(kept(local), expected[4:])
+        check(copied_batches(local), expected[4:])
     with (
         ShmLoader(dataset, **options, num_workers=1, multiprocessing_context="fork") as forked,
         pytest.raises(RuntimeError, match="cannot be read in a fork"),

@@ -1,4 +1,6 @@
-"""Datasets for tests of a worker pool of Ray actors: importable by the actors, and without torch, so that these start quickly."""
+"""Datasets for tests of Ray actors as workers. Actors can import them, and they do not import torch, so that actors start
+quickly.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from shmload import sample_rng
 
 
 class Rows:
-    """Fixed rows whose values are drawn for the sample."""
+    """Fixed-shape rows with values drawn from `sample_rng`."""
 
     def __init__(self, n: int = 61) -> None:
         self.n = n
@@ -25,14 +27,14 @@ class Rows:
 
 
 class Texts(Rows):
-    """Samples without fixed rows."""
+    """Samples that do not have fixed-shape rows."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"text": "a" * index, "ragged": np.arange(index, dtype=np.int32), "drawn": sample_rng().random()}
 
 
 class InPlace(Rows):
-    """Decodes into rows."""
+    """Rows that are decoded in place."""
 
     schema = {"image": (np.uint8, (5, 4)), "label": (np.int64, ())}
 
@@ -42,14 +44,14 @@ class InPlace(Rows):
 
 
 class Changing(Rows):
-    """Rows of two dtypes: batches that hold both are packed, whoever has settled the layout."""
+    """Rows of two dtypes: batches that contain both are packed, no matter which worker has set the layout."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {"x": np.full(3, index, np.float32 if index % 7 else np.float64)}
 
 
 class Failing(Rows):
-    """One sample cannot be read."""
+    """Rows of which sample 7 cannot be read."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if index == 7:
@@ -58,7 +60,7 @@ class Failing(Rows):
 
 
 class Counting(Rows):
-    """Counts how often each sample was read, in an array of its own: a large one, unless told."""
+    """Counts how often each sample was read, in its own array (a large one by default)."""
 
     def __init__(self, n: int = 1 << 17, *, is_in_place: bool = False) -> None:
         super().__init__(n)
@@ -72,8 +74,8 @@ class Counting(Rows):
         return {"count": self.counts[index]}
 
 
-class Held(Rows):
-    """Says where it has its large array and its large tensor."""
+class ReportsMappings(Rows):
+    """Samples that report the memory mappings of the dataset's large array and large tensor."""
 
     def __init__(self, n: int, *, tensor: Any) -> None:
         super().__init__(n)
@@ -82,7 +84,7 @@ class Held(Rows):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         assert self.again is self.array
-        self.tensor[index] += 1  # its own, so that nobody else sees it
+        self.tensor[index] += 1  # a private copy: no other process sees this write
         array, counts = self.array[index : index + 1], self.tensor.numpy()
         places = [mapped_at(array.ctypes.data), mapped_at(counts.ctypes.data)]
         kinds = [array.flags.writeable, counts.flags.writeable]
@@ -90,7 +92,7 @@ class Held(Rows):
 
 
 def mapped_at(address: int) -> tuple[int, int]:
-    """Inode and place within it of the file that is mapped at an address of this process; zeros: none is."""
+    """Returns the inode and offset of the file mapped at an address of this process; zeros if no file is mapped there."""
     with open("/proc/self/maps") as maps:
         for line in maps:
             bounds, _, offset, _, inode, *_ = line.split()
@@ -101,7 +103,7 @@ def mapped_at(address: int) -> tuple[int, int]:
 
 
 class Deadly(Rows):
-    """Some samples end their process with SIGKILL the first so many times; a file keeps count for all processes."""
+    """Some samples kill their process with SIGKILL the first few times; files count the deaths across all processes."""
 
     def __init__(self, folder: str, deadly: dict[int, int], n: int = 61) -> None:
         super().__init__(n)
@@ -117,8 +119,8 @@ class Deadly(Rows):
         return super().__getitem__(index)
 
 
-class Gated(Rows):
-    """One sample takes as long as nobody writes to a named pipe."""
+class BlockedByPipe(Rows):
+    """Sample 9 blocks until someone writes to a named pipe."""
 
     def __init__(self, gate: str, n: int) -> None:
         super().__init__(n)
@@ -132,14 +134,14 @@ class Gated(Rows):
 
 
 class Numbers(Rows):
-    """As many rows, from another member of a mixture."""
+    """Rows with negative indices, as a second member of a mixture."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         return {**super().__getitem__(index), "index": -index}
 
 
-class Labelled:
-    """Names and labels out of an index."""
+class Labeled:
+    """Names and labels read from an index."""
 
     def __init__(self, entries: Any) -> None:
         self.entries = entries
@@ -153,5 +155,5 @@ class Labelled:
 
 
 def drawn(item: Any) -> dict[str, Any]:
-    """A stage of a pipeline."""
+    """Draws a random number beside the item: a stage of a pipeline."""
     return {"item": np.array(item), "drawn": sample_rng().random()}

@@ -1,9 +1,9 @@
-"""A Ray cluster of several nodes on this machine, for tests: a process that is nobody's child, driven over a socket.
+"""Runs a Ray cluster of several nodes on this machine for tests, which drive it over a socket.
 
     python ray_host.py SOCKET FOLDER
 
-Apart from the tests' own process, because a worker pool of actors must not need a Ray that runs there, and because the processes that Ray
-keeps for later use are no leftovers of a test. It ends when its connection does.
+It is a process of its own, not a child of the tests, because Ray actors as workers must not need a Ray in the trainer, and
+because processes that Ray keeps for later use must not count as leftovers of a test. It ends when the connection is closed.
 """
 
 from __future__ import annotations
@@ -27,33 +27,33 @@ from ray.core.generated import autoscaler_pb2
 from ray.exceptions import RayTaskError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-QUICK = {  # a killed node is noticed in about two seconds
+QUICK = {  # notices a killed node in about two seconds
     "health_check_initial_delay_ms": 0,
     "health_check_period_ms": 500,
-    "health_check_timeout_ms": 5000,  # a node that is only slow, on a busy machine, is not dead
+    "health_check_timeout_ms": 5000,  # long enough that a slow node on a busy machine is not taken for dead
     "health_check_failure_threshold": 3,
-    "gcs_rpc_server_reconnect_timeout_s": 5,  # a node gives up a head that has gone
-    "memory_monitor_refresh_ms": 0,  # it kills actors for what other programs of this machine take
+    "gcs_rpc_server_reconnect_timeout_s": 5,  # a node gives up after its head has died
+    "memory_monitor_refresh_ms": 0,  # off: it would kill actors because of other programs' memory
 }
 STORE_NBYTES = 80 << 20
-NUM_CPUS = 4  # of each node: two loaders' actors have room there
+NUM_CPUS = 4  # of each node: enough for two loaders' actors
 
 
-def there(node_id: str) -> dict[str, Any]:
-    """Options of what runs on a node and nowhere else."""
+def only_on(node_id: str) -> dict[str, Any]:
+    """Returns options that place a task on one node and nowhere else."""
     return {"num_cpus": 0, "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
 
 
-def meet() -> None:
-    """Waits until every node knows every other: Ray lets any of them place an actor, and one that is not known is passed over."""
+def wait_until_nodes_are_connected() -> None:
+    """Waits until every node knows every other, because any node may place an actor, and Ray skips nodes that it does not know."""
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     nothing = ray.remote(lambda: None)
-    look = ray.remote(lambda other: ray.get(nothing.options(**there(other)).remote()))
+    look = ray.remote(lambda other: ray.get(nothing.options(**only_on(other)).remote()))
     pause = threading.Event()
     for one, other in product(nodes, nodes):
         while True:
             try:
-                ray.get(look.options(**there(one)).remote(other))
+                ray.get(look.options(**only_on(one)).remote(other))
                 break
             except (TaskUnschedulableError, RayTaskError):
                 pause.wait(0.05)
@@ -66,13 +66,13 @@ def main(socket: str, folder: str) -> None:
     cluster = Cluster(initialize_head=True, head_node_args=head)
     nodes = [cluster.add_node(num_cpus=NUM_CPUS, object_store_memory=STORE_NBYTES)]
     ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
-    meet()
+    wait_until_nodes_are_connected()
     connection.send(cluster.address)
 
     def alive() -> list[tuple[str, int]]:
         ours = [
             a for a in actors().values() if a["ActorClassName"] == "WorkerActor"
-        ]  # Ray Train and Ray Data leave some of their own
+        ]  # Ray Train and Ray Data leave their own actors
         return [(a["Address"]["NodeID"], a["Pid"]) for a in ours if a["State"] != "DEAD"]
 
     def until(found: Callable[[], Any], is_done: Callable[[Any], bool], timeout_s: float) -> Any:
@@ -86,7 +86,7 @@ def main(socket: str, folder: str) -> None:
         return left
 
     def wait_for_nodes(count: int, timeout_s: float) -> list[tuple[str, int]]:
-        """The actors, when there are some on so many nodes: one that is not needed yet may still be starting."""
+        """Returns the actors once they run on `count` nodes; a node that is not needed yet may still be starting."""
         found: list[tuple[str, int]] = until(alive, lambda found: len({node for node, pid in found if pid}) == count, timeout_s)
         return found
 
@@ -107,7 +107,7 @@ def main(socket: str, folder: str) -> None:
         return node_id
 
     def drain_node() -> str:
-        """Has the oldest node take nothing new, and ends it as its owner would."""
+        """Drains the oldest node, so that it takes no new work, and shuts it down gracefully."""
         node = nodes.pop(0)
         node_id = node.node_id
         reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
@@ -117,22 +117,22 @@ def main(socket: str, folder: str) -> None:
         return node_id
 
     def kill_head() -> None:
-        """Ends the process that holds the cluster together."""
+        """Kills the GCS server, the process that holds the cluster together."""
         cluster.head_node.kill_gcs_server()
 
     def kill_raylets() -> None:
-        """Ends what rules the actors of every node, and leaves these."""
+        """Kills the raylet of every node but leaves the actors running."""
         for node in (cluster.head_node, *nodes):
             node.kill_raylet()
 
     def send_signal(pid: int, number: int) -> None:
-        """To an actor that has not ended, by the number that it has here."""
+        """Sends a signal to an actor that has not ended, by its process id on this machine."""
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
     def add_node() -> None:
         nodes.append(cluster.add_node(num_cpus=NUM_CPUS, object_store_memory=STORE_NBYTES))
-        meet()
+        wait_until_nodes_are_connected()
 
     commands: dict[str, Any] = {
         "actors": alive,

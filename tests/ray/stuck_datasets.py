@@ -1,4 +1,6 @@
-"""Datasets for tests of a worker pool of Ray actors whose samples do not end; importable by the actors, and without torch."""
+"""Datasets with samples that never finish, for tests of Ray actors as workers. Actors can import them, and they do not import
+torch.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from tests.ray.ray_datasets import Rows
 
 
 class Stuck(Rows):
-    """One sample waits for what never comes."""
+    """One sample blocks forever."""
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         if index == 5:
@@ -24,10 +26,12 @@ class Stuck(Rows):
 
 
 class HalfWritten(Rows):
-    """One sample stands still with half of its row written, and spoils the whole row once it may go on: the first from FREE on.
+    """One sample stops when half of its row is written, and overwrites the whole row once it may continue: the first one from
+    FREE on.
+
 
     Args:
-        is_away: only one that is read on another node than the head's, whose actors wait for that.
+        is_away: only a sample that is read on a node other than the head's stops; the head's actors wait for that.
     """
 
     FREE = 8
@@ -45,7 +49,7 @@ class HalfWritten(Rows):
         if index >= self.FREE and self._is_first():
             image[:150] = 255
             (self.folder / "pid.new").write_text(str(os.getpid()))
-            (self.folder / "pid.new").rename(self.folder / "pid")  # only here it is whole
+            (self.folder / "pid.new").rename(self.folder / "pid")  # renamed, so that a reader never sees an incomplete file
             while not (self.folder / "go_on").exists():
                 threading.Event().wait(0.01)
             image[:] = 254
@@ -61,15 +65,15 @@ class HalfWritten(Rows):
         return True
 
 
-def stick_away_from_the_head(worker: int) -> None:
-    """A worker_init_fn that does not end on any node but the head's."""
+def block_on_other_nodes(worker: int) -> None:
+    """Blocks forever on every node except the head's: a worker_init_fn."""
     if not on_head():
         threading.Event().wait()
 
 
 @cache
 def on_head() -> bool:
-    """Whether this actor's node is the head's."""
+    """Returns whether this actor runs on the head's node."""
     import ray
 
     here = ray.get_runtime_context().get_node_id()
@@ -78,7 +82,7 @@ def on_head() -> bool:
 
 
 class AtOnce(Rows):
-    """Samples that are read several at once, of which number 5 never comes, or ends its actor."""
+    """Samples that are read several at a time; number 5 blocks forever or kills its actor."""
 
     def __init__(self, harm: str) -> None:
         super().__init__(12)
@@ -98,7 +102,7 @@ class AtOnce(Rows):
 
 
 class RowsAtOnce(AtOnce):
-    """The same, written into the batch."""
+    """Like `AtOnce`, but written into the batch."""
 
     schema: ClassVar[Any] = {"index": np.int64}
 

@@ -1,4 +1,4 @@
-"""A model learns the same wherever its batches were decoded: losses and accuracy are torch's DataLoader's to the last bit.
+"""A model learns the same wherever its batches were decoded: losses and accuracy equal those with torch's DataLoader bit for bit.
 
 Prints the table of docs/cluster.md with `pytest -s`.
 """
@@ -22,19 +22,19 @@ EPOCHS = 3
 
 
 def trained(loader: Iterable[Any]) -> tuple[list[float], float]:
-    """The losses of all batches, and the accuracy on crops that another seed draws."""
+    """Trains a model; returns the losses of all batches and the accuracy on crops drawn with another seed."""
     torch.manual_seed(7)
     model = nn.Sequential(
         nn.Conv2d(3, 8, 5, stride=2), nn.ReLU(), nn.Conv2d(8, 16, 5, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(400, 8)
     )
-    optimiser = torch.optim.Adam(model.parameters(), 3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     losses = []
     for _ in range(EPOCHS):
         for images, labels in loader:
             loss = nn.functional.cross_entropy(model(images), labels)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             losses.append(loss.item())
     torch.manual_seed(8)
     images, labels = next(iter(DataLoader(Crops(512), 512)))
@@ -43,7 +43,7 @@ def trained(loader: Iterable[Any]) -> tuple[list[float], float]:
 
 
 @pytest.mark.slow(reason="trains a model three times, once from a Ray cluster")
-def test_losses_over_ray_locally_and_of_torchs_loader_are_identical(cluster: Cluster) -> None:
+def test_losses_with_ray_with_local_workers_and_with_torch_are_identical(cluster: Cluster) -> None:
     def keywords() -> dict[str, Any]:
         generator = torch.Generator().manual_seed(5)
         return {"batch_size": 64, "shuffle": True, "num_workers": 2, "generator": generator, "worker_init_fn": seed_worker}

@@ -1,4 +1,4 @@
-"""What a worker pool of Ray actors asks for, said before anything starts; none of these needs Ray."""
+"""Arguments of Ray actors as workers are checked before anything starts. None of these tests needs Ray."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from shmload import Ray, ShmLoader
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(keywords: dict[str, Any], message: str) -> None:
+def test_incompatible_arguments_are_refused(keywords: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as caught:
         ShmLoader([1, 2, 3], **keywords)
     assert message == str(caught.value)
@@ -57,16 +57,14 @@ def test_invalid_option_of_ray_is_refused(options: dict[str, Any], message: str)
     assert str(caught.value) == message
 
 
-def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_without_ray_names_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ImportError) as caught:
         ShmLoader([1, 2, 3], num_workers=1, backend="ray")
     assert str(caught.value) == 'backend="ray" needs Ray, which is not installed: pip install "shmload[ray]"'
 
 
-def test_more_actors_than_this_machine_has_cpus_are_no_reason_to_warn(
-    monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_more_actors_than_local_cpus_do_not_warn(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0})
     assert ShmLoader([1, 2, 3], num_workers=2, backend="ray").num_workers == 2

@@ -1,4 +1,4 @@
-"""The benchmark of the worker pool of actors runs, and says so where it cannot."""
+"""The benchmark of Ray actors as workers runs, or reports that Ray is missing."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from tests.ray.cluster_kit import Cluster
 QUICK = Settings(rounds=1, seconds=0.05)
 
 
-def test_without_ray_it_measures_nothing_and_says_so(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_benchmark_without_ray_reports_that_and_measures_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert benchmark.measure(QUICK).rows == []
     assert capfd.readouterr().err == 'left out: Ray is not installed (pip install "shmload[ray]")\n'
 
 
-def test_rows_hold_its_cases_against_each_other() -> None:
+def test_rows_compare_the_cases_with_each_other() -> None:
     one = {"mb_per_s": 100.0, "batches_per_s": 10.0, "trainer_s_per_gb": 0.01, "cpu_s_per_gb": 1.0}
     found = {f"{case} x {count}, {nodes}": [one] for nodes, cases in benchmark.CASES.items() for case, count in cases}
     found |= {f"{case} x 1, two nodes": [{"seconds": s}] for case, s in (("ship", 4.0), ("ship nothing", 1.5), ("ray.put", 1.25))}
@@ -33,7 +35,7 @@ def test_rows_hold_its_cases_against_each_other() -> None:
 
 
 @pytest.mark.slow(reason="starts a Ray cluster and measures on it")
-def test_a_case_gives_what_the_table_shows(running_cluster: Cluster) -> None:
+def test_case_returns_the_columns_of_the_table(running_cluster: Cluster) -> None:
     found = benchmark.in_turn({"one node": [("shmload", 1), ("ship", 1), ("ship nothing", 1), ("ray.put", 1)]}, QUICK)
     assert len(found) == 4
     assert all(value > 0 for values in found.values() for value in values[0].values())

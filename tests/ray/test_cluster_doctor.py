@@ -1,4 +1,4 @@
-"""`shmload doctor --cluster` on two nodes, and what it sends to a node that has no shmload."""
+"""`shmload doctor --cluster` on two nodes, and the actor that it sends to a node without shmload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.ray.cluster_kit import Cluster
 
-# Pickles the actor as examine_cluster does, and loads it in a process in which shmload cannot be imported.
+# Pickles the actor as examine_cluster does, and unpickles it in a process that cannot import shmload.
 WITHOUT_SHMLOAD = """
 import subprocess, sys
 from ray import cloudpickle
@@ -30,7 +30,7 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow(reason="sends actors to the nodes of a Ray cluster")
-def test_both_nodes_are_looked_at_and_one_is_this_machine(cluster: Cluster) -> None:
+def test_doctor_examines_both_nodes_and_recognizes_this_machine(cluster: Cluster) -> None:
     done = run("-m", "shmload.cli", "doctor", "--cluster", "--json", RAY_ADDRESS=cluster.address)
     found = [(one["check"], one["text"]) for one in json.loads(done.stdout)]
     assert done.returncode == 0, done.stderr
@@ -46,7 +46,7 @@ def test_both_nodes_are_looked_at_and_one_is_this_machine(cluster: Cluster) -> N
 
 
 @pytest.mark.slow(reason="imports Ray in a process of its own")
-def test_a_node_without_shmload_can_say_so() -> None:
+def test_node_without_shmload_reports_that() -> None:
     pytest.importorskip("ray", reason='Ray is not installed: pip install "shmload[ray]"')
     done = run("-c", WITHOUT_SHMLOAD)
     assert done.returncode == 0, done.stderr

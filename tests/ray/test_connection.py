@@ -1,4 +1,4 @@
-"""What a task waits for before there are actors, without Ray."""
+"""Tasks that wait for a connection to the cluster and for actors. Without Ray."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shmload.ray.ray_pool import RayPool
 from shmload.ray.version_check import version_error, versions
 from shmload.storage import retry
 
-EARLY, LATE = -1e9, 1e18  # on the clock that is asked
+EARLY, LATE = -1e9, 1e18  # on the clock that the test replaces
 
 
 def agent_config(address: str, **options: Any) -> AgentConfig:
@@ -35,7 +35,7 @@ def unconnected(monkeypatch: pytest.MonkeyPatch, **options: Any) -> ActorSet:
     return ActorSet(agent_config("head:6379", **options), np.empty(200_000_000, np.uint8), [], lambda: None, -1)
 
 
-def test_without_an_answer_in_time_a_task_fails_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_fails_with_an_explanation_if_the_cluster_does_not_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = unconnected(monkeypatch, connect_timeout_s=0.5)
     cluster._asked_at = EARLY
     cluster.wait(lambda: True)
@@ -55,7 +55,7 @@ def test_without_an_answer_in_time_a_task_fails_and_says_so(monkeypatch: pytest.
         (EARLY, EARLY, "the dataset, 200 MB, is being sent to Ray's object store"),
     ],
 )
-def test_only_the_clusters_answer_has_a_limit_and_what_is_waited_for_is_said(
+def test_only_the_clusters_answer_has_a_time_limit_and_every_wait_is_logged(
     asked_at: float | None, joined_at: float | None, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = unconnected(monkeypatch, connect_timeout_s=0.5)
@@ -67,8 +67,8 @@ def test_only_the_clusters_answer_has_a_limit_and_what_is_waited_for_is_said(
     assert [f"{told}, for 0 s so far"] * 2 == caplog.messages
 
 
-class Starting(threading.Condition):
-    """News that an actor has started come while they are waited for."""
+class ActorStartsDuringWait(threading.Condition):
+    """A condition during whose `wait` another actor starts."""
 
     def __init__(self, started: dict[int, Any]) -> None:
         super().__init__()
@@ -79,12 +79,12 @@ class Starting(threading.Condition):
         return True
 
 
-def test_it_is_said_how_far_actors_are_until_the_last_has_started(
+def test_number_of_started_actors_is_logged_until_all_have_started(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = unconnected(monkeypatch)
     cluster._settings = [None, None]  # type: ignore[list-item]  # only their number counts
-    cluster._changed = Starting(cluster._started)
+    cluster._changed = ActorStartsDuringWait(cluster._started)
     monkeypatch.setattr(cluster, "_resources", lambda: "num_cpus=1")
     with caplog.at_level(logging.WARNING, "shmload"):
         cluster.watch(lambda: True)
@@ -93,13 +93,13 @@ def test_it_is_said_how_far_actors_are_until_the_last_has_started(
     ]
 
 
-def test_a_connection_that_nobody_waits_for_any_more_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connecting_stops_when_no_task_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = iter([True, False])
     unconnected(monkeypatch).wait(lambda: next(asked))
     assert next(asked, None) is None
 
 
-def test_versions_that_differ_are_named_and_a_build_for_cpus_is_no_other() -> None:
+def test_different_versions_are_named_and_cpu_builds_count_as_the_same_version() -> None:
     ours = versions()
     assert version_error("node", "host", ours) is None
     text = version_error("node", "host", {**ours, "shmload": "9.9", "torch": ""}) or ""
@@ -108,8 +108,8 @@ def test_versions_that_differ_are_named_and_a_build_for_cpus_is_no_other() -> No
     )
 
 
-class Heads:
-    """A cluster that takes no connection so many times."""
+class FlakyCluster:
+    """A cluster that refuses the first `num_failures` connections."""
 
     def __init__(self, num_failures: int) -> None:
         self.num_failures, self.num_asked = num_failures, 0
@@ -120,15 +120,15 @@ class Heads:
             raise ClusterUnreachable("nothing listens there")
 
 
-def test_the_first_agent_says_at_once_that_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    heads = Heads(1)
+def test_first_agent_fails_at_once_if_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    heads = FlakyCluster(1)
     monkeypatch.setattr(module, "join_cluster", heads.join)
     with pytest.raises(ClusterUnreachable, match="nothing listens there"):
         unconnected(monkeypatch)._join()
     assert heads.num_asked == 1
 
 
-def test_a_cluster_that_wants_a_token_is_one_error_that_says_so() -> None:
+def test_cluster_that_requires_a_token_raises_an_error_that_says_so() -> None:
     refused = ConnectionError("Failed to connect to Ray cluster")
     refused.__cause__ = RuntimeError(
         "Failed to connect to GCS. Last connection error: ... ray.exceptions.AuthenticationError: RPC error"
@@ -139,8 +139,8 @@ def test_a_cluster_that_wants_a_token_is_one_error_that_says_so() -> None:
 
 
 @pytest.mark.parametrize("num_failures", [3, 100])
-def test_a_later_agent_asks_again(num_failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    heads, pauses = Heads(num_failures), list[float]()
+def test_replacement_agent_retries_the_connection(num_failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    heads, pauses = FlakyCluster(num_failures), list[float]()
     monkeypatch.setattr(module, "join_cluster", heads.join)
     monkeypatch.setattr(retry, "_wait", pauses.append)
     cluster = unconnected(monkeypatch, is_replacement=True)
@@ -154,12 +154,12 @@ def test_a_later_agent_asks_again(num_failures: int, monkeypatch: pytest.MonkeyP
 
 
 class Agent:
-    """Stands for the agent's process."""
+    """Replaces the agent's process."""
 
     pid = 0
 
 
-def test_an_agent_that_takes_anothers_place_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replacement_agent_is_marked_as_a_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[AgentConfig] = []
 
     def launch(pool: Any, config: AgentConfig, ship: Any = None) -> None:
@@ -176,13 +176,13 @@ def test_an_agent_that_takes_anothers_place_knows_it(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("given", [0, -1.0, "60", None])
-def test_connect_timeout_s_is_a_time(given: Any) -> None:
+def test_connect_timeout_s_must_be_a_positive_number(given: Any) -> None:
     with pytest.raises(ValueError, match=f"connect_timeout_s must be a positive number of seconds; got {given!r}"):
         Ray(connect_timeout_s=given)
 
 
-class Answering:
-    """Stands for an actor that answers at once, if it has been given the dataset."""
+class AnsweringActor:
+    """Replaces an actor that answers at once, provided that it has received the dataset."""
 
     is_introduced = True
 
@@ -192,7 +192,7 @@ class Answering:
         return SimpleNamespace(remote=lambda task: f"answer to {task}")
 
 
-def test_a_task_for_an_actor_that_has_just_died_goes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_for_an_actor_that_just_died_goes_to_its_replacement(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, made, here = unconnected(monkeypatch), list[Any](), ActorStarted(("node", 1), "host", versions())
     cluster._is_connected.set()
     cluster._repeats = [threading.Lock()]
@@ -200,20 +200,20 @@ def test_a_task_for_an_actor_that_has_just_died_goes_to_the_next(monkeypatch: py
     monkeypatch.setattr(cluster, "_make_actors", made.append)
     monkeypatch.setattr(cluster, "_start_actors", lambda settings: None)
     monkeypatch.setattr(cluster, "_answer", lambda actor, ref: ref)
-    cluster._actors[0], cluster._started[0] = (dead := Answering()), here
+    cluster._actors[0], cluster._started[0] = (dead := AnsweringActor()), here
     assert cluster.may_claim(0)
     cluster._replace(0, dead, "it was killed")
     between = cluster.begin(0, "work", "a task")
-    successor = Answering()
+    successor = AnsweringActor()
 
-    def started(worker: int) -> Answering:
+    def started(worker: int) -> AnsweringActor:
         successor.is_introduced = True
         cluster._actors[worker], cluster._started[worker] = successor, here
         return successor
 
     monkeypatch.setattr(cluster, "_actor_for", started)
     assert cluster.result(0, between) == "answer to a task"
-    assert len(made) == 1, "the actor on its way is no dead one"
+    assert len(made) == 1, "the starting actor must not be replaced as if it were dead"
     cluster._started.clear()
     successor.is_introduced = False
     made_only = cluster.begin(0, "work", "another")

@@ -1,4 +1,4 @@
-"""An actor's work without Ray: whatever part of a batch is asked for, its rows are those of the whole."""
+"""An actor's work, without Ray: any part of a batch has the same rows as the whole batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shmload.worker.read_plan import plan_of
 from shmload.worker.sample_rng import kept_generators
 from tests.ray.ray_datasets import Counting, Failing, InPlace, Rows, Texts
 from tests.ray.stuck_datasets import AtOnce, RowsAtOnce
-from tests.shm.travel_kit import sent
+from tests.shm.travel_kit import received
 
 AREA = 16384
 POST = Post(1, 2, os.getpid(), "", 0, "", "", "", 0, (), "", 0)
@@ -33,11 +33,11 @@ def decoder(dataset: Any, ragged: str = AS_TORCH_OR_LIST, **of_job: Any) -> Work
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shmload.ray.worker_actor._name_classes_of_main", lambda: None)
         patch.setattr("shmload.ray.worker_actor.prepare", lambda job, post: (job, None, None))
-        return introduced(sent(job))
+        return decoder_with_job(received(job))
 
 
-def introduced(pickled_job: Any) -> WorkerActor:
-    """An actor that has this for its dataset."""
+def decoder_with_job(pickled_job: Any) -> WorkerActor:
+    """Returns an actor that has received this job."""
     made = WorkerActor(ActorSetting(POST, (), AREA, 4 * AREA))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shmload.ray.worker_actor._fetched", lambda reference: reference)
@@ -51,7 +51,7 @@ def part(keys: list[int], first: int, end: int, *, is_pickled: bool = False) -> 
 
 
 def fields(worker: WorkerActor, task: Task) -> list[bytes]:
-    """The bytes of a task's rows, field by field, without the gaps between fields."""
+    """Returns the bytes of a task's rows, field by field, without the gaps between fields."""
     outcome = worker.work(task)
     assert outcome.own == DONE
     assert outcome.row_nbytes is not None
@@ -73,18 +73,18 @@ def test_parts_of_an_order_give_the_rows_of_the_whole(data: st.DataObject, is_pi
     assert whole == [one + other for one, other in zip(head, tail, strict=True)]
 
 
-def test_an_order_larger_than_its_area_is_read_whole() -> None:
+def test_order_larger_than_its_area_is_read_as_a_whole() -> None:
     images, _ = fields(decoder(InPlace(2000)), part([number % 7 for number in range(1500)], 0, 1500))
     assert np.frombuffer(images, np.uint8).reshape(1500, 20)[:, 0].tolist() == [n % 7 for n in range(1500)]
 
 
-def test_samples_without_fixed_rows_come_packed_and_say_so() -> None:
+def test_samples_without_fixed_rows_are_packed_and_marked_as_packed() -> None:
     outcome = decoder(Texts(), ragged="list").work(part([3, 1], 0, 2))
     assert (outcome.own, outcome.row_nbytes, outcome.layout) == (DONE, None, b"")
     assert outcome.payload.nbytes > 0
 
 
-def test_a_row_that_cannot_be_read_is_named_by_its_place_in_the_whole_batch() -> None:
+def test_unreadable_row_is_named_by_its_position_in_the_whole_batch() -> None:
     with kept_generators():
         outcome = decoder(Failing(), tolerates_bad_samples=True).work(part([5, 6, 7, 8], 2, 4))
     failure = Failure.loads(outcome.error)
@@ -92,7 +92,7 @@ def test_a_row_that_cannot_be_read_is_named_by_its_place_in_the_whole_batch() ->
 
 
 @pytest.mark.parametrize("kind", [AtOnce, RowsAtOnce])
-def test_rows_that_an_actor_has_ended_over_are_read_one_by_one(kind: Any) -> None:
+def test_rows_that_killed_an_actor_are_then_read_one_by_one(kind: Any) -> None:
     worker = decoder(kind(""))
     rows = [fields(worker, part([3, 1, 2], 0, 3)._replace(is_suspect=is_suspect)) for is_suspect in (False, True)]
     assert rows[0] == rows[1]
@@ -101,7 +101,7 @@ def test_rows_that_an_actor_has_ended_over_are_read_one_by_one(kind: Any) -> Non
 
 
 @pytest.mark.parametrize("is_in_place", [False, True])
-def test_a_dataset_that_writes_to_its_own_large_array_is_told_what_to_do(is_in_place: bool) -> None:
+def test_error_of_a_dataset_that_writes_to_its_own_large_array_says_what_to_do(is_in_place: bool) -> None:
     outcome = decoder(Counting(is_in_place=is_in_place)).work(part([3], 0, 1))
     failure = Failure.loads(outcome.error)
     assert (outcome.own, failure.kind) == (ERROR, ValueError)
@@ -110,14 +110,14 @@ def test_a_dataset_that_writes_to_its_own_large_array_is_told_what_to_do(is_in_p
     assert [np.frombuffer(fields(small, part([3], 0, 1))[0], np.int64)[0] for _ in range(2)] == [1, 2]
 
 
-def test_another_error_is_told_nothing_of_arrays() -> None:
+def test_unrelated_errors_do_not_mention_arrays() -> None:
     with kept_generators():
         outcome = decoder(Failing()).work(part([7], 0, 1))
     assert READ_ONLY not in Failure.loads(outcome.error).text
 
 
-def test_a_job_that_does_not_unpickle_is_every_tasks_error() -> None:
-    worker = introduced(b"no pickle")
+def test_job_that_cannot_be_unpickled_fails_every_task() -> None:
+    worker = decoder_with_job(b"no pickle")
     for _ in range(2):
         outcome = worker.work(part([0], 0, 1))
         assert (outcome.own, Failure.loads(outcome.error).kind) == (ERROR, pickle.UnpicklingError)

@@ -1,4 +1,4 @@
-"""The three examples of the loader that DpexDataLoader takes the place of, on a real cluster: only their import is another."""
+"""The three examples of the loader that DpexDataLoader replaces run on a real cluster with only the import changed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def started(code: str) -> subprocess.Popen[str]:
 
 
 @slow
-def test_a_single_card_and_data_parallel(cluster: Cluster) -> None:
+def test_example_of_a_single_card_and_of_data_parallel(cluster: Cluster) -> None:
     models = "[torch.nn.Linear(5, 2), torch.nn.DataParallel(torch.nn.Linear(5, 2))]"
     code = example(cluster, epochs=2, models=models, arguments="batch_size=4, shuffle=True, num_workers=1")
     with started(code) as program:
@@ -69,7 +69,7 @@ def test_a_single_card_and_data_parallel(cluster: Cluster) -> None:
 
 
 @slow
-def test_distributed_data_parallel(cluster: Cluster, tmp_path: Path) -> None:
+def test_example_of_distributed_data_parallel(cluster: Cluster, tmp_path: Path) -> None:
     def code(rank: int) -> str:
         return example(
             cluster,
@@ -83,7 +83,7 @@ def test_distributed_data_parallel(cluster: Cluster, tmp_path: Path) -> None:
         assert [program.communicate(timeout=220)[0] for program in (first, second)] == ["12\n", "12\n"]
 
 
-def test_its_arguments_are_attributes_and_without_distribution_it_is_the_local_loader() -> None:
+def test_arguments_are_attributes_and_without_distribution_it_acts_as_a_local_loader() -> None:
     drawn = Drawing()
     loader = DpexDataLoader(drawn, False, "head:6379", 4, num_workers=1)
     assert (loader.distribute_mode, loader.head_address, loader.backend) == (False, "head:6379", "process")
@@ -91,6 +91,6 @@ def test_its_arguments_are_attributes_and_without_distribution_it_is_the_local_l
         assert sum(1 for _ in loader) == len(loader) == 8
 
 
-def test_without_workers_there_is_nothing_to_distribute() -> None:
+def test_distribution_without_workers_is_refused() -> None:
     samples: Any = [1, 2, 3]
     assert_same([[1, 2], [3]], [batch.tolist() for batch in DpexDataLoader(samples, True, batch_size=2)])

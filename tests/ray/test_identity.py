@@ -1,7 +1,8 @@
-"""Whatever a dataset is made of, the cluster's batches are the local ones, and a state goes on in the other kind of worker pool, both ways.
+"""For every kind of dataset, the cluster's batches equal local ones, and a state resumes in the other kind of worker pool, both
+ways.
 
-The nodes have a /dev/shm and a /proc of their own, so what lies in the trainer's shared memory has to travel. Files are on a file
-system that the nodes share.
+The nodes have their own /dev/shm and /proc, so data in the trainer's shared memory must be sent. Files are on a file system that
+the nodes share.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from shmload import Mix, SharedIndex, ShmLoader, Weighted
 from shmload.formats import ArrayDataset, TarWriter, TFRecordDataset, TFRecordWriter, TokenDataset
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map, Permutation
 from shmload.remote import RemoteDataset
-from tests.ray.cluster_kit import Cluster, assert_same, generator, kept, on
-from tests.ray.ray_datasets import Labelled, Numbers, Rows, drawn
+from tests.ray.cluster_kit import Cluster, assert_same, copied_batches, generator, on
+from tests.ray.ray_datasets import Labeled, Numbers, Rows, drawn
 
 pytestmark = pytest.mark.slow(reason="each starts actors on a Ray cluster")
 Made = tuple[Any, dict[str, Any]]  # a dataset, and the loader's arguments
@@ -44,7 +45,7 @@ def arrays(folder: Path) -> Made:
 
 
 def index(folder: Path) -> Made:
-    return Labelled(SharedIndex([(f"{n}.jpg", n) for n in range(31)])), {"batch_size": 4}
+    return Labeled(SharedIndex([(f"{n}.jpg", n) for n in range(31)])), {"batch_size": 4}
 
 
 def weighted(folder: Path) -> Made:
@@ -81,28 +82,28 @@ def shards_as_items(folder: Path) -> Made:
 
 
 SEEDED: list[Callable[[Path], Made]] = [mixture, arrays, index, shards_by_index, shards_as_items]
-if os.environ.get("SHMLOAD_EVERY_KIND"):  # by hand: what they add to those above is tested without Ray
+if os.environ.get("SHMLOAD_EVERY_KIND"):  # by hand only: what they add to the kinds above is tested without Ray
     SEEDED += [pipeline, weighted, tokens, records]
 
 
 @pytest.mark.parametrize("make", SEEDED, ids=[make.__name__ for make in SEEDED])
-def test_in_seed_mode_batches_and_states_are_the_local_ones(cluster: Cluster, make: Callable[[Path], Made], tmp_path: Path) -> None:
+def test_seed_mode_batches_and_states_equal_the_local_ones(cluster: Cluster, make: Callable[[Path], Made], tmp_path: Path) -> None:
     dataset, keywords = make(tmp_path)
     keywords = {"shuffle": True, "seed": 3, "num_workers": 1, **keywords}
     with ShmLoader(dataset, **keywords) as local, ShmLoader(dataset, **keywords, **on(cluster)) as far:
-        whole = kept(local)
-        begun = kept(islice(iter(far), 3))
+        whole = copied_batches(local)
+        begun = copied_batches(islice(iter(far), 3))
         local.load_state_dict(far.state_dict())
-        assert_same(whole, begun + kept(local))
-        begun = kept(islice(iter(local), 2))  # the next epoch
+        assert_same(whole, begun + copied_batches(local))
+        begun = copied_batches(islice(iter(local), 2))  # the next epoch
         far.load_state_dict(local.state_dict())
-        epoch = begun + kept(far)
+        epoch = begun + copied_batches(far)
         local.set_epoch(1)
-        assert_same(kept(local), epoch)
+        assert_same(copied_batches(local), epoch)
         assert len(epoch) == len(whole)
 
 
-def test_in_torch_mode_tensors_a_weighted_sampler_and_a_stream_of_shards_come_as_locally(cluster: Cluster, tmp_path: Path) -> None:
+def test_torch_mode_tensors_weighted_sampler_and_stream_of_shards_equal_the_local_ones(cluster: Cluster, tmp_path: Path) -> None:
     tensors = TensorDataset(torch.arange(30.0).reshape(10, 3).share_memory_(), torch.arange(10))
     stream = shards(tmp_path).decode().to_tuple("npy", "cls").shuffle(5)
 
@@ -116,18 +117,18 @@ def test_in_torch_mode_tensors_a_weighted_sampler_and_a_stream_of_shards_come_as
     for local, far in zip(make(), make(**on(cluster)), strict=True):
         with local, far:
             num_epochs = 1 if local.dataset is tensors else 2  # each pass of a stream is the next epoch
-            epochs = [kept(local) for _ in range(num_epochs)]
-            assert_same(epochs, [kept(far) for _ in range(num_epochs)])
+            epochs = [copied_batches(local) for _ in range(num_epochs)]
+            assert_same(epochs, [copied_batches(far) for _ in range(num_epochs)])
             assert len({repr(epoch) for epoch in epochs}) == num_epochs
 
 
-def test_a_pipeline_runs_its_own_workers_on_the_cluster(cluster: Cluster) -> None:
+def test_pipeline_runs_its_workers_on_the_cluster(cluster: Cluster) -> None:
     def make(**options: Any) -> Conveyer:
         stages = [Permutation(23, seed=6, repeating=False), DistributedBatchedMap(lambda item: drawn(2 * item), 2), Collate(4)]
         return Conveyer(stages, **options)
 
     with make() as local, make(**on(cluster)) as far:
-        begun = [kept([pipeline() for _ in range(3)]) for pipeline in (local, far)]
+        begun = [copied_batches([pipeline() for _ in range(3)]) for pipeline in (local, far)]
         assert_same(begun[0], begun[1])
         local.load_state(far.state())
-        assert_same(kept(far), kept(local))
+        assert_same(copied_batches(far), copied_batches(local))

@@ -1,4 +1,4 @@
-"""Two kinds of workers in one worker pool: each is told what concerns its own. None of this needs Ray."""
+"""Two kinds of workers in one worker pool: each call reaches the kind that it concerns. None of these tests needs Ray."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from shmload.ray.joint_pool import JointPool
 from shmload.worker.pool import Death
 
 
-class Kind:
-    """A worker pool that notes what it is told."""
+class RecordingPool:
+    """A worker pool that records its calls."""
 
     def __init__(self, kind: str, reads: bool, told: list[Any]) -> None:
         self.kind, self.reads, self.told = kind, reads, told
@@ -34,13 +34,13 @@ class Kind:
 
 def pool() -> tuple[JointPool, list[Any]]:
     told: list[Any] = []
-    actors: Any = Kind("actors", False, told)
-    processes: Any = Kind("processes", True, told)
+    actors: Any = RecordingPool("actors", False, told)
+    processes: Any = RecordingPool("processes", True, told)
     return JointPool(actors, processes, 2), told
 
 
 @pytest.mark.parametrize("verb", ["start_worker", "reap", "replace", "stack", "kill"])
-def test_a_worker_is_its_own_kinds(verb: str) -> None:
+def test_calls_about_a_worker_go_to_its_own_kind(verb: str) -> None:
     joint, told = pool()
     for worker in range(3):
         getattr(joint, verb)(worker)
@@ -48,15 +48,15 @@ def test_a_worker_is_its_own_kinds(verb: str) -> None:
     assert [joint.reads_samples(worker) for worker in range(3)] == [False, False, True]
 
 
-def test_actors_come_first_and_deaths_of_either_kind_are_told() -> None:
+def test_actors_are_numbered_first_and_deaths_of_both_kinds_are_reported() -> None:
     joint, told = pool()
     assert joint.pids == [7, 7, 10]
     assert [death.pid for death in joint.deaths()] == [7, 7, 10]
     joint.start(3)
-    assert [kind for kind, *_ in told] == ["processes", "actors"]  # a fork has nothing of the agent's
+    assert [kind for kind, *_ in told] == ["processes", "actors"]  # processes first: a fork must inherit nothing of the agent
 
 
-def test_an_interrupt_while_processes_end_leaves_no_agent() -> None:
+def test_interrupt_while_processes_end_leaves_no_agent() -> None:
     joint, told = pool()
     with pytest.raises(KeyboardInterrupt):
         joint.stop(0.5)

@@ -1,4 +1,6 @@
-"""The lock of actors that write straight into the ring: who has it, how long, and who waits for it. Without Ray."""
+"""The lock of actors that write straight into the ring: which process holds it, for how long, and which waits for it. Without
+Ray.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ def ray_has_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def holder(segment: Segment, byte: int = BYTE, *, forks: bool = False) -> Iterator[int]:
-    """A process that holds the lock, as long as this one lets it live; with a child of its own that lives longer."""
+    """Runs a process that holds the lock until the block ends, and optionally a child of it that lives longer."""
     life_lock.let_live(segment.fd, byte)
     said, says = os.pipe()
     lives, ends = os.pipe()
@@ -61,7 +63,7 @@ def holder(segment: Segment, byte: int = BYTE, *, forks: bool = False) -> Iterat
             signal.pause()
         if not forks:
             os.write(says, b"1" if is_held else b"0")
-        os.read(lives, 1)  # until the test is over
+        os.read(lives, 1)  # blocks until the test is over
         os._exit(0)
     os.close(lives)
     try:
@@ -81,7 +83,7 @@ def end(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def test_a_lock_is_seen_until_its_process_has_ended(control: Segment) -> None:
+def test_lock_is_visible_until_its_process_has_ended(control: Segment) -> None:
     assert not life_lock.is_held(control.fd)
     with holder(control) as pid:
         assert life_lock.is_held(control.fd, BYTE)
@@ -89,36 +91,36 @@ def test_a_lock_is_seen_until_its_process_has_ended(control: Segment) -> None:
         assert not life_lock.is_held(control.fd, BYTE + 1)
         os.kill(pid, signal.SIGSTOP)
         assert not life_lock.wait_until_free(control.fd, BYTE, 0.0)
-        os.kill(pid, signal.SIGKILL)  # ends a stopped process, too
+        os.kill(pid, signal.SIGKILL)  # SIGKILL also ends a stopped process
         assert life_lock.wait_until_free(control.fd, BYTE, 5.0)
     assert not life_lock.is_held(control.fd)
 
 
-def test_an_actor_ends_with_its_agent(control: Segment) -> None:
+def test_actor_ends_with_its_agent(control: Segment) -> None:
     with holder(control) as pid:
         life_lock.let_live(control.fd, BYTE + 2)
-        life_lock.let_end(control.fd, BYTE + 2)  # another's
+        life_lock.let_end(control.fd, BYTE + 2)  # another actor's byte
         assert life_lock.is_held(control.fd, BYTE)
         life_lock.let_end(control.fd, BYTE)
         assert os.WEXITSTATUS(os.waitpid(pid, 0)[1]) == 1
         assert not life_lock.is_held(control.fd)
 
 
-def test_what_an_actor_has_forked_does_not_keep_its_lock(control: Segment) -> None:
+def test_child_forked_by_an_actor_does_not_keep_the_lock(control: Segment) -> None:
     with holder(control, forks=True) as pid:
         assert life_lock.is_held(control.fd)
         end(pid)
         assert life_lock.wait_until_free(control.fd, BYTE, 5.0)
 
 
-def test_what_cannot_be_reached_or_is_locked_already_is_not_held(control: Segment) -> None:
+def test_lock_is_not_taken_if_unreachable_or_held_already(control: Segment) -> None:
     assert not life_lock.hold(control.path + "-", BYTE)
     with holder(control):
         assert not life_lock.hold(control.path, BYTE)
 
 
-class Method:
-    """Of an actor: notes what it is asked."""
+class RecordingMethod:
+    """A method of an actor that records its calls."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -130,7 +132,7 @@ class Method:
 
 class Actor:
     def __init__(self) -> None:
-        self.work = Method()
+        self.work = RecordingMethod()
 
 
 def cluster(control: Segment, actor: Any, *, is_seeded: bool = True) -> ActorSet:
@@ -140,14 +142,14 @@ def cluster(control: Segment, actor: Any, *, is_seeded: bool = True) -> ActorSet
     return made
 
 
-def test_only_an_actor_that_locks_this_very_segment_is_told_of_slots(control: Segment) -> None:
+def test_slots_are_offered_only_to_an_actor_that_locks_this_segment(control: Segment) -> None:
     actor = Actor()
     ours = cluster(control, actor)
     task = part([1], 0, 1)._replace(slot=Slot(0, control.path, 0, NBYTES, b""))
     copy = Segment.create(f"{control.name[: -len('control')]}payload-0", NBYTES)
     try:
         shutil.copy(control.path, copy.path)
-        with holder(copy):  # it has found what it takes for the segment
+        with holder(copy):  # the process has found the copy and takes it for the segment
             assert not ours.can_write_ring(0)
             assert ours._ask(actor, "work", (task,)).argument[0].slot is None
     finally:
@@ -158,11 +160,11 @@ def test_only_an_actor_that_locks_this_very_segment_is_told_of_slots(control: Se
 
 
 class RayTaskError(Exception):
-    """Stands for Ray's."""
+    """Has the name of Ray's exception, which is matched by name."""
 
 
 class FakeRay:
-    """What the agent asks of Ray: an answer that never comes, and the ends of actors, the first of which is in vain."""
+    """Replaces Ray for the agent: answers never arrive, and the first kill of an actor fails."""
 
     def __init__(self, error: Exception, pid: int) -> None:
         self.error, self.pid, self.num_kills = error, pid, 0
@@ -194,7 +196,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.parametrize(("error", "raised"), [(ConnectionError("it is gone"), WorkerDied), (MemoryError("no"), MemoryError)])
-def test_what_an_actor_had_is_given_up_when_it_can_write_no_more(
+def test_an_actors_task_is_given_up_once_it_can_no_longer_write(
     error: Exception, raised: Any, control: Segment, fake: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     actor = Actor()
@@ -209,7 +211,7 @@ def test_what_an_actor_had_is_given_up_when_it_can_write_no_more(
     assert "and still lives: its rows wait until it cannot write into the ring any more" in caplog.messages[0]
 
 
-def test_an_actor_that_ray_cannot_end_ends_itself(control: Segment, fake: Any) -> None:
+def test_actor_that_ray_cannot_kill_ends_itself(control: Segment, fake: Any) -> None:
     actor = Actor()
     with holder(control):
         fake(ConnectionError("its raylet is gone"), 0)
@@ -218,7 +220,7 @@ def test_an_actor_that_ray_cannot_end_ends_itself(control: Segment, fake: Any) -
         assert not life_lock.is_held(control.fd, BYTE)
 
 
-def test_an_actor_that_says_itself_that_its_task_is_over_is_left_alone(control: Segment, fake: Any) -> None:
+def test_actor_that_reports_its_task_as_over_is_not_killed(control: Segment, fake: Any) -> None:
     actor = Actor()
     with holder(control) as pid:
         ray = fake(RayTaskError("of the task"), pid)
@@ -227,7 +229,7 @@ def test_an_actor_that_says_itself_that_its_task_is_over_is_left_alone(control: 
         assert ray.num_kills == 0
 
 
-def test_an_actor_that_has_no_lock_is_not_waited_for(control: Segment, fake: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_end_of_an_actor_without_a_lock_is_not_awaited(control: Segment, fake: Any, caplog: pytest.LogCaptureFixture) -> None:
     actor = Actor()
     ray = fake(ConnectionError("it is gone"), 0)
     with pytest.raises(WorkerDied):
@@ -245,7 +247,7 @@ def pool(control: Segment) -> RayPool:
     return made
 
 
-def test_an_agents_death_is_told_when_none_of_its_actors_can_write_any_more(
+def test_agents_death_is_reported_once_none_of_its_actors_can_write(
     control: Segment, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ray_pool, "LOG_S", -1.0)
@@ -260,7 +262,7 @@ def test_an_agents_death_is_told_when_none_of_its_actors_can_write_any_more(
         assert [death.worker_id for death in ours.deaths()] == [0, 1]
 
 
-def test_an_agent_that_is_killed_is_one_whose_actors_have_ended(control: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_agents_actors_have_ended_when_kill_returns(control: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([True, True, False])
     monkeypatch.setattr(life_lock, "is_held", lambda fd, byte=None: next(looks))
     ours = pool(control)
@@ -286,7 +288,7 @@ def written(worker: Any, slot: Slot, keys: list[int]) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["shm", "memfd"])
-def test_an_actor_writes_into_the_slot_and_sends_no_rows(kind: Any, writer: Any) -> None:
+def test_actor_writes_into_the_slot_and_sends_no_rows(kind: Any, writer: Any) -> None:
     segment = Segment.create(f"shmload-{os.getuid()}-00000000beef-{os.getpid()}-payload-0", NBYTES, kind=kind)
     try:
         for at, keys in ((0, [3, 1, 4]), (NBYTES // 2, [5, 9]), (0, [2])):
@@ -295,27 +297,27 @@ def test_an_actor_writes_into_the_slot_and_sends_no_rows(kind: Any, writer: Any)
             assert outcome.num_written > 0
             images = np.frombuffer(os.pread(segment.fd, 20 * len(keys), at), np.uint8).reshape(-1, 20)
             assert images.tolist() == [[key] * 20 for key in keys]
-        assert np.frombuffer(fields(writer, part([7], 0, 1))[0], np.uint8).tolist() == [7] * 20  # in memory of its own again
+        assert np.frombuffer(fields(writer, part([7], 0, 1))[0], np.uint8).tolist() == [7] * 20  # in private memory again
         assert os.pread(segment.fd, 20, 0) == bytes([2] * 20)
     finally:
         segment.close()
 
 
 @pytest.mark.parametrize("change", [{"nbytes": 64}, {"path": "/dev/shm/none"}, {"layout": b"another"}])
-def test_rows_for_which_the_slot_is_not_fit_are_sent(change: Any, writer: Any, control: Segment) -> None:
+def test_rows_that_do_not_fit_the_slot_are_sent(change: Any, writer: Any, control: Segment) -> None:
     outcome = written(writer, slot_of(writer, control)._replace(**change), [6] * 8)
     assert (outcome.own, outcome.num_written) == (DONE, 0)
     assert outcome.payload[:160].tolist() == [6] * 160
     assert os.pread(control.fd, NBYTES, 0) == bytes(NBYTES)
 
 
-def test_an_actor_without_the_lock_writes_nothing(control: Segment) -> None:
+def test_actor_without_the_lock_writes_nothing(control: Segment) -> None:
     worker = decoder(InPlace(300))
     assert written(worker, slot_of(worker, control), [6]).num_written == 0
     assert os.pread(control.fd, NBYTES, 0) == bytes(NBYTES)
 
 
-def test_a_segment_that_no_slot_uses_any_more_is_let_go(writer: Any, control: Segment) -> None:
+def test_segment_without_slots_is_unmapped(writer: Any, control: Segment) -> None:
     other = Segment.create(f"{control.name[: -len('control')]}payload-1", NBYTES)
     try:
         for segment in (control, other):
@@ -325,18 +327,18 @@ def test_a_segment_that_no_slot_uses_any_more_is_let_go(writer: Any, control: Se
         other.close()
 
 
-def test_a_slot_that_cannot_be_mapped_is_the_tasks_error(writer: Any, control: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slot_that_cannot_be_mapped_fails_the_task(writer: Any, control: Segment, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(fd: int, nbytes: int, **options: Any) -> Any:
         raise OSError(12, "mmap: no memory")
 
     monkeypatch.setattr(worker_actor, "Mapping", failing)
-    with pytest.raises(OSError, match="mmap: no memory"):  # Ray brings it, and the stand-in makes it the batch's
+    with pytest.raises(OSError, match="mmap: no memory"):  # Ray passes it on to the agent
         written(writer, slot_of(writer, control), [1])
 
 
-def test_a_slot_for_which_there_is_no_memory_is_the_tasks_error(writer: Any, control: Segment) -> None:
+def test_slot_without_memory_fails_the_task(writer: Any, control: Segment) -> None:
     assert written(writer, slot_of(writer, control), [1]).num_written
-    os.truncate(control.fd, 1 << 16)  # what lies beyond cannot be had, as where /dev/shm is full
+    os.truncate(control.fd, 1 << 16)  # memory beyond the file's end cannot be reserved, as when /dev/shm is full
     outcome = written(writer, slot_of(writer, control, NBYTES // 2), [1])
     failure = Failure.loads(outcome.error)
     assert (outcome.own, failure.kind) == (ERROR, RingTooSmall)

@@ -1,4 +1,6 @@
-"""The example of docs/cluster.md prints what the page says, on a cluster that it finds by itself; that of examples/kuberay.yaml trains."""
+"""The example of docs/cluster.md prints what the page shows, on a cluster that it finds by itself; the one of
+examples/kuberay.yaml trains.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def printed(code: str, cluster: Cluster, folder: Path) -> str:
 
 
 @pytest.mark.slow(reason="the page's program imports torch and starts actors on a Ray cluster")
-def test_the_example_of_the_page_prints_what_it_says(cluster: Cluster, tmp_path: Path) -> None:
+def test_example_of_the_page_prints_what_the_page_shows(cluster: Cluster, tmp_path: Path) -> None:
     text = (ROOT / "docs" / "cluster.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (expected,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
@@ -34,7 +36,7 @@ def test_the_example_of_the_page_prints_what_it_says(cluster: Cluster, tmp_path:
 
 
 @pytest.mark.slow(reason="a program that imports torch trains over a Ray cluster")
-def test_the_program_for_kubernetes_trains(cluster: Cluster, tmp_path: Path) -> None:
+def test_program_for_kubernetes_trains(cluster: Cluster, tmp_path: Path) -> None:
     config, *_ = yaml.safe_load_all((ROOT / "examples" / "kuberay.yaml").read_text())
     code = config["data"]["train.py"]
     assert SIZES in code

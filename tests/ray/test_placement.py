@@ -1,4 +1,4 @@
-"""Which node decodes for which worker."""
+"""The node on which each worker's actor is placed."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from shmload.ray.placement import Node, alive_nodes, options_of, place
 NODES = st.lists(st.builds(Node, st.uuids().map(str), st.integers(0, 5), st.booleans()), min_size=1, unique_by=lambda n: n.node_id)
 
 
-def test_nodes_without_a_gpu_fill_first_by_turns_and_then_it_goes_round() -> None:
+def test_nodes_without_a_gpu_are_filled_first_and_then_all_in_turn() -> None:
     nodes = [Node("a", 2, False), Node("b", 1, False), Node("gpu", 2, True)]
     assert place(nodes, 7) == ["a", "b", "a", "gpu", "gpu", "a", "b"]
     assert place(nodes, 2, first=1) == ["b", "a"]
 
 
-def test_a_cluster_that_offers_no_cpu_is_used_all_the_same() -> None:
+def test_cluster_without_free_cpus_is_used() -> None:
     assert place([Node("head", 0, False)], 2) == ["head", "head"]
 
 
-def test_dead_nodes_are_left_out_and_no_node_is_an_error() -> None:
+def test_dead_nodes_are_skipped_and_a_cluster_without_nodes_is_an_error() -> None:
     described = [
         {"NodeID": "dead", "Alive": False, "Resources": {}},
         {"NodeID": "b", "Alive": True, "Resources": {"CPU": 2.0, "GPU": 1.0}},
@@ -36,14 +36,14 @@ def test_dead_nodes_are_left_out_and_no_node_is_an_error() -> None:
         place([], 1)
 
 
-def test_workers_stand_in_proportion_to_the_data_of_nodes_and_then_elsewhere() -> None:
+def test_workers_are_placed_in_proportion_to_each_nodes_data_and_then_elsewhere() -> None:
     nodes = [Node("a", 4, False), Node("b", 2, False), Node("c", 1, False)]
     assert place(nodes, 8, node_nbytes={"a": 300, "b": 200}) == ["a", "b", "a", "b", "a", "a", "c", "a"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray, whose strategies it makes")
-def test_what_has_no_room_now_waits_for_any_node_and_what_asks_for_no_cpu_stays_where_it_is_put() -> None:
-    a, b = "a" * 56, "b" * 56  # as long as Ray's
+def test_actor_without_room_may_use_any_node_and_one_without_cpus_keeps_its_node() -> None:
+    a, b = "a" * 56, "b" * 56  # as long as Ray's node ids
     nodes = [Node(a, 2, False), Node(b, 1, False)]
     *fitting, last = options_of(nodes, 4, {})
     assert [one["num_cpus"] for one in fitting] == [1] * 3
@@ -57,7 +57,7 @@ def test_what_has_no_room_now_waits_for_any_node_and_what_asks_for_no_cpu_stays_
 
 
 @given(NODES, st.integers(0, 40), st.integers(0, 100))
-def test_no_node_is_crowded_while_another_of_its_kind_is_free(nodes: list[Node], num_workers: int, first: int) -> None:
+def test_load_is_even_among_nodes_of_a_kind(nodes: list[Node], num_workers: int, first: int) -> None:
     placed = Counter(place(nodes, num_workers, first))
     assert placed.total() == num_workers
     cpus = {node.node_id: node.num_cpus for node in nodes}

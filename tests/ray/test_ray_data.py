@@ -1,4 +1,4 @@
-"""Rows of Ray Data: Arrow blocks are read by number into the batch, and order, state and workers are ShmLoader's."""
+"""Rows of Ray Data: Arrow blocks are read into the batch by row number; order, state and workers are ShmLoader's."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ import ray  # only where it is
 
 from shmload.formats import RayDataset, RayStream
 
-IMAGE = pa.fixed_shape_tensor(pa.uint8(), (2, 3))  # what Ray's own tensors are, too: a shape, and lists of values
+IMAGE = pa.fixed_shape_tensor(pa.uint8(), (2, 3))  # as in Ray's own tensors: a shape, and lists of values
 
 
-class Executed:
-    """A ray.data.Dataset whose blocks are these tables."""
+class FakeDataset:
+    """Replaces a ray.data.Dataset that has these tables as its blocks."""
 
     def __init__(self, *tables: pa.Table) -> None:
         self.tables = list(tables)
@@ -35,16 +35,16 @@ class Executed:
         self.preserve_order = False
 
     def to_arrow_refs(self) -> list[pa.Table]:
-        assert self.preserve_order, "blocks come in the order in which they are done"
+        assert self.preserve_order, "preserve_order must be set, or blocks arrive in the order in which they finish"
         return self.tables
 
-    def streaming_split(self, count: int) -> list[Part]:
-        assert self.preserve_order, "blocks go to whichever part is quick"
-        return [Part(self.tables[number::count]) for number in range(count)]
+    def streaming_split(self, count: int) -> list[FakeIterator]:
+        assert self.preserve_order, "equal parts need preserve_order, or blocks go to the faster part"
+        return [FakeIterator(self.tables[number::count]) for number in range(count)]
 
 
-class Part:
-    """A DataIterator."""
+class FakeIterator:
+    """Replaces a DataIterator."""
 
     def __init__(self, tables: list[pa.Table]) -> None:
         self.tables = tables
@@ -54,13 +54,13 @@ class Part:
         return self.tables
 
 
-class Remote:
-    """A function that runs here."""
+class LocalRemote:
+    """Replaces a remote function: runs it in this process."""
 
     def __init__(self, function: Any) -> None:
         self.remote = function
 
-    def options(self, **_: Any) -> Remote:
+    def options(self, **_: Any) -> LocalRemote:
         return self
 
 
@@ -72,7 +72,7 @@ class Context:
 def objects_are_their_references(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     if "cluster" not in request.fixturenames:
         monkeypatch.setattr(ray, "get", lambda found: found)
-        monkeypatch.setattr(ray, "remote", Remote)
+        monkeypatch.setattr(ray, "remote", LocalRemote)
         monkeypatch.setattr(ray, "is_initialized", lambda: True)
         monkeypatch.setattr(ray, "get_runtime_context", Context)
 
@@ -90,15 +90,15 @@ def table(first: int, count: int) -> pa.Table:
 
 
 @pytest.mark.slow(reason="a program that executes a dataset of Ray Data on a cluster, and reads it in four kinds of processes")
-def test_batches_and_states_are_the_same_whoever_reads_the_blocks(cluster: Cluster) -> None:
+def test_batches_and_states_do_not_depend_on_the_process_that_reads_blocks(cluster: Cluster) -> None:
     command = [sys.executable, "-m", "tests.ray.data_program", cluster.address]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=220)
     assert done.stdout.endswith("all is as expected\n"), done.stderr[-4000:]
 
 
-def test_rows_of_all_blocks_come_by_number() -> None:
-    made = Executed(table(0, 5), table(5, 0), table(5, 4), table(9, 3))
+def test_rows_of_all_blocks_are_read_by_index() -> None:
+    made = FakeDataset(table(0, 5), table(5, 0), table(5, 4), table(9, 3))
     dataset = RayDataset(made)
     assert not made.preserve_order
     assert dataset.schema == {"index": ("int64", ()), "image": ("uint8", (2, 3)), "tokens": ("int32", (None,)), "text": str}
@@ -111,8 +111,8 @@ def test_rows_of_all_blocks_come_by_number() -> None:
                 assert batch["text"][at] == "a" * index
 
 
-def test_a_stream_gives_rows_block_by_block_and_goes_on_from_a_state() -> None:
-    made = Executed(table(0, 5), table(5, 0), table(5, 4), table(9, 3))
+def test_stream_delivers_rows_block_by_block_and_resumes_from_a_state() -> None:
+    made = FakeDataset(table(0, 5), table(5, 0), table(5, 4), table(9, 3))
     columns = ["index", "image", "text"]
     with ShmLoader(RayStream(made, columns), 5) as loader:
         assert not made.preserve_order
@@ -130,16 +130,16 @@ def test_a_stream_gives_rows_block_by_block_and_goes_on_from_a_state() -> None:
     assert begun == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9], [10, 11]]
 
 
-def test_rows_of_a_large_block_are_read_many_at_a_time_and_are_each_its_own() -> None:
+def test_rows_of_a_large_block_are_read_in_bulk_and_are_independent() -> None:
     whole = table(0, 600)
-    found = list(RayStream(Executed(whole.select(["index", "image", "text"]))))
+    found = list(RayStream(FakeDataset(whole.select(["index", "image", "text"]))))
     assert [(sample["index"], sample["image"].tolist(), sample["text"]) for sample in found] == [
         (index, [[index % 256] * 3] * 2, "a" * index) for index in range(600)
     ]
 
 
-def test_each_worker_reads_its_own_part_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = RayStream(Executed(*(table(first, 2) for first in range(0, 12, 2))), columns=["index"], num_readers=2)
+def test_each_worker_reads_its_part_of_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = RayStream(FakeDataset(*(table(first, 2) for first in range(0, 12, 2))), columns=["index"], num_readers=2)
     parts = []
     for worker in range(2):
         monkeypatch.setattr(
@@ -154,24 +154,24 @@ def test_each_worker_reads_its_own_part_of_a_stream(monkeypatch: pytest.MonkeyPa
         next(iter(stream))
 
 
-def test_what_no_stream_reads_once_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [int(sample["index"]) for sample in RayStream(Part([table(0, 2)]))] == [0, 1]
+def test_stream_that_would_repeat_or_skip_rows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [int(sample["index"]) for sample in RayStream(FakeIterator([table(0, 2)]))] == [0, 1]
     with pytest.raises(ValueError, match=r"a ray.data.DataIterator has one reader; got num_readers=2"):
-        RayStream(Part([]), num_readers=2)
+        RayStream(FakeIterator([]), num_readers=2)
     with pytest.raises(ValueError, match="num_readers is the number of workers that read, at least 1; got 0"):
-        RayStream(Executed(), num_readers=0)
+        RayStream(FakeDataset(), num_readers=0)
     with pytest.raises(TypeError, match=r"RayStream takes a ray.data.Dataset, or a DataIterator .* got a list"):
         RayStream([])
     with pytest.raises(ValueError, match="block 1: column 'text' is not there"):
-        list(RayStream(Executed(table(0, 1), table(1, 1).drop(["text"]))))
+        list(RayStream(FakeDataset(table(0, 1), table(1, 1).drop(["text"]))))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match=r"each of the 2 ranks would execute the whole .* one of dataset.streaming_split\(2\)"):
-        RayStream(Executed(table(0, 1)))
+        RayStream(FakeDataset(table(0, 1)))
 
 
-def test_a_copy_reads_the_same_blocks_wherever_it_is_opened() -> None:
-    dataset = pickle.loads(pickle.dumps(RayDataset(Executed(table(0, 4), table(4, 3)), columns=["index", "text"])))
+def test_unpickled_dataset_reads_the_same_blocks_in_any_process() -> None:
+    dataset = pickle.loads(pickle.dumps(RayDataset(FakeDataset(table(0, 4), table(4, 3)), columns=["index", "text"])))
     again = pickle.loads(pickle.dumps(dataset))
     assert [again[row] for row in (6, 0, -1)] == [{"index": row, "text": "a" * row} for row in (6, 0, 6)]
 
@@ -179,8 +179,8 @@ def test_a_copy_reads_the_same_blocks_wherever_it_is_opened() -> None:
 def test_nulls_are_an_error_or_a_value() -> None:
     held = pa.table({"x": pa.array([1, None, 3], pa.int64())})
     with pytest.raises(SampleError, match=r"block 1 of the ray.data.Dataset: column 'x' has 1 nulls"):
-        RayDataset(Executed(pa.table({"x": [0]}), held))[3]
-    assert RayDataset(Executed(held), fill_null={"x": 7})[1] == {"x": 7}
+        RayDataset(FakeDataset(pa.table({"x": [0]}), held))[3]
+    assert RayDataset(FakeDataset(held), fill_null={"x": 7})[1] == {"x": 7}
 
 
 @pytest.mark.parametrize(
@@ -197,13 +197,13 @@ def test_nulls_are_an_error_or_a_value() -> None:
         ([pa.table({"x": [{"y": 1}]})], {}, "block 0: column 'x' of struct<y: int64> is no field of a batch"),
     ],
 )
-def test_what_is_no_dataset_of_rows_is_refused(tables: list[pa.Table], options: dict[str, Any], message: str) -> None:
+def test_dataset_without_rows_is_refused(tables: list[pa.Table], options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        RayDataset(Executed(*tables), **options)
+        RayDataset(FakeDataset(*tables), **options)
 
 
-def test_a_fork_of_the_process_that_made_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset, stream = RayDataset(Executed(table(0, 4))), RayStream(Part([table(0, 4)]))
+def test_use_in_a_fork_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset, stream = RayDataset(FakeDataset(table(0, 4))), RayStream(FakeIterator([table(0, 4)]))
     monkeypatch.setattr(os, "getpid", lambda: -1)
     with pytest.raises(RuntimeError, match='give multiprocessing_context="forkserver", or backend="ray"'):
         dataset[0]

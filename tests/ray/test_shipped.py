@@ -1,4 +1,4 @@
-"""What lies in the trainer's shared memory is sent to other machines, and read there without a copy. Without a cluster."""
+"""Data in the trainer's shared memory is sent to other machines and read there without a further copy. Without a cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shmload.remote import RemoteDataset
 from shmload.remote.pass_counter import PassCounter
 from shmload.shm import travel
 from shmload.worker.job import Job
-from tests.shm.travel_kit import arrived, sent
+from tests.shm.travel_kit import arrived, received
 
 PROGRAM = """
 class Sample:
@@ -37,39 +37,37 @@ class Numbers:
 
 
 @pytest.mark.slow(reason="imports Ray")
-def test_what_a_spawned_processs_own_program_defines_travels_by_value_and_comes_back_by_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_classes_of_a_spawned_main_module_are_sent_by_value_and_return_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     if importlib.util.find_spec("ray") is None:
         pytest.skip('Ray is not installed: pip install "shmload[ray]"')
-    from ray import cloudpickle  # few tests need it
+    from ray import cloudpickle  # imported here because few tests need it
 
-    program = ModuleType("__mp_main__")  # multiprocessing's name for it
+    program = ModuleType("__mp_main__")  # the name that multiprocessing gives to the main module
     exec(PROGRAM, vars(program))
     monkeypatch.setitem(sys.modules, "__mp_main__", program)
     pickled_job = arrived(pickle_job_by_value(Job(program.Numbers(), None, None, True, 3, False)))
     cloudpickle.unregister_pickle_by_value(program)
-    del program.Numbers, program.Sample  # an actor has neither
+    del program.Numbers, program.Sample  # an actor does not have them
     monkeypatch.setitem(sys.modules, "__main__", program)
     dataset = travel.loads(pickled_job).dataset
     _name_classes_of_main()
     assert pickle.loads(pickle.dumps(dataset[3])).number == 3
 
 
-def test_arrays_are_read_where_they_have_arrived() -> None:
-    pickled_job = sent(ArrayDataset((np.arange(12).reshape(4, 3), torch.arange(4, dtype=torch.bfloat16))))
-    gc.collect()  # what it was made of has gone, as for another machine it was never there
+def test_arrays_are_read_in_the_received_memory() -> None:
+    pickled_job = received(ArrayDataset((np.arange(12).reshape(4, 3), torch.arange(4, dtype=torch.bfloat16))))
+    gc.collect()  # the original is gone, as on another machine
     first, second = travel.loads(pickled_job), travel.loads(pickled_job)
     assert [row.tolist() for row in first[3]] == [[9, 10, 11], 3.0]
     arrays = [held._held.arrays["0"].array for held in (first, second)]
     assert np.shares_memory(arrays[0], arrays[1])
     assert not arrays[0].flags.writeable
-    assert pickle.loads(pickle.dumps(first))[1][0].tolist() == [3, 4, 5]  # to a process of that machine it goes whole
+    assert pickle.loads(pickle.dumps(first))[1][0].tolist() == [3, 4, 5]  # a pickle for a process of this machine contains the data
 
 
-def test_an_index_and_a_view_of_it_are_read_where_they_have_arrived() -> None:
+def test_index_and_its_view_are_read_in_the_received_memory() -> None:
     index = SharedIndex([(f"{n}.jpg", n) for n in range(9)])
-    pickled_job = sent((index, index[::-2], index.column(1).nbytes))
+    pickled_job = received((index, index[::-2], index.column(1).nbytes))
     nbytes = index.nbytes
     del index
     gc.collect()
@@ -80,24 +78,24 @@ def test_an_index_and_a_view_of_it_are_read_where_they_have_arrived() -> None:
     assert list(pickle.loads(pickle.dumps(view))) == list(view)
 
 
-def test_passes_that_are_counted_elsewhere_are_told_the_next_and_the_trainer_goes_on_behind_it() -> None:
+def test_remote_workers_get_the_pass_number_and_the_trainer_continues_from_it() -> None:
     here = PassCounter()
     for number in range(3):
-        one, other = travel.loads(sent(here)), travel.loads(sent(here.__class__(number)))
+        one, other = travel.loads(received(here)), travel.loads(received(here.__class__(number)))
         assert [one.begin(11), other.begin(11)] == [number, number]
     assert here.next == 3
 
 
-def test_shards_kept_in_a_folder_of_their_own_get_one_on_each_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_private_folder_of_shards_is_created_on_each_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with TarWriter(tmp_path / "a-000000.tar") as writer:
         writer.write({"__key__": "k", "cls": 3})
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     here = RemoteDataset.from_urls(str(tmp_path), shuffle=False)
-    pickled_job = sent(here)
+    pickled_job = received(here)
     home = here._source.local._private
     assert home is not None
     there = travel.loads(pickled_job)
-    assert there._source.local._private.path == home.path  # this is its machine
+    assert there._source.local._private.path == home.path  # this process is on the first machine
     shutil.rmtree(home.path)
     there = travel.loads(pickled_job)
     assert [sample["cls"] for sample in there] == [b"3"]

@@ -1,4 +1,4 @@
-"""DpexDataLoader takes what programs for Dpex give it: names, positions and defaults."""
+"""DpexDataLoader accepts what programs for Dpex pass: the same names, positions and defaults."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ SEEDS = {
 }
 
 
-def test_the_signature_is_the_seeds() -> None:
+def test_signature_equals_that_of_dpex() -> None:
     given = inspect.signature(DpexDataLoader).parameters
     assert list(SEEDS.items()) == [(name, each.default) for name, each in given.items()]
     assert [name for name, each in given.items() if each.kind is each.KEYWORD_ONLY] == ["prefetch_factor"]
 
 
-def test_its_own_prefetch_factor_is_no_error_without_workers() -> None:
+def test_default_prefetch_factor_is_accepted_without_workers() -> None:
     assert [batch.tolist() for batch in DpexDataLoader([1, 2, 3], batch_size=2, prefetch_factor=2)] == [[1, 2], [3]]

@@ -1,4 +1,6 @@
-"""A ShmLoader under Ray Train stays one: each worker reads its part, and a checkpoint goes on with another number of them."""
+"""A ShmLoader under Ray Train remains a ShmLoader: each worker reads its part, and a checkpoint resumes with another number of
+workers.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,14 @@ from tests.simulated_device.device import SimulatedDevice
 if importlib.util.find_spec("ray") is None:
     pytest.skip('Ray is not installed: pip install "shmload[ray]"', allow_module_level=True)
 
-from shmload.integrations import ray as module  # only where Ray is
+from shmload.integrations import ray as module  # imported only if Ray is installed
 from shmload.integrations.ray import prepare
 
 CPU = torch.device("cpu")
 
 
-class Place:
-    """What Ray Train says to one of its workers."""
+class FakeTrainContext:
+    """Replaces the context that Ray Train gives to a worker."""
 
     def __init__(self, rank: int | None, world_size: int | None) -> None:
         self.get_world_rank, self.get_world_size = lambda: rank, lambda: world_size
@@ -39,10 +41,10 @@ class Place:
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes this process a worker of Ray Train."""
+    """Returns a function that makes this process a worker of Ray Train."""
 
     def be(rank: int | None, world_size: int | None, device: Any = CPU) -> None:
-        monkeypatch.setattr(module.ray.train, "get_context", lambda: Place(rank, world_size))
+        monkeypatch.setattr(module.ray.train, "get_context", lambda: FakeTrainContext(rank, world_size))
         monkeypatch.setattr(module.ray.train.torch, "get_device", lambda: device)
 
     return be
@@ -54,9 +56,7 @@ def indices(loader: ShmLoader[Any]) -> list[list[int]]:
 
 
 @pytest.mark.slow(reason="two runs of Ray Train on a cluster, whose workers import torch")
-def test_batches_under_ray_train_are_exact_and_a_checkpoint_goes_on_with_another_number_of_workers(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_ray_train_delivers_exact_batches_and_resumes_with_another_number_of_workers(cluster: Cluster, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.ray.train_program", cluster.address, str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run(command, env=environment, check=True, timeout=220, stderr=subprocess.DEVNULL)
@@ -68,12 +68,12 @@ def test_batches_under_ray_train_are_exact_and_a_checkpoint_goes_on_with_another
     with ShmLoader(Rows(), 8, shuffle=True, seed=3) as loader:
         expected["one-0"] = [[batch["index"].tolist(), batch["drawn"].tolist()] for batch in loader][3:]
     shards = [given.pop(f"rows-{rank}") for rank in range(2)]
-    assert sorted(shards[0] + shards[1]) == sorted([*range(20), *range(20)])  # of two epochs
-    assert {len(set(shard)) for shard in shards} == {10}, "with preserve_order each epoch's parts are the same"
+    assert sorted(shards[0] + shards[1]) == sorted([*range(20), *range(20)])  # the samples of two epochs
+    assert {len(set(shard)) for shard in shards} == {10}, "with preserve_order, the parts are the same in each epoch"
     assert expected == given
 
 
-def test_a_seeded_loader_takes_rank_and_world_size_of_the_worker_and_keeps_its_place(place: Any) -> None:
+def test_seeded_loader_takes_the_workers_rank_and_world_size_and_keeps_its_position(place: Any) -> None:
     place(1, 2)
     loader = ShmLoader(Rows(), 4, shuffle=True, seed=3)
     prepared = prepare(loader)
@@ -86,13 +86,13 @@ def test_a_seeded_loader_takes_rank_and_world_size_of_the_worker_and_keeps_its_p
         assert whole[1:] == indices(prepare(begun))
 
 
-def test_ranks_that_were_given_stay(place: Any) -> None:
+def test_given_rank_is_kept(place: Any) -> None:
     place(3, 4)
-    prepared = prepare(ShmLoader(Rows(), 4, seed=3, rank=1, world_size=2))  # two workers of a tensor-parallel group read the same
+    prepared = prepare(ShmLoader(Rows(), 4, seed=3, rank=1, world_size=2))  # e.g. two workers of a tensor-parallel group
     assert (prepared.rank, prepared.world_size) == (1, 2)
 
 
-def test_a_place_within_an_epoch_that_was_divided_otherwise_is_refused(place: Any) -> None:
+def test_position_within_an_epoch_divided_differently_is_refused(place: Any) -> None:
     place(0, 2)
     with ShmLoader(Rows(), 4, seed=3) as begun:
         next(iter(begun))
@@ -101,7 +101,7 @@ def test_a_place_within_an_epoch_that_was_divided_otherwise_is_refused(place: An
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_in_torch_mode_samples_are_divided_as_ray_divides_them(place: Any, shuffle: bool) -> None:
+def test_torch_mode_divides_samples_as_ray_does(place: Any, shuffle: bool) -> None:
     place(1, 2)
     prepared = prepare(ShmLoader(Numbers(61), 4, shuffle=shuffle, drop_last=True))
     sampler: Any = DistributedSampler(Rows(), 2, 1, shuffle=shuffle)  # type: ignore[arg-type]  # no Dataset of torch's
@@ -113,16 +113,16 @@ def test_in_torch_mode_samples_are_divided_as_ray_divides_them(place: Any, shuff
 
 
 class NumbersLoader(ShmLoader[Any]):
-    """Its constructor does not take a ShmLoader's arguments."""
+    """A loader whose constructor takes other arguments than ShmLoader's."""
 
     def __init__(self, num_samples: int) -> None:
         super().__init__(Numbers(num_samples), 4, shuffle=True)
         self.name = "numbers"
 
 
-def test_a_loader_whose_constructor_takes_other_arguments_stays_what_it_is(place: Any) -> None:
+def test_loader_with_another_constructor_keeps_its_class(place: Any) -> None:
     place(1, 2)
-    dataset: Any = Numbers(61)  # which is none of torch's
+    dataset: Any = Numbers(61)  # not a torch Dataset
     divided = prepare(NumbersLoader(61))
     on_cluster = prepare(DpexDataLoader(dataset, True, "head:6379", 4, shuffle=True, num_workers=1))
     assert (type(divided), divided.name, len(divided)) == (NumbersLoader, "numbers", 8)
@@ -136,7 +136,7 @@ def test_a_loader_whose_constructor_takes_other_arguments_stays_what_it_is(place
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_with_a_sampler_of_the_users_a_loader_keeps_its_place_too(place: Any, seed: int | None) -> None:
+def test_loader_with_a_custom_sampler_keeps_its_position(place: Any, seed: int | None) -> None:
     place(1, 2)
     mine: Any = DistributedSampler(Numbers(61), 2, 1, seed=5)  # type: ignore[arg-type]
     loader = ShmLoader(Numbers(61), 4, sampler=mine, seed=seed)
@@ -151,7 +151,7 @@ def test_with_a_sampler_of_the_users_a_loader_keeps_its_place_too(place: Any, se
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_a_state_that_would_be_lost_as_samples_are_divided_is_refused(place: Any, seed: int | None) -> None:
+def test_dividing_samples_is_refused_if_it_would_lose_a_state(place: Any, seed: int | None) -> None:
     place(1, 2)
     loader = ShmLoader(Numbers(61), 4, sampler=SequentialSampler(Numbers(61)), seed=seed)  # type: ignore[arg-type]
     prepared = prepare(loader)
@@ -168,7 +168,7 @@ def test_a_state_that_would_be_lost_as_samples_are_divided_is_refused(place: Any
     assert indices(again) == rest
 
 
-def test_an_order_that_is_divided_already_or_is_to_stay_is_left_alone(place: Any) -> None:
+def test_order_that_is_divided_already_or_must_stay_is_unchanged(place: Any) -> None:
     place(1, 2)
     mine: Any = DistributedSampler(Rows(), 2, 0, shuffle=False)  # type: ignore[arg-type]
     assert prepare(ShmLoader(Rows(), 4, sampler=mine)).sampler is mine
@@ -188,16 +188,14 @@ def test_an_order_that_is_divided_already_or_is_to_stay_is_left_alone(place: Any
         ({"sampler": RandomSampler(range(61), replacement=True)}, "a RandomSampler with replacement"),
     ],
 )
-def test_an_order_that_rays_own_would_throw_away_is_refused(
-    place: Any, options: dict[str, Any], named: str, seed: int | None
-) -> None:
+def test_sampler_that_rays_own_would_discard_is_refused(place: Any, options: dict[str, Any], named: str, seed: int | None) -> None:
     place(0, 2)
     with pytest.raises(ValueError, match=named):
         prepare(ShmLoader(Rows(), seed=seed, **options))
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_batches_arrive_on_the_workers_gpu(place: Any, seed: int | None) -> None:
+def test_batches_are_delivered_on_the_workers_gpu(place: Any, seed: int | None) -> None:
     place(0, 1, torch.device("cuda", 0))
     loader = ShmLoader(Rows(), 4, seed=seed)
     assert prepare(loader).device == torch.device("cuda", 0)
@@ -206,7 +204,7 @@ def test_batches_arrive_on_the_workers_gpu(place: Any, seed: int | None) -> None
     assert prepare(ShmLoader(Rows(), 4, seed=seed, device=mine)).device is mine
 
 
-def test_what_is_no_worker_or_no_shm_loader_is_refused(place: Any) -> None:
+def test_prepare_refuses_non_workers_and_other_loaders(place: Any) -> None:
     place(None, None)
     with pytest.raises(RuntimeError, match=r"this process is no worker of a TorchTrainer"):
         prepare(ShmLoader(Rows(), 4))

@@ -1,4 +1,4 @@
-"""Datasets for tests of a worker pool of Ray actors, in torch's way: what is drawn is the worker's."""
+"""Datasets for tests of Ray actors as workers in torch mode: random numbers come from the worker's stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shmload.formats import CenterCrop, ImageDecoder, ImageFolder
 
 
 class Drawing(Dataset[Any]):
-    """torch's way: what is drawn is the worker's, which says who it is."""
+    """Samples drawn from the worker's random stream, with the worker's id, number of workers and seed."""
 
     def __init__(self, n: int = 31) -> None:
         self.n = n
@@ -29,8 +29,8 @@ class Drawing(Dataset[Any]):
         return torch.full((3,), float(index)), torch.rand(2), np.random.rand(), info.id, info.num_workers, info.seed
 
 
-class Torn(Drawing):
-    """Some of its samples draw, and then cannot be read."""
+class FailingAfterDraw(Drawing):
+    """Some samples draw random numbers and then raise."""
 
     def __getitem__(self, index: int) -> Any:
         sample = super().__getitem__(index)
@@ -40,7 +40,7 @@ class Torn(Drawing):
 
 
 class Counting(IterableDataset[Any]):
-    """An iterable dataset that divides its samples by get_worker_info, and says where its iterator stands."""
+    """An iterable dataset that divides its samples by get_worker_info and saves its iterator's position."""
 
     def __iter__(self) -> Iterator[Any]:
         return _Counter()
@@ -68,17 +68,17 @@ class _Counter:
 
 
 def seed_worker(worker: int) -> None:
-    """A worker_init_fn whose doing is seen in what is drawn."""
+    """Sets a seed that changes what is drawn: a worker_init_fn."""
     torch.manual_seed(1000 + worker)
 
 
 def listed(samples: list[Any]) -> dict[str, Any]:
-    """A collate_fn."""
+    """Stacks the samples and counts them: a collate_fn."""
     return {"number": len(samples), "x": torch.stack([sample[0] for sample in samples])}
 
 
 class Crops(Dataset[Any]):
-    """Crops of the photographs that come with the package, and which photograph each is of."""
+    """Crops of the photographs in the package, and which photograph each one shows."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -88,7 +88,7 @@ class Crops(Dataset[Any]):
         return self.n
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        if not self.photographs:  # decoded by each worker, where it is
+        if not self.photographs:  # each worker decodes them itself
             paths = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
             folder = ImageFolder(paths, ImageDecoder(CenterCrop(224)))
             self.photographs = [torch.from_numpy(folder[number]["image"] / np.float32(255)) for number in range(len(paths))]

@@ -1,9 +1,9 @@
-"""Two training runs under Ray Train, in a process of its own that connects to a cluster: the second goes on with one worker.
+"""Runs two trainings under Ray Train on a cluster; the second resumes with one worker. Runs as its own process.
 
     python -m tests.ray.train_program ADDRESS FOLDER
 
-Each worker reads a ShmLoader that `prepare` has divided, reports a checkpoint with the loader's state behind its last step, and
-writes what it was given to FOLDER.
+Each worker reads a ShmLoader that `prepare` has divided, reports a checkpoint with the loader's state after its last step, and
+writes the batches that it received to FOLDER.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ STOP = 3  # steps of the first run
 
 
 def loop(config: dict[str, Any]) -> None:
-    """What each worker does."""
+    """Trains: what each worker runs."""
     context = ray.train.get_context()
     batch_size = GLOBAL_BATCH // context.get_world_size()
     with prepare(ShmLoader(Rows(), batch_size, shuffle=True, seed=3, num_workers=1, **config["pool"])) as loader:
@@ -53,7 +53,7 @@ def loop(config: dict[str, Any]) -> None:
 
 
 def run(folder: str, name: str, num_workers: int, **config: Any) -> str:
-    """One run; its checkpoint's folder."""
+    """Runs one training and returns the folder of its checkpoint."""
     trainer = TorchTrainer(
         loop,
         train_loop_config={"folder": folder, "name": name, **config},

@@ -1,4 +1,4 @@
-"""The page of the commands: what their own help says, so that there is one place to change."""
+"""Writes the page of the commands from their own help texts, so that there is one place to change."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ KINDS = {int: "INTEGER", float: "FLOAT", str: "TEXT", Path: "PATH"}
 
 
 def commands() -> dict[str, Callable[..., Any]]:
-    """Every command's function by name."""
+    """Returns every command's function by name."""
     return {info.name: info.callback for info in sorted(app.registered_commands, key=lambda info: info.name)}  # type: ignore[arg-type, misc, return-value]  # all have both
 
 
 def undescribed() -> Iterator[str]:
-    """Commands and options without help, and commands that do not say what their exit codes mean."""
+    """Yields commands and options without help, and commands that do not describe their exit codes."""
     for name, command in commands().items():
         if not command.__doc__:
             yield f"shmload {name}: has no help"
@@ -35,7 +35,7 @@ def undescribed() -> Iterator[str]:
 
 
 def commands_page() -> str:
-    """The page."""
+    """Returns the page."""
     parts = ["# Commands\n\n`shmload COMMAND --help` says the same.\n"]
     for name, command in commands().items():
         shown = [(p, info, kind) for p, info, kind in _options(command) if not info.hidden]
@@ -51,7 +51,7 @@ def commands_page() -> str:
 
 
 def _options(command: Callable[..., Any]) -> list[tuple[inspect.Parameter, Any, Any]]:
-    """(parameter, what typer was told of it, its type without None and list)."""
+    """Returns (parameter, its typer info, its type without None and list) of each parameter."""
     found = []
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         kind, info = get_args(parameter.annotation)[:2]
@@ -68,7 +68,7 @@ def _exit_codes(command: Callable[..., Any]) -> str:
 
 def _spelling(parameter: inspect.Parameter, info: Any, kind: Any) -> str:
     name = parameter.name.replace("_", "-")
-    given = [text for text in (info.default, *(info.param_decls or ())) if isinstance(text, str)]  # typer keeps them so
+    given = [text for text in (info.default, *(info.param_decls or ())) if isinstance(text, str)]  # as typer stores them
     if kind is bool:
         return ", ".join(given or (f"--{name}", f"--no-{name}"))
     return f"{', '.join(given or (f'--{name}',))} {_metavar(info, kind)}"

@@ -1,4 +1,4 @@
-"""Docstrings taken apart: a summary, prose, and sections of the house's template, as Markdown."""
+"""Parses docstrings into a summary, prose and sections of the project's template, as Markdown."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ _HEAD = re.compile(rf"({'|'.join(SECTIONS)})(?: \(([^)]+)\))?:(.*)")  # Args (of
 _ITEM = re.compile(r"([\w*]+(?:, [\w*]+)*): (.*)")
 _CODE = re.compile(r"(`+[^`]+`+)")
 _SPECIAL = re.compile(r"(?<![^\W_])_+|_+(?![^\W_])|\*")
-_GUIDE = re.compile(r"\bdocs/(\w+\.md)")  # as it stands in docstrings
-_AS_IT_IS = ("|", "    ")  # tables, and what is indented, which is code
+_GUIDE = re.compile(r"\bdocs/(\w+\.md)")  # the form of a link to a guide in docstrings
+_VERBATIM = ("|", "    ")  # tables, and indented code
 
 
 @dataclass
 class Docstring:
     """One docstring.
+
 
     Attributes:
         items: sections of `name: text`; names that share a text are one item.
@@ -33,12 +34,12 @@ class Docstring:
     texts: dict[str, str] = field(default_factory=dict)
 
     def names(self, *sections: str) -> set[str]:
-        """Every name that these sections describe."""
+        """Returns every name that these sections describe."""
         return {name for section in sections for names in self.items.get(section, {}) for name in names}
 
 
 def parse(raw: str | None) -> Docstring:
-    """Takes a docstring apart."""
+    """Parses a docstring."""
     found = Docstring()
     lines = inspect.cleandoc(raw or "").splitlines()
     prose: list[str] = []
@@ -80,10 +81,10 @@ def _add(found: Docstring, section: str, group: str, beside: str, body: list[str
 
 
 def markdown(text: str) -> str:
-    """Prose as Markdown: what is no code and no table has its special characters taken literally."""
+    """Converts prose to Markdown: except in code and tables, special characters are escaped."""
     lines = text.splitlines()
-    blocks = groupby(lines, key=lambda line: line.startswith(_AS_IT_IS))
-    return "\n".join("\n".join(block) if as_it_is else _literal("\n".join(block)) for as_it_is, block in blocks)
+    blocks = groupby(lines, key=lambda line: line.startswith(_VERBATIM))
+    return "\n".join("\n".join(block) if verbatim else _literal("\n".join(block)) for verbatim, block in blocks)
 
 
 def _literal(text: str) -> str:

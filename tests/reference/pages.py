@@ -1,4 +1,4 @@
-"""The pages of the API reference: which name stands where, and how it is shown."""
+"""The pages of the API reference: the page of each name, and how it is shown."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.reference.commands import commands_page
 from tests.reference.docstrings import Docstring, markdown, parse
 from tests.reference.public import BASE_NAMES, documentation, function_of, is_protocol, members, names, parameters, returned
 
-WIDTH = 100  # columns of a signature in one line
-PAGES = {  # page -> its title, what begins the places that stand on it (the first that fits has a name), its guides
+WIDTH = 100  # columns of a signature on one line
+PAGES = {  # page -> its title, prefixes of the modules on it (the first page that fits gets a name), its guides
     "loader.md": ("Loaders", ("shmload.loader", "shmload.cluster"), ("switch", "resume", "memory", "migration")),
     "orders.md": ("Orders", ("shmload.schedule",), ("sampling", "mixtures")),
     "errors.md": ("Errors", ("shmload.errors",), ("operations",)),
@@ -40,7 +40,7 @@ SECTIONS = ("Returns", "Yields", "Raises", "Cost", "Thread/process safety", "Sou
 
 
 def pages() -> dict[str, str]:
-    """Every page's text by its file's name."""
+    """Returns every page's text by its file name."""
     on: dict[str, list[tuple[str, Any]]] = {page: [] for page in PAGES}
     for place, value in names().items():
         page = next(page for page, (_, begins, _) in PAGES.items() if value.__module__.startswith(begins))
@@ -56,7 +56,7 @@ def pages() -> dict[str, str]:
 
 
 def slug(heading: str) -> str:
-    """The anchor that a heading has."""
+    """Returns the anchor of a heading."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
@@ -93,7 +93,7 @@ def _entry(place: str, value: Any) -> str:
 
 
 def _base_of(cls: type, member: str) -> str | None:
-    """The base that describes a member and has an entry of its own."""
+    """Returns the base class that describes a member and has its own entry."""
     places = {base.__name__: base for base in cls.__mro__[1:] if base.__name__ in BASE_NAMES}
     own = [base for base in cls.__mro__ if base not in places.values()]
     if any(getattr(vars(base).get(member), "__doc__", None) for base in own):
@@ -147,6 +147,6 @@ def _item(listed: tuple[str, ...], text: str) -> str:
 
 
 def _heading(found: Docstring, listed: tuple[str, ...]) -> str:
-    """Return the heading of the group of arguments that begins with this item, if one does."""
+    """Returns the heading of the group of arguments that begins with this item, if one does."""
     group = found.groups.get(listed)
     return f"\n**{group.capitalize()}**\n\n" if group else ""

@@ -1,4 +1,4 @@
-"""What is public: names, what stands in their signatures, and what of it nobody has described."""
+"""Public names, the types in their signatures, and which of them are not described."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ MODULES = (
     *(f"shmload.storage.{module}" for module in ("cache", "budgeted_folder", "file_lease", "reservation")),
     "shmload.remote",
 )
-BASES = (  # for orders and crops of one's own
+BASES = (  # base classes of custom orders and crops
     "shmload.schedule.KeyedOrder",
     "shmload.schedule.KeyedBatches",
     "shmload.formats.images.crops.Crop",
 )
 BASE_NAMES = {place.rsplit(".", 1)[1] for place in BASES}
-INTERNAL = {  # public to the rest of the package only
+INTERNAL = {  # public only within the package
     "Mix.keyed_order",
     "Schedule.end_of",
     *(
@@ -50,25 +50,25 @@ INTERNAL = {  # public to the rest of the package only
     *(f"{stage}.over" for stage in ("Take", "Skip", "Repeat", "Enumerate", "Window", "Shuffle", "Cache")),
     "Expanding.run",
     "EpochCallback",
-    "EpochMetrics",  # keys and units stand in docs/trace.md
+    "EpochMetrics",  # docs/trace.md describes keys and units
 }
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a signature: as it is written, and its name; None for a bare * or /."""
+    """One parameter of a signature: its source text and its name; None for a bare * or /."""
 
     name: str | None
     text: str
 
 
 def is_protocol(value: Any) -> bool:
-    """Whether it only says what others have, and is never made itself."""
+    """Returns whether a class only declares an interface and is never instantiated."""
     return bool(getattr(value, "_is_protocol", False))
 
 
 def names() -> dict[str, Any]:
-    """Every public object by where it is imported from."""
+    """Returns every public object by the place it is imported from."""
     found = {}
     for module_name in MODULES:
         module = importlib.import_module(module_name)
@@ -87,7 +87,7 @@ def names() -> dict[str, Any]:
 
 
 def members(cls: type) -> dict[str, Any]:
-    """A class's own public methods and properties, those of our bases included: name -> as it stands in the class."""
+    """Returns a class's public methods and properties, including those of its bases in the package, as found in the class."""
     found: dict[str, Any] = {}
     internal = {name.split(".")[1] for base in cls.__mro__ for name in INTERNAL if name.startswith(f"{base.__name__}.")}
     for base in reversed(cls.__mro__):
@@ -101,26 +101,26 @@ def members(cls: type) -> dict[str, Any]:
 
 
 def documentation(holder: type | None, name: str, value: Any) -> str | None:
-    """A docstring; of a member without one that of the base's."""
+    """Returns a docstring; for a member without one, that of the base class."""
     if holder is None:
         return inspect.getdoc(value) if not isinstance(value, type) else value.__doc__
     for base in holder.__mro__:
         found: Any = vars(base).get(name)
-        text: str | None = None if found is None else found.__doc__  # None has a docstring, too, since Python 3.13
+        text: str | None = None if found is None else found.__doc__  # None itself has a docstring since Python 3.13
         if text and base.__module__.startswith("shmload"):
-            return re.sub(r"\A[\w.]+\(.*\)( -> .*)?\n\n", "", text)  # the signature, which Cython puts there
+            return re.sub(r"\A[\w.]+\(.*\)( -> .*)?\n\n", "", text)  # removes the signature that Cython adds
     return None
 
 
 def function_of(value: Any) -> Callable[..., Any] | None:
-    """What is called; None of properties."""
+    """Returns the function that is called; None for properties."""
     if isinstance(value, property | functools.cached_property):
         return None
     return value.__func__ if isinstance(value, classmethod | staticmethod) else value
 
 
 def parameters(value: Any) -> list[Parameter]:
-    """A signature with the words of its source: constants by value, types as they are written."""
+    """Returns a signature as written in the source: constants by value, types by their text."""
     if isinstance(value, type) and (issubclass(value, BaseException) or inspect.isabstract(value) or is_protocol(value)):
         return []
     given = [p for p in inspect.signature(value).parameters.values() if p.name not in ("self", "cls")]
@@ -144,13 +144,13 @@ def parameters(value: Any) -> list[Parameter]:
 
 
 def returned(value: Any) -> str:
-    """The type that a function gives, as it is written."""
+    """Returns the type that a function returns, as written in the source."""
     node, source = _node(value)
     return _text(source, node.returns) if isinstance(node, ast.FunctionDef) and node.returns is not None else ""
 
 
 def missing() -> Iterator[str]:
-    """What is public and not described, and what is described and not there."""
+    """Yields public names that are not described, and described names that do not exist."""
     for place, value in names().items():
         yield from _missing_of(place, value, documentation(None, "", value))
         if isinstance(value, type):
@@ -164,7 +164,7 @@ def _missing_of(place: str, value: Any, raw: str | None) -> Iterator[str]:
         return
     found = parse(raw)
     if not found.summary.endswith((".", ":", "?")):
-        yield f"{place}: its first line is no sentence: {found.summary!r}"
+        yield f"{place}: its first line is not a sentence: {found.summary!r}"
     if value is None:
         return
     known = {parameter.name for parameter in parameters(value) if parameter.name is not None}
@@ -173,13 +173,13 @@ def _missing_of(place: str, value: Any, raw: str | None) -> Iterator[str]:
         if not re.search(rf"`[^`]*\b{name}\b[^`]*`", raw):
             yield f"{place}: argument {name} is not described"
     if extra := sorted(found.names("Args") - known):
-        yield f"{place}: describes arguments that are not there: {', '.join(extra)}"
+        yield f"{place}: describes arguments that do not exist: {', '.join(extra)}"
     for error in sorted(_raised(value) - found.names("Raises")):
-        yield f"{place}: raises {error}, which its docstring does not say"
+        yield f"{place}: raises {error}, which its docstring does not mention"
 
 
 def _raised(value: Any) -> set[str]:
-    """Exceptions that the function itself, or a class when it is made, raises by name."""
+    """Returns the exceptions that a function, or a class's constructor, raises by name."""
     tree, _ = _node(value)
     makers = [tree]
     if isinstance(tree, ast.ClassDef):
@@ -191,13 +191,13 @@ def _raised(value: Any) -> set[str]:
         if isinstance(node, ast.Raise)
         and isinstance(node.exc, ast.Call)
         and isinstance(node.exc.func, ast.Name)
-        and node.exc.func.id.lstrip("_")[0].isupper()  # a function that makes the error says which
+        and node.exc.func.id.lstrip("_")[0].isupper()  # a function that makes the error documents it
     }
 
 
 @functools.cache
 def _node(value: Any) -> tuple[Any, str]:
-    """The definition and its text; an empty module for what is compiled."""
+    """Returns the definition and its source; an empty module for compiled code."""
     if not isinstance(value, type | types.FunctionType) or value.__module__.startswith("shmload._core"):
         return ast.parse(""), ""
     source = textwrap.dedent(inspect.getsource(value))
@@ -205,7 +205,7 @@ def _node(value: Any) -> tuple[Any, str]:
 
 
 def _source(value: Any) -> tuple[dict[str, str], dict[str, str]]:
-    """Types and defaults of parameters as they are written; a constant's name is not, since it says nothing to a reader."""
+    """Returns types and defaults of parameters as written; constants are replaced by their values, which readers understand."""
     written: dict[str, str] = {}
     defaults: dict[str, str] = {}
     if not isinstance(value, type):

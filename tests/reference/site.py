@@ -1,8 +1,8 @@
-"""A hook of mkdocs: which pages the site has besides those of docs/, and where links lead.
+"""A hook of mkdocs that adds pages to those of docs/ and redirects links.
 
-docs/ is read on a forge as it lies, so its links are those of files. In the site the API reference, written from the docstrings,
-takes the place of docs/api.md: `api.md#shmloader` leads to the page where that name stands, `api.md#loader` to a page. Pages of the
-repository's root are the site's, too, and links to any other file lead to the forge.
+On a forge, docs/ is read as files, so its links lead to files. In the site, the API reference, generated from the docstrings,
+replaces docs/api.md: `api.md#shmloader` leads to the page of that name, `api.md#loader` to a page. Pages of the repository's root
+are part of the site, and links to any other file lead to the forge.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))  # mkdocs knows this file by its path alone; an installed shmload comes first
+sys.path.append(str(ROOT))  # mkdocs imports this file by its path alone; an installed shmload has priority
 from tests.reference.pages import pages, slug  # noqa: E402  # not found before
 
 ROOT_PAGES = {name: name.lower() for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")}
@@ -29,13 +29,13 @@ reference = functools.cache(pages)
 
 
 def page_of(anchor: str) -> str:
-    """Where in the site a link to docs/api.md leads."""
+    """Returns the place in the site of a link to docs/api.md."""
     if f"{anchor[1:]}.md" in reference():
         return f"api/{anchor[1:]}.md"
     for name, text in reference().items():
         if any(slug(heading) == anchor[1:] for heading in re.findall(r"^##+ (.*)$", text, re.MULTILINE)):
             return f"api/{name}{anchor}"
-    return f"api/index.md{anchor}"  # mkdocs warns of an anchor that is not there
+    return f"api/index.md{anchor}"  # mkdocs warns of a missing anchor
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -69,17 +69,19 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
             return f"{name}]({config.repo_url}/blob/main/{there}{anchor})"
         file = files.src_uris.get(uri.partition("#")[0]) if name else None
         if file and file.page:
-            name = f"[{file.page.title}"  # instead of the file's name
+            name = f"[{file.page.title}"  # in place of the file's name
         return f"{name}]({relpath(uri, dirname(page.file.src_uri))})"
 
     return _FENCE_OR_LINK.sub(led, markdown)
 
 
 def on_post_page(output: str, **_: object) -> str:
-    """Leaves out what has the theme's script ask GitHub for the repository's stars: nothing of a page comes from another host."""
+    """Removes the attribute that makes the theme's script ask GitHub for the number of stars: pages load nothing from other
+    hosts.
+    """
     return output.replace(' data-md-component="source"', "")
 
 
 def on_post_template(output: str, **_: object) -> str:
-    """The same of the page for addresses that are none."""
+    """Does the same for the 404 page."""
     return on_post_page(output)

@@ -35,14 +35,14 @@ def test_every_command_and_option_is_described() -> None:
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
-def test_the_examples_of_a_module_print_what_they_say(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_a_module_print_the_shown_output(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     found = doctest.testmod(importlib.import_module(name))
     assert found.attempted > 0
     assert found.failed == 0
 
 
-def test_a_docstring_is_taken_apart() -> None:
+def test_docstring_is_parsed() -> None:
     found = parse(
         """What it does.
 
@@ -84,16 +84,17 @@ def test_a_docstring_is_taken_apart() -> None:
         ("| a_ | * |", "| a_ | * |"),
     ],
 )
-def test_prose_shows_its_special_characters(text: str, wanted: str) -> None:
+def test_special_characters_of_prose_are_escaped(text: str, wanted: str) -> None:
     assert markdown(text) == wanted
 
 
 class Described:
-    """A class whose argument is told.
+    """A class whose argument is described.
+
 
     Args:
-        one: told.
-        two: not there.
+        one: described.
+        two: does not exist.
     """
 
     __module__ = "shmload.made_up"
@@ -102,20 +103,20 @@ class Described:
         raise ValueError(one)
 
     def member(self, other: int) -> None:
-        """A method that says nothing of its argument"""
+        """A method that does not describe its argument"""
 
     @property
     def silent(self) -> int:
         return 1
 
 
-def test_what_nobody_has_described_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undescribed_names_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "shmload.made_up", sys.modules[__name__])
     monkeypatch.setattr("tests.reference.public.names", lambda: {"made_up.Described": Described})
     assert list(missing()) == [
-        "made_up.Described: describes arguments that are not there: two",
-        "made_up.Described: raises ValueError, which its docstring does not say",
-        "made_up.Described.member: its first line is no sentence: 'A method that says nothing of its argument'",
+        "made_up.Described: describes arguments that do not exist: two",
+        "made_up.Described: raises ValueError, which its docstring does not mention",
+        "made_up.Described.member: its first line is not a sentence: 'A method that does not describe its argument'",
         "made_up.Described.member: argument other is not described",
         "made_up.Described.silent: has no docstring",
     ]

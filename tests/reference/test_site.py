@@ -1,4 +1,4 @@
-"""The site builds without a warning, is whole, and asks no other host for anything; its pages read as they do on a forge."""
+"""The site builds without a warning, is complete, and requests nothing from other hosts; its pages look as on a forge."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         capture_output=True,
         text=True,
         timeout=220,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},  # what the theme says of its successor
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},  # disables the theme's notice about its successor
     )
     assert done.returncode == 0, done.stderr
     return folder
 
 
-def test_every_page_is_there_and_is_found(site: Path) -> None:
+def test_every_page_exists_and_is_searchable(site: Path) -> None:
     wanted = PAGES | {f"api/{name.removesuffix('.md')}/" if name != "index.md" else "api/" for name in reference()}
     assert {str(path.parent.relative_to(site)) + "/" for path in site.rglob("index.html")} == wanted - {""} | {"./"}
     entries = {entry["location"]: entry["text"] for entry in json.loads((site / "search/search_index.json").read_text())["docs"]}
@@ -62,22 +62,22 @@ def test_every_page_is_there_and_is_found(site: Path) -> None:
 
 
 def test_nothing_comes_from_another_host(site: Path) -> None:
-    loaded = {place for page in site.rglob("*.html") for place in Loaded.by(page.read_text())}
+    loaded = {place for page in site.rglob("*.html") for place in FetchedResources.by(page.read_text())}
     loaded |= {place for style in site.rglob("*.css") for place in IN_A_STYLE.findall(style.read_text())}
     assert len(loaded) > 10
     assert [place for place in loaded if urlsplit(place).netloc] == []
-    # the theme's script asks for a repository's stars where it finds this, for diagrams where it finds that
+    # the theme's script looks for these to ask for a repository's stars and to load diagrams
     assert [
         page for page in site.rglob("*.html") for sign in ('component="source"', 'class="mermaid"') if sign in page.read_text()
     ] == []
 
 
-def test_what_a_page_loads_is_found() -> None:
+def test_resources_loaded_by_a_page_are_found() -> None:
     page = '<link href="//a/x"><script src="https://b"></script><img srcset="c 2x, d"><a href="https://e"></a><style>p{background:url(f)}</style>'
-    assert list(Loaded.by(page)) == ["//a/x", "https://b", "c", "d", "f"]
+    assert list(FetchedResources.by(page)) == ["//a/x", "https://b", "c", "d", "f"]
 
 
-def test_links_to_files_that_are_no_pages_lead_to_the_forge(site: Path) -> None:
+def test_links_to_files_that_are_not_pages_lead_to_the_forge(site: Path) -> None:
     led = {
         path
         for page in site.rglob("*.html")
@@ -87,7 +87,7 @@ def test_links_to_files_that_are_no_pages_lead_to_the_forge(site: Path) -> None:
     assert {path for path in led if not (ROOT / path).exists()} == set()
 
 
-def test_a_link_that_names_a_file_names_its_page(site: Path) -> None:
+def test_link_text_with_a_file_name_becomes_the_page_title(site: Path) -> None:
     assert '">The first hour</a>' in (site / "index.html").read_text()
     assert not re.search(r">\w+\.md</a>", (site / "index.html").read_text())
 
@@ -110,7 +110,7 @@ def test_a_link_that_names_a_file_names_its_page(site: Path) -> None:
         ("architecture.md", "LICENSE", f"{REPOSITORY}/blob/main/LICENSE"),
     ],
 )
-def test_a_link_leads_where_its_file_is_in_the_site(page: str, link: str, wanted: str) -> None:
+def test_link_leads_to_its_files_page_in_the_site(page: str, link: str, wanted: str) -> None:
     edited = next((f"../{name}" for name, uri in ROOT_PAGES.items() if uri == page), page)
     file = SimpleNamespace(src_uri=page, edit_uri=None if page.startswith("api/") else edited)
     text = "[a]({}) ![b]({})\n```\n[c](../examples/ddp.py)\n```\n"
@@ -134,15 +134,15 @@ def site_markdown() -> Markdown:
         *(f"api/{name}" for name in (*API_PAGES, "index.md", "commands.md")),
     ],
 )
-def test_a_page_has_the_blocks_that_a_forge_shows(name: str, site_markdown: Markdown) -> None:
-    """A list without an empty line before it, for one, is none here."""
+def test_page_has_the_same_blocks_as_on_a_forge(name: str, site_markdown: Markdown) -> None:
+    """Python-Markdown shows some blocks as text that a forge shows as blocks, e.g. a list without an empty line before it."""
     text = reference()[name.removeprefix("api/")] if name.startswith("api/") else (ROOT / name).read_text()
     on_a_forge = MarkdownIt("commonmark").enable("table").render(text)
     assert Counter(BLOCKS.findall(site_markdown.reset().convert(text))) == Counter(BLOCKS.findall(on_a_forge))
 
 
-class Loaded(HTMLParser):
-    """Collects what a browser fetches for a page: scripts, styles, fonts, images; not where its links lead."""
+class FetchedResources(HTMLParser):
+    """Collects what a browser fetches for a page: scripts, styles, fonts, images; not the targets of links."""
 
     @classmethod
     def by(cls, text: str) -> list[str]:

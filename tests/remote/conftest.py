@@ -1,4 +1,6 @@
-"""Makes remote_kit importable from the tests here and the processes they spawn; a real store; folders of datasets go."""
+"""Makes remote_kit importable from the tests here and from processes they spawn; a real store; datasets' private folders are
+removed.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,18 @@ import pytest
 
 from tests.storage.store_fixtures import pauses, proxy, server
 
-__all__ = ["pauses", "private_folders_go", "proxy", "server"]
+__all__ = ["pauses", "private_folders_are_removed", "proxy", "server"]
 
 
 @pytest.fixture(autouse=True)
-def private_folders_go(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where datasets make folders of their own; they are gone when the datasets are."""
+def private_folders_are_removed(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Yields the folder in which datasets create their private folders, and checks that those are removed with the datasets."""
     place = tmp_path_factory.mktemp("private")
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     yield place
     gc.collect()
     pause, deadline = threading.Event(), monotonic() + 5
-    while list(place.iterdir()) and monotonic() < deadline:  # a prefetcher may still be at its last shard
+    while list(place.iterdir()) and monotonic() < deadline:  # a prefetcher may still be fetching its last shard
         pause.wait(0.02)
-        gc.collect()  # what has failed and was tried again may have left its traceback
+        gc.collect()  # a failed attempt that was repeated may have left its traceback
     assert list(place.iterdir()) == []

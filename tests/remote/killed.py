@@ -1,12 +1,13 @@
-"""A reader that is killed while it downloads, and begun again over the same folder, until it ends.
+"""Kills a reader while it downloads and restarts it over the same cache folder, many times.
 
     python -m tests.remote.killed --kills 50 [--seed N]
 
 A process reads an epoch of packed shards from a real store through a cache with room for some of them, and is killed with
-SIGKILL: at a named point of the storage, which its prefetcher or its reader comes to, or when a random sample has been read.
-Behind each kill the folder is looked at by nothing of the cache's own: every file is a whole shard, and all together are within
-the budget. After every few kills the reader is left alone: it gives exactly the epoch, and nothing half written stays. The last
-line is the result as JSON."""
+SIGKILL: at a named point of the storage code, which its prefetcher or its reader reaches, or after a random number of samples.
+After each kill, the folder is examined without the cache's own code: every file is a whole shard, and the sum of their sizes is
+within the budget. After every few kills, one reader runs undisturbed: it delivers exactly the epoch, and no partial file remains.
+The last line of the output is the result as JSON.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +34,12 @@ from tests.storage.store_kit import Server, s3_server
 
 COUNTS = (9, 14, 5, 12, 11, 8)
 NUM_SAMPLES = sum(COUNTS)
-RUNS_OF_KILLS = 4  # until the reader is left alone
+RUNS_OF_KILLS = 4  # kills before each undisturbed run
 DEADLINE_S = 60
 
 
 def read(store: Store, cache: Path, capacity: int, epoch: int, out: int) -> None:
-    """The reader: says every label as it comes."""
+    """Reads an epoch and writes each label as soon as its sample arrives. Runs in the reader's process."""
     dataset = RemoteDataset(None, shards_in(store), cache_folder=cache, cache_bytes=capacity, window=1, seed=5)
     dataset.set_epoch(epoch)
     for sample in dataset:
@@ -46,17 +47,18 @@ def read(store: Store, cache: Path, capacity: int, epoch: int, out: int) -> None
 
 
 def new_folder(server: Server) -> Store:
-    """Of an S3 server."""
+    """Returns a new, empty folder of an S3 server."""
     return server.store(server.bucket("reading"), os.urandom(6).hex())
 
 
 class Readers:
-    """Readers over one folder.
+    """Runs readers over one cache folder.
+
 
     Args:
-        store: for the shards.
-        folder: for files and cache.
-        seed: of the moments.
+        store: the store of the shards.
+        folder: the folder for files and the cache.
+        seed: the seed of the moments at which readers are killed.
     """
 
     def __init__(self, store: Store, folder: Path, seed: int) -> None:
@@ -74,13 +76,13 @@ class Readers:
         self.kills: dict[str, int] = {}
 
     def epoch(self, number: int) -> list[int]:
-        """The labels of an epoch that nobody disturbs."""
+        """Returns the labels of an undisturbed epoch."""
         dataset = RemoteDataset(None, shards_in(self.store), window=1, seed=5)
         dataset.set_epoch(number)
         return labels(dataset)
 
     def run(self, epoch: int, point: str, after: int) -> tuple[list[int], bool]:
-        """A reader, killed at a point, or when it has read so many samples: what it read, and whether it ended by itself."""
+        """Runs a reader, killed at `point` or after `after` samples; returns the labels it read and whether it ended by itself."""
         for left in self.charges.iterdir():
             left.unlink()
         if point:
@@ -111,36 +113,38 @@ class Readers:
             self.kills[name] = self.kills.get(name, 0) + 1
         return [int.from_bytes(data[at : at + 2], "little") for at in range(0, len(data), 2)], status == 0
 
-    def look(self) -> None:
-        """What lies in the folder, after a kill."""
+    def check_cache_files(self) -> None:
+        """Checks the files of the cache after a kill."""
         published = [path for path in (self.cache / "shards").glob("*") if path.is_file() and path.name[0] != "."]
-        assert all(hashlib.sha256(path.read_bytes()).digest() in self.shards for path in published), "a file is damaged"
+        assert all(hashlib.sha256(path.read_bytes()).digest() in self.shards for path in published), (
+            "a published file is not a whole shard"
+        )
         assert sum(path.stat().st_size for path in published) <= self.capacity
 
-    def left_behind(self) -> list[Path]:
-        """Files of shards that are not published, after the folder was opened anew: whoever does that removes the dead's."""
+    def unpublished_after_opening(self) -> list[Path]:
+        """Opens the cache, which removes the files of dead processes; returns the unpublished files that remain."""
         Cache(self.cache / "shards", self.capacity).close()
-        return self.being_written()
+        return self.unpublished()
 
-    def being_written(self) -> list[Path]:
-        """Files of shards that are not published."""
+    def unpublished(self) -> list[Path]:
+        """Returns the files of shards that are not published."""
         return list((self.cache / "shards" / NEW).iterdir())
 
-    def once(self) -> None:
-        """Some kills, and a run that ends."""
+    def run_round(self) -> None:
+        """Runs some readers that are killed, and one to the end."""
         epoch = self.rng.randrange(2)
         for _ in range(RUNS_OF_KILLS):
             point = self.rng.choice((*STORAGE_POINTS, "", ""))
             found, ended = self.run(epoch, point, 0 if point else self.rng.randrange(1, NUM_SAMPLES))
             assert found == self.expected[epoch][: len(found)]
             assert not ended or found == self.expected[epoch]
-            self.look()
+            self.check_cache_files()
         found, ended = self.run(epoch, "", 0)
         assert ended
         assert found == self.expected[epoch]
-        self.look()
-        left = self.left_behind()
-        assert left == [], f"half files stay: {left}"
+        self.check_cache_files()
+        left = self.unpublished_after_opening()
+        assert left == [], f"partial files remain: {left}"
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -151,7 +155,7 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         readers = Readers(new_folder(s3_server()), Path(folder), given.seed)
         while sum(readers.kills.values()) < given.kills:
-            readers.once()
+            readers.run_round()
         print(json.dumps({"seed": given.seed, "kills": readers.kills, "shards": len(COUNTS)}))
 
 

@@ -1,4 +1,4 @@
-"""A dataset in each layout, as other libraries write it, and what its samples have to be."""
+"""A dataset in each layout, as other libraries write it, and its expected samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DATA = Path(__file__).parent / "data"
 
 @dataclass(frozen=True)
 class Case:
-    """A layout: how a dataset of it comes to be, and its samples without keys."""
+    """A layout: how to write a dataset of it, and its samples without keys."""
 
     name: str
     write: Callable[[Path], None]
@@ -51,7 +51,7 @@ def numbers(number: int) -> np.ndarray[Any, Any]:
 
 
 def each(write: Callable[[Path, range], None], ending: str) -> Callable[[Path], None]:
-    """Writes shard by shard."""
+    """Returns a function that writes a dataset shard by shard."""
 
     def made(folder: Path) -> None:
         for number, samples in enumerate(shards()):
@@ -60,8 +60,8 @@ def each(write: Callable[[Path, range], None], ending: str) -> Callable[[Path], 
     return made
 
 
-def packed(write: Callable[[Path, range], None], ending: str, kind: str) -> Callable[[Path], None]:
-    """The same, compressed by the standard library or zstandard, in two streams one behind the other."""
+def each_compressed(write: Callable[[Path, range], None], ending: str, kind: str) -> Callable[[Path], None]:
+    """Returns a function that writes such shards compressed by the standard library or zstandard, as two concatenated streams."""
 
     def compressed(data: bytes) -> bytes:
         import zstandard
@@ -84,7 +84,7 @@ def lines(path: Path, samples: range) -> None:
                 "\n \r\n" * (number % 3) + json.dumps({"label": number, "name": f"näme {number}"}) + ("\r\n", "\n")[number % 2]
             )
         file.write(json.dumps("end") * 0 + "\n" * (samples[0] % 2))
-    if samples[0] == 0:  # one that does not end with its last line
+    if samples[0] == 0:  # a file without a newline at its end
         path.write_bytes(path.read_bytes().rstrip())
 
 
@@ -154,18 +154,18 @@ def copied(name: str) -> Callable[[Path], None]:
     return lambda folder: shutil.copytree(DATA / name, folder, dirs_exist_ok=True) and None
 
 
-def of_mds(number: int) -> dict[str, Any]:
+def mds_values(number: int) -> dict[str, Any]:
     made = mds_sample(number)
     return {**made, "picture": np.asarray(made["picture"])}
 
 
-def of_litdata(number: int) -> dict[str, Any]:
+def litdata_values(number: int) -> dict[str, Any]:
     made = lit_sample(number)
     nested = [number, [number, f"{number}"]]
     return {**made, "picture": np.asarray(made["picture"]), "t": made["t"].numpy(), "flat": made["flat"].numpy(), "nested": nested}
 
 
-def of_tokens(number: int) -> dict[str, Any]:
+def token_sample(number: int) -> dict[str, Any]:
     return {"value": np.arange(10 * number, 10 * number + 10)}
 
 
@@ -181,40 +181,46 @@ OPTIONAL = {"br": "brotli", "snappy": "snappy"}
 SCHEMA = {"label": "int64", "name": str, "ids": ("int64", (3,))}
 CASES = [
     Case("jsonl", each(lines, ".jsonl"), line_sample),
-    *(Case(f"jsonl.{kind}", packed(lines, ".jsonl", kind), line_sample, None, True) for kind in ("gz", "zst", "bz2", "xz")),
+    *(
+        Case(f"jsonl.{kind}", each_compressed(lines, ".jsonl", kind), line_sample, None, True)
+        for kind in ("gz", "zst", "bz2", "xz")
+    ),
     Case("npy", each(array, ".npy"), lambda n: {"data": np.full((2, 3), n, np.int32)}),
     Case("parquet", each(table, ".parquet"), table_sample),
     Case("tfrecord", each(records, ".tfrecord"), record_sample),
     Case("tfrecord, schema", each(records, ".tfrecords"), with_schema, TFRecords(SCHEMA)),
     Case("tfrecord, no ending", each(records, "-of-4"), record_sample, "tfrecord"),
-    Case("tfrecord.gz", packed(records, ".tfrecord", "gz"), record_sample, None, True),
+    Case("tfrecord.gz", each_compressed(records, ".tfrecord", "gz"), record_sample, None, True),
     Case("tar", each(archive, ".tar"), tar_sample),
-    Case("tar.gz", packed(archive, ".tar", "gz"), tar_sample, None, True),
-    Case("tar.zst", packed(archive, ".tar", "zst"), tar_sample, None, True),
+    Case("tar.gz", each_compressed(archive, ".tar", "gz"), tar_sample, None, True),
+    Case("tar.zst", each_compressed(archive, ".tar", "zst"), tar_sample, None, True),
     Case("files", files, lambda n: {"png": b"\x89PNG %d" % n}),
-    Case("mds", copied("mds"), of_mds),
-    Case("mds.zstd", copied("mds_zstd"), of_mds, None, True),
-    Case("mds.gz", copied("mds_gz"), of_mds, None, True),
-    *(Case(f"mds.{kind}", copied(f"mds_{kind}"), of_mds, None, True) for kind, name in OPTIONAL.items() if find_spec(name)),
-    Case("litdata batch", copied("litdata_batch"), of_litdata),
-    Case("litdata sample", copied("litdata_sample"), of_litdata),
-    Case("litdata fernet", copied("litdata_fernet"), of_litdata, LitData(encryption=Fernet(FERNET_KEY)), True),
-    Case("litdata sealed", copied("litdata_sealed"), of_litdata, LitData(encryption=Fernet(FERNET_KEY))),
-    Case("litdata sealed.zstd", copied("litdata_sealed_zstd"), of_litdata, LitData(encryption=Fernet(FERNET_KEY)), True),
-    Case("litdata", copied("litdata"), of_litdata),
-    Case("litdata.zstd", copied("litdata_zstd"), of_litdata, None, True),
+    Case("mds", copied("mds"), mds_values),
+    Case("mds.zstd", copied("mds_zstd"), mds_values, None, True),
+    Case("mds.gz", copied("mds_gz"), mds_values, None, True),
+    *(Case(f"mds.{kind}", copied(f"mds_{kind}"), mds_values, None, True) for kind, name in OPTIONAL.items() if find_spec(name)),
+    Case("litdata batch", copied("litdata_batch"), litdata_values),
+    Case("litdata sample", copied("litdata_sample"), litdata_values),
+    Case("litdata fernet", copied("litdata_fernet"), litdata_values, LitData(encryption=Fernet(FERNET_KEY)), True),
+    Case("litdata sealed", copied("litdata_sealed"), litdata_values, LitData(encryption=Fernet(FERNET_KEY))),
+    Case("litdata sealed.zstd", copied("litdata_sealed_zstd"), litdata_values, LitData(encryption=Fernet(FERNET_KEY)), True),
+    Case("litdata", copied("litdata"), litdata_values),
+    Case("litdata.zstd", copied("litdata_zstd"), litdata_values, None, True),
     Case("litdata rows", copied("litdata_rows"), row_sample),
     Case("litdata rows.zstd", copied("litdata_rows_zstd"), row_sample),
     Case("litdata rows sealed", copied("litdata_rows_sealed"), row_sample, LitData(encryption=Fernet(FERNET_KEY))),
-    Case("litdata, tokens", copied("litdata_tokens"), of_tokens, LitData(block_size=10)),
+    Case("litdata, tokens", copied("litdata_tokens"), token_sample, LitData(block_size=10)),
     Case(
-        "litdata, tokens sealed", copied("litdata_tokens_sealed"), of_tokens, LitData(block_size=10, encryption=Fernet(FERNET_KEY))
+        "litdata, tokens sealed",
+        copied("litdata_tokens_sealed"),
+        token_sample,
+        LitData(block_size=10, encryption=Fernet(FERNET_KEY)),
     ),
 ]
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two values are equal, arrays by dtype, shape and elements."""
+    """Returns whether two values are equal; arrays by dtype, shape and elements."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(same(one[name], other[name]) for name in one)
     if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
@@ -224,11 +230,11 @@ def same(one: Any, other: Any) -> bool:
 
 
 def identity(sample: dict[str, Any]) -> str:
-    """A sample's content as text, without its key and URL."""
+    """Returns a sample's content as text, without its key and URL."""
     found = {name: value for name, value in sorted(sample.items()) if not name.startswith("__")}
     return repr({name: value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value for name, value in found.items()})
 
 
-def known(case: Case) -> dict[str, int]:
-    """The numbers of a case's samples by their content."""
+def numbers_by_content(case: Case) -> dict[str, int]:
+    """Returns the numbers of a case's samples by their content."""
     return {identity(case.sample(number)): number for number in range(NUM_SAMPLES)}

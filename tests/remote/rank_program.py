@@ -1,4 +1,4 @@
-"""What a rank does: `torchrun rank_program.py BUCKET FOLDER PLACE`; the labels of two epochs go to PLACE/RANK.json."""
+"""Reads two epochs as one rank of `torchrun rank_program.py BUCKET FOLDER PLACE` and writes their labels to PLACE/RANK.json."""
 
 from __future__ import annotations
 

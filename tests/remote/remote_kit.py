@@ -1,4 +1,6 @@
-"""Shards to read: plain ones as others write them, packed ones with a manifest, and stores that harm or count what is asked of them."""
+"""Shards for tests: plain ones as other programs write them, packed ones with a manifest, and stores that inject faults or count
+calls.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,16 @@ from shmload.remote.manifest import MANIFEST_NAME, IndexEntry, Manifest, ShardEn
 from shmload.storage.local_store import LocalStore
 from shmload.storage.store import Store, StoredObject
 
-NBYTES = 20480  # of a shard with five of the samples here
+NBYTES = 20480  # of a shard with five of these samples
 
 
 def sample(number: int, nbytes: int = 32) -> dict[str, Any]:
-    """A sample that tells its number."""
+    """Returns a sample that contains its number."""
     return {"__key__": f"k{number:05d}", "npy": np.full(nbytes // 4, number, np.float32), "cls": number}
 
 
 def write_plain(folder: Path, counts: Sequence[int], nbytes: int = 32) -> int:
-    """Shards of so many samples each, without a manifest; how many samples there are."""
+    """Writes plain shards with these numbers of samples, without a manifest; returns the total number of samples."""
     number = 0
     for shard, count in enumerate(counts):
         with TarWriter(folder / f"part-{shard:06d}.tar") as writer:
@@ -41,7 +43,7 @@ def write_plain(folder: Path, counts: Sequence[int], nbytes: int = 32) -> int:
 
 
 def write_packed(folder: Path, counts: Sequence[int], generation: str = "0" * 16, nbytes: int = 32) -> Manifest:
-    """The same with a manifest, which replaces one that is there. Old shards stay."""
+    """Writes packed shards with a manifest that replaces an existing one; old shards remain."""
     (folder / generation).mkdir(parents=True)
     shards, number = [], 0
     for shard, count in enumerate(counts):
@@ -61,47 +63,48 @@ def write_packed(folder: Path, counts: Sequence[int], generation: str = "0" * 16
 
 
 def uploaded(server: Any, files: Path) -> tuple[str, str]:
-    """A folder's files in a store: bucket and folder."""
+    """Uploads a folder's files to a new bucket; returns the bucket and the folder in it."""
     bucket, folder = server.bucket("reading"), os.urandom(6).hex()
     upload(server.store(bucket, folder), files)
     return bucket, folder
 
 
 def upload(store: Store, files: Path) -> None:
-    """A folder's files into a store."""
+    """Uploads a folder's files to a store."""
     for path in sorted(files.rglob("*")):
         if path.is_file():
             store.put_file(str(path.relative_to(files)), path)
 
 
 def label(item: Any) -> int:
-    """What a sample's number is, of its bytes or its value."""
+    """Returns a sample's number from its bytes or value."""
     return int(item["cls"])
 
 
 def labels(dataset: Iterable[Any]) -> list[int]:
-    """The numbers of all samples, decoded or not, that a pass yields."""
+    """Returns the numbers of all samples, decoded or not, that a pass yields."""
     return [label(item) for item in dataset]
 
 
 def batch_labels(loader: Iterable[Any]) -> list[list[int]]:
-    """The numbers in each batch of tuples (array, number)."""
+    """Returns the numbers in each batch of tuples (array, number)."""
     return [np.asarray(batch[1]).tolist() for batch in loader]
 
 
-def joined(lists: Iterable[list[int]]) -> list[int]:
-    """The numbers of all of them."""
+def concatenated(lists: Iterable[list[int]]) -> list[int]:
+    """Returns the numbers of all lists in one list."""
     return [number for part in lists for number in part]
 
 
 @dataclass
 class WatchedStore:
-    """A folder's store that notes what it is asked, and may do harm.
+    """A folder's store that records its calls and can inject faults.
+
 
     Attributes:
-        asked: (method, key), in order.
-        harm: called with each method and key before it is done; may raise.
-        spoil: (key, the bytes that were read) -> what comes instead.
+        asked: the calls as (method, key), in order.
+        harm: called with method and key before each call; may raise.
+        spoil: called with the key and the bytes that were read; returns the bytes to deliver instead.
     """
 
     inner: LocalStore
@@ -151,7 +154,7 @@ class WatchedStore:
 
 @dataclass(frozen=True)
 class CountedStore(LocalStore):
-    """A folder's store that counts, in a file, what all processes read of its shards."""
+    """A folder's store that counts, in a file, the bytes that all processes read of its shards."""
 
     log: Path = Path("/dev/null")
 
@@ -165,16 +168,16 @@ class CountedStore(LocalStore):
         super().read_into(key, out, offset=offset, etag=etag)
 
     def num_read(self) -> int:
-        """Bytes so far."""
+        """Returns the number of bytes read so far."""
         return sum(map(int, self.log.read_text().split()))
 
 
 def dataset_of(shards: Shards, **options: Any) -> RemoteDataset:
-    """A dataset of shards that were looked up already, as of a store of the test's own."""
+    """Returns a dataset of shards that have been looked up already, e.g. in a store of the test's."""
     return RemoteDataset(None, shards, **{"cache_bytes": 1 << 30, **options})
 
 
 def watched(folder: Path, **options: Any) -> tuple[RemoteDataset, WatchedStore]:
-    """A dataset over a folder, and the store it reads from."""
+    """Returns a dataset over a folder, and the store it reads from."""
     store = WatchedStore(LocalStore(folder))
     return dataset_of(shards_in(store), **options), store

@@ -1,4 +1,4 @@
-"""RemoteDataset: what is read, by whom, in which order; and the errors on the way."""
+"""RemoteDataset: which samples each rank and worker reads, in which order, and the errors."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def plain(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def passes(dataset: RemoteDataset, world_size: int, num_workers: int, number: int) -> list[list[list[Any]]]:
-    """What each worker of each rank yields in a pass: as loaders would have it, in one process."""
+def items_by_rank_and_worker(dataset: RemoteDataset, world_size: int, num_workers: int, number: int) -> list[list[list[Any]]]:
+    """Returns what each worker of each rank yields in a pass, as loaders would run them, in one process."""
     workers = range(num_workers)
     return [[list(dataset._items(number, rank, world_size, w, num_workers)) for w in workers] for rank in range(world_size)]
 
@@ -44,7 +44,7 @@ def passes(dataset: RemoteDataset, world_size: int, num_workers: int, number: in
     epoch=st.integers(0, 3),
     uneven=st.sampled_from(["pad", "drop", "exact"]),
 )
-def test_every_sample_comes_once_over_all_ranks_and_workers(
+def test_every_sample_is_read_once_across_all_ranks_and_workers(
     tmp_path_factory: pytest.TempPathFactory,
     counts: list[int],
     world_size: int,
@@ -58,7 +58,7 @@ def test_every_sample_comes_once_over_all_ranks_and_workers(
     n = write_plain(folder, counts)
     dataset = RemoteDataset.from_urls(str(folder), window=window, uneven=uneven)
     batched = dataset.batched(batch_size, collation_fn=None)
-    ranks = passes(batched, world_size, num_workers, epoch)
+    ranks = items_by_rank_and_worker(batched, world_size, num_workers, epoch)
     found = [[label(item) for worker in rank for batch in worker for item in batch] for rank in ranks]
     every = sorted(number for rank in found for number in rank)
     if uneven == "exact":
@@ -75,14 +75,14 @@ def test_every_sample_comes_once_over_all_ranks_and_workers(
 
 
 @pytest.mark.parametrize("num_workers", [1, 2, 3, 5])
-def test_batches_are_the_same_ones_for_any_number_of_workers(plain: Path, num_workers: int) -> None:
+def test_batches_are_the_same_for_any_number_of_workers(plain: Path, num_workers: int) -> None:
     dataset = RemoteDataset.from_urls(str(plain)).map(label).batched(5, collation_fn=None)
     alone = list(dataset)
     workers = [iter(dataset._items(0, 0, 1, worker, num_workers)) for worker in range(num_workers)]
     assert alone == [next(workers[turn % num_workers]) for turn in range(len(dataset))]
 
 
-def test_a_sample_is_its_members_with_key_and_url(plain: Path) -> None:
+def test_sample_has_its_members_a_key_and_a_url(plain: Path) -> None:
     first = next(iter(RemoteDataset.from_urls(str(plain), shuffle=False)))
     assert list(first) == ["__key__", "__url__", "cls", "npy"]
     assert ("k00000", str(plain / "part-000000.tar"), b"0") == (first["__key__"], first["__url__"], first["cls"])
@@ -100,7 +100,7 @@ def test_each_pass_is_the_next_epoch_and_set_epoch_goes_back(plain: Path) -> Non
         dataset.set_epoch(-1)
 
 
-def test_another_process_has_the_same_order_by_seed_and_epoch(plain: Path) -> None:
+def test_order_depends_only_on_seed_and_epoch(plain: Path) -> None:
     first, other = RemoteDataset.from_urls(str(plain), seed=3), RemoteDataset.from_urls(str(plain), seed=4)
     order = labels(first)
     assert order == labels(RemoteDataset.from_urls(str(plain), seed=3))
@@ -111,14 +111,14 @@ def test_samples_of_several_shards_are_mixed(tmp_path: Path) -> None:
     write_plain(tmp_path, [50] * 8)
     found = labels(RemoteDataset.from_urls(str(tmp_path), seed=1))
     same = sum(a // 50 == b // 50 for a, b in pairwise(found)) / len(found)
-    assert same < 0.25  # 1 / 8 if they are mixed well, 1 if they are not
+    assert same < 0.25  # 1 / 8 if they are mixed well, 1 if they are not mixed
 
 
-def test_shuffle_false_is_the_shards_order(plain: Path) -> None:
+def test_shuffle_false_keeps_the_shards_order(plain: Path) -> None:
     assert list(range(36)) == labels(RemoteDataset.from_urls(str(plain), shuffle=False))
 
 
-def test_the_length_is_known_before_anything_is_read(tmp_path: Path) -> None:
+def test_length_is_known_before_shards_are_read(tmp_path: Path) -> None:
     write_packed(tmp_path, [10, 7, 3])
     dataset, store = watched(tmp_path)
     assert (len(dataset), len(dataset.batched(3)), len(dataset.slice(3)), len(dataset.batched(3).repeat(2))) == (20, 7, 3, 14)
@@ -127,17 +127,17 @@ def test_the_length_is_known_before_anything_is_read(tmp_path: Path) -> None:
         len(dataset.select(label).with_epoch(9)),
         len(dataset.select(label).with_length(5)),
     ) == (6, 9, 5)
-    assert {"get"} == {method for method, _ in store.asked}  # the manifest
+    assert {"get"} == {method for method, _ in store.asked}  # only the manifest
 
 
 @pytest.mark.parametrize(("method", "arguments"), [("select", (bool,)), ("unbatched", ()), ("then", (iter,))])
-def test_behind_some_stages_no_length_is_known(plain: Path, method: str, arguments: tuple[Any, ...]) -> None:
+def test_length_is_unknown_after_stages_that_change_the_count(plain: Path, method: str, arguments: tuple[Any, ...]) -> None:
     dataset = getattr(RemoteDataset.from_urls(str(plain)), method)(*arguments)
     with pytest.raises(TypeError, match=f"items behind {method} is not known before they are read: give it by with_length"):
         len(dataset)
 
 
-def test_an_endless_dataset_has_no_length(plain: Path) -> None:
+def test_endless_dataset_has_no_length(plain: Path) -> None:
     with pytest.raises(TypeError, match=r"with repeat\(\) has no end, and no len\(\): give repeat a number"):
         len(RemoteDataset.from_urls(str(plain)).repeat())
 
@@ -151,7 +151,7 @@ def test_ranks_come_from_the_environment_or_the_arguments(plain: Path, monkeypat
     assert (len(given), len(found)) == (9, 9)
 
 
-def test_a_spawned_worker_is_told_its_rank(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spawned_worker_keeps_its_trainers_rank(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = RemoteDataset.from_urls(str(plain))
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "3")
@@ -163,10 +163,12 @@ def test_a_spawned_worker_is_told_its_rank(plain: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("is_worker", [False, True])
 @pytest.mark.parametrize("of_rank", [None, 1])
-def test_who_is_sent_a_dataset_and_is_a_rank_reads_its_own_share(
+def test_unpickled_dataset_reads_the_share_of_its_processes_rank(
     of_rank: int | None, is_worker: bool, plain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By torch.multiprocessing.spawn before there are ranks, or to a worker that finds another rank in the environment."""
+    """The process gets it from torch.multiprocessing.spawn before it knows its rank, or is a worker that finds another rank in
+    the environment.
+    """
     made = RemoteDataset.from_urls(str(plain), shuffle=False), TarStream(sorted(plain.iterdir()))
     if of_rank is not None:
         monkeypatch.setenv("RANK", str(of_rank))
@@ -184,7 +186,7 @@ def test_who_is_sent_a_dataset_and_is_a_rank_reads_its_own_share(
     ]
 
 
-def test_a_folder_of_a_bucket_is_read_by_its_manifest(tmp_path: Path) -> None:
+def test_folder_of_a_bucket_is_read_by_its_manifest(tmp_path: Path) -> None:
     write_packed(tmp_path / "data", [4, 4])
     (tmp_path / "data" / "foreign.tar").write_bytes(b"no shard")
     (tmp_path / "data-other").mkdir()
@@ -197,7 +199,7 @@ def test_shards_by_name_expand_braces(plain: Path) -> None:
     assert list(range(8)) == labels(RemoteDataset.from_urls([f"file://{plain}/part-00000{n}.tar" for n in (0, 1)], shuffle=False))
 
 
-def test_an_empty_folder_is_said(tmp_path: Path) -> None:
+def test_empty_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(
         ObjectMissing, match=r"holds no shards, neither manifest.json nor files of a layout that is known, only 1 other objects"
@@ -205,23 +207,23 @@ def test_an_empty_folder_is_said(tmp_path: Path) -> None:
         RemoteDataset(None, str(tmp_path))
 
 
-def test_a_manifest_without_shards_is_said(tmp_path: Path) -> None:
+def test_manifest_without_shards_is_an_error(tmp_path: Path) -> None:
     write_packed(tmp_path, [])
     with pytest.raises(ObjectMissing, match="its manifest names no shard: pack at least one sample"):
         RemoteDataset(None, str(tmp_path))
 
 
-def test_a_missing_shard_is_said(plain: Path) -> None:
+def test_missing_shard_is_an_error(plain: Path) -> None:
     with pytest.raises(ObjectMissing, match="part-000009"):
         RemoteDataset.from_urls(str(plain / "part-00000{8,9}.tar".replace("8,9", "9,0")))
 
 
-def test_a_folder_among_shards_is_refused(plain: Path) -> None:
+def test_folder_among_shards_is_refused(plain: Path) -> None:
     with pytest.raises(ValueError, match=r"is no shard of a layout that is known, and a folder stands alone"):
         RemoteDataset.from_urls([str(plain), str(plain / "part-000000.tar")])
 
 
-def test_a_seed_of_numpy_is_pythons(plain: Path) -> None:
+def test_numpy_integer_seed_equals_the_python_seed(plain: Path) -> None:
     dataset = RemoteDataset.from_urls(str(plain), seed=np.int64(7))  # type: ignore[arg-type]  # no int to mypy
     assert type(dataset.seed) is int
 
@@ -242,13 +244,13 @@ def test_arguments_are_checked(plain: Path, arguments: dict[str, Any], message: 
         RemoteDataset.from_urls(str(plain), **arguments)
 
 
-def test_a_damaged_manifest_is_said(tmp_path: Path) -> None:
+def test_damaged_manifest_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(ShardCorrupt, match=r"manifest.json: a manifest of shards, with format"):
         RemoteDataset(None, str(tmp_path))
 
 
-def test_with_epoch_gives_so_many_items_and_goes_on_with_the_next_epochs(plain: Path) -> None:
+def test_with_epoch_yields_the_given_number_of_items_across_epochs(plain: Path) -> None:
     dataset = RemoteDataset.from_urls(str(plain)).with_epoch(50)
     first, second = labels(dataset), labels(dataset)
     assert (len(dataset), len(first), len(second)) == (50, 50, 50)
@@ -258,7 +260,7 @@ def test_with_epoch_gives_so_many_items_and_goes_on_with_the_next_epochs(plain: 
     assert first == [label(next(in_turn[turn % 3])) for turn in range(50)]
 
 
-def test_repeat_gives_several_epochs_in_orders_of_their_own(plain: Path) -> None:
+def test_repeat_yields_several_epochs_in_different_orders(plain: Path) -> None:
     dataset = RemoteDataset.from_urls(str(plain)).repeat(2)
     first, second = labels(dataset), labels(dataset)
     assert 72 == len(first) == len(dataset)
@@ -271,7 +273,7 @@ def test_repeat_of_nothing_ends(plain: Path) -> None:
     assert list(RemoteDataset.from_urls(str(plain)).select(lambda sample: False).repeat()) == []
 
 
-def test_the_repr_says_shards_and_stages(tmp_path: Path) -> None:
+def test_repr_names_shards_and_stages(tmp_path: Path) -> None:
     write_packed(tmp_path, [2])
     dataset = dataset_of(shards_in(LocalStore(tmp_path))).decode().to_tuple("cls")
     assert repr(dataset) == "<RemoteDataset of 1 shards, 10240 bytes.decode.to_tuple>"

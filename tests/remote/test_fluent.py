@@ -1,4 +1,4 @@
-"""The fluent methods mean what webdataset 1.0.2's mean, over the same shards."""
+"""The fluent methods behave as those of webdataset 1.0.2 over the same shards."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SPECS = [
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two shards of pictures, labels and all that has a decoder."""
+    """Returns two shards with images, labels and one member for each decoder."""
     folder = tmp_path_factory.mktemp("fluent")
     tensors = io.BytesIO()
     torch.save({"a": torch.arange(3)}, tensors)
@@ -100,7 +100,7 @@ def comparable(value: Any) -> Any:
 
 
 def of_webdataset(build: Any, data: Any) -> list[Any]:
-    """What it gives. It leaves files open, which is no affair of ours."""
+    """Returns webdataset's items. webdataset leaves files open, so its ResourceWarning is ignored."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         found = [comparable(item) for item in build(data)]
@@ -110,18 +110,18 @@ def of_webdataset(build: Any, data: Any) -> list[Any]:
 
 
 def same(shards: Path, build: Any) -> list[Any]:
-    """What both give for the same calls; they are asserted to be equal."""
+    """Asserts that both libraries yield the same items for the same calls, and returns them."""
     mine = [comparable(item) for item in build(ours(shards))]
     assert of_webdataset(build, theirs(shards)) == mine
     return mine
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_every_image_spec_decodes_alike(shards: Path, spec: str) -> None:
+def test_every_image_spec_decodes_as_webdataset(shards: Path, spec: str) -> None:
     assert len(same(shards, lambda data: data.decode(spec).to_tuple("jpg;png", "cls"))) == 8
 
 
-def test_all_other_extensions_decode_alike(shards: Path) -> None:
+def test_all_other_extensions_decode_as_webdataset(shards: Path) -> None:
     assert len(same(shards, lambda data: data.decode())) == 8
 
 
@@ -175,7 +175,7 @@ BUILDS = {
 
 
 @pytest.mark.parametrize("name", BUILDS)
-def test_stages_do_alike(shards: Path, name: str) -> None:
+def test_stages_yield_the_same_items_as_webdataset(shards: Path, name: str) -> None:
     assert same(shards, BUILDS[name])
 
 
@@ -186,17 +186,17 @@ def fails_at_three(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("handler", "expected"), [(ignore_and_continue, 7), (ignore_and_stop, 3)])
-def test_handlers_that_say_nothing(shards: Path, handler: Any, expected: int) -> None:
+def test_silent_handlers_skip_failing_samples(shards: Path, handler: Any, expected: int) -> None:
     assert expected == len(list(ours(shards).decode().map(fails_at_three, handler=handler)))
 
 
 @pytest.mark.parametrize(("handler", "expected"), [(warn_and_continue, 7), (warn_and_stop, 3)])
-def test_handlers_that_warn(shards: Path, handler: Any, expected: int) -> None:
+def test_warning_handlers_warn_as_webdataset(shards: Path, handler: Any, expected: int) -> None:
     with pytest.warns(UserWarning, match=r"RuntimeError\(.*x-0.tar: sample 'a/03': map: three.\)"):
         assert expected == len(list(ours(shards).decode().map(fails_at_three, handler=handler)))
 
 
-def test_the_usual_handler_raises(shards: Path) -> None:
+def test_default_handler_raises(shards: Path) -> None:
     with pytest.raises(RuntimeError, match="three"):
         list(ours(shards).decode().map(fails_at_three, handler=reraise_exception))
 
@@ -208,7 +208,7 @@ def stops_at_three(item: Any) -> Any:
 
 
 @pytest.mark.parametrize("stage", ["map", "select", "batched"])
-def test_stop_iteration_of_a_function_is_no_end_of_the_samples(shards: Path, stage: str) -> None:
+def test_stop_iteration_raised_by_a_function_does_not_end_the_pass(shards: Path, stage: str) -> None:
     dataset = ours(shards).decode()
     made = {
         "map": lambda: dataset.map(stops_at_three),
@@ -220,7 +220,7 @@ def test_stop_iteration_of_a_function_is_no_end_of_the_samples(shards: Path, sta
 
 
 @pytest.mark.parametrize("extension", ["pkl", "pickle", "pyd", "pth"])
-def test_pickles_are_refused_until_they_are_allowed(tmp_path: Path, extension: str) -> None:
+def test_pickles_are_refused_unless_allowed(tmp_path: Path, extension: str) -> None:
     stored = io.BytesIO()
     torch.save([1, 2], stored)
     data = stored.getvalue() if extension == "pth" else pickle.dumps([1, 2])
@@ -233,7 +233,7 @@ def test_pickles_are_refused_until_they_are_allowed(tmp_path: Path, extension: s
     assert [sample[extension] for sample in dataset.decode(allow_pickle=True)] == [[1, 2]]
 
 
-def test_a_member_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
+def test_error_names_the_member_that_cannot_be_decoded(tmp_path: Path) -> None:
     with TarWriter(tmp_path / "x.tar") as writer:
         writer.write({"__key__": "a", "cls": b"one", "txt": "x"})
     with pytest.raises(ShardCorrupt, match=r"x.tar: sample 'a': member 'cls': invalid literal for int"):
@@ -244,11 +244,11 @@ def unpacks(key: str, data: bytes) -> Any:
     return Continue(".txt", data[::-1]) if key == ".raw" else None
 
 
-def test_a_handler_may_only_unpack(shards: Path) -> None:
+def test_handler_may_change_bytes_without_decoding(shards: Path) -> None:
     assert next(iter(ours(shards).decode(pre=[unpacks])))["raw"] == "\x01\x00"
 
 
-def test_shuffle_mixes_by_seed_and_epoch(shards: Path) -> None:
+def test_shuffle_order_depends_on_seed_and_epoch(shards: Path) -> None:
     dataset = ours(shards).decode().shuffle(4, initial=2).map(label_of)
     first, second = list(dataset), list(dataset)
     dataset.set_epoch(0)
@@ -267,20 +267,20 @@ def pairs(items: Any, skip: int) -> Any:
             yield number, item
 
 
-def test_then_is_a_generator_of_ones_own(shards: Path) -> None:
+def test_then_applies_a_custom_generator(shards: Path) -> None:
     found = list(ours(shards).map(label_of).then(pairs, skip=6))
     assert found == [(6, 12), (7, 13)]
     assert found == list(ours(shards).map(label_of).then(pairs, 6))
 
 
-def test_slice_behind_shuffle_is_a_slice_of_what_comes(shards: Path) -> None:
+def test_slice_after_shuffle_slices_the_shuffled_items(shards: Path) -> None:
     dataset = ours(shards).map(label_of).shuffle(8).slice(1, 3)
     assert len(list(dataset)) == 2
     with pytest.raises(TypeError, match="items behind slice is not known"):
         len(dataset)
 
 
-def test_each_method_gives_a_new_dataset(shards: Path) -> None:
+def test_each_method_returns_a_new_dataset(shards: Path) -> None:
     dataset = ours(shards)
     decoded = dataset.decode()
     assert next(iter(dataset))["cls"] == b"0"
@@ -330,7 +330,7 @@ def test_photos_decode_as_webdataset_decodes_them(tmp_path: Path) -> None:
         (lambda d: list(d.map(none_field).to_tuple("cls", "x")), ValueError, "to_tuple: 'x' of sample 'a/00' is None"),
     ],
 )
-def test_mistakes_are_said(shards: Path, build: Any, error: type[Exception], message: str) -> None:
+def test_invalid_arguments_raise_explanatory_errors(shards: Path, build: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         build(ours(shards))
 
@@ -343,7 +343,7 @@ def none_field(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "x": None}
 
 
-def test_indexed_comes_before_the_stages(tmp_path: Path) -> None:
+def test_indexed_after_a_stage_is_refused(tmp_path: Path) -> None:
     write_plain(tmp_path, [3])
     with pytest.raises(ValueError, match=r"indexed\(\) reads the shards themselves: call it on the dataset as it was made"):
         RemoteDataset.from_urls(str(tmp_path)).decode().indexed()

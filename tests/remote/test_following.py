@@ -1,4 +1,6 @@
-"""A packed dataset that is followed: each epoch reads what was appended before it, alike in all ranks, and a state names what it read."""
+"""A packed dataset that is followed: each epoch reads what was appended before it, the same in all ranks, and a state names its
+snapshot.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ from tests.remote.packing.packing_kit import packed
 
 
 class Numbered:
-    """Samples that have a number of their own in the dataset, and as an array."""
+    """Samples that contain their number in the dataset, also as an array."""
 
     def __init__(self, first: int, stop: int) -> None:
         self._numbers = range(first, stop)
@@ -59,19 +61,19 @@ def numbers(batches: Any) -> list[list[int]]:
 
 @pytest.mark.slow(reason="starts workers")
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_reads_what_was_appended_before_it(workers: int, tmp_path: Path) -> None:
+def test_epoch_reads_what_was_appended_before_it(workers: int, tmp_path: Path) -> None:
     grow(tmp_path, 0, 20)
     with loader_of(tmp_path, workers) as loader:
         first = numbers(loader)
         assert sorted(chain.from_iterable(first)) == list(range(20))
         grow(tmp_path, 20, 50)
-        found = [sorted(chain.from_iterable(numbers(loader))) for _ in range(2)]  # the next may have been ordered ahead
+        found = [sorted(chain.from_iterable(numbers(loader))) for _ in range(2)]  # the next epoch may have been ordered ahead
         assert found[0] in (list(range(20)), list(range(50)))
         assert found[1] == list(range(50))
         assert len(loader) == 13
 
 
-def test_a_state_is_resumed_on_its_own_snapshot_and_the_epoch_behind_it_reads_all(tmp_path: Path) -> None:
+def test_state_resumes_on_its_snapshot_and_the_next_epoch_reads_everything(tmp_path: Path) -> None:
     grow(tmp_path, 0, 20)
     with loader_of(tmp_path) as loader:
         iterator = iter(loader)
@@ -86,7 +88,7 @@ def test_a_state_is_resumed_on_its_own_snapshot_and_the_epoch_behind_it_reads_al
     assert sorted(chain.from_iterable(before + rest)) == list(range(20))
 
 
-def test_state_of_an_epoch_end_reads_all_there_is_though_the_next_epoch_was_begun_before(tmp_path: Path) -> None:
+def test_state_of_an_epoch_end_reads_everything_even_if_the_next_epoch_had_begun(tmp_path: Path) -> None:
     grow(tmp_path, 0, 20)
     with loader_of(tmp_path) as loader:
         numbers(loader)
@@ -97,7 +99,7 @@ def test_state_of_an_epoch_end_reads_all_there_is_though_the_next_epoch_was_begu
         assert sorted(chain.from_iterable(numbers(loader))) == list(range(50))
 
 
-def test_a_state_of_a_dataset_that_was_packed_anew_is_refused(tmp_path: Path) -> None:
+def test_state_of_a_repacked_dataset_is_refused(tmp_path: Path) -> None:
     grow(tmp_path, 0, 20)
     with loader_of(tmp_path) as loader:
         next(iter(loader))
@@ -111,7 +113,7 @@ def test_a_state_of_a_dataset_that_was_packed_anew_is_refused(tmp_path: Path) ->
 
 
 class Ranks:
-    """Two ranks' sides of one dataset, and the store that they have in common."""
+    """Two ranks' views of one dataset, and the store that they share."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         store = self.store = torch.distributed.HashStore()
@@ -121,7 +123,7 @@ class Ranks:
             side.world_size = 2
 
 
-def test_ranks_agree_on_what_the_first_of_them_has_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_use_the_snapshot_of_the_first_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grow(tmp_path, 0, 20)
     one, two = Ranks(tmp_path, monkeypatch).sides
     assert one.snapshot(0).n == 20
@@ -130,7 +132,7 @@ def test_ranks_agree_on_what_the_first_of_them_has_seen(tmp_path: Path, monkeypa
     assert two.snapshot(1).n == one.snapshot(1).n == 50
 
 
-def test_a_rank_whose_dataset_is_another_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_with_a_different_dataset_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grow(tmp_path, 0, 20)
     ranks = Ranks(tmp_path, monkeypatch)
     ranks.store.set(f"shmload/followed/{tmp_path}/0", "20 0123456789abcdef")
@@ -140,7 +142,7 @@ def test_a_rank_whose_dataset_is_another_says_so(tmp_path: Path, monkeypatch: py
         ranks.sides[0].snapshot(0)
 
 
-def test_ranks_that_cannot_agree_are_told(tmp_path: Path) -> None:
+def test_ranks_without_a_common_store_raise(tmp_path: Path) -> None:
     grow(tmp_path, 0, 20)
     with (
         loader_of(tmp_path, rank=0, world_size=2) as loader,
@@ -170,7 +172,7 @@ print([first, *rest])
 
 
 @pytest.mark.slow(reason="two processes import torch and meet")
-def test_ranks_of_a_process_group_read_one_snapshot(tmp_path: Path) -> None:
+def test_ranks_of_a_process_group_read_the_same_snapshot(tmp_path: Path) -> None:
     grow(tmp_path / "data", 0, 20)
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM]
     ranks = [subprocess.Popen([*command, str(rank), str(tmp_path)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
@@ -181,7 +183,7 @@ def test_ranks_of_a_process_group_read_one_snapshot(tmp_path: Path) -> None:
         assert len(read) in sizes
 
 
-def test_what_is_not_followed_stays_as_it_is_beside_what_is(tmp_path: Path) -> None:
+def test_followed_view_does_not_affect_other_views_of_the_dataset(tmp_path: Path) -> None:
     grow(tmp_path, 0, 20)
     dataset = RemoteDataset.from_urls(str(tmp_path), shuffle=False)
     view, followed = dataset.indexed(schema=SCHEMA), dataset.indexed(schema=SCHEMA, follow=True)
@@ -193,7 +195,7 @@ def test_what_is_not_followed_stays_as_it_is_beside_what_is(tmp_path: Path) -> N
         view[20]
 
 
-def test_two_loaders_of_a_followed_view_are_each_in_an_epoch_of_its_own(tmp_path: Path) -> None:
+def test_two_loaders_of_a_followed_view_have_independent_epochs(tmp_path: Path) -> None:
     grow(tmp_path, 0, 20)
     view = RemoteDataset.from_urls(str(tmp_path)).indexed(schema=SCHEMA, follow=True)
     with ShmLoader(view, 4, seed=3) as one, ShmLoader(view, 4, seed=3) as other:
@@ -206,7 +208,7 @@ def test_two_loaders_of_a_followed_view_are_each_in_an_epoch_of_its_own(tmp_path
         assert one.state_dict() == before
 
 
-def test_a_dataset_at_a_generation_is_not_followed(tmp_path: Path) -> None:
+def test_dataset_pinned_to_a_generation_is_not_followed(tmp_path: Path) -> None:
     grow(tmp_path, 0, 20)
     generation = RemoteDataset.from_urls(str(tmp_path))._source.local.shards.generation
     dataset = RemoteDataset.from_urls(str(tmp_path), generation=generation)
@@ -214,7 +216,7 @@ def test_a_dataset_at_a_generation_is_not_followed(tmp_path: Path) -> None:
         dataset.indexed(follow=True)
 
 
-def test_only_a_whole_packed_dataset_is_followed_and_in_no_fixed_order(tmp_path: Path) -> None:
+def test_following_requires_a_whole_packed_dataset_without_a_fixed_order(tmp_path: Path) -> None:
     grow(tmp_path, 0, 20)
     dataset = RemoteDataset.from_urls(str(tmp_path))
     shard = next(tmp_path.glob("*/*.tar"))
@@ -225,7 +227,7 @@ def test_only_a_whole_packed_dataset_is_followed_and_in_no_fixed_order(tmp_path:
         dataset.indexed(follow=True).block_shuffle()
 
 
-def test_what_would_not_be_followed_is_refused_by_the_loader(tmp_path: Path) -> None:
+def test_loader_refuses_datasets_that_it_cannot_follow(tmp_path: Path) -> None:
     grow(tmp_path, 0, 20)
     view = RemoteDataset.from_urls(str(tmp_path)).indexed(schema=SCHEMA, follow=True)
     orders: list[dict[str, Any]] = [{"sampler": Weighted([1] * 20)}, {"batch_sampler": LengthBuckets([1] * 20, batch_size=4)}]
@@ -237,7 +239,7 @@ def test_what_would_not_be_followed_is_refused_by_the_loader(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_a_run_that_goes_on_behind_an_append_is_one_run_to_an_audit(num_ranks: int, tmp_path: Path) -> None:
+def test_audit_treats_a_run_resumed_after_an_append_as_one_run(num_ranks: int, tmp_path: Path) -> None:
     folder, audit = tmp_path / "data", tmp_path / "audit"
     grow(folder, 0, 40)
     with loader_of(folder, audit=audit) as loader:

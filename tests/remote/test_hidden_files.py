@@ -1,4 +1,4 @@
-"""Files beside the data: hidden ones and those about a dataset are no samples, in any layout, reader or command."""
+"""Files beside the data: hidden files and files about a dataset add no samples, in any layout, reader or command."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ HIDDEN = (".ipynb_checkpoints", "_temporary/0", "__MACOSX", "_delta_log", "year=
 ABOUT = ("README.md", "LICENSE", ".gitattributes", "dataset_info.json", "state.json", "_SUCCESS", "_stats.json", "part.crc")
 
 
-def shard(path: Path) -> Path:
-    """A shard of two samples, in the layout that its name says."""
+def write_shard(path: Path) -> Path:
+    """Writes a shard of two samples in the layout of its suffix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".jsonl":
         path.write_text('{"n": 1}\n{"n": 2}\n')
@@ -56,8 +56,8 @@ def shard(path: Path) -> Path:
     return path
 
 
-def litter(folder: Path, of: Path) -> None:
-    """Puts there what other programs leave beside data."""
+def add_hidden_files(folder: Path, of: Path) -> None:
+    """Adds files that other programs leave beside data."""
     for hidden in HIDDEN:
         (folder / hidden).mkdir(parents=True)
         shutil.copy(of, folder / hidden / f"x-checkpoint{of.suffix}")
@@ -71,8 +71,8 @@ def litter(folder: Path, of: Path) -> None:
 def test_hidden_files_add_no_samples_in_any_layout(
     name: str, is_asked: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    litter(tmp_path, shard(tmp_path / name))
-    shard(tmp_path / "year=2024" / name)
+    add_hidden_files(tmp_path, write_shard(tmp_path / name))
+    write_shard(tmp_path / "year=2024" / name)
     layout = {"layout": name.rpartition(".")[2]} if is_asked else {}
     with caplog.at_level(logging.DEBUG, "shmload"):
         dataset = RemoteDataset.from_urls(str(tmp_path), shuffle=False, **layout)
@@ -81,15 +81,15 @@ def test_hidden_files_add_no_samples_in_any_layout(
     assert f"{len(HIDDEN) + 1 + len(ABOUT)} objects are no shards and are ignored" in caplog.text
 
 
-def test_a_hidden_file_is_read_if_it_or_its_folder_is_named(tmp_path: Path) -> None:
-    shard(tmp_path / "_temporary" / "_a.jsonl")
-    shard(tmp_path / "_temporary" / "b.jsonl")
-    assert len(RemoteDataset.from_urls(str(tmp_path / "_temporary"))) == 2  # names below the folder count, not its own
+def test_hidden_file_is_read_if_it_or_its_folder_is_named(tmp_path: Path) -> None:
+    write_shard(tmp_path / "_temporary" / "_a.jsonl")
+    write_shard(tmp_path / "_temporary" / "b.jsonl")
+    assert len(RemoteDataset.from_urls(str(tmp_path / "_temporary"))) == 2  # only names below the given folder count
     assert len(RemoteDataset.from_urls(str(tmp_path / "_temporary" / "_a.jsonl"))) == 2
 
 
-def test_a_folder_of_nothing_but_hidden_files_is_said(tmp_path: Path) -> None:
-    shard(tmp_path / "_temporary" / "0" / "a.jsonl")
+def test_folder_with_only_hidden_files_is_an_error(tmp_path: Path) -> None:
+    write_shard(tmp_path / "_temporary" / "0" / "a.jsonl")
     with pytest.raises(ObjectMissing, match="only 1 other objects, of which 1 are ignored because a name in their path begins"):
         RemoteDataset.from_urls(str(tmp_path))
     with pytest.raises(ObjectMissing, match=r"there are no others, and 1 objects are ignored .* such as '_temporary/0/a.jsonl'"):
@@ -98,30 +98,30 @@ def test_a_folder_of_nothing_but_hidden_files_is_said(tmp_path: Path) -> None:
         ParquetDataset(tmp_path)
 
 
-def test_a_layout_that_is_given_reads_the_shards_of_that_layout_only(tmp_path: Path) -> None:
-    shard(tmp_path / "train-00000-of-00001.parquet")
+def test_given_layout_reads_only_shards_of_that_layout(tmp_path: Path) -> None:
+    write_shard(tmp_path / "train-00000-of-00001.parquet")
     for name in ("README.md", "preview.png", "notes.bin"):
         (tmp_path / name).touch()
     assert len(RemoteDataset.from_urls(str(tmp_path))) == 2
     assert len(RemoteDataset.from_urls(str(tmp_path), layout="parquet")) == 2
 
 
-def test_shards_as_tensorflow_datasets_names_them_are_recognized(tmp_path: Path) -> None:
-    shard(tmp_path / "mnist-train.tfrecord-00000-of-00002")
-    shard(tmp_path / "mnist-train.tfrecord-00001-of-00002")
+def test_shard_names_of_tensorflow_datasets_are_recognized(tmp_path: Path) -> None:
+    write_shard(tmp_path / "mnist-train.tfrecord-00000-of-00002")
+    write_shard(tmp_path / "mnist-train.tfrecord-00001-of-00002")
     for name in ("dataset_info.json", "features.json"):
         (tmp_path / name).write_text("{}")
     assert len(RemoteDataset.from_urls(str(tmp_path))) == len(TFRecordDataset(tmp_path)) == 4
 
 
-def test_pictures_that_a_table_describes_are_not_passed_over(tmp_path: Path) -> None:
+def test_images_beside_a_table_that_describes_them_are_reported(tmp_path: Path) -> None:
     (tmp_path / "0.png").touch()
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "0.png"}\n')
     with pytest.raises(ValueError, match="holds 1 of files, 1 of jsonl: say which are the dataset"):
         RemoteDataset.from_urls(str(tmp_path))
 
 
-def test_objects_are_streamed_without_hidden_ones(tmp_path: Path) -> None:
+def test_object_stream_skips_hidden_objects(tmp_path: Path) -> None:
     for name in ("a.jpg", ".ipynb_checkpoints/a.jpg", "__MACOSX/._a.jpg", "b/c.jpg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"\xff\xd8")
@@ -136,7 +136,7 @@ def photos(root: Path, *names: str) -> None:
         Image.new("RGB", (4, 4)).save(root / name)
 
 
-def test_pack_takes_no_hidden_images(tmp_path: Path) -> None:
+def test_pack_skips_hidden_images(tmp_path: Path) -> None:
     photos(tmp_path / "c", "cat/0.png", "dog/0.png", "cat/.ipynb_checkpoints/0.png", ".ipynb_checkpoints/1.png", "__MACOSX/2.png")
     assert [sample["label"] for sample in dataset_of(str(tmp_path / "c"))] == [0, 1]
     photos(tmp_path / "flat", "0.png", ".ipynb_checkpoints/0.png", "_1.png")
@@ -146,15 +146,15 @@ def test_pack_takes_no_hidden_images(tmp_path: Path) -> None:
     assert describe(tmp_path / "c").num_samples == 2
 
 
-def test_image_folder_counts_every_folder_as_torchvision_does(tmp_path: Path) -> None:
+def test_image_folder_counts_hidden_folders_as_torchvision_does(tmp_path: Path) -> None:
     photos(tmp_path, "cat/0.png", "_dog/0.png", ".ipynb_checkpoints/0.png")
     assert ImageFolder(tmp_path).classes == [".ipynb_checkpoints", "_dog", "cat"]
 
 
-def test_a_growing_cache_adopts_no_hidden_files(tmp_path: Path) -> None:
+def test_growing_cache_skips_hidden_files(tmp_path: Path) -> None:
     with SampleCache(tmp_path / "cache", 1 << 20) as cache:
-        shard(cache.path / "a.tfrecord")
-        shard(cache.path / "_b.tfrecord")
+        write_shard(cache.path / "a.tfrecord")
+        write_shard(cache.path / "_b.tfrecord")
         assert [file.name for file in cache.files()] == ["a.tfrecord"]
 
 
@@ -167,14 +167,14 @@ READERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_local_reader_reads_the_files_of_a_folder(name: str, tmp_path: Path) -> None:
-    litter(tmp_path, shard(tmp_path / name))
-    shard(tmp_path / "year=2024" / name)
+def test_local_readers_read_the_files_of_a_folder(name: str, tmp_path: Path) -> None:
+    add_hidden_files(tmp_path, write_shard(tmp_path / name))
+    write_shard(tmp_path / "year=2024" / name)
     read = READERS[name]
     assert sum(1 for _ in iter_of(read(tmp_path))) == 4
     if read is not TarDataset and read is not TarStream:
         assert len(read(f"{tmp_path}/**/*{Path(name).suffix}")) == 4
-        assert len(read(f"{tmp_path}/**/_temporary/**/*{Path(name).suffix}")) == 2  # the pattern says it
+        assert len(read(f"{tmp_path}/**/_temporary/**/*{Path(name).suffix}")) == 2  # the pattern names the hidden folder
         assert len(read(f"{tmp_path}/year=*")) == 2
 
 
@@ -182,15 +182,15 @@ def iter_of(dataset: Any) -> Any:
     return (dataset[number] for number in range(len(dataset))) if hasattr(dataset, "__len__") else dataset
 
 
-def test_a_folder_of_files_without_endings_is_read(tmp_path: Path) -> None:
+def test_folder_of_files_without_suffixes_is_read(tmp_path: Path) -> None:
     for number in range(2):
-        shard(tmp_path / "x.parquet").rename(tmp_path / f"part-0000{number}")
+        write_shard(tmp_path / "x.parquet").rename(tmp_path / f"part-0000{number}")
     (tmp_path / "README.md").touch()
     (tmp_path / "LICENSE").touch()
     assert len(ParquetDataset(tmp_path)) == 4
 
 
-def test_a_reader_of_one_file_refuses_a_folder_and_says_what_it_holds(tmp_path: Path) -> None:
+def test_reader_of_one_file_refuses_a_folder_and_names_its_content(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(bytes(8))
     for read in (HDF5Dataset, SafetensorsDataset, npy_place):
         with pytest.raises(

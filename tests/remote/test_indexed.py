@@ -16,7 +16,7 @@ from shmload.formats import TarDataset, TarWriter
 from shmload.formats.encryption import SampleCipher
 from shmload.remote import RemoteDataset, RemoteSamples
 from shmload.remote.listing import shards_in
-from tests.remote.remote_kit import NBYTES, CountedStore, dataset_of, joined, watched, write_packed, write_plain
+from tests.remote.remote_kit import NBYTES, CountedStore, concatenated, dataset_of, watched, write_packed, write_plain
 
 slow = pytest.mark.slow(reason="starts workers, which fetch the samples one by one")
 SCHEMA = {"npy": ("float32", (8,)), "cls": "int64", "__key__": str}
@@ -37,7 +37,7 @@ def numbers(loader: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("cache_bytes", [1 << 30, NBYTES // 2], ids=["whole shards", "sample by sample"])
-def test_samples_are_a_tar_datasets(folder: Path, cache_bytes: int) -> None:
+def test_samples_equal_those_of_a_tar_dataset(folder: Path, cache_bytes: int) -> None:
     local = TarDataset(folder / ("0" * 16) / "shard-000002.tar", cache=False)
     view = RemoteDataset(None, str(folder), cache_bytes=cache_bytes).indexed()
     assert len(view) == 40
@@ -53,7 +53,7 @@ def test_samples_are_a_tar_datasets(folder: Path, cache_bytes: int) -> None:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("cache_bytes", [1 << 30, NBYTES // 2], ids=["whole shards", "sample by sample"])
-def test_an_exact_shuffle_over_all_samples(folder: Path, num_workers: int, cache_bytes: int) -> None:
+def test_shuffle_is_exact_over_all_samples(folder: Path, num_workers: int, cache_bytes: int) -> None:
     with ShmLoader(view_of(folder, cache_bytes=cache_bytes), batch_size=6, shuffle=True, seed=3, num_workers=num_workers) as loader:
         assert len(loader) == 7
         found = []
@@ -66,12 +66,12 @@ def test_an_exact_shuffle_over_all_samples(folder: Path, num_workers: int, cache
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_block_shuffle_reads_shards_whole_within_the_budget(folder: Path, num_workers: int) -> None:
+def test_block_shuffle_reads_whole_shards_within_the_budget(folder: Path, num_workers: int) -> None:
     dataset, store = watched(folder, cache_bytes=6 * NBYTES)
     view = dataset.indexed(schema=SCHEMA)
     with ShmLoader(view, batch_size=6, sampler=view.block_shuffle(), seed=3, num_workers=num_workers) as loader:
         for _ in range(2):
-            found = joined(numbers(loader))
+            found = concatenated(numbers(loader))
             assert list(range(40)) == sorted(found)
             assert len({number // 5 for number in found[:10]}) == 2
     if num_workers == 0:
@@ -79,7 +79,7 @@ def test_a_block_shuffle_reads_shards_whole_within_the_budget(folder: Path, num_
     dataset.close()
 
 
-def test_a_block_shuffle_resumes_on_other_ranks(folder: Path) -> None:
+def test_block_shuffle_resumes_on_a_different_number_of_ranks(folder: Path) -> None:
     def loader(batch_size: int, **options: Any) -> ShmLoader[Any]:
         view = view_of(folder)
         return ShmLoader(view, batch_size=batch_size, sampler=view.block_shuffle(2), seed=3, **options)
@@ -94,10 +94,10 @@ def test_a_block_shuffle_resumes_on_other_ranks(folder: Path) -> None:
             half.load_state_dict(state)
             found.append(numbers(half))
     assert rest == [a + b for a, b in zip(*found, strict=True)]
-    assert list(range(40)) == sorted(joined(first + rest))
+    assert list(range(40)) == sorted(concatenated(first + rest))
 
 
-def test_a_view_pickles_without_its_shards(folder: Path) -> None:
+def test_pickle_of_a_view_does_not_contain_its_shards(folder: Path) -> None:
     dataset = RemoteDataset(None, str(folder))
     view = dataset.indexed(schema=SCHEMA)
     assert view[7]["cls"] == 7
@@ -107,29 +107,29 @@ def test_a_view_pickles_without_its_shards(folder: Path) -> None:
     again._source.local.close()
 
 
-def test_plain_shards_have_the_view_too(tmp_path: Path) -> None:
+def test_plain_shards_have_an_indexed_view(tmp_path: Path) -> None:
     write_plain(tmp_path, [3, 4])
     view = RemoteDataset.from_urls(str(tmp_path)).indexed(fields={"label": "cls"})
     assert [view[3]["label"], view[6]["label"]] == [3, 6]
 
 
-NUM_VALUES = 1000  # of a sample: 4,000 bytes
-SHARD = 8 * 5632 + 2048  # about
+NUM_VALUES = 1000  # values of a sample: 4,000 bytes
+SHARD = 8 * 5632 + 2048  # the approximate size of a shard
 LARGE = {"npy": ("float32", (NUM_VALUES,)), "cls": "int64"}
 CACHES = {"none": 0, "less than a sample": 500, "less than a shard": SHARD // 2, "a shard": SHARD * 3 // 2, "half": SHARD * 3}
 
 
 @pytest.fixture
 def counted(tmp_path: Path) -> CountedStore:
-    """Six shards of eight samples, and what is read of them."""
+    """Returns a store of six shards with eight samples each, which counts the bytes read."""
     (tmp_path / "shards").mkdir()
     write_plain(tmp_path / "shards", [8] * 6, 4 * NUM_VALUES)
     (tmp_path / "log").touch()
     return CountedStore(tmp_path / "shards", tmp_path / "log")
 
 
-def drawn(loader: Any, most: int = 1000) -> list[list[int]]:
-    """The numbers of the batches, whose arrays must say the same."""
+def checked_numbers(loader: Any, most: int = 1000) -> list[list[int]]:
+    """Returns the numbers of the batches, and checks that their arrays match."""
     found = []
     for batch in islice(loader, most):
         assert (batch["npy"] == batch["cls"][:, None]).all()
@@ -141,7 +141,7 @@ def drawn(loader: Any, most: int = 1000) -> list[list[int]]:
 @pytest.mark.parametrize("num_workers", [0, 2, pytest.param(1, marks=slow), pytest.param(4, marks=slow)])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes")
 @pytest.mark.parametrize("cache", CACHES)
-def test_samples_that_find_no_room_are_read_alone_by_their_own_ranges(
+def test_samples_without_cache_room_are_read_one_by_one_with_range_requests(
     counted: CountedStore, cache: str, num_workers: int, is_blocks: bool
 ) -> None:
     dataset = dataset_of(shards_in(counted), cache_bytes=CACHES[cache])
@@ -151,8 +151,8 @@ def test_samples_that_find_no_room_are_read_alone_by_their_own_ranges(
     view = dataset.indexed(schema=LARGE)
     order: dict[str, Any] = {"sampler": view.block_shuffle()} if is_blocks else {"shuffle": True}
     with ShmLoader(view, batch_size=4, seed=1, num_workers=num_workers, **order) as loader:
-        assert list(range(48)) == sorted(joined(drawn(loader)))
-    # workers are ahead in the next epoch, and a shard that does not stay may be fetched more than once
+        assert list(range(48)) == sorted(concatenated(checked_numbers(loader)))
+    # workers read ahead into the next epoch, and a shard that is evicted may be fetched more than once
     assert counted.num_read() - indexed <= (3 if is_blocks and CACHES[cache] > SHARD else 2) * nbytes
     dataset.close()
 
@@ -160,7 +160,7 @@ def test_samples_that_find_no_room_are_read_alone_by_their_own_ranges(
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("is_blocks", [False, True], ids=["shuffle", "block shuffle"])
 @pytest.mark.parametrize("cache", ["less than a shard", "half"])
-def test_a_resume_on_more_ranks_reads_the_rest_through_a_small_cache(
+def test_resume_on_more_ranks_reads_the_rest_through_a_small_cache(
     counted: CountedStore, tmp_path: Path, cache: str, is_blocks: bool, num_workers: int
 ) -> None:
     def loader(rank: int, world_size: int, batch_size: int) -> ShmLoader[Any]:
@@ -172,18 +172,18 @@ def test_a_resume_on_more_ranks_reads_the_rest_through_a_small_cache(
     found, states = [], []
     for rank in range(2):
         with loader(rank, 2, 4) as half:
-            found += drawn(half, 2)
+            found += checked_numbers(half, 2)
             states.append(half.state_dict())
     assert states[0] == states[1]
     for rank in range(4):
         with loader(rank, 4, 2) as quarter:
             quarter.load_state_dict(states[0])
-            found += drawn(quarter)
-    assert list(range(48)) == sorted(joined(found))
+            found += checked_numbers(quarter)
+    assert list(range(48)) == sorted(concatenated(found))
 
 
 @pytest.mark.parametrize("fields", [None, {"cls": "cls", "npy": "npy"}], ids=["fields of the schema", "more fields"])
-def test_of_a_sample_that_is_read_alone_only_what_the_schema_names_is_fetched(tmp_path: Path, fields: Any) -> None:
+def test_single_reads_fetch_only_the_members_named_in_the_schema(tmp_path: Path, fields: Any) -> None:
     write_packed(tmp_path, [5], nbytes=1 << 16)
     store = CountedStore(tmp_path, tmp_path / "log")
     dataset = dataset_of(shards_in(store), cache_bytes=NBYTES)
@@ -196,7 +196,7 @@ def test_of_a_sample_that_is_read_alone_only_what_the_schema_names_is_fetched(tm
     dataset.close()
 
 
-def test_what_lies_between_members_of_a_sample_read_alone_is_fetched_only_if_it_is_little(tmp_path: Path) -> None:
+def test_single_reads_fetch_gaps_between_members_only_if_small(tmp_path: Path) -> None:
     with TarWriter(tmp_path / "part-000000.tar") as writer:
         for number, nbytes in enumerate((10_000, 1 << 20)):
             writer.write({"__key__": f"k{number}", "cls": number, "mp4": bytes(nbytes), "txt": "caption"})
@@ -214,7 +214,7 @@ def test_what_lies_between_members_of_a_sample_read_alone_is_fetched_only_if_it_
 
 @pytest.mark.parametrize("decode", [True, False])
 @pytest.mark.parametrize("way", ["a file", "whole shards", "alone", "encrypted"])
-def test_a_schemas_types_are_the_same_in_each_way_of_reading(way: str, decode: bool, tmp_path: Path) -> None:
+def test_schema_types_do_not_depend_on_how_a_sample_is_read(way: str, decode: bool, tmp_path: Path) -> None:
     written = {"txt": "täxt".encode(), "note": "nöte".encode(), "x": np.arange(4, dtype="<i2").tobytes()}
     key = bytes(range(32)) if way == "encrypted" else None
     if key is not None:
@@ -236,7 +236,7 @@ def test_a_schemas_types_are_the_same_in_each_way_of_reading(way: str, decode: b
     remote.close()
 
 
-def test_a_member_that_a_sample_read_alone_lacks_is_an_error(tmp_path: Path) -> None:
+def test_single_read_of_a_sample_without_a_member_is_an_error(tmp_path: Path) -> None:
     write_packed(tmp_path, [5])
     dataset = RemoteDataset(None, str(tmp_path), cache_bytes=NBYTES // 2)
     with pytest.raises(ShardCorrupt, match=r"field 'txt' of sample 'k00003' at byte \d+: there is no member txt, only cls, npy"):

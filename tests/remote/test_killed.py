@@ -1,4 +1,4 @@
-"""A reader killed while it downloads leaves nothing half done; the long version is killed.py, run by hand."""
+"""A reader killed while it downloads leaves no partial work; `python -m tests.remote.killed` is the long version."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tests.storage.store_kit import Server
 
 
 @pytest.mark.slow(reason="readers are processes that import torch and are killed")
-def test_a_reader_that_was_killed_reads_exactly_the_epoch_when_it_is_begun_again(server: Server, tmp_path: Path) -> None:
+def test_reader_restarted_after_a_kill_reads_exactly_the_epoch(server: Server, tmp_path: Path) -> None:
     readers = Readers(new_folder(server), tmp_path, seed=1)
     for _ in range(2):
         readers.once()
     assert len(readers.kills) >= 3, readers.kills
 
 
-def test_a_half_written_copy_of_a_killed_reader_is_seen_by_nobody_and_goes(server: Server, tmp_path: Path) -> None:
+def test_partial_copy_of_a_killed_reader_is_never_read_and_is_removed(server: Server, tmp_path: Path) -> None:
     readers = Readers(new_folder(server), tmp_path, seed=1)
     assert readers.run(0, "after_fetch", 0) == ([], False)
     assert len(readers.being_written()) >= 1

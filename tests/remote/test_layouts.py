@@ -1,4 +1,6 @@
-"""Data as they lie: the samples that other libraries wrote come back whole, in each order, on any ranks, through any cache."""
+"""Existing datasets: samples that other libraries wrote are read completely, in each order, on any number of ranks, through any
+cache.
+"""
 
 from __future__ import annotations
 
@@ -46,13 +48,13 @@ from tests.remote.layout_kit import (
     array,
     each,
     identity,
-    known,
     lines,
+    numbers_by_content,
     records,
     same,
     table,
 )
-from tests.remote.remote_kit import WatchedStore, joined
+from tests.remote.remote_kit import WatchedStore, concatenated
 from tests.remote.write_foreign import FERNET_KEY
 
 BY_NAME = {case.name: case for case in CASES}
@@ -71,8 +73,8 @@ def opened(case: Case, folder: Path, **options: Any) -> RemoteDataset:
     return RemoteDataset(None, str(folder), **{**case.options(), **options})
 
 
-def small(case: Case, folder: Path) -> int:
-    """Bytes of a cache that holds one shard, and not two."""
+def one_shard_cache_nbytes(case: Case, folder: Path) -> int:
+    """Returns the size of a cache that has room for one shard but not for two."""
     return shards_in(LocalStore(folder), case.layout).largest + 1
 
 
@@ -81,11 +83,11 @@ def plain(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @EVERY
-def test_samples_are_what_was_written(case: Case, data: Path) -> None:
+def test_samples_equal_what_was_written(case: Case, data: Path) -> None:
     dataset = opened(case, data, shuffle=False)
     found = list(dataset)
     assert len(found) == len(dataset) == NUM_SAMPLES
-    if case.name == "files":  # in the order of their names
+    if case.name == "files":  # ordered by file name
         found.sort(key=lambda sample: sample["__key__"][-5:])
     for number, sample in enumerate(found):
         assert same(plain(sample), case.sample(number)), number
@@ -97,13 +99,13 @@ def test_samples_are_what_was_written(case: Case, data: Path) -> None:
 @EVERY
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 @pytest.mark.parametrize("cache", ["none", "small", "large"])
-def test_each_sample_comes_once_an_epoch(case: Case, data: Path, world_size: int, cache: str) -> None:
-    cache_bytes = {"none": 0, "small": small(case, data), "large": 1 << 30}[cache]
+def test_each_sample_is_read_once_per_epoch(case: Case, data: Path, world_size: int, cache: str) -> None:
+    cache_bytes = {"none": 0, "small": one_shard_cache_nbytes(case, data), "large": 1 << 30}[cache]
     if case.is_compressed and not cache_bytes:
         with pytest.raises(ValueError, match=r"is compressed, and its samples are read out of the \d+ bytes that it expands to"):
             opened(case, data, cache_bytes=0)
         return
-    numbers = known(case)
+    numbers = numbers_by_content(case)
     options = {"cache_bytes": cache_bytes, "uneven": "exact", "seed": 5, "cache_folder": data.parent / "cache"}
     ranks = [opened(case, data, rank=rank, world_size=world_size, **options) for rank in range(world_size)]
     orders = []
@@ -117,13 +119,13 @@ def test_each_sample_comes_once_an_epoch(case: Case, data: Path, world_size: int
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.name[:3] != "tar"], ids=lambda case: case.name)
-def test_samples_by_their_index(case: Case, data: Path) -> None:
+def test_samples_are_read_by_index(case: Case, data: Path) -> None:
     order = list(range(NUM_SAMPLES)) * 2
     random.Random(3).shuffle(order)
     unshuffled = opened(case, data, shuffle=False)
     expected = [plain(sample) for sample in unshuffled]
     unshuffled.close()
-    for cache_bytes in (small(case, data), 1 << 30):
+    for cache_bytes in (one_shard_cache_nbytes(case, data), 1 << 30):
         dataset = opened(case, data, cache_bytes=cache_bytes)
         view = dataset.indexed()
         assert isinstance(view, RemoteRecords)
@@ -134,13 +136,13 @@ def test_samples_by_their_index(case: Case, data: Path) -> None:
         dataset.close()
 
 
-LABELLED = ["jsonl", "jsonl.zst", "parquet", "tfrecord, schema", "mds", "mds.zstd", "litdata", "litdata.zstd", "litdata rows"]
+LABELED = ["jsonl", "jsonl.zst", "parquet", "tfrecord, schema", "mds", "mds.zstd", "litdata", "litdata.zstd", "litdata rows"]
 
 
-@pytest.mark.parametrize("case", [BY_NAME[name] for name in LABELLED], ids=LABELLED)
+@pytest.mark.parametrize("case", [BY_NAME[name] for name in LABELED], ids=LABELED)
 @pytest.mark.parametrize("block", [False, True])
-def test_a_loader_resumes_with_other_workers(case: Case, data: Path, block: bool) -> None:
-    dataset = opened(case, data, cache_bytes=small(case, data))
+def test_loader_resumes_with_another_number_of_workers(case: Case, data: Path, block: bool) -> None:
+    dataset = opened(case, data, cache_bytes=one_shard_cache_nbytes(case, data))
 
     def loader(num_workers: int) -> ShmLoader[Any]:
         view: Any = dataset.indexed(fields=["label", "name"])
@@ -174,7 +176,7 @@ PIECES = st.sampled_from([1, 7, 64, 1000, 1 << 20])
     texts=st.lists(st.sampled_from(["", " ", "\t\r", "7", '{"a": 1}', '"' + "x" * 300 + '"']), max_size=12),
     end=st.booleans(),
 )
-def test_lines_are_found_however_they_are_cut(piece: int, texts: list[str], end: bool) -> None:
+def test_lines_are_found_regardless_of_read_boundaries(piece: int, texts: list[str], end: bool) -> None:
     data = ("\n".join(texts) + "\n" * end).encode()
     before, json_lines.PIECE = json_lines.PIECE, piece
     try:
@@ -188,7 +190,7 @@ def test_lines_are_found_however_they_are_cut(piece: int, texts: list[str], end:
 
 
 @pytest.mark.parametrize("name", ["tfrecord", "npy", "parquet", "mds", "litdata", "jsonl"])
-def test_an_index_through_ranges_is_that_of_the_whole(name: str, tmp_path: Path) -> None:
+def test_index_made_with_range_reads_equals_that_of_the_whole_shard(name: str, tmp_path: Path) -> None:
     case = BY_NAME[name]
     case.write(tmp_path)
     shard = shards_in(LocalStore(tmp_path), case.layout).all[1]
@@ -206,7 +208,7 @@ def test_an_index_through_ranges_is_that_of_the_whole(name: str, tmp_path: Path)
     assert all(asked)
 
 
-def test_large_records_are_passed_over() -> None:
+def test_large_records_are_skipped_while_indexing() -> None:
     record = b"x" * (20 << 20)
     from shmload._core.crc32c import crc32c, masked
 
@@ -223,7 +225,7 @@ def test_large_records_are_passed_over() -> None:
     assert read[0] < len(one)
 
 
-def test_an_index_of_even_blocks_is_small() -> None:
+def test_index_of_equal_blocks_is_small() -> None:
     even = RecordIndex("x", np.arange(0, 8_000_008, 8, dtype=np.int64))
     packed = even.pack("npy", 8_000_000)
     assert len(packed) < 200
@@ -234,8 +236,8 @@ def test_an_index_of_even_blocks_is_small() -> None:
 
 
 @pytest.mark.parametrize("name", ["npy", "jsonl"])
-def test_an_index_with_a_byte_changed_is_that_index_or_none(name: str, tmp_path: Path) -> None:
-    """Blocks of equal length lie where its head has them."""
+def test_index_with_a_changed_byte_is_unchanged_or_rejected(name: str, tmp_path: Path) -> None:
+    """Positions of equal blocks are in the head of the index."""
     case = BY_NAME[name]
     case.write(tmp_path)
     shard = shards_in(LocalStore(tmp_path), case.layout).all[0]
@@ -249,7 +251,7 @@ def test_an_index_with_a_byte_changed_is_that_index_or_none(name: str, tmp_path:
             assert found is None or (np.array_equal(found.bounds, whole.bounds) and found.extra == whole.extra)
 
 
-def test_an_index_that_was_damaged_is_made_anew(tmp_path: Path) -> None:
+def test_damaged_index_is_rebuilt(tmp_path: Path) -> None:
     case = BY_NAME["jsonl"]
     (tmp_path / "data").mkdir()
     case.write(tmp_path / "data")
@@ -259,11 +261,11 @@ def test_an_index_that_was_damaged_is_made_anew(tmp_path: Path) -> None:
         dataset.close()
         for path in (tmp_path / "cache/indexes").glob("*.index"):
             text = bytearray(path.read_bytes())
-            text[-16] ^= 4  # where the last sample but one ends
+            text[-16] ^= 4  # the end of the last sample but one
             path.write_bytes(text)
 
 
-def test_an_index_beside_a_shard_is_read_in_place_of_its_bytes(tmp_path: Path) -> None:
+def test_index_file_beside_a_shard_is_used(tmp_path: Path) -> None:
     BY_NAME["jsonl.gz"].write(tmp_path)
     command = [sys.executable, "-m", "shmload.cli", "index", str(tmp_path)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
@@ -279,25 +281,25 @@ def test_an_index_beside_a_shard_is_read_in_place_of_its_bytes(tmp_path: Path) -
     dataset.close()
     path = next(tmp_path.glob(f"*{SIDECAR}"))
     text = path.read_text(errors="surrogateescape")
-    path.write_text(text.replace('"version": "', '"version": "x', 1), errors="surrogateescape")  # of another version
+    path.write_text(text.replace('"version": "', '"version": "x', 1), errors="surrogateescape")  # written by another version
     dataset = RemoteDataset.from_urls(str(tmp_path))
     assert sorted(sample["label"] for sample in dataset) == list(range(NUM_SAMPLES))
     dataset.close()
 
 
-def test_an_index_beside_a_shard_of_before_is_not_believed(tmp_path: Path) -> None:
+def test_index_file_of_a_replaced_shard_is_ignored(tmp_path: Path) -> None:
     each(lines, ".jsonl")(tmp_path)
     path = tmp_path / "part-000.jsonl"
     path.write_bytes(b'{"label": 0}\n{"label": 100}\n')
     list(indexes_beside(shards_in(LocalStore(tmp_path))))
     path.unlink()
-    path.write_bytes(b'{"label": 1000}\n{"label":1}\n')  # of equal length, and cut elsewhere
+    path.write_bytes(b'{"label": 1000}\n{"label":1}\n')  # the same length, but other line boundaries
     dataset = RemoteDataset.from_urls(str(tmp_path), shuffle=False)
     assert [sample["label"] for sample in dataset][:2] == [1000, 1]
     dataset.close()
 
 
-def test_a_record_whose_bytes_changed_is_an_error(tmp_path: Path) -> None:
+def test_record_with_changed_bytes_is_an_error(tmp_path: Path) -> None:
     records(tmp_path / "x.tfrecord", range(3))
     text = bytearray((tmp_path / "x.tfrecord").read_bytes())
     text[-7] ^= 1  # in the last record's data
@@ -308,7 +310,7 @@ def test_a_record_whose_bytes_changed_is_an_error(tmp_path: Path) -> None:
         list(RemoteDataset.from_urls(str(tmp_path / "x.tfrecord"), layout=TFRecords({"label": "int64"}), shuffle=False))
 
 
-def test_compressed_shards_take_turns_in_a_small_cache(tmp_path: Path) -> None:
+def test_compressed_shards_are_read_through_a_small_cache(tmp_path: Path) -> None:
     case = BY_NAME["jsonl.gz"]
     case.write(tmp_path)
     fetched: list[str] = []
@@ -318,14 +320,14 @@ def test_compressed_shards_take_turns_in_a_small_cache(tmp_path: Path) -> None:
     view = dataset.indexed()
     len(view)
     fetched.clear()
-    for _ in range(5):  # samples of one shard take one fetch, and no more than that
+    for _ in range(5):  # samples of one shard take one fetch at most
         for index in (0, 1, 2, 3, 8, 9, 10, 11):
             assert view[index]["label"] == index
     assert len(fetched) <= 10
     dataset.close()
 
 
-def test_indexes_can_be_kept_in_the_cache(tmp_path: Path) -> None:
+def test_indexes_are_stored_in_the_cache(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     each(records, ".tfrecord")(tmp_path / "data")
     command = [sys.executable, "-m", "shmload.cli", "index", f"file://{tmp_path}/data", "--cache-folder", str(tmp_path / "cache")]
@@ -335,8 +337,8 @@ def test_indexes_can_be_kept_in_the_cache(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cache/indexes").glob("*.index"))) == 4
 
 
-class Meeting:
-    """A store's harm: reads wait until so many are under way at once, or until it has given up."""
+class ConcurrentReads:
+    """A fault of a store: reads wait until `num_parties` reads are under way at once, or for 5 seconds."""
 
     def __init__(self, num_parties: int) -> None:
         self.has_met = threading.Event()
@@ -349,9 +351,9 @@ class Meeting:
 
 
 @pytest.mark.parametrize("way", ["fluent", "batch"])
-def test_small_objects_are_fetched_beside_each_other(way: str, tmp_path: Path) -> None:
+def test_small_objects_are_fetched_concurrently(way: str, tmp_path: Path) -> None:
     BY_NAME["files"].write(tmp_path)
-    meeting = Meeting(4)
+    meeting = ConcurrentReads(4)
     dataset = RemoteDataset(None, shards_in(WatchedStore(LocalStore(tmp_path), harm=meeting)), window=4, cache_bytes=1 << 20)
     if way == "fluent":
         items = iter(dataset)
@@ -368,7 +370,7 @@ def test_small_objects_are_fetched_beside_each_other(way: str, tmp_path: Path) -
 # ------------------------------------------------------------ what is refused
 
 
-def test_several_layouts_in_a_folder_are_said(tmp_path: Path) -> None:
+def test_folder_with_several_layouts_is_an_error(tmp_path: Path) -> None:
     each(lines, ".jsonl")(tmp_path)
     each(array, ".npy")(tmp_path)
     with pytest.raises(ValueError, match=r"holds 4 of jsonl, 4 of npy: say which are the dataset, layout='jsonl' or another"):
@@ -380,16 +382,16 @@ def test_several_layouts_in_a_folder_are_said(tmp_path: Path) -> None:
         RemoteDataset.from_urls(str(tmp_path), layout="csv")
 
 
-def test_what_lies_beside_shards_is_none_although_their_layout_is_given(tmp_path: Path) -> None:
+def test_other_files_beside_shards_of_a_given_layout_are_ignored(tmp_path: Path) -> None:
     for layout, number in (("tar", 4), ("tfrecord", 1)):
         (folder := tmp_path / layout).mkdir()
         if layout == "tar":
             with TarWriter(folder / "a.tar") as tar:
                 for each in range(number):
                     tar.write({"__key__": str(each), "cls": each})
-            assert len(TarDataset(folder / "a.tar")) == number  # which leaves its index there
+            assert len(TarDataset(folder / "a.tar")) == number  # creates an index in the folder
         else:
-            with TFRecordWriter(folder / "a") as writer:  # whose name says nothing
+            with TFRecordWriter(folder / "a") as writer:  # a name without a suffix
                 writer.write({"x": 1})
             (folder / "a.tfindex").write_text("0 5\n")
         (folder / "_SUCCESS").touch()
@@ -397,15 +399,15 @@ def test_what_lies_beside_shards_is_none_although_their_layout_is_given(tmp_path
         assert len(RemoteDataset.from_urls(str(folder), layout="files").indexed()) == 2
 
 
-def test_a_line_may_begin_with_many_blanks(tmp_path: Path) -> None:
+def test_line_may_begin_with_many_spaces(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n' + b" " * 1000 + b'{"a": 2}')
     assert [sample["a"] for sample in RemoteDataset.from_urls(str(tmp_path), shuffle=False)] == [1, 2]
 
 
 @pytest.mark.parametrize("piece", [1, 7, 100, 4096])
-def test_lines_that_are_blank_are_no_samples_however_long(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blank_lines_of_any_length_are_skipped(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(piece)
-    monkeypatch.setattr(json_lines, "PIECE", piece)  # bytes a read
+    monkeypatch.setattr(json_lines, "PIECE", piece)  # bytes per read
     for _ in range(30):
         texts = [rng.choice(["1", " 2", "", "  ", " " * 700, "\t\r", "33" * 200]) for _ in range(rng.randrange(12))]
         whole = "\n".join(texts).encode()
@@ -414,7 +416,7 @@ def test_lines_that_are_blank_are_no_samples_however_long(piece: int, monkeypatc
         assert found == [text.strip() for text in texts if text.strip()]
 
 
-def test_what_a_shard_is_not_is_said(tmp_path: Path) -> None:
+def test_error_explains_why_a_file_is_not_a_shard_of_the_layout(tmp_path: Path) -> None:
     for name, message in (
         ("x.parquet", "the end of a Parquet file is needed; there is b'no shard'"),
         ("x.npy", r"is not an \.npy file"),
@@ -434,7 +436,7 @@ def test_what_a_shard_is_not_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [b"\xff", b'"1x"'])
-def test_an_index_json_that_is_damaged_is_named(nbytes: bytes, tmp_path: Path) -> None:
+def test_error_names_a_damaged_index_json(nbytes: bytes, tmp_path: Path) -> None:
     shard = b'{"format": "mds", "version": 2, "zip_data": null, "raw_data": {"basename": "x", "bytes": %b}, "samples": 1}' % nbytes
     (tmp_path / "index.json").write_bytes(b'{"shards": [%b]}' % shard)
     with pytest.raises(ShardCorrupt, match=r"index\.json: is no index of MosaicML Streaming or LitData"):
@@ -442,7 +444,7 @@ def test_an_index_json_that_is_damaged_is_named(nbytes: bytes, tmp_path: Path) -
 
 
 def mds_of_one(path: Path, encoding: str, body: bytes) -> None:
-    """A shard of one sample with one column, "x"."""
+    """Writes a shard of one sample with one column, "x"."""
     head = json.dumps({"column_names": ["x"], "column_encodings": [encoding], "column_sizes": [None]}).encode()
     sample = len(body).to_bytes(4, "little") + body
     begin = 12 + len(head)
@@ -451,13 +453,13 @@ def mds_of_one(path: Path, encoding: str, body: bytes) -> None:
 
 
 @pytest.mark.parametrize(("encoding", "body"), [("str_decimal", b"1.x"), ("str_int", b"1x"), ("pkl", b"x")])
-def test_a_value_that_cannot_be_decoded_is_named(encoding: str, body: bytes, tmp_path: Path) -> None:
+def test_error_names_a_value_that_cannot_be_decoded(encoding: str, body: bytes, tmp_path: Path) -> None:
     mds_of_one(tmp_path / "x.mds", encoding, body)
     with pytest.raises(ShardCorrupt, match=rf"x\.mds: sample 0, at byte \d+: column 'x' \({encoding}\)"):
         list(RemoteDataset.from_urls(str(tmp_path / "x.mds"), layout=Mds(allow_pickle=True)))
 
 
-def test_pickles_are_read_only_where_that_is_said(tmp_path: Path) -> None:
+def test_pickles_are_read_only_if_allowed(tmp_path: Path) -> None:
     import pickle
 
     mds_of_one(tmp_path / "x.mds", "pkl", pickle.dumps([1, 2]))
@@ -467,7 +469,7 @@ def test_pickles_are_read_only_where_that_is_said(tmp_path: Path) -> None:
     assert found["x"] == [1, 2]
 
 
-def test_chunks_of_litdata_that_are_not_read_are_said(tmp_path: Path) -> None:
+def test_unsupported_litdata_chunks_are_errors(tmp_path: Path) -> None:
     shutil.copytree(DATA / "litdata", tmp_path, dirs_exist_ok=True)
     index = json.loads((tmp_path / "index.json").read_text())
     for change, words in (
@@ -495,7 +497,7 @@ def test_chunks_of_litdata_that_are_not_read_are_said(tmp_path: Path) -> None:
         RemoteDataset.from_urls(str(tmp_path))
 
 
-def test_items_that_litdata_has_encrypted_need_their_key(tmp_path: Path) -> None:
+def test_encrypted_litdata_items_need_their_key(tmp_path: Path) -> None:
     key = base64.urlsafe_b64encode(bytes(32))
     with pytest.raises(ShardCorrupt, match=r"sample 0, at byte \d+: it was damaged, or encrypted with another key .*InvalidToken"):
         list(RemoteDataset.from_urls(str(DATA / "litdata_fernet"), layout=LitData(encryption=Fernet(key)), shuffle=False))
@@ -508,11 +510,11 @@ def test_items_that_litdata_has_encrypted_need_their_key(tmp_path: Path) -> None
         list(RemoteDataset.from_urls(str(DATA / "litdata_sealed"), layout=LitData(encryption=Fernet(key)), shuffle=False))
     view = RemoteDataset.from_urls(str(DATA / "litdata_fernet"), layout=LitData(encryption=Fernet(FERNET_KEY))).indexed()
     with ShmLoader(view, 4, seed=0, num_workers=1, multiprocessing_context="fork") as loader:
-        assert sorted(joined(batch["label"].tolist() for batch in loader)) == [number - 3 for number in range(NUM_SAMPLES)]
+        assert sorted(concatenated(batch["label"].tolist() for batch in loader)) == [number - 3 for number in range(NUM_SAMPLES)]
 
 
-class Counted(Fernet):
-    """Counts what it decrypts."""
+class CountingFernet(Fernet):
+    """Counts its decryptions."""
 
     num_decrypted = 0
 
@@ -521,13 +523,13 @@ class Counted(Fernet):
         return super().decrypt(token, ttl)
 
 
-def test_a_chunk_that_is_encrypted_whole_is_decrypted_once_and_its_copy_stays_encrypted(tmp_path: Path) -> None:
-    counted = Counted(FERNET_KEY)
+def test_encrypted_chunk_is_decrypted_once_and_cached_encrypted(tmp_path: Path) -> None:
+    counted = CountingFernet(FERNET_KEY)
     chunks = RemoteDataset.from_urls(
         str(DATA / "litdata_sealed"), layout=LitData(encryption=counted), shuffle=False, cache_folder=str(tmp_path)
     )
     assert len(chunks.indexed()) == NUM_SAMPLES
-    for num_decrypted in (8, 12):  # once to make each chunk's index, once to read it; the next pass has the indexes
+    for num_decrypted in (8, 12):  # once to index each chunk and once to read it; the second pass has the indexes
         assert [sample["label"] for sample in chunks] == [number - 3 for number in range(NUM_SAMPLES)]
         assert counted.num_decrypted == num_decrypted
         chunks = RemoteDataset.from_urls(
@@ -539,19 +541,19 @@ def test_a_chunk_that_is_encrypted_whole_is_decrypted_once_and_its_copy_stays_en
 
 
 @pytest.mark.parametrize("name", ["litdata_tokens", "litdata_tokens_sealed"])
-def test_an_index_of_tokens_is_of_one_length_of_samples(name: str, tmp_path: Path) -> None:
+def test_token_index_applies_to_one_sample_length(name: str, tmp_path: Path) -> None:
     key = Fernet(FERNET_KEY) if name.endswith("sealed") else None
     for block_size in (10, 5, 10, 7):
         layout = LitData(block_size=block_size, encryption=key)
         dataset = RemoteDataset.from_urls(str(DATA / name), layout=layout, shuffle=False, cache_folder=tmp_path)
         found = [sample["value"] for sample in dataset]
         assert {len(value) for value in found} == {block_size}
-        assert len(dataset) == len(found) >= 10 * NUM_SAMPLES // block_size - 5  # what is left of a chunk is no sample
+        assert len(dataset) == len(found) >= 10 * NUM_SAMPLES // block_size - 5  # the rest of a chunk is not a sample
 
 
 @pytest.mark.parametrize("cache_bytes", [1 << 20, 0])
 @pytest.mark.parametrize("name", ["a.tfrecord", "a.jsonl", "a.npy", "a.wav"])
-def test_shards_of_no_bytes_or_no_samples(name: str, cache_bytes: int, tmp_path: Path) -> None:
+def test_shards_without_bytes_or_samples(name: str, cache_bytes: int, tmp_path: Path) -> None:
     (tmp_path / name).touch()
     if name == "a.npy":
         np.save(tmp_path / name, np.zeros((0, 3)))
@@ -563,7 +565,7 @@ def test_shards_of_no_bytes_or_no_samples(name: str, cache_bytes: int, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["parquet", "litdata batch", "litdata sealed", "litdata rows"])
-def test_what_a_layout_keeps_of_its_shards_is_one_datasets(name: str, tmp_path: Path) -> None:
+def test_layout_object_reused_for_a_second_dataset_keeps_nothing_of_the_first(name: str, tmp_path: Path) -> None:
     case = next(case for case in CASES if case.name == name)
     case.write(tmp_path)
     layout = case.layout if case.layout is not None else Parquet() if name == "parquet" else LitData()
@@ -584,17 +586,17 @@ def test_what_a_layout_keeps_of_its_shards_is_one_datasets(name: str, tmp_path: 
             first[what], second[what] = second[what], first[what]
         index.write_text(json.dumps(said))
     after = labels()
-    assert after != before, "the shards were swapped since"
+    assert after != before, "the labels must change, because the shards were swapped"
     assert sorted(after) == sorted(before)
 
 
-def test_a_frame_of_several_items_is_expanded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frame_of_several_items_is_decompressed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     expanded: list[int] = []
     real = litdata_frames.expanded_pieces
     monkeypatch.setattr(litdata_frames, "expanded_pieces", lambda kind, file: expanded.append(1) or real(kind, file))
     found = [sample["label"] for sample in RemoteDataset.from_urls(str(DATA / "litdata_batch"), shuffle=False)]
     assert found == [number - 3 for number in range(NUM_SAMPLES)]
-    assert len(expanded) == 3 + 3 + 3 + 1  # chunks of 7, 7, 7 and 2 items, by three
+    assert len(expanded) == 3 + 3 + 3 + 1  # chunks of 7, 7, 7 and 2 items, three per frame
 
 
 @pytest.mark.parametrize(
@@ -608,7 +610,7 @@ def test_a_frame_of_several_items_is_expanded_once(monkeypatch: pytest.MonkeyPat
         (130, 9, "sample 0, at byte 128: .*damaged or cut|sample 0, at byte 128: its frame does not expand to"),
     ],
 )
-def test_a_chunk_of_frames_that_is_damaged_is_said(at: int, value: int, words: str, tmp_path: Path) -> None:
+def test_damaged_chunk_of_frames_is_an_error(at: int, value: int, words: str, tmp_path: Path) -> None:
     shutil.copytree(DATA / "litdata_batch", tmp_path, dirs_exist_ok=True)
     data = bytearray((tmp_path / "chunk-0-0.bin").read_bytes())
     data[at] = value
@@ -618,7 +620,7 @@ def test_a_chunk_of_frames_that_is_damaged_is_said(at: int, value: int, words: s
 
 
 @pytest.mark.parametrize(("kind", "package"), OPTIONAL.items())
-def test_what_compresses_with_a_package_of_its_own_needs_that(kind: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_decompression_package_is_named(kind: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ModuleNotFoundError, match=rf"needs the package {package}, which is not installed: pip install 'shmload\["):
         list(RemoteDataset.from_urls(str(DATA / f"mds_{kind}")))
@@ -626,7 +628,7 @@ def test_what_compresses_with_a_package_of_its_own_needs_that(kind: str, package
 
 @pytest.mark.parametrize(("kind", "package"), OPTIONAL.items())
 @pytest.mark.parametrize("harm", [lambda data: data[:-9], lambda data: b"\xff" * 9 + data[9:], lambda data: b""])
-def test_a_compressed_shard_that_is_damaged_is_said(kind: str, package: str, harm: Any, tmp_path: Path) -> None:
+def test_damaged_compressed_shard_is_an_error(kind: str, package: str, harm: Any, tmp_path: Path) -> None:
     pytest.importorskip(package, reason=f"needs {package}")
     shutil.copytree(DATA / f"mds_{kind}", tmp_path, dirs_exist_ok=True)
     path = tmp_path / f"shard.00000.mds.{kind}"
@@ -636,12 +638,13 @@ def test_a_compressed_shard_that_is_damaged_is_said(kind: str, package: str, har
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.name != "files"], ids=lambda case: case.name)
-def test_a_shard_that_is_replaced_while_it_is_read_is_an_error(case: Case, data: Path) -> None:
-    dataset = opened(case, data, cache_bytes=small(case, data) if case.is_compressed else 0, shuffle=False)
+def test_shard_replaced_while_it_is_read_is_an_error(case: Case, data: Path) -> None:
+    dataset = opened(case, data, cache_bytes=one_shard_cache_nbytes(case, data) if case.is_compressed else 0, shuffle=False)
     items = iter(dataset)
     next(items)
     paths = sorted(path for path in data.iterdir() if path.name != "index.json")
-    last = paths[-2 if case.is_compressed and len(paths) == 4 and case.layout is None else -1]  # the last may be here: indexed
+    # The last shard may have been copied already, to index it.
+    last = paths[-2 if case.is_compressed and len(paths) == 4 and case.layout is None else -1]
     text = last.read_bytes()
     last.unlink()
     last.write_bytes(text[:-1] + bytes([text[-1] ^ 1]))
@@ -666,8 +669,8 @@ FUZZED = [
 
 
 @pytest.mark.parametrize("case", [BY_NAME[name] for name in FUZZED], ids=FUZZED)
-def test_damage_is_an_error_or_leaves_samples_as_they_were(case: Case, data: Path) -> None:
-    """Bytes changed, cut and added anywhere in a shard: what is read is a sample of before, changed in its values, or one error."""
+def test_damaged_shard_is_an_error_or_its_samples_keep_their_structure(case: Case, data: Path) -> None:
+    """Bytes are changed, cut or added anywhere: each read returns a sample with at most its values changed, or one error."""
     dice = random.Random(11)
     shard = next(path for path in sorted(data.iterdir()) if path.name != "index.json")
     whole, num_errors = shard.read_bytes(), 0
@@ -692,13 +695,13 @@ def test_damage_is_an_error_or_leaves_samples_as_they_were(case: Case, data: Pat
 
 
 @given(st.binary(max_size=60))
-def test_no_bytes_are_an_example_by_accident(data: bytes) -> None:
+def test_arbitrary_bytes_are_parsed_or_refused(data: bytes) -> None:
     with suppress(ValueError, IndexError):
         assert isinstance(example_features(data), dict)
 
 
 @pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zst"])
-def test_a_compressed_stream_that_is_cut_is_said(kind: str, tmp_path: Path) -> None:
+def test_truncated_compressed_stream_is_an_error(kind: str, tmp_path: Path) -> None:
     BY_NAME[f"jsonl.{kind}"].write(tmp_path)
     text = (tmp_path / f"part-001.jsonl.{kind}").read_bytes()
 
@@ -720,7 +723,7 @@ def test_a_compressed_stream_that_is_cut_is_said(kind: str, tmp_path: Path) -> N
 # ------------------------------------------------------------ options
 
 
-def test_columns_of_parquet(tmp_path: Path) -> None:
+def test_only_the_chosen_columns_of_parquet_are_read(tmp_path: Path) -> None:
     each(table, ".parquet")(tmp_path)
     found = list(RemoteDataset.from_urls(str(tmp_path), layout=Parquet(columns=("label",)), shuffle=False))
     assert [plain(sample) for sample in found] == [{"label": number} for number in range(NUM_SAMPLES)]
@@ -728,7 +731,7 @@ def test_columns_of_parquet(tmp_path: Path) -> None:
         list(RemoteDataset.from_urls(str(tmp_path), layout=Parquet(columns=("nothing",))))
 
 
-def test_a_number_has_one_type_whatever_is_null_beside_it(tmp_path: Path) -> None:
+def test_type_of_a_number_does_not_depend_on_nulls_in_its_column(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -739,7 +742,7 @@ def test_a_number_has_one_type_whatever_is_null_beside_it(tmp_path: Path) -> Non
     assert [type(value) for value in found] == [np.float32, np.float32, type(None), np.float32]
 
 
-def test_text_of_parquet_that_is_none_is_said(tmp_path: Path) -> None:
+def test_invalid_utf8_in_parquet_is_an_error(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -751,7 +754,7 @@ def test_text_of_parquet_that_is_none_is_said(tmp_path: Path) -> None:
         list(RemoteDataset.from_urls(str(path)))
 
 
-def test_a_footer_of_parquet_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_footer_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -770,7 +773,7 @@ def test_a_footer_of_parquet_is_parsed_once(tmp_path: Path, monkeypatch: pytest.
     assert len(read) == 1
 
 
-def test_fields_and_functions_of_them(tmp_path: Path) -> None:
+def test_fields_are_selected_and_mapped(tmp_path: Path) -> None:
     each(lines, ".jsonl")(tmp_path)
     dataset = RemoteDataset.from_urls(str(tmp_path))
     view = dataset.indexed(fields=["__key__", "name"], decode={"name": str.upper})
@@ -781,7 +784,7 @@ def test_fields_and_functions_of_them(tmp_path: Path) -> None:
     dataset.close()
 
 
-def test_a_feature_that_does_not_fit_its_schema_is_said(tmp_path: Path) -> None:
+def test_feature_that_does_not_match_its_schema_is_an_error(tmp_path: Path) -> None:
     each(records, ".tfrecord")(tmp_path)
     for schema, words in (
         ({"nothing": "int64"}, "field 'nothing' is missing"),
@@ -795,7 +798,7 @@ def test_a_feature_that_does_not_fit_its_schema_is_said(tmp_path: Path) -> None:
     assert example_features(raw["data"])["label"] == [-3]
 
 
-def test_a_schema_gives_what_it_gives_of_files_here(tmp_path: Path) -> None:
+def test_schema_has_the_same_effect_on_remote_and_local_files(tmp_path: Path) -> None:
     record = {"small": 5, "big": 300, "below": -1, "flag": True, "real": 1.5, "reals": [1.0, 2.0], "bytes": b"\1\0\2\0"}
     path = tmp_path / "a.tfrecord"
     with TFRecordWriter(path) as writer:
@@ -827,7 +830,7 @@ def test_a_schema_gives_what_it_gives_of_files_here(tmp_path: Path) -> None:
     assert sum(one == "an error" for one, _ in found) < 0.9 * len(found)
 
 
-def test_rows_of_each_kind(tmp_path: Path) -> None:
+def test_rows_of_each_dtype_are_read(tmp_path: Path) -> None:
     for made in (np.arange(5), np.arange(10).reshape(5, 2) > 3, np.arange(5, dtype=">c16"), np.zeros((5, 0), np.float16)):
         np.save(tmp_path / "x.npy", made)
         found = [sample["data"] for sample in RemoteDataset.from_urls(str(tmp_path / "x.npy"), shuffle=False, layout=NumpyRows())]
@@ -835,7 +838,7 @@ def test_rows_of_each_kind(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(reason="starts two libraries that import for seconds")
-def test_what_the_libraries_write_today_is_read(tmp_path: Path) -> None:
+def test_files_written_by_the_installed_libraries_are_read(tmp_path: Path) -> None:
     folder = os.environ.get("SHMLOAD_OTHER_LOADERS")
     if not folder or not os.path.isdir(folder):
         pytest.skip("needs mosaicml-streaming and litdata in a folder that SHMLOAD_OTHER_LOADERS names")

@@ -1,4 +1,4 @@
-"""Data as they lie in real stores: read by ranks through caches that hold less, through faults, and after readers were killed."""
+"""Existing datasets in real stores: read by ranks through small caches, through faults, and after readers were killed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from shmload.errors import StoreError
 from shmload.remote import Client, RemoteDataset
 from shmload.remote.listing import shards_in
 from shmload.storage.local_store import LocalStore
-from tests.remote.layout_kit import CASES, NUM_SAMPLES, Case, identity, known, same
+from tests.remote.layout_kit import CASES, NUM_SAMPLES, Case, identity, numbers_by_content, same
 from tests.remote.remote_kit import uploaded
-from tests.remote.test_over_faults import a_fault
+from tests.remote.test_over_faults import random_fault
 from tests.storage.fault_proxy import FaultProxy, Status
 from tests.storage.store_kit import Server, web_server
 
@@ -29,15 +29,17 @@ EVERY = pytest.mark.parametrize("case", [case for case in CASES if case.name in 
 
 @pytest.fixture
 def place(case: Case, server: Server, tmp_path: Path) -> tuple[str, str]:
-    """The case's shards in a bucket; they lie in tmp_path / "files", too."""
+    """Uploads the case's shards; returns their bucket and folder. They are also in tmp_path / "files"."""
     (tmp_path / "files").mkdir()
     case.write(tmp_path / "files")
     return uploaded(server, tmp_path / "files")
 
 
 @pytest.fixture(scope="session")
-def brief(server: Server, proxy: FaultProxy) -> Client:
-    """A client of the proxy that soon gives up. It outlives the errors, whose tracebacks would have its sockets go in any order."""
+def impatient_client(server: Server, proxy: FaultProxy) -> Client:
+    """Returns a client of the proxy with few retries. It outlives the errors, whose tracebacks would otherwise close its sockets
+    in any order.
+    """
     return server.client(proxy.url, retries=2)
 
 
@@ -46,7 +48,7 @@ def largest(case: Case, folder: Path) -> int:
 
 
 def numbers(case: Case, dataset: RemoteDataset) -> list[int]:
-    which = known(case)
+    which = numbers_by_content(case)
     return [which[identity(sample)] for sample in dataset]
 
 
@@ -67,7 +69,7 @@ def test_ranks_read_each_sample_once_through_a_small_cache(
 
 
 @EVERY
-def test_an_epoch_through_faults_is_the_undisturbed_one(
+def test_epoch_with_faults_equals_the_undisturbed_one(
     case: Case, place: tuple[str, str], server: Server, proxy: FaultProxy, pauses: list[float], tmp_path: Path
 ) -> None:
     undisturbed = RemoteDataset(server.client(), *place, seed=4, **case.options())
@@ -77,17 +79,17 @@ def test_an_epoch_through_faults_is_the_undisturbed_one(
     proxy.script()
     client = server.client(proxy.url, retries=30, stall_s=0.05)
     dataset = RemoteDataset(client, *place, seed=4, cache_folder=tmp_path / "cache", **case.options())
-    proxy.script(*(a_fault(rng) for _ in range(10)))
+    proxy.script(*(random_fault(rng) for _ in range(10)))
     assert numbers(case, dataset) == expected
     dataset.close()
 
 
 @EVERY
-def test_a_store_that_stays_away_is_one_error(
-    case: Case, place: tuple[str, str], brief: Client, proxy: FaultProxy, pauses: list[float]
+def test_long_outage_is_one_error(
+    case: Case, place: tuple[str, str], impatient_client: Client, proxy: FaultProxy, pauses: list[float]
 ) -> None:
     proxy.script()
-    dataset = RemoteDataset(brief, *place, cache_bytes=1 << 20, **case.options())
+    dataset = RemoteDataset(impatient_client, *place, cache_bytes=1 << 20, **case.options())
     proxy.script(*[Status(503)] * 400)
     with pytest.raises(StoreError, match=r"503"):
         list(dataset)
@@ -97,9 +99,7 @@ def test_a_store_that_stays_away_is_one_error(
 
 
 @EVERY
-def test_readers_that_are_killed_leave_a_cache_that_serves_the_epoch(
-    case: Case, place: tuple[str, str], server: Server, tmp_path: Path
-) -> None:
+def test_cache_of_killed_readers_serves_the_epoch(case: Case, place: tuple[str, str], server: Server, tmp_path: Path) -> None:
     def opened(**more: Any) -> RemoteDataset:
         return RemoteDataset(server.client(), *place, seed=6, window=1, **case.options(), **more)
 
@@ -124,7 +124,7 @@ def test_readers_that_are_killed_leave_a_cache_that_serves_the_epoch(
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.name in NAMES and case.name != "files"], ids=lambda case: case.name
 )
-def test_a_web_server_that_lists_nothing(case: Case, tmp_path: Path) -> None:
+def test_data_on_a_web_server_without_listings_is_read_by_urls(case: Case, tmp_path: Path) -> None:
     case.write(tmp_path)
     names = sorted(path.name for path in tmp_path.iterdir())
     with web_server(tmp_path) as url:

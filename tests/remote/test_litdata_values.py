@@ -1,4 +1,4 @@
-"""Lists and dicts within LitData's items are what was written, as LitData's own serializer encodes them."""
+"""Lists and dicts in LitData's items are read as LitData's own serializer wrote them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from shmload.formats.litdata.litdata_format import LitData
 from shmload.formats.litdata.litdata_values import nested_value
 
-# what litdata 0.2.76 writes for each value
+# as litdata 0.2.76 encodes each value
 WRITTEN = [
     ([1, -2], "0202000000" "0100000000000000" "feffffffffffffff"),
     ([], "0100000000"),
@@ -35,12 +35,12 @@ WRITTEN = [
 
 
 @pytest.mark.parametrize(("value", "written"), WRITTEN, ids=lambda value: str(value)[:20])
-def test_nested_values_are_what_litdata_wrote(value: Any, written: str) -> None:
+def test_nested_values_equal_what_litdata_wrote(value: Any, written: str) -> None:
     data = bytes.fromhex(written)
     assert repr(nested_value(data)) == repr(value)
     assert repr(LitData(("json",))._leaf("json", memoryview(data))) == repr(value)
     for end in range(len(data)):
-        with pytest.raises(ValueError):  # of JSON, of Unicode, of ours
+        with pytest.raises(ValueError):  # raised by the JSON parser, by the UTF-8 decoder or by shmload
             nested_value(data[:end])
 
 

@@ -1,4 +1,6 @@
-"""The seed's reading snippet, inside torch's loader and ShmLoader, both modes, with workers of every start method."""
+"""The reading snippet of the documentation in torch's DataLoader and in ShmLoader, in both modes, with workers of every start
+method.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import torch
 
 from shmload import ShmLoader
 from shmload.remote import RemoteDataset
-from tests.remote.remote_kit import batch_labels, joined, write_packed
+from tests.remote.remote_kit import batch_labels, concatenated, write_packed
 
 LOADERS = {
     "torch": lambda data, **options: torch.utils.data.DataLoader(data, batch_size=None, **options),
@@ -27,7 +29,7 @@ def double(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def pipeline(folder: Path, **options: Any) -> RemoteDataset:
-    """The seed's own, with arrays for pictures."""
+    """Builds the snippet's dataset, with arrays in place of images."""
     return (
         RemoteDataset(None, str(folder), **options)
         .decode("pil")
@@ -45,19 +47,19 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("kind", LOADERS)
-def test_every_loader_gives_the_same_batches_for_any_number_of_workers(folder: Path, kind: str, num_workers: int) -> None:
+def test_every_loader_yields_the_same_batches_for_any_number_of_workers(folder: Path, kind: str, num_workers: int) -> None:
     alone = pipeline(folder)
     first, second = batch_labels(alone), batch_labels(alone)
     loader = LOADERS[kind](pipeline(folder), num_workers=num_workers)
     assert len(loader) == 7
     assert [first, second] == [batch_labels(loader), batch_labels(loader)]
-    assert list(range(50)) == sorted(joined(first))
+    assert list(range(50)) == sorted(concatenated(first))
     del loader
 
 
 @pytest.mark.slow(reason="reads nine passes, most of them with two workers")
 @pytest.mark.parametrize("kind", LOADERS)
-def test_persistent_workers_know_the_epoch(folder: Path, kind: str) -> None:
+def test_persistent_workers_follow_the_epoch(folder: Path, kind: str) -> None:
     alone = pipeline(folder)
     expected = [batch_labels(alone) for _ in range(3)]
     data = pipeline(folder)
@@ -65,7 +67,7 @@ def test_persistent_workers_know_the_epoch(folder: Path, kind: str) -> None:
     assert expected[:2] == [batch_labels(loader), batch_labels(loader)]
     (loader if kind == "seed mode" else data).set_epoch(0)
     assert [expected[0], expected[1]] == [batch_labels(loader), batch_labels(loader)]
-    next(iter(loader))  # a pass that is broken off counts, too
+    next(iter(loader))  # an abandoned pass counts, too
     (loader if kind == "seed mode" else data).set_epoch(2)
     assert expected[2] == batch_labels(loader)
     del loader
@@ -75,9 +77,9 @@ def double_of(sample: tuple[Any, Any]) -> tuple[Any, Any]:
     return torch.from_numpy(2 * sample[0]), sample[1]
 
 
-@pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
+@pytest.mark.slow(reason="workers start as new interpreters, which import all modules")
 @pytest.mark.parametrize("kind", LOADERS)
-def test_spawned_workers_read_the_same(folder: Path, kind: str) -> None:
+def test_spawned_workers_read_the_same_batches(folder: Path, kind: str) -> None:
     data = RemoteDataset(None, str(folder)).decode().to_tuple("npy", "cls").map(double_of).batched(8)
     expected = batch_labels(data)
     data.set_epoch(0)
@@ -87,7 +89,7 @@ def test_spawned_workers_read_the_same(folder: Path, kind: str) -> None:
 
 
 @pytest.mark.slow(reason="kills a worker, which is replaced")
-def test_a_killed_worker_is_replaced_and_nothing_is_lost(folder: Path) -> None:
+def test_killed_worker_is_replaced_and_no_sample_is_lost(folder: Path) -> None:
     alone = pipeline(folder, cache_bytes=100_000)
     expected = batch_labels(alone)
     with ShmLoader(pipeline(folder, cache_bytes=100_000), batch_size=None, seed=0, num_workers=2) as loader:
@@ -102,7 +104,7 @@ def test_a_killed_worker_is_replaced_and_nothing_is_lost(folder: Path) -> None:
 def test_seed_mode_resumes_in_the_middle_of_an_epoch(folder: Path) -> None:
     with ShmLoader(pipeline(folder), batch_size=None, seed=5, num_workers=0) as loader:
         items = iter(loader)
-        for _ in range(9):  # 7 of the first epoch, 2 of the second
+        for _ in range(9):  # 7 batches of the first epoch, 2 of the second
             try:
                 next(items)
             except StopIteration:
@@ -119,7 +121,7 @@ def noisy(array: np.ndarray[Any, Any]) -> torch.Tensor:
     return torch.from_numpy(array) + torch.rand(())
 
 
-def test_seed_mode_augments_alike_for_any_number_of_workers(folder: Path) -> None:
+def test_augmentation_in_seed_mode_does_not_depend_on_the_number_of_workers(folder: Path) -> None:
     data = RemoteDataset(None, str(folder)).decode().to_tuple("npy", "cls").map_tuple(noisy).batched(8)
     found = []
     for num_workers in (0, 2):
@@ -129,13 +131,13 @@ def test_seed_mode_augments_alike_for_any_number_of_workers(folder: Path) -> Non
 
 
 @pytest.mark.parametrize(("method", "arguments"), [("select", (bool,)), ("repeat", (2,)), ("with_epoch", (5,)), ("unbatched", ())])
-def test_seed_mode_refuses_what_has_no_k_th_item(folder: Path, method: str, arguments: tuple[Any, ...]) -> None:
+def test_seed_mode_refuses_stages_without_random_access(folder: Path, method: str, arguments: tuple[Any, ...]) -> None:
     data = getattr(pipeline(folder), method)(*arguments)
     with pytest.raises(ValueError, match=f"asks for the k-th item of an epoch, and behind {method} nobody knows which that is"):
         ShmLoader(data, batch_size=None, seed=1)
 
 
-def test_a_sample_that_a_stage_drops_is_an_error_in_seed_mode(folder: Path) -> None:
+def test_sample_dropped_by_a_stage_is_an_error_in_seed_mode(folder: Path) -> None:
     data = RemoteDataset(None, str(folder)).map(lambda sample: None)
     with (
         ShmLoader(data, batch_size=None, seed=1) as loader,
@@ -145,15 +147,15 @@ def test_a_sample_that_a_stage_drops_is_an_error_in_seed_mode(folder: Path) -> N
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_of_a_torch_mode_loader_share_an_epoch(folder: Path, world_size: int) -> None:
+def test_ranks_of_a_torch_mode_loader_divide_an_epoch(folder: Path, world_size: int) -> None:
     found = []
     for rank in range(world_size):
         data = pipeline(folder, rank=rank, world_size=world_size, uneven="exact")
-        found.append(joined(batch_labels(torch.utils.data.DataLoader(data, batch_size=None))))
-    assert list(range(50)) == sorted(joined(found))
+        found.append(concatenated(batch_labels(torch.utils.data.DataLoader(data, batch_size=None))))
+    assert list(range(50)) == sorted(concatenated(found))
 
 
-def test_a_dataset_of_another_rank_than_the_loaders_is_refused_where_the_loader_deals(folder: Path) -> None:
+def test_dataset_of_another_rank_is_refused_if_the_loader_divides_samples(folder: Path) -> None:
     ranks = [{"rank": rank, "world_size": 3} for rank in range(3)]
     for given, other in zip(ranks, [{}, ranks[0], ranks[1]], strict=True):
         data = pipeline(folder, **given)
@@ -164,5 +166,5 @@ def test_a_dataset_of_another_rank_than_the_loaders_is_refused_where_the_loader_
     found = []
     for given in ranks:
         with ShmLoader(pipeline(folder, **given), batch_size=None, seed=1, uneven="exact", **given) as loader:
-            found += joined(batch_labels(loader))
+            found += concatenated(batch_labels(loader))
     assert sorted(found) == list(range(50))

@@ -1,4 +1,4 @@
-"""Copies of shards: fetched ahead, checked, within a budget, let go; and what is said when the store is not what it was."""
+"""Local copies of shards: prefetched, checked, kept within a budget and evicted; and the errors if the store has changed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_each_shard_is_fetched_once_for_all_epochs_and_datasets_of_a_folder(tmp_
     assert list(range(30)) == sorted(labels(again))
     again.close()
     assert (store.count("read_into"), other.count("read_into")) == (6, 0)
-    assert {"get"} == {method for method, _ in other.asked}  # the manifest: indexes are kept, too
+    assert {"get"} == {method for method, _ in other.asked}  # only the manifest: indexes are cached, too
 
 
 @pytest.mark.parametrize("is_packed", [True, False])
@@ -64,7 +64,7 @@ def test_the_cache_stays_within_its_budget_and_reads_all(tmp_path: Path, is_pack
     assert store.count("read_into") >= 12
 
 
-def test_what_comes_next_is_fetched_before_it_is_asked_for(tmp_path: Path) -> None:
+def test_next_shards_are_prefetched(tmp_path: Path) -> None:
     write_packed(tmp_path, [5] * 6)
     seen = threading.Event()
     dataset, store = watched(tmp_path, window=1, cache_bytes=3 * NBYTES)
@@ -77,7 +77,7 @@ def test_what_comes_next_is_fetched_before_it_is_asked_for(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(("ahead", "num_ahead"), [(0, 0), (2 * NBYTES, 2), (5 * NBYTES - 1, 4)])
-def test_no_more_bytes_are_fetched_ahead_than_asked_for(ahead: float, num_ahead: int, tmp_path: Path) -> None:
+def test_prefetching_respects_its_byte_limit(ahead: float, num_ahead: int, tmp_path: Path) -> None:
     write_packed(tmp_path, [5] * 8)
     dataset, store = watched(tmp_path, window=1, ahead_bytes=ahead, rank=0, world_size=1)
     order = [shards[0] for shards in dataset._ordered().shards_from(0, seed=0, epoch=0, num_windows=8)]
@@ -93,7 +93,7 @@ def test_no_more_bytes_are_fetched_ahead_than_asked_for(ahead: float, num_ahead:
     dataset.close()
 
 
-def test_where_any_shard_may_be_next_none_is_fetched_ahead_of_a_bound(tmp_path: Path) -> None:
+def test_nothing_is_prefetched_if_any_shard_may_be_next(tmp_path: Path) -> None:
     write_packed(tmp_path, [5] * 8)
     dataset, store = watched(tmp_path, ahead_bytes=0)
     view = dataset.indexed()
@@ -102,13 +102,13 @@ def test_where_any_shard_may_be_next_none_is_fetched_ahead_of_a_bound(tmp_path: 
     assert store.count("read_into") == 1
 
 
-def test_a_bound_that_is_no_number_of_bytes_is_refused(tmp_path: Path) -> None:
+def test_prefetch_limit_that_is_not_a_number_of_bytes_is_refused(tmp_path: Path) -> None:
     write_packed(tmp_path, [5])
     with pytest.raises(ValueError, match="ahead_bytes is a number of bytes, 0 or more, or None; got -1"):
         RemoteDataset.from_urls(str(tmp_path), ahead_bytes=-1)
 
 
-def test_more_than_the_cache_may_hold_is_read_sample_by_sample(tmp_path: Path) -> None:
+def test_shard_larger_than_the_cache_is_read_sample_by_sample(tmp_path: Path) -> None:
     write_packed(tmp_path, [5] * 4)
     dataset, store = watched(tmp_path, cache_bytes=NBYTES // 2)
     assert list(range(20)) == sorted(labels(dataset))
@@ -116,7 +116,7 @@ def test_more_than_the_cache_may_hold_is_read_sample_by_sample(tmp_path: Path) -
     dataset.close()
 
 
-def test_a_damaged_shard_is_fetched_again_once(tmp_path: Path) -> None:
+def test_damaged_shard_is_fetched_again_once(tmp_path: Path) -> None:
     write_packed(tmp_path, [5, 5])
     dataset, store = watched(tmp_path)
     spoiled: list[str] = []
@@ -132,7 +132,7 @@ def test_a_damaged_shard_is_fetched_again_once(tmp_path: Path) -> None:
     dataset.close()
 
 
-def test_a_shard_that_stays_damaged_is_an_error_with_url_and_cause(tmp_path: Path) -> None:
+def test_permanently_damaged_shard_is_an_error_with_url_and_cause(tmp_path: Path) -> None:
     write_packed(tmp_path, [5])
     path = tmp_path / ("0" * 16) / "shard-000000.tar"
     data = bytearray(path.read_bytes())
@@ -145,7 +145,7 @@ def test_a_shard_that_stays_damaged_is_an_error_with_url_and_cause(tmp_path: Pat
     dataset.close()
 
 
-def test_a_damaged_index_is_an_error(tmp_path: Path) -> None:
+def test_damaged_index_is_an_error(tmp_path: Path) -> None:
     write_packed(tmp_path, [5])
     dataset, store = watched(tmp_path)
     store.spoil = lambda key, out: out.__setitem__(9, 1) if key.endswith(".index") else None
@@ -154,7 +154,7 @@ def test_a_damaged_index_is_an_error(tmp_path: Path) -> None:
     dataset.close()
 
 
-def test_an_index_of_another_shard_is_an_error(tmp_path: Path) -> None:
+def test_index_of_another_shard_is_an_error(tmp_path: Path) -> None:
     manifest = write_packed(tmp_path, [5])
     text = (tmp_path / "manifest.json").read_text()
     (tmp_path / "manifest.json").write_text(text.replace('"num_samples": 5', '"num_samples": 4'))
@@ -165,7 +165,7 @@ def test_an_index_of_another_shard_is_an_error(tmp_path: Path) -> None:
     assert manifest.num_samples == 5
 
 
-def test_a_dataset_that_is_packed_anew_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_repacked_dataset_is_an_error_that_says_so(tmp_path: Path) -> None:
     write_packed(tmp_path, [5] * 4)
     dataset, _ = watched(tmp_path, cache_bytes=2 * NBYTES, window=1)
     items = iter(dataset)
@@ -179,7 +179,7 @@ def test_a_dataset_that_is_packed_anew_is_an_error_that_says_so(tmp_path: Path) 
     dataset.close()
 
 
-def test_a_shard_that_was_written_to_is_an_error(tmp_path: Path) -> None:
+def test_modified_shard_is_an_error(tmp_path: Path) -> None:
     write_plain(tmp_path, [5, 5])
     dataset, _ = watched(tmp_path)
     shutil.copy(tmp_path / "part-000000.tar", tmp_path / "part-000001.tar")
@@ -190,7 +190,7 @@ def test_a_shard_that_was_written_to_is_an_error(tmp_path: Path) -> None:
     dataset.close()
 
 
-def test_a_shard_that_is_gone_is_an_error(tmp_path: Path) -> None:
+def test_deleted_shard_is_an_error(tmp_path: Path) -> None:
     write_plain(tmp_path, [5, 5])
     dataset, _ = watched(tmp_path)
     (tmp_path / "part-000001.tar").unlink()
@@ -199,7 +199,7 @@ def test_a_shard_that_is_gone_is_an_error(tmp_path: Path) -> None:
     dataset.close()
 
 
-def test_a_store_that_does_not_answer_is_its_own_error(tmp_path: Path) -> None:
+def test_error_of_an_unreachable_store_is_passed_on(tmp_path: Path) -> None:
     write_packed(tmp_path, [5])
     dataset, store = watched(tmp_path)
 
@@ -213,7 +213,7 @@ def test_a_store_that_does_not_answer_is_its_own_error(tmp_path: Path) -> None:
     dataset.close()
 
 
-def test_a_pickled_copy_uses_the_same_folder_and_ends_nothing(tmp_path: Path) -> None:
+def test_closing_an_unpickled_copy_does_not_affect_the_shared_folder(tmp_path: Path) -> None:
     write_packed(tmp_path, [5])
     local = LocalShards(shards_in(LocalStore(tmp_path)), None, 1 << 20)
     other = pickle.loads(pickle.dumps(local))
@@ -225,7 +225,7 @@ def test_a_pickled_copy_uses_the_same_folder_and_ends_nothing(tmp_path: Path) ->
     local.close()
 
 
-def test_a_private_folder_goes_with_its_owner_alone(private_folders_go: Path) -> None:
+def test_private_folder_is_removed_only_with_its_owner(private_folders_go: Path) -> None:
     folder = PrivateFolder()
     copy = pickle.loads(pickle.dumps(folder))
     assert copy.path == folder.path
@@ -239,7 +239,7 @@ def test_a_private_folder_goes_with_its_owner_alone(private_folders_go: Path) ->
 
 
 @pytest.mark.parametrize("who", ["its owner", "a copy"])
-def test_what_is_fetched_while_its_folder_is_closed_leaves_nothing(
+def test_fetch_that_ends_after_close_leaves_no_files(
     who: str, private_folders_go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_packed(tmp_path, [5] * 3)
@@ -268,13 +268,13 @@ def test_what_is_fetched_while_its_folder_is_closed_leaves_nothing(
     assert late_done.is_set()
     assert not place.exists()
     assert local.copy(0) is None
-    assert len(local.range(0, 0, 100)) == 100  # of the store
+    assert len(local.range(0, 0, 100)) == 100  # read from the store
     assert local.index(0).num_samples == 5
     local.close()
     assert list(private_folders_go.iterdir()) == []
 
 
-def test_a_worker_reads_on_when_its_trainers_folder_is_closed(tmp_path: Path) -> None:
+def test_worker_continues_reading_after_its_trainers_folder_is_closed(tmp_path: Path) -> None:
     write_packed(tmp_path, [5] * 6)
     view = RemoteDataset(None, str(tmp_path)).indexed()
     with ShmLoader(view, batch_size=1, num_workers=1, prefetch_factor=2, multiprocessing_context="fork") as loader:
@@ -286,7 +286,7 @@ def test_a_worker_reads_on_when_its_trainers_folder_is_closed(tmp_path: Path) ->
     assert found == list(range(30))
 
 
-def test_workers_that_begin_after_the_close_make_no_folder(private_folders_go: Path, tmp_path: Path) -> None:
+def test_workers_started_after_close_create_no_folder(private_folders_go: Path, tmp_path: Path) -> None:
     write_packed(tmp_path, [5] * 6)
     view = RemoteDataset(None, str(tmp_path)).indexed()
     assert len(view) == 30
@@ -297,7 +297,7 @@ def test_workers_that_begin_after_the_close_make_no_folder(private_folders_go: P
 
 
 @pytest.mark.slow(reason="a program in a process of its own, which imports torch")
-def test_a_private_folder_of_a_killed_program_goes_at_the_next_start(private_folders_go: Path, tmp_path: Path) -> None:
+def test_private_folder_of_a_killed_program_is_removed_at_the_next_start(private_folders_go: Path, tmp_path: Path) -> None:
     write_packed(tmp_path, [5])
     code = f"""
         import os, signal, tempfile
@@ -321,7 +321,7 @@ def test_a_private_folder_of_a_killed_program_goes_at_the_next_start(private_fol
     dataset.close()
 
 
-def test_a_prefetcher_does_what_was_wished_last_and_ends_with_its_owner() -> None:
+def test_prefetcher_follows_the_latest_announcement_and_ends_with_its_owner() -> None:
     class Owner:
         def __init__(self) -> None:
             self.fetched: list[int] = []
@@ -358,7 +358,7 @@ def test_plain_shards_are_indexed_once_for_all_processes_of_a_folder(tmp_path: P
     again.close()
 
 
-def test_a_shard_that_is_no_tar_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_error_names_a_shard_that_is_not_a_tar_file(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(b"x" * 2048)
     dataset: Any = RemoteDataset.from_urls(str(tmp_path))
     with pytest.raises(ShardCorrupt, match=r"x.tar: at byte 0: "):
@@ -366,7 +366,7 @@ def test_a_shard_that_is_no_tar_is_an_error_that_names_it(tmp_path: Path) -> Non
     dataset.close()
 
 
-def test_waiting_for_another_fetch_keeps_no_hold_on_what_was_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_another_fetch_does_not_keep_the_shards_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "files").mkdir()
     write_packed(tmp_path / "files", [5])
     asked: list[float] = []
@@ -379,7 +379,7 @@ def test_waiting_for_another_fetch_keeps_no_hold_on_what_was_read(tmp_path: Path
     def busy_first(self: BudgetedFolder, name: str, nbytes: int, **options: Any) -> Any:
         if len(asked) > 1:
             return folder_obtain(self, name, nbytes, **options)
-        with folder_obtain(self, name, nbytes, timeout_s=0):  # by another, as far as the folder can tell
+        with folder_obtain(self, name, nbytes, timeout_s=0):  # to the folder, this looks like another process
             return folder_obtain(self, name, nbytes, **options)
 
     monkeypatch.setattr(LocalShards, "_obtain", noted)
@@ -391,13 +391,13 @@ def test_waiting_for_another_fetch_keeps_no_hold_on_what_was_read(tmp_path: Path
         assert local.copy(0) is not None
         assert asked == [0, 0]
         del local
-        assert held() is None, "an error's frames hold the shards until a collection"
+        assert held() is None, "an error's traceback must not keep the shards alive"
     finally:
         gc.enable()
 
 
-def test_a_reader_waits_for_another_fetch_and_never_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who has the room may be a worker that waits for its trainer, which waits for this reader's batch."""
+def test_reader_waits_for_another_fetch_but_never_for_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for room would deadlock if a worker uses all of it and waits for its trainer, which waits for this reader's batch."""
     write_packed(tmp_path / "files", [5] * 2)
     shards = shards_in(LocalStore(tmp_path / "files"))
     sizes = [shard.nbytes for shard in shards.all]
@@ -408,15 +408,15 @@ def test_a_reader_waits_for_another_fetch_and_never_for_room(tmp_path: Path, mon
     obtain = BudgetedFolder.obtain
 
     def noted(self: BudgetedFolder, name: str, nbytes: int, **options: Any) -> Any:
-        """Another begins to fetch the shard first."""
+        """Lets another process begin to fetch the shard first."""
         monkeypatch.setattr(BudgetedFolder, "obtain", obtain)
         held.append(others.obtain(name, nbytes))
         fetching.set()
         return obtain(self, name, nbytes, **options)
 
     def pause(seconds: float) -> None:
-        """The other fails with it, and somebody takes all room for something else."""
-        assert fetching.is_set(), "it waits where nobody fetches"
+        """Lets the other process's fetch fail, and another file take all the room."""
+        assert fetching.is_set(), "it must only wait while another process fetches"
         fetching.clear()
         held.pop().abandon()
         held.append(others.obtain("all the room", max(sizes)))
@@ -436,16 +436,16 @@ def test_threads_that_readers_need_do_not_wait_for_room(tmp_path: Path, monkeypa
     local = LocalShards(shards, tmp_path / "cache", 10 * NBYTES)
     others = BudgetedFolder(local.cache.path, 10 * NBYTES)
     all_the_room = others.obtain("all the room", 10 * NBYTES)
-    who_waits: SimpleQueue[str] = SimpleQueue()
+    waiting_threads: SimpleQueue[str] = SimpleQueue()
     go_on = threading.Event()
 
     def pause(seconds: float) -> None:
-        who_waits.put(threading.current_thread().name)
+        waiting_threads.put(threading.current_thread().name)
         go_on.wait(10)
 
     monkeypatch.setattr("shmload.storage.room_wait.sleep", pause)
     local.announce(range(12), 9)
-    waiting = who_waits.get(timeout=10)
+    waiting = waiting_threads.get(timeout=10)
     found = local.ranges([(number, 0, 512) for number in range(9)])
     go_on.set()
     all_the_room.abandon()  # type: ignore[union-attr]  # a reservation
@@ -455,7 +455,7 @@ def test_threads_that_readers_need_do_not_wait_for_room(tmp_path: Path, monkeypa
     others.close()
 
 
-def test_a_shard_shorter_than_its_manifest_says_is_told_as_such(tmp_path: Path) -> None:
+def test_shard_shorter_than_in_its_manifest_is_an_error_that_names_it(tmp_path: Path) -> None:
     manifest = write_packed(tmp_path, [5])
     os.truncate(tmp_path / manifest.shards[0].name, NBYTES // 2)
     dataset, _ = watched(tmp_path)
@@ -464,7 +464,7 @@ def test_a_shard_shorter_than_its_manifest_says_is_told_as_such(tmp_path: Path) 
     dataset.close()
 
 
-def test_an_interrupt_in_the_middle_of_a_copy_is_an_interrupt(tmp_path: Path) -> None:
+def test_keyboard_interrupt_during_a_copy_is_raised(tmp_path: Path) -> None:
     write_packed(tmp_path, [5])
     shards = shards_in(store := WatchedStore(LocalStore(tmp_path)))
 
@@ -478,7 +478,7 @@ def test_an_interrupt_in_the_middle_of_a_copy_is_an_interrupt(tmp_path: Path) ->
     cache.close()
 
 
-def test_a_child_forked_in_the_middle_of_a_copy_does_not_keep_it_alive(tmp_path: Path) -> None:
+def test_child_forked_during_a_copy_does_not_keep_its_lock(tmp_path: Path) -> None:
     write_packed(tmp_path, [5])
     shards = shards_in(store := WatchedStore(LocalStore(tmp_path)))
     reading, writing = os.pipe()
@@ -486,7 +486,7 @@ def test_a_child_forked_in_the_middle_of_a_copy_does_not_keep_it_alive(tmp_path:
     if parent == 0:
 
         def fork_and_die(key: str, out: memoryview) -> None:
-            if not os.fork():  # what a child does first is done when this returns
+            if not os.fork():  # what a child does after a fork is done when this returns
                 os.write(writing, b"%d" % os.getpid())
             signal.pause()
 

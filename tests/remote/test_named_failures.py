@@ -1,4 +1,4 @@
-"""A failure of a fluent reader's stage names the shard, the sample and the stage, wherever it runs."""
+"""The error of a failing stage of a fluent reader names the shard, the sample and the stage, in any process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from shmload.remote import RemoteDataset
 Stages = Callable[[RemoteDataset], RemoteDataset]
 
 
-class Refused(Exception):
-    """An error with a text of its own."""
+class CustomTextError(Exception):
+    """An exception that overrides `__str__`."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -30,7 +30,7 @@ class Refused(Exception):
 
 
 def refuses(value: Any, kind: Callable[[], Exception] = lambda: ValueError("is refused")) -> Any:
-    """A user's function, which fails on the sample of label 2."""
+    """Raises for the sample with label 2: a user's function."""
     if (value["cls"] if isinstance(value, dict) else value) in (b"2", 2):
         raise kind()
     return value
@@ -89,7 +89,7 @@ def again(items: Iterator[Any]) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_a_failing_stage_names_shard_sample_and_stage(name: str, shard: Path) -> None:
+def test_error_of_a_failing_stage_names_shard_sample_and_stage(name: str, shard: Path) -> None:
     build, message = STAGES[name]
     with pytest.raises(ValueError, match=rf"a\.tar: .*{message}"):
         list(build(RemoteDataset.from_urls(str(shard), shuffle=False)))
@@ -97,7 +97,7 @@ def test_a_failing_stage_names_shard_sample_and_stage(name: str, shard: Path) ->
 
 @pytest.mark.slow(reason="starts worker processes")
 @pytest.mark.parametrize("seed", [None, 1])
-def test_a_failing_stage_names_them_in_workers(shard: Path, seed: int | None) -> None:
+def test_error_of_a_failing_stage_names_them_in_workers(shard: Path, seed: int | None) -> None:
     dataset = RemoteDataset.from_urls(str(shard)).to_tuple("jpg", "cls").map_tuple(None, refuses)
     loaders = [lambda: ShmLoader(dataset, batch_size=1, num_workers=1, seed=seed)]
     if seed is None:
@@ -107,10 +107,10 @@ def test_a_failing_stage_names_them_in_workers(shard: Path, seed: int | None) ->
             list(make())
 
 
-def test_an_error_keeps_its_type_and_one_with_a_text_of_its_own_gets_a_note(shard: Path) -> None:
+def test_error_keeps_its_type_and_one_with_custom_text_gets_a_note(shard: Path) -> None:
     dataset = RemoteDataset.from_urls(str(shard))
-    with pytest.raises(Refused, match="number 7 is refused") as caught:
-        list(dataset.map(partial(refuses, kind=partial(Refused, 7))))
+    with pytest.raises(CustomTextError, match="number 7 is refused") as caught:
+        list(dataset.map(partial(refuses, kind=partial(CustomTextError, 7))))
     assert caught.value.args == (7,)
     assert caught.value.__notes__ == [f"shmload: map, of {shard}/a.tar: sample 'img_2'"]
     with pytest.raises(KeyError, match="no such") as missing:
@@ -119,27 +119,27 @@ def test_an_error_keeps_its_type_and_one_with_a_text_of_its_own_gets_a_note(shar
     assert missing.value.__notes__ == [f"shmload: map, of {shard}/a.tar: sample 'img_2'"]
 
 
-def test_what_names_its_sample_is_not_named_twice(shard: Path) -> None:
+def test_error_that_names_its_sample_does_not_name_it_twice(shard: Path) -> None:
     with pytest.raises(ShardCorrupt) as caught:
         list(RemoteDataset.from_urls(str(shard), shuffle=False).decode("rgb8"))
     assert str(caught.value).count("img_0") == str(caught.value).count("a.tar") == 1
 
 
-def test_a_handler_gets_the_error_with_its_sample(shard: Path) -> None:
+def test_handler_receives_an_error_that_names_the_sample(shard: Path) -> None:
     seen: list[str] = []
     dataset = RemoteDataset.from_urls(str(shard)).map(refuses, handler=lambda error: bool(seen.append(str(error))) or True)
     assert len(list(dataset)) == 3
     assert seen == [f"{shard}/a.tar: sample 'img_2': map: is refused"]
 
 
-def test_a_decoder_of_an_indexed_view_names_shard_and_sample(tmp_path: Path) -> None:
+def test_decoding_error_of_an_indexed_view_names_shard_and_sample(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n{"n": 2}\n')
     view = RemoteDataset.from_urls(str(tmp_path)).indexed(decode={"n": refuses})
     with pytest.raises(ShardCorrupt, match=r"a\.jsonl: field 'n' of sample '.*1': is refused"):
         view[1]
 
 
-def test_options_of_tar_shards_are_refused_for_others_with_a_remedy(tmp_path: Path) -> None:
+def test_tar_options_are_refused_for_other_layouts_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n')
     with pytest.raises(TypeError, match=r"indexed\(schema=...\) is an option of tar shards, and these are jsonl, .* by fields="):
         RemoteDataset.from_urls(str(tmp_path)).indexed(schema={"n": "int64"})

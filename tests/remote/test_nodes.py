@@ -1,4 +1,6 @@
-"""Each node reads its share: exactly once over all, the same share in each epoch, and few bytes that are another's."""
+"""Each node reads its share: all shares contain each sample exactly once, are the same in each epoch, and need few bytes of other
+shares.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ TOTAL = sum(COUNTS)
     shuffle=st.booleans(),
     seed=st.integers(0, (1 << 64) - 1),
 )
-def test_an_epoch_has_every_sample_once_and_each_node_its_share(
+def test_epoch_has_every_sample_once_and_each_node_reads_its_share(
     sizes: list[int], nodes: int, per_node: int, window: int, shuffle: bool, seed: int
 ) -> None:
     batch = nodes * per_node
@@ -48,7 +50,7 @@ def test_an_epoch_has_every_sample_once_and_each_node_its_share(
     spans = [order.n * node // nodes for node in range(nodes + 1)]
     for node in range(nodes):
         mine = {int(index) for found in of_nodes for index in found[:, node].ravel()}
-        assert len(mine) <= spans[node + 1] - spans[node]  # of both epochs together: it has no other samples
+        assert len(mine) <= spans[node + 1] - spans[node]  # in both epochs together, because the node has no other samples
 
 
 def test_shares_are_the_same_in_each_epoch_and_samples_in_another_order() -> None:
@@ -59,7 +61,7 @@ def test_shares_are_the_same_in_each_epoch_and_samples_in_another_order() -> Non
         assert first[:, node].tolist() != second[:, node].tolist()
 
 
-def test_a_shard_is_read_in_the_window_that_is_said() -> None:
+def test_window_of_a_shard_contains_the_shard() -> None:
     sizes = [3, 0, 5, 2, 7, 1, 4, 6]
     order = NodeShuffle(sizes, nodes=3, global_batch=6, window=2)
     for shard, size in enumerate(sizes):
@@ -72,7 +74,7 @@ def test_a_shard_is_read_in_the_window_that_is_said() -> None:
 
 
 @pytest.mark.parametrize(("sizes", "nodes", "batch"), [([4, 4], 3, 4), ([1], 2, 2), ([4], 0, 4)])
-def test_what_does_not_divide_is_said(sizes: list[int], nodes: int, batch: int) -> None:
+def test_invalid_numbers_of_nodes_or_samples_are_errors(sizes: list[int], nodes: int, batch: int) -> None:
     with pytest.raises(ValueError, match="NodeShuffle: "):
         NodeShuffle(sizes, nodes=nodes, global_batch=batch)
 
@@ -84,19 +86,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 class Node:
-    """What a machine asks of the store, through a cache of its own."""
+    """The reads of one machine, through its own cache."""
 
     def __init__(self, folder: Path, cache: Path) -> None:
         self.store, self.cache = WatchedStore(LocalStore(folder)), cache
 
     @property
     def shards(self) -> set[str]:
-        """That it has fetched."""
+        """Returns the shards that it has fetched."""
         return {key for method, key in self.store.asked if method == "read_into" and key.endswith(".tar")}
 
 
 @pytest.mark.parametrize(("nodes", "ranks"), [(8, 8), (8, 16), (2, 4)])
-def test_a_node_fetches_its_share_alone(nodes: int, ranks: int, folder: Path, tmp_path: Path) -> None:
+def test_node_fetches_only_its_share(nodes: int, ranks: int, folder: Path, tmp_path: Path) -> None:
     machines = [Node(folder, tmp_path / f"cache{node}") for node in range(nodes)]
     datasets = []
     for rank in range(ranks):
@@ -111,12 +113,12 @@ def test_a_node_fetches_its_share_alone(nodes: int, ranks: int, folder: Path, tm
             assert all(len(shards) <= len(COUNTS) // nodes + 2 for shards in fetched)
             assert len(set().union(*fetched)) == len(COUNTS)
         else:
-            assert [node.shards for node in machines] == fetched  # its cache holds its share
+            assert [node.shards for node in machines] == fetched  # its cache holds its whole share
     for dataset in datasets:
         dataset.close()
 
 
-def test_a_loader_reads_its_nodes_share_and_goes_on_with_other_ranks(folder: Path, tmp_path: Path) -> None:
+def test_loader_reads_its_nodes_share_and_resumes_with_another_number_of_ranks(folder: Path, tmp_path: Path) -> None:
     nodes, batch = 4, 16
 
     def loaders(world_size: int) -> tuple[list[ShmLoader[Any]], list[Node]]:
@@ -146,7 +148,7 @@ def test_a_loader_reads_its_nodes_share_and_goes_on_with_other_ranks(folder: Pat
         loader.close()
 
 
-def test_the_schedule_gives_each_rank_its_nodes_samples() -> None:
+def test_schedule_assigns_each_rank_samples_of_its_node() -> None:
     order = NodeShuffle(COUNTS, nodes=4, global_batch=32, window=2)
     share = [set(order.take(0, TOTAL // 32 * 32, seed=1, epoch=0).reshape(-1, 4, 8)[:, node].ravel()) for node in range(4)]
     for world_size in (4, 8, 16):
@@ -156,7 +158,7 @@ def test_the_schedule_gives_each_rank_its_nodes_samples() -> None:
                 assert set(schedule.batch(0, step, rank).tolist()) <= share[rank * 4 // world_size]
 
 
-def test_what_does_not_go_together_is_said(folder: Path) -> None:
+def test_incompatible_options_are_errors(folder: Path) -> None:
     dataset = RemoteDataset.from_urls(str(folder), nodes=3, rank=0, world_size=4)
     with pytest.raises(ValueError, match="nodes=3 have equally many ranks each, and there are 4 ranks"):
         next(iter(dataset))

@@ -1,4 +1,4 @@
-"""Objects as samples, in the order of a listing that is not at its end."""
+"""Objects as samples, in the order of a listing that has not ended yet."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from tests.storage.store_kit import Server
 KEYS = [f"{number // 10}/{number:03d}.jpg" for number in range(60)]
 
 
-class Listing(LocalStore):
-    """A folder that remembers what was listed and what was read, in order."""
+class RecordingStore(LocalStore):
+    """A folder that records what was listed and read, in order."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -40,30 +40,30 @@ class Listing(LocalStore):
 
 
 @pytest.fixture
-def photos(tmp_path: Path) -> Listing:
-    """A folder of objects."""
+def photos(tmp_path: Path) -> RecordingStore:
+    """Returns a folder of objects."""
     for number, key in enumerate(KEYS):
         (tmp_path / "in" / key).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / key).write_bytes(b"\xff\xd8\xff" + bytes([number]))
-    return Listing(tmp_path / "in")
+    return RecordingStore(tmp_path / "in")
 
 
 def packed(samples: Any, folder: Path) -> list[int]:
-    """Packs; the numbers of the photos in the order in which they lie."""
+    """Packs the samples; returns the numbers of the photos in their stored order."""
     manifest = packing_of(samples, LocalStore(folder), PackOptions(100_000, 7, 0, 0)).run()
     assert manifest.num_samples == sum(shard.num_samples for shard in manifest.shards)
     found = RemoteDataset.from_urls(str(folder), shuffle=False)
     return [sample["jpg"][3] for sample in found]
 
 
-def test_objects_are_packed_in_the_order_of_their_listing(photos: Listing, tmp_path: Path) -> None:
+def test_objects_are_packed_in_the_order_of_their_listing(photos: RecordingStore, tmp_path: Path) -> None:
     assert packed(ObjectStream(photos), tmp_path / "out") == list(range(60))
     keys = [sample["__key__"] for sample in RemoteDataset.from_urls(str(tmp_path / "out"), shuffle=False)]
     assert keys == [f"{key.removesuffix('.jpg')}-{number:09d}" for number, key in enumerate(KEYS)]
     assert [sample["__key__"] for sample in ObjectStream(str(photos.root))] == [key.removesuffix(".jpg") for key in KEYS]
 
 
-def test_objects_are_fetched_while_they_are_listed(photos: Listing) -> None:
+def test_objects_are_fetched_while_they_are_listed(photos: RecordingStore) -> None:
     stream = iter(ObjectStream(photos, at_once=4))
     for number in range(40):
         assert next(stream)["__key__"] == KEYS[number].removesuffix(".jpg")
@@ -71,7 +71,7 @@ def test_objects_are_fetched_while_they_are_listed(photos: Listing) -> None:
     stream.close()  # type: ignore[attr-defined]  # of a generator
 
 
-def test_a_packing_that_goes_on_fetches_nothing_that_is_there(photos: Listing, tmp_path: Path) -> None:
+def test_resumed_packing_does_not_fetch_packed_objects_again(photos: RecordingStore, tmp_path: Path) -> None:
     class Away(LocalStore):
         def put(self, key: str, data: Any) -> StoredObject:
             if "shard-000004" in key:
@@ -82,16 +82,16 @@ def test_a_packing_that_goes_on_fetches_nothing_that_is_there(photos: Listing, t
         packing_of(ObjectStream(photos, at_once=1), Away(tmp_path / "out"), PackOptions(100_000, 7, 0, 0)).run()
     photos.done.clear()
     assert packed(ObjectStream(photos, at_once=1), tmp_path / "out") == list(range(60))
-    assert [key for what, key in photos.done if what == "read"] == KEYS[:8] + KEYS[28:]  # the first tell what it is
+    assert [key for what, key in photos.done if what == "read"] == KEYS[:8] + KEYS[28:]  # the first reads detect the format
 
 
-def test_an_object_that_is_a_shard_or_was_replaced_is_an_error(photos: Listing) -> None:
+def test_object_that_is_a_shard_or_was_replaced_is_an_error(photos: RecordingStore) -> None:
     (photos.root / "9.tar.gz").write_bytes(b"")
     with pytest.raises(ValueError, match=r"in/9.tar.gz is a shard of many samples, and here each object is one: read it by Rem"):
         list(ObjectStream(photos))
     (photos.root / "9.tar.gz").unlink()
 
-    class Late(Listing):
+    class Late(RecordingStore):
         def get(self, key: str, **given: Any) -> Any:
             (self.root / key).write_bytes(b"of another length")
             return super().get(key, **given)
@@ -105,7 +105,7 @@ def test_an_object_that_is_a_shard_or_was_replaced_is_an_error(photos: Listing) 
 @pytest.mark.parametrize(
     ("name", "key", "extension"), [("a.b.JPG", "a_b", "jpg"), ("README", "README", "data"), ("x.", "x.", "data")]
 )
-def test_a_name_that_is_odd_can_be_packed(name: str, key: str, extension: str, tmp_path: Path) -> None:
+def test_object_with_an_unusual_name_is_packed(name: str, key: str, extension: str, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / name).write_bytes(b"\xff\xd8\xff")
     (sample,) = ObjectStream(str(tmp_path / "in"))
@@ -113,13 +113,13 @@ def test_a_name_that_is_odd_can_be_packed(name: str, key: str, extension: str, t
     packing_of([sample].__iter__(), LocalStore(tmp_path / "out"), PackOptions(100_000, 7, 0, 0)).run()
 
 
-def test_the_command_packs_in_order(photos: Listing, tmp_path: Path) -> None:
+def test_pack_command_packs_in_order(photos: RecordingStore, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["pack", str(photos.root), str(tmp_path / "out"), "--in-order", "--workers", "0"])
     assert (done.exit_code, done.stderr) == (0, "")
     assert [s["jpg"][3] for s in RemoteDataset.from_urls(str(tmp_path / "out"), shuffle=False)] == list(range(60))
 
 
-def test_a_bucket_is_listed_page_by_page(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bucket_is_listed_page_by_page(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_store, "_PAGE", 5)
     server.bucket("listed")
     store = server.store("listed", uuid.uuid4().hex)
@@ -135,7 +135,7 @@ def test_a_bucket_is_listed_page_by_page(server: Server, monkeypatch: pytest.Mon
     assert len(asked) == 3
 
 
-def test_objects_that_are_gone_since_they_were_packed_are_an_error(tmp_path: Path) -> None:
+def test_objects_deleted_since_they_were_packed_are_an_error(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "in")
     for number in range(10):
         store.put(f"{number}.txt", b"x")

@@ -1,4 +1,4 @@
-"""An epoch out of a real store through a proxy that breaks answers: exactly the undisturbed epoch, or one clear error."""
+"""An epoch from a real store through a proxy that disturbs answers is exactly the undisturbed epoch, or one clear error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COUNTS = (30, 7, 22, 16)
 
 @pytest.fixture(scope="session")
 def packed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """A packed dataset in the store."""
+    """Returns bucket and folder of a packed dataset in the store."""
     files = tmp_path_factory.mktemp("packed")
     write_packed(files, COUNTS)
     return uploaded(server, files)
@@ -26,14 +26,14 @@ def packed(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[st
 
 @pytest.fixture(scope="session")
 def plain(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """The same without a manifest."""
+    """Returns bucket and folder of the same shards without a manifest."""
     files = tmp_path_factory.mktemp("plain")
     write_plain(files, COUNTS)
     return uploaded(server, files)
 
 
-def a_fault(rng: random.Random) -> Fault | None:
-    """Any that passes; None half of the time."""
+def random_fault(rng: random.Random) -> Fault | None:
+    """Returns a random fault that passes, or None half of the time."""
     after = rng.randrange(40_000)
     passing = (
         Refuse(),
@@ -50,7 +50,7 @@ def a_fault(rng: random.Random) -> Fault | None:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", ["packed", "plain"])
-def test_an_epoch_through_faults_is_the_undisturbed_epoch(
+def test_epoch_with_faults_equals_the_undisturbed_epoch(
     kind: str, seed: int, server: Server, proxy: FaultProxy, pauses: list[float], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     place = request.getfixturevalue(kind)
@@ -58,14 +58,14 @@ def test_an_epoch_through_faults_is_the_undisturbed_epoch(
     rng = random.Random(seed)
     proxy.script()
     client = server.client(proxy.url, retries=30, stall_s=0.05)
-    dataset = RemoteDataset(client, *place, seed=seed, cache_folder=tmp_path)  # a prefetcher may go on trying after the test
-    proxy.script(*(a_fault(rng) for _ in range(12)))
+    dataset = RemoteDataset(client, *place, seed=seed, cache_folder=tmp_path)  # a prefetcher may continue to retry after the test
+    proxy.script(*(random_fault(rng) for _ in range(12)))
     assert expected == labels(dataset)
     assert list(range(sum(COUNTS))) == sorted(expected)
     assert pauses
 
 
-def test_a_store_that_stays_broken_is_one_error_and_reading_goes_on_once_it_is_well(
+def test_broken_store_is_one_error_and_reading_continues_once_it_is_repaired(
     packed: tuple[str, str], server: Server, proxy: FaultProxy, pauses: list[float]
 ) -> None:
     proxy.script()
@@ -78,7 +78,7 @@ def test_a_store_that_stays_broken_is_one_error_and_reading_goes_on_once_it_is_w
 
 
 @pytest.mark.parametrize("kind", ["packed", "plain"])
-def test_a_shard_that_changes_before_it_is_read_is_an_error_never_a_mix(kind: str, server: Server, tmp_path: Path) -> None:
+def test_shard_changed_before_it_is_read_is_an_error(kind: str, server: Server, tmp_path: Path) -> None:
     (write_packed if kind == "packed" else write_plain)(tmp_path, COUNTS)
     bucket, folder = uploaded(server, tmp_path)
     dataset = RemoteDataset(server.client(), bucket, folder, shuffle=False)
@@ -91,7 +91,7 @@ def test_a_shard_that_changes_before_it_is_read_is_an_error_never_a_mix(kind: st
         labels(dataset)
 
 
-def test_a_dataset_packed_anew_meanwhile_is_an_error_that_says_so(server: Server, tmp_path: Path) -> None:
+def test_dataset_repacked_during_a_pass_is_an_error_that_says_so(server: Server, tmp_path: Path) -> None:
     (tmp_path / "old").mkdir()
     write_packed(tmp_path / "old", COUNTS)
     bucket, folder = uploaded(server, tmp_path / "old")

@@ -1,4 +1,4 @@
-"""The seed's reading snippet with real pictures out of a real store; ranks that meet; shards that webdataset has written."""
+"""The reading snippet of the documentation with real images from a real store; distributed ranks; shards written by webdataset."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ NUM_CLASSES, NUM_RANKS = len(PICTURES), 2
 
 
 def preproc(picture: Image.Image) -> torch.Tensor:
-    """What the seed's transforms make, without their randomness."""
+    """Converts an image as the documentation's transforms do, without their randomness."""
     return torch.from_numpy(np.array(picture.convert("RGB").resize((48, 48)))).permute(2, 0, 1).float() / 255
 
 
 def snippet(client: Client, bucket: str, folder: str) -> RemoteDataset:
-    """The seed's own."""
+    """Builds the dataset of the documentation's snippet."""
     return (
         RemoteDataset(client, bucket, folder)
         .decode("pil")  # Decode the data as PIL images
@@ -46,7 +46,7 @@ def snippet(client: Client, bucket: str, folder: str) -> RemoteDataset:
 
 @pytest.fixture(scope="session")
 def pictures(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """Each picture three times, a class for each, packed into the store in several shards."""
+    """Packs each image three times, each image as a class, into several shards of the store."""
     place = tmp_path_factory.mktemp("pictures")
     for number, path in enumerate(PICTURES):
         (place / f"{number:02d}").mkdir()
@@ -58,7 +58,7 @@ def pictures(server: Server, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 
 def read(loader: Any) -> list[int]:
-    """Labels of an epoch whose pictures are what they should be."""
+    """Reads an epoch, checks its images and returns their labels."""
     expected = [preproc(Image.open(path)) for path in PICTURES]
     found: list[int] = []
     for image, label in loader:
@@ -72,7 +72,7 @@ def read(loader: Any) -> list[int]:
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("start_method", ["fork", "spawn"])
 @pytest.mark.parametrize("loader", [torch.utils.data.DataLoader, ShmLoader])
-def test_the_seeds_reading_snippet_runs_over_the_store(
+def test_documented_snippet_reads_from_the_store(
     loader: Callable[..., Any], start_method: str, pictures: tuple[str, str], server: Server
 ) -> None:
     dataset = snippet(server.client(), *pictures) if start_method == "fork" else spawnable(server.client(), *pictures)
@@ -81,7 +81,7 @@ def test_the_seeds_reading_snippet_runs_over_the_store(
 
 
 def spawnable(client: Client, bucket: str, folder: str) -> RemoteDataset:
-    """The snippet without its lambda, which no spawned worker can have of anyone."""
+    """Builds the snippet's dataset without its lambda, which cannot be sent to a spawned worker."""
     return RemoteDataset(client, bucket, folder).decode("pil").to_tuple("jpg;png", "cls").map_tuple(preproc).batched(5)
 
 
@@ -109,7 +109,7 @@ def test_two_ranks_of_torch_distributed_read_every_sample_exactly_once(server: S
     assert ranks[0]["epochs"][0] != ranks[0]["epochs"][1]
 
 
-def test_shards_that_webdataset_has_written_are_read_from_the_store(server: Server, tmp_path: Path) -> None:
+def test_shards_written_by_webdataset_are_read_from_the_store(server: Server, tmp_path: Path) -> None:
     with webdataset.ShardWriter(str(tmp_path / "part-%06d.tar"), maxcount=9, verbose=0) as writer:
         for number in range(25):
             picture = np.full((4, 4, 3), number, np.uint8)

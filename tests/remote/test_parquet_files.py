@@ -1,4 +1,4 @@
-"""Parquet files that few writers make: pyarrow's values, or one error that names the file and the remedy."""
+"""Unusual Parquet files: pyarrow's values, or one error that names the file and the remedy."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_encrypted_footer_is_refused(tmp_path: Path) -> None:
         SharedIndex.from_manifest(path)
 
 
-def test_row_groups_begin_where_pyarrow_says(tmp_path: Path) -> None:
+def test_row_groups_begin_at_pyarrows_offsets(tmp_path: Path) -> None:
     table = pa.table({"n": np.arange(90), "t": [str(i % 3) for i in range(90)], "l": [[i, i] for i in range(90)]})
     for number, options in enumerate(({}, {"use_dictionary": False}, {"data_page_version": "2.0", "write_page_index": True})):
         path = tmp_path / f"{number}.parquet"
@@ -128,7 +128,7 @@ def test_damaged_metadata_is_an_error_or_row_groups(data: st.DataObject) -> None
 
 
 @pytest.mark.parametrize("sizes", [(3, 0, 3), (0, 3), (3, 0), (0, 0, 2, 0, 0, 1, 0), (1, 0, 0)], ids=str)
-def test_empty_row_groups_are_passed_over(sizes: tuple[int, ...], tmp_path: Path) -> None:
+def test_empty_row_groups_are_skipped(sizes: tuple[int, ...], tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     write_groups(path, sizes)
     expected = pq.read_table(path)["n"].to_pylist()
@@ -155,7 +155,7 @@ def test_file_of_empty_row_groups_has_no_samples(tmp_path: Path) -> None:
 
 
 def write_groups(path: Path, sizes: tuple[int, ...]) -> None:
-    """Write a file of row groups of these sizes, whose column "n" counts."""
+    """Writes a file with row groups of these sizes, whose column "n" counts."""
     begin = 0
     with pq.ParquetWriter(path, pa.schema([("n", pa.int64()), ("t", pa.string())])) as writer:
         for size in sizes:
@@ -164,7 +164,7 @@ def write_groups(path: Path, sizes: tuple[int, ...]) -> None:
             begin += size
 
 
-# ------------------------------------------------------------ values and names that Python's types do not hold
+# ------------------------------------------------------------ values and names that Python's types cannot represent
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def write_groups(path: Path, sizes: tuple[int, ...]) -> None:
     ],
     ids=["microseconds", "zone", "nanoseconds", "list", "days"],
 )
-def test_times_that_python_does_not_hold_are_named(column: Any, words: str, tmp_path: Path) -> None:
+def test_times_outside_pythons_range_are_errors_that_name_the_column(column: Any, words: str, tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"n": [1, 2], "t": column}), path)
     with closing(RemoteDataset.from_urls(str(path), shuffle=False)) as dataset:
@@ -191,7 +191,7 @@ def test_times_that_python_does_not_hold_are_named(column: Any, words: str, tmp_
         assert [sample["t"] for sample in ParquetDataset(path, fill_null={"t": 0})] == expected
 
 
-def test_columns_of_one_name_are_named(tmp_path: Path) -> None:
+def test_columns_with_the_same_name_are_an_error_that_names_them(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["x", "x", "y"]), path)
     with (
@@ -205,7 +205,7 @@ def test_columns_of_one_name_are_named(tmp_path: Path) -> None:
         assert [sample["y"] for sample in dataset] == [3]
 
 
-def test_single_string_is_no_list_of_names_to_any_reader_of_shards(tmp_path: Path) -> None:
+def test_single_string_in_place_of_a_list_of_columns_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"abc": [1]}), tmp_path / "x.parquet")
     with TarWriter(tmp_path / "x.tar") as tar:
         tar.write({"__key__": "0", "cls": 0})

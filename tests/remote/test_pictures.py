@@ -1,4 +1,4 @@
-"""Pictures as the Hugging Face hub stores them, struct<bytes, path>, are decoded by an `ImageDecoder`."""
+"""Images in the format of Hugging Face, struct<bytes, path>, are decoded by an `ImageDecoder`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ slow = pytest.mark.slow(reason="starts workers")
 
 @pytest.fixture
 def pixels(tmp_path: Path) -> list[np.ndarray[Any, Any]]:
-    """Those of 8 pictures, which `tmp_path` has in two row groups."""
+    """Writes 8 images in two row groups to `tmp_path` and returns their pixels."""
     made = [np.full((9, 12, 3), number, np.uint8) for number in range(8)]
     pictures = []
     for number, each in enumerate(made):
@@ -32,7 +32,7 @@ def pixels(tmp_path: Path) -> list[np.ndarray[Any, Any]]:
     return made
 
 
-def test_the_indexed_view_decodes_them(tmp_path: Path, pixels: list[Any]) -> None:
+def test_indexed_view_decodes_images(tmp_path: Path, pixels: list[Any]) -> None:
     view = RemoteDataset.from_urls(str(tmp_path)).indexed(decode={"image": ImageDecoder(layout="HWC")})
     for number, expected in enumerate(pixels):
         assert np.array_equal(expected, view[number]["image"])
@@ -40,7 +40,7 @@ def test_the_indexed_view_decodes_them(tmp_path: Path, pixels: list[Any]) -> Non
     view._source.local.close()
 
 
-def test_map_dict_decodes_them(tmp_path: Path, pixels: list[Any]) -> None:
+def test_map_dict_decodes_images(tmp_path: Path, pixels: list[Any]) -> None:
     dataset = RemoteDataset.from_urls(str(tmp_path), shuffle=False)
     found = [sample["image"] for sample in dataset.map_dict(image=ImageDecoder(layout="HWC"))]
     dataset.close()
@@ -48,7 +48,7 @@ def test_map_dict_decodes_them(tmp_path: Path, pixels: list[Any]) -> None:
 
 
 @slow
-def test_workers_decode_them_into_batches(tmp_path: Path, pixels: list[Any]) -> None:
+def test_workers_decode_images_into_batches(tmp_path: Path, pixels: list[Any]) -> None:
     view = RemoteDataset.from_urls(str(tmp_path)).indexed(decode={"image": ImageDecoder(CenterCrop(4))})
     with ShmLoader(view, batch_size=4, seed=0, num_workers=2) as loader:
         for batch in loader:
@@ -56,7 +56,7 @@ def test_workers_decode_them_into_batches(tmp_path: Path, pixels: list[Any]) -> 
             assert batch["image"][:, 0, 0, 0].tolist() == batch["label"].tolist()
 
 
-def test_one_without_bytes_is_an_error_with_a_remedy(tmp_path: Path) -> None:
+def test_image_without_bytes_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
     pq.write_table(pa.table({"image": pa.array([{"bytes": None, "path": "a.png"}], kind)}), tmp_path / "a.parquet")
     view = RemoteDataset.from_urls(str(tmp_path)).indexed(decode={"image": ImageDecoder()})
@@ -65,6 +65,6 @@ def test_one_without_bytes_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     view._source.local.close()
 
 
-def test_a_parquet_dataset_names_what_reads_them(tmp_path: Path, pixels: list[Any]) -> None:
+def test_error_of_parquet_dataset_names_the_class_that_reads_images(tmp_path: Path, pixels: list[Any]) -> None:
     with pytest.raises(ValueError, match=r"read its pictures with RemoteDataset.*indexed\(decode=\{'image': ImageDecoder\(\)\}\)"):
         ParquetDataset(tmp_path / "a.parquet")[0]

@@ -1,4 +1,4 @@
-"""An index made of ranges is the index made of the whole shard."""
+"""An index made with range reads equals the index of the whole shard."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def archive(members: list[tuple[str, int]], form: int) -> bytes:
 @pytest.mark.parametrize("form", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
 @settings(max_examples=40, deadline=None)
 @given(members=MEMBERS, piece=st.sampled_from([512, 1000, 8192, 1 << 20]))
-def test_headers_through_ranges_give_the_same_index(form: int, members: list[tuple[str, int]], piece: int) -> None:
+def test_headers_read_as_ranges_give_the_same_index(form: int, members: list[tuple[str, int]], piece: int) -> None:
     data = archive(members, form)
     asked = []
 
@@ -48,10 +48,10 @@ def test_headers_through_ranges_give_the_same_index(form: int, members: list[tup
     finally:
         tar_format.PIECE = before
     spans = sorted(asked)
-    assert all(at + nbytes <= after for (at, nbytes), (after, _) in itertools.pairwise(spans))  # nothing twice
+    assert all(at + nbytes <= after for (at, nbytes), (after, _) in itertools.pairwise(spans))  # no byte is read twice
 
 
-def test_large_members_are_passed_over() -> None:
+def test_large_members_are_skipped_while_indexing() -> None:
     data = archive([("a", 40 << 20), ("b", 30 << 20)], tarfile.GNU_FORMAT)
     read = [0]
 
@@ -65,14 +65,14 @@ def test_large_members_are_passed_over() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_damage_is_an_error_that_names_shard_and_offset(data: st.DataObject) -> None:
+def test_error_of_a_damaged_shard_names_shard_and_offset(data: st.DataObject) -> None:
     whole = archive([("a", 600), ("b", 600)], tarfile.GNU_FORMAT)
     cut = data.draw(st.integers(0, 4 * 512 + 1023))
     with pytest.raises(ShardCorrupt, match=r"s3://b/x.tar: at byte \d+: "):
         scan_remote("s3://b/x.tar", cut, lambda at, nbytes: whole[:cut][at : at + nbytes])
 
 
-def test_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:
+def test_too_long_member_name_is_refused(tmp_path: Path) -> None:
     data = archive([("a" * (1 << 20), 1)], tarfile.GNU_FORMAT)
     with pytest.raises(ShardCorrupt, match=r"x: at byte 512: a name of \d+ bytes; at most 1048576 are read"):
         scan_remote("x", len(data), lambda at, nbytes: data[at : at + nbytes])

@@ -1,4 +1,6 @@
-"""A store that stops while a dataset is read: the error comes after one object's tries, whatever the number of objects and readers."""
+"""A store that stops answering while a dataset is read: the error comes after one object's retries, for any number of objects and
+readers.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,8 @@ def proxy(tmp_path: Path) -> Iterator[FaultProxy]:
         yield made
 
 
-def dataset_behind(proxy: FaultProxy, cache_bytes: float) -> RemoteDataset:
-    """A dataset whose shards are all indexed. Its tries stall for a short time, and an outage lasts for a long one."""
+def dataset_through(proxy: FaultProxy, cache_bytes: float) -> RemoteDataset:
+    """Returns a dataset whose shards are all indexed. Its tries stall for a short time, and an outage lasts for a long one."""
     client = make_client(proxy.url, "key", "secret", retries=RETRIES, stall_s=60)
     found = RemoteDataset.from_urls(
         f"{proxy.url}/part-{{000000..{NUM_SHARDS - 1:06d}}}.tar", client, shuffle=False, cache_bytes=cache_bytes
@@ -45,8 +47,8 @@ def dataset_behind(proxy: FaultProxy, cache_bytes: float) -> RemoteDataset:
     return found
 
 
-def test_objects_after_the_first_that_a_silent_store_failed_are_not_asked_for(proxy: FaultProxy, pauses: list[float]) -> None:
-    view = dataset_behind(proxy, cache_bytes=0).indexed()
+def test_after_the_first_failure_of_a_silent_store_no_other_object_is_requested(proxy: FaultProxy, pauses: list[float]) -> None:
+    view = dataset_through(proxy, cache_bytes=0).indexed()
     proxy.script(*[Stall()] * FOREVER)
     for number in range(0, sum(COUNTS), 3):
         with pytest.raises(StoreError, match=r"cannot read .*part-000000\.tar: no answer from http.*failed 3 times"):
@@ -54,19 +56,21 @@ def test_objects_after_the_first_that_a_silent_store_failed_are_not_asked_for(pr
     assert proxy.num_requests == 1 + RETRIES
 
 
-def test_objects_after_the_first_that_a_refusing_store_failed_are_asked_for_once(proxy: FaultProxy, pauses: list[float]) -> None:
-    view = dataset_behind(proxy, cache_bytes=0).indexed()
+def test_after_the_first_failure_of_a_refusing_store_other_objects_are_requested_once(
+    proxy: FaultProxy, pauses: list[float]
+) -> None:
+    view = dataset_through(proxy, cache_bytes=0).indexed()
     proxy.script(*[Status(503)] * FOREVER)
     for number in range(0, sum(COUNTS), 3):
         with pytest.raises(StoreError, match="503"):
             view[number]
-    # the failed read of an object is followed by one look at the object, to tell whether it has changed
+    # after a failed read of an object, one request checks whether the object has changed
     assert proxy.num_requests == 1 + RETRIES + 1 + 2 * (NUM_SHARDS - 1)
 
 
-def test_readers_of_one_object_fail_with_the_one_that_fetches_it(proxy: FaultProxy, pauses: list[float]) -> None:
-    dataset = dataset_behind(proxy, cache_bytes=60_000)
-    assert not dataset._source.local.keeps_all  # so nothing is here yet
+def test_readers_that_wait_for_a_fetch_fail_with_it(proxy: FaultProxy, pauses: list[float]) -> None:
+    dataset = dataset_through(proxy, cache_bytes=60_000)
+    assert not dataset._source.local.keeps_all  # so that nothing has been copied yet
     locals_ = [dataset._source.local.another() for _ in range(3)]
     barrier = Barrier(len(locals_))
     errors: list[str] = []
@@ -89,8 +93,8 @@ def test_readers_of_one_object_fail_with_the_one_that_fetches_it(proxy: FaultPro
 
 
 @pytest.mark.parametrize("fault", [Stall(), Status(503)], ids=repr)
-def test_pass_after_the_store_came_back_reads_all(proxy: FaultProxy, fault: Fault, pauses: list[float]) -> None:
-    dataset = dataset_behind(proxy, cache_bytes=0)
+def test_pass_after_the_store_is_back_reads_everything(proxy: FaultProxy, fault: Fault, pauses: list[float]) -> None:
+    dataset = dataset_through(proxy, cache_bytes=0)
     for _ in range(2):
         proxy.script(*[fault] * FOREVER)
         with pytest.raises(StoreError):
@@ -101,8 +105,8 @@ def test_pass_after_the_store_came_back_reads_all(proxy: FaultProxy, fault: Faul
 
 @pytest.mark.slow(reason="starts worker processes")
 @pytest.mark.parametrize("num_workers", [1, 2])
-def test_workers_fail_within_the_tries_of_their_first_objects(proxy: FaultProxy, num_workers: int, pauses: list[float]) -> None:
-    view = dataset_behind(proxy, cache_bytes=0).indexed()
+def test_workers_fail_within_the_retries_of_their_first_objects(proxy: FaultProxy, num_workers: int, pauses: list[float]) -> None:
+    view = dataset_through(proxy, cache_bytes=0).indexed()
     loader = ShmLoader(view, batch_size=1, num_workers=num_workers, seed=1, collate_fn=list)
     proxy.script(*[Stall()] * FOREVER)
     with pytest.raises(StoreError, match="no answer from"):

@@ -1,4 +1,4 @@
-"""Parts of a dataset: disjoint, whole together, the same everywhere, and datasets as any other."""
+"""Parts of a dataset are disjoint, complete together and the same everywhere, and they are ordinary datasets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def bucket(tmp_path: Path) -> str:
 
 
 @CACHES
-def test_parts_have_every_sample_once(bucket: str, cache_bytes: int) -> None:
+def test_parts_together_have_every_sample_once(bucket: str, cache_bytes: int) -> None:
     dataset = RemoteDataset.from_urls(bucket, cache_bytes=cache_bytes)
     parts = dataset.split({"train": 0.7, "val": 0.2, "test": 0.1}, seed=5)
     assert [len(part) for part in parts.values()] == [49, 14, 7]
@@ -41,7 +41,7 @@ def test_parts_have_every_sample_once(bucket: str, cache_bytes: int) -> None:
 
 @CACHES
 @pytest.mark.parametrize("has_schema", [False, True])
-def test_a_part_by_its_indices(bucket: str, cache_bytes: int, has_schema: bool) -> None:
+def test_part_is_read_by_index(bucket: str, cache_bytes: int, has_schema: bool) -> None:
     part = RemoteDataset.from_urls(bucket, cache_bytes=cache_bytes).split({"some": 0.4, "more": 0.5})["more"]
     expected = sorted(labels(part))
     options: Any = {"schema": {"cls": "int64", "npy": ("float32", (8,))}} if has_schema else {}
@@ -58,7 +58,7 @@ def test_a_part_by_its_indices(bucket: str, cache_bytes: int, has_schema: bool) 
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_ranks_share_a_part(bucket: str, world_size: int) -> None:
+def test_ranks_divide_a_part(bucket: str, world_size: int) -> None:
     expected: list[int] = []
     found: list[int] = []
     for rank in range(world_size):
@@ -79,7 +79,7 @@ def label_of(sample: dict[str, Any]) -> int:
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.name in ("parquet", "jsonl.gz", "mds")], ids=lambda case: case.name
 )
-def test_parts_of_data_as_they_lie(case: Any, tmp_path: Path) -> None:
+def test_parts_of_existing_datasets(case: Any, tmp_path: Path) -> None:
     case.write(tmp_path)
     parts = RemoteDataset.from_urls(str(tmp_path), **case.options()).split({"a": 20, "b": 3})
     found = {name: [sample["name"] for sample in part] for name, part in parts.items()}
@@ -91,7 +91,7 @@ def test_parts_of_data_as_they_lie(case: Any, tmp_path: Path) -> None:
         part.close()
 
 
-def test_a_part_of_a_part_in_another_process(bucket: str) -> None:
+def test_part_of_a_part_is_the_same_in_another_process(bucket: str) -> None:
     part = RemoteDataset.from_urls(bucket).split({"a": 0.5})["a"].split({"b": 10})["b"]
     assert len(part) == 10
     copy = pickle.loads(pickle.dumps(part))
@@ -102,7 +102,7 @@ def test_a_part_of_a_part_in_another_process(bucket: str) -> None:
     part.close()
 
 
-def test_streams_in_proportion_have_caches_of_their_own(tmp_path: Path) -> None:
+def test_streams_of_parts_have_separate_caches(tmp_path: Path) -> None:
     for name, count in (("a", 40), ("b", 20)):
         (tmp_path / name).mkdir()
         write_plain(tmp_path / name, [count // 2, count // 2])
@@ -115,7 +115,7 @@ def test_streams_in_proportion_have_caches_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("parts", [{}, {"a": 0.9, "b": 0.2}, {"a": 71}, {"a": 0.001}, {"a": -0.5}])
-def test_shares_that_cannot_be_are_said(bucket: str, parts: dict[str, float]) -> None:
+def test_invalid_shares_are_errors(bucket: str, parts: dict[str, float]) -> None:
     dataset = RemoteDataset.from_urls(bucket)
     with pytest.raises(ValueError, match="split: each part needs at least one of the 70 samples"):
         dataset.split(parts)

@@ -1,4 +1,4 @@
-"""Shards that are compressed although their names do not say so, as TensorFlow writes TFRecord files."""
+"""Compressed shards without a compression suffix, as TensorFlow writes TFRecord files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def shards(folder: Path, layout: str) -> list[Path]:
-    """Two shards of two samples."""
+    """Writes two shards of two samples."""
     paths = [folder / f"{number}.{layout}" for number in range(2)]
     for path in paths:
         if layout == "tar":
@@ -51,7 +51,7 @@ CASES = [(layout, kind) for layout in ("tfrecord", "jsonl", "npy") for kind in C
 
 
 @pytest.mark.parametrize(("layout", "kind"), [*CASES, ("tfrecord", "zlib")])
-def test_shards_are_expanded_although_their_names_do_not_say_so(layout: str, kind: str, tmp_path: Path) -> None:
+def test_compressed_shards_without_a_suffix_are_decompressed(layout: str, kind: str, tmp_path: Path) -> None:
     plain = list(RemoteDataset.from_urls(map(str, shards(tmp_path, layout)), shuffle=False))
     for path in shards(tmp_path, layout):
         path.write_bytes(COMPRESS[kind](path.read_bytes()))
@@ -62,7 +62,7 @@ def test_shards_are_expanded_although_their_names_do_not_say_so(layout: str, kin
 
 
 @pytest.mark.parametrize(("layout", "kind"), [("tfrecord", "gz"), ("jsonl", "zst"), ("npy", "bz2"), ("tar", "xz")])
-def test_one_compressed_shard_behind_plain_ones_is_an_error_with_a_remedy(layout: str, kind: str, tmp_path: Path) -> None:
+def test_compressed_shard_after_plain_ones_is_an_error_with_a_remedy(layout: str, kind: str, tmp_path: Path) -> None:
     path = shards(tmp_path, layout)[1]
     path.write_bytes(COMPRESS[kind](path.read_bytes()))
     with pytest.raises(
@@ -79,7 +79,7 @@ def test_tar_files_that_are_all_compressed_are_an_error_with_a_remedy(tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["gz", "zst"])
-def test_compressed_tar_without_any_ending_is_expanded(kind: str, tmp_path: Path) -> None:
+def test_compressed_tar_without_any_suffix_is_decompressed(kind: str, tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(COMPRESS[kind](shards(tmp_path, "tar")[0].read_bytes()))
     with web_server(tmp_path) as url:
         for place in (str(tmp_path), url):
@@ -88,12 +88,12 @@ def test_compressed_tar_without_any_ending_is_expanded(kind: str, tmp_path: Path
     assert [sample["cls"] for sample in TarStream(tmp_path / "data")] == [0, 1]
 
 
-def test_a_record_of_a_length_like_gzip_is_no_gzip(tmp_path: Path) -> None:
+def test_record_whose_length_looks_like_gzip_is_not_decompressed(tmp_path: Path) -> None:
     with TFRecordWriter(tmp_path / "a.tfrecord") as writer:
         writer.write(bytes(0x088B1F))
     assert len(RemoteDataset.from_urls(str(tmp_path))) == 1
 
 
-def test_a_manifest_of_files_that_is_gzip_without_saying_so_is_read(tmp_path: Path) -> None:
+def test_gzipped_manifest_of_files_without_a_suffix_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(gzip.compress(b'"x"\n"y"\n'))
     assert len(SharedIndex.from_manifest(tmp_path / "a.jsonl")) == 2

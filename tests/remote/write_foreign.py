@@ -1,9 +1,10 @@
-"""Chunks as MosaicML Streaming and LitData write them, by those libraries themselves.
+"""Writes chunks of MosaicML Streaming and LitData with those libraries.
 
     python tests/remote/write_foreign.py FOLDER
 
-Both have to be importable (`pip install --no-deps --target DIR mosaicml-streaming litdata` and what they import, DIR in PYTHONPATH).
-tests/remote/data was made so, by mosaicml-streaming 0.13.0 and litdata 0.2.76. What a sample holds stands in layout_kit.sample.
+Both have to be importable (`pip install --no-deps --target DIR mosaicml-streaming litdata` and what they import, DIR in
+PYTHONPATH). tests/remote/data was written by mosaicml-streaming 0.13.0 and litdata 0.2.76. layout_kit.sample defines the content
+of a sample.
 """
 
 import importlib.abc
@@ -22,7 +23,7 @@ FERNET_KEY = b"c2htbG9hZCB0ZXN0cywgYW5kIG5vdGhpbmcgZWxzZSE="
 
 
 class Stub(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Stands for torchvision, which MosaicML's package imports for its datasets of pictures; none of it is used here."""
+    """Replaces torchvision, which MosaicML's package imports for its image datasets; they are not used here."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.split(".")[0] == "torchvision" else None
@@ -102,7 +103,7 @@ def lit_sample(number: int) -> dict[str, Any]:
 
 
 def row_sample(number: int) -> dict[str, Any]:
-    """What LitData writes as rows of Arrow: no arrays among it."""
+    """Returns a sample for LitData's Arrow rows, which have no arrays."""
     return {
         "label": number - 3,
         "name": f"näme {number}",

@@ -1,7 +1,8 @@
-"""Mutated states into loaders and pipelines; tests/formats/fuzz.py runs it: python -m tests.formats.fuzz ../resume [seconds] [seed]
+"""Loads mutated states into loaders and pipelines; tests/formats/fuzz.py runs it: python -m tests.formats.fuzz ../resume
+[seconds] [seed]
 
-What may happen is a StateMismatch that changes nothing, or, where the mutation says the same in other words, the same place. Some
-mutations are given a right checksum, as somebody could who means harm: then what may happen is a StateMismatch, or some place.
+The allowed outcomes are a StateMismatch that changes nothing or, if the mutation does not change the meaning, the same position.
+Some mutations get a valid checksum, as from an attacker: then a StateMismatch and any position are allowed.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ OWN = {
 }
 
 
-class Telling(data.StatefulLines):
-    """Tells a state of many kinds."""
+class StateOfManyKinds(data.StatefulLines):
+    """Returns a state with values of many kinds."""
 
     def state_dict(self) -> dict[Any, Any]:
         return {**super().state_dict(), **OWN}
@@ -52,7 +53,7 @@ def _made(folder: Path) -> list[Any]:
         ShmLoader(dataset_of(cache_, run="a"), 6, seed=1),
         ShmLoader(range(50), 6, shuffle=True),
         ShmLoader(range(50), 6, sampler=data.StatefulSampler(50)),
-        ShmLoader(Telling(), 6),
+        ShmLoader(StateOfManyKinds(), 6),
         Conveyer([Permutation(12, seed=7, repeating=False), Collate(2)]),
         Conveyer([Join([(Conveyer([Range(4)]), 1), (Conveyer([Range(3)]), 2)])]),
         Join([(Conveyer([Range(4)]), 1), (Conveyer([Range(3)]), 2)]),
@@ -61,7 +62,7 @@ def _made(folder: Path) -> list[Any]:
 
 @cache
 def corpus(folder: Path) -> list[tuple[Any, Any]]:
-    """Loaders and pipelines, and a state of each, through JSON."""
+    """Returns loaders and pipelines with a state of each, passed through JSON."""
     found = []
     for made in _made(folder):
         batches = iter(made)
@@ -94,7 +95,7 @@ VALUES = [
 
 
 def _changed(value: Any, rng: random.Random) -> Any:
-    """One place of the value made another."""
+    """Returns the value with one place changed."""
     if isinstance(value, dict) and value and rng.random() < 0.9:
         name = rng.choice(sorted(value))
         kind = rng.randrange(6)
@@ -113,7 +114,7 @@ def _changed(value: Any, rng: random.Random) -> Any:
             value[at] = _changed(value[at], rng)
         return value
     if isinstance(value, str) and value.startswith("{") and rng.random() < 0.9:
-        with suppress(ValueError):  # changed before, and no JSON any more
+        with suppress(ValueError):  # changed before, and no longer JSON
             return json.dumps(_changed(json.loads(value), rng))
     if isinstance(value, str) and value and rng.random() < 0.5:
         at = rng.randrange(len(value))
@@ -124,12 +125,12 @@ def _changed(value: Any, rng: random.Random) -> Any:
 
 
 def mutations(seed: int, folder: Path) -> Iterator[tuple[Any, Any, Any, bool]]:
-    """Whose it is, its state, the mutated one, and whether that has a right checksum."""
+    """Yields the loader or pipeline, its state, a mutated state, and whether the latter has a valid checksum."""
     rng = random.Random(seed)
     whose = corpus(folder)
     while True:
         made, state = rng.choice(whose)
-        if rng.random() < 0.4:  # bits of the text that it was saved as
+        if rng.random() < 0.4:  # flip bits of the serialized text
             text = bytearray(json.dumps(state).encode())
             for _ in range(rng.choice([1, 1, 1, 3])):
                 text[rng.randrange(len(text))] ^= 1 << rng.randrange(8)
@@ -139,23 +140,23 @@ def mutations(seed: int, folder: Path) -> Iterator[tuple[Any, Any, Any, bool]]:
         changed = copy.deepcopy(state)
         for _ in range(rng.choice([1, 1, 2, 4])):
             changed = _changed(changed, rng)
-        if rng.random() < 0.1:  # another's: some fit
+        if rng.random() < 0.1:  # use another one's state: some fit
             yield made, state, rng.choice(whose)[1], True
         is_sealed = isinstance(changed, dict) and rng.random() < 0.6
         yield made, state, with_checksum(changed) if is_sealed else changed, is_sealed
 
 
 def read(made: Any, state: Any, mutated: Any, is_sealed: bool) -> bool:
-    """Whether the mutated state was taken."""
+    """Loads the mutated state and returns whether it was accepted."""
     made.load_state_dict(state)
     before = made.state_dict()
     assert before == state
-    if mutated == {}:  # torchdata's for nothing
+    if mutated == {}:  # the empty state, which torchdata ignores
         return True
     try:
         made.load_state_dict(mutated)
     except StateMismatch:
-        assert made.state_dict() == before, f"refused, and yet changed: {made!r}, {mutated!r:.900}"
+        assert made.state_dict() == before, f"refused, but the loader changed: {made!r}, {mutated!r:.900}"
         return False
-    assert is_sealed or made.state_dict() == state, f"damaged, and yet taken: {made!r}, {mutated!r:.600}"
+    assert is_sealed or made.state_dict() == state, f"damaged, but accepted: {made!r}, {mutated!r:.600}"
     return True

@@ -1,4 +1,6 @@
-"""Datasets whose samples show which they are and what their worker's generators gave: module level, so that spawn finds them."""
+"""Datasets whose samples contain their index and draws from their worker's generators. Module level, so that spawned workers find
+them.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,20 @@ def noise() -> list[float]:
     return [random.gauss(0, 1), float(np.random.randn()), float(torch.randn(1)), random.random()]
 
 
+def rows(batches: Any) -> list[int]:
+    """Returns the index of each row of these batches."""
+    return [int(row) for batch in batches for row in batch[:, 0]]
+
+
+def seed_all(seed: int) -> None:
+    """Seeds the global generators of random, numpy and torch."""
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
 class Noisy(Dataset):
-    """`n` samples: the index, then four draws, some of which leave half a gaussian behind."""
+    """`n` samples: the index, then four draws. Some draws leave half of a pair of gaussians in the generator."""
 
     def __init__(self, n: int = 40) -> None:
         self.n = n
@@ -29,7 +43,7 @@ class Noisy(Dataset):
 
 
 class Reseeding(Noisy):
-    """Seeds its generators by the index, as some datasets do."""
+    """Seeds its generators with the index, as some datasets do."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         random.seed(index * 3 + random.getrandbits(3))
@@ -38,7 +52,7 @@ class Reseeding(Noisy):
 
 
 class Counting(Noisy):
-    """Keeps a count of what it has read: a stateful dataset."""
+    """Counts the samples it has read: a stateful dataset."""
 
     def __init__(self, n: int = 40, size: int = 0) -> None:
         super().__init__(n)
@@ -58,7 +72,7 @@ class Counting(Noisy):
 
 
 class Lines(IterableDataset):
-    """Numbers, split over the workers; nothing to tell of itself."""
+    """Numbers, divided among the workers; without a state."""
 
     def __init__(self, n: int = 40) -> None:
         self.n = n
@@ -93,14 +107,14 @@ class _LineIterator:
 
 
 class StatefulIteratorLines(Lines):
-    """Its iterator keeps the position."""
+    """Lines whose iterator saves its position."""
 
     def __iter__(self) -> Iterator[Any]:
         return _LineIterator(self.mine())
 
 
 class StatefulLines(Lines):
-    """The dataset itself keeps the position."""
+    """Lines whose dataset saves the position."""
 
     def __init__(self, n: int = 40) -> None:
         super().__init__(n)
@@ -121,7 +135,7 @@ class StatefulLines(Lines):
 
 
 class GlobalSampler(Sampler):
-    """Draws its order from the global generators of random and numpy when it is begun."""
+    """Draws its order from the global generators of random and numpy when iteration begins."""
 
     def __init__(self, n: int) -> None:
         self.n = n
@@ -136,7 +150,7 @@ class GlobalSampler(Sampler):
 
 
 class StatefulSampler(Sampler):
-    """Keeps its position and its own generator."""
+    """Saves its position and its own generator."""
 
     def __init__(self, n: int) -> None:
         self.n, self.at, self.seed = n, 0, 1

@@ -1,4 +1,6 @@
-"""Any rank's state is good for all ranks, of which there may be another number: what came before it and what comes after are all."""
+"""The state of any rank resumes all ranks, also with another number of ranks: together, the samples before and after are all
+samples.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from shmload.growing import SampleCache
 from shmload.pipeline import Collate, Conveyer, Partition, Permutation
 from tests.growing.growing_kit import dataset_of, put, values_of
 
-Make = Callable[[int, int, int, str], ShmLoader]  # (batch size of all ranks, rank, ranks, uneven)
+Make = Callable[[int, int, int, str], ShmLoader]  # (batch size of all ranks, rank, number of ranks, uneven)
 
 
 def plain(n: int, **more: Any) -> Make:
@@ -56,7 +58,7 @@ ORDERS: dict[str, Callable[[int], Make]] = {
 
 
 def advance(loaders: list[ShmLoader], steps: int) -> tuple[list[int], list[dict[str, Any]]]:
-    """What so many steps give all ranks together, and each rank's state behind them."""
+    """Reads `steps` steps on all ranks; returns the rows of all ranks, and each rank's state afterwards."""
     passes: list[Any] = [iter(loader) for loader in loaders]
     got: list[int] = []
     for _ in range(steps):
@@ -67,8 +69,8 @@ def advance(loaders: list[ShmLoader], steps: int) -> tuple[list[int], list[dict[
     return got, [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
 
 
-def whole(loaders: list[ShmLoader]) -> list[int]:
-    """A pass of all ranks to its end."""
+def complete_pass(loaders: list[ShmLoader]) -> list[int]:
+    """Returns the rows of one complete pass on all ranks."""
     return [row for loader in loaders for batch in loader for row in batch.tolist()[: loader.valid]]
 
 
@@ -77,23 +79,23 @@ def whole(loaders: list[ShmLoader]) -> list[int]:
 @pytest.mark.parametrize("order", ORDERS)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), n=st.integers(1, 45))
-def test_the_rest_by_any_ranks_state_is_what_is_left(order: str, uneven: str, data: Any, n: int) -> None:
+def test_any_ranks_state_resumes_the_remaining_samples(order: str, uneven: str, data: Any, n: int) -> None:
     ranks, ranks_after = data.draw(st.sampled_from([(1, 2), (2, 2), (2, 1), (2, 3), (3, 3), (3, 2), (3, 1)]))
     size = 6 * data.draw(st.integers(1, 2))
     make = ORDERS[order](n)
     steps = data.draw(st.integers(0, n // 3 + 2))
 
-    def world(count: int) -> list[ShmLoader]:
+    def ranks_of(count: int) -> list[ShmLoader]:
         return [make(size, rank, count, uneven) for rank in range(count)]
 
-    everything = Counter(whole(world(1))) if uneven != "drop" else None
-    before, states = advance(world(ranks), steps)
+    everything = Counter(complete_pass(ranks_of(1))) if uneven != "drop" else None
+    before, states = advance(ranks_of(ranks), steps)
     rests = []
     for state in states:
-        loaders = world(ranks_after)
+        loaders = ranks_of(ranks_after)
         for loader in loaders:
             loader.load_state_dict(state)
-        rest = Counter(whole(loaders))
+        rest = Counter(complete_pass(loaders))
         rests.append(rest)
         if everything is not None and state["epoch"] == 0:
             assert everything == Counter(before) + rest
@@ -102,38 +104,38 @@ def test_the_rest_by_any_ranks_state_is_what_is_left(order: str, uneven: str, da
         assert everything == Counter(before)
 
 
-def test_a_rank_without_a_row_in_the_last_step_knows_that_others_have_one() -> None:
-    def world() -> list[ShmLoader]:
+def test_rank_without_rows_in_the_last_step_resumes_with_the_others() -> None:
+    def ranks_of() -> list[ShmLoader]:
         return [ShmLoader(range(25), 6, seed=3, uneven="exact", rank=rank, world_size=2) for rank in range(2)]
 
-    _, states = advance(world(), 2)
+    _, states = advance(ranks_of(), 2)
     assert states[0] == states[1]
     for state in states:
-        loaders = world()
+        loaders = ranks_of()
         for loader in loaders:
             loader.load_state_dict(state)
-        assert whole(loaders) == [24]
-        assert sorted(whole(loaders)) == list(range(25)), "the next epoch"
-    _, states = advance(world(), 3)
+        assert complete_pass(loaders) == [24]
+        assert sorted(complete_pass(loaders)) == list(range(25)), "the next epoch must be complete"
+    _, states = advance(ranks_of(), 3)
     assert states[0] == states[1]
     assert states[0]["epoch"] == 1
 
 
-def test_so_it_is_of_a_growing_dataset(tmp_path: Path) -> None:
+def test_any_ranks_state_resumes_a_growing_dataset(tmp_path: Path) -> None:
     cache = SampleCache(tmp_path, capacity_bytes=1 << 20)
     put(cache, range(25))
 
-    def world() -> list[ShmLoader]:
+    def ranks_of() -> list[ShmLoader]:
         options = {"seed": 3, "uneven": "exact", "world_size": 2}
         return [ShmLoader(dataset_of(cache, run="a"), 6, rank=rank, **options) for rank in range(2)]
 
     for steps in (2, 3):
-        loaders, before = world(), []
+        loaders, before = ranks_of(), []
         passes = [iter(loader) for loader in loaders]
         for batches in passes * steps:
             before += [value for batch in [next(batches, None)] if batch is not None for value in values_of(batch)]
         for loader in loaders:
-            state, again = loader.state_dict(), world()
+            state, again = loader.state_dict(), ranks_of()
             for other in again:
                 other.load_state_dict(state)
             rest = [value for other in again for batch in other for value in values_of(batch)]
@@ -144,8 +146,8 @@ def test_so_it_is_of_a_growing_dataset(tmp_path: Path) -> None:
 @pytest.mark.parametrize("collate", [True, False])
 @pytest.mark.parametrize("n", [24, 25, 26, 29])
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_so_it_is_of_a_pipeline(n: int, ranks: int, collate: bool) -> None:
-    def world(count: int) -> list[Conveyer]:
+def test_any_ranks_state_resumes_a_pipeline(n: int, ranks: int, collate: bool) -> None:
+    def ranks_of(count: int) -> list[Conveyer]:
         return [
             Conveyer(
                 [
@@ -161,14 +163,14 @@ def test_so_it_is_of_a_pipeline(n: int, ranks: int, collate: bool) -> None:
         return item.tolist() if collate else [item]
 
     for steps in range(n // (12 if collate else ranks) + 3):
-        pipelines, before = world(ranks), []
+        pipelines, before = ranks_of(ranks), []
         for _ in range(steps):
             for pipeline in pipelines:
                 before += [row for item in [next(pipeline, None)] if item is not None for row in rows(item)]
         states = [pipeline.state() for pipeline in pipelines]
         assert states.count(states[0]) == ranks
         for count in (1, 2, 3):
-            again = world(count)
+            again = ranks_of(count)
             for pipeline in again:
                 pipeline.load_state(json.loads(json.dumps(states[0])))
             rest = [row for pipeline in again for item in pipeline for row in rows(item)]
@@ -181,7 +183,7 @@ def test_so_it_is_of_a_pipeline(n: int, ranks: int, collate: bool) -> None:
 
 
 @pytest.mark.parametrize("collate", [True, False])
-def test_a_rank_that_has_nothing_of_an_epoch_is_in_it_all_the_same(collate: bool) -> None:
+def test_rank_without_samples_in_an_epoch_stays_in_step_with_the_others(collate: bool) -> None:
     end: list[Any] = [Collate(1)] if collate else []
     pipelines = [Conveyer([Permutation(2, repeating=False), Partition(rank, 3, uneven="exact"), *end]) for rank in range(3)]
     for _ in range(2):

@@ -1,4 +1,4 @@
-"""A damaged state is refused, wherever the damage is; what only looks different is taken."""
+"""A damaged state is refused wherever the damage is; a state that only looks different is accepted."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.resume import fuzz
 
 
 @pytest.mark.slow(reason="loads 3000 damaged states")
-def test_mutated_states_are_refused_or_say_the_same(tmp_path: Path) -> None:
+def test_mutated_states_are_refused_or_equivalent(tmp_path: Path) -> None:
     taken = [fuzz.read(*each) for each in islice(fuzz.mutations(3, tmp_path), 3000)]
     assert 0 < sum(taken) < len(taken)
 
 
 @pytest.mark.slow(reason="flips thousands of bits, and loads the state each time")
-def test_every_single_bit_counts(tmp_path: Path) -> None:
+def test_every_flipped_bit_is_detected(tmp_path: Path) -> None:
     for made, state in fuzz.corpus(tmp_path):
         text = json.dumps(state).encode()
         bits = range(8 * len(text)) if len(text) < 1024 else range(0, 8 * len(text), 37)
@@ -41,14 +41,14 @@ def test_every_single_bit_counts(tmp_path: Path) -> None:
                     made.load_state_dict(mutated)
 
 
-def tupled(value: Any) -> Any:
+def with_tuples(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: tupled(value[name]) for name in reversed(value)}
-    return tuple(map(tupled, value)) if isinstance(value, list) else value
+        return {name: with_tuples(value[name]) for name in reversed(value)}
+    return tuple(map(with_tuples, value)) if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("number", range(11))
-def test_other_keeping_of_a_state_changes_nothing(tmp_path: Path, number: int) -> None:
+def test_state_survives_other_ways_of_saving(tmp_path: Path, number: int) -> None:
     made, state = fuzz.corpus(tmp_path)[number]
     file = io.BytesIO()
     torch.save(state, file)
@@ -56,12 +56,12 @@ def test_other_keeping_of_a_state_changes_nothing(tmp_path: Path, number: int) -
     for kept in (json.loads(json.dumps(state, indent=3)), torch.load(file, weights_only=True), dict(reversed(state.items()))):
         made.load_state_dict(kept)
         assert made.state_dict() == state
-    if "counters" not in state and state["mode"] != "join":  # whose entries are lists
-        made.load_state_dict(tupled(state))
+    if "counters" not in state and state["mode"] != "join":  # other states' entries are lists
+        made.load_state_dict(with_tuples(state))
         assert made.state_dict() == state
 
 
-def test_what_is_wrong_is_said() -> None:
+def test_error_explains_what_is_wrong_with_a_state() -> None:
     loader = ShmLoader(range(10), 2, seed=1)
     state = loader.state_dict()
     with pytest.raises(StateMismatch, match=r"damaged or was changed by hand: its checksum is \d+, it says \d+"):
@@ -73,7 +73,7 @@ def test_what_is_wrong_is_said() -> None:
 
 
 @pytest.mark.parametrize("options", [{"seed": 1}, {}])
-def test_the_checksum_is_that_of_the_rest(options: dict[str, Any]) -> None:
+def test_checksum_covers_the_rest_of_the_state(options: dict[str, Any]) -> None:
     state = ShmLoader(range(10), 2, **options).state_dict()
     assert {name for name in state if name == "check"}
     for name in state:
@@ -81,7 +81,7 @@ def test_the_checksum_is_that_of_the_rest(options: dict[str, Any]) -> None:
             ShmLoader(range(10), 2, **options).load_state_dict({n: v for n, v in state.items() if n != name})
 
 
-def test_a_run_that_a_state_names_is_no_path(tmp_path: Path) -> None:
+def test_run_named_in_a_state_is_not_used_as_a_path(tmp_path: Path) -> None:
     cache = SampleCache(tmp_path / "cache", capacity_bytes=1 << 20)
     put(cache, range(25))
     loader = ShmLoader(dataset_of(cache, run="a"), 6, seed=1)
@@ -97,7 +97,7 @@ def test_a_run_that_a_state_names_is_no_path(tmp_path: Path) -> None:
     assert loader.state_dict() == state
 
 
-def test_an_epoch_that_no_growing_dataset_comes_to_is_none_of_its_states(tmp_path: Path) -> None:
+def test_state_with_an_impossible_epoch_of_a_growing_dataset_is_refused(tmp_path: Path) -> None:
     cache = SampleCache(tmp_path / "cache", capacity_bytes=1 << 20)
     put(cache, range(25))
     loader = ShmLoader(dataset_of(cache, run="a"), 6, seed=1)

@@ -1,4 +1,4 @@
-"""Orders that are no more than counting cost the same for any number of samples, and so does coming to any place of them."""
+"""Orders that are computed need the same resources for any number of samples, and so does starting at any position."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shmload import BlockShuffle, Mix, ShmLoader
 from shmload.modes.sampler_reader import SamplerReader
 from shmload.worker.torch_side import origin_of
 
-N = 10**11  # as an array of int64: 745 GiB
+N = 10**11  # would be 745 GiB as an array of int64
 
 
 class Numbers:
@@ -47,7 +47,7 @@ CASES: dict[str, Any] = {
 
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow(reason="starts a worker for each of two loaders"))])
 @pytest.mark.parametrize("case", CASES)
-def test_1e11_samples_need_nothing(case: str, workers: int) -> None:
+def test_1e11_samples_need_no_memory(case: str, workers: int) -> None:
     with CASES[case](num_workers=workers) as loader:
         iterator = iter(loader)
         next(iterator)
@@ -60,7 +60,7 @@ def test_1e11_samples_need_nothing(case: str, workers: int) -> None:
 
 
 @pytest.mark.parametrize("is_batched", [True, False])
-def test_any_place_is_come_to_at_once(is_batched: bool) -> None:
+def test_any_position_is_reached_at_once(is_batched: bool) -> None:
     sampler: Any = SequentialSampler(Numbers())
     if is_batched:
         sampler = BatchSampler(sampler, 4, drop_last=False)

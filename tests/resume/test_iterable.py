@@ -1,4 +1,4 @@
-"""Iterable datasets in torch mode: resumed from their own states, or read again up to the place."""
+"""Iterable datasets in torch mode are resumed from their own states, or read again up to the position."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rest(loader: Any) -> list[Any]:
 @pytest.mark.parametrize("stop", [0, 1, 3, 5, 7])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_resumed_pass_goes_on_as_if_it_had_not_stopped(kind: str, workers: int, stop: int) -> None:
+def test_resumed_pass_continues_as_if_never_stopped(kind: str, workers: int, stop: int) -> None:
     torch.manual_seed(3)
     data.random.seed(1), data.np.random.seed(1)
     with ShmLoader(KINDS[kind](), 6, num_workers=workers) as loader:
@@ -42,7 +42,7 @@ def test_a_resumed_pass_goes_on_as_if_it_had_not_stopped(kind: str, workers: int
     with ShmLoader(KINDS[kind](), 6, num_workers=workers) as loader:
         loader.load_state_dict(state)
         got = rest(loader)
-    if workers == 0:  # the trainer's own generators are its own affair
+    if workers == 0:  # the trainer's own generators are restored by the program
         got, expected = ([[row[0] for row in batch] for batch in run] for run in (got, expected))
     assert got == expected
 
@@ -52,7 +52,7 @@ def test_a_resumed_pass_goes_on_as_if_it_had_not_stopped(kind: str, workers: int
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop", [1, 4])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_rest_is_what_torchdatas_loader_gives(kind: str, stop: int, workers: int) -> None:
+def test_resumed_batches_equal_those_of_torchdatas_loader(kind: str, stop: int, workers: int) -> None:
     def resumed(make: Any) -> list[Any]:
         loader = make(KINDS[kind](), batch_size=6, num_workers=workers)
         for _ in zip(range(stop), loader, strict=False):
@@ -67,7 +67,7 @@ def test_the_rest_is_what_torchdatas_loader_gives(kind: str, stop: int, workers:
 
 @slow
 @pytest.mark.parametrize("kind", ["iterator", "dataset"])
-def test_a_state_is_that_which_was_loaded_until_the_next_batch_comes(kind: str) -> None:
+def test_state_stays_the_loaded_one_until_the_next_batch(kind: str) -> None:
     with ShmLoader(KINDS[kind](), 6, num_workers=2) as loader:
         next(iter(loader))
         state = loader.state_dict()
@@ -78,7 +78,7 @@ def test_a_state_is_that_which_was_loaded_until_the_next_batch_comes(kind: str) 
 
 
 @slow
-def test_reading_again_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_reading_again_up_to_the_position_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with ShmLoader(data.Lines(), 6, num_workers=1) as loader:
         next(iter(loader))
         state = loader.state_dict()
@@ -90,7 +90,7 @@ def test_reading_again_is_said(caplog: pytest.LogCaptureFixture) -> None:
 
 @slow
 @pytest.mark.parametrize("every", [2, 3, 0])
-def test_snapshots_may_be_rare(every: int) -> None:
+def test_resume_works_with_rare_snapshots(every: int) -> None:
     torch.manual_seed(3)
     with ShmLoader(data.StatefulIteratorLines(), 6, num_workers=2, snapshot_every_n_steps=every) as loader:
         iterator = iter(loader)
@@ -105,7 +105,7 @@ def test_snapshots_may_be_rare(every: int) -> None:
 
 
 @slow
-def test_other_workers_are_refused_because_each_has_its_own_part() -> None:
+def test_state_for_another_number_of_workers_is_refused() -> None:
     with ShmLoader(data.StatefulLines(), 6, num_workers=2) as loader:
         next(iter(loader))
         state = loader.state_dict()
@@ -117,7 +117,7 @@ def test_other_workers_are_refused_because_each_has_its_own_part() -> None:
 @pytest.mark.parametrize("sizes", [(40, 6), (7, 3), (1, 4), (0, 4)])
 @pytest.mark.parametrize("drop_last", [False, True])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_passes_are_torchs(sizes: tuple[int, int], drop_last: bool, workers: int) -> None:
+def test_passes_equal_torchs(sizes: tuple[int, int], drop_last: bool, workers: int) -> None:
     def passes(make: Any) -> list[Any]:
         torch.manual_seed(7)
         loader = make(data.Lines(sizes[0]), batch_size=sizes[1], drop_last=drop_last, num_workers=workers)
@@ -128,7 +128,7 @@ def test_passes_are_torchs(sizes: tuple[int, int], drop_last: bool, workers: int
 
 @slow
 @pytest.mark.parametrize("batch_size", [4, None])
-def test_persistent_workers_begin_anew_each_pass(batch_size: int | None) -> None:
+def test_persistent_workers_restart_each_pass(batch_size: int | None) -> None:
     def passes(make: Any) -> list[Any]:
         torch.manual_seed(7)
         loader = make(data.Lines(11), batch_size=batch_size, num_workers=2, persistent_workers=True)
@@ -139,8 +139,8 @@ def test_persistent_workers_begin_anew_each_pass(batch_size: int | None) -> None
     assert passes(ShmLoader) == passes(torch.utils.data.DataLoader)
 
 
-class Talkative(IterableDataset):
-    """Of its two workers the second has no samples and says much; then the first has its first one."""
+class LargeStateOfIdleWorker(IterableDataset):
+    """Its second worker has no samples but a large state; afterwards the first worker gets its first sample."""
 
     def __init__(self) -> None:
         self.said, self.num_said = multiprocessing.Event(), 0
@@ -154,7 +154,7 @@ class Talkative(IterableDataset):
 
     def state_dict(self) -> dict[str, Any]:
         self.num_said += 1
-        if self.num_said == 2:  # what it said at first lies in the ring by now
+        if self.num_said == 2:  # by now, the first state is in the ring
             self.said.set()
         return {"ballast": bytes(1 << 16)}
 
@@ -162,8 +162,8 @@ class Talkative(IterableDataset):
         assert state == {"ballast": bytes(1 << 16)}
 
 
-def test_what_a_worker_without_samples_says_stays_when_memory_is_given_for_those_of_others() -> None:
-    with ShmLoader(Talkative(), 2, num_workers=2) as loader:
+def test_state_of_a_worker_without_samples_survives_a_change_of_slot_memory() -> None:
+    with ShmLoader(LargeStateOfIdleWorker(), 2, num_workers=2) as loader:
         iterator = iter(loader)
         assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
         assert len(opened(loader.state_dict()["details"], is_trusted=False)["workers"][1]["dataset"]["ballast"]) == 1 << 16

@@ -1,4 +1,6 @@
-"""Any state on any living loader: what is iterated then is exactly the rest of the state's epoch, and the epochs after it are whole."""
+"""Any state may be loaded into any running loader: it then yields exactly the rest of the state's epoch, and complete epochs
+afterwards.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import torch
 
 from shmload import ShmLoader
 from tests.resume import noisy_data as data
+from tests.resume.noisy_data import rows
 
 N, BATCH = 25, 3
 
@@ -36,15 +39,11 @@ POOLS = {
 }
 
 
-def rows(batches: Any) -> list[int]:
-    return [int(row) for batch in batches for row in batch[:, 0]]
-
-
-def new(loader: ShmLoader) -> Any:
+def not_iterated(loader: ShmLoader) -> Any:
     return None
 
 
-def begun(loader: ShmLoader) -> Any:
+def iterator_made(loader: ShmLoader) -> Any:
     return iter(loader)
 
 
@@ -74,22 +73,24 @@ def in_the_next_epoch(loader: ShmLoader) -> Any:
     return iterator
 
 
-def left(loader: ShmLoader) -> Any:
+def abandoned(loader: ShmLoader) -> Any:
     in_the_middle(loader)
     return None
 
 
-PLACES = [new, begun, in_the_middle, at_the_last_batch, ended, in_the_next_epoch]
+PLACES = [not_iterated, iterator_made, in_the_middle, at_the_last_batch, ended, in_the_next_epoch]
 
 
 def states_of(make: Callable[[], ShmLoader]) -> Iterator[tuple[str, dict[str, Any], list[int]]]:
-    """The name of each place, the state there, and what came after it in that epoch, or in the next one if it was at the end."""
+    """Yields, for each position, its name, the state there, and the remaining batches of the epoch (or of the next one at its
+    end).
+    """
     for place in PLACES:
         with make() as loader:
             iterator = place(loader)
             state = json.loads(json.dumps(loader.state_dict()))
             rest = rows(loader if iterator is None else iterator)
-            if not rest and loader.seed is not None:  # there the last batch is the epoch's end
+            if not rest and loader.seed is not None:  # in seed mode, the last batch is the epoch's end
                 rest = rows(loader)
             yield place.__name__, state, rest
 
@@ -97,7 +98,7 @@ def states_of(make: Callable[[], ShmLoader]) -> Iterator[tuple[str, dict[str, An
 @pytest.mark.slow(reason="reads three passes, in most cases with a worker")
 @pytest.mark.parametrize("pool", ["0", "1", "1 persistent"])
 @pytest.mark.parametrize("kind", ["a stateful sampler", "iterable, iterator", "iterable, dataset"])
-def test_a_state_between_passes_is_of_now_however_rare_snapshots_are(kind: str, pool: str) -> None:
+def test_state_between_passes_is_current_even_with_rare_snapshots(kind: str, pool: str) -> None:
     torch.manual_seed(4)
     with KINDS[kind](**POOLS[pool], snapshot_every_n_steps=2) as loader:
         rows(loader)
@@ -112,7 +113,7 @@ def test_a_state_between_passes_is_of_now_however_rare_snapshots_are(kind: str, 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_state_on_any_living_loader_gives_exactly_the_rest(kind: str, pool: str) -> None:
+def test_any_state_loaded_into_any_running_loader_yields_exactly_the_rest(kind: str, pool: str) -> None:
     def make() -> ShmLoader:
         return KINDS[kind](**POOLS[pool])
 
@@ -120,7 +121,7 @@ def test_any_state_on_any_living_loader_gives_exactly_the_rest(kind: str, pool: 
     wrong = []
     for name, state, expected in states_of(make):
         with make() as loader:
-            for place in [*PLACES, left]:
+            for place in [*PLACES, abandoned]:
                 held = place(loader)
                 loader.load_state_dict(state)
                 got = rows(loader)

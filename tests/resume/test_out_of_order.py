@@ -1,4 +1,4 @@
-"""A state says which orders are behind: with batches out of order, lost to errors, or without a sample left, no count could."""
+"""A state lists the finished orders: with batches out of order, failed, or without samples, a single count would not suffice."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 
 from shmload import ShmLoader
 from tests.resume import noisy_data as data
+from tests.resume.noisy_data import rows
 
 N, BATCH = 40, 2
 pytestmark = [
@@ -20,8 +21,8 @@ pytestmark = [
 ]
 
 
-class Waits(data.Noisy):
-    """Its first batch takes until the trainer lets it go on, so that others come before it."""
+class FirstBatchBlocks(data.Noisy):
+    """Its first batch blocks until the trainer lets it continue, so that other batches overtake it."""
 
     def __init__(self, n: int) -> None:
         super().__init__(n)
@@ -34,7 +35,7 @@ class Waits(data.Noisy):
 
 
 class WaitingLines(data.Lines):
-    """Its first worker has nothing until the trainer lets it go on."""
+    """Its first worker has no sample until the trainer lets it continue."""
 
     def __init__(self, n: int) -> None:
         super().__init__(n)
@@ -48,7 +49,7 @@ class WaitingLines(data.Lines):
 
 
 class StatefulWaitingLines(data.StatefulIteratorLines):
-    """The same, of a dataset whose iterator keeps its position."""
+    """Like `WaitingLines`, with an iterator that saves its position."""
 
     def __init__(self, n: int) -> None:
         super().__init__(n)
@@ -70,23 +71,23 @@ class _WaitingIterator(data._LineIterator):
         return super().__next__()
 
 
-def rows(batches: Any) -> list[int]:
-    return [int(row) for batch in batches for row in batch[:, 0]]
-
-
-KINDS: dict[str, Callable[..., Any]] = {"map": Waits, "iterable": WaitingLines, "iterable with a state": StatefulWaitingLines}
+KINDS: dict[str, Callable[..., Any]] = {
+    "map": FirstBatchBlocks,
+    "iterable": WaitingLines,
+    "iterable with a state": StatefulWaitingLines,
+}
 
 
 @pytest.mark.parametrize("every", [1, 3, 0])
 @pytest.mark.parametrize("is_ordered_then", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_out_of_order_each_sample_comes_once(kind: str, is_ordered_then: bool, every: int) -> None:
+def test_each_sample_is_read_once_if_batches_are_out_of_order(kind: str, is_ordered_then: bool, every: int) -> None:
     options: dict[str, Any] = {"num_workers": 3, "snapshot_every_n_steps": every}
     dataset = KINDS[kind](N)
     with ShmLoader(dataset, BATCH, in_order=False, **options) as loader:
         iterator = iter(loader)
         before = rows(islice(iterator, 3))
-        assert 0 not in before, "the first batch is late"
+        assert 0 not in before, "the first batch must be overtaken"
         dataset.gate.set()
         state = json.loads(json.dumps(loader.state_dict()))
         whole = before + rows(iterator)
@@ -99,15 +100,15 @@ def test_out_of_order_each_sample_comes_once(kind: str, is_ordered_then: bool, e
         middle = rows(islice(iterator, 2))
         state = json.loads(json.dumps(loader.state_dict()))
         assert sorted(before + middle + rows(iterator)) == list(range(N))
-        assert sorted(rows(loader)) == list(range(N)), "the next epoch"
+        assert sorted(rows(loader)) == list(range(N)), "the next epoch must be complete"
     with ShmLoader(dataset, BATCH, in_order=False, **options) as loader:
         loader.load_state_dict(state)
-        assert sorted(before + middle + rows(loader)) == list(range(N)), "resumed twice"
+        assert sorted(before + middle + rows(loader)) == list(range(N)), "a state may be loaded twice"
 
 
 @pytest.mark.parametrize("sampler", [None, data.StatefulSampler])
-def test_a_pass_out_of_order_goes_on_without_workers(sampler: Any) -> None:
-    dataset = Waits(N)
+def test_pass_out_of_order_resumes_without_workers(sampler: Any) -> None:
+    dataset = FirstBatchBlocks(N)
     options = {} if sampler is None else {"sampler": sampler(N)}
     with ShmLoader(dataset, BATCH, num_workers=2, in_order=False, **options) as loader:
         if sampler is not None:
@@ -133,7 +134,7 @@ class Faulty(data.Noisy):
 
 @pytest.mark.parametrize("every", [1, 2, 0])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_batch_that_was_lost_is_behind(workers: int, every: int) -> None:
+def test_failed_batch_counts_as_consumed(workers: int, every: int) -> None:
     options: dict[str, Any] = {"num_workers": workers, "snapshot_every_n_steps": every}
     with ShmLoader(Faulty(N), BATCH, **options) as loader:
         iterator, before = iter(loader), []
@@ -150,7 +151,7 @@ def test_a_batch_that_was_lost_is_behind(workers: int, every: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_so_is_one_whose_samples_were_all_skipped(workers: int) -> None:
+def test_batch_with_only_skipped_samples_counts_as_consumed(workers: int) -> None:
     with ShmLoader(Faulty(N), BATCH, num_workers=workers, on_error="skip") as loader:
         before = rows(islice(iter(loader), 5))
         assert before == [*range(6), *range(8, 12)]

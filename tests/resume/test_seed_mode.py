@@ -1,4 +1,4 @@
-"""In seed mode a state is a place in a formula: small, quick, and good for any hardware."""
+"""In seed mode, a state is a position in a formula: small, fast to load, and independent of the hardware."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ slow = pytest.mark.slow(reason="most cases start workers for their loaders")
 
 
 class Logged(data.Noisy):
-    """Writes down what is read, in a file that all processes share."""
+    """Records what is read in a file that all processes share."""
 
     def __init__(self, n: int, path: str) -> None:
         super().__init__(n)
@@ -60,7 +60,9 @@ def expected() -> list[Any]:
     stops=st.lists(st.integers(0, 8), min_size=1, max_size=4), workers=st.lists(st.sampled_from([0, 1, 2]), min_size=5, max_size=5)
 )
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_number_of_resumes_anywhere_gives_the_same_stream(expected: list[Any], stops: list[int], workers: list[int]) -> None:
+def test_any_number_of_resumes_at_any_position_yields_the_same_stream(
+    expected: list[Any], stops: list[int], workers: list[int]
+) -> None:
     got: list[Any] = []
     state: dict[str, Any] | None = None
     for stop, count in zip([*stops, 32 - sum(stops)], workers, strict=False):
@@ -74,9 +76,9 @@ def test_any_number_of_resumes_anywhere_gives_the_same_stream(expected: list[Any
     assert got == expected[: len(got)]
 
 
-@pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
+@pytest.mark.slow(reason="workers start as new interpreters, which import all modules")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_another_start_method_goes_on(expected: list[Any], method: str) -> None:
+def test_state_resumes_with_another_start_method(expected: list[Any], method: str) -> None:
     with make() as loader:
         stream(loader, 5)
         state = loader.state_dict()
@@ -88,9 +90,9 @@ def test_another_start_method_goes_on(expected: list[Any], method: str) -> None:
 @pytest.mark.slow(reason="reads by up to eight ranks, three times over")
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 4), (4, 3), (8, 1)])
 @pytest.mark.parametrize("uneven", ["pad", "drop", "exact"])
-def test_global_batches_go_on_at_another_world_size(before: int, after: int, uneven: str) -> None:
+def test_global_batches_resume_with_another_world_size(before: int, after: int, uneven: str) -> None:
     def steps(world_size: int, state: dict[str, Any] | None, stop: int | None) -> tuple[list[Any], dict[str, Any]]:
-        """The global batches, and the first rank's state at the end."""
+        """Reads the global batches; returns them and the first rank's state at the end."""
         ranks = [make(100, 24 // world_size, rank=rank, world_size=world_size, uneven=uneven) for rank in range(world_size)]
         for loader in ranks if state is not None else []:
             loader.load_state_dict(state)
@@ -105,7 +107,7 @@ def test_global_batches_go_on_at_another_world_size(before: int, after: int, une
     whole, _ = steps(before, None, None)
     first, state = steps(before, None, 2)
     rest, _ = steps(after, state, None)
-    full = slice(0, 4)  # the last step's rest is split as the world size says
+    full = slice(0, 4)  # the rest of the last step is divided by the world size
     assert [sorted(b) for b in [*first, *rest][full]] == [sorted(b) for b in whole[full]]
 
 
@@ -119,7 +121,7 @@ def test_no_consumed_sample_is_read_again(tmp_path: Any, workers: int) -> None:
     path.unlink()
     with ShmLoader(Logged(60, str(path)), 6, shuffle=True, seed=3, num_workers=workers) as loader:
         loader.load_state_dict(state)
-        for _, _batch in zip(range(2), loader, strict=False):  # what is read ahead lies in this epoch
+        for _, _batch in zip(range(2), loader, strict=False):  # batches read ahead are of this epoch
             pass
     read = {int(line) for line in path.read_text().split()}
     assert len(read) >= 12
@@ -130,7 +132,7 @@ def test_no_consumed_sample_is_read_again(tmp_path: Any, workers: int) -> None:
 @pytest.mark.parametrize("kind", ["torch's", "global", "stateful"])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("stop", [0, 3, 7])
-def test_a_sampler_of_the_users_goes_on(kind: str, workers: int, stop: int) -> None:
+def test_custom_sampler_resumes(kind: str, workers: int, stop: int) -> None:
     def loader() -> ShmLoader:
         sampler: Any = {
             "torch's": lambda: torch.utils.data.RandomSampler(range(40)),
@@ -148,7 +150,7 @@ def test_a_sampler_of_the_users_goes_on(kind: str, workers: int, stop: int) -> N
         expected = [batch.tolist() for batch in iterator]
     with loader() as other:
         other.load_state_dict(state)
-        if stop == 7:  # the end of an epoch: the next one is another matter
+        if stop == 7:  # the end of an epoch, which differs
             assert other.state_dict()["epoch"] == 1
             return
         assert [batch.tolist() for batch in other] == expected
@@ -156,7 +158,7 @@ def test_a_sampler_of_the_users_goes_on(kind: str, workers: int, stop: int) -> N
 
 @slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_dataset_that_has_grown_is_read_whole_in_the_next_epoch(workers: int) -> None:
+def test_grown_dataset_is_read_completely_in_the_next_epoch(workers: int) -> None:
     dataset = list(range(10))
     with ShmLoader(dataset, 4, seed=1, shuffle=True, num_workers=workers) as loader:
         assert sorted(i for batch in loader for i in batch.tolist()) == list(range(10))
@@ -170,21 +172,21 @@ def test_a_dataset_that_has_grown_is_read_whole_in_the_next_epoch(workers: int) 
 @pytest.mark.parametrize(
     ("workers", "method"), [(1, "fork"), (2, "fork"), (4, "fork"), (1, "spawn"), (2, "spawn"), (2, "forkserver")]
 )
-def test_global_generators_draw_the_same_for_any_workers(expected: list[Any], workers: int, method: str) -> None:
-    """Python's random, numpy's global and torch's: Noisy draws from all three, and leaves half a gaussian behind."""
+def test_global_generators_draw_the_same_for_any_number_of_workers(expected: list[Any], workers: int, method: str) -> None:
+    """Python's random, numpy's and torch's global generators: Noisy draws from all three and leaves half of a pair of gaussians."""
     with make(num_workers=workers, multiprocessing_context=method) as loader:
         assert stream(loader, 18) == expected[:18]
 
 
 @pytest.mark.slow(reason="kills all workers again and again, and they are replaced")
-def test_and_the_same_after_workers_have_died(expected: list[Any]) -> None:
+def test_global_generators_draw_the_same_after_workers_were_killed(expected: list[Any]) -> None:
     with make(num_workers=2) as loader:
         got, batches = [], _for_ever(loader)
         for number in range(18):
             got.append(next(batches).tolist())
-            if number % 4 == 0:  # all of them, so that the trainer has to wait for new ones
+            if number % 4 == 0:  # all workers, so that the trainer has to wait for new ones
                 for pid in loader._builder.last.pool.pids:
-                    with suppress(ProcessLookupError):  # not replaced yet since the last time
+                    with suppress(ProcessLookupError):  # may not have been replaced yet
                         os.kill(pid, signal.SIGKILL)
         assert got == expected[:18]
         assert loader.stats()["num_restarts"] >= 2

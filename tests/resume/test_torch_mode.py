@@ -1,4 +1,4 @@
-"""In torch mode a resumed loader goes on as one that was never stopped: order, workers' random streams, later epochs."""
+"""In torch mode, a resumed loader continues as one that was never stopped: order, workers' random streams, later epochs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,13 @@ from shmload.errors import SampleError, StateMismatch
 from shmload.modes.pass_progress import Done
 from shmload.schedule.state_codec import opened
 from tests.resume import noisy_data as data
+from tests.resume.noisy_data import seed_all
 
 slow = pytest.mark.slow(reason="most cases start workers for their loaders")
 Make = Callable[[], ShmLoader]
 
 
-def seed_all(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
-def globals_now() -> tuple[Any, ...]:
+def global_generator_states() -> tuple[Any, ...]:
     return random.getstate(), np.random.get_state(), torch.get_rng_state()
 
 
@@ -41,18 +36,18 @@ def set_globals(states: tuple[Any, ...]) -> None:
 
 
 def run(make: Make, stop: int, epochs: int = 3) -> tuple[dict[str, Any], tuple[Any, ...], list[Any]]:
-    """A run that is never stopped: the state behind batch number `stop` of the second epoch, and all that came after."""
+    """Runs without a stop; returns the state after batch `stop` of the second epoch, and all batches after it."""
     seed_all(5)
     with make() as loader:
         for _ in loader:
             pass
         taken: list[Any] = []
-        state, states = loader.state_dict(), globals_now()
+        state, states = loader.state_dict(), global_generator_states()
         for epoch in range(epochs - 1):
             for i, batch in enumerate(loader):
                 taken.append(batch.tolist())
                 if epoch == 0 and i + 1 == stop:
-                    state, states, taken = loader.state_dict(), globals_now(), []
+                    state, states, taken = loader.state_dict(), global_generator_states(), []
         return json.loads(json.dumps(state)), states, taken
 
 
@@ -83,17 +78,17 @@ CASES: dict[str, Callable[..., ShmLoader]] = {
 @pytest.mark.parametrize("stop", [0, 1, 4, 6, 7])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("case", CASES)
-def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(case: str, workers: int, stop: int) -> None:
+def test_resumed_run_continues_as_if_never_stopped(case: str, workers: int, stop: int) -> None:
     make = lambda: CASES[case](num_workers=workers)  # noqa: E731  # a name for one expression
     state, states, expected = run(make, stop)
-    if case != "reseeding":  # generators that the dataset seeds are written out: 3.4 KB each for each worker
+    if case != "reseeding":  # the state contains generators that the dataset seeds: 3.4 KB for each worker and generator
         assert len(json.dumps(state)) <= 16384
     assert resumed(make, state, states) == expected
 
 
 @slow
 @pytest.mark.parametrize("stop", [1, 4])
-def test_persistent_workers_go_on_in_later_epochs(stop: int) -> None:
+def test_persistent_workers_continue_in_later_epochs(stop: int) -> None:
     make = lambda: ShmLoader(  # noqa: E731  # a name for one expression
         data.Noisy(), 6, shuffle=True, num_workers=2, persistent_workers=True, generator=torch.Generator().manual_seed(3)
     )
@@ -101,9 +96,9 @@ def test_persistent_workers_go_on_in_later_epochs(stop: int) -> None:
     assert resumed(make, state, states) == expected
 
 
-@pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
+@pytest.mark.slow(reason="workers start as new interpreters, which import all modules")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_the_start_method_does_not_matter(method: str) -> None:
+def test_start_method_does_not_matter(method: str) -> None:
     make = lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=2)  # noqa: E731  # a name for one expression
     state, states, expected = run(make, 3, epochs=2)
     other = lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=2, multiprocessing_context=method)  # noqa: E731  # a name for one expression
@@ -112,7 +107,7 @@ def test_the_start_method_does_not_matter(method: str) -> None:
 
 @slow
 @pytest.mark.parametrize("every", [0, 2, 3, 100, None])
-def test_snapshots_may_be_rare(every: int | None) -> None:
+def test_resume_works_with_rare_snapshots(every: int | None) -> None:
     make = lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=2, snapshot_every_n_steps=every)  # noqa: E731  # a name for one expression
     state, states, expected = run(make, 5)
     assert opened(state["details"], is_trusted=False)["snapshot"] == {0: 0, 2: 4, 3: 3, 100: 0, None: 0}[every]
@@ -120,8 +115,8 @@ def test_snapshots_may_be_rare(every: int | None) -> None:
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_a_snapshot_is_taken_of_workers_that_have_nothing_to_say(every: int) -> None:
-    """Without it all batches from the epoch's start were read again."""
+def test_snapshot_is_taken_of_workers_without_state(every: int) -> None:
+    """Without a snapshot, all batches since the epoch's start would be read again."""
     with ShmLoader(range(40), 4, num_workers=1, snapshot_every_n_steps=every) as loader:
         for _ in zip(range(8), loader, strict=False):
             pass
@@ -129,7 +124,7 @@ def test_a_snapshot_is_taken_of_workers_that_have_nothing_to_say(every: int) -> 
 
 
 @pytest.mark.parametrize("options", [{"snapshot_every_n_steps": 3}, {"generator": 3, "shuffle": True}], ids=["rare", "generator"])
-def test_after_a_state_between_passes_workers_that_persist_go_on(options: dict[str, Any]) -> None:
+def test_persistent_workers_continue_after_a_state_between_passes(options: dict[str, Any]) -> None:
     def make() -> ShmLoader:
         own = {"generator": torch.Generator().manual_seed(3)} if "generator" in options else {}
         return ShmLoader(data.Noisy(10), 2, num_workers=1, persistent_workers=True, **{**options, **own})
@@ -144,15 +139,15 @@ def test_after_a_state_between_passes_workers_that_persist_go_on(options: dict[s
         assert [batch.tolist() for batch in loader] == expected
 
 
-class Torn(data.Noisy):
+class Unreadable(data.Noisy):
     def __getitem__(self, index: int) -> torch.Tensor:
         if index == 2:
             raise ValueError("torn")
         return super().__getitem__(index)
 
 
-def test_behind_a_batch_that_was_lost_the_next_worker_has_its_turn() -> None:
-    with ShmLoader(Torn(8), 1, num_workers=2) as loader:
+def test_after_a_failed_batch_the_next_worker_takes_its_turn() -> None:
+    with ShmLoader(Unreadable(8), 1, num_workers=2) as loader:
         iterator = iter(loader)
         for _ in range(2):
             next(iterator)
@@ -160,13 +155,13 @@ def test_behind_a_batch_that_was_lost_the_next_worker_has_its_turn() -> None:
             next(iterator)
         state = loader.state_dict()
         expected = [batch.tolist() for batch in iterator]
-    with ShmLoader(Torn(8), 1, num_workers=2) as loader:
+    with ShmLoader(Unreadable(8), 1, num_workers=2) as loader:
         loader.load_state_dict(state)
         assert [batch.tolist() for batch in loader] == expected
 
 
-class TornLate(data.Counting):
-    """Counts and draws before it raises: a batch that comes to nothing has moved its worker."""
+class UnreadableAfterDraw(data.Counting):
+    """Counts and draws before it raises: a failed batch has changed its worker's state."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         read = torch.cat([super().__getitem__(index), torch.tensor(data.noise())])
@@ -179,7 +174,7 @@ class TornLate(data.Counting):
 @pytest.mark.parametrize(
     "options", [{}, {"on_error": "skip"}, {"on_error": "skip", "max_bad": 1}], ids=["raise", "skip", "max_bad"]
 )
-def test_a_worker_goes_on_behind_its_batch_that_came_to_nothing(options: dict[str, Any], size: int) -> None:
+def test_worker_continues_after_its_failed_batch(options: dict[str, Any], size: int) -> None:
     def taken(loader: ShmLoader, limit: int) -> list[Any]:
         iterator, batches = iter(loader), []
         while len(batches) < limit:
@@ -193,7 +188,7 @@ def test_a_worker_goes_on_behind_its_batch_that_came_to_nothing(options: dict[st
 
     def make() -> ShmLoader:
         seed_all(5)
-        return ShmLoader(TornLate(10, size), 2, num_workers=2, **options)
+        return ShmLoader(UnreadableAfterDraw(10, size), 2, num_workers=2, **options)
 
     with make() as loader:
         expected = taken(loader, 10)
@@ -206,26 +201,26 @@ def test_a_worker_goes_on_behind_its_batch_that_came_to_nothing(options: dict[st
         assert taken(loader, 10) == expected[2:]
 
 
-class Fickle:
-    """Does not unpickle in the trainer where it comes from a sample of 2."""
+class FailsToUnpickle:
+    """Fails to unpickle in the trainer if its index is 2."""
 
     def __init__(self, index: int) -> None:
         self.index = index
 
     def __reduce__(self) -> Any:
-        return fickle, (self.index,)
+        return unpickle, (self.index,)
 
 
-def fickle(index: int) -> int:
+def unpickle(index: int) -> int:
     if index == 2:
-        raise ValueError("it does not unpickle")
+        raise ValueError("cannot be unpickled")
     return index
 
 
-def test_so_it_does_where_nothing_had_come_before_and_there_was_no_memory_for_what_it_says() -> None:
+def test_worker_continues_after_a_failed_first_batch_without_slot_memory() -> None:
     def make() -> ShmLoader:
         seed_all(5)
-        return ShmLoader(TornLate(10, 1 << 16), 2, sampler=[2, 3, 4, 5, 6], num_workers=1)
+        return ShmLoader(UnreadableAfterDraw(10, 1 << 16), 2, sampler=[2, 3, 4, 5, 6], num_workers=1)
 
     with make() as loader:
         iterator = iter(loader)
@@ -238,7 +233,7 @@ def test_so_it_does_where_nothing_had_come_before_and_there_was_no_memory_for_wh
         assert [batch.tolist() for batch in loader] == expected
 
 
-def test_so_it_does_where_the_trainer_could_not_unpickle_one() -> None:
+def test_worker_continues_after_a_batch_that_the_trainer_could_not_unpickle() -> None:
     def batches(loader: ShmLoader) -> Iterator[Any]:
         iterator = iter(loader)
         while True:
@@ -251,7 +246,7 @@ def test_so_it_does_where_the_trainer_could_not_unpickle_one() -> None:
 
     def make() -> ShmLoader:
         seed_all(5)
-        return ShmLoader(data.Noisy(5), 1, num_workers=1, collate_fn=with_fickle)
+        return ShmLoader(data.Noisy(5), 1, num_workers=1, collate_fn=collate_unpicklable)
 
     with make() as loader:
         expected = list(batches(loader))
@@ -264,38 +259,38 @@ def test_so_it_does_where_the_trainer_could_not_unpickle_one() -> None:
         assert list(batches(loader)) == expected[3:]
 
 
-def with_fickle(samples: list[torch.Tensor]) -> list[Any]:
-    return [Fickle(int(samples[0][0])), samples[0].tolist()]
+def collate_unpicklable(samples: list[torch.Tensor]) -> list[Any]:
+    return [FailsToUnpickle(int(samples[0][0])), samples[0].tolist()]
 
 
-class Weighty(data.StatefulSampler):
-    """Its states are things whose number shows how many are kept."""
+class SamplerWithCountedStates(data.StatefulSampler):
+    """A sampler whose state holds an object that counts how many states are alive."""
 
     alive: WeakSet[Any] = WeakSet()
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "kept": Kept()}
+        return {**super().state_dict(), "kept": CountedState()}
 
 
-class Kept:
+class CountedState:
     def __init__(self) -> None:
-        Weighty.alive.add(self)
+        SamplerWithCountedStates.alive.add(self)
 
-    def __deepcopy__(self, _: Any) -> Kept:
-        return Kept()
+    def __deepcopy__(self, _: Any) -> CountedState:
+        return CountedState()
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"num_workers": 1}, {"num_workers": 1, "snapshot_every_n_steps": 4}, {"seed": 1}, {"num_workers": 1, "seed": 1}]
 )
-def test_states_of_a_sampler_that_nobody_asks_for_are_not_kept(options: dict[str, Any]) -> None:
-    with ShmLoader(range(100), 2, sampler=Weighty(100), **options) as loader:
+def test_old_states_of_a_sampler_are_not_kept(options: dict[str, Any]) -> None:
+    with ShmLoader(range(100), 2, sampler=SamplerWithCountedStates(100), **options) as loader:
         for number, _ in enumerate(loader):
-            assert len(Weighty.alive) < 12, number
+            assert len(SamplerWithCountedStates.alive) < 12, number
 
 
 @slow
-def test_a_run_may_be_resumed_again_and_again() -> None:
+def test_run_may_be_resumed_repeatedly() -> None:
     make = lambda: ShmLoader(data.Noisy(60), 6, shuffle=True, num_workers=2)  # noqa: E731  # a name for one expression
     seed_all(5)
     with make() as loader:
@@ -319,14 +314,14 @@ def test_a_run_may_be_resumed_again_and_again() -> None:
 
 @slow
 @pytest.mark.parametrize("workers", [(0, 2), (2, 0), (2, 1)])
-def test_the_order_goes_on_with_other_workers(workers: tuple[int, int]) -> None:
+def test_order_continues_with_another_number_of_workers(workers: tuple[int, int]) -> None:
     state, states, expected = run(lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=workers[0]), 3, epochs=2)
     got = resumed(lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=workers[1]), state, states, epochs=1)
     assert [[row[0] for row in batch] for batch in got] == [[row[0] for row in batch] for batch in expected]
 
 
 @slow
-def test_loading_leaves_the_trainers_generators_alone() -> None:
+def test_loading_does_not_change_the_trainers_generators() -> None:
     state, _, _ = run(lambda: ShmLoader(data.Noisy(), 6, shuffle=True, num_workers=2), 3)
     seed_all(4)
     expected = data.noise()
@@ -338,7 +333,7 @@ def test_loading_leaves_the_trainers_generators_alone() -> None:
 
 
 @slow
-def test_asking_for_the_state_changes_nothing() -> None:
+def test_state_dict_changes_nothing() -> None:
     def epochs(asks: bool) -> list[Any]:
         seed_all(8)
         got = []
@@ -356,7 +351,7 @@ def test_asking_for_the_state_changes_nothing() -> None:
 
 
 @slow
-def test_a_state_stays_as_it_was() -> None:
+def test_returned_state_does_not_change_later() -> None:
     with ShmLoader(data.Counting(), 6, shuffle=True, num_workers=2) as loader:
         iterator = iter(loader)
         next(iterator)
@@ -370,7 +365,7 @@ def test_a_state_stays_as_it_was() -> None:
 @slow
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("size", [0, 100_000])
-def test_a_stateful_dataset_goes_on(workers: int, size: int) -> None:
+def test_stateful_dataset_resumes(workers: int, size: int) -> None:
     make = lambda: ShmLoader(data.Counting(40, size), 6, num_workers=workers)  # noqa: E731  # a name for one expression
     with make() as loader:
         iterator = iter(loader)
@@ -388,7 +383,7 @@ def test_a_stateful_dataset_goes_on(workers: int, size: int) -> None:
         )
 
 
-def test_a_state_of_another_loader_is_refused_and_says_why() -> None:
+def test_state_of_another_loader_is_refused_with_the_reason() -> None:
     with ShmLoader(data.Noisy(), 6) as loader:
         next(iter(loader))
         state = loader.state_dict()
@@ -429,7 +424,7 @@ def _own_sampler_of(make: Any) -> Any:
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 @pytest.mark.parametrize("stop", [1, 3, 6])
 @pytest.mark.parametrize("kind", [_dataset_of, _sampler_of, _own_sampler_of])
-def test_the_rest_is_what_torchdatas_loader_gives(kind: Callable[[Any], Any], stop: int) -> None:
+def test_resumed_batches_equal_those_of_torchdatas_loader(kind: Callable[[Any], Any], stop: int) -> None:
     def after(make: Any) -> list[Any]:
         loader = kind(make)
         for _ in zip(range(stop), loader, strict=False):
@@ -442,7 +437,7 @@ def test_the_rest_is_what_torchdatas_loader_gives(kind: Callable[[Any], Any], st
     assert after(ShmLoader) == after(StatefulDataLoader)
 
 
-def test_what_is_behind_is_all_before_a_place_and_some_beyond_it() -> None:
+def test_finished_steps_are_a_prefix_and_single_later_steps() -> None:
     done = Done(2, {4})
     assert [step in done for step in range(6)] == [True, True, False, False, True, False]
     done.add(3)
@@ -451,8 +446,8 @@ def test_what_is_behind_is_all_before_a_place_and_some_beyond_it() -> None:
     assert (done.first, done.beyond) == (5, set())
 
 
-class GoesOnBehindItsEnd:
-    """A stateful sampler whose next pass is what a loaded state leaves of one: nothing, behind an end."""
+class ContinuesAfterItsEnd:
+    """A stateful sampler whose next pass continues from a loaded state, so that it is empty after the end of a pass."""
 
     def __init__(self) -> None:
         self.at, self.start = 0, 0
@@ -473,9 +468,9 @@ class GoesOnBehindItsEnd:
 
 
 @pytest.mark.parametrize("seed", [None, 3])
-def test_a_state_between_passes_begins_a_whole_pass_of_a_sampler_that_was_at_its_end(seed: int | None) -> None:
-    loader = ShmLoader(range(6), 2, sampler=GoesOnBehindItsEnd(), seed=seed)
+def test_state_between_passes_starts_a_full_pass_of_a_sampler_at_its_end(seed: int | None) -> None:
+    loader = ShmLoader(range(6), 2, sampler=ContinuesAfterItsEnd(), seed=seed)
     expected = [batch.tolist() for batch in loader]
-    again = ShmLoader(range(6), 2, sampler=GoesOnBehindItsEnd(), seed=seed)
+    again = ShmLoader(range(6), 2, sampler=ContinuesAfterItsEnd(), seed=seed)
     again.load_state_dict(loader.state_dict())
     assert [[batch.tolist() for batch in again] for _ in range(2)] == [expected, expected]

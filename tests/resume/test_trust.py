@@ -1,4 +1,4 @@
-"""A state runs no code: users' own states are written without pickle, and a pickle is opened only where the program says so."""
+"""A state runs no code: users' own states are stored without pickle, and a pickle is only opened if the program allows it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from shmload.schedule.state_codec import MAX_DEPTH, UsersOwn, opened, sealed
 from tests.resume import noisy_data as data
 
 
-def there_and_back(value: Any) -> Any:
+def round_trip(value: Any) -> Any:
     return opened(json.loads(json.dumps(sealed(UsersOwn(value)))), is_trusted=False)
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether they are alike to the last bit, types and all."""
+    """Returns whether the values are equal bit for bit, including all types."""
     if type(a) is not type(b):
         return False
     if isinstance(a, torch.Tensor):
@@ -84,19 +84,19 @@ VALUES = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(VALUES)
-def test_what_a_user_tells_comes_back_to_the_last_bit(value: Any) -> None:
-    assert same(there_and_back(value), value)
+def test_user_state_is_restored_bit_for_bit(value: Any) -> None:
+    assert same(round_trip(value), value)
 
 
-def test_a_record_of_any_width_and_an_empty_one_come_back() -> None:
+def test_records_of_any_width_and_empty_ones_are_restored() -> None:
     wide = np.zeros(3, [(f"a_field_with_a_long_name_{i}", "<f8") for i in range(600)])
     wide["a_field_with_a_long_name_599"] = (1, 2, 3)
-    assert same(there_and_back(wide), wide)
-    assert same(there_and_back(wide[0]), wide[0])
+    assert same(round_trip(wide), wide)
+    assert same(round_trip(wide[0]), wide[0])
 
 
 @pytest.mark.parametrize("raw", [b"", b"PK\x05\x06" + bytes(18)], ids=["nothing", "a zip file"])
-def test_what_is_no_array_is_a_value_error(raw: bytes) -> None:
+def test_invalid_array_is_a_value_error(raw: bytes) -> None:
     text = json.dumps({"$own": {"$array": base64.b64encode(raw).decode()}})
     with pytest.raises(ValueError, match="magic string"):
         opened(text, is_trusted=False)
@@ -110,9 +110,9 @@ def nested(kind: Any, key: Any, depth: int) -> Any:
 
 
 @pytest.mark.parametrize(("kind", "key"), [(dict, 3), (dict, ("a", 1)), (OrderedDict, "a"), (dict, "a"), (dict, "$a")])
-def test_containers_of_every_kind_may_lie_equally_deep(kind: Any, key: Any) -> None:
+def test_containers_of_every_kind_have_the_same_depth_limit(kind: Any, key: Any) -> None:
     value = nested(kind, key, MAX_DEPTH)
-    assert same(there_and_back(value), value)
+    assert same(round_trip(value), value)
 
 
 DTYPES = [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float64, torch.complex64]
@@ -120,24 +120,24 @@ DTYPES = [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torc
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (5,), (4, 3)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_so_do_tensors(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_tensors_are_restored(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensor = (torch.arange(math.prod(shape)) % 5).to(dtype).reshape(shape)
     for told in (tensor, tensor.T if tensor.ndim == 2 else tensor, tensor[:1] if tensor.ndim else tensor):
-        assert same(there_and_back(told), told)
-    again = there_and_back(tensor)
-    again.zero_()  # it is the user's own to write to
+        assert same(round_trip(told), told)
+    again = round_trip(tensor)
+    again.zero_()  # the user may write to it
 
 
-def test_so_do_large_numbers_and_states_of_generators() -> None:
+def test_large_numbers_and_generator_states_are_restored() -> None:
     for value in (10**6000, -(1 << 63), 1 << 63, np.random.get_state(), torch.get_rng_state()):
-        assert same(there_and_back(value), value)
+        assert same(round_trip(value), value)
 
 
 # ------------------------------------------------------------ pickles
 
 
 class Point:
-    """What only pickle can tell."""
+    """An object that only pickle can represent."""
 
     def __init__(self, x: int) -> None:
         self.x = x
@@ -146,8 +146,8 @@ class Point:
         return isinstance(other, Point) and other.x == self.x
 
 
-class Harm:
-    """Whose pickle makes a folder when it is opened."""
+class CreatesFolderWhenUnpickled:
+    """An object whose pickle creates a folder when it is opened."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -156,8 +156,8 @@ class Harm:
         return os.mkdir, (self.path,)
 
 
-class Pointing(data.Counting):
-    """A stateful dataset that tells an object."""
+class StateNeedsPickle(data.Counting):
+    """A stateful dataset whose state contains such an object."""
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "deep": [Point(3)]}
@@ -167,22 +167,22 @@ class Pointing(data.Counting):
         assert state["deep"] == [Point(3)]
 
 
-class PointingSampler(data.StatefulSampler):
-    """A stateful sampler that tells one."""
+class SamplerStateNeedsPickle(data.StatefulSampler):
+    """A stateful sampler whose state contains such an object."""
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "deep": Point(3)}
 
 
 MAKE = {
-    "dataset": lambda **k: ShmLoader(Pointing(), 6, **k),
-    "sampler": lambda **k: ShmLoader(data.Noisy(), 6, sampler=PointingSampler(40), **k),
-    "sampler, seed": lambda **k: ShmLoader(data.Noisy(), 6, sampler=PointingSampler(40), seed=3, **k),
+    "dataset": lambda **k: ShmLoader(StateNeedsPickle(), 6, **k),
+    "sampler": lambda **k: ShmLoader(data.Noisy(), 6, sampler=SamplerStateNeedsPickle(40), **k),
+    "sampler, seed": lambda **k: ShmLoader(data.Noisy(), 6, sampler=SamplerStateNeedsPickle(40), seed=3, **k),
 }
 
 
 @pytest.mark.parametrize("kind", MAKE)
-def test_what_needs_pickle_needs_trust(kind: str) -> None:
+def test_state_with_pickles_needs_trust_state(kind: str) -> None:
     loader = MAKE[kind]()
     iterator = iter(loader)
     next(iterator)
@@ -209,7 +209,7 @@ PICKLED = {
 
 
 @pytest.mark.parametrize("value", PICKLED.values(), ids=PICKLED)
-def test_what_has_no_word_comes_back_by_pickle_to_who_trusts_it(value: Any) -> None:
+def test_other_values_are_restored_by_pickle_if_trusted(value: Any) -> None:
     text = sealed(UsersOwn(value))
     with pytest.raises(StateMismatch, match=r"that only pickle can read"):
         opened(text, is_trusted=False)
@@ -219,32 +219,33 @@ def test_what_has_no_word_comes_back_by_pickle_to_who_trusts_it(value: Any) -> N
 
 
 @pytest.mark.slow(reason="starts a worker for each of two loaders")
-def test_so_it_is_of_what_workers_tell() -> None:
-    with ShmLoader(Pointing(), 6, num_workers=1) as loader:
+def test_workers_states_with_pickles_need_trust_state() -> None:
+    with ShmLoader(StateNeedsPickle(), 6, num_workers=1) as loader:
         next(iter(loader))
         state = loader.state_dict()
         with pytest.raises(StateMismatch, match="trust_state=True"):
             loader.load_state_dict(state)
-    with ShmLoader(Pointing(), 6, num_workers=1, trust_state=True) as loader:
+    with ShmLoader(StateNeedsPickle(), 6, num_workers=1, trust_state=True) as loader:
         loader.load_state_dict(state)
         assert sum(1 for _ in loader) == 6
 
 
-def test_a_copy_of_a_loader_needs_no_trust() -> None:
+def test_copy_of_a_loader_needs_no_trust_state() -> None:
     loader = MAKE["sampler, seed"]()
     next(iter(loader))
     copied = pickle.loads(pickle.dumps(loader))
     assert copied.state_dict()["step"] == 1
 
 
-@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants:UserWarning")  # those that others have unpickled here
-def test_a_state_that_torch_load_lets_through_runs_nothing(tmp_path: Path) -> None:
+# Tensors that others have unpickled in this process.
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants:UserWarning")
+def test_state_that_torch_load_accepts_runs_no_code(tmp_path: Path) -> None:
     loader = ShmLoader(data.Counting(), 6)
     next(iter(loader))
     state = loader.state_dict()
     inside = json.loads(state["details"])
     target = str(tmp_path / "made by a state")
-    harm = json.loads(sealed(UsersOwn(Harm(target))))["$own"]
+    harm = json.loads(sealed(UsersOwn(CreatesFolderWhenUnpickled(target))))["$own"]
     for place in (harm, {"$own": harm}, {"$own": [{"a": harm}]}, {"pickled": harm["$pickle"][1]}):
         inside["workers"][0]["dataset"] = place
         file = io.BytesIO()
@@ -255,6 +256,6 @@ def test_a_state_that_torch_load_lets_through_runs_nothing(tmp_path: Path) -> No
         try:
             other.load_state_dict(hostile)
             next(iter(other), None)
-        except (StateMismatch, KeyError, TypeError):  # the last two are the dataset's own, which is told nonsense
+        except (StateMismatch, KeyError, TypeError):  # raised by the dataset, which is given nonsense
             pass
         assert not Path(target).exists()

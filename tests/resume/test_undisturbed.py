@@ -1,7 +1,8 @@
-"""A run that was stopped and resumed in another program gives what the undisturbed run gives, for the rest of the pass and two more.
+"""A run stopped and resumed in another program yields the same as the undisturbed run, for the rest of the pass and two more
+passes.
 
-Each case is a kind of loader, a pool of workers, and the place where the state was taken. The resumed program has other seeds and
-restores no generator itself. torchdata's loader is held to the same promise where it keeps it.
+Each case is a kind of loader, a pool of workers, and the position where the state was taken. The resumed program has other seeds
+and does not restore generators itself. torchdata's loader is tested for the same promise where it keeps it.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from shmload import ShmLoader
 from shmload.schedule.state_checksum import CHECK, with_checksum
 from shmload.schedule.state_codec import opened, sealed
 from tests.resume import noisy_data as data
+from tests.resume.noisy_data import seed_all
 
 N, BATCH = 14, 3
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 
 
 class Drawing:
-    """An iterator that draws its samples from torch's global generator, whose state is its own."""
+    """An iterator that draws its samples from torch's global generator and saves the generator's state."""
 
     def __init__(self, numbers: range) -> None:
         self.numbers, self.at = numbers, 0
@@ -48,7 +50,7 @@ class Drawing:
 
 
 class DrawingLines(IterableDataset):
-    """Its iterator keeps the generator."""
+    """An iterable dataset whose iterator saves the generator."""
 
     def mine(self) -> range:
         info = get_worker_info()
@@ -59,7 +61,7 @@ class DrawingLines(IterableDataset):
 
 
 class ItsOwnIterator(DrawingLines):
-    """A dataset that is its own iterator, and is read once."""
+    """A dataset that is its own iterator, and can be read once."""
 
     def __init__(self) -> None:
         self.at = 0
@@ -81,7 +83,7 @@ class ItsOwnIterator(DrawingLines):
 
 
 class Continuing(DrawingLines):
-    """A loaded state is where its next iterator begins: at the end, if it was saved there."""
+    """A dataset whose next iterator begins at a loaded state, also if that is the end."""
 
     def __init__(self) -> None:
         self.at, self.start = 0, 0
@@ -99,7 +101,7 @@ class Continuing(DrawingLines):
         self.start = state["at"]
 
 
-class KeepsTorchs(Dataset):
+class SavesTorchsGenerator(Dataset):
     """A map dataset that draws, and whose state is torch's global generator."""
 
     def __len__(self) -> int:
@@ -115,8 +117,8 @@ class KeepsTorchs(Dataset):
         torch.set_rng_state(state["generator"])
 
 
-class DrawsEach(Sampler[int]):
-    """Draws when each index is asked for, and not all at once."""
+class DrawsEachIndex(Sampler[int]):
+    """Draws when each index is requested, not all at once."""
 
     def __len__(self) -> int:
         return N
@@ -126,7 +128,7 @@ class DrawsEach(Sampler[int]):
             yield int(torch.randint(N, ()))
 
 
-class Drawn(Sampler[int]):
+class DrawnOrder(Sampler[int]):
     """Draws its order from the generators of random and numpy."""
 
     def __len__(self) -> int:
@@ -136,7 +138,7 @@ class Drawn(Sampler[int]):
         return iter(data.GlobalSampler(N))
 
 
-def as_they_are(samples: Any) -> Any:
+def collate_unchanged(samples: Any) -> Any:
     return (
         samples
         if isinstance(samples, int)
@@ -144,7 +146,7 @@ def as_they_are(samples: Any) -> Any:
     )
 
 
-def four() -> dict[str, Any]:
+def seeded_generator() -> dict[str, Any]:
     return {"generator": torch.Generator().manual_seed(4)}
 
 
@@ -152,30 +154,32 @@ Make = Callable[..., Any]
 KINDS: dict[str, Callable[[Make], Make]] = {
     "in order": lambda make: lambda **k: make(range(N), BATCH, **k),
     "shuffled": lambda make: lambda **k: make(range(N), BATCH, shuffle=True, **k),
-    "shuffled, generator": lambda make: lambda **k: make(range(N), BATCH, shuffle=True, **four(), **k),
+    "shuffled, generator": lambda make: lambda **k: make(range(N), BATCH, shuffle=True, **seeded_generator(), **k),
     "no batches": lambda make: lambda **k: make(range(N), None, shuffle=True, **k),
     "noisy": lambda make: lambda **k: make(data.Noisy(N), BATCH, shuffle=True, **k),
-    "noisy, generator": lambda make: lambda **k: make(data.Noisy(N), BATCH, shuffle=True, **four(), **k),
+    "noisy, generator": lambda make: lambda **k: make(data.Noisy(N), BATCH, shuffle=True, **seeded_generator(), **k),
     "weights": lambda make: (
         lambda **k: make(range(N), BATCH, sampler=torch.utils.data.WeightedRandomSampler(torch.arange(1.0, N + 1), N), **k)
     ),
-    "a sampler of random and numpy": lambda make: lambda **k: make(range(N), BATCH, sampler=Drawn(), **k),
+    "a sampler of random and numpy": lambda make: lambda **k: make(range(N), BATCH, sampler=DrawnOrder(), **k),
     "a stateful sampler": lambda make: lambda **k: make(data.Noisy(N), BATCH, sampler=data.StatefulSampler(N), **k),
     "a stateful sampler, generator": lambda make: (
-        lambda **k: make(data.Noisy(N), BATCH, sampler=data.StatefulSampler(N), **four(), **k)
+        lambda **k: make(data.Noisy(N), BATCH, sampler=data.StatefulSampler(N), **seeded_generator(), **k)
     ),
     "a stateful dataset": lambda make: lambda **k: make(data.Counting(N), BATCH, shuffle=True, **k),
-    "a dataset that keeps torch's generator": lambda make: lambda **k: make(KeepsTorchs(), BATCH, **k),
-    "it, shuffled": lambda make: lambda **k: make(KeepsTorchs(), BATCH, shuffle=True, **k),
-    "it, shuffled, generator": lambda make: lambda **k: make(KeepsTorchs(), BATCH, shuffle=True, **four(), **k),
+    "a dataset that keeps torch's generator": lambda make: lambda **k: make(SavesTorchsGenerator(), BATCH, **k),
+    "it, shuffled": lambda make: lambda **k: make(SavesTorchsGenerator(), BATCH, shuffle=True, **k),
+    "it, shuffled, generator": lambda make: (
+        lambda **k: make(SavesTorchsGenerator(), BATCH, shuffle=True, **seeded_generator(), **k)
+    ),
     "iterable, iterator": lambda make: lambda **k: make(data.StatefulIteratorLines(N), BATCH, **k),
-    "iterable, iterator, generator": lambda make: lambda **k: make(data.StatefulIteratorLines(N), BATCH, **four(), **k),
+    "iterable, iterator, generator": lambda make: lambda **k: make(data.StatefulIteratorLines(N), BATCH, **seeded_generator(), **k),
     "iterable, dataset": lambda make: lambda **k: make(data.StatefulLines(N), BATCH, **k),
     "iterable, dataset continues": lambda make: lambda **k: make(Continuing(), BATCH, **k),
     "iterable, neither": lambda make: lambda **k: make(data.Lines(N), BATCH, **k),
-    "iterable, neither, generator": lambda make: lambda **k: make(data.Lines(N), BATCH, **four(), **k),
+    "iterable, neither, generator": lambda make: lambda **k: make(data.Lines(N), BATCH, **seeded_generator(), **k),
     "iterable, draws": lambda make: lambda **k: make(DrawingLines(), BATCH, **k),
-    "iterable, draws, generator": lambda make: lambda **k: make(DrawingLines(), BATCH, **four(), **k),
+    "iterable, draws, generator": lambda make: lambda **k: make(DrawingLines(), BATCH, **seeded_generator(), **k),
     "iterable, its own iterator": lambda make: lambda **k: make(ItsOwnIterator(), BATCH, **k),
 }
 WITH_WORKERS = pytest.mark.slow(reason="starts workers")
@@ -184,17 +188,12 @@ POOLS: dict[str, dict[str, Any]] = {
     "2": {"num_workers": 2},
     "2 persistent": {"num_workers": 2, "persistent_workers": True},
 }
-PLACES = {"begun": 0, "first": 1, "middle": 3, "last": 5, "ended": -1, "before": None}  # batches read; -1: the pass has ended
-
-
-def seed_all(seed: int) -> None:
-    data.random.seed(seed)
-    data.np.random.seed(seed)
-    torch.manual_seed(seed)
+# Number of batches read; -1: the pass has ended.
+PLACES = {"begun": 0, "first": 1, "middle": 3, "last": 5, "ended": -1, "before": None}
 
 
 def without_noise(kind: str, pool: str, epochs: list[Any]) -> list[Any]:
-    """What the promise is about: draws in the trainer are the program's affair, which restores its generators itself."""
+    """Removes draws in the trainer, whose generators the program must restore itself."""
     if pool != "0" or "oisy" not in kind + KINDS_OF_NOISE.get(kind, ""):
         return epochs
     return [[[sample[0] for sample in batch] for batch in epoch] for epoch in epochs]
@@ -208,10 +207,12 @@ KINDS_OF_NOISE = dict.fromkeys(
 
 
 def run_and_resume(make: Make, place: str, *, is_same_loader: bool = False) -> tuple[list[Any], list[Any]]:
-    """Return what the undisturbed run gave after a state (the rest of the pass, two more passes), and what the resumed one gave."""
+    """Returns what the undisturbed run yielded after a state (the rest of the pass, two more passes), and what the resumed one
+    yielded.
+    """
     seed_all(5)
-    loader, stop = make(collate_fn=as_they_are), PLACES[place]
-    if stop is not None:  # not the first pass
+    loader, stop = make(collate_fn=collate_unchanged), PLACES[place]
+    if stop is not None:  # None: before the first pass
         list(loader)
     iterator = None if stop in (-1, None) else iter(loader)
     if iterator is not None:
@@ -221,16 +222,16 @@ def run_and_resume(make: Make, place: str, *, is_same_loader: bool = False) -> t
         state = json.loads(json.dumps(state))
     expected = [list(loader if iterator is None else iterator), list(loader), list(loader)]
     seed_all(99)
-    again = loader if is_same_loader else make(collate_fn=as_they_are)
+    again = loader if is_same_loader else make(collate_fn=collate_unchanged)
     again.load_state_dict(state)
     got = [list(again) for _ in range(3)]
     del iterator, loader, again
     return expected, got
 
 
-# In the trainer a dataset's draws move the generators that torch's samplers are seeded from: without a generator of its own, an order
-# after the resumed pass depends on what the program restores. torchdata keeps an iterator's state from before the first pass, because
-# its state_dict() makes the iterator; a loader in torch mode makes none before it is iterated, as in torch.
+# In the trainer, a dataset's draws change the generators that torch's samplers are seeded from: without a generator of its own,
+# an order after the resumed pass depends on what the program restores. torchdata keeps an iterator's state from before the first
+# pass, because its state_dict() makes the iterator; a loader in torch mode makes none before it is iterated, as in torch.
 def num_comparable(kind: str, pool: str, place: str) -> int:
     if pool != "0":
         return 3
@@ -260,16 +261,18 @@ def check(kind: str, pool: str, place: str, *, is_same_loader: bool = False) -> 
 
 
 @pytest.mark.parametrize(("kind", "pool", "place"), QUICK)
-def test_a_resumed_run_gives_what_the_undisturbed_one_gives(kind: str, pool: str, place: str) -> None:
+def test_resumed_run_yields_the_same_as_the_undisturbed_one(kind: str, pool: str, place: str) -> None:
     check(kind, pool, place)
 
 
 @pytest.mark.parametrize(
     ("workers", "every"), [(0, 1), pytest.param(2, 1, marks=WITH_WORKERS), pytest.param(2, 15, marks=WITH_WORKERS)]
 )
-def test_a_dataset_that_keeps_torchs_generator_repeats_a_pass_from_its_beginning(workers: int, every: int) -> None:
-    """torchdata's test_map_iterrupted_shuffle."""
-    loader = ShmLoader(KeepsTorchs(), shuffle=True, num_workers=workers, collate_fn=as_they_are, snapshot_every_n_steps=every)
+def test_dataset_that_saves_torchs_generator_repeats_a_pass_from_its_start(workers: int, every: int) -> None:
+    """Same as torchdata's test_map_iterrupted_shuffle."""
+    loader = ShmLoader(
+        SavesTorchsGenerator(), shuffle=True, num_workers=workers, collate_fn=collate_unchanged, snapshot_every_n_steps=every
+    )
     iterator = iter(loader)
     begun = loader.state_dict()
     expected = list(islice(iterator, 4))
@@ -283,8 +286,8 @@ def test_a_dataset_that_keeps_torchs_generator_repeats_a_pass_from_its_beginning
 @pytest.mark.slow(reason="starts workers")
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("kind", ["iterable, draws, generator", "it, shuffled, generator", "shuffled, generator"])
-def test_a_finished_pass_with_the_same_generator_resumes_as_with_torchdata(kind: str, pool: str) -> None:
-    """torchdata's TestSnapshotEnd, with two further passes."""
+def test_finished_pass_with_the_same_generator_resumes_as_with_torchdata(kind: str, pool: str) -> None:
+    """Same as torchdata's TestSnapshotEnd, with two further passes."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     def make(loader: Make) -> Make:
@@ -292,13 +295,13 @@ def test_a_finished_pass_with_the_same_generator_resumes_as_with_torchdata(kind:
 
     for loader in (ShmLoader, StatefulDataLoader):
         if loader is StatefulDataLoader and pool == "0" and kind.endswith("shuffled, generator"):
-            continue  # its loader begins the finished pass anew to see its end, which moves the generator
+            continue  # torchdata's loader restarts the finished pass to reach its end, which changes the generator
         expected, got = run_and_resume(make(loader), "ended")
         assert got == expected, loader
 
 
-def test_a_state_of_the_first_format_is_loaded() -> None:
-    """It lacks what later epochs are drawn from: the rest of the pass is right."""
+def test_state_of_the_first_format_is_loaded() -> None:
+    """Such a state lacks the generators of later epochs: only the rest of the pass is exact."""
     with ShmLoader(range(N), BATCH, shuffle=True) as loader:
         iterator = iter(loader)
         list(islice(iterator, 2))
@@ -313,7 +316,7 @@ def test_a_state_of_the_first_format_is_loaded() -> None:
         assert [batch.tolist() for batch in loader] == expected
 
 
-def test_a_program_that_seeds_its_generators_after_a_resume_is_obeyed() -> None:
+def test_seeds_set_after_a_resume_take_effect() -> None:
     with ShmLoader(range(N), BATCH, shuffle=True) as loader:
         list(loader)
         state = loader.state_dict()
@@ -326,14 +329,14 @@ def test_a_program_that_seeds_its_generators_after_a_resume_is_obeyed() -> None:
     assert got == [batch.tolist() for batch in torch.utils.data.DataLoader(range(N), BATCH, shuffle=True)]
 
 
-def test_a_resumed_run_that_is_saved_and_resumed_again_is_the_undisturbed_one() -> None:
+def test_run_resumed_repeatedly_equals_the_undisturbed_one() -> None:
     seed_all(5)
     loader = ShmLoader(range(N), BATCH, shuffle=True)
     list(loader)
     state = loader.state_dict()
     expected = [[batch.tolist() for batch in loader] for _ in range(4)]
     got = []
-    for stop in (5, 2, 5, 5, 5):  # the second is left in the middle
+    for stop in (5, 2, 5, 5, 5):  # the second pass is abandoned in the middle
         seed_all(99)
         loader = ShmLoader(range(N), BATCH, shuffle=True)
         loader.load_state_dict(json.loads(json.dumps(state)))
@@ -347,9 +350,7 @@ def test_a_resumed_run_that_is_saved_and_resumed_again_is_the_undisturbed_one() 
 
 @pytest.mark.parametrize(("workers", "then_workers"), [(0, 1), (1, 0), (1, 1), (0, 0)])
 @pytest.mark.parametrize("taken", [0, 1])
-def test_resume_with_and_without_workers_draws_the_same_epochs_in_the_same_process(
-    taken: int, workers: int, then_workers: int
-) -> None:
+def test_resume_with_and_without_workers_draws_the_same_epochs_in_one_process(taken: int, workers: int, then_workers: int) -> None:
     def make(num_workers: int) -> ShmLoader[Any]:
         start = {"multiprocessing_context": "fork"} if num_workers else {}
         return ShmLoader(range(6), 1, shuffle=True, num_workers=num_workers, **start)
@@ -368,7 +369,7 @@ def test_resume_with_and_without_workers_draws_the_same_epochs_in_the_same_proce
     assert [first + epochs[0], *epochs[1:]] == undisturbed
 
 
-# a third of all combinations, in which each pair of two of the three stands
+# a third of all combinations, which contains each pair of values
 THIRD = [
     (kind, pool, place)
     for i, kind in enumerate(KINDS)

@@ -1,4 +1,4 @@
-"""Mixtures measured against exact numbers, by means of their own."""
+"""Measures mixtures against exact fractions, with independent code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shmload.schedule.shares import Shares
 
 
 def draws_of(shares: Shares, count: int, *, position: int = 0, counters: Any = None, **options: Any) -> list[int]:
-    """The members at `count` positions from one on."""
+    """Returns the members drawn at `count` positions from `position` on."""
     draws = Draws(np.array(shares.starts, np.uint64), np.array(shares.pieces, np.uint64), **options)
     moved = np.zeros(shares.num_members, np.int64) if counters is None else np.array(counters, np.int64)
     members = np.empty(count, np.uint16)
@@ -23,12 +23,12 @@ def draws_of(shares: Shares, count: int, *, position: int = 0, counters: Any = N
 
 
 def bound_of(num_members: int) -> Fraction:
-    """Tijdeman's."""
+    """Returns Tijdeman's bound."""
     return 1 - Fraction(1, 2 * num_members - 2)
 
 
-class Wanted:
-    """What each member should have of the first n draws, in whole numbers of 1/unit; from the weights as they are written."""
+class IdealCounts:
+    """The ideal number of draws of each member within the first n, in whole multiples of 1/unit, computed from the weights."""
 
     def __init__(self, pieces: Sequence[Sequence[Any]], starts: Sequence[int] = (0,)) -> None:
         exact = [[Fraction(str(weight)) for weight in piece] for piece in pieces]
@@ -48,10 +48,10 @@ class Wanted:
         return done
 
     def worst(self, members: Sequence[int]) -> Fraction:
-        """The largest distance of any member from what it should have, over all prefixes.
+        """Returns the largest deviation of any member from its ideal number, over all prefixes.
 
-        A member is furthest ahead right behind a draw of it, furthest behind right before one or at the end: no other place needs
-        a look.
+        A member is furthest ahead right after a draw of it, and has its largest deficit right before a draw or at the end, so only these
+        are checked.
         """
         counts, worst = [0] * self.num_members, 0
         for n, member in enumerate(members):

@@ -1,4 +1,4 @@
-"""Batches that an order makes are dealt to ranks, none twice and none lost, also when the number of ranks changes midway."""
+"""Batches made by an order are divided among ranks without repetition or loss, also when the number of ranks changes midway."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def sequence(kind: str, epoch: int) -> list[list[int]]:
 
 
 def read(schedule: BatchSchedule, epoch: int, *, start: int = 0, num_steps: int = 10**9) -> tuple[Any, int]:
-    """The batches with valid rows of all ranks, step by step, from a position on; and the position reached."""
+    """Returns the batches with valid rows of all ranks, step by step from a position on, and the position reached."""
     got, position = [], start
     for _ in range(num_steps):
         ranks = [r for r in range(schedule.world_size) if position < schedule.end_of(epoch, r)]
@@ -48,20 +48,20 @@ def read(schedule: BatchSchedule, epoch: int, *, start: int = 0, num_steps: int 
 
 @settings(deadline=None)
 @given(kind=st.sampled_from(list(ORDERS)), world_size=st.integers(1, 40), uneven=st.sampled_from(RULES), epoch=st.integers(0, 3))
-def test_ranks_read_the_one_sequence(kind: str, world_size: int, uneven: Any, epoch: int) -> None:
+def test_ranks_divide_one_sequence(kind: str, world_size: int, uneven: Any, epoch: int) -> None:
     whole = sequence(kind, epoch)
     got, _ = read(schedule_of(kind, world_size=world_size, uneven=uneven), epoch)
     kept = len(whole) // world_size * world_size if uneven == "drop" else len(whole)
     assert whole[:kept] == got
 
 
-def test_without_a_rank_it_is_the_firsts() -> None:
+def test_default_rank_is_the_first() -> None:
     assert schedule_of(world_size=2).batch(0, 2).tolist() == sequence("buckets", 0)[2]
 
 
 @settings(deadline=None)
 @given(kind=st.sampled_from(list(ORDERS)), world_size=st.integers(1, 40), uneven=st.sampled_from(RULES))
-def test_ranks_have_equally_many_steps_unless_exact(kind: str, world_size: int, uneven: Any) -> None:
+def test_ranks_have_equal_numbers_of_steps_unless_exact(kind: str, world_size: int, uneven: Any) -> None:
     schedule = schedule_of(kind, world_size=world_size, uneven=uneven)
     count = ORDERS[kind].num_batches(seed=7, epoch=0)
     steps = [-(-schedule.end_of(0, rank) // schedule.stride) for rank in range(world_size)]
@@ -73,7 +73,7 @@ def test_ranks_have_equally_many_steps_unless_exact(kind: str, world_size: int, 
     assert expected[uneven] == steps
 
 
-def test_padding_is_the_epochs_first_batches_round_and_round() -> None:
+def test_padding_repeats_the_epochs_first_batches() -> None:
     schedule = schedule_of(world_size=60)
     whole = sequence("buckets", 0)
     assert [whole[rank % 28] for rank in range(60)] == [schedule.batch(0, 0, rank).tolist() for rank in range(60)]
@@ -88,7 +88,7 @@ def test_padding_is_the_epochs_first_batches_round_and_round() -> None:
     num_steps=st.integers(0, 40),
     uneven=st.sampled_from(["pad", "exact"]),
 )
-def test_any_number_of_ranks_goes_on_with_exactly_the_rest(kind: str, before: int, after: int, num_steps: int, uneven: Any) -> None:
+def test_any_number_of_ranks_resumes_with_exactly_the_rest(kind: str, before: int, after: int, num_steps: int, uneven: Any) -> None:
     first = schedule_of(kind, world_size=before, uneven=uneven)
     head, position = read(first, 1, num_steps=num_steps)
     if position >= len(sequence(kind, 1)):
@@ -99,7 +99,7 @@ def test_any_number_of_ranks_goes_on_with_exactly_the_rest(kind: str, before: in
     assert sequence(kind, 1) == head + tail
 
 
-def test_the_index_after_one_is_the_next_of_the_sequence_laid_end_to_end() -> None:
+def test_next_index_follows_the_concatenated_batches() -> None:
     flat = [index for batch in sequence("budget", 0) for index in batch]
     schedule, place = schedule_of("budget", world_size=3), 0
     for step in range(0, schedule.end_of(0, 0), 3):
@@ -111,7 +111,7 @@ def test_the_index_after_one_is_the_next_of_the_sequence_laid_end_to_end() -> No
             place += schedule.num_valid(0, step, rank)
 
 
-def test_a_state_names_the_batches_and_counts_them() -> None:
+def test_state_counts_batches() -> None:
     state = make_state(schedule_of(world_size=2), epoch=3, step=6)
     assert (state["position"], state["n"], state["global_batch"], state["epoch"]) == (6, 137, 0, 3)
     assert state["order"] == ORDERS["buckets"].identity
@@ -130,12 +130,12 @@ def test_a_state_names_the_batches_and_counts_them() -> None:
         ),
     ],
 )
-def test_a_state_of_others_is_refused(other: Any, message: str) -> None:
+def test_state_of_other_batches_is_refused(other: Any, message: str) -> None:
     with pytest.raises(StateMismatch, match=message):
         resume(make_state(schedule_of(), epoch=0, step=2), other)
 
 
-def test_a_state_of_a_plain_run_is_refused() -> None:
+def test_state_of_a_plain_run_is_refused() -> None:
     plain = make_state(Schedule(137, batch_size=5, seed=7, shuffle=False), epoch=0, step=2)
     with pytest.raises(StateMismatch, match=r"global_batch: saved 5, now 0; .*order: saved None, now 'length_buckets"):
         resume(plain, schedule_of())

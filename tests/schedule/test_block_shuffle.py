@@ -1,4 +1,4 @@
-"""Block shuffle: every sample once, every block within one window, and as random as it says."""
+"""Block shuffle: every sample once, every block within one window, and as random as documented."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from shmload import BlockShuffle
 
-LIMIT = 4.5  # of a z score; seeds are fixed, so a pass is a pass for ever
+LIMIT = 4.5  # z score; seeds are fixed, so results are reproducible
 
 
 def whole(order: BlockShuffle, *, seed: int = 3, epoch: int = 0) -> NDArray[np.int64]:
@@ -25,15 +25,15 @@ def whole(order: BlockShuffle, *, seed: int = 3, epoch: int = 0) -> NDArray[np.i
 @example(n=9, block_size=8, window=1, epoch=0)
 @example(n=65_537, block_size=1000, window=3, epoch=1)
 @example(n=200_001, block_size=10_000, window=7, epoch=0)
-def test_every_sample_comes_once_at_any_size(n: int, block_size: int, window: int, epoch: int) -> None:
+def test_every_sample_is_read_once_at_any_size(n: int, block_size: int, window: int, epoch: int) -> None:
     order = BlockShuffle(n, block_size=block_size, window=window)
     assert np.array_equal(np.arange(n), np.sort(whole(order, epoch=epoch)))
 
 
 @settings(deadline=None)
 @given(n=st.integers(1, 400), block_size=st.integers(1, 60), window=st.integers(1, 20), epoch=st.integers(0, 99))
-def test_every_block_lies_within_one_window_of_blocks(n: int, block_size: int, window: int, epoch: int) -> None:
-    """Cut where `window` blocks are complete: each cut holds whole blocks only, and all cuts but the last are full."""
+def test_every_block_is_within_one_window(n: int, block_size: int, window: int, epoch: int) -> None:
+    """Cuts the order after each `window` complete blocks: each part has only whole blocks, and all parts but the last are full."""
     blocks = whole(BlockShuffle(n, block_size=block_size, window=window), epoch=epoch) // block_size
     num_blocks = -(-n // block_size)
     sizes = np.bincount(np.arange(n) // block_size)
@@ -51,7 +51,7 @@ def test_every_block_lies_within_one_window_of_blocks(n: int, block_size: int, w
     assert [window] * (num_blocks // window) + [num_blocks % window] * (num_blocks % window > 0) == windows
 
 
-def test_the_short_block_may_stand_anywhere() -> None:
+def test_short_block_may_be_anywhere() -> None:
     places = set()
     for epoch in range(60):
         blocks = whole(BlockShuffle(52, block_size=10, window=2), epoch=epoch) // 10
@@ -63,8 +63,8 @@ def z_of(hits: float, expected: float) -> float:
     return (hits - expected) / expected**0.5
 
 
-def test_pairs_of_a_batch_are_of_one_block_as_often_as_stated() -> None:
-    size, window, batch = 50, 8, 40  # a window is ten batches
+def test_pairs_within_a_batch_share_a_block_as_often_as_documented() -> None:
+    size, window, batch = 50, 8, 40  # one window contains ten batches
     hits = pairs = 0
     for epoch in range(5):
         blocks = whole(BlockShuffle(20_000, block_size=size, window=window), epoch=epoch) // size
@@ -74,14 +74,14 @@ def test_pairs_of_a_batch_are_of_one_block_as_often_as_stated() -> None:
     assert abs(z_of(hits, pairs * (size - 1) / (window * size - 1))) < LIMIT
 
 
-def test_a_batch_sees_as_many_blocks_as_stated() -> None:
+def test_batch_contains_as_many_blocks_as_documented() -> None:
     blocks = whole(BlockShuffle(1_024_000, block_size=1000, window=16)) // 1000
     seen = np.array([len(set(batch.tolist())) for batch in blocks.reshape(-1, 64)])
     assert abs(seen.mean() - 16 * (1 - (15 / 16) ** 64)) < LIMIT * seen.std() / len(seen) ** 0.5 + 0.01
     assert round(16 * (1 - (15 / 16) ** 64), 1) == 15.7
 
 
-def test_distances_are_as_stated() -> None:
+def test_distances_are_as_documented() -> None:
     n, size, window = 100_000, 100, 10
     of_block, from_place = [], []
     for epoch in range(30):
@@ -92,8 +92,8 @@ def test_distances_are_as_stated() -> None:
     assert np.mean(from_place) == pytest.approx(n / 3, rel=0.02)
 
 
-def test_places_within_windows_are_even() -> None:
-    """Which number of its window a sample is says nothing about where it stands there."""
+def test_positions_within_windows_are_uniform() -> None:
+    """Checks that a sample's number in its window does not predict its position there."""
     counts = np.zeros((16, 16))
     for epoch in range(20):
         order = whole(BlockShuffle(32_000, block_size=100, window=16), epoch=epoch)
@@ -104,7 +104,7 @@ def test_places_within_windows_are_even() -> None:
 
 
 @pytest.mark.parametrize("n", [10**9, 10**12, 2**62])
-def test_huge_datasets_are_sought_at_once(n: int) -> None:
+def test_positions_of_huge_datasets_are_found_at_once(n: int) -> None:
     order = BlockShuffle(n, block_size=10_000, window=16)
     for start in (0, n // 2, n - 64):
         got = order.take(start, start + 64, seed=1, epoch=5)
@@ -121,10 +121,10 @@ def test_huge_datasets_are_sought_at_once(n: int) -> None:
         ({"window": 0}, ValueError, r"window must be in \[1, 2\^62\], got 0; 16 blocks suit most batches"),
     ],
 )
-def test_construction_says_what_is_wrong(arguments: dict[str, int], error: type[Exception], message: str) -> None:
+def test_invalid_arguments_raise_explanatory_errors(arguments: dict[str, int], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         BlockShuffle(**{"n": 10, "block_size": 2, **arguments})
 
 
-def test_the_repr_is_the_call() -> None:
+def test_repr_is_the_call() -> None:
     assert repr(BlockShuffle(10, block_size=2)) == "<block_shuffle(n=10, block_size=2, window=16)>"

@@ -1,4 +1,4 @@
-"""Batches by length: every sample once, within the budget, with little padding, alike among neighbors."""
+"""Batches by length: every sample once, within the budget, with little padding, similar among neighboring batches."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_buckets_hold_every_sample_once(lengths: list[int], batch_size: int, win
 
 @settings(deadline=None)
 @given(lengths=lengths_of, batch_size=st.integers(1, 9), **sizes)
-def test_drop_last_leaves_out_the_rest_whatever_its_lengths(
+def test_drop_last_drops_the_rest_regardless_of_lengths(
     lengths: list[int], batch_size: int, window: int, group: int, epoch: int
 ) -> None:
     order = LengthBuckets(lengths, batch_size=batch_size, window=window, group=group, drop_last=True)
@@ -49,7 +49,7 @@ def test_drop_last_leaves_out_the_rest_whatever_its_lengths(
     assert len({i for batch in batches for i in batch}) == len(lengths) // batch_size * batch_size
 
 
-def test_what_drop_last_leaves_out_changes_and_is_not_the_longest() -> None:
+def test_dropped_samples_vary_and_are_not_the_longest() -> None:
     order = LengthBuckets(np.arange(1005), batch_size=10, drop_last=True)
     left = [set(range(1005)) - {i for b in epoch_of(order, epoch=e) for i in b} for e in range(20)]
     assert len(set().union(*left)) > 60
@@ -59,7 +59,7 @@ def test_what_drop_last_leaves_out_changes_and_is_not_the_longest() -> None:
 @settings(deadline=None)
 @given(lengths=lengths_of, max_tokens=st.integers(1, 90), max_samples=st.none() | st.integers(1, 9), **sizes)
 @example(lengths=[0, 0, 0], max_tokens=2, max_samples=None, window=1, group=1, epoch=0)
-def test_budgets_hold_every_sample_once_and_are_kept(
+def test_budgeted_batches_hold_every_sample_once_within_the_budget(
     lengths: list[int], max_tokens: int, max_samples: int | None, window: int, group: int, epoch: int
 ) -> None:
     order = TokenBudget(lengths, max_tokens=max_tokens, max_samples=max_samples, window=window, group=group, oversized="alone")
@@ -71,7 +71,7 @@ def test_budgets_hold_every_sample_once_and_are_kept(
         assert max_samples is None or len(batch) <= max_samples
 
 
-def test_a_batch_is_cut_no_sooner_than_needed() -> None:
+def test_batch_ends_no_sooner_than_needed() -> None:
     starts = np.empty(7, np.int64)
     assert cut(np.array([2, 3, 3, 0, 9, 4, 4]), 9, 3, starts) == 4
     assert starts[:4].tolist() == [0, 3, 4, 5]
@@ -83,7 +83,7 @@ def test_a_batch_is_cut_no_sooner_than_needed() -> None:
 
 @settings(deadline=None)
 @given(lengths=st.lists(st.integers(0, 9), min_size=1, max_size=60), per_window=st.integers(1, 70))
-def test_samples_are_sorted_within_windows_up_and_down_in_turn(lengths: list[int], per_window: int) -> None:
+def test_windows_are_sorted_up_and_down_alternately(lengths: list[int], per_window: int) -> None:
     places = _sorted(np.array(lengths, np.int32), per_window).tolist()
     expected: list[int] = []
     for number, start in enumerate(range(0, len(lengths), per_window)):
@@ -92,7 +92,7 @@ def test_samples_are_sorted_within_windows_up_and_down_in_turn(lengths: list[int
     assert expected == places
 
 
-def test_what_does_not_fit_one_number_is_sorted_all_the_same() -> None:
+def test_sorting_works_beyond_one_machine_word() -> None:
     lengths = np.random.default_rng(0).integers(0, 300, 500).astype(np.int32)
     assert _sorted(lengths, 60).tolist() == _sorted(lengths, 60, max_bits=15).tolist()
     long = np.array([2**31 - 1, 5, 2**31 - 2, 0], np.int32)
@@ -110,7 +110,7 @@ def make(request: pytest.FixtureRequest) -> Any:
     return ORDERS[request.param]
 
 
-def test_epochs_and_seeds_differ_and_come_back(make: Any) -> None:
+def test_epochs_and_seeds_differ_and_are_reproducible(make: Any) -> None:
     order = make(LOG_NORMAL[:2000])
     keys = [(seed, epoch) for seed in (0, 1, 2**64 - 1) for epoch in (0, 1, 2)]
     first = [epoch_of(order, seed=seed, epoch=epoch) for seed, epoch in keys]
@@ -118,7 +118,7 @@ def test_epochs_and_seeds_differ_and_come_back(make: Any) -> None:
     assert first == [epoch_of(order, seed=seed, epoch=epoch) for seed, epoch in keys]
 
 
-def test_a_copy_is_the_same_order(make: Any) -> None:
+def test_copy_is_the_same_order(make: Any) -> None:
     order = make(LOG_NORMAL[:500])
     copy = pickle.loads(pickle.dumps(order))
     assert epoch_of(order) == epoch_of(copy)
@@ -127,7 +127,7 @@ def test_a_copy_is_the_same_order(make: Any) -> None:
     assert epoch_of(order) == epoch_of(copy)
 
 
-def test_identities_tell_orders_apart_and_fit_a_state(make: Any) -> None:
+def test_identities_distinguish_orders_and_fit_a_state(make: Any) -> None:
     lengths = LOG_NORMAL[:500]
     others = [make(lengths), make(lengths, window=99), make(lengths, group=7), make(lengths[1:]), make(lengths + 1)]
     others += [LengthBuckets(lengths, batch_size=15), LengthBuckets(lengths, batch_size=16, drop_last=True)]
@@ -137,15 +137,15 @@ def test_identities_tell_orders_apart_and_fit_a_state(make: Any) -> None:
     assert max(len(order.identity) for order in others) < 300
 
 
-def test_sorting_takes_most_of_the_padding_away() -> None:
-    """The figures of docs/sampling.md: log-normal lengths, mean 123."""
+def test_sorting_removes_most_padding() -> None:
+    """Figures of docs/sampling.md: log-normal lengths, mean 123."""
     buckets = LengthBuckets(LOG_NORMAL, batch_size=32).padding()
     assert buckets.share < 0.12 < 0.74 < buckets.share_shuffled < 0.78
     budget = TokenBudget(LOG_NORMAL, max_tokens=4096).padding()
     assert budget.share < 0.06 < 0.55 < budget.share_shuffled < 0.65
 
 
-def test_padding_is_counted_as_it_is_made() -> None:
+def test_reported_padding_equals_the_actual_padding() -> None:
     order = LengthBuckets(LOG_NORMAL[:500], batch_size=16)
     padded = sum(LOG_NORMAL[batch].max() * len(batch) for batch in epoch_of(order, seed=1, epoch=3))
     assert order.padding(seed=1, epoch=3).share == pytest.approx(1 - LOG_NORMAL[:500].sum() / padded)
@@ -154,7 +154,7 @@ def test_padding_is_counted_as_it_is_made() -> None:
 
 
 def imbalance(order: Bucketed, world_size: int) -> float:
-    """Padded tokens of the busiest rank over the mean of all, over the steps: how much longer than needed a run takes."""
+    """Returns the padded tokens of the busiest rank over the mean, summed over the steps: the factor by which a run is too long."""
     costs = [LOG_NORMAL[batch].max() * len(batch) for batch in epoch_of(order)]
     steps = np.array(costs[: len(costs) // world_size * world_size]).reshape(-1, world_size)
     return float(steps.max(axis=1).sum() / steps.mean(axis=1).sum())
@@ -167,7 +167,7 @@ def test_ranks_are_balanced_by_groups_or_by_the_budget() -> None:
     assert imbalance(TokenBudget(LOG_NORMAL, max_tokens=4096), 8) < 1.06
 
 
-def test_groups_come_in_random_order_with_the_short_one_last() -> None:
+def test_groups_are_in_random_order_with_the_short_one_last() -> None:
     short = set()
     for epoch in range(30):
         order = _grouped(50, 8, 1, epoch).tolist()
@@ -180,7 +180,7 @@ def test_groups_come_in_random_order_with_the_short_one_last() -> None:
 
 
 @pytest.mark.parametrize(("num_batches", "group"), [(64, 4), (64, 1), (30, 64)])
-def test_every_batch_may_stand_anywhere(num_batches: int, group: int) -> None:
+def test_every_batch_may_be_anywhere(num_batches: int, group: int) -> None:
     counts = np.zeros((num_batches, num_batches))
     for epoch in range(50 * num_batches):
         counts[np.arange(num_batches), _grouped(num_batches, group, 1, epoch)] += 1
@@ -190,14 +190,14 @@ def test_every_batch_may_stand_anywhere(num_batches: int, group: int) -> None:
     )
 
 
-def test_the_same_samples_do_not_meet_again_however_large_the_window() -> None:
+def test_same_samples_do_not_meet_again_for_any_window() -> None:
     order = LengthBuckets(np.arange(800), batch_size=8, window=10_000)
     first, second = ({frozenset(batch) for batch in epoch_of(order, epoch=epoch)} for epoch in (0, 1))
     assert not first & second
 
 
 @pytest.mark.parametrize("kind", [list, np.uint8, np.int64, torch.tensor])
-def test_lengths_are_taken_in_any_form_and_copied(kind: Any) -> None:
+def test_lengths_are_accepted_in_any_form_and_copied(kind: Any) -> None:
     given = kind([5, 1, 7, 3]) if kind in (list, torch.tensor) else np.array([5, 1, 7, 3], kind)
     order, expected = LengthBuckets(given, batch_size=2), LengthBuckets([5, 1, 7, 3], batch_size=2)
     given[1] = 9
@@ -205,7 +205,7 @@ def test_lengths_are_taken_in_any_form_and_copied(kind: Any) -> None:
     assert expected.identity == order.identity
 
 
-def test_torchs_loader_takes_it_as_a_batch_sampler(make: Any) -> None:
+def test_torchs_loader_accepts_it_as_a_batch_sampler(make: Any) -> None:
     order = make(LOG_NORMAL[:500])
 
     def epoch(seed: int) -> list[list[int]]:
@@ -249,11 +249,11 @@ def budget(**options: Any) -> Any:
         ),
     ],
 )
-def test_construction_says_what_is_wrong(make: Any, options: Any, error: type[Exception], message: str) -> None:
+def test_invalid_arguments_raise_explanatory_errors(make: Any, options: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make(**options)
 
 
-def test_the_repr_says_what_is_cut() -> None:
+def test_repr_names_lengths_and_options() -> None:
     assert repr(buckets()) == f"<{buckets().identity}>"
     assert repr(budget()) == f"<{budget().identity}>"

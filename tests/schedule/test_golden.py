@@ -1,4 +1,4 @@
-"""The order of schedule version 1, frozen: runs resumed with a later shmload must read what they would have read."""
+"""The order of schedule version 1 is frozen: runs resumed with a later shmload must read the same samples."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ BUMP = "the order of schedule version 1 changed: bump the version (SCHEDULE_VERS
 
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda golden: f"n={golden['n']}")
-def test_first_indices_of_version_1_are_what_they_were(golden):
+def test_first_indices_of_version_1_are_unchanged(golden):
     schedule = Schedule(golden["n"], batch_size=10, seed=golden["seed"], shuffle=True, version=1)
     num_steps = min(schedule.num_steps, 100)
     indices = [index for step in range(num_steps) for index in schedule.batch(golden["epoch"], step).tolist()]
@@ -28,7 +28,7 @@ def test_first_indices_of_version_1_are_what_they_were(golden):
 
 
 @pytest.mark.parametrize("golden", ORDERS, ids=lambda golden: f"{golden['order']}-{golden['epoch']}")
-def test_other_orders_of_version_1_are_what_they_were(golden):
+def test_other_orders_of_version_1_are_unchanged(golden):
     first, key = golden["of"], {"seed": golden["seed"], "epoch": golden["epoch"]}
     order = getattr(shmload, golden["order"])(first, **golden["options"])
     assert golden["identity"] == order.identity, BUMP
@@ -40,7 +40,7 @@ def test_other_orders_of_version_1_are_what_they_were(golden):
 
 
 @pytest.mark.parametrize("golden", MIXES, ids=lambda golden: golden["what"])
-def test_mixtures_of_version_1_are_what_they_were(golden):
+def test_mixtures_of_version_1_are_unchanged(golden):
     weights = {int(start): of_piece for start, of_piece in golden["weights"].items()}
     order = MixOrder(golden["sizes"], weights, stop=golden["stop"], shuffle=golden["shuffle"])
     assert (golden["identity"], golden["n"]) == (order.identity, order.n), BUMP
@@ -49,12 +49,12 @@ def test_mixtures_of_version_1_are_what_they_were(golden):
     assert golden["counters"] == order.counters_at(min(order.n, 200), **key), BUMP
 
 
-def test_sample_keys_are_what_they_were():
+def test_sample_keys_are_unchanged():
     assert sample_key_pair(1, 2, 3) == (0x865569D2A122842A, 0x6C86011E67F96425), BUMP
     assert sample_key(1, 2, 3, 4) == 0x374548D610FE5908, BUMP
 
 
-def test_the_defaults_of_orders_are_what_they_were():
+def test_defaults_of_orders_are_unchanged():
     orders = [
         (shmload.BlockShuffle(9, block_size=3), "window=16)"),
         (ShardShuffle([4, 5]), "window=16)"),

@@ -1,4 +1,4 @@
-"""An order of another's making goes through the schedule, the state and the loader like the schedule's own."""
+"""A custom order works in the schedule, the state and the loader as the built-in ones do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shmload.schedule.state import make_state, resume
 
 
 class Backwards(KeyedOrder):
-    """From the last to the first, turned by the epoch, and with a counter to be kept: as much as an order can have."""
+    """Reverse order rotated by the epoch, with a counter to save: it uses every feature of an order."""
 
     def __init__(self, n: int) -> None:
         self._n = n
@@ -44,19 +44,19 @@ def schedule_of(n: int = 11, **options: int) -> Schedule:
     return Schedule(n, **{"batch_size": 2, "seed": 7, **options}, shuffle=False, order=Backwards(n))  # type: ignore[arg-type]  # options are of several types
 
 
-def test_the_schedule_cuts_it_into_batches_and_ranks() -> None:
+def test_schedule_divides_it_into_batches_and_ranks() -> None:
     schedule = schedule_of(world_size=2)
     got = [[schedule.batch(1, step, rank).tolist() for rank in range(2)] for step in range(schedule.num_steps)]
     assert got == [[[0, 10], [9, 8]], [[7, 6], [5, 4]], [[3, 2], [1, 0]]]
     assert schedule.index_after(1, 0, 0, 1, 1) == 9
 
 
-def test_its_n_is_the_schedules() -> None:
+def test_its_n_is_that_of_the_schedule() -> None:
     with pytest.raises(ValueError, match=r"order=backwards\(n=5\) n must be 5 and shuffle False, got n=6"):
         Schedule(6, batch_size=1, seed=0, shuffle=False, order=Backwards(5))
 
 
-def test_a_state_names_it_and_brings_its_counters_back() -> None:
+def test_state_names_it_and_restores_its_counters() -> None:
     state = make_state(schedule_of(), epoch=3, step=2)
     assert (state["order"], state["counters"]) == ("backwards(n=11)", [4, 7, 3])
     again = schedule_of(batch_size=1, world_size=2)
@@ -65,7 +65,7 @@ def test_a_state_names_it_and_brings_its_counters_back() -> None:
     assert again.order.told == (4, 3, [4, 7, 3])
 
 
-def test_a_state_of_another_order_is_refused() -> None:
+def test_state_of_another_order_is_refused() -> None:
     plain = Schedule(11, batch_size=2, seed=7, shuffle=False)
     with pytest.raises(StateMismatch, match=r"order: saved 'backwards\(n=11\)', now None"):
         resume(make_state(schedule_of(), epoch=0, step=0), plain)
@@ -74,7 +74,7 @@ def test_a_state_of_another_order_is_refused() -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_as_a_sampler_it_is_sharded_and_resumed(num_workers: int) -> None:
+def test_it_is_sharded_and_resumed_as_a_sampler(num_workers: int) -> None:
     def loader(rank: int, world_size: int, batch_size: int) -> ShmLoader[int]:
         return ShmLoader(
             range(11),  # type: ignore[arg-type]  # a sequence is a dataset
@@ -96,7 +96,7 @@ def test_as_a_sampler_it_is_sharded_and_resumed(num_workers: int) -> None:
         assert len(resumed) == 3
 
 
-def test_anywhere_else_it_is_an_ordinary_sampler() -> None:
+def test_it_is_an_ordinary_sampler_elsewhere() -> None:
     torch.manual_seed(1)
     expected = [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]
     assert expected == [int(x) for x in DataLoader(range(10), sampler=Backwards(10))]  # type: ignore[arg-type]  # as above

@@ -1,4 +1,4 @@
-"""Every order that is a formula keeps one contract, whatever it draws: add a new one to ORDERS."""
+"""The contract of all computed orders; add a new one to ORDERS."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def order(request: pytest.FixtureRequest) -> KeyedOrder:
     return ORDERS[request.param]()
 
 
-def test_any_part_is_the_same_as_of_the_whole(order: KeyedOrder) -> None:
+def test_any_part_equals_that_part_of_the_whole(order: KeyedOrder) -> None:
     expected = np.array(whole(order))
     rng = np.random.default_rng(1)
     for start, stop in np.sort(rng.integers(0, order.n + 1, (50, 2))).tolist():
@@ -51,27 +51,27 @@ def test_any_part_is_the_same_as_of_the_whole(order: KeyedOrder) -> None:
         assert expected[start:stop].tolist() == got.tolist()
 
 
-def test_what_is_taken_is_the_takers(order: KeyedOrder) -> None:
+def test_returned_array_belongs_to_the_caller(order: KeyedOrder) -> None:
     expected = whole(order)
     order.take(0, order.n, seed=7, epoch=0)[:] = -1
     assert expected == whole(order)
 
 
-def test_epochs_and_seeds_differ_and_come_back(order: KeyedOrder) -> None:
+def test_epochs_and_seeds_differ_and_are_reproducible(order: KeyedOrder) -> None:
     keys = [(seed, epoch) for seed in (0, 1, 2**64 - 1) for epoch in (0, 1, 2)]
     first = [whole(order, seed=seed, epoch=epoch) for seed, epoch in keys]
     assert len({tuple(each) for each in first}) == len(keys)
     assert first == [whole(order, seed=seed, epoch=epoch) for seed, epoch in keys]
 
 
-def test_a_copy_is_the_same_order(order: KeyedOrder) -> None:
+def test_copy_is_the_same_order(order: KeyedOrder) -> None:
     expected = whole(order)
     copy = pickle.loads(pickle.dumps(order))
     assert expected == whole(copy)
     assert order.identity == copy.identity
 
 
-def test_identities_tell_orders_apart_and_fit_a_state() -> None:
+def test_identities_distinguish_orders_and_fit_a_state() -> None:
     identities = {make().identity for make in OTHERS.values()}
     assert len(OTHERS) == len(identities)
     assert max(map(len, identities)) < 200
@@ -84,7 +84,7 @@ def test_ranks_and_steps_make_up_the_order(order: KeyedOrder) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ORDERS if kind != "large windows"])
-def test_torchs_loader_takes_it_as_a_sampler(kind: str) -> None:
+def test_torchs_loader_accepts_it_as_a_sampler(kind: str) -> None:
     order = ORDERS[kind]()
 
     def epoch(seed: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""The draws of a mixture: every prefix holds of each member what its weight says, within Tijdeman's bound."""
+"""The draws of a mixture: in every prefix, each member is drawn in proportion to its weight, within Tijdeman's bound."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from shmload._core.mix import SCAN_MAX, Draws
 from shmload.schedule.shares import Shares
-from tests.schedule.mix_kit import Wanted, bound_of, draws_of
+from tests.schedule.mix_kit import IdealCounts, bound_of, draws_of
 
-ROUNDING = Fraction(1, 10**6)  # of weights that have no common unit, over far more draws than here
+ROUNDING = Fraction(1, 10**6)  # for weights without a common unit, over far more draws than here
 weights = st.one_of(
     st.integers(0, 2**40), st.floats(0, 1e308, allow_nan=False), st.sampled_from([1e-300, 1, math.pi, 0.1, 5e-324, 2**59])
 )
@@ -42,7 +42,7 @@ AWKWARD: dict[str, list[Any]] = {
 
 
 def greedy(given: list[Any], count: int) -> list[int]:
-    """Largest deficit first: not what shmload does."""
+    """Draws the largest deficit first, which shmload does not do."""
     counts, members = [0] * len(given), []
     for n in range(1, count + 1):
         member = max(range(len(given)), key=lambda i: (given[i] * n - counts[i] * sum(given), -i))
@@ -55,7 +55,7 @@ def greedy(given: list[Any], count: int) -> list[int]:
 def test_awkward_weights_keep_the_bound_at_every_prefix(kind: str) -> None:
     given = AWKWARD[kind]
     members = draws_of(Shares.of([given]), 2000)
-    assert Wanted([given]).worst(members) <= bound_of(sum(map(bool, given))) + ROUNDING
+    assert IdealCounts([given]).worst(members) <= bound_of(sum(map(bool, given))) + ROUNDING
 
 
 @pytest.mark.slow(reason="draws 500 places of each of 199 mixtures and checks every prefix")
@@ -69,35 +69,35 @@ def test_2_to_200_members_keep_the_bound_at_every_prefix(shape: str) -> None:
             "wild": [float(f"{10.0 ** draw.uniform(-12, 12):.2g}") for _ in range(num_members)],
         }[shape]
         members = draws_of(Shares.of([given]), 500)
-        assert Wanted([given]).worst(members) <= bound_of(num_members) + ROUNDING, num_members
+        assert IdealCounts([given]).worst(members) <= bound_of(num_members) + ROUNDING, num_members
 
 
-def test_the_measure_finds_that_the_largest_deficit_first_breaks_the_bound() -> None:
+def test_measure_detects_that_largest_deficit_first_breaks_the_bound() -> None:
     given = [202, 161, 68, 25, 3, 3, 2, 1, 1, 1]
-    assert Fraction(13, 10) < Wanted([given]).worst(greedy(given, sum(given)))
-    assert Wanted([given]).worst(draws_of(Shares.of([given]), sum(given))) <= bound_of(10)
+    assert Fraction(13, 10) < IdealCounts([given]).worst(greedy(given, sum(given)))
+    assert IdealCounts([given]).worst(draws_of(Shares.of([given]), sum(given))) <= bound_of(10)
 
 
 @settings(deadline=None)
 @given(mixtures)
 def test_any_weights_keep_the_bound(given: list[Any]) -> None:
     members = draws_of(Shares.of([given]), 200)
-    assert Wanted([given]).worst(members) <= bound_of(max(sum(map(bool, given)), 2)) + ROUNDING
+    assert IdealCounts([given]).worst(members) <= bound_of(max(sum(map(bool, given)), 2)) + ROUNDING
 
 
 @settings(deadline=None)
 @given(st.data(), st.integers(2, 6), st.integers(1, 4))
-def test_weights_that_change_keep_the_bound_of_what_they_add_up_to(data: Any, num_members: int, num_pieces: int) -> None:
+def test_changing_weights_keep_the_bound_of_their_sum(data: Any, num_members: int, num_pieces: int) -> None:
     one = st.lists(st.sampled_from([0, 1, 2, 7, 0.3, 1e-9, math.pi]), min_size=num_members, max_size=num_members)
     pieces = [data.draw(one.filter(any)) for _ in range(num_pieces)]
     gaps = data.draw(st.lists(st.integers(1, 60), min_size=num_pieces - 1, max_size=num_pieces - 1))
     starts = [0, *np.cumsum(gaps, dtype=int).tolist()]
     members = draws_of(Shares.of(pieces, starts=starts), 300)
     drawn = sum(any(piece[i] for piece in pieces) for i in range(num_members))
-    assert Wanted(pieces, starts).worst(members) <= bound_of(max(drawn, 2)) + ROUNDING
+    assert IdealCounts(pieces, starts).worst(members) <= bound_of(max(drawn, 2)) + ROUNDING
 
 
-def test_a_member_that_is_behind_when_its_weight_ends_may_still_be_drawn() -> None:
+def test_member_may_be_drawn_after_its_weight_ends_to_make_up_a_deficit() -> None:
     pieces, starts = [[0, 1, 1], [1, 0, 0]], [0, 1]
     assert draws_of(Shares.of(pieces, starts=starts), 5) == [1, 0, 0, 0, 0]
     assert draws_of(Shares.of(pieces, starts=starts), 5, scan_max=0) == [1, 0, 0, 0, 0]
@@ -105,20 +105,20 @@ def test_a_member_that_is_behind_when_its_weight_ends_may_still_be_drawn() -> No
 
 @settings(deadline=None)
 @given(mixtures, st.integers(0, 300))
-def test_looking_at_each_and_trees_draw_the_same(given: list[Any], count: int) -> None:
+def test_linear_search_and_trees_draw_the_same(given: list[Any], count: int) -> None:
     shares = Shares.of([given])
     assert draws_of(shares, count, scan_max=0) == draws_of(shares, count, scan_max=1000)
 
 
 @pytest.mark.parametrize("num_members", [1, 2, SCAN_MAX, SCAN_MAX + 1, 64, 65, 200])
-def test_both_ways_agree_whatever_the_number_of_members(num_members: int) -> None:
+def test_both_methods_agree_for_any_number_of_members(num_members: int) -> None:
     shares = Shares.of([[1 + i * i % 17 for i in range(num_members)]])
     assert draws_of(shares, 2000, scan_max=0) == draws_of(shares, 2000, scan_max=1000) == draws_of(shares, 2000)
 
 
 @settings(deadline=None)
 @given(mixtures, st.integers(0, 200), st.integers(0, 200))
-def test_a_run_goes_on_from_its_counters(given: list[Any], first: int, second: int) -> None:
+def test_run_resumes_from_its_counters(given: list[Any], first: int, second: int) -> None:
     shares = Shares.of([given])
     whole = draws_of(shares, first + second)
     counters = np.bincount(whole[:first], minlength=len(given))
@@ -127,14 +127,14 @@ def test_a_run_goes_on_from_its_counters(given: list[Any], first: int, second: i
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20).filter(any))
-def test_sizes_as_weights_give_each_member_its_size(sizes: list[int]) -> None:
+def test_sizes_as_weights_draw_each_member_as_often_as_its_size(sizes: list[int]) -> None:
     members = draws_of(Shares.of([sizes]), sum(sizes))
     assert sizes == np.bincount(members, minlength=len(sizes)).tolist()
 
 
 @pytest.mark.parametrize("given", [[2**39 - 7, 5, 2], [2**30, 1, 1], [3, 1]])
 @pytest.mark.parametrize("scan_max", [0, 48])
-def test_far_away_draws_come_again_as_at_the_start(given: list[int], scan_max: int) -> None:
+def test_distant_draws_repeat_those_at_the_start(given: list[int], scan_max: int) -> None:
     shares = Shares.of([given])
     times = 2**61 // shares.total
     counters = [share * times for share in shares.pieces[0]]
@@ -142,7 +142,7 @@ def test_far_away_draws_come_again_as_at_the_start(given: list[int], scan_max: i
     assert draws_of(shares, 5000, scan_max=scan_max) == far
 
 
-def test_a_member_of_weight_zero_is_never_drawn() -> None:
+def test_member_of_weight_zero_is_never_drawn() -> None:
     assert {1, 3} == set(draws_of(Shares.of([[0, 1, 0, 1e-3]]), 5000))
 
 
@@ -168,6 +168,6 @@ def test_counters_of_another_position_are_refused() -> None:
         ([0, 5, 5], [[1], [1], [1]], "rising positions up to 2\\^62, got 5 after 5"),
     ],
 )
-def test_shares_that_cannot_be_drawn_by_are_refused(starts: list[int], shares: list[list[int]], message: str) -> None:
+def test_invalid_shares_are_refused(starts: list[int], shares: list[list[int]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Draws(np.array(starts, np.uint64), np.array(shares, np.uint64))

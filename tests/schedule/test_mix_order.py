@@ -1,4 +1,4 @@
-"""The order of a mixture: when an epoch ends, which sample each draw stands for, and that no place depends on how it was reached."""
+"""The order of a mixture: when an epoch ends, which sample each draw selects, and that no position depends on how it was reached."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shmload.schedule.mix_draws import BLOCK, Drawn
 from shmload.schedule.mix_order import MixOrder
 from shmload.schedule.shares import Shares
 from shmload.schedule.state import make_state, resume
-from tests.schedule.mix_kit import Wanted, draws_of
+from tests.schedule.mix_kit import IdealCounts, draws_of
 
 slow = pytest.mark.slow(reason="draws more than 200,000 places of the order")
 KEY = {"seed": 7, "epoch": 2}
@@ -36,7 +36,7 @@ def whole(order: MixOrder, *, stop: int | None = None, seed: int = 7, epoch: int
 
 
 def by_member(order: MixOrder, indices: list[int]) -> list[list[int]]:
-    """The members' own indices in the order they came, rounds taken off."""
+    """Returns each member's own indices in their order, without the offsets of further rounds."""
     total, ends = sum(order.sizes), np.cumsum(order.sizes)
     found: list[list[int]] = [[] for _ in order.sizes]
     for index in indices:
@@ -47,43 +47,43 @@ def by_member(order: MixOrder, indices: list[int]) -> list[list[int]]:
 
 @settings(deadline=None)
 @given(members)
-def test_first_ends_before_any_sample_would_come_twice(pairs: list[tuple[int, Any]]) -> None:
+def test_first_ends_before_any_sample_is_repeated(pairs: list[tuple[int, Any]]) -> None:
     order = order_of(pairs)
     samples = whole(order)
     assert len(samples) == order.n == len(set(samples))
-    wanted = Wanted([[weight for _, weight in pairs]])
+    wanted = IdealCounts([[weight for _, weight in pairs]])
     assert all(wanted.of(i, order.n) <= size * wanted.unit for i, (size, _) in enumerate(pairs))
     assert any(wanted.of(i, order.n + 1) > size * wanted.unit for i, (size, _) in enumerate(pairs))
 
 
 @settings(deadline=None)
 @given(members)
-def test_all_ends_when_every_member_was_seen_whole(pairs: list[tuple[int, Any]]) -> None:
+def test_all_ends_when_every_member_was_read_completely(pairs: list[tuple[int, Any]]) -> None:
     order = order_of(pairs, stop="all")
     samples = whole(order)
     assert len(samples) == order.n == len(set(samples))
     for (size, _), got in zip(pairs, by_member(order, samples), strict=True):
         assert set(range(size)) == set(got[:size])
-    wanted = Wanted([[weight for _, weight in pairs]])
+    wanted = IdealCounts([[weight for _, weight in pairs]])
     assert all(wanted.of(i, order.n) >= size * wanted.unit for i, (size, _) in enumerate(pairs))
     assert any(wanted.of(i, order.n - 1) < size * wanted.unit for i, (size, _) in enumerate(pairs))
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=8).filter(any), st.sampled_from(["first", "all"]))
-def test_sizes_as_weights_give_each_sample_once(sizes: list[int], stop: str) -> None:
+def test_sizes_as_weights_yield_each_sample_once(sizes: list[int], stop: str) -> None:
     order = order_of([(size, size) for size in sizes], stop=stop)
     assert list(range(sum(sizes))) == sorted(whole(order))
 
 
-def test_decimals_end_where_people_expect_it() -> None:
+def test_decimal_weights_end_at_the_expected_position() -> None:
     assert order_of([(100, 0.1), (200, 0.2), (700, 0.7)]).n == 1000
     assert order_of([(100, 0.1), (200, 0.2), (700, 0.7)], stop="all").n == 1000
     assert order_of([(100, 0.5), (1000, 0.5)]).n == 200
     assert order_of([(100, 0.5), (1000, 0.5)], stop="all").n == 2000
 
 
-def test_repeat_has_every_position_there_is() -> None:
+def test_repeat_has_all_positions() -> None:
     order = order_of([(3, 1), (2, 1)], stop="repeat")
     assert (order.n, order.is_endless) == (2**62, True)
     assert not order_of([(3, 1)]).is_endless
@@ -93,7 +93,7 @@ def test_repeat_has_every_position_there_is() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000, pytest.param(70_000, marks=slow)])
-def test_each_round_of_a_member_is_a_permutation_of_its_own(size: int) -> None:
+def test_each_round_of_a_member_is_a_different_permutation(size: int) -> None:
     order = order_of([(size, 2), (5, 1)], stop="repeat")
     took = np.array(by_member(order, whole(order, stop=(2 * size + size // 2) * 3 // 2 + 4))[0])
     assert len(took) >= 2 * size
@@ -102,12 +102,12 @@ def test_each_round_of_a_member_is_a_permutation_of_its_own(size: int) -> None:
         assert Permutation(size, **KEY, stream=2**61 + turn).take(0, len(got)).tolist() == got.tolist()
 
 
-def test_members_of_one_size_have_orders_of_their_own() -> None:
+def test_members_of_equal_size_have_different_orders() -> None:
     first, second = by_member(order := order_of([(50, 1), (50, 1)]), whole(order))
     assert first != second
 
 
-def test_a_sample_that_comes_again_says_so_in_its_index() -> None:
+def test_index_of_a_repeated_sample_includes_its_round() -> None:
     order = order_of([(4, 1), (2, 1)], stop="repeat", shuffle=False)
     assert whole(order, stop=14) == [0, 4, 1, 5, 2, 10, 3, 11, 6, 16, 7, 17, 8, 22]
 
@@ -126,7 +126,7 @@ def test_epochs_and_seeds_change_the_samples_and_not_the_members() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[300, 200], [30_000, 70_000, 9]])
-def test_any_part_is_the_same_as_of_the_whole(sizes: list[int]) -> None:
+def test_any_part_equals_that_part_of_the_whole(sizes: list[int]) -> None:
     pairs = list(zip(sizes, [3.14, 2, 0.01], strict=False))
     n = 4 * BLOCK + 100
     expected = whole(order_of(pairs, stop="repeat"), stop=n)
@@ -139,7 +139,7 @@ def test_any_part_is_the_same_as_of_the_whole(sizes: list[int]) -> None:
         assert expected[start : start + 9] == order_of(pairs, stop="repeat").take(start, start + 9, **KEY).tolist()
 
 
-def test_what_is_taken_is_the_takers() -> None:
+def test_returned_array_belongs_to_the_caller() -> None:
     order = order_of([(3000, 3), (1000, 1)])
     expected = whole(order)
     order.take(0, 64, **KEY)[:] = -1
@@ -148,7 +148,7 @@ def test_what_is_taken_is_the_takers() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(members, st.integers(0, 3 * BLOCK), st.booleans())
-def test_a_resume_at_any_place_goes_on_as_if_undisturbed(pairs: list[tuple[int, Any]], position: int, looked: bool) -> None:
+def test_resume_at_any_position_continues_as_if_undisturbed(pairs: list[tuple[int, Any]], position: int, looked: bool) -> None:
     order = order_of(pairs, stop="repeat")
     expected = order.take(position, position + 500, **KEY).tolist() if looked else None
     counters = order.counters_at(position, **KEY)
@@ -160,7 +160,7 @@ def test_a_resume_at_any_place_goes_on_as_if_undisturbed(pairs: list[tuple[int, 
     assert order.take(0, 50, **KEY).tolist() == again.take(0, 50, **KEY).tolist()
 
 
-def test_a_resume_far_away_draws_nothing_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_at_a_distant_position_skips_draws_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     pairs, position = [(1000, 3.141592653589793), (1000, 2.718281828459045)], 10**12 + 17
     share = Shares.of([[weight for _, weight in pairs]])
     first = share.cumulative(0, position) // share.total
@@ -172,7 +172,7 @@ def test_a_resume_far_away_draws_nothing_in_between(monkeypatch: pytest.MonkeyPa
     assert [position] == [start for start, _, _ in made]
 
 
-def test_small_weights_are_sought_without_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_with_small_weights_are_found_without_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     order = order_of([(10**18, 3), (10**18, 1)], stop="repeat")
     made = []
     monkeypatch.setattr(order._drawn, "_make", lambda *args: made.append(args) or Drawn._make(order._drawn, *args))
@@ -183,7 +183,7 @@ def test_small_weights_are_sought_without_counters(monkeypatch: pytest.MonkeyPat
     assert [i < 10**18 for i in whole(order, stop=8)] == [i < 10**18 for i in indices.tolist()]
 
 
-def test_places_far_back_are_forgotten_by_halves_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_checkpoints_are_thinned_out_and_positions_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drawn_module, "BLOCK", 16)
     monkeypatch.setattr(drawn_module, "MAX_KNOWN", 8)
     monkeypatch.setattr(drawn_module, "MAX_DRAWN", 2)
@@ -206,7 +206,7 @@ def test_places_far_back_are_forgotten_by_halves_and_found_again(monkeypatch: py
 
 
 @pytest.mark.parametrize("counters", [[6, 5], [5], [3, 2, 5], [8, 2], [5.0, 5], [-1, 11]])
-def test_counters_that_cannot_be_its_own_are_refused(counters: list[Any]) -> None:
+def test_impossible_counters_are_refused(counters: list[Any]) -> None:
     order = order_of([(100, 1), (100, 1)])
     with pytest.raises(
         StateMismatch, match="counters must be the draws of 2 members before position 10, each within one of its share; got"
@@ -225,18 +225,18 @@ def test_curricula_change_the_shares_and_the_end() -> None:
 
 
 @pytest.mark.parametrize("weights", [{0: [1, 1], 40: [0, 1]}, {0: [1e-300, 1]}, {0: [1, 2**60 - 1]}], ids=str)
-def test_all_needs_weights_that_let_every_member_be_seen(weights: dict[int, list[Any]]) -> None:
+def test_all_requires_weights_that_reach_every_member(weights: dict[int, list[Any]]) -> None:
     with pytest.raises(ValueError, match=r'stop="all" waits until .* which member 0 never will with the weights that hold'):
         MixOrder([100, 100], weights, stop="all", shuffle=False)
 
 
-def test_a_member_with_a_weight_has_samples() -> None:
+def test_empty_member_with_a_weight_is_refused() -> None:
     with pytest.raises(ValueError, match="member 1 of the mixture has a weight, but no samples: leave it out"):
         MixOrder([3, 0], {0: [1, 0], 9: [1, 1]}, stop="first", shuffle=False)
     assert MixOrder([3, 0], {0: [1, 0]}, stop="first", shuffle=False).n == 3
 
 
-def test_identities_tell_mixtures_apart() -> None:
+def test_identities_distinguish_mixtures() -> None:
     base = {"pairs": [(30, 3), (10, 1)], "stop": "first", "shuffle": True}
     changes: list[dict[str, Any]] = [
         {},
@@ -254,7 +254,7 @@ def test_identities_tell_mixtures_apart() -> None:
     assert max(len(order.identity) for order in [*orders, *many]) < 300
 
 
-def test_a_copy_is_the_same_order() -> None:
+def test_copy_is_the_same_order() -> None:
     order = order_of([(300, 3), (100, 1)], stop="all")
     expected = whole(order)
     for again in (pickle.loads(pickle.dumps(order)), copy.deepcopy(order)):
@@ -264,7 +264,7 @@ def test_a_copy_is_the_same_order() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(members, st.sampled_from([1, 2, 3, 4, 6, 12]), st.sampled_from([1, 2, 3, 4, 6, 12]), st.integers(0, 10))
-def test_any_number_of_ranks_goes_on_with_the_same_samples(
+def test_any_number_of_ranks_resumes_with_the_same_samples(
     pairs: list[tuple[int, Any]], before: int, after: int, step: int
 ) -> None:
     def schedule(ranks: int) -> Schedule:
@@ -286,11 +286,11 @@ def test_any_number_of_ranks_goes_on_with_the_same_samples(
     assert rows(one, step) == rows(other, step)
 
 
-def test_a_child_forked_while_a_thread_draws_can_draw() -> None:
+def test_child_forked_while_a_thread_draws_can_draw() -> None:
     order = MixOrder([300, 100], {0: [3, 1]}, stop="first", shuffle=False)
-    with order._lock:  # as another thread of the parent's has it
+    with order._lock:  # as another thread of the parent holds it
         child = os.fork()
         if not child:
-            signal.alarm(30)  # ends it if it waits for ever
+            signal.alarm(30)  # ends the child if it waits forever
             os._exit(int(order.take(0, 4, seed=7, epoch=0).tolist() != [0, 1, 300, 2]))
     assert os.waitpid(child, 0)[1] == 0

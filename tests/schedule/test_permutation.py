@@ -1,4 +1,4 @@
-"""Permutation: a bijection at every n, keyed by all of (seed, epoch, stream, n), equal on every instruction set."""
+"""Permutation: a bijection for every n, keyed by all of (seed, epoch, stream, n), equal on every instruction set."""
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -23,14 +23,14 @@ def filled(keyed, start, count):
 
 
 def philox(counter, key):
-    """numpy's Philox4x64-10, which counts up before it answers."""
+    """Computes numpy's Philox4x64-10, which increments its counter before it answers."""
     number = (sum(word << (64 * i) for i, word in enumerate(counter)) - 1) % 2**256
     words = [number >> (64 * i) & (2**64 - 1) for i in range(4)]
     return np.random.Philox(key=np.array(key, np.uint64), counter=np.array(words, np.uint64)).random_raw(4).tolist()
 
 
 def network_value(n, position, *, seed, epoch, stream):
-    """The Feistel network one value at a time, as permutation.h describes it."""
+    """Computes one value of the Feistel network as permutation.h describes it."""
     right_bits = ((n - 1).bit_length() + 1) // 2
     size = ((n - 1) >> right_bits) + 1
     words = [word for block in range(2) for word in philox([block, epoch, stream, 1], [seed, n])]
@@ -53,7 +53,7 @@ def network_value(n, position, *, seed, epoch, stream):
 
 @pytest.mark.parametrize("table_max_n", [0, 65536], ids=["network", "table"])
 @pytest.mark.parametrize("n", AROUND_POWERS)
-def test_every_index_comes_once_and_its_inverse_leads_back(n, table_max_n):
+def test_every_index_occurs_once_and_inverts(n, table_max_n):
     keyed = KeyedPermutation(n, seed=n, epoch=1, table_max_n=table_max_n)
     values = filled(keyed, 0, n)
     assert np.array_equal(np.arange(n), np.sort(values))
@@ -88,7 +88,7 @@ def test_any_n_and_key_map_into_range_and_back(n, seed, epoch, stream, data):
 
 @settings(deadline=None)
 @given(n=st.integers(65_537, MAX_N), seed=uint64s, epoch=uint64s, stream=uint64s, data=st.data())
-def test_network_computes_what_its_description_says(n, seed, epoch, stream, data):
+def test_network_equals_its_description(n, seed, epoch, stream, data):
     position = data.draw(st.integers(0, n - 1))
     order = Permutation(n, seed=seed, epoch=epoch, stream=stream)
     assert network_value(n, position, seed=seed, epoch=epoch, stream=stream) == order[position]
@@ -130,7 +130,7 @@ def test_take_keeps_the_shape_and_accepts_any_integers():
     assert np.int64 == order.take([]).dtype
 
 
-def test_each_part_of_the_key_gives_another_order():
+def test_each_part_of_the_key_changes_the_order():
     orders = [
         Permutation(n, **{"seed": 1, "epoch": 1, "stream": 1, **change}).take(0, 64).tolist()
         for n in (4096, 10**6)
@@ -144,7 +144,7 @@ def test_one_more_sample_gives_an_unrelated_order():
     assert (a == b).sum() < 5
 
 
-def test_threads_may_share_an_order_that_nobody_has_looked_at():
+def test_threads_may_share_an_unused_order():
     for seed in range(20):
         order = Permutation(5000, seed=seed)
         with ThreadPoolExecutor(4) as pool:
@@ -176,7 +176,7 @@ def test_equality_hash_repr_and_pickle_follow_the_key():
         ({"n": 5, "seed": 0, "stream": -1}, ValueError, "stream must be in"),
     ],
 )
-def test_construction_refuses_what_is_no_key(arguments, error, message):
+def test_invalid_keys_are_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         Permutation(**arguments)
 
@@ -195,7 +195,7 @@ def test_positions_outside_are_refused(n):
         order.take(-1, 3)
 
 
-def test_arrays_of_another_kind_are_refused():
+def test_arrays_of_other_dtypes_are_refused():
     order = Permutation(100, seed=0)
     with pytest.raises(TypeError, match="positions must be integers that fit int64, got dtype float64"):
         order.take([0.5])
@@ -215,7 +215,7 @@ def test_sample_key_is_philox_of_its_four_numbers(seed, epoch, index, stream):
     assert sample_key(seed, epoch, index, 0) == sample_key(seed, epoch, index)
 
 
-def test_sample_key_refuses_what_is_no_uint64():
+def test_sample_key_refuses_values_outside_uint64():
     with pytest.raises(ValueError, match=r"seed must be an integer in \[0, 2\^64\), got -1; value % 2\*\*64 is one"):
         sample_key(-1, 0, 0)
     with pytest.raises(ValueError, match="index must be an integer"):

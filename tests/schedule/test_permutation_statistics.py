@@ -1,7 +1,7 @@
-"""An order must look drawn at random, and the tests must be able to see one that does not.
+"""An order must look random, and the tests must detect one that does not.
 
-Every statistic is a z score, roughly standard normal for a random order. Seeds are fixed, so a pass is a pass for ever;
-the limit of 4.5 is one in 150,000. Few rounds of the network are the planted bug.
+Every statistic is a z score, roughly standard normal for a random order. Seeds are fixed, so results are reproducible; the limit
+of 4.5 is one in 150,000. The planted defect is a network with too few rounds.
 """
 
 from itertools import pairwise
@@ -27,10 +27,10 @@ def chi_square_z(counts, expected):
 
 
 def followed_distance_z(order):
-    """Do positions that share their low half keep their distance? The distinguisher that 4 Feistel rounds cannot pass.
+    """Measures whether positions with the same low half keep their distance. Four Feistel rounds cannot pass this test.
 
-    Of pairs of positions with equal right halves, few rounds map too many to values whose left halves differ as the
-    positions' do (J. Patarin, "New results on pseudorandom permutation generators based on the DES scheme", 1991).
+    Of pairs of positions with equal right halves, few rounds map too many to values whose left halves differ as the positions' do
+    (J. Patarin, "New results on pseudorandom permutation generators based on the DES scheme", 1991).
     """
     n = len(order)
     right_bits = ((n - 1).bit_length() + 1) // 2
@@ -45,19 +45,19 @@ def followed_distance_z(order):
 
 
 def ascents_z(order):
-    """How often an index is followed by a larger one: mean (n - 1) / 2, variance (n + 1) / 12."""
+    """Counts how often an index is followed by a larger one: mean (n - 1) / 2, variance (n + 1) / 12."""
     n = len(order)
     return (np.count_nonzero(np.diff(order) > 0) - (n - 1) / 2) / ((n + 1) / 12) ** 0.5
 
 
 def places_z(order):
-    """Do the indices of each 64th of the range spread evenly over the 64ths of the epoch?"""
+    """Measures whether the indices of each 64th of the range spread evenly over the 64ths of the epoch."""
     counts, _, _ = np.histogram2d(np.arange(len(order)), order, bins=64)
     return chi_square_z(counts, len(order) / counts.size)
 
 
 def low_bits_z(order):
-    """Are the low bits of an index independent of the low bits of its position?"""
+    """Measures whether the low bits of an index are independent of the low bits of its position."""
     counts = np.bincount((np.arange(len(order)) % 64) * 64 + order % 64, minlength=64 * 64)
     return chi_square_z(counts, len(order) / counts.size)
 
@@ -67,21 +67,21 @@ STATISTICS = [followed_distance_z, ascents_z, places_z, low_bits_z]
 
 @pytest.mark.parametrize("n", [65_537, 100_000, 131_073, 200_000])
 @pytest.mark.parametrize("statistic", STATISTICS)
-def test_order_passes(statistic, n):
+def test_order_passes_all_statistics(statistic, n):
     assert max(abs(statistic(order_of(n, seed))) for seed in range(4)) < LIMIT
 
 
-def test_order_of_a_table_passes():
+def test_order_from_a_table_passes_all_statistics():
     for statistic in (ascents_z, places_z, low_bits_z):
         assert max(abs(statistic(order_of(65_536, seed))) for seed in range(4)) < LIMIT
 
 
 @pytest.mark.parametrize("n", [65_537, 100_000, 131_073, 200_000])
-def test_four_rounds_are_caught(n):
+def test_four_rounds_are_detected(n):
     assert min(followed_distance_z(order_of(n, seed, num_rounds=4)) for seed in range(4)) > LIMIT
 
 
-def test_two_rounds_are_caught_by_plain_statistics():
+def test_two_rounds_are_detected_by_simple_statistics():
     assert min(abs(low_bits_z(order_of(100_000, seed, num_rounds=2))) for seed in range(4)) > LIMIT
 
 
@@ -94,20 +94,20 @@ def test_all_orders_of_five_are_equally_likely():
 
 @pytest.mark.parametrize("n", [64, 65_536, 70_000, 10**12])
 @pytest.mark.parametrize("changing", ["seed", "epoch", "stream"])
-def test_first_index_is_even_over_neighboring_keys(n, changing):
+def test_first_index_is_uniform_over_neighboring_keys(n, changing):
     count = 6400 if n != 65_536 else 640
     firsts = [Permutation(n, **{"seed": 1, changing: value})[0] * 64 // n for value in range(count)]
     assert abs(chi_square_z(np.bincount(firsts, minlength=64), count / 64)) < LIMIT
 
 
-def test_two_epochs_agree_in_one_place_on_average():
+def test_two_epochs_agree_at_one_position_on_average():
     orders = [Permutation(100_000, seed=0, epoch=epoch).take(0, 100_000) for epoch in range(21)]
     matches = sum(np.count_nonzero(a == b) for a, b in pairwise(orders))
     assert abs(matches - 20) / 20**0.5 < LIMIT
 
 
 @pytest.mark.parametrize("place", range(3))
-def test_sample_keys_of_neighbors_differ_in_half_of_their_bits(place):
+def test_neighboring_sample_keys_differ_in_half_of_their_bits(place):
     numbers = np.array([[5, 5, 5]] * 4096)
     numbers[:, place] = np.arange(4096)
     keys = np.array([sample_key(*row) for row in numbers.tolist()], np.uint64)

@@ -1,4 +1,4 @@
-"""Schedule: ranks share each epoch without loss or repetition, and no batch depends on how it was reached."""
+"""Schedule: ranks divide each epoch without loss or repetition, and no batch depends on how it was reached."""
 
 import dataclasses
 import pickle
@@ -17,12 +17,12 @@ sizes = {"n": st.integers(0, 150), "batch_size": st.integers(1, 9), "world_size"
 
 
 def read(schedule, *, epoch=0):
-    """All batches of an epoch: [step][rank], an index array each."""
+    """Returns all batches of an epoch: [step][rank], an index array each."""
     return [[schedule.batch(epoch, step, rank) for rank in range(schedule.world_size)] for step in range(schedule.num_steps)]
 
 
 def real_rows(schedule, batches):
-    """The rows that are not padding, in order, a list for each step."""
+    """Returns the rows that are not padding, in order, one list per step."""
     return [
         [index for rank, batch in enumerate(batches_of_step) for index in batch[: schedule.num_valid(step, rank)].tolist()]
         for step, batches_of_step in enumerate(batches)
@@ -41,7 +41,7 @@ def test_ranks_are_disjoint_and_together_complete(n, batch_size, world_size, une
 
 @settings(deadline=None)
 @given(**sizes, uneven=st.sampled_from(RULES))
-def test_ranks_have_equally_many_steps_and_rows_unless_exact(n, batch_size, world_size, uneven):
+def test_ranks_have_equal_numbers_of_steps_and_rows_unless_exact(n, batch_size, world_size, uneven):
     schedule = Schedule(n, batch_size=batch_size, world_size=world_size, seed=0, shuffle=True, uneven=uneven)
     for step, batches in enumerate(read(schedule)):
         lengths = [len(batch) for batch in batches]
@@ -65,7 +65,7 @@ def test_padding_comes_from_the_start_of_the_epoch_and_wraps(n, batch_size, worl
     assert [order[position % n] for position in range(len(rows))] == rows
 
 
-def test_padding_larger_than_the_dataset_goes_round_and_round():
+def test_padding_larger_than_the_dataset_repeats_it():
     schedule = Schedule(2, batch_size=1, world_size=7, seed=0, shuffle=False)
     assert [schedule.batch(0, 0, rank).item() for rank in range(7)] == [0, 1, 0, 1, 0, 1, 0]
     assert [schedule.num_valid(0, rank) for rank in range(7)] == [1, 1, 0, 0, 0, 0, 0]
@@ -77,7 +77,7 @@ def test_exact_leaves_late_ranks_without_a_last_step():
     assert [schedule.num_steps_of(rank) for rank in range(4)] == [2, 2, 1, 1]
 
 
-def test_one_rank_gets_a_short_last_batch_as_torch_gives_it():
+def test_single_rank_gets_a_short_last_batch_as_in_torch():
     schedule = Schedule(10, batch_size=4, seed=0, shuffle=False)
     assert [batches[0].tolist() for batches in read(schedule)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
@@ -94,7 +94,7 @@ def test_drop_last_is_the_same_as_uneven_drop(n, batch_size, world_size, uneven)
 
 @settings(deadline=None)
 @given(**sizes, shuffle=st.booleans(), step=st.integers(0, 30), most=st.integers(-1, 7), rank=st.integers(0, 7))
-def test_batches_worked_out_together_are_those_of_one_by_one(n, batch_size, world_size, shuffle, step, most, rank):
+def test_batches_computed_together_equal_single_ones(n, batch_size, world_size, shuffle, step, most, rank):
     schedule = Schedule(n, batch_size=batch_size, world_size=world_size, seed=3, shuffle=shuffle)
     rank %= world_size
     block = schedule.batches(2, step, rank, most)
@@ -114,7 +114,7 @@ def test_global_batches_do_not_depend_on_the_number_of_ranks(n, world_size, unev
 
 @pytest.mark.parametrize("n", [1000, 70_000, 10**12, 2**62])
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_seek_reaches_what_iteration_reaches(n, shuffle):
+def test_seek_equals_iteration(n, shuffle):
     schedule = Schedule(n, batch_size=6, world_size=3, seed=2, shuffle=shuffle)
     iterated = read(Schedule(1000, batch_size=6, world_size=3, seed=2, shuffle=shuffle)) if n == 1000 else None
     for step in (0, 1, schedule.num_steps // 2, schedule.num_steps - 1):
@@ -129,7 +129,7 @@ def test_seek_reaches_what_iteration_reaches(n, shuffle):
 
 @settings(deadline=None)
 @given(**sizes, uneven=st.sampled_from(RULES))
-def test_every_step_is_found_again_from_its_position(n, batch_size, world_size, uneven):
+def test_every_step_is_found_from_its_position(n, batch_size, world_size, uneven):
     schedule = Schedule(n, batch_size=batch_size, world_size=world_size, seed=0, shuffle=True, uneven=uneven)
     positions = [schedule.position(step) for step in range(schedule.num_steps + 1)]
     assert list(range(schedule.num_steps + 1)) == [schedule.step_at(position) for position in positions]
@@ -146,7 +146,7 @@ def test_epochs_and_seeds_differ_and_their_sums_do_not_matter():
 
 
 @pytest.mark.parametrize(("step", "rank"), [(-1, 0), (3, 0), (0, -1), (0, 2)])
-def test_steps_and_ranks_that_do_not_exist_are_refused(step, rank):
+def test_invalid_steps_and_ranks_are_refused(step, rank):
     schedule = Schedule(10, batch_size=2, world_size=2, seed=0, shuffle=True)
     for ask in (schedule.num_rows, schedule.num_valid, lambda *place: schedule.batch(0, *place)):
         with pytest.raises(IndexError, match=rf"step must be in \[0, 3\) and rank in \[0, 2\), got step={step}, rank={rank}"):
@@ -170,7 +170,7 @@ def test_steps_and_ranks_that_do_not_exist_are_refused(step, rank):
         ({"version": 2}, ValueError, "version must be 1, .* got 2; a newer one needs a newer shmload"),
     ],
 )
-def test_construction_says_what_is_wrong(change, error, message):
+def test_invalid_arguments_raise_explanatory_errors(change, error, message):
     with pytest.raises(error, match=message):
         Schedule(**{"n": 10, "batch_size": 2, "seed": 0, "shuffle": True, **change})
 
@@ -184,6 +184,6 @@ def test_schedule_is_a_value():
         schedule.n = 5
 
 
-def test_an_empty_dataset_has_no_steps():
+def test_empty_dataset_has_no_steps():
     for uneven in RULES:
         assert Schedule(0, batch_size=2, seed=0, shuffle=True, uneven=uneven).num_steps == 0

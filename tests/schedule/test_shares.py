@@ -1,4 +1,4 @@
-"""Shares: weights as whole numbers of one unit."""
+"""Shares: weights as whole multiples of one unit."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ small_pieces = st.integers(1, 4).flatmap(
     ],
     ids=str,
 )
-def test_weights_become_the_whole_numbers_they_stand_for(weights: list[Any], total: int, shares: tuple[int, ...]) -> None:
+def test_weights_become_whole_numbers(weights: list[Any], total: int, shares: tuple[int, ...]) -> None:
     found = Shares.of([weights])
     assert (total, (shares,)) == (found.total, found.pieces)
 
@@ -62,7 +62,7 @@ def test_weights_too_small_for_a_unit_are_named() -> None:
 
 @settings(deadline=None)
 @given(small_pieces, st.integers(1, 9), st.integers(0, 60), st.integers(1, 60))
-def test_where_a_target_is_reached_is_the_first_such_place(
+def test_position_of_a_target_is_the_first_that_reaches_it(
     pieces: list[list[int]], length: int, position: int, target: int
 ) -> None:
     shares = Shares.of(pieces, starts=[length * i for i in range(len(pieces))])
@@ -80,7 +80,7 @@ def test_where_a_target_is_reached_is_the_first_such_place(
 
 @settings(deadline=None)
 @given(small_pieces, st.integers(1, 9), st.integers(0, 500))
-def test_an_even_place_has_every_member_exactly_at_its_share(pieces: list[list[int]], length: int, position: int) -> None:
+def test_every_member_has_exactly_its_share_at_an_even_position(pieces: list[list[int]], length: int, position: int) -> None:
     shares = Shares.of(pieces, starts=[length * i for i in range(len(pieces))])
     found = shares.even_before(position)
     if found is None:
@@ -93,7 +93,7 @@ def test_an_even_place_has_every_member_exactly_at_its_share(pieces: list[list[i
     assert [count * shares.total for count in counters] == [shares.cumulative(member, even) for member in range(shares.num_members)]
 
 
-def test_an_even_place_is_the_last_one() -> None:
+def test_even_position_is_the_last_one() -> None:
     shares = Shares.of([[3, 1]])
     assert shares.even_before(11) == (8, [6, 2])
     assert shares.even_before(12) == (12, [9, 3])
@@ -112,11 +112,11 @@ def test_an_even_place_is_the_last_one() -> None:
         ([1], "W needs 2 weights, one for each member; got 1"),
     ],
 )
-def test_weights_that_are_none_are_refused(weights: list[Any], message: str) -> None:
+def test_invalid_weights_are_refused(weights: list[Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_weights(weights, 2, "W")
 
 
 @pytest.mark.parametrize("weight", [1, 2**70, 0.5, Fraction(1, 3), np.float32(0.5), np.int64(3)], ids=repr)
-def test_any_real_number_is_a_weight(weight: Any) -> None:
+def test_any_real_number_type_is_accepted_as_a_weight(weight: Any) -> None:
     check_weights([weight, 0], 2, "W")

@@ -1,4 +1,4 @@
-"""State: small, JSON-able, elastic, and refused with every difference named."""
+"""State: small, JSON-serializable, independent of the number of ranks, and refused with every difference named."""
 
 import json
 
@@ -16,7 +16,7 @@ SCHEDULE = Schedule(1000, batch_size=12, world_size=2, seed=7, shuffle=True)
 
 
 def global_rows(schedule, epoch, step):
-    """Real rows of the steps from `step` on, over all ranks in order."""
+    """Returns the real rows of the steps from `step` on, over all ranks in order."""
     return [
         schedule.batch(epoch, s, rank)[: schedule.num_valid(s, rank)].tolist()
         for s in range(step, schedule.num_steps)
@@ -44,19 +44,19 @@ def test_state_holds_the_documented_fields():
 @given(
     n=st.integers(0, 300), step=st.integers(0, 300), epoch=st.integers(0, 2**63), uneven=st.sampled_from(["pad", "drop", "exact"])
 )
-def test_a_state_survives_json_and_leads_back_to_its_step(n, step, epoch, uneven):
+def test_state_survives_json_and_restores_its_step(n, step, epoch, uneven):
     schedule = Schedule(n, batch_size=3, world_size=2, seed=1, shuffle=True, uneven=uneven)
     step = min(step, schedule.num_steps)
     state = json.loads(json.dumps(make_state(schedule, epoch=epoch, step=step)))
     assert (epoch, step) == resume(state, schedule)
 
 
-def test_the_largest_state_fits_in_a_kibibyte():
+def test_largest_state_fits_in_a_kibibyte():
     schedule = Schedule(2**62, batch_size=2**31, world_size=2**31, seed=2**64 - 1, shuffle=False, uneven="exact")
     assert len(json.dumps(make_state(schedule, epoch=2**64 - 1, step=1))) <= 1024
 
 
-def test_numpy_numbers_do_not_get_into_a_state():
+def test_state_contains_no_numpy_numbers():
     json.dumps(make_state(SCHEDULE, epoch=np.int64(3), step=np.int64(5)))
 
 
@@ -84,7 +84,7 @@ def test_every_difference_is_named_with_both_values_and_a_remedy():
         resume(with_checksum({**make_state(SCHEDULE, epoch=0, step=0), "n": 5}), SCHEDULE)
 
 
-def test_a_position_between_steps_is_refused():
+def test_position_between_steps_is_refused():
     with pytest.raises(StateMismatch, match=r"position fits no step: .* no step starts at position 25"):
         resume(with_checksum({**make_state(SCHEDULE, epoch=0, step=0), "position": 25}), SCHEDULE)
 
@@ -102,7 +102,7 @@ def test_a_position_between_steps_is_refused():
         ({"extra": 3}, r"extra is unknown\. Load what state_dict\(\) returned"),
     ],
 )
-def test_what_is_no_state_is_refused(change, message):
+def test_invalid_state_is_refused(change, message):
     with pytest.raises(StateMismatch, match=message):
         check_state({**make_state(SCHEDULE, epoch=0, step=0), **change})
 
@@ -114,7 +114,7 @@ def test_missing_fields_are_all_named():
         check_state(None)
 
 
-def test_children_are_kept_only_where_given():
+def test_children_are_stored_only_if_given():
     state = make_state(SCHEDULE, epoch=0, step=1, children={"a": {"position": 3}})
     assert state["children"] == {"a": {"position": 3}}
     assert check_state(state) is state

@@ -22,7 +22,7 @@ def flattened(item: Any) -> list[int]:
 
 
 @given(LEVELS, st.integers(0, 60))
-def test_units_are_what_slicing_and_batching_the_samples_gives(levels: list[Sliced | Batched], n: int) -> None:
+def test_units_equal_slicing_and_batching_the_samples(levels: list[Sliced | Batched], n: int) -> None:
     items: list[Any] = list(range(n))
     for level in levels:
         if isinstance(level, Sliced):

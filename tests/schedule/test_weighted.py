@@ -1,4 +1,6 @@
-"""Weighted sampling: exactly the weights' shares, zeros never, and without replacement torch.multinomial's distribution."""
+"""Weighted sampling: shares equal the weights, zeros are never drawn, and without replacement the distribution is
+torch.multinomial's.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from shmload import Weighted
 from shmload._core.draws import AliasTable, fill_words
 from shmload.schedule.weighted import _logarithm
 
-LIMIT = 4.5  # of a z score; seeds are fixed, so a pass is a pass for ever
+LIMIT = 4.5  # z score; seeds are fixed, so results are reproducible
 
 
 def chi_square_z(counts: Any, expected: Any) -> float:
@@ -39,12 +41,12 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("seed", [0, 2**64 - 1])
-def test_shares_are_the_weights(shape: str, seed: int) -> None:
+def test_shares_equal_the_weights(shape: str, seed: int) -> None:
     weights = SHAPES[shape]
     order = Weighted(weights, num_samples=200_000)
     counts = np.bincount(order.take(0, order.n, seed=seed, epoch=1), minlength=len(weights))
     shares = weights / weights.max() / (weights / weights.max()).sum()
-    keep = shares * order.n >= 5  # as the chi-square test wants it
+    keep = shares * order.n >= 5  # required by the chi-square test
     pooled = np.append(counts[keep], counts[~keep].sum()), np.append(shares[keep], shares[~keep].sum()) * order.n
     assert abs(chi_square_z(*pooled)) < LIMIT
 
@@ -60,21 +62,21 @@ def test_zeros_are_never_drawn(weights: list[float]) -> None:
     assert all(weights[index] > 0 for index in indices)
 
 
-def test_draws_of_neighboring_positions_are_independent() -> None:
+def test_draws_at_neighboring_positions_are_independent() -> None:
     draws = Weighted(np.ones(8), num_samples=100_001).take(0, 100_001, seed=1, epoch=0)
     for lag in range(1, 6):
         pairs = np.bincount(draws[:-lag] * 8 + draws[lag:], minlength=64)
         assert abs(chi_square_z(pairs, np.full(64, pairs.sum() / 64))) < LIMIT
 
 
-def test_first_draws_are_even_over_epochs_and_seeds() -> None:
+def test_first_draws_are_uniform_over_epochs_and_seeds() -> None:
     order = Weighted(np.ones(16))
     for keys in ([(1, epoch) for epoch in range(8000)], [(seed, 1) for seed in range(8000)]):
         first = [int(order.take(0, 1, seed=seed, epoch=epoch)[0]) for seed, epoch in keys]
         assert abs(chi_square_z(np.bincount(first, minlength=16), np.full(16, 500.0))) < LIMIT
 
 
-def test_without_replacement_orders_come_as_often_as_drawing_one_by_one() -> None:
+def test_orders_without_replacement_are_as_frequent_as_sequential_draws() -> None:
     weights, count = np.array([1.0, 2.0, 5.0, 2.0]), 6000
     order = Weighted(weights, num_samples=3, replacement=False)
     got = [tuple(order.take(0, 3, seed=4, epoch=epoch).tolist()) for epoch in range(count)]
@@ -93,7 +95,7 @@ def test_equal_weights_without_replacement_shuffle() -> None:
     assert list(range(1000)) == sorted(got.tolist()) != got.tolist()
 
 
-def test_an_epoch_without_replacement_is_raced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_without_replacement_is_computed_once_per_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     order = Weighted([1.0, 2.0, 3.0], replacement=False)
     races: list[int] = []
     race = order._race
@@ -104,7 +106,7 @@ def test_an_epoch_without_replacement_is_raced_once(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("kind", [list, np.float32, np.float64, np.int64, torch.tensor])
-def test_weights_are_taken_in_any_form_and_copied(kind: Any) -> None:
+def test_weights_are_accepted_in_any_form_and_copied(kind: Any) -> None:
     given = kind([1, 0, 3]) if kind in (list, torch.tensor) else np.array([1, 0, 3], kind)
     order = Weighted(given, num_samples=50)
     expected = Weighted([1.0, 0.0, 3.0], num_samples=50)
@@ -115,7 +117,7 @@ def test_weights_are_taken_in_any_form_and_copied(kind: Any) -> None:
 
 @settings(deadline=None)
 @given(st.floats(2.0**-54, 1.0, exclude_max=True))
-def test_the_logarithm_is_one(x: float) -> None:
+def test_logarithm_is_accurate(x: float) -> None:
     assert float(_logarithm(np.array([x]))[0]) == pytest.approx(math.log(x), rel=1e-15)
 
 
@@ -140,24 +142,24 @@ def test_the_logarithm_is_one(x: float) -> None:
         ([1.0], {"replacement": 1}, TypeError, "replacement must be True or False, got 1"),
     ],
 )
-def test_construction_says_what_is_wrong(weights: Any, options: Any, error: type[Exception], message: str) -> None:
+def test_invalid_arguments_raise_explanatory_errors(weights: Any, options: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=f"Weighted: .*{message}"):
         Weighted(weights, **options)
 
 
-def test_the_repr_says_what_is_drawn() -> None:
+def test_repr_names_weights_and_options() -> None:
     order = Weighted([1.0, 2.0])
     assert repr(order) == f"<{order.identity}>"
 
 
-def test_the_table_refuses_other_scales() -> None:
+def test_table_refuses_other_scales() -> None:
     with pytest.raises(ValueError, match=r"one of 2\^63 among them, got 2 without one"):
         AliasTable(np.array([1, 2], np.uint64))
     with pytest.raises(ValueError, match=r"at most 2\^63, got 9223372036854775809 at 1"):
         AliasTable(np.array([1, 2**63 + 1], np.uint64))
 
 
-def test_words_of_positions_do_not_depend_on_where_one_starts() -> None:
+def test_words_of_positions_do_not_depend_on_the_start() -> None:
     whole = np.empty(40, np.uint64)
     fill_words(whole, seed=1, epoch=2, stream=3, n=4)
     for start in range(9):

@@ -1,4 +1,6 @@
-"""Ranks that read different samples of one dataset, whose samples can tell who reads them and wait for what happens elsewhere."""
+"""Ranks that read different samples of one dataset. The samples can detect which worker reads them and wait for events in other
+processes.
+"""
 
 from __future__ import annotations
 
@@ -16,22 +18,22 @@ from shmload import ShmLoader
 from tests.sharing.sharing_kit import DEADLINE_S
 
 NUM_SAMPLES, BATCH = 48, 4
-HALF = 2  # ranks in most tests: they read every other run of BATCH samples
+HALF = 2  # number of ranks in most tests: each reads every other run of BATCH samples
 
 
 def owner_of(index: int, world_size: int = HALF) -> int:
-    """The rank whose batch a sample is in, as long as nothing is shuffled."""
+    """Returns the rank whose batch a sample is in, if nothing is shuffled."""
     return index // BATCH % world_size
 
 
-class Marks:
-    """Things that have happened, as files of a folder: any process may set one, and others wait for it."""
+class Events:
+    """Events, as files in a folder: any process may set one, and others wait for it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = str(folder)
 
     def set(self, name: str) -> bool:
-        """Whether this call was the first."""
+        """Sets an event; returns whether this call was the first."""
         try:
             os.close(os.open(f"{self._folder}/{name}", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
         except FileExistsError:
@@ -45,19 +47,19 @@ class Marks:
         deadline = monotonic() + DEADLINE_S / 3
         while not self.has(name):
             self.check(deadline, name)
-            sleep(0.001)  # between two looks at a file: nothing depends on how long it is
+            sleep(0.001)  # the pause between two checks; no result depends on it
 
     def check(self, deadline: float, name: str) -> None:
-        """Fails beyond the deadline, or if another has: then all give up."""
+        """Fails after the deadline, or if another process has failed: then all give up."""
         if self.has("given up") or monotonic() > deadline:
             self.set("given up")
-            raise AssertionError(f"nobody has set {name!r}")
+            raise AssertionError(f"event {name!r} was not set in time")
 
 
 class Samples:
-    """Samples of one's own randomness. `act(marks, index, is_helper)` is called at each reading of a sample of rank 1's."""
+    """Samples with noise from `sample_rng`. `act(marks, index, is_helper)` is called each time a sample of rank 1 is read."""
 
-    def __init__(self, marks: Marks, act: Callable[[Marks, int, bool], None] | None = None) -> None:
+    def __init__(self, marks: Events, act: Callable[[Events, int, bool], None] | None = None) -> None:
         self._marks, self._act = marks, act
         self._rank = os.environ.get("LOCAL_RANK")
 
@@ -71,28 +73,28 @@ class Samples:
 
 
 def is_first(index: int) -> bool:
-    """Whether a sample is in the first batch of its rank: helpers come when the layout is known."""
+    """Returns whether a sample is in the first batch of its rank: helpers start once the layout is known."""
     return index < HALF * BATCH
 
 
-def own_wait_for_a_helper(marks: Marks, index: int, is_helper: bool) -> None:
-    """The worker of rank 1 stands still until another rank's helps it."""
+def own_wait_for_a_helper(marks: Events, index: int, is_helper: bool) -> None:
+    """Blocks rank 1's own worker until another rank's worker helps it."""
     if is_helper:
         marks.set("helped")
     elif not is_first(index):
         marks.wait("helped")
 
 
-def helper_hangs(marks: Marks, index: int, is_helper: bool) -> None:
-    """The first helper stands still for good."""
+def helper_hangs(marks: Events, index: int, is_helper: bool) -> None:
+    """Blocks the first helper forever."""
     if is_helper and marks.set("helped"):
         while True:  # the signal that asks for its stack ends a pause
             signal.pause()
     own_wait_for_a_helper(marks, index, is_helper)
 
 
-def helper_is_killed(marks: Marks, index: int, is_helper: bool) -> None:
-    """The first helper is killed over its sample."""
+def helper_is_killed(marks: Events, index: int, is_helper: bool) -> None:
+    """Kills the first helper during its sample."""
     if is_helper and marks.set("helped"):
         os.kill(os.getpid(), signal.SIGKILL)
     own_wait_for_a_helper(marks, index, is_helper)
@@ -101,8 +103,8 @@ def helper_is_killed(marks: Marks, index: int, is_helper: bool) -> None:
 DEADLY = HALF * BATCH + BATCH + 1  # the second sample of rank 1's second batch
 
 
-def deadly(marks: Marks, index: int, is_helper: bool) -> None:
-    """One sample kills whoever reads it; a helper does so first."""
+def deadly(marks: Events, index: int, is_helper: bool) -> None:
+    """Kills each process that reads one sample; a helper reads it first."""
     if index == DEADLY - 1 and not is_helper:
         marks.wait("helped")
     if index == DEADLY:
@@ -111,13 +113,13 @@ def deadly(marks: Marks, index: int, is_helper: bool) -> None:
 
 
 def loader_of(rank: int, dataset: Any, *, share: str | None = "node", world_size: int = HALF, **others: Any) -> Any:
-    """A loader of one rank's part."""
+    """Returns a loader for one rank's part."""
     arguments = {"num_workers": 1, "multiprocessing_context": "fork", "seed": 3, "timeout": DEADLINE_S / 2, **others}
     return ShmLoader(dataset, BATCH, rank=rank, world_size=world_size, share=share, **arguments)
 
 
-def read_until(marks: Marks, name: str, loader: Any) -> None:
-    """Reads on, so that this rank's dead workers are replaced, until something has happened."""
+def read_until(marks: Events, name: str, loader: Any) -> None:
+    """Reads batches, so that this rank's dead workers are replaced, until an event is set."""
     deadline = monotonic() + DEADLINE_S / 1.5
     while not marks.has(name):
         for _ in loader:
@@ -125,11 +127,11 @@ def read_until(marks: Marks, name: str, loader: Any) -> None:
 
 
 def digest(batch: Any) -> str:
-    """Of a batch's bytes."""
+    """Returns the hash of a batch's bytes."""
     return hashlib.sha256(b"".join(np.asarray(part).tobytes() for part in batch.values())).hexdigest()
 
 
 def alone(rank: int, dataset: Any, num_epochs: int = 1, **others: Any) -> list[str]:
-    """What a rank reads that has no rank sync."""
+    """Returns the digests of what a rank reads without sharing."""
     with loader_of(rank, dataset, share=None, **{**others, "multiprocessing_context": "fork"}) as loader:
         return [digest(batch) for _ in range(num_epochs) for batch in loader]

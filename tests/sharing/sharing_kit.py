@@ -1,4 +1,4 @@
-"""Ranks as forked processes of the test's, and what they read."""
+"""Runs ranks as forked processes of the test, and hashes what they read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ _fork = multiprocessing.get_context("fork")
 
 
 class Logged:
-    """Samples of one's own randomness; each reading leaves a line (epoch, index) in a file. Sample `bad` cannot be read, or kills."""
+    """Samples with noise from `sample_rng`; each read appends a line (epoch, index) to a file. Sample `bad` raises, or kills its
+    process.
+    """
 
     def __init__(self, log: Path, bad: int = -1, *, kills: bool = False) -> None:
         self._log, self._bad, self._kills = str(log), bad, kills
@@ -46,19 +48,19 @@ class Logged:
 
 
 def loader_of(log: Path, *, share: str | None = "node", **others: Any) -> ShmLoader[Any]:
-    """A loader that all ranks make alike."""
+    """Returns a loader with the same arguments on all ranks."""
     arguments = {"num_workers": 1, "multiprocessing_context": "fork", "shuffle": True, "seed": 3, **others}
     dataset = Logged(log, arguments.pop("bad", -1), kills=arguments.pop("kills", False))
     return ShmLoader(dataset, arguments.pop("batch_size", BATCH), rank=0, world_size=1, share=share, **arguments)
 
 
 def digest(batch: dict[str, Any]) -> str:
-    """Of a batch's bytes."""
+    """Returns the hash of a batch's bytes."""
     return hashlib.sha256(batch["x"].numpy().tobytes() + np.stack(list(batch["noise"])).tobytes()).hexdigest()
 
 
 def digests_or_deaths(batches: Iterator[Any], num_steps: int, digest: Callable[[Any], str]) -> list[str]:
-    """What each step gives: a batch's digest, or what is said of workers that have died over it."""
+    """Returns for each step the batch's digest, or the message about workers that died."""
     found = []
     for _ in range(num_steps):
         try:
@@ -69,22 +71,26 @@ def digests_or_deaths(batches: Iterator[Any], num_steps: int, digest: Callable[[
 
 
 def digests(batches: Iterable[Any]) -> list[str]:
-    """Of each batch; none is kept."""
+    """Returns the digest of each batch; no batch is kept."""
     return [digest(batch) for batch in batches]
 
 
 class Outcome:
-    """How a rank ended: what its function gave, or how it failed."""
+    """The outcome of a rank: the result of its function, or its error."""
 
     def __init__(self, given: Any, error: str, text: str, exitcode: int | None) -> None:
         self.given, self.error, self.text, self.exitcode = given, error, text, exitcode
 
 
 def run_ranks(function: Callable[..., Any], num_ranks: int = 2, *args: Any, num_told: int | None = None) -> list[Outcome]:
-    """Runs function(rank, *args) in as many ranks of one node.
+    """Runs function(rank, *args) in `num_ranks` ranks of one node.
+
 
     Args:
-        num_told: what they are told their number is.
+        function: runs in each rank.
+        num_ranks: the number of processes.
+        args: further arguments of `function`.
+        num_told: the number of ranks in their environment, if it differs.
     """
     run_id = secrets.token_hex(8)
     ends = [_fork.Pipe(duplex=False) for _ in range(num_ranks)]
@@ -98,10 +104,10 @@ def run_ranks(function: Callable[..., Any], num_ranks: int = 2, *args: Any, num_
         sender.close()
     outcomes = []
     for process, (receiver, _) in zip(processes, ends, strict=True):
-        assert receiver.poll(DEADLINE_S), "a rank does not end"
+        assert receiver.poll(DEADLINE_S), "a rank did not end in time"
         try:
             told = receiver.recv()
-        except EOFError:  # it was killed
+        except EOFError:  # the rank was killed
             told = (None, "", "")
         process.join(DEADLINE_S)
         outcomes.append(Outcome(*told, process.exitcode))
@@ -119,8 +125,8 @@ def _main(function: Callable[..., Any], rank: int, num_ranks: int, run_id: str, 
         traceback.clear_frames(error.__traceback__)
 
 
-class Crowd:
-    """A ring of four slots with one worker, and room for one helper, all in this process."""
+class RingWithHelper:
+    """A ring of four slots with one worker and room for one helper, all in this process."""
 
     def __init__(self) -> None:
         sizes = {"order_capacity": 64, "text_capacity": 64, "layout_capacity": 64}
@@ -134,7 +140,7 @@ class Crowd:
         self.worker, self.helper = self.worker_ring(0), self.worker_ring(1)
 
     def worker_ring(self, record: int) -> WorkerRing:
-        """A process's view under a record."""
+        """Returns the worker's end of the ring for a record."""
         return WorkerRing(self.control, record)
 
     def order(self, step: int) -> None:

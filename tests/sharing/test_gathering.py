@@ -1,4 +1,4 @@
-"""Who shares with whom, and what is refused."""
+"""Which ranks share with each other, and which combinations are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read(rank: int, log: Path, others: dict[int, dict[str, Any]]) -> list[str]:
         return digests(loader)
 
 
-def test_loaders_that_differ_are_refused_in_both_ranks(tmp_path: Path) -> None:
+def test_different_loaders_are_refused_in_both_ranks(tmp_path: Path) -> None:
     outcomes = run_ranks(read, 2, tmp_path / "log", {1: {"seed": 4, "num_workers": 2}})
     assert {outcome.error for outcome in outcomes} == {"ValueError"}
     assert "read the same part of the data with loaders that differ (seed: 3 and 4; num_workers: 1 and 2)" in outcomes[0].text
@@ -40,8 +40,8 @@ def in_buckets_of(length: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("order", [in_blocks_of, in_buckets_of])
-def test_orders_of_one_kind_that_were_made_of_other_numbers_are_refused(order: Any, tmp_path: Path) -> None:
-    """A rank that reads another's ring would say of its samples that they are others."""
+def test_orders_with_different_parameters_are_refused(order: Any, tmp_path: Path) -> None:
+    """Otherwise a rank that reads another's ring would return batches of other samples."""
     outcomes = run_ranks(read, 2, tmp_path / "log", {0: order(2), 1: order(3)})
     assert {outcome.error for outcome in outcomes} == {"ValueError"}
     assert "loaders that differ (sampler: " in outcomes[0].text
@@ -53,34 +53,34 @@ def read_apart(rank: int, log: Path) -> list[str]:
         return digests(loader)
 
 
-def test_loaders_of_different_ranks_that_differ_are_refused_as_well(tmp_path: Path) -> None:
+def test_different_loaders_of_different_ranks_are_refused_too(tmp_path: Path) -> None:
     outcomes = run_ranks(read_apart, 2, tmp_path / "log")
     assert [outcome.error for outcome in outcomes] == ["ValueError", "ValueError"]
     assert "read parts of the same data with loaders that differ (prefetch_factor: 2 and 3)" in outcomes[0].text
     assert outcomes[0].text == outcomes[1].text
 
 
-def test_ranks_that_would_deliver_ragged_fields_in_two_ways_are_refused(tmp_path: Path) -> None:
-    """A helper fills its neighbor's batch by its own plan, so there must be one."""
+def test_ranks_with_different_layouts_of_ragged_fields_are_refused(tmp_path: Path) -> None:
+    """Helpers fill a neighbor's batch by their own plan, so plans must be the same."""
     outcomes = run_ranks(read, 2, tmp_path / "log", {1: {"ragged": "pad"}})
     assert [outcome.error for outcome in outcomes] == ["ValueError", "ValueError"]
     assert "loaders that differ (ragged: " in outcomes[0].text
 
 
-def test_the_only_rank_of_a_node_reads_as_without_sharing(tmp_path: Path) -> None:
+def test_only_rank_of_a_node_reads_as_without_sharing(tmp_path: Path) -> None:
     (outcome,) = run_ranks(read, 1, tmp_path / "log", {})
     with loader_of(tmp_path / "alone", share=None) as loader:
         assert outcome.given == digests(loader)
 
 
-def read_and_tell(local_rank: int, folder: str) -> None:
+def read_and_report(local_rank: int, folder: str) -> None:
     with loader_of(Path(folder, "log")) as loader:
         Path(folder, str(local_rank)).write_text(repr((digests(loader), loader.stats()["shared_by"])))
 
 
 @pytest.mark.slow(reason="the launcher starts two ranks, which start workers")
-def test_ranks_of_the_launcher_find_each_other(tmp_path: Path) -> None:
-    shmload.spawn(read_and_tell, (str(tmp_path),), 2, start_method="fork")
+def test_ranks_of_a_launcher_find_each_other(tmp_path: Path) -> None:
+    shmload.spawn(read_and_report, (str(tmp_path),), 2, start_method="fork")
     with loader_of(tmp_path / "alone", share=None) as loader:
         expected = repr((digests(loader), 2))
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == [expected, expected]
@@ -91,7 +91,7 @@ def read_soon(rank: int, log: Path) -> list[str]:
     return read(rank, log, {})
 
 
-def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
+def test_error_names_a_missing_rank(tmp_path: Path) -> None:
     (outcome,) = run_ranks(read_soon, 1, tmp_path / "log", num_told=2)
     assert outcome.error == "RankLeft"
     assert outcome.text == (
@@ -101,7 +101,7 @@ def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("told", [{}, {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}], ids=["nothing", "a rank beyond the last"])
-def test_without_a_launcher_it_is_said_what_is_needed(
+def test_error_without_a_launcher_says_what_is_needed(
     told: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
@@ -131,7 +131,7 @@ def test_without_a_launcher_it_is_said_what_is_needed(
         ({"audit": "folder"}, r"audit a run without share; got audit='folder'"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(arguments: dict[str, Any], message: str) -> None:
+def test_unsupported_options_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ShmLoader(torch.arange(8), **{"share": "node", "seed": 1, "num_workers": 1, **arguments})
 
@@ -145,6 +145,6 @@ def warnings_of(rank: int, log: Path) -> list[str]:
     return [str(one.message) for one in told]
 
 
-def test_a_rank_with_one_processor_is_not_advised_against_a_pool_that_has_those_of_all(tmp_path: Path) -> None:
+def test_rank_with_one_processor_does_not_warn_about_the_shared_pools_size(tmp_path: Path) -> None:
     outcomes = run_ranks(warnings_of, 2, tmp_path / "log")
     assert [(outcome.given, outcome.text) for outcome in outcomes] == [([], "")] * 2

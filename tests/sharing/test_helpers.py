@@ -1,4 +1,4 @@
-"""The records by which helpers are let into a ring, on the real code in one process."""
+"""The records by which helpers enter a ring, tested on the real code in one process."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from shmload._core.peer_status import PeerStatus
 from shmload.processes.identity import of_ticket, own_ticket, pidfd_of, start_of
 from shmload.sharing.balancing import NodeBell, PeerPool
 from shmload.shm.segment_group import SegmentGroup
-from tests.sharing.sharing_kit import Crowd
+from tests.sharing.sharing_kit import RingWithHelper
 
 MINE, ANOTHERS = own_ticket(), own_ticket() + 1
 
 
 @pytest.fixture
-def crowd() -> Crowd:
-    """A ring with one worker and one helper."""
-    return Crowd()
+def crowd() -> RingWithHelper:
+    """Returns a ring with one worker and one helper."""
+    return RingWithHelper()
 
 
-def test_a_helper_is_let_in_when_the_trainer_has_it_in_hand_and_not_before(crowd: Crowd) -> None:
+def test_helper_enters_only_after_the_trainer_accepts_it(crowd: RingWithHelper) -> None:
     assert crowd.trainer.requests() == []
     assert not crowd.helper.request(MINE)
     assert not crowd.helper.request(MINE)
@@ -33,7 +33,7 @@ def test_a_helper_is_let_in_when_the_trainer_has_it_in_hand_and_not_before(crowd
     assert crowd.helper.request(MINE)
 
 
-def test_who_takes_a_helpers_place_waits_until_its_record_is_cleared(crowd: Crowd) -> None:
+def test_next_helper_waits_until_the_record_is_cleared(crowd: RingWithHelper) -> None:
     crowd.helper.request(MINE)
     crowd.trainer.accept(1, MINE)
     assert not crowd.helper.request(ANOTHERS)
@@ -43,22 +43,22 @@ def test_who_takes_a_helpers_place_waits_until_its_record_is_cleared(crowd: Crow
     assert crowd.trainer.requests() == [(1, ANOTHERS)]
 
 
-def test_chunks_beyond_those_that_idle_workers_will_claim_are_unattended(crowd: Crowd) -> None:
+def test_chunks_beyond_the_number_of_idle_workers_are_unattended(crowd: RingWithHelper) -> None:
     assert crowd.trainer.num_unattended == 0
     crowd.order(0)
     crowd.order(1)
     assert crowd.trainer.num_unattended == 2
     crowd.worker.waiting(True)
     assert crowd.trainer.num_unattended == 1
-    crowd.helper.waiting(True)  # none of the worker pool
+    crowd.helper.waiting(True)  # the helper is not of the worker pool
     assert crowd.trainer.num_unattended == 1
     crowd.worker.waiting(False)
     crowd.worker.claim()
     assert crowd.trainer.num_unattended == 1
 
 
-def test_neighbors_are_rung_for_if_they_are_idle_and_the_pool_is_not(crowd: Crowd) -> None:
-    group, peer = SegmentGroup(), Crowd()
+def test_idle_neighbors_are_woken_if_the_pool_is_busy(crowd: RingWithHelper) -> None:
+    group, peer = SegmentGroup(), RingWithHelper()
     theirs = group.doorbell("theirs")
     bell = NodeBell.attach(group.doorbell("mine").name)
     bell.ring, bell.peer_pools = crowd.trainer, {1: PeerPool(PeerStatus(peer.control), theirs)}
@@ -75,7 +75,7 @@ def test_neighbors_are_rung_for_if_they_are_idle_and_the_pool_is_not(crowd: Crow
     group.close()
 
 
-def test_what_has_ended_a_worker_is_left_to_the_pool(crowd: Crowd) -> None:
+def test_chunk_that_ended_a_worker_is_left_to_the_pool(crowd: RingWithHelper) -> None:
     crowd.order(0)
     assert crowd.helper.claim()
     assert crowd.trainer.recover(1) >= 0
@@ -90,11 +90,11 @@ def test_what_has_ended_a_worker_is_left_to_the_pool(crowd: Crowd) -> None:
     crowd.worker.finish(DONE)
 
 
-def test_a_ticket_names_one_process_of_all_that_had_its_number() -> None:
+def test_ticket_distinguishes_processes_with_the_same_process_id() -> None:
     pid, began = of_ticket(MINE)
     assert (os.getpid(), start_of(os.getpid())) == (pid, began)
     pidfd = pidfd_of(pid, began)
     assert pidfd >= 0
     os.close(pidfd)
     assert pidfd_of(pid, str(int(began) + 1)) == -1
-    assert np.uint64(MINE) == MINE  # it fits its word
+    assert np.uint64(MINE) == MINE  # a ticket fits its word

@@ -1,4 +1,4 @@
-"""Ranks that stop, die or go elsewhere: the others are told, soon and clearly, and nothing stays."""
+"""Ranks that stop, die or go elsewhere: the others get a clear error soon, and nothing remains."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from shmload import RankLeft
 from shmload.sharing.rank_group import RankGroup, RankInfo
 from tests.sharing.sharing_kit import BATCH, NUM_SAMPLES, digest, digests, loader_of, run_ranks
 
-SOON_S = 10.0  # what is noticed within 0.02 s of waiting, on a machine that others use as well
+SOON_S = 10.0  # noticed within 0.02 s of waiting, but other programs may use the machine
 NUM_STEPS = NUM_SAMPLES // BATCH
 NUM_SLOTS = 10  # of three ranks' ring with one worker: 2 batches ahead, 2 more, and 3 for each follower
 
 
 def die_holding(rank: int, log: Path, dying: int, barrier: Any) -> Any:
-    """One rank kills itself with a batch in its hands; the others read on."""
-    with loader_of(log, timeout=SOON_S) as loader:  # without a word they end as well, but by another error
+    """Kills one rank while it holds a batch; the others continue to read."""
+    with loader_of(log, timeout=SOON_S) as loader:  # without a notice they also end, but with another error
         batches = iter(loader)
         next(batches)
         kept = next(batches)
@@ -34,7 +34,7 @@ def die_holding(rank: int, log: Path, dying: int, barrier: Any) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
         began, found = monotonic(), 2
         with pytest.raises(RankLeft) as told:
-            for _ in range(3):  # what is ready may still be read before the kernel tells of a death
+            for _ in range(3):  # batches that are ready may be read before the kernel reports a death
                 for _ in batches:
                     found += 1
                 batches = iter(loader)
@@ -43,7 +43,7 @@ def die_holding(rank: int, log: Path, dying: int, barrier: Any) -> Any:
 
 
 @pytest.mark.parametrize("dying", [0, 1])
-def test_a_rank_that_is_killed_with_a_batch_in_its_hands_ends_the_others_reading_soon(tmp_path: Path, dying: int) -> None:
+def test_other_ranks_fail_soon_after_a_rank_is_killed_while_holding_a_batch(tmp_path: Path, dying: int) -> None:
     barrier = multiprocessing.get_context("fork").Barrier(3)
     outcomes = run_ranks(die_holding, 3, tmp_path / "log", dying, barrier)
     assert outcomes[dying].exitcode == -signal.SIGKILL
@@ -63,15 +63,15 @@ def stop_early(rank: int, log: Path, stopping: int, barrier: Any) -> Any:
             if rank == stopping and step == 1:
                 break
             if rank != stopping and step == 1:
-                barrier.wait(30)  # else this rank may be at the epoch's end when the other leaves
+                barrier.wait(30)  # otherwise this rank could reach the epoch's end before the other leaves
             if rank != stopping and step == NUM_STEPS - 1:
                 return step
         barrier.wait(30)
-        barrier.wait(30)  # it lives, and has its loader
+        barrier.wait(30)  # the other rank lives and has its loader
         return None
 
 
-def stop_early_and_tell(rank: int, log: Path, stopping: int, barrier: Any) -> Any:
+def stop_early_and_report(rank: int, log: Path, stopping: int, barrier: Any) -> Any:
     try:
         return stop_early(rank, log, stopping, barrier)
     except RankLeft as error:
@@ -80,9 +80,9 @@ def stop_early_and_tell(rank: int, log: Path, stopping: int, barrier: Any) -> An
 
 
 @pytest.mark.parametrize("stopping", [0, 1])
-def test_a_rank_that_leaves_the_loop_early_is_an_error_in_the_others(tmp_path: Path, stopping: int) -> None:
+def test_rank_that_leaves_the_loop_early_is_an_error_in_the_others(tmp_path: Path, stopping: int) -> None:
     barrier = multiprocessing.get_context("fork").Barrier(2)
-    outcomes = run_ranks(stop_early_and_tell, 2, tmp_path / "log", stopping, barrier)
+    outcomes = run_ranks(stop_early_and_report, 2, tmp_path / "log", stopping, barrier)
     assert [outcome.text for outcome in outcomes] == ["", ""]
     told = outcomes[1 - stopping].given
     assert f"local rank {stopping} (pid " in told
@@ -98,14 +98,14 @@ def close_early(rank: int, log: Path, closing: int, barrier: Any) -> Any:
             loader.close()
             barrier.wait(30)
             return found
-        barrier.wait(30)  # else this rank may be at the epoch's end by then
+        barrier.wait(30)  # otherwise this rank could be at the epoch's end by then
         with pytest.raises(RankLeft) as told:
             found += [digest(batch) for batch in batches]
         return found, str(told.value)
 
 
 @pytest.mark.parametrize("closing", [0, 1])
-def test_a_rank_that_closes_its_loader_early_ends_the_others_where_it_stopped(tmp_path: Path, closing: int) -> None:
+def test_rank_that_closes_its_loader_early_ends_the_others_at_its_step(tmp_path: Path, closing: int) -> None:
     barrier = multiprocessing.get_context("fork").Barrier(2)
     outcomes = run_ranks(close_early, 2, tmp_path / "log", closing, barrier)
     assert [outcome.text for outcome in outcomes] == ["", ""]
@@ -115,7 +115,7 @@ def test_a_rank_that_closes_its_loader_early_ends_the_others_where_it_stopped(tm
 
 
 def wait_for_the_slow(rank: int, log: Path, barrier: Any) -> list[str]:
-    """Rank 1 reads its first batch, and the rest when rank 0 can go no further."""
+    """Reads rank 1's first batch, and the rest once rank 0 can go no further."""
     found = []
     with loader_of(log, timeout=0.4 if rank == 0 else 20) as loader:
         if rank == 1:
@@ -131,11 +131,11 @@ def wait_for_the_slow(rank: int, log: Path, barrier: Any) -> list[str]:
     return found
 
 
-def test_a_slow_rank_holds_the_others_back_by_the_rings_length(tmp_path: Path) -> None:
+def test_slow_rank_delays_the_others_once_the_ring_is_full(tmp_path: Path) -> None:
     barrier = multiprocessing.get_context("fork").Barrier(2)
     first, second = run_ranks(wait_for_the_slow, 2, tmp_path / "log", barrier)
     assert (first.text, second.text) == ("", "")
-    assert len(first.given) == NUM_SLOTS - 3 + 1  # of one follower, which has let the first batch go
+    assert len(first.given) == NUM_SLOTS - 3 + 1  # one follower's, which has released the first batch
     assert second.given == first.given[:NUM_STEPS]
 
 
@@ -146,7 +146,7 @@ def start_elsewhere(rank: int, log: Path) -> Any:
         next(iter(loader))
 
 
-def test_ranks_that_begin_in_different_places_are_told_so(tmp_path: Path) -> None:
+def test_ranks_that_begin_at_different_positions_raise(tmp_path: Path) -> None:
     outcomes = run_ranks(start_elsewhere, 2, tmp_path / "log")
     assert [outcome.error for outcome in outcomes] == ["RankLeft", "RankLeft"]
     first = next(outcome.text for outcome in outcomes if "must read the same batches" in outcome.text)
@@ -164,14 +164,14 @@ def go_elsewhere(rank: int, log: Path) -> Any:
         return digests(loader)
 
 
-def test_ranks_that_break_off_at_different_steps_are_told_so(tmp_path: Path) -> None:
+def test_ranks_that_break_off_at_different_steps_raise(tmp_path: Path) -> None:
     outcomes = run_ranks(go_elsewhere, 2, tmp_path / "log")
     assert [outcome.error for outcome in outcomes] == ["RankLeft", "RankLeft"]
     assert any("having read 2 since they began together last" in o.text or "has read" in o.text for o in outcomes)
 
 
 class Board:
-    """A board on which a ring is announced after a while."""
+    """A board on which a ring is announced after some time."""
 
     def __init__(self) -> None:
         self.begun, self.num_looks = monotonic(), 0
@@ -186,7 +186,7 @@ class Board:
     def leave(self) -> None: ...
 
 
-def test_a_rank_that_has_ended_keeps_nobody_looking_without_a_pause() -> None:
+def test_wait_for_an_ended_rank_does_not_spin() -> None:
     members = [RankInfo(rank, 1, "", (rank, 3), {}, []) for rank in range(3)]
     children = [subprocess.Popen(command, stdin=subprocess.PIPE) for command in (["cat"], ["true"])]
     pidfds = {number: os.pidfd_open(child.pid) for number, child in zip((0, 2), children, strict=True)}

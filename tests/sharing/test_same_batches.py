@@ -1,4 +1,4 @@
-"""Ranks that share a ring read what each would read alone, and every sample is decoded once."""
+"""Ranks that share a ring read the same as each would alone, and every sample is decoded once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def two_epochs(rank: int, log: Path, share: str | None, others: dict[str, Any]) 
         pytest.param(2, {"multiprocessing_context": "spawn"}, id="spawn"),
     ],
 )
-def test_all_ranks_read_what_one_reads_alone_and_each_sample_is_decoded_once(
+def test_all_ranks_read_the_same_as_alone_and_each_sample_is_decoded_once(
     tmp_path: Path, num_ranks: int, others: dict[str, Any]
 ) -> None:
     alone = two_epochs(0, tmp_path / "alone", None, {})
@@ -44,7 +44,7 @@ def test_all_ranks_read_what_one_reads_alone_and_each_sample_is_decoded_once(
 
 
 def write_into(rank: int, log: Path, barrier: Any) -> list[list[int]]:
-    """Rank 0 writes into each batch before rank 1 looks at it, and slots are used many times over."""
+    """Writes into each batch on rank 0 before rank 1 reads it; slots are reused many times."""
     found = []
     with loader_of(log) as loader:
         for _ in range(3):
@@ -60,7 +60,7 @@ def write_into(rank: int, log: Path, barrier: Any) -> list[list[int]]:
     return found
 
 
-def test_what_a_rank_writes_into_a_batch_no_other_sees(tmp_path: Path) -> None:
+def test_writes_into_a_batch_are_private_to_a_rank(tmp_path: Path) -> None:
     barrier = multiprocessing.get_context("fork").Barrier(2)
     first, second = run_ranks(write_into, 2, tmp_path / "log", barrier)
     assert (first.text, second.text) == ("", "")
@@ -76,7 +76,7 @@ def break_and_resume(rank: int, log: Path, share: str | None) -> tuple[list[str]
             if step == 2:
                 states.append(loader.state_dict())
                 break
-        found += digests(loader)  # epoch 1, whole
+        found += digests(loader)  # epoch 1 as a whole
         loader.set_epoch(5)
         batches = iter(loader)
         found += [digest(next(batches)), digest(next(batches))]
@@ -90,7 +90,7 @@ def break_and_resume(rank: int, log: Path, share: str | None) -> tuple[list[str]
     return found, states
 
 
-def test_breaks_epochs_and_resumes_are_the_same_in_all_ranks_and_alone(tmp_path: Path) -> None:
+def test_breaks_epochs_and_resumes_are_the_same_on_all_ranks_and_alone(tmp_path: Path) -> None:
     outcomes = run_ranks(break_and_resume, 2, tmp_path / "shared", "node")
     assert [outcome.text for outcome in outcomes] == ["", ""]
     alone = break_and_resume(0, tmp_path / "alone", None)
@@ -104,7 +104,7 @@ def keep_all(rank: int, log: Path) -> tuple[list[str], list[str]]:
         return digests(kept), [str(warning.message) for warning in caught]
 
 
-def test_ranks_that_keep_all_batches_stop_nobody(tmp_path: Path) -> None:
+def test_ranks_that_keep_all_batches_do_not_block_others(tmp_path: Path) -> None:
     first, second = run_ranks(keep_all, 2, tmp_path / "log")
     assert (first.text, second.text) == ("", "")
     assert first.given[0] == second.given[0]
@@ -125,7 +125,7 @@ def read_bad(rank: int, log: Path) -> list[str]:
     return found
 
 
-def test_a_sample_that_cannot_be_read_is_the_same_error_in_all_ranks(tmp_path: Path) -> None:
+def test_unreadable_sample_is_the_same_error_in_all_ranks(tmp_path: Path) -> None:
     first, second = run_ranks(read_bad, 2, tmp_path / "log")
     assert (first.text, second.text) == ("", "")
     assert first.given == second.given
@@ -137,7 +137,7 @@ def read_deadly(rank: int, log: Path) -> list[str]:
         return digests_or_deaths(iter(loader), NUM_STEPS, digest)
 
 
-def test_a_sample_that_kills_its_workers_is_an_error_in_all_ranks_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_sample_that_kills_its_workers_is_an_error_in_all_ranks_and_the_rest_is_read(tmp_path: Path) -> None:
     first, second = run_ranks(read_deadly, 2, tmp_path / "log")
     assert (first.text, second.text) == ("", "")
     (step,) = [step for step, found in enumerate(first.given) if len(found) != 64]
@@ -147,7 +147,7 @@ def test_a_sample_that_kills_its_workers_is_an_error_in_all_ranks_and_the_rest_i
 
 
 def in_groups(rank: int, log: Path) -> tuple[list[int], int | None]:
-    """Four ranks, two of which want each half of every global batch."""
+    """Reads as one of four ranks, of which two read each half of every global batch."""
     with loader_of(Path(f"{log} {rank // 2}")) as loader:
         loader.rank, loader.world_size = rank // 2, 2
         found = [index for batch in loader for index in batch["x"][:, 0, 0].tolist()]
@@ -155,7 +155,7 @@ def in_groups(rank: int, log: Path) -> tuple[list[int], int | None]:
 
 
 @pytest.mark.slow(reason="starts four ranks with workers")
-def test_each_group_of_a_node_has_a_ring_of_its_own(tmp_path: Path) -> None:
+def test_each_group_of_a_node_has_its_own_ring(tmp_path: Path) -> None:
     outcomes = run_ranks(in_groups, 4, tmp_path / "log")
     assert [outcome.text for outcome in outcomes] == [""] * 4
     (a, _), (b, _), (c, _), (d, _) = given = [outcome.given for outcome in outcomes]

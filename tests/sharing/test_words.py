@@ -1,4 +1,6 @@
-"""The words by which ranks share a ring, on the real code in one process: a slot is used again only when every follower is done."""
+"""The words in shared memory by which ranks share a ring, tested in one process: a slot is reused only when every follower is
+done with it.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ def memory(nbytes: int, *, private_of: int = -1) -> tuple[int, Mapping]:
 
 
 class SharedRing:
-    """A leader, its worker and its followers, all here."""
+    """A leader, its worker and its followers, all in this process."""
 
     def __init__(self) -> None:
         self.fds = []
@@ -81,23 +83,23 @@ class SharedRing:
 
 
 def seen(lease: Lease) -> torch.Tensor:
-    """The slot's bytes, which hold the lease."""
+    """Returns the slot's bytes as a tensor that holds the lease."""
     found: torch.Tensor = torch._C._from_dlpack(lease.capsule(0, 1, 8, (PAGE,)))
     return found
 
 
 class Ranks(RuleBasedStateMachine):
-    """Against a model: which batches are ordered in which slot, and who still needs them."""
+    """Compares ranks with a model: which batch is ordered in which slot, and which ranks still need it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ring = SharedRing()
-        self.ordered: list[Order] = []  # not taken by the leader
-        self.num_filled = 0  # batches
+        self.ordered: list[Order] = []  # not taken by the leader yet
+        self.num_filled = 0  # number of batches
         self.num_ordered = 0
         self.taken = [0] * NUM_FOLLOWERS
-        self.needed: dict[int, tuple[int, set[object]]] = {}  # slot -> batch, and who is not done with it
-        self.held: dict[object, tuple[torch.Tensor, int, int]] = {}  # (who, batch) -> bytes, slot, batch
+        self.needed: dict[int, tuple[int, set[object]]] = {}  # slot -> batch, and the ranks that are not done with it
+        self.held: dict[object, tuple[torch.Tensor, int, int]] = {}  # (rank, batch) -> bytes, slot, batch
 
     @rule()
     def order(self) -> None:
@@ -151,7 +153,7 @@ class Ranks(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def write(self, data: st.DataObject) -> None:
-        """Whoever writes into a batch is the only one to see it."""
+        """Checks that writes into a batch are visible to the writer only."""
         key = data.draw(st.sampled_from(sorted(self.held, key=str)))
         self.held[key][0][:] = 255
         found, slot, _ = self.held[key]
@@ -168,7 +170,7 @@ class Ranks(RuleBasedStateMachine):
 
 
 @pytest.mark.slow(reason="hypothesis walks over real rings")
-def test_a_slot_is_used_again_only_when_every_rank_is_done_with_it() -> None:
+def test_slot_is_reused_only_when_every_rank_is_done_with_it() -> None:
     run_state_machine_as_test(Ranks, settings=settings(max_examples=40, stateful_step_count=40, deadline=None))  # type: ignore[no-untyped-call]  # hypothesis's own
 
 
@@ -177,7 +179,7 @@ def ring() -> SharedRing:
     return SharedRing()
 
 
-def test_a_slot_that_a_follower_holds_is_not_used_again(ring: SharedRing) -> None:
+def test_slot_held_by_a_follower_is_not_reused(ring: SharedRing) -> None:
     order = ring.order(0)
     assert order is not None
     ring.fill()
@@ -193,7 +195,7 @@ def test_a_slot_that_a_follower_holds_is_not_used_again(ring: SharedRing) -> Non
     ring.close()
 
 
-def test_a_generation_that_followers_have_left_is_not_waited_for(ring: SharedRing) -> None:
+def test_generation_that_followers_have_left_is_not_awaited(ring: SharedRing) -> None:
     for step in range(NUM_SLOTS):
         ring.order(step)
     ring.leader.void()
@@ -210,7 +212,7 @@ def test_a_generation_that_followers_have_left_is_not_waited_for(ring: SharedRin
     ring.close()
 
 
-def test_a_failed_batch_is_failed_for_followers_and_kept_until_they_have_passed_it(ring: SharedRing) -> None:
+def test_failed_batch_fails_for_followers_and_is_kept_until_they_have_passed_it(ring: SharedRing) -> None:
     order = ring.order(0)
     assert order is not None
     assert ring.worker.claim()
@@ -226,7 +228,7 @@ def test_a_failed_batch_is_failed_for_followers_and_kept_until_they_have_passed_
     ring.close()
 
 
-def test_an_order_that_is_written_again_keeps_its_place_and_is_ready_when_it_is_filled_anew(ring: SharedRing) -> None:
+def test_rewritten_order_keeps_its_position_and_is_ready_once_refilled(ring: SharedRing) -> None:
     order = Order(0, 0, np.array([4, 5], np.int64))
     slot = ring.leader.hold()
     ring.leader.publish(slot, epoch=0, step=0, seq=0, indices=order.indices, nrows=2, nchunks=2)
@@ -237,7 +239,7 @@ def test_an_order_that_is_written_again_keeps_its_place_and_is_ready_when_it_is_
     ring.worker.finish(DONE)
     (follower, *_) = ring.followers
     assert follower.find(order) == slot
-    assert follower.look(slot) == FILLING  # the leader has yet to order it anew
+    assert follower.look(slot) == FILLING  # the leader has not ordered it again yet
     ring.leader.publish(slot, epoch=0, step=0, seq=0, indices=order.indices, nrows=2, is_packed=True)
     assert follower.look(slot) == FILLING
     ring.fill()
@@ -246,7 +248,7 @@ def test_an_order_that_is_written_again_keeps_its_place_and_is_ready_when_it_is_
     ring.close()
 
 
-def test_a_follower_has_one_lease_of_a_slot_and_its_payload_stays_until_that_is_over(ring: SharedRing) -> None:
+def test_follower_has_one_lease_per_slot_which_keeps_the_payload(ring: SharedRing) -> None:
     ring.order(0)
     ring.fill()
     follower = ring.followers[0]
@@ -264,18 +266,18 @@ def test_a_follower_has_one_lease_of_a_slot_and_its_payload_stays_until_that_is_
     ring.close()
 
 
-def test_a_batch_that_is_ordered_again_after_an_interrupt_takes_no_slot_from_others(ring: SharedRing) -> None:
+def test_batch_ordered_again_after_an_interrupt_takes_no_slot_from_others(ring: SharedRing) -> None:
     for step in range(NUM_SLOTS):
         ring.order(step)
     follower = ring.followers[0]
     first = follower.find(Order(0, 0, [0]))
     for _ in range(NUM_SLOTS):
         ring.fill()
-    ring.leader.lease(first)  # and is interrupted before it has counted it
+    ring.leader.lease(first)  # interrupted before the lease is counted
     for each in ring.followers:
         assert each.find(Order(0, 0, [0])) == first
         each.skip(first)
-    for _ in range(2):  # no other slot is free meanwhile
+    for _ in range(2):  # no other slot is free
         again = ring.order(0)
         assert again is not None
         assert again.slot == first
@@ -286,7 +288,7 @@ def test_a_batch_that_is_ordered_again_after_an_interrupt_takes_no_slot_from_oth
     ring.close()
 
 
-def test_memory_that_is_no_shared_ring_is_refused(ring: SharedRing) -> None:
+def test_memory_that_is_not_a_shared_ring_is_refused(ring: SharedRing) -> None:
     _, words = memory(4096)
     with pytest.raises(ValueError, match="the memory is not one in which ranks share a ring"):
         Share(words, me=0)

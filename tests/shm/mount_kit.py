@@ -1,4 +1,4 @@
-"""Programs in a mount namespace of their own, with a /dev/shm as small as they are given. That takes root."""
+"""Runs programs in their own mount namespace with a small /dev/shm. Requires root."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ needs_unshare = pytest.mark.skipif(not can_unshare, reason="mount namespaces are
 
 
 def of_size(size: str) -> str:
-    """The command that puts a tmpfs of a size, as mount takes it, over /dev/shm."""
+    """Returns the command that mounts a tmpfs of this size over /dev/shm."""
     return f"mount -t tmpfs -o size={size} shm {SHM_DIR}"
 
 
 def in_mount_namespace(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs Python, with arguments, in a mount namespace that `script` has prepared."""
+    """Runs Python with these arguments in a mount namespace that `script` has prepared."""
     return subprocess.run(
         ["unshare", "--mount", "sh", "-c", f'{script} && exec "$0" "$@"', sys.executable, *arguments],
         capture_output=True,

@@ -1,8 +1,6 @@
-"""Loaders whose rings change their memory again and again, for tests that give them a /dev/shm with little room or none.
-
-    python -m tests.shm.small_room METHOD KILOBYTES     workers by that start method, samples that grow by so much each
-
-prints what was wrong, or "right".
+"""Loaders whose rings change their memory repeatedly, for tests with little or no room in /dev/shm.
+    python -m tests.shm.small_room METHOD KILOBYTES     workers by that start method, samples that grow by KILOBYTES each
+Prints what was wrong, or "right".
 """
 
 from __future__ import annotations
@@ -33,10 +31,10 @@ class Growing:
 
 
 def what_is_wrong(dataset: Growing, **options: Any) -> list[str]:
-    """What differs in an epoch of batches in order, held one more step than a plain loop does."""
+    """Reads an epoch of batches in order, holding each for one step longer than usual; returns the differences."""
     found, number, last = [], 0, None
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of more workers than cores
+        warnings.simplefilter("ignore", UserWarning)  # about more workers than cores
         with ShmLoader(dataset, BATCH, ragged="list", **options) as loader:
             for batch in loader:
                 for each in (last, batch):

@@ -1,4 +1,4 @@
-"""Cgroups, read from trees of other machines: where limits stand in containers, hybrids and nests."""
+"""Cgroups, read from file trees as on other machines: limits in containers, hybrid hierarchies and nested groups."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def tree(root: Path, files: dict[str, object]) -> Path:
     return root
 
 
-def test_a_containers_own_cgroup_is_mounted_at_the_top(tmp_path: Path) -> None:
+def test_containers_cgroup_is_mounted_at_the_root(tmp_path: Path) -> None:
     root = tree(
         tmp_path,
         {
@@ -32,7 +32,7 @@ def test_a_containers_own_cgroup_is_mounted_at_the_top(tmp_path: Path) -> None:
     assert (found.version, found.limit, found.used, found.rest) == (1, 64 * MIB, 16 * MIB, 49 * MIB)
 
 
-def test_of_a_hybrid_both_versions_are_read(tmp_path: Path) -> None:
+def test_both_versions_of_a_hybrid_hierarchy_are_read(tmp_path: Path) -> None:
     root = tree(
         tmp_path,
         {
@@ -46,7 +46,7 @@ def test_of_a_hybrid_both_versions_are_read(tmp_path: Path) -> None:
     assert [(found.version, found.rest) for found in cgroups.memory_cgroups(root)] == [(1, 64 * MIB), (2, 0)]
 
 
-def test_what_v1_writes_for_no_limit_is_none(tmp_path: Path) -> None:
+def test_v1_value_for_unlimited_is_none(tmp_path: Path) -> None:
     root = tree(
         tmp_path,
         {
@@ -82,16 +82,16 @@ def test_what_v1_writes_for_no_limit_is_none(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_processors_time(tmp_path: Path, files: dict[str, object], expected: float | None) -> None:
+def test_cpu_quota_is_read(tmp_path: Path, files: dict[str, object], expected: float | None) -> None:
     assert expected == cgroups.cpu_limit(tree(tmp_path, files))
 
 
-def test_a_process_has_its_number_under_proc_from_proc_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.readlink", lambda path: "4711")  # as in a PID namespace that sees an outer one's /proc
+def test_pid_under_proc_is_read_from_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.readlink", lambda path: "4711")  # as in a PID namespace with an outer namespace's /proc
     assert names.proc_self() == "/proc/4711"
 
 
-def test_without_proc_the_pid_has_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pid_is_used_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: str) -> str:
         raise FileNotFoundError(path)
 

@@ -1,4 +1,4 @@
-"""Bells ring, stay within their count, and are gone with their owner."""
+"""Doorbells wake processes, limit their count, and disappear with their owner."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from shmload.shm.segment_group import SegmentGroup
 NAMED = pytest.mark.skipif(posix_ipc is None, reason="needs posix_ipc, which has no wheel for this Python")
 
 
-def wake_each_other(there: Doorbell, back: Doorbell) -> None:
-    """Rings for a forked child, which rings back."""
+def assert_wake_each_other(there: Doorbell, back: Doorbell) -> None:
+    """Wakes a forked child, which wakes this process in turn."""
     pid = os.fork()
     if pid == 0:
         attached = Doorbell.attach(there.name)
@@ -28,20 +28,20 @@ def wake_each_other(there: Doorbell, back: Doorbell) -> None:
     os.waitpid(pid, 0)
 
 
-def test_a_ring_wakes_another_process() -> None:
+def test_post_wakes_another_process() -> None:
     group = SegmentGroup()
     there, back = group.doorbell("there"), group.doorbell("back")
-    wake_each_other(there, back)
+    assert_wake_each_other(there, back)
     group.close()
 
 
-def test_an_unrung_bell_is_not_waited_for_longer_than_asked() -> None:
+def test_wait_ends_at_its_timeout() -> None:
     group = SegmentGroup()
     assert not group.doorbell("ready").wait(0)
     group.close()
 
 
-def test_posts_do_not_pile_up_beyond_their_count() -> None:
+def test_posts_do_not_accumulate() -> None:
     group = SegmentGroup()
     bell = group.doorbell("ready")
     for _ in range(5):
@@ -52,7 +52,7 @@ def test_posts_do_not_pile_up_beyond_their_count() -> None:
     group.close()
 
 
-def test_bells_rung_as_one_are_each_rung() -> None:
+def test_bells_posted_together_are_all_posted() -> None:
     group = SegmentGroup()
     bells = [group.doorbell("one"), group.doorbell("other")]
     bells[0].post()
@@ -62,12 +62,12 @@ def test_bells_rung_as_one_are_each_rung() -> None:
     group.close()
 
 
-def test_waits_are_by_the_clock_that_nobody_sets_where_the_c_library_can() -> None:
+def test_waits_use_the_monotonic_clock_if_the_c_library_can() -> None:
     assert hasattr(ctypes.CDLL(None), "sem_clockwait") == IS_MONOTONIC
 
 
 @NAMED
-def test_a_closed_bell_leaves_no_name() -> None:
+def test_closed_bell_leaves_no_name() -> None:
     group = SegmentGroup()
     bell = group.doorbell("ready")
     assert os.path.exists(f"/dev/shm/sem.{bell.name[1:]}")
@@ -79,7 +79,7 @@ def test_a_closed_bell_leaves_no_name() -> None:
 
 @pytest.fixture(params=["read-only", "without posix_ipc"])
 def no_names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where /dev/shm is read-only, or posix_ipc is not installed."""
+    """Simulates a read-only /dev/shm or a missing posix_ipc."""
     if request.param != "read-only":
         monkeypatch.setattr("shmload.shm.doorbell.posix_ipc", None)
         return
@@ -90,15 +90,15 @@ def no_names(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(pytest.importorskip("posix_ipc"), "Semaphore", refuse)
 
 
-def test_where_no_name_can_be_made_a_bell_in_a_memfd_wakes_another_process(no_names: None) -> None:
+def test_memfd_bell_wakes_another_process_if_names_are_impossible(no_names: None) -> None:
     group = SegmentGroup()
     there, back = group.doorbell("there"), group.doorbell("back")
     assert there.name.startswith(f"/proc/{os.getpid()}/fd/")
-    wake_each_other(there, back)
+    assert_wake_each_other(there, back)
     group.close()
 
 
-def test_a_bell_in_a_memfd_counts_and_closes_as_others_do(no_names: None) -> None:
+def test_memfd_bell_counts_and_closes_like_others(no_names: None) -> None:
     group = SegmentGroup()
     before = len(os.listdir("/proc/self/fd"))
     bell = group.doorbell("ready")
@@ -118,7 +118,7 @@ def test_a_bell_in_a_memfd_counts_and_closes_as_others_do(no_names: None) -> Non
 
 
 @NAMED
-def test_another_process_that_closes_a_named_bell_leaves_the_name() -> None:
+def test_close_in_another_process_keeps_the_name() -> None:
     group = SegmentGroup()
     bell = group.doorbell("ready")
     Doorbell.attach(bell.name).close()
@@ -126,6 +126,6 @@ def test_another_process_that_closes_a_named_bell_leaves_the_name() -> None:
     group.close()
 
 
-def test_a_bell_that_is_gone_cannot_be_attached() -> None:
+def test_closed_bell_cannot_be_attached() -> None:
     with pytest.raises(FileNotFoundError):
         Doorbell.attach("/shmload-no-such-bell")

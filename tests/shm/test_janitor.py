@@ -50,19 +50,19 @@ def names(folder: Path) -> set[str]:
     return {path.name.removeprefix("sem.").removeprefix(f"{STEM}-") for path in folder.iterdir()}
 
 
-def test_a_dead_group_is_taken_at_any_age(folder: Path) -> None:
+def test_dead_group_is_removed_at_any_age(folder: Path) -> None:
     (found,) = sweep(str(folder), guard_s=1e9)
     assert (found.stem, found.error, len(found.paths)) == (STEM, "", 3)
     assert names(folder) == set()
 
 
-def test_a_locked_group_is_left_alone(folder: Path) -> None:
+def test_locked_group_is_not_removed(folder: Path) -> None:
     with locked(folder / f"{STEM}-control"):
         assert sweep(str(folder), guard_s=-1) == []
     assert names(folder) == {"control", "payload-0", "ready"}
 
 
-def test_nobody_can_take_the_lock_while_files_go(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_is_held_while_files_are_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     control, order = folder / f"{STEM}-control", []
     unlink = os.unlink
 
@@ -78,7 +78,7 @@ def test_nobody_can_take_the_lock_while_files_go(folder: Path, monkeypatch: pyte
     assert len(order) == 3
 
 
-def test_a_group_that_began_anew_under_the_janitors_hands_is_left_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_recreated_during_a_sweep_is_not_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     control = folder / f"{STEM}-control"
     flock = fcntl.flock
 
@@ -92,7 +92,7 @@ def test_a_group_that_began_anew_under_the_janitors_hands_is_left_alone(folder: 
     assert control.read_bytes() == b"the next one's"
 
 
-def test_a_lock_that_cannot_be_asked_counts_as_held(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_that_cannot_be_queried_counts_as_held(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object) -> int:
         raise OSError(errno.EMFILE, "Too many open files")
 
@@ -102,7 +102,7 @@ def test_a_lock_that_cannot_be_asked_counts_as_held(folder: Path, monkeypatch: p
     assert names(folder) == {"control", "payload-0", "ready"}
 
 
-def test_a_group_without_a_control_segment_is_left_until_it_is_old(folder: Path) -> None:
+def test_group_without_a_control_segment_is_kept_until_it_is_old(folder: Path) -> None:
     (folder / f"{STEM}-control").unlink()
     assert sweep(str(folder), guard_s=60) == []
     (found,) = sweep(str(folder), guard_s=-1)
@@ -110,7 +110,7 @@ def test_a_group_without_a_control_segment_is_left_until_it_is_old(folder: Path)
     assert names(folder) == set()
 
 
-def test_a_control_segment_that_is_being_made_is_left_alone(folder: Path) -> None:
+def test_control_segment_under_construction_is_not_removed(folder: Path) -> None:
     (folder / f"{STEM}-control").rename(folder / f"{STEM}-control.new")
     with locked(folder / f"{STEM}-control.new"):
         assert sweep(str(folder), guard_s=-1) == []
@@ -119,7 +119,7 @@ def test_a_control_segment_that_is_being_made_is_left_alone(folder: Path) -> Non
     assert names(folder) == set()
 
 
-def test_a_control_segment_is_locked_before_it_has_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_segment_is_locked_before_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     rename, seen = os.rename, []
 
     def looked_at(old: str, new: str) -> None:
@@ -137,7 +137,7 @@ def test_a_control_segment_is_locked_before_it_has_its_name(monkeypatch: pytest.
     group.close()
 
 
-def test_segment_that_a_janitor_looks_at_while_it_is_made_is_not_used_unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segment_that_a_janitor_locks_during_its_creation_is_not_used_unlocked(monkeypatch: pytest.MonkeyPatch) -> None:
     make, held = segment_module._make_file, []
 
     def made_and_looked_at(name: str, nbytes: int) -> None:
@@ -154,9 +154,10 @@ def test_segment_that_a_janitor_looks_at_while_it_is_made_is_not_used_unlocked(m
 
 
 @pytest.mark.slow(reason="thirty groups come and go while two janitors sweep all the time")
-def test_many_janitors_and_owners_at_once_leave_the_living_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_janitors_do_not_remove_live_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = process_stem().replace(str(os.getuid()), r"(\d+)", 1)
-    monkeypatch.setattr(janitor, "STEM_PATTERN", re.compile(rf"(?:sem\.)?({ours}-\d+)-.+"))  # not what others test now
+    # Excludes groups of tests in other processes.
+    monkeypatch.setattr(janitor, "STEM_PATTERN", re.compile(rf"(?:sem\.)?({ours}-\d+)-.+"))
     stop = threading.Event()
 
     def sweeps() -> None:
@@ -181,14 +182,14 @@ def test_many_janitors_and_owners_at_once_leave_the_living_alone(monkeypatch: py
             thread.join()
 
 
-def test_a_real_loaders_owner_is_known_by_its_pid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_owner_of_a_real_loader_is_identified_by_pid(monkeypatch: pytest.MonkeyPatch) -> None:
     with ShmLoader(list(range(8)), batch_size=2, seed=1, num_workers=1) as loader:
         next(iter(loader))
         monkeypatch.setattr(janitor, "_is_locked", lambda lock: False)
         assert [os.getpid()] == [found.pid for found in find_leftovers() if process_stem() in found.stem]
 
 
-def test_folders_that_are_not_there_hold_nothing(tmp_path: Path) -> None:
+def test_missing_folders_are_empty(tmp_path: Path) -> None:
     assert sweep(str(tmp_path / "none")) == []
 
 
@@ -199,7 +200,7 @@ def test_folders_that_are_not_there_hold_nothing(tmp_path: Path) -> None:
     is_locked=st.booleans(),
     guard_s=st.sampled_from([-1.0, 60.0]),
 )
-def test_what_is_locked_stays_and_what_has_an_unlocked_control_goes(
+def test_locked_groups_are_kept_and_groups_with_an_unlocked_control_segment_removed(
     parts: set[str], is_locked: bool, guard_s: float, tmp_path_factory: Any
 ) -> None:
     folder: Path = tmp_path_factory.mktemp("shm")

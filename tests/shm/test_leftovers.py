@@ -1,4 +1,4 @@
-"""What killed owners leave is removed, by the reaper at once and by the janitor at the next start; the living are not touched."""
+"""Leftovers of killed owners are removed by the reaper at once, or by the janitor at the next start; live groups are not touched."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shmload.shm.doorbell import posix_ipc
 from shmload.shm.names import SHM_DIR
 from shmload.shm.segment_group import SegmentGroup
 
-NUM_BELLS = 1 if posix_ipc else 0  # that have names
+NUM_BELLS = 1 if posix_ipc else 0  # named doorbells
 OWNER = """
 import os, sys, signal
 from shmload.shm import janitor, reaper
@@ -50,7 +50,7 @@ signal.pause()
 
 @contextmanager
 def owner(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process that owns a group, in a process group of its own; and the group's stem."""
+    """Runs a process that owns a group, in its own process group; yields the process and the group's stem."""
     child = subprocess.Popen(
         [sys.executable, "-c", OWNER, *options],
         stdout=subprocess.PIPE,
@@ -64,32 +64,33 @@ def owner(*options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     try:
         yield child, next(line for line in lines if line.startswith("shmload"))
     finally:
-        with suppress(ProcessLookupError):  # before Python 3.13 it has a resource tracker, which outlives it
+        with suppress(ProcessLookupError):  # before Python 3.13, its resource tracker outlives it
             os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
 
 
-def left(stem: str) -> set[str]:
+def names_left(stem: str) -> set[str]:
     return {name for name in os.listdir(SHM_DIR) if name.removeprefix("sem.").startswith(stem)}
 
 
 def gone_within(stem: str, seconds: float) -> bool:
-    """Waits on directory events, not on the clock, until no name with the stem is left."""
-    libc_fd = subprocess.Popen(["sh", "-c", "while :; do echo; done"], stdout=subprocess.PIPE)  # a pulse to re-check on
+    """Waits until no name with the stem is left. Checks on events, not after fixed sleeps."""
+    # Produces a line whenever it is time to check again.
+    libc_fd = subprocess.Popen(["sh", "-c", "while :; do echo; done"], stdout=subprocess.PIPE)
     try:
         deadline = monotonic() + seconds
-        while left(stem) and monotonic() < deadline:
+        while names_left(stem) and monotonic() < deadline:
             select.select([libc_fd.stdout], [], [], 0.01)
-        return not left(stem)
+        return not names_left(stem)
     finally:
         libc_fd.kill()
         libc_fd.communicate()
 
 
 @pytest.mark.parametrize("whole_group", [False, True], ids=["alone", "with its process group"])
-def test_nothing_stays_when_the_owner_is_killed(whole_group: bool) -> None:
+def test_nothing_remains_when_the_owner_is_killed(whole_group: bool) -> None:
     with owner() as (child, stem):
-        assert len(left(stem)) == 2 + NUM_BELLS
+        assert len(names_left(stem)) == 2 + NUM_BELLS
         (os.killpg if whole_group else os.kill)(child.pid, signal.SIGKILL)
         child.wait()
         assert gone_within(stem, 2)
@@ -102,7 +103,7 @@ def test_a_surviving_forked_child_does_not_make_a_dead_owner_look_alive() -> Non
         assert gone_within(stem, 2)
 
 
-def test_workers_that_do_not_end_by_themselves_are_killed_and_no_other_process() -> None:
+def test_only_workers_that_do_not_end_by_themselves_are_killed() -> None:
     with owner("starts") as (child, stem), ExitStack() as stack:
         pidfds = []
         for pid in (one.pid for one in psutil.Process(child.pid).children() if one.name() == "sleep"):
@@ -117,36 +118,36 @@ def test_workers_that_do_not_end_by_themselves_are_killed_and_no_other_process()
         assert not select.select([dismissed, another], [], [], 0)[0]
 
 
-def test_the_janitor_removes_what_the_reaper_could_not() -> None:
+def test_janitor_removes_what_the_reaper_could_not() -> None:
     with owner("no-reaper") as (child, stem):
         child.kill()
         child.wait()
-        assert len(left(stem)) == 2 + NUM_BELLS
-        swept = [found for found in janitor.sweep() if found.stem == stem]  # however young: a container may restart at once
+        assert len(names_left(stem)) == 2 + NUM_BELLS
+        swept = [found for found in janitor.sweep() if found.stem == stem]  # at any age, because a container may restart at once
         assert len(swept) == 1
         assert swept[0].nbytes >= 1 << 20
-        assert left(stem) == set()
+        assert names_left(stem) == set()
 
 
-def test_a_living_neighbor_is_never_swept() -> None:
+def test_live_group_is_never_swept() -> None:
     with owner() as (_, stem):
         assert stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
-        assert len(left(stem)) == 2 + NUM_BELLS
+        assert len(names_left(stem)) == 2 + NUM_BELLS
 
 
-def test_a_living_neighbor_whose_ring_found_no_room_is_never_swept() -> None:
+def test_live_group_with_its_ring_in_memfds_is_never_swept() -> None:
     with owner("no-room") as (_, stem):
         assert stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
-        assert left(stem) == {f"{stem}-control", f"sem.{stem}-ready"} if NUM_BELLS else {f"{stem}-control"}
+        assert names_left(stem) == {f"{stem}-control", f"sem.{stem}-ready"} if NUM_BELLS else {f"{stem}-control"}
 
 
-def test_what_such_a_one_leaves_when_it_is_killed_goes_too() -> None:
+def test_leftovers_of_a_killed_group_with_memfds_are_removed() -> None:
     with owner("no-room") as (child, stem):
         child.kill()
         assert gone_within(stem, 2)
 
 
-def test_a_stopped_reaper_does_not_hold_up_the_end() -> None:
+def test_stopped_reaper_does_not_delay_the_exit() -> None:
     group = SegmentGroup()
     assert reaper._shell is not None
     os.kill(reaper._shell.pid, signal.SIGSTOP)
@@ -154,7 +155,7 @@ def test_a_stopped_reaper_does_not_hold_up_the_end() -> None:
     assert reaper._shell is None
 
 
-def test_a_killed_reaper_is_replaced() -> None:
+def test_killed_reaper_is_replaced() -> None:
     first = SegmentGroup()
     assert reaper._shell is not None
     pid = reaper._shell.pid
@@ -166,16 +167,16 @@ def test_a_killed_reaper_is_replaced() -> None:
     first.close()
 
 
-def test_a_look_removes_nothing() -> None:
+def test_listing_leftovers_removes_nothing() -> None:
     with owner("no-reaper") as (child, stem):
         child.kill()
         child.wait()
         assert stem in [found.stem for found in janitor.find_leftovers()]
-        assert len(left(stem)) == 2 + NUM_BELLS
+        assert len(names_left(stem)) == 2 + NUM_BELLS
         assert stem in [found.stem for found in janitor.sweep()]
 
 
-def test_our_own_living_groups_are_never_swept() -> None:
+def test_own_live_groups_are_never_swept() -> None:
     group = SegmentGroup()
     group.segment("control", 4096)
     assert group.stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
@@ -192,7 +193,7 @@ def test_foreign_names_are_never_swept() -> None:
         os.unlink(path)
 
 
-def test_an_orderly_end_says_nothing_and_leaves_nothing() -> None:
+def test_normal_exit_prints_nothing_and_leaves_nothing() -> None:
     code = "from shmload.shm.segment_group import SegmentGroup; g = SegmentGroup(); g.segment('control', 4096); g.doorbell('b'); print(g.stem)"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -202,11 +203,11 @@ def test_an_orderly_end_says_nothing_and_leaves_nothing() -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.stderr == ""
-    assert left(done.stdout.strip()) == set()
+    assert names_left(done.stdout.strip()) == set()
 
 
 @pytest.mark.parametrize("how", ["closed", "forgotten"])
-def test_the_reaper_stays_between_the_passes_of_a_loader_and_ends_with_it(how: str) -> None:
+def test_reaper_lives_as_long_as_its_loader(how: str) -> None:
     loader = ShmLoader(range(4), num_workers=1)  # type: ignore[var-annotated]  # whose samples are of no interest
     shells = []
     for _ in range(2):
@@ -221,7 +222,7 @@ def test_the_reaper_stays_between_the_passes_of_a_loader_and_ends_with_it(how: s
     assert reaper._shell is None
 
 
-def test_a_forked_child_that_ends_its_copy_of_a_loader_leaves_its_parent_the_reaper() -> None:
+def test_child_that_closes_its_copy_of_a_loader_keeps_its_parents_reaper() -> None:
     loader = ShmLoader(range(4), num_workers=1)  # type: ignore[var-annotated]  # as above
     list(loader)
     shell = reaper._shell

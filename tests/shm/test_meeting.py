@@ -1,4 +1,4 @@
-"""Meetings: one at a time at the board, whoever dies there; the files go with the last attendant."""
+"""Meetings: one process at a time is at the board, even if processes die there; the files are removed with the last attendant."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from shmload.shm import janitor
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import SHM_DIR, STEM_PATTERN, meeting_stem
-from tests.children import go_on, running, says, waits_for_a_lock
+from tests.children import read_line, running, send_line, waits_for_a_lock
 
 ATTENDANT = """
 import sys
@@ -37,7 +37,7 @@ def files_of(stem: str) -> set[str]:
     return {name.removeprefix(stem) for name in os.listdir(SHM_DIR) if name.startswith(stem)}
 
 
-def test_the_board_says_what_was_written_last(stem: str) -> None:
+def test_board_has_the_latest_text(stem: str) -> None:
     meeting = Meeting(stem)
     with meeting.at_board():
         assert meeting.read() == b""
@@ -49,7 +49,7 @@ def test_the_board_says_what_was_written_last(stem: str) -> None:
     assert files_of(stem) == set()
 
 
-def test_half_a_board_says_nothing(stem: str) -> None:
+def test_partial_board_is_empty(stem: str) -> None:
     meeting = Meeting(stem)
     with meeting.at_board():
         meeting.write(b"what was said")
@@ -58,7 +58,7 @@ def test_half_a_board_says_nothing(stem: str) -> None:
     meeting.leave()
 
 
-def test_the_last_to_leave_removes_the_files(stem: str) -> None:
+def test_last_to_leave_removes_the_files(stem: str) -> None:
     first, second = Meeting(stem), Meeting(stem)
     for meeting in (first, second):
         with meeting.at_board():
@@ -72,25 +72,25 @@ def test_the_last_to_leave_removes_the_files(stem: str) -> None:
     assert files_of(stem) == set()
 
 
-def test_one_is_inside_at_a_time_and_the_next_sees_what_it_wrote(stem: str) -> None:
+def test_one_process_is_at_the_board_at_a_time_and_the_next_reads_its_text(stem: str) -> None:
     with running(ATTENDANT, stem) as inside:
-        assert says(inside) == "inside"
+        assert read_line(inside) == "inside"
         with running(ATTENDANT, stem) as waiting:
             while not waits_for_a_lock(waiting):
                 pass
-            go_on(inside)
-            assert says(inside) == "outside"
-            assert says(waiting) == "inside was here"
+            send_line(inside)
+            assert read_line(inside) == "outside"
+            assert read_line(waiting) == "inside was here"
             for child in (waiting, waiting, inside):
-                go_on(child)
+                send_line(child)
             assert [inside.wait(20), waiting.wait(20)] == [0, 0]
     assert files_of(stem) == set()
 
 
-def test_who_dies_inside_lets_the_next_one_in(stem: str) -> None:
+def test_death_at_the_board_admits_the_next_process(stem: str) -> None:
     meeting = Meeting(stem)
     with running(ATTENDANT, stem) as child:
-        assert says(child) == "inside"
+        assert read_line(child) == "inside"
         child.kill()
         with meeting.at_board():
             assert meeting.read() == b""
@@ -98,7 +98,7 @@ def test_who_dies_inside_lets_the_next_one_in(stem: str) -> None:
     assert files_of(stem) == set()
 
 
-def test_a_file_that_was_removed_meanwhile_is_not_met_at(stem: str) -> None:
+def test_removed_file_is_not_used_for_a_meeting(stem: str) -> None:
     late, early = Meeting(stem), Meeting(stem)
     with late.at_board():
         late.write(b"old")
@@ -115,7 +115,7 @@ def test_a_file_that_was_removed_meanwhile_is_not_met_at(stem: str) -> None:
     assert files_of(stem) == set()
 
 
-def test_who_is_left_over_removes_nothing_of_a_later_meeting(stem: str) -> None:
+def test_late_leaver_removes_nothing_of_a_later_meeting(stem: str) -> None:
     left_over, later = Meeting(stem), Meeting(stem)
     with left_over.at_board():
         os.unlink(f"{SHM_DIR}/{stem}-control")
@@ -127,7 +127,7 @@ def test_who_is_left_over_removes_nothing_of_a_later_meeting(stem: str) -> None:
     assert files_of(stem) == set()
 
 
-def test_a_meeting_that_is_attended_is_never_swept(stem: str) -> None:
+def test_attended_meeting_is_never_swept(stem: str) -> None:
     assert STEM_PATTERN.fullmatch(f"{stem}-control")
     meeting = Meeting(stem)
     with meeting.at_board():
@@ -136,15 +136,15 @@ def test_a_meeting_that_is_attended_is_never_swept(stem: str) -> None:
     meeting.leave()
 
 
-def test_the_janitor_removes_a_meeting_that_died(stem: str) -> None:
+def test_janitor_removes_a_dead_meeting(stem: str) -> None:
     with running(ATTENDANT, stem) as child:
-        says(child)
+        read_line(child)
     assert files_of(stem) == {"-control", "-gate"}
     assert stem in [found.stem for found in janitor.sweep(guard_s=-1)]
     assert files_of(stem) == set()
 
 
-def test_a_forked_child_neither_attends_nor_removes(stem: str) -> None:
+def test_forked_child_neither_attends_nor_removes(stem: str) -> None:
     meeting = Meeting(stem)
     with meeting.at_board():
         pass
@@ -158,7 +158,7 @@ def test_a_forked_child_neither_attends_nor_removes(stem: str) -> None:
     assert files_of(stem) == set()
 
 
-def test_a_board_that_others_may_write_to_is_passed_by(stem: str) -> None:
+def test_board_writable_by_others_is_not_used(stem: str) -> None:
     path = f"{SHM_DIR}/{stem}-control"
     os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
     os.chmod(path, 0o666)
@@ -171,7 +171,7 @@ def test_a_board_that_others_may_write_to_is_passed_by(stem: str) -> None:
     assert files_of(stem.removesuffix("0")) == set()
 
 
-def test_leaving_does_not_wait_for_who_is_inside(stem: str) -> None:
+def test_leaving_does_not_wait_for_the_process_at_the_board(stem: str) -> None:
     leaving = Meeting(stem)
     with leaving.at_board():
         pass
@@ -183,13 +183,13 @@ def test_leaving_does_not_wait_for_who_is_inside(stem: str) -> None:
     assert files_of(stem) == set()
 
 
-OTHER_UID = 65534  # nobody
+OTHER_UID = 65534  # the user "nobody"
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user too")
 
 
 @contextmanager
-def in_the_way(paths: list[str], make: str) -> Iterator[None]:
-    """What another user makes at paths, of a folder that all may write to, in a process of its own."""
+def other_users_files(paths: list[str], make: str) -> Iterator[None]:
+    """Creates files at paths as another user, in a folder writable by all, in a separate process."""
     child = os.fork()
     if child == 0:
         os.setgroups([])
@@ -221,8 +221,8 @@ PLACED: dict[str, Callable[[str], object]] = {
 @as_root
 @pytest.mark.parametrize("make", PLACED)
 @pytest.mark.parametrize("part", ["control", "gate"])
-def test_what_another_user_has_put_at_the_place_keeps_nobody_from_meeting(stem: str, part: str, make: str) -> None:
-    with in_the_way([f"{SHM_DIR}/{stem}-{part}"], make):
+def test_files_of_another_user_do_not_prevent_a_meeting(stem: str, part: str, make: str) -> None:
+    with other_users_files([f"{SHM_DIR}/{stem}-{part}"], make):
         first, second = Meeting(stem), Meeting(stem)
         with first.at_board():
             first.write(b"here")
@@ -235,9 +235,9 @@ def test_what_another_user_has_put_at_the_place_keeps_nobody_from_meeting(stem: 
 
 
 @as_root
-def test_a_meeting_goes_on_where_it_was_begun_when_the_way_is_free_again(stem: str) -> None:
+def test_meeting_continues_at_its_place_after_the_obstacle_is_removed(stem: str) -> None:
     first, second = Meeting(stem), Meeting(stem)
-    with in_the_way([f"{SHM_DIR}/{stem}-control"], "file"), first.at_board():
+    with other_users_files([f"{SHM_DIR}/{stem}-control"], "file"), first.at_board():
         first.write(b"here")
     with second.at_board():
         assert second.read() == b"here"
@@ -246,9 +246,9 @@ def test_a_meeting_goes_on_where_it_was_begun_when_the_way_is_free_again(stem: s
 
 
 @as_root
-def test_places_that_are_all_taken_are_an_error_that_names_the_owner(stem: str) -> None:
+def test_error_if_all_places_are_taken_names_the_owner(stem: str) -> None:
     paths = [f"{SHM_DIR}/{stem.removesuffix('0')}{number}-gate" for number in range(16)]
-    with in_the_way(paths, "file"), pytest.raises(PermissionError) as caught, Meeting(stem).at_board():
+    with other_users_files(paths, "file"), pytest.raises(PermissionError) as caught, Meeting(stem).at_board():
         pass
     assert f"user {OTHER_UID} has what is in the way where processes of user 0 meet" in str(caught.value)
     assert "remove these files" in str(caught.value)

@@ -1,4 +1,4 @@
-"""How much memory there is, read from trees of other machines."""
+"""The amount of available memory, read from file trees as on other machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_without_a_cgroup_free_memory_counts(tmp_path: Path) -> None:
     assert available_bytes(tree(tmp_path, MEMINFO)) == 32 * MIB
 
 
-def test_a_v2_limit_counts_less_what_is_used_and_cannot_be_dropped(tmp_path: Path) -> None:
+def test_v2_limit_minus_unreclaimable_usage_counts(tmp_path: Path) -> None:
     root = tree(
         tmp_path,
         MEMINFO
@@ -40,7 +40,7 @@ def test_a_v2_limit_counts_less_what_is_used_and_cannot_be_dropped(tmp_path: Pat
     assert available_bytes(root) == 6 * MIB
 
 
-def test_a_v2_parents_limit_counts_too(tmp_path: Path) -> None:
+def test_v2_limit_of_a_parent_counts_too(tmp_path: Path) -> None:
     root = tree(
         tmp_path,
         MEMINFO
@@ -55,7 +55,7 @@ def test_a_v2_parents_limit_counts_too(tmp_path: Path) -> None:
     assert available_bytes(root) == 2 * MIB
 
 
-def test_a_v1_limit_counts(tmp_path: Path) -> None:
+def test_v1_limit_counts(tmp_path: Path) -> None:
     root = tree(
         tmp_path,
         MEMINFO
@@ -68,7 +68,7 @@ def test_a_v1_limit_counts(tmp_path: Path) -> None:
     assert available_bytes(root) == MIB
 
 
-def test_a_ring_larger_than_memory_is_refused_with_figures(tmp_path: Path) -> None:
+def test_ring_larger_than_memory_is_refused_with_figures(tmp_path: Path) -> None:
     with pytest.raises(RingTooSmall) as caught:
         check_fits(80 * MIB, (8, 10 * MIB), tree(tmp_path, MEMINFO))
     assert f"needs {80 * MIB} bytes, 8 slots of {10 * MIB}" in str(caught.value)

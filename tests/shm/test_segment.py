@@ -1,4 +1,4 @@
-"""Segments: reserved whole, private, gone when closed, in memory of their own kind where /dev/shm has no room."""
+"""Segments: fully reserved, private, removed when closed, in memfds if /dev/shm has no room."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.shm.mount_kit import READ_ONLY, in_mount_namespace, needs_unshare, of
 MIB = 1 << 20
 
 
-def test_what_one_mapping_writes_another_reads() -> None:
+def test_mappings_share_their_memory() -> None:
     segment = Segment.create(new_stem() + "-a", 3 * MIB)
     attached = open_segment(segment.path)
     memoryview(Mapping(segment.fd, 3 * MIB))[MIB : MIB + 4] = b"abcd"
@@ -33,7 +33,7 @@ def test_what_one_mapping_writes_another_reads() -> None:
     assert not os.path.exists(segment.path)
 
 
-def test_a_segment_is_private_and_reserved() -> None:
+def test_segment_is_private_and_reserved() -> None:
     segment = Segment.create(new_stem() + "-a", 2 * MIB)
     status = os.stat(segment.path)
     assert stat.S_IMODE(status.st_mode) == 0o600
@@ -42,7 +42,7 @@ def test_a_segment_is_private_and_reserved() -> None:
 
 
 @pytest.mark.parametrize("kind", ["shm", "memfd"])
-def test_one_that_is_interrupted_while_it_is_made_leaves_nothing(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_creation_leaves_nothing(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: int) -> None:
         raise KeyboardInterrupt
 
@@ -54,7 +54,7 @@ def test_one_that_is_interrupted_while_it_is_made_leaves_nothing(kind: Any, monk
     assert {name for name in os.listdir(SHM_DIR) if name.startswith(process_stem())} <= set(files)
 
 
-def test_a_mapping_outlives_its_segment() -> None:
+def test_mapping_outlives_its_segment() -> None:
     segment = Segment.create(new_stem() + "-a", 4096)
     memory = memoryview(Mapping(segment.fd, 4096))
     segment.close()
@@ -63,7 +63,7 @@ def test_a_mapping_outlives_its_segment() -> None:
     assert memory[0] == 7
 
 
-def test_a_memfd_is_attached_through_its_owner() -> None:
+def test_memfd_is_attached_through_its_owner() -> None:
     segment = Segment.create("shmload-x", 4096, kind="memfd")
     memoryview(Mapping(segment.fd, 4096))[0] = 9
     attached = open_segment(segment.path)
@@ -72,13 +72,13 @@ def test_a_memfd_is_attached_through_its_owner() -> None:
     segment.close()
 
 
-def test_a_descriptor_that_another_segment_has_by_now_is_not_taken_for_the_first() -> None:
+def test_reused_descriptor_is_not_mistaken_for_the_first_segment() -> None:
     first = Segment.create("shmload-x-payload-1", 4096, kind="memfd")
     number = first.fd
     first.close()
     second = Segment.create("shmload-x-payload-12", 4096, kind="memfd")
     try:
-        assert second.fd == number, "the system gives the lowest number that is free"
+        assert second.fd == number, "the system must reuse the lowest free number"
         with pytest.raises(FileNotFoundError, match="its owner has given it up"):
             open_segment(first.path)
         os.close(open_segment(second.path))
@@ -88,12 +88,12 @@ def test_a_descriptor_that_another_segment_has_by_now_is_not_taken_for_the_first
         second.close()
 
 
-def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
+def test_foreign_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PermissionError, match="is no segment of user"):
         open_segment(str(tmp_path) if os.path.isfile(str(tmp_path)) else "/dev/null")
 
 
-def test_a_forked_child_neither_removes_nor_keeps_its_parents_segment() -> None:
+def test_forked_child_neither_removes_nor_keeps_its_parents_segment() -> None:
     segment = Segment.create(new_stem() + "-a", 4096)
     pid = os.fork()
     if pid == 0:
@@ -104,7 +104,7 @@ def test_a_forked_child_neither_removes_nor_keeps_its_parents_segment() -> None:
     segment.close()
 
 
-def test_a_forked_child_keeps_none_where_the_program_has_closed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forked_child_keeps_no_segment_after_the_program_closed_a_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = os.pipe()
     monkeypatch.setattr(private_fds, "_descriptors", {})
     private_fds.keep(first)
@@ -117,7 +117,7 @@ def test_a_forked_child_keeps_none_where_the_program_has_closed_one(monkeypatch:
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_descriptors_do_not_pile_up() -> None:
+def test_descriptors_do_not_accumulate() -> None:
     SegmentGroup().close()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(100):
@@ -140,12 +140,12 @@ group = SegmentGroup()
 
 
 def with_memory(script: str, code: str) -> subprocess.CompletedProcess[str]:
-    """Runs code behind CHILD's in a mount namespace that `script` has prepared."""
+    """Runs code after CHILD's code in a mount namespace that `script` has prepared."""
     return in_mount_namespace(script, "-c", CHILD + textwrap.dedent(code))
 
 
 @needs_unshare
-def test_in_64_mib_a_larger_ring_takes_a_memfd() -> None:
+def test_ring_larger_than_dev_shm_uses_a_memfd() -> None:
     done = with_memory(
         of_size("64m"),
         """
@@ -160,7 +160,7 @@ def test_in_64_mib_a_larger_ring_takes_a_memfd() -> None:
 
 
 @needs_unshare
-def test_in_64_mib_a_demanded_name_is_refused_with_figures_and_nothing_stays() -> None:
+def test_named_segment_larger_than_dev_shm_is_refused_with_figures() -> None:
     done = with_memory(
         of_size("64m"),
         """
@@ -181,12 +181,12 @@ def test_in_64_mib_a_demanded_name_is_refused_with_figures_and_nothing_stays() -
 
 
 @needs_unshare
-def test_a_read_only_dev_shm_gives_memfds() -> None:
+def test_read_only_dev_shm_leads_to_memfds() -> None:
     done = with_memory(READ_ONLY, 'print(group.segment("control", 4096).kind)')
     assert done.stdout.split() == ["memfd"], done.stderr
 
 
-def test_under_a_limit_on_file_sizes_a_ring_is_refused_with_the_remedy_and_nothing_else_is_said() -> None:
+def test_ring_beyond_the_file_size_limit_is_refused_with_the_remedy_only() -> None:
     code = """
     import resource
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
@@ -207,12 +207,12 @@ def test_under_a_limit_on_file_sizes_a_ring_is_refused_with_the_remedy_and_nothi
     assert done.stdout.startswith("a segment of 8192 bytes: File too large: raise the limit on file sizes (ulimit -f)\n")
 
 
-def test_more_memory_than_there_is_is_refused() -> None:
+def test_segment_larger_than_memory_is_refused() -> None:
     with pytest.raises(RingTooSmall, match="bytes"):
         Segment.create(new_stem() + "-a", 1 << 50, kind="memfd")
 
 
-def test_no_helper_of_multiprocessing_is_started_for_a_segment() -> None:
+def test_segment_starts_no_helper_of_multiprocessing() -> None:
     code = """
     from multiprocessing import resource_tracker
     segment = group.segment("payload-0", 4096)

@@ -1,4 +1,4 @@
-"""Rings that lie in memfds: their memory is known by paths with descriptors' numbers, which are used again when a slot has grown."""
+"""Rings in memfds: their paths contain descriptor numbers, which are reused when a slot has grown."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_room")
 @pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode"])
-def test_slots_that_grow_again_and_again_come_right(seed: int | None) -> None:
+def test_batches_are_correct_while_slots_grow_repeatedly(seed: int | None) -> None:
     assert what_is_wrong(Growing(120, 800), num_workers=3, seed=seed) == []
 
 
-@pytest.mark.slow(reason="a trainer in a mount namespace of its own, which imports torch")
+@pytest.mark.slow(reason="a trainer that imports torch in its own mount namespace")
 @needs_unshare
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.parametrize(("size", "kilobytes"), [("64m", 60), ("512k", 1), ("0", 1)])
-def test_in_a_small_dev_shm_batches_that_grow_come_right(method: str, size: str, kilobytes: int) -> None:
+def test_growing_batches_are_correct_in_a_small_dev_shm(method: str, size: str, kilobytes: int) -> None:
     mount = of_size(size) if size != "0" else of_size("4k,ro")
     done = in_mount_namespace(mount, "-m", "tests.shm.small_room", method, str(kilobytes))
     assert done.stdout == "right\n", done.stderr[-2000:]
@@ -42,12 +42,12 @@ def read_growing(rank: int) -> list[str]:
 
 
 @pytest.mark.usefixtures("no_room")
-def test_what_other_ranks_map_of_a_shared_ring_comes_right() -> None:
+def test_batches_of_a_shared_ring_are_correct_in_other_ranks() -> None:
     assert [(outcome.text, outcome.given) for outcome in run_ranks(read_growing)] == [("", [])] * 2
 
 
 class Wide:
-    """Samples of a quarter of a slot of 64 KiB, written in place."""
+    """Samples that fill a quarter of a slot of 64 KiB, written in place."""
 
     schema = {"x": ("uint8", (1 << 14,))}
 
@@ -59,8 +59,8 @@ class Wide:
 
 
 @pytest.mark.usefixtures("no_room")
-def test_slots_that_were_parked_and_come_back_are_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmload.engine.autotune.WINDOW_S", 1e9)  # worker pools change when the test says so
+def test_parked_slots_are_delivered_after_they_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shmload.engine.autotune.WINDOW_S", 1e9)  # the test itself changes the number of workers
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", "4")
     monkeypatch.setattr("shmload.engine.autotune.first_workers", lambda: 1)
     loader: Any = ShmLoader(Wide(), BATCH, seed=2, num_workers="auto", prefetch_factor="auto")

@@ -1,4 +1,4 @@
-"""What is sent to other machines arrives as a plain pickle would bring it, its large arrays where they have arrived."""
+"""Values sent to other machines arrive as from a plain pickle, with large arrays in the received memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from shmload.shm import travel
-from tests.shm.travel_kit import parcel_of, sent
+from tests.shm.travel_kit import parcel_of, received
 
 
 class Shared:
-    """Holds memory that a pickle for this machine would only name."""
+    """An object with memory that a pickle for this machine would only name."""
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
@@ -32,8 +32,8 @@ class Shared:
         self.memory = state
 
 
-class Around(Shared):
-    """Has named its memory when that of what it holds is not named yet, and comes before it in the pickle."""
+class ContainsShared(Shared):
+    """An object that names its memory before that of an object it contains, but comes before that object in the pickle."""
 
     def __getstate__(self) -> Any:
         memory = super().__getstate__()
@@ -43,8 +43,8 @@ class Around(Shared):
         self.within, self.memory = state
 
 
-class Own(np.ndarray[Any, Any]):
-    """Arrays of a class of their own."""
+class ArraySubclass(np.ndarray[Any, Any]):
+    """An ndarray subclass."""
 
 
 VIEWS: list[Callable[[Any], Any]] = [
@@ -53,7 +53,7 @@ VIEWS: list[Callable[[Any], Any]] = [
     lambda array: array[::2] if array.ndim else array,
     lambda array: array[..., ::-1] if array.ndim else array,
     np.asfortranarray,
-    lambda array: array.view(Own),
+    lambda array: array.view(ArraySubclass),
     lambda array: np.broadcast_to(array, (2, *array.shape)),
     lambda array: torch.arange(array.size, dtype=torch.int16).reshape(array.shape),
 ]
@@ -62,7 +62,7 @@ DTYPES = ["i1", "<f8", ">i4", "?", "c16", "S3", "U2", "M8[s]", "m8[D]", "O", "i2
 
 @st.composite
 def values(draw: st.DrawFn) -> Any:
-    """Arrays and tensors of all kinds in a structure, where several leaves may be one object."""
+    """Draws arrays and tensors of all kinds in a structure in which leaves may be the same object."""
     leaves = []
     for _ in range(draw(st.integers(1, 4))):
         shape = draw(arrays.array_shapes(min_dims=0, max_side=6, min_side=0))
@@ -73,7 +73,7 @@ def values(draw: st.DrawFn) -> Any:
 
 
 def described(value: Any) -> Any:
-    """All that can be seen of a value but whether it can be written to."""
+    """Returns everything observable of a value except whether it is writable."""
     if isinstance(value, np.ndarray):
         return type(value), value.dtype, value.shape, value.flags.f_contiguous, str(value.tolist())
     if isinstance(value, torch.Tensor):
@@ -88,35 +88,35 @@ def leaves_of(value: Any) -> list[Any]:
 
 
 @given(values(), st.sampled_from([0, 16, 1 << 20]))
-def test_it_is_what_a_plain_pickle_brings(value: Any, least_nbytes: int) -> None:
+def test_value_equals_that_of_a_plain_pickle(value: Any, least_nbytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(travel, "LEAST_NBYTES", least_nbytes)
-        arrived = travel.loads(sent(value))
+        arrived = travel.loads(received(value))
     plain = pickle.loads(pickle.dumps(value, protocol=5))
     assert described(arrived) == described(plain)
     one, other = ([[a is b for b in leaves_of(what)] for a in leaves_of(what)] for what in (arrived, value))
-    assert one == other  # what was one object still is
+    assert one == other  # identical objects stay identical
     for leaf in leaves_of(arrived):
         if isinstance(leaf, torch.Tensor):
             leaf += 1
 
 
 @given(st.lists(st.binary(max_size=200), max_size=5), st.integers())
-def test_what_is_carried_arrives_beside_what_is_pickled(pieces: list[bytes], number: int) -> None:
-    arrived, also = travel.loads(sent(([Shared(piece) for piece in pieces], number)))
+def test_carried_memory_arrives_with_the_pickle(pieces: list[bytes], number: int) -> None:
+    arrived, also = travel.loads(received(([Shared(piece) for piece in pieces], number)))
     assert pieces == [bytes(one.memory) for one in arrived]
     assert number == also
 
 
-def test_each_gets_its_own_memory_in_whatever_order_it_was_named() -> None:
-    arrived = travel.loads(sent([Around(b"around"), np.ones(travel.LEAST_NBYTES, np.uint8)]))
+def test_each_object_gets_its_own_memory_in_any_order() -> None:
+    arrived = travel.loads(received([ContainsShared(b"around"), np.ones(travel.LEAST_NBYTES, np.uint8)]))
     assert [bytes(arrived[0].memory), bytes(arrived[0].within.memory)] == [b"around", b"within"]
     assert arrived[1].all()
 
 
-def test_it_aliases_the_parcel_at_whole_cache_lines_and_a_small_array_is_a_copy_that_can_be_written_to() -> None:
+def test_large_arrays_alias_the_parcel_at_cache_lines_and_small_ones_are_writable_copies() -> None:
     large, small = np.arange(travel.LEAST_NBYTES, dtype=np.uint8), np.zeros(travel.LEAST_NBYTES - 1, np.uint8)
-    parcel = sent((Shared(np.arange(40, dtype=np.uint8)), Shared(b"abc"), large, small))
+    parcel = received((Shared(np.arange(40, dtype=np.uint8)), Shared(b"abc"), large, small))
     first, second, whole, copied = travel.loads(parcel)
     for arrived in (np.frombuffer(first.memory, np.uint8), np.frombuffer(second.memory, np.uint8), whole):
         assert np.shares_memory(arrived, parcel)
@@ -127,8 +127,8 @@ def test_it_aliases_the_parcel_at_whole_cache_lines_and_a_small_array_is_a_copy_
     assert not np.shares_memory(travel.loads(parcel)[3], copied)
 
 
-def test_a_tensor_is_a_copy() -> None:
-    parcel = sent(torch.zeros(travel.LEAST_NBYTES, dtype=torch.int8))
+def test_tensor_is_a_copy() -> None:
+    parcel = received(torch.zeros(travel.LEAST_NBYTES, dtype=torch.int8))
     first, second = travel.loads(parcel), travel.loads(parcel)
     first += 1
     assert not second.any()
@@ -136,7 +136,7 @@ def test_a_tensor_is_a_copy() -> None:
     assert not np.shares_memory(first.numpy(), parcel)
 
 
-def test_large_arrays_and_tensors_are_not_copied_before_they_are_written() -> None:
+def test_large_arrays_and_tensors_are_not_copied_before_writing() -> None:
     value = np.zeros(travel.LEAST_NBYTES, np.uint8), torch.zeros(travel.LEAST_NBYTES)
     parcel = parcel_of(value)
     value[0][5], value[1][5] = 9, 9
@@ -149,7 +149,7 @@ def test_large_arrays_and_tensors_are_not_copied_before_they_are_written() -> No
     assert len(parcel._pieces[0]) < 2000
 
 
-def test_no_room_is_an_error() -> None:
+def test_missing_room_is_an_error() -> None:
     parcel = parcel_of(b"value")
     fd = os.open("/dev/full", os.O_WRONLY)
     try:
@@ -159,15 +159,15 @@ def test_no_room_is_an_error() -> None:
         os.close(fd)
 
 
-def test_for_this_machine_nothing_is_carried_also_after_a_pickle_that_failed() -> None:
+def test_nothing_is_carried_on_this_machine_even_after_a_failed_pickle() -> None:
     with pytest.raises(TypeError, match="cannot pickle"):
-        sent((Shared(b"abc"), (one for one in "generators do not pickle")))
+        received((Shared(b"abc"), (one for one in "generators do not pickle")))
     assert not travel.is_abroad()
     assert pickle.loads(pickle.dumps(Shared(b"abc"))).memory == "where it is"
 
 
 @pytest.mark.parametrize("text", [b"", b"no job", b"\xff" * 8, b"\1" + b"\0" * 7, b"no pickle"])
-def test_what_is_no_parcel_is_an_error(text: bytes) -> None:
+def test_invalid_parcel_is_an_error(text: bytes) -> None:
     with pytest.raises(pickle.UnpicklingError, match=rf"{len(text)} bytes are no job for other machines: "):
         travel.loads(text)
 
@@ -175,17 +175,17 @@ def test_what_is_no_parcel_is_an_error(text: bytes) -> None:
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.float8_e5m2, torch.float32, torch.complex64])
 @pytest.mark.parametrize("num_values", [0, 6, travel.LEAST_NBYTES])
 @pytest.mark.parametrize(
-    "pickled_and_back", [lambda value: pickle.loads(travel.dumps(value)), lambda value: travel.loads(sent(value))]
+    "pickled_and_back", [lambda value: pickle.loads(travel.dumps(value)), lambda value: travel.loads(received(value))]
 )
-def test_tensors_of_every_dtype_travel(dtype: torch.dtype, num_values: int, pickled_and_back: Callable[[Any], Any]) -> None:
-    """Those of some dtypes torch itself pickles such that they cannot be read."""
+def test_tensors_of_every_dtype_are_sent(dtype: torch.dtype, num_values: int, pickled_and_back: Callable[[Any], Any]) -> None:
+    """Torch's own pickles of tensors of some dtypes cannot be read."""
     value = (torch.arange(num_values) % 7).to(dtype)
     whole, part = pickled_and_back((value, value[num_values // 2 :]))
     assert (whole.dtype, part.dtype) == (dtype, dtype)
     assert torch.equal(whole.to(torch.complex64), value.to(torch.complex64))
     assert torch.equal(part.to(torch.complex64), value[num_values // 2 :].to(torch.complex64))
-    whole[:] = 1  # it can be written to
+    whole[:] = 1  # it is writable
 
 
-def test_an_array_keeps_its_byte_order() -> None:
+def test_array_keeps_its_byte_order() -> None:
     assert pickle.loads(travel.dumps(np.arange(2, dtype=">i4"))).dtype.str == ">i4"

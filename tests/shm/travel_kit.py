@@ -1,4 +1,4 @@
-"""What goes through a parcel, as it does between a trainer and an actor."""
+"""Sends values as parcels, as a trainer and an actor do."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def parcel_of(value: Any) -> travel.Parcel:
     return travel.Parcel(value, dump)
 
 
-def sent(value: Any) -> NDArray[np.uint8]:
-    """A parcel as it arrives elsewhere: what it was made of may be gone, and what it lies in is read-only."""
+def received(value: Any) -> NDArray[np.uint8]:
+    """Returns a parcel as received elsewhere: the original may be gone, and the memory is read-only."""
     return arrived(parcel_of(value))
 
 
 def arrived(parcel: travel.Parcel) -> NDArray[np.uint8]:
-    """What is sent of a parcel."""
+    """Returns the bytes that are sent of a parcel."""
     fd = os.memfd_create("shmload-test")
     try:
         os.ftruncate(fd, parcel.nbytes)

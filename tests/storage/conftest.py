@@ -1,4 +1,4 @@
-"""Stores to test, servers behind them, and faults in between."""
+"""Fixtures of the storage tests: stores, their servers, and proxies that inject faults."""
 
 from __future__ import annotations
 

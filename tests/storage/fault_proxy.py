@@ -1,12 +1,11 @@
-"""A proxy that breaks answers to order: between a client and a server, in a thread of its own.
-
+"""A scripted proxy between a client and a server that injects faults into answers; runs in its own thread.
     with fault_proxy("http://127.0.0.1:9000") as proxy:
-        proxy.script(Status(503), Reset(after=100), None)     one for each request that comes, None leaves it alone
+        proxy.script(Status(503), Reset(after=100), None)     one entry per request; None forwards it unchanged
         ...
         assert proxy.num_requests == 3
-
-Faults after the script's end there are none. What a fault does to an answer it does after the server has done its part, unless it says
-that the server is not asked. The Host header is passed on as it came, so signatures stay valid.
+After the end of the script, requests are forwarded unchanged. The server has processed the request before a fault changes its
+answer, unless the fault's docstring says that the request is not forwarded. The Host header is forwarded unchanged, so signatures
+stay valid.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class Status:
-    """The server is not asked; this status comes instead."""
+    """Returns this status; the request is not forwarded."""
 
     status: int
     body: bytes = b""
@@ -34,47 +33,47 @@ class Status:
 
 @dataclass(frozen=True)
 class Reset:
-    """The connection is reset after so many bytes of the answer."""
+    """Resets the connection after `after` bytes of the answer."""
 
     after: int = 0
 
 
 @dataclass(frozen=True)
 class Refuse:
-    """The connection is reset before the server hears of the request."""
+    """Resets the connection; the request is not forwarded."""
 
 
 @dataclass(frozen=True)
 class Truncate:
-    """The head is whole, the connection ends after so many bytes of the body."""
+    """Sends the complete head and ends the connection after `after` bytes of the body."""
 
     after: int = 0
 
 
 @dataclass(frozen=True)
 class Stall:
-    """Nothing more comes after so many bytes of the answer; the connection stays open."""
+    """Stops after `after` bytes of the answer and keeps the connection open."""
 
     after: int = 0
 
 
 @dataclass(frozen=True)
 class Trickle:
-    """The body comes a byte at a time, one each `pause_s`."""
+    """Sends the body one byte every `pause_s` seconds."""
 
     pause_s: float = 0.01
 
 
 @dataclass(frozen=True)
 class Length:
-    """Content-Length says so many bytes more, or fewer, than come."""
+    """Changes Content-Length to differ from the number of bytes sent."""
 
     more: int
 
 
 @dataclass(frozen=True)
 class Header:
-    """A header has another value; an empty one is left out."""
+    """Changes the value of a header, or removes the header if the value is empty."""
 
     name: str
     value: str
@@ -82,7 +81,7 @@ class Header:
 
 @dataclass(frozen=True)
 class Garbage:
-    """The answer is no HTTP."""
+    """Sends an answer that is not HTTP."""
 
     data: bytes = b"\x00\xff\x00 this is no HTTP\r\n\r\n"
 
@@ -91,19 +90,19 @@ Fault = Status | Reset | Refuse | Truncate | Stall | Trickle | Length | Header |
 
 
 class FaultProxy:
-    """The running proxy. Scripts may be given from any thread."""
+    """The running proxy. Scripts may be set from any thread."""
 
     def __init__(self, upstream: str) -> None:
         parts = urlsplit(upstream)
         self._upstream = (parts.hostname, parts.port)
         self._faults: deque[Fault | None] = deque()
         self._method = ""
-        self.requests: list[tuple[str, str]] = []  # method and target
+        self.requests: list[tuple[str, str]] = []  # (method, target)
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._never = asyncio.Event()
-        self._tasks: set[asyncio.Task[None] | None] = set()  # the loop itself keeps no task that waits
+        self._tasks: set[asyncio.Task[None] | None] = set()  # strong references, because the event loop keeps only weak ones
         self.url = ""
 
     @property
@@ -111,7 +110,7 @@ class FaultProxy:
         return len(self.requests)
 
     def script(self, *faults: Fault | None, method: str = "") -> None:
-        """What becomes of the next requests, or of the next with this method; forgets what was counted and planned before."""
+        """Sets the faults of the next requests (or the next with this method); resets the counters and any earlier script."""
         self.requests = []
         self._method = method
         self._faults = deque(faults)
@@ -123,12 +122,12 @@ class FaultProxy:
         self._ready.set()
         self._loop.run_forever()
         server.close()
-        self._loop.run_until_complete(_turns())  # what was accepted last becomes a connection, which can be closed
+        self._loop.run_until_complete(_turns())  # so that connections accepted last can be closed
         while tasks := asyncio.all_tasks(self._loop):
             for task in tasks:
                 task.cancel()
             self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-            self._loop.run_until_complete(_turns())  # connections end a turn after they are closed
+            self._loop.run_until_complete(_turns())  # connections end one iteration after they are closed
         self._loop.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -138,7 +137,7 @@ class FaultProxy:
             while await self._one(reader, writer):
                 pass
         except asyncio.CancelledError:
-            writer.transport.abort()  # close() would wait until a client that has stopped reading has read the rest
+            writer.transport.abort()  # close() would wait until a client that no longer reads has read the rest
         except (OSError, asyncio.IncompleteReadError):
             pass
         finally:
@@ -146,7 +145,7 @@ class FaultProxy:
             self._tasks.discard(task)
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """One request; whether the connection can be used again."""
+        """Serves one request; returns whether the connection can be reused."""
         head = await reader.readuntil(b"\r\n\r\n")
         match = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
         body = await reader.readexactly(int(match[1]) if match else 0)
@@ -184,7 +183,7 @@ class FaultProxy:
             head = re.sub(rb"(?i)\r\n%s: [^\r]*" % fault.name.encode(), b"", head)
             if fault.value:
                 head += f"\r\n{fault.name}: {fault.value}".encode()
-        again = re.search(rb"(?i)\r\ntransfer-encoding", head) is None  # else nobody here knows where the body ends
+        again = re.search(rb"(?i)\r\ntransfer-encoding", head) is None  # otherwise the end of the body is unknown
         if not again:
             head += b"\r\nConnection: close"
         whole = head + b"\r\n\r\n" + body
@@ -206,18 +205,18 @@ class FaultProxy:
         if isinstance(fault, Reset):
             return _reset(writer)
         if isinstance(fault, Stall):
-            await self._never.wait()  # until the proxy ends; the client may go when it likes
+            await self._never.wait()  # until the proxy ends; the client may disconnect at any time
         return again and not isinstance(fault, Truncate | Length | Garbage)
 
 
 async def _turns() -> None:
-    """Some of the loop's."""
+    """Runs some iterations of the event loop."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 def _reset(writer: asyncio.StreamWriter) -> bool:
-    """Ends a connection so that the other side gets ECONNRESET."""
+    """Ends a connection so that the peer gets ECONNRESET."""
     sock = writer.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
@@ -226,7 +225,7 @@ def _reset(writer: asyncio.StreamWriter) -> bool:
 
 @contextmanager
 def fault_proxy(upstream: str) -> Iterator[FaultProxy]:
-    """A proxy before `upstream`, for as long as the block lasts."""
+    """Runs a proxy in front of `upstream` until the block ends."""
     proxy = FaultProxy(upstream)
     proxy._thread.start()
     proxy._ready.wait(10)

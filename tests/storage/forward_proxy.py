@@ -1,4 +1,4 @@
-"""A proxy as organisations have them: it forwards requests whose target is a URL, and opens tunnels; with a password if that is wanted."""
+"""A forward proxy as in company networks: it forwards requests with absolute URLs and opens tunnels, optionally with a password."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ class _Handler(socketserver.StreamRequestHandler):
         return (lines[0], headers) if lines else None
 
     def _forward(self, method: str, parts: Any, headers: dict[str, str]) -> None:
-        """One request, whose answer ends with the server's connection, and the client's."""
+        """Forwards one request; the answer ends when the server closes its connection."""
         if self.server.leads_to:
-            headers["host"] = ":".join(map(str, self.server.leads_to))  # a server that knows no other name takes one for a bucket
+            # A server that knows only its own name would take another host for a bucket.
+            headers["host"] = ":".join(map(str, self.server.leads_to))
         with socket.create_connection(self.server.leads_to or (parts.hostname, parts.port or 80)) as upstream:
             target = parts.path + (f"?{parts.query}" if parts.query else "")
             lines = [f"{method} {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
@@ -69,19 +70,20 @@ def _pump(source: socket.socket, to: socket.socket) -> None:
         while data := source.recv(1 << 16):
             to.sendall(data)
         to.shutdown(socket.SHUT_WR)
-    except OSError:  # one of the two has gone
+    except OSError:  # one of the two has disconnected
         pass
 
 
 class ForwardProxy(socketserver.ThreadingTCPServer):
-    """The proxy.
+    """The running proxy.
+
 
     Attributes:
-        requests: (method, target, Proxy-Authorization) of each that came.
-        signatures: the Authorization of each.
-        wanted: the Proxy-Authorization that is let through; None: nobody has to say who he is.
-        refuses: a status that is given to all; "": none.
-        leads_to: host and port of the one server that stands for all; None: whichever is asked for.
+        requests: (method, target, Proxy-Authorization) of each request.
+        signatures: the Authorization of each request.
+        wanted: the required Proxy-Authorization; None if no password is required.
+        refuses: a status line that refuses all requests; "" to accept them.
+        leads_to: host and port of the server that answers all requests; the requested server if None.
     """
 
     daemon_threads = True
@@ -97,15 +99,16 @@ class ForwardProxy(socketserver.ThreadingTCPServer):
         self.place = f"127.0.0.1:{self.server_address[1]}"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away."""
+        """Ignores clients that disconnect."""
 
 
 @contextmanager
 def forward_proxy(who: str | None = None) -> Iterator[ForwardProxy]:
-    """A running proxy.
+    """Runs a proxy until the block ends.
+
 
     Args:
-        who: "name:password" that it wants; None: it lets all through.
+        who: the required "name:password"; None if no password is required.
     """
     with ForwardProxy(who) as made:
         thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})

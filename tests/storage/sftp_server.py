@@ -1,4 +1,4 @@
-"""An SFTP server over a folder, by asyncssh:  python sftp_server.py PORT FOLDER PASSWORD"""
+"""Runs an SFTP server over a folder with asyncssh:  python sftp_server.py PORT FOLDER PASSWORD"""
 
 import asyncio
 import sys
@@ -6,7 +6,7 @@ import sys
 import asyncssh
 
 
-class _Door(asyncssh.SSHServer):
+class _PasswordServer(asyncssh.SSHServer):
     def begin_auth(self, username: str) -> bool:
         return True
 
@@ -18,11 +18,11 @@ class _Door(asyncssh.SSHServer):
 
 
 async def serve() -> None:
-    """Until it is killed."""
+    """Serves until the process is killed."""
     await asyncssh.listen(
         "127.0.0.1",
         int(sys.argv[1]),
-        server_factory=_Door,
+        server_factory=_PasswordServer,
         server_host_keys=[asyncssh.generate_private_key("ssh-ed25519")],
         sftp_factory=lambda channel: asyncssh.SFTPServer(channel, chroot=sys.argv[2].encode()),
         allow_scp=False,

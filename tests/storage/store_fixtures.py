@@ -1,4 +1,4 @@
-"""Fixtures of the tests that have a store: here and in tests/remote."""
+"""Fixtures for tests with a store, used here and in tests/remote."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from tests.storage import store_kit
 from tests.storage.fault_proxy import FaultProxy, fault_proxy
 from tests.storage.store_kit import Server, s3_server
 
-__all__ = ["elsewhere", "pauses", "proxy", "server"]
+__all__ = ["open_new_folder", "pauses", "proxy", "server"]
 
 
-def elsewhere(scheme: str, through: Callable[[str], str] = str) -> Store:
-    """A new folder in a store that fsspec reaches; the test is skipped where its server is not installed."""
+def open_new_folder(scheme: str, through: Callable[[str], str] = str) -> Store:
+    """Returns a new folder in a store that fsspec reaches; skips the test if its server is not installed."""
     try:
-        return open_store(*store_kit.elsewhere(scheme, through))
+        return open_store(*store_kit.new_folder_url(scheme, through))
     except LookupError as error:
         pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
 def server() -> Server:
-    """The S3-compatible server that stands for all, with a bucket `tests`."""
+    """Returns the default S3-compatible server, with a bucket `tests`."""
     try:
         found = s3_server()
     except LookupError as error:
@@ -37,14 +37,14 @@ def server() -> Server:
 
 @pytest.fixture(scope="session")
 def proxy(server: Server) -> Iterator[FaultProxy]:
-    """A proxy before that server; a test gives it its script."""
+    """Yields a proxy in front of the server; a test sets its script."""
     with fault_proxy(server.endpoint) as made:
         yield made
 
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Nobody waits between tries; the pauses that would have been made."""
+    """Makes retries not wait; returns the list of the skipped pauses."""
     made: list[float] = []
     monkeypatch.setattr(retry, "_wait", made.append)
     return made

@@ -1,4 +1,6 @@
-"""Servers to test against: a Ceph gateway (else moto), rclone, a plain web server. Each is started once and ends with the process."""
+"""Servers for tests: a Ceph gateway (or moto), rclone, a plain web server and others. Each is started once and ends with the
+process.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from shmload.storage.filesystem_store import FilesystemStore
 from shmload.storage.s3_store import S3Store
 from shmload.storage.store import Store
 
-# gcsfs looks at this when it is imported, and asks for the kinds of buckets by gRPC else, which no emulator speaks, for a minute each
+# gcsfs reads this when it is imported; otherwise it asks by gRPC for the kind of each bucket, which no emulator answers, and
+# waits a minute
 os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 ACCESS_KEY, SECRET_KEY = "AKIDSHMLOADTEST", "SECRETwJalrXUtnFEMI/K7MDENG+bPx"
 _HERE = Path(__file__).parent
@@ -50,12 +53,12 @@ class Server:
     region: str = "default"
 
     def client(self, endpoint: str | None = None, **options: Any) -> Client:
-        """A client of it, or of a proxy before it."""
+        """Returns a client of the server, or of a proxy in front of it."""
         given = {"region": self.region, **options}
         return make_client(endpoint or self.endpoint, self.access_key, self.secret_key, **given)
 
     def bucket(self, name: str) -> str:
-        """Creates a bucket."""
+        """Creates a bucket and returns its name."""
         self.client().store(name).call("create_bucket", f"make {name}", but=(409,))
         return name
 
@@ -64,15 +67,16 @@ class Server:
 
 
 def missing_of_ceph() -> list[str]:
-    """Programs that the Ceph gateway needs and that are not installed."""
+    """Returns the programs that the Ceph gateway needs and that are not installed."""
     return [name for name in _PACKAGES if shutil.which(name) is None]
 
 
 def s3_server() -> Server:
-    """The server that stands for all: Ceph's gateway, or moto where that is not installed.
+    """Returns the default server: Ceph's gateway, or moto if that is not installed.
+
 
     Raises:
-        LookupError: neither is installed; says what is needed.
+        LookupError: neither is installed; the message says what is needed.
     """
     if not missing_of_ceph():
         return ceph()
@@ -83,10 +87,10 @@ def s3_server() -> Server:
 
 @functools.cache
 def ceph() -> Server:
-    """A Ceph gateway: signatures checked, versions, parts, pages and conditions as in the real thing."""
+    """Starts a Ceph gateway, which checks signatures and has versions, multipart uploads, pages and conditions as Amazon's S3."""
     folder = tempfile.mkdtemp(prefix="shmload-ceph-", dir="/tmp")
     script = str(_HERE / "start_ceph.sh")
-    reading, writing = os.pipe()  # the guard stops the daemons when this process ends, however it does
+    reading, writing = os.pipe()  # the guard stops the daemons when this process ends for any reason
     subprocess.run(["setsid", "-f", "bash", script, "guard", folder], stdin=reading, check=True)
     os.close(reading)
     atexit.register(_stop_ceph, script, folder, writing, os.getpid())
@@ -105,7 +109,7 @@ def _stop_ceph(script: str, folder: str, writing: int, pid: int) -> None:
 
 @functools.cache
 def moto() -> Server:
-    """moto: answers everything, checks no signature."""
+    """Starts moto, which answers everything and checks no signatures."""
     port = _free_port()
     _spawn(["env", "S3_UPLOAD_PART_MIN_SIZE=256", sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port)
     return Server("moto", f"http://127.0.0.1:{port}", region="us-east-1")
@@ -113,7 +117,7 @@ def moto() -> Server:
 
 @functools.cache
 def rclone() -> Server:
-    """rclone's: sends ranges with a status of 200, and knows no conditions."""
+    """Starts rclone's server, which answers ranges with status 200 and ignores conditions."""
     port = _free_port()
     folder = tempfile.mkdtemp(prefix="shmload-rclone-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -123,19 +127,20 @@ def rclone() -> Server:
 
 
 def rclone_program() -> str | None:
-    """Where rclone is, if it is."""
+    """Returns the path of rclone, if it is installed."""
     beside = Path(sys.executable).parent / "rclone"
     return str(beside) if beside.exists() else shutil.which("rclone")
 
 
-AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="  # everybody's: its default
+# The emulator's public default key.
+AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
 @functools.cache
 def gcs_endpoint() -> str:
-    """An emulator of Google's storage, with a bucket `tests`."""
+    """Starts an emulator of Google Cloud Storage with a bucket `tests`."""
     port = _free_port()
-    # which by itself serves one connection after another
+    # the emulator's own server handles one connection at a time
     program = (
         "from http import server; server.HTTPServer = server.ThreadingHTTPServer; server.HTTPServer.request_queue_size = 64; "
         "from gcp_storage_emulator.__main__ import main; main()"
@@ -147,7 +152,8 @@ def gcs_endpoint() -> str:
 
 @functools.cache
 def azure_endpoint() -> str:
-    """Microsoft's emulator of Azure's blobs, with a container `tests`.
+    """Starts Microsoft's emulator of Azure Blob Storage with a container `tests`.
+
 
     Raises:
         LookupError: it is not installed.
@@ -157,7 +163,7 @@ def azure_endpoint() -> str:
         raise LookupError("needs azurite-blob (npm install azurite), or its path in SHMLOAD_AZURITE")
     port = _free_port()
     place = ["--inMemoryPersistence", "--blobHost", "127.0.0.1", "--blobPort", str(port)]
-    # a client newer than the emulator asks by a version of the protocol that it would refuse
+    # the emulator would refuse the newer protocol version of the client
     _spawn([program, "--silent", "--disableTelemetry", "--skipApiVersionCheck", *place], port)
     endpoint = f"http://127.0.0.1:{port}"
     FilesystemStore("az://tests", azure_options(endpoint))._opened().mkdir("tests")
@@ -165,14 +171,14 @@ def azure_endpoint() -> str:
 
 
 def azure_options(endpoint: str, key: str = AZURITE_KEY) -> dict[str, Any]:
-    """What az:// needs to reach the emulator."""
+    """Returns the options with which az:// reaches the emulator."""
     at = f"BlobEndpoint={endpoint}/devstoreaccount1"
     return {"connection_string": f"DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey={key};{at};"}
 
 
 @functools.cache
 def sftp_port() -> int:
-    """Of an SFTP server over an empty folder."""
+    """Starts an SFTP server over an empty folder and returns its port."""
     port = _free_port()
     folder = tempfile.mkdtemp(prefix="shmload-sftp-", dir="/tmp")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -180,14 +186,16 @@ def sftp_port() -> int:
     return port
 
 
-OTHERS = ("gs", "az", "sftp")  # schemes of stores that fsspec reaches, and a server of each runs here
+OTHERS = ("gs", "az", "sftp")  # schemes of stores that fsspec reaches and that have a server for tests here
 
 
-def elsewhere(scheme: str, through: Callable[[str], str] = str) -> tuple[str, dict[str, Any]]:
-    """The URL of a new folder in such a store, and what its library needs to reach it.
+def new_folder_url(scheme: str, through: Callable[[str], str] = str) -> tuple[str, dict[str, Any]]:
+    """Returns the URL of a new folder in such a store, and the options of its library.
+
 
     Args:
-        through: endpoint -> that of a proxy before it.
+        scheme: one of OTHERS.
+        through: maps the endpoint to that of a proxy in front of it.
     Raises:
         LookupError: its server is not installed.
     """
@@ -201,7 +209,7 @@ def elsewhere(scheme: str, through: Callable[[str], str] = str) -> tuple[str, di
 
 
 def _spawn(command: list[str], port: int) -> None:
-    """Starts a server that ends with this process; by a shell in between, so that it is no child of the tests."""
+    """Starts a server that ends with this process, through a shell, so that it is not a child of the tests."""
     reading, writing = os.pipe()
     script = '"$@" </dev/null & pid=$!; cat >/dev/null; kill $pid'
     subprocess.run(
@@ -216,7 +224,7 @@ def _spawn(command: list[str], port: int) -> None:
     _until_open(port)
 
 
-_KEPT: list[int] = []  # descriptors that close when this process ends
+_KEPT: list[int] = []  # descriptors that are closed when this process ends
 
 
 def _until_open(port: int) -> None:
@@ -231,7 +239,7 @@ def _until_open(port: int) -> None:
 
 
 def _free_port(num: int = 1) -> int:
-    """The first of `num` ports in a row that nobody listens at."""
+    """Returns the first of `num` consecutive unused ports."""
     while True:
         sockets = [socket.socket() for _ in range(num)]
         try:
@@ -248,7 +256,7 @@ def _free_port(num: int = 1) -> int:
 
 
 class _Files(http.server.BaseHTTPRequestHandler):
-    """A folder by GET and HEAD, with ranges and versions as web servers have them."""
+    """Serves a folder by GET and HEAD, with ranges and versions as web servers have them."""
 
     protocol_version = "HTTP/1.1"
 
@@ -293,13 +301,13 @@ class _Files(http.server.BaseHTTPRequestHandler):
 
 
 def etag_only(etag: str) -> dict[str, str]:
-    """Headers that say the version."""
+    """Returns headers that contain only the ETag."""
     return {"ETag": etag}
 
 
 @contextmanager
 def served(server: socketserver.BaseServer) -> Iterator[None]:
-    """A server in a thread of its own, for as long as the block lasts."""
+    """Runs a server in its own thread until the block ends."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -318,10 +326,10 @@ def web_server(
     headers_of: Callable[[str], dict[str, str]] = etag_only,
     context: ssl.SSLContext | None = None,
 ) -> Iterator[str]:
-    """A web server over a folder, as its URL."""
+    """Runs a web server over a folder and yields its URL."""
     server: Any = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Files)
     server.daemon_threads = True
-    server.handle_error = lambda *_: None  # a client that goes away
+    server.handle_error = lambda *_: None  # ignores clients that disconnect
     if context is not None:
         server.socket = context.wrap_socket(server.socket, server_side=True)
     server.root, server.ranges, server.headers_of = root, ranges, headers_of
@@ -330,7 +338,7 @@ def web_server(
 
 
 class _Hub(_Files):
-    """What Hugging Face's hub answers about one dataset, `team/photos`; an object is elsewhere, at an address that runs out."""
+    """Answers as Hugging Face's hub for one dataset, `team/photos`; objects are at other addresses, which expire."""
 
     def _serve(self, *, with_body: bool) -> None:
         server: Any = self.server
@@ -362,7 +370,7 @@ class _Hub(_Files):
 
 
 class _HubServer(http.server.ThreadingHTTPServer):
-    """Commits are folders of `root`, the newest of which `main` is."""
+    """Serves the folders of `root` as commits; `main` names the newest one."""
 
     root: Path
     main: str
@@ -387,18 +395,18 @@ class _HubServer(http.server.ThreadingHTTPServer):
 
 @contextmanager
 def hub_server(root: Path) -> Iterator[_HubServer]:
-    """A hub with the dataset `team/photos`: each folder of `root` is a commit; set `main` to the newest one's name."""
+    """Runs a hub with the dataset `team/photos`: each folder of `root` is a commit; set `main` to the newest one's name."""
     server = _HubServer(("127.0.0.1", 0), _Hub)
     made: Any = server
     server.daemon_threads = True
-    made.handle_error = lambda *_: None  # a client that goes away
+    made.handle_error = lambda *_: None  # ignores clients that disconnect
     server.root, made.ranges, made.headers_of = root, True, etag_only
     with served(server):
         yield server
 
 
 def read_range(store: Store, key: str, offset: int, nbytes: int, etag: str | None = None) -> bytes:
-    """Some of an object's bytes."""
+    """Returns a range of an object's bytes."""
     out = bytearray(nbytes)
     store.read_into(key, out, offset=offset, etag=etag)
     return bytes(out)

@@ -1,4 +1,4 @@
-"""Clients: where their credentials come from, what becomes of them, and that nobody sees them."""
+"""Clients: where they find credentials, how they use them, and that they never reveal them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ VARIABLES = [
 
 @pytest.fixture(autouse=True)
 def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """No credentials anywhere; gives the path where the shared file would be."""
+    """Removes all credentials; returns the path of the (missing) shared credentials file."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     path = tmp_path / "credentials"
@@ -57,7 +57,7 @@ def keys_of(client: Client) -> tuple[str, str, str | None]:
     return keys.access_key, keys.secret_key, keys.token
 
 
-def test_arguments_come_before_the_environment_and_that_before_the_file(
+def test_arguments_override_the_environment_which_overrides_the_file(
     bare_environment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare_environment.write_text(
@@ -79,7 +79,7 @@ def test_arguments_come_before_the_environment_and_that_before_the_file(
     assert make_client("http://h", anonymous=True).credentials.anonymous
 
 
-def test_no_credentials_are_an_error_that_says_where_to_put_them(bare_environment: Path) -> None:
+def test_error_without_credentials_says_where_to_put_them(bare_environment: Path) -> None:
     said = "no credentials: give access_key and secret_key, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name"
     with pytest.raises(StoreError, match=said + r" a profile .*; anonymous=True reads public buckets$"):
         make_client("http://h")
@@ -90,7 +90,7 @@ def test_no_credentials_are_an_error_that_says_where_to_put_them(bare_environmen
         make_client("http://h")
 
 
-def test_buckets_without_boto3_are_an_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_buckets_without_boto3_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "botocore"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "botocore", None)
@@ -113,7 +113,7 @@ def test_boto3_is_imported_only_for_buckets(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", program, str(tmp_path)]).returncode == 0
 
 
-def test_botocore_is_asked_for_what_it_alone_can_find(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_botocore_finds_credentials_that_shmload_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     session = pytest.importorskip("botocore.session")
     with pytest.raises(StoreError, match="no credentials: give access_key"):
         make_client("http://h")
@@ -140,7 +140,7 @@ def test_botocore_is_asked_for_what_it_alone_can_find(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("region", ["US", "default", "", None, "us-east-1"])
-def test_any_region_will_do(server: store_kit.Server, region: str | None) -> None:
+def test_any_region_is_accepted(server: store_kit.Server, region: str | None) -> None:
     if server.name != "ceph" and region not in (None, "us-east-1"):
         pytest.skip("needs radosgw: moto knows Amazon's regions only")
     client = server.client(region=region)
@@ -149,7 +149,7 @@ def test_any_region_will_do(server: store_kit.Server, region: str | None) -> Non
     assert bytes(client.store("tests", "region").get("x")) == b"x"
 
 
-def test_the_environment_names_endpoint_and_region(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoint_and_region_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ((made := make_client(anonymous=True)).endpoint, made.path_style) == ("https://s3.us-east-1.amazonaws.com", False)
     made = make_client("https://s3.eu-west-3.amazonaws.com/", anonymous=True)
     assert (made.endpoint, made.region, made.path_style) == ("https://s3.eu-west-3.amazonaws.com", "eu-west-3", False)
@@ -166,7 +166,7 @@ def test_the_environment_names_endpoint_and_region(monkeypatch: pytest.MonkeyPat
     assert (made.endpoint, made.region, made.path_style) == ("https://given", "three", False)
 
 
-def test_the_bucket_stands_in_the_host_or_in_the_path() -> None:
+def test_bucket_is_in_the_host_or_in_the_path() -> None:
     def place(bucket: str, **options: Any) -> tuple[str, str]:
         store = make_client("https://host:7", anonymous=True, **options).store(bucket)
         return store._transport.base_url, store._base
@@ -186,7 +186,7 @@ def test_the_bucket_stands_in_the_host_or_in_the_path() -> None:
         ("http://me:SECRETwJalr@host", "contains a user or password: give access_key and secret_key instead"),
     ],
 )
-def test_what_is_no_endpoint_is_refused(url: str, said: str) -> None:
+def test_invalid_endpoint_is_refused(url: str, said: str) -> None:
     with pytest.raises(StoreError, match=said) as caught:
         make_client(url, anonymous=True)
     assert "SECRET" not in str(caught.value)
@@ -199,12 +199,12 @@ def test_numbers_out_of_range_are_refused(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("bucket", ["", "a/b", "a\n"])
-def test_what_is_no_bucket_is_refused(bucket: str) -> None:
+def test_invalid_bucket_name_is_refused(bucket: str) -> None:
     with pytest.raises(StoreError, match="is not a bucket's name: give the bucket alone, and the rest of the path as folder"):
         make_client("http://h", anonymous=True).store(bucket)
 
 
-def test_a_client_is_pickled_and_equal_to_its_copy() -> None:
+def test_unpickled_client_equals_the_original() -> None:
     made = make_client("http://h:1", "a", "s", session_token="t", region="r", retries=2, timeout_s=3, stall_s=9, parallel=7)
     again = pickle.loads(pickle.dumps(made))
     assert made == again
@@ -214,7 +214,7 @@ def test_a_client_is_pickled_and_equal_to_its_copy() -> None:
     assert made != make_client("http://h:1", "a", "other", session_token="t", region="r")
 
 
-def test_a_client_of_boto3_is_taken(server: store_kit.Server) -> None:
+def test_boto3_client_is_accepted(server: store_kit.Server) -> None:
     boto3 = pytest.importorskip("boto3")
     theirs = boto3.client(
         "s3",
@@ -235,20 +235,20 @@ def test_a_client_of_boto3_is_taken(server: store_kit.Server) -> None:
     theirs.close()
 
 
-def test_what_botocore_refuses_is_an_error_that_says_where_to_look() -> None:
+def test_error_of_botocore_is_passed_on_with_a_remedy() -> None:
     store = make_client("http://127.0.0.1:1", ACCESS, SECRET, region="planet earth").store("bucket")
     with pytest.raises(StoreError, match=r"cannot write s3://bucket/x: .*'planet earth'.* Check the bucket's name, the region"):
         store.put("x", b"")
 
 
-def test_a_server_that_is_not_there_is_an_error_when_written_to(pauses: list[float]) -> None:
+def test_writing_to_a_missing_server_is_an_error(pauses: list[float]) -> None:
     store = make_client("http://127.0.0.1:1", ACCESS, SECRET, retries=2).store("bucket")
     with pytest.raises(StoreError, match=r"cannot write s3://bucket/x: no answer from http://127.0.0.1:1 .*; failed 3 times"):
         store.put("x", b"")
     assert len(pauses) == 2
 
 
-def test_a_client_of_boto3_that_signs_nothing_is_anonymous() -> None:
+def test_unsigned_boto3_client_is_anonymous() -> None:
     boto3 = pytest.importorskip("boto3")
     import botocore
     from botocore.config import Config
@@ -259,7 +259,7 @@ def test_a_client_of_boto3_that_signs_nothing_is_anonymous() -> None:
     assert ours.credentials.anonymous
 
 
-def test_what_is_no_client_is_refused() -> None:
+def test_object_that_is_not_a_client_is_refused() -> None:
     with pytest.raises(TypeError, match=r"client must come from shmload.remote.make_client or be boto3's S3 client, got str"):
         client_of("http://h")
 
@@ -267,22 +267,22 @@ def test_what_is_no_client_is_refused() -> None:
 SECRET, TOKEN, ACCESS = "SECRETsecretSECRETsecret", "TOKENtokenTOKENtoken", "ACCESSaccessACCESS"
 
 
-def tell_all(error: BaseException, *, richly: bool) -> str:
-    """All that is printed of an error, the locals of shmload's frames included; those of the test hold what it made up."""
+def printed_error(error: BaseException, *, richly: bool) -> str:
+    """Returns everything that is printed of an error, including the locals of shmload's frames but not those of the test's."""
     trace = error.__traceback__
     while trace is not None and not trace.tb_frame.f_code.co_filename.startswith(shmload.__path__[0]):
         trace = trace.tb_next
     assert trace is not None
     shown = traceback.TracebackException(type(error), error, trace, capture_locals=True)
     found = "".join(shown.format()) + repr(error) + repr(vars(error)) + str(pickle.dumps(error))
-    if richly:  # it looks into containers by itself
+    if richly:  # rich also prints the content of containers
         file = io.StringIO()
         Console(file=file, width=250).print(Traceback.from_exception(type(error), error, trace, show_locals=True))
         found += file.getvalue()
     return found
 
 
-def test_no_secret_is_seen_anywhere(
+def test_secrets_are_never_printed(
     server: store_kit.Server,
     proxy: FaultProxy,
     pauses: list[float],
@@ -302,7 +302,7 @@ def test_no_secret_is_seen_anywhere(
         Status(503, echo.encode()),
         Garbage(echo.encode()),
         Status(200, echo.encode()),
-        *([None] if server.name == "ceph" else []),  # which knows no such key; moto takes any
+        *([None] if server.name == "ceph" else []),  # Ceph has no such key; moto accepts any
     ]
     uses: list[Callable[[], object]] = [
         lambda: store.get("x"),
@@ -325,7 +325,7 @@ def test_no_secret_is_seen_anywhere(
             proxy.script(*[fault] * 4)
             with pytest.raises((StoreError, ValueError)) as caught:
                 use()
-            said.append(tell_all(caught.value, richly=fault is None or fault is faults[0]))
+            said.append(printed_error(caught.value, richly=fault is None or fault is faults[0]))
     values = (client, store, client.credentials, [client], client.retry_policy, store._transport)
     said += [repr(value) + str(value) + f"{value}" for value in values]
     said += [caplog.text, *capfd.readouterr()]
@@ -336,17 +336,17 @@ def test_no_secret_is_seen_anywhere(
         assert ACCESS not in text
 
 
-def test_credentials_say_of_themselves_only_whether_there_are_any() -> None:
+def test_repr_of_credentials_shows_only_whether_they_are_set() -> None:
     assert repr(Credentials()) == "Credentials(none)"
     assert repr(Credentials("a", "b", "c")) == "Credentials(***)"
 
 
-def test_credentials_without_keys_sign_nothing() -> None:
+def test_empty_credentials_sign_nothing() -> None:
     assert Credentials().anonymous
     assert Credentials().of_botocore() is None
 
 
-def test_short_credentials_are_masked_as_words_only() -> None:
+def test_short_credentials_are_masked_only_as_whole_words() -> None:
     credentials = Credentials("test", "secret/key+is-quite-long")
     assert credentials.redacted("latest/tests: 'test' <secret/key+is-quite-long>x") == "latest/tests: '***' <***>x"
 
@@ -354,7 +354,7 @@ def test_short_credentials_are_masked_as_words_only() -> None:
 @pytest.mark.parametrize(
     ("keys", "shown"), [(("test", "tests"), "s3://test/tests/latest.tar"), (("a", "s3"), "s3://test/tests/latest.tar")]
 )
-def test_names_of_objects_are_never_masked(keys: tuple[str, str], shown: str) -> None:
+def test_object_names_are_never_masked(keys: tuple[str, str], shown: str) -> None:
     client = make_client("http://127.0.0.1:9", *keys)
     answer = {"ResponseMetadata": {"HTTPStatusCode": 404, "HTTPHeaders": {}}, "Error": {"Code": "NoSuchKey", "Message": "no test"}}
     assert (
@@ -363,7 +363,7 @@ def test_names_of_objects_are_never_masked(keys: tuple[str, str], shown: str) ->
     )
 
 
-def test_archived_object_is_called_archived() -> None:
+def test_error_says_that_an_object_is_archived() -> None:
     client = make_client("http://127.0.0.1:9", "test", "test")
     error = {"Code": "InvalidObjectState", "Message": "The operation is not valid for the object's storage class"}
     answer = {"ResponseMetadata": {"HTTPStatusCode": 403, "HTTPHeaders": {}}, "Error": error}
@@ -371,7 +371,7 @@ def test_archived_object_is_called_archived() -> None:
     assert said.endswith("; the object is archived (GLACIER, DEEP_ARCHIVE): restore it first, then read it"), said
 
 
-def test_archived_azure_blob_is_called_archived() -> None:
+def test_error_says_that_an_azure_blob_is_archived() -> None:
     class HttpResponseError(Exception):
         status_code, error_code = 409, "BlobArchived"
 

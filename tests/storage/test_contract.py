@@ -1,4 +1,4 @@
-"""What every store has in common, over all that there are: one suite, a folder of its own for each test."""
+"""The common contract of all stores: one suite that runs on every store, in a new folder for each test."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shmload.storage.local_store import LocalStore
 from shmload.storage.open_store import open_store
 from shmload.storage.store import Store, StoredObject
 from tests.storage import store_kit
-from tests.storage.store_fixtures import elsewhere
+from tests.storage.store_fixtures import open_new_folder
 
 KEYS = ["a", "a b/c+d=e&f?g#h%20i.tar", "a/b", "a-b", "ab", "ä/日本.txt", "deep/er/and/deeper", "it's <x>"]
 NOT_KEYS = ["", "/a", "a/", "a//b", "../a", "a/../b", ".", "a/./b", "a\nb", "a\0b", "x" * 1025]
@@ -30,7 +30,7 @@ NOT_KEYS = ["", "/a", "a/", "a//b", "../a", "a/../b", ".", "a/./b", "a\nb", "a\0
 
 @dataclass(frozen=True)
 class Place:
-    """A store with a way to put objects there, which for a web server is another one."""
+    """A store, and a way to add objects to it (for a web server, another store)."""
 
     store: Store
     fill: Callable[[str, bytes], object]
@@ -45,7 +45,7 @@ def s3_place(server: store_kit.Server) -> Place:
 
 @pytest.fixture(params=["local", "file", "http", "http without ranges", "s3", "rclone", "moto", "memory", *store_kit.OTHERS])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """An empty store."""
+    """Yields an empty store."""
     name = request.param
     folder = tmp_path / "store"
     if name == "local":
@@ -71,13 +71,13 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
         store = open_store(f"memory://tests/{uuid.uuid4().hex}")
         yield Place(store, store.put)
     else:
-        store = elsewhere(name)
+        store = open_new_folder(name)
         yield Place(store, store.put, [key for key in KEYS if name != "az" or "?" not in key])
 
 
 @pytest.fixture
 def writable_place(place: Place) -> Place:
-    """An empty store that can be written."""
+    """Returns an empty store that can be written, or skips the test."""
     if isinstance(place.store, HttpStore):
         pytest.skip("a web server can only be read")
     return place
@@ -85,11 +85,11 @@ def writable_place(place: Place) -> Place:
 
 @pytest.fixture
 def writable(writable_place: Place) -> Store:
-    """The same."""
+    """Returns the store of `writable_place`."""
     return writable_place.store
 
 
-def test_what_is_written_is_read(place: Place) -> None:
+def test_written_objects_are_read_back(place: Place) -> None:
     for key in place.keys[1:]:
         place.fill(key, key.encode())
     for key in place.keys[1:]:
@@ -98,7 +98,7 @@ def test_what_is_written_is_read(place: Place) -> None:
         assert (key, len(key.encode())) == (head.key, head.nbytes)
 
 
-def test_an_empty_object_is_read(place: Place) -> None:
+def test_empty_object_is_read(place: Place) -> None:
     place.fill("empty", b"")
     head = place.store.head("empty")
     assert head.nbytes == 0
@@ -107,7 +107,7 @@ def test_an_empty_object_is_read(place: Place) -> None:
     place.store.read_into("empty", bytearray())
 
 
-def test_ranges_are_exactly_those_asked_for(place: Place) -> None:
+def test_ranges_return_exactly_the_requested_bytes(place: Place) -> None:
     data = np.random.default_rng(0).bytes(300_000)
     place.fill("x", data)
     ranges = [(0, 1), (299_999, 1), (5, 0), (100_000, 70_000), (10, 20), (12, 3), (250_000, 50_000), (0, 300_000)]
@@ -115,7 +115,7 @@ def test_ranges_are_exactly_those_asked_for(place: Place) -> None:
     assert [data[a : a + n] for a, n in ranges] == [store_kit.read_range(place.store, "x", a, n, etag) for a, n in ranges]
 
 
-def test_bytes_are_read_into_memory_of_the_caller(place: Place) -> None:
+def test_bytes_are_read_into_the_callers_memory(place: Place) -> None:
     data = np.random.default_rng(1).bytes(100_000)
     place.fill("x", data)
     out = np.zeros((5, 10), np.int32)
@@ -124,13 +124,13 @@ def test_bytes_are_read_into_memory_of_the_caller(place: Place) -> None:
 
 
 @pytest.mark.parametrize(("offset", "nbytes"), [(0, 11), (10, 1), (11, 1), (9, 2), (-1, 1), (1 << 40, 1)])
-def test_a_range_outside_is_an_error(place: Place, offset: int, nbytes: int) -> None:
+def test_range_beyond_the_object_is_an_error(place: Place, offset: int, nbytes: int) -> None:
     place.fill("x", b"0123456789")
     with pytest.raises(StoreError, match=r"cannot read [\d,]+ at [-\d,]+|no bytes at -1: offsets begin at 0"):
         place.store.read_into("x", bytearray(nbytes), offset=offset)
 
 
-def test_large_objects_are_read_by_parts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_objects_are_read_in_parts(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_reader, "_PART_NBYTES", 10_000)
     data = np.random.default_rng(2).bytes(64_321)
     place.fill("x", data)
@@ -140,7 +140,7 @@ def test_large_objects_are_read_by_parts(place: Place, monkeypatch: pytest.Monke
     assert data[123:50_124] == out
 
 
-def test_an_object_that_is_not_there_is_missing(place: Place) -> None:
+def test_missing_object_raises_object_missing(place: Place) -> None:
     place.fill("folder/x", b"x")
     for key in ("y", "folder", "folder/x/y", "folder/y"):
         for ask in (
@@ -152,7 +152,7 @@ def test_an_object_that_is_not_there_is_missing(place: Place) -> None:
                 ask()
 
 
-def test_another_version_than_the_one_asked_for_is_an_error(place: Place) -> None:
+def test_changed_version_is_an_error(place: Place) -> None:
     place.fill("x", b"one")
     old = place.store.head("x").etag
     assert bytes(place.store.get("x", etag=old)) == b"one"
@@ -164,7 +164,7 @@ def test_another_version_than_the_one_asked_for_is_an_error(place: Place) -> Non
 
 
 @pytest.mark.parametrize("key", NOT_KEYS)
-def test_what_is_no_key_is_refused(place: Place, key: str) -> None:
+def test_invalid_key_is_refused(place: Place, key: str) -> None:
     for ask in (place.store.head, place.store.get, lambda k: place.store.read_into(k, bytearray(1))):
         with pytest.raises(StoreError, match=r"is not a valid key of .*: a key is relative to it.* Try '"):
             ask(key)
@@ -175,7 +175,7 @@ def test_what_is_no_key_is_refused(place: Place, key: str) -> None:
             ask(key)
 
 
-def test_a_store_is_pickled_and_equal(place: Place) -> None:
+def test_unpickled_store_equals_the_original(place: Place) -> None:
     place.fill("x", b"x")
     assert bytes(place.store.get("x")) == b"x"
     again = pickle.loads(pickle.dumps(place.store))
@@ -185,7 +185,7 @@ def test_a_store_is_pickled_and_equal(place: Place) -> None:
     assert bytes(again.get("x")) == b"x"
 
 
-def test_writing_says_what_is_there_then(writable: Store) -> None:
+def test_writing_returns_the_stored_object(writable: Store) -> None:
     written = writable.put("x", memoryview(b"hello"))
     assert writable.head("x") == written
     assert StoredObject("x", 5, written.etag) == written
@@ -194,7 +194,7 @@ def test_writing_says_what_is_there_then(writable: Store) -> None:
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 100_000, 200_000, 654_321])
-def test_a_file_is_written_whole(writable: Store, tmp_path: Path, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_written_completely(writable: Store, tmp_path: Path, nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_store, "_PART_NBYTES", 200_000)
     path = tmp_path / "file"
     path.write_bytes(np.random.default_rng(3).bytes(nbytes))
@@ -204,7 +204,7 @@ def test_a_file_is_written_whole(writable: Store, tmp_path: Path, nbytes: int, m
     assert path.read_bytes() == bytes(writable.get("folder/x", etag=written.etag))
 
 
-def test_a_listing_is_in_order_of_keys(writable_place: Place) -> None:
+def test_listing_is_sorted_by_key(writable_place: Place) -> None:
     writable, keys = writable_place.store, writable_place.keys[1:]
     for key in reversed(keys):
         writable.put(key, key.encode())
@@ -213,7 +213,7 @@ def test_a_listing_is_in_order_of_keys(writable_place: Place) -> None:
     assert [writable.head(each.key) for each in found] == found
 
 
-def test_a_folder_holds_what_is_below_it_and_no_namesakes(writable: Store) -> None:
+def test_folder_excludes_keys_that_only_share_its_prefix(writable: Store) -> None:
     for key in ("a/b", "a/c/d", "ab", "a-b/c", "b/a/b", "a.tar"):
         writable.put(key, b"")
     for prefix in ("a", "a/"):
@@ -224,7 +224,7 @@ def test_a_folder_holds_what_is_below_it_and_no_namesakes(writable: Store) -> No
         list(writable.list_objects("../a"))
 
 
-def test_deleting_takes_away_what_is_there(writable_place: Place) -> None:
+def test_delete_removes_objects(writable_place: Place) -> None:
     writable, keys = writable_place.store, writable_place.keys[1:]
     for key in keys:
         writable.put(key, b"")
@@ -235,7 +235,7 @@ def test_deleting_takes_away_what_is_there(writable_place: Place) -> None:
         writable.head(keys[1])
 
 
-def test_a_listing_of_many_pages_is_whole(writable: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_of_many_pages_is_complete(writable: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3_store, "_PAGE", 7)
     keys = [f"x/{number:05d}" for number in range(30)]
     for key in [*keys, "xy"]:
@@ -255,7 +255,7 @@ def test_more_objects_than_a_page_has_are_listed_and_deleted(server: store_kit.S
     assert [each.key for each in store.list_objects()] == ["xy"]
 
 
-def test_a_web_server_can_only_be_read(tmp_path: Path) -> None:
+def test_web_server_can_only_be_read(tmp_path: Path) -> None:
     store = open_store("http://127.0.0.1:9/data")
     for write in (lambda: store.put("x", b""), lambda: store.put_file("x", tmp_path), lambda: store.delete(["x"])):
         with pytest.raises(StoreError, match=r"http://127.0.0.1:9/data is read-only: write to a folder or to s3://"):
@@ -266,9 +266,10 @@ def test_a_web_server_can_only_be_read(tmp_path: Path) -> None:
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=st.sets(st.lists(st.sampled_from(["a", "b", "a-", "a.b", "é", "a b"]), min_size=1, max_size=3).map("/".join)))
-def test_a_folder_lists_as_sorting_its_keys_would(tmp_path_factory: pytest.TempPathFactory, keys: set[str]) -> None:
+def test_listing_of_a_folder_equals_its_sorted_keys(tmp_path_factory: pytest.TempPathFactory, keys: set[str]) -> None:
     folders = {"/".join(key.split("/")[:n]) for key in keys for n in range(1, 3)}
-    chosen = sorted(keys - {f for f in folders if any(k.startswith(f + "/") for k in keys)})  # a file is no folder
+    # A name that is also a folder cannot be a file.
+    chosen = sorted(keys - {f for f in folders if any(k.startswith(f + "/") for k in keys)})
     store = LocalStore(tmp_path_factory.mktemp("listed"))
     for key in chosen:
         store.put(key, key.encode())

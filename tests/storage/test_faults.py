@@ -1,4 +1,6 @@
-"""Servers and networks that fail: what may pass is tried again, what cannot is one clear error, and no other bytes ever come."""
+"""Servers and networks that fail: temporary failures are retried, permanent ones are one clear error, and wrong bytes are never
+returned.
+"""
 
 from __future__ import annotations
 
@@ -46,19 +48,19 @@ PASSING = {
     "clock of the server": Status(503, headers=(("Retry-After", "3"),)),
 }
 OPERATIONS: dict[str, Callable[[S3Store, Path], object]] = {
-    "get": lambda store, _: bytes(store.get("x")) == DATA or pytest.fail("other bytes"),
-    "range": lambda store, _: store_kit.read_range(store, "x", 5, 100) == DATA[5:105] or pytest.fail("other bytes"),
-    "read_into": lambda store, _: read_into(store) == DATA[7:] or pytest.fail("other bytes"),
-    "head": lambda store, _: store.head("x").nbytes == len(DATA) or pytest.fail("another length"),
-    "list": lambda store, _: [each.key for each in store.list_objects()] == ["x"] or pytest.fail("another listing"),
+    "get": lambda store, _: bytes(store.get("x")) == DATA or pytest.fail("wrong bytes"),
+    "range": lambda store, _: store_kit.read_range(store, "x", 5, 100) == DATA[5:105] or pytest.fail("wrong bytes"),
+    "read_into": lambda store, _: read_into(store) == DATA[7:] or pytest.fail("wrong bytes"),
+    "head": lambda store, _: store.head("x").nbytes == len(DATA) or pytest.fail("wrong length"),
+    "list": lambda store, _: [each.key for each in store.list_objects()] == ["x"] or pytest.fail("wrong listing"),
     "put": lambda store, _: written(store, lambda: store.put("new", DATA)),
     "put_file": lambda store, path: written(store, lambda: store.put_file("new", path)),
     "delete": lambda store, _: store.delete(["nothing"]),
 }
 
 
-def have_retry_policy(store: S3Store, operation: str) -> None:
-    """Twice the tries for what botocore does: a connection that is seen to be closed only when used again costs one, too."""
+def set_retry_policy(store: S3Store, operation: str) -> None:
+    """Sets as many retries as botocore needs: a closed connection that is noticed only on reuse costs one, too."""
     if not operation.startswith(("get", "read", "head")):
         store.retry_policy = dataclasses.replace(store.retry_policy, retries=6)
 
@@ -76,7 +78,7 @@ def written(store: S3Store, write: Callable[[], object]) -> None:
 
 @pytest.fixture
 def store(server: store_kit.Server, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch, pauses: list[float]) -> Iterator[S3Store]:
-    """A folder that holds DATA as "x", behind the proxy; read and written in parts, nobody waits."""
+    """Returns a folder that holds DATA as "x", through the proxy; it is read and written in parts, and retries do not wait."""
     monkeypatch.setattr(web_reader, "_PART_NBYTES", 90_000)
     monkeypatch.setattr(web_reader, "_PROGRESS_NBYTES", 30_000)
     monkeypatch.setattr(s3_store, "_PART_NBYTES", 100_000)
@@ -90,7 +92,7 @@ def store(server: store_kit.Server, proxy: FaultProxy, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A file that holds DATA."""
+    """Returns a file that holds DATA."""
     made = tmp_path / "data"
     made.write_bytes(DATA)
     return made
@@ -98,23 +100,21 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("fault", PASSING.values(), ids=PASSING)
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_what_may_pass_is_tried_again(
+def test_temporary_failure_is_retried(
     store: S3Store, proxy: FaultProxy, path: Path, operation: str, fault: Fault, pauses: list[float]
 ) -> None:
-    have_retry_policy(store, operation)
-    proxy.script(None, fault, None, fault)  # the first request and later ones: they differ
+    set_retry_policy(store, operation)
+    proxy.script(None, fault, None, fault)  # the first request and a later one, which differ
     OPERATIONS[operation](store, path)
     proxy.script()
     store.delete(["new"])
     proxy.script(fault, fault, fault)
     OPERATIONS[operation](store, path)
-    assert pauses or isinstance(fault, Length | Truncate | Reset)  # which a short answer, or none, does not notice
+    assert pauses or isinstance(fault, Length | Truncate | Reset)  # a short answer or none may not be noticed
 
 
 @pytest.mark.parametrize("fault", [Stall(0), Stall(100), Stall(20_000), Trickle(0.05)], ids=repr)
-def test_a_server_that_stops_in_the_middle_is_left(
-    store: S3Store, proxy: FaultProxy, path: Path, fault: Fault, pauses: list[float]
-) -> None:
+def test_stalled_answer_is_abandoned(store: S3Store, proxy: FaultProxy, path: Path, fault: Fault, pauses: list[float]) -> None:
     proxy.script(fault)
     OPERATIONS["read_into"](store, path)
     assert len(pauses) == 1
@@ -134,7 +134,7 @@ def test_a_server_that_stops_in_the_middle_is_left(
         (Length(-1), "announced 9,999 bytes for a range of 10,000"),
     ],
 )
-def test_what_does_not_pass_is_one_error(store: S3Store, proxy: FaultProxy, pauses: list[float], fault: Fault, said: str) -> None:
+def test_lasting_failure_is_one_error(store: S3Store, proxy: FaultProxy, pauses: list[float], fault: Fault, said: str) -> None:
     proxy.script(*[fault] * 4, None)
     with pytest.raises(
         StoreError, match=f"cannot read bytes 0 to 10,000 of s3://tests/.*/x: .*{said}.*; failed 4 times in .* more retries"
@@ -146,14 +146,14 @@ def test_what_does_not_pass_is_one_error(store: S3Store, proxy: FaultProxy, paus
 
 
 @pytest.mark.parametrize("operation", ["put", "put_file", "list", "delete"])
-def test_what_botocore_sends_is_repeated_by_nobody_else(store: S3Store, proxy: FaultProxy, path: Path, operation: str) -> None:
+def test_botocore_does_not_retry_by_itself(store: S3Store, proxy: FaultProxy, path: Path, operation: str) -> None:
     proxy.script(*[Status(503, SLOW_DOWN)] * 9)
     with pytest.raises(StoreError, match=r"the server says 503 SlowDown \(less, please\); failed 4 times"):
         OPERATIONS[operation](store, path)
     assert proxy.num_requests == 4
 
 
-def test_without_progress_nothing_is_begun_after_the_time_allowed(server: store_kit.Server, proxy: FaultProxy) -> None:
+def test_no_try_begins_after_the_time_limit_without_progress(server: store_kit.Server, proxy: FaultProxy) -> None:
     store = server.client(proxy.url, retries=1000, timeout_s=0.2).store("tests")
     proxy.script(*[Status(500)] * 1000)
     with pytest.raises(
@@ -163,28 +163,28 @@ def test_without_progress_nothing_is_begun_after_the_time_allowed(server: store_
     assert proxy.num_requests < 5
 
 
-def test_a_server_says_how_long_it_wants_to_be_left_alone(store: S3Store, proxy: FaultProxy, pauses: list[float]) -> None:
+def test_retry_after_is_respected(store: S3Store, proxy: FaultProxy, pauses: list[float]) -> None:
     proxy.script(Status(503, headers=(("Retry-After", "7"),)), Status(503, headers=(("Retry-After", "tomorrow"),)))
     store.head("x")
     assert pauses[0] == 7.0
     assert pauses[1] < 1
 
 
-def test_what_came_before_a_fault_is_not_read_again(store: S3Store, proxy: FaultProxy, path: Path) -> None:
-    proxy.script(*[Truncate(40_000)] * 6)  # more than the retries, but with progress between
+def test_bytes_received_before_a_fault_are_not_read_again(store: S3Store, proxy: FaultProxy, path: Path) -> None:
+    proxy.script(*[Truncate(40_000)] * 6)  # more than the retries, but each makes progress
     out = bytearray(200_000)
     store._fill("x", 0, MemoryTarget(memoryview(out)), web_reader.Version("x", None))
     assert DATA[:200_000] == out
     assert 5 <= proxy.num_requests <= 6
 
 
-def test_parts_of_two_versions_are_never_put_together(store: S3Store, proxy: FaultProxy, path: Path) -> None:
+def test_parts_of_two_versions_are_never_combined(store: S3Store, proxy: FaultProxy, path: Path) -> None:
     proxy.script(None, Header("ETag", '"another"'))
     with pytest.raises(StoreError, match=r"s3://tests/.*/x has changed: version \S+ was being read, but it is now \S+\. Read"):
         OPERATIONS["read_into"](store, path)
 
 
-def test_an_object_that_changes_between_two_tries_is_an_error(
+def test_object_that_changes_between_two_tries_is_an_error(
     server: store_kit.Server, store: S3Store, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pause(_: float) -> None:
@@ -220,7 +220,7 @@ def test_an_object_that_changes_between_two_tries_is_an_error(
     ],
 )
 @pytest.mark.parametrize("operation", ["get", "range", "head", "put", "put_file"])
-def test_what_cannot_pass_is_an_error_at_once(
+def test_permanent_failure_is_an_error_at_once(
     store: S3Store,
     proxy: FaultProxy,
     path: Path,
@@ -238,7 +238,7 @@ def test_what_cannot_pass_is_an_error_at_once(
     assert pauses == []
 
 
-def test_a_redirect_names_the_region_to_use(store: S3Store, proxy: FaultProxy) -> None:
+def test_error_of_a_redirect_names_the_region_to_use(store: S3Store, proxy: FaultProxy) -> None:
     proxy.script(Status(301, headers=(("x-amz-bucket-region", "eu-north-1"), ("Location", "http://elsewhere/"))))
     with pytest.raises(
         StoreError, match=r"the server says 301 \(Moved Permanently\) to region '[\w-]+'; the client needs region='eu-north-1'"
@@ -246,25 +246,21 @@ def test_a_redirect_names_the_region_to_use(store: S3Store, proxy: FaultProxy) -
         store.get("x")
 
 
-def test_a_connection_that_breaks_when_it_is_used_again_is_no_failure(
-    store: S3Store, proxy: FaultProxy, pauses: list[float]
-) -> None:
+def test_reused_connection_that_breaks_is_not_a_failure(store: S3Store, proxy: FaultProxy, pauses: list[float]) -> None:
     store.head("x")
     proxy.script(Refuse())
     assert bytes(store.get("x")) == DATA
     assert pauses == []
 
 
-def test_parts_whose_completion_lost_its_answer_are_the_object(store: S3Store, proxy: FaultProxy, path: Path) -> None:
+def test_upload_succeeds_if_only_the_answer_to_its_completion_is_lost(store: S3Store, proxy: FaultProxy, path: Path) -> None:
     proxy.script(*[None] * 4, Reset())  # begin, three parts, complete
     assert len(DATA) == store.put_file("new", path).nbytes
     assert bytes(store.get("new")) == DATA
     assert sum("?uploadId" in target and method == "POST" for method, target in proxy.requests) == 2
 
 
-def test_an_upload_that_the_server_no_longer_knows_is_not_taken_for_the_object_of_before(
-    store: S3Store, proxy: FaultProxy, path: Path
-) -> None:
+def test_lost_upload_is_not_confused_with_an_earlier_object(store: S3Store, proxy: FaultProxy, path: Path) -> None:
     store.put("new", DATA[::-1])  # of the same length
     gone = b"<Error><Code>NoSuchUpload</Code><Message>aborted by a rule of the bucket</Message></Error>"
     proxy.script(*[None] * 4, Status(404, gone))  # begin, three parts, complete
@@ -273,14 +269,14 @@ def test_an_upload_that_the_server_no_longer_knows_is_not_taken_for_the_object_o
     assert bytes(store.get("new")) == DATA[::-1]
 
 
-def test_parts_that_became_another_object_are_an_error(store: S3Store, proxy: FaultProxy, path: Path) -> None:
+def test_upload_that_became_a_different_object_is_an_error(store: S3Store, proxy: FaultProxy, path: Path) -> None:
     other = Status(206, b"x", (("Content-Range", "bytes 0-0/7"), ("ETag", '"1"')))
-    proxy.script(*[None] * 5, other)  # begin, three parts, complete, and what is there then
+    proxy.script(*[None] * 5, other)  # begin, three parts, complete, and the object that exists then
     with pytest.raises(StoreError, match=rf"new has 7 bytes, not the {len(DATA):,} that were sent: another program writes there"):
         store.put_file("new", path)
 
 
-def test_an_upload_that_fails_leaves_no_parts(store: S3Store, proxy: FaultProxy, path: Path) -> None:
+def test_failed_upload_leaves_no_parts(store: S3Store, proxy: FaultProxy, path: Path) -> None:
     store.parallel = 1
     proxy.script(None, None, Status(403), Status(500))  # begin, the first part, the second, the abort
     with pytest.raises(StoreError, match=r"cannot write s3://tests/.*/new at .*: the server says 403"):
@@ -291,7 +287,7 @@ def test_an_upload_that_fails_leaves_no_parts(store: S3Store, proxy: FaultProxy,
         store.head("new")
 
 
-def test_a_file_that_shrinks_while_it_is_sent_is_an_error(store: S3Store, path: Path) -> None:
+def test_file_that_shrinks_during_its_upload_is_an_error(store: S3Store, path: Path) -> None:
     with (
         open(path, "rb") as file,
         pytest.raises(StoreError, match=r"became shorter while it was sent\. Finish files before sending them"),
@@ -299,7 +295,7 @@ def test_a_file_that_shrinks_while_it_is_sent_is_an_error(store: S3Store, path: 
         store._put_parts("new", file.fileno(), len(DATA) + 1)
 
 
-def test_completing_parts_may_fail_behind_a_status_of_200(store: S3Store, proxy: FaultProxy, path: Path) -> None:
+def test_error_in_a_200_answer_to_a_completion_is_an_error(store: S3Store, proxy: FaultProxy, path: Path) -> None:
     proxy.script(*[None] * 4, Status(200, b"<Error><Code>InternalError</Code><Message>later</Message></Error>"))
     assert len(DATA) == store.put_file("new", path).nbytes
     assert bytes(store.get("new")) == DATA
@@ -325,26 +321,26 @@ def test_completing_parts_may_fail_behind_a_status_of_200(store: S3Store, proxy:
         ),
     ],
 )
-def test_what_is_no_listing_is_an_error(store: S3Store, proxy: FaultProxy, body: bytes, said: str) -> None:
+def test_invalid_listing_is_an_error(store: S3Store, proxy: FaultProxy, body: bytes, said: str) -> None:
     proxy.script(*[Status(200, body)] * 4)
     with pytest.raises(StoreError, match=f"cannot list s3://tests/.*: {said}.*; failed 4 times"):
         store.list_objects()
 
 
-def test_a_server_that_repeats_a_page_is_an_error(store: S3Store, proxy: FaultProxy) -> None:
+def test_server_that_repeats_a_page_is_an_error(store: S3Store, proxy: FaultProxy) -> None:
     page = b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken></ListBucketResult>"
     proxy.script(*[Status(200, page)] * 3)
     with pytest.raises(StoreError, match="returns the same page repeatedly"):
         store.list_objects()
 
 
-def test_an_object_that_may_not_be_deleted_is_an_error(store: S3Store, proxy: FaultProxy) -> None:
+def test_refused_deletion_is_an_error(store: S3Store, proxy: FaultProxy) -> None:
     proxy.script(Status(403, b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"))
     with pytest.raises(StoreError, match=r"cannot delete s3://tests/.*/x at .*: the server says 403 AccessDenied \(no\)"):
         store.delete(["x"])
 
 
-def test_a_server_without_versions_is_refused(store: S3Store, proxy: FaultProxy) -> None:
+def test_server_without_versions_is_refused(store: S3Store, proxy: FaultProxy) -> None:
     proxy.script(Header("ETag", ""))
     assert store.head("x").etag.startswith("time:")
     proxy.script(Status(200, DATA))
@@ -352,7 +348,7 @@ def test_a_server_without_versions_is_refused(store: S3Store, proxy: FaultProxy)
         store.get("x")
 
 
-def test_a_server_that_goes_away_is_waited_for(server: store_kit.Server, tmp_path: Path, pauses: list[float]) -> None:
+def test_short_server_outage_is_waited_out(server: store_kit.Server, tmp_path: Path, pauses: list[float]) -> None:
     from shmload.storage.http_store import HttpStore
     from shmload.storage.retry import RetryPolicy
 
@@ -383,7 +379,7 @@ FAULTS: st.SearchStrategy[Fault | None] = st.one_of(
     operation=st.sampled_from(list(OPERATIONS)),
     script=st.lists(st.one_of(st.none(), FAULTS, st.just(Header("ETag", '"another"'))), max_size=12),
 )
-def test_whatever_fails_the_bytes_are_right_or_there_is_an_error(
+def test_any_failure_gives_correct_bytes_or_an_error(
     store: S3Store, proxy: FaultProxy, path: Path, operation: str, script: list[Any]
 ) -> None:
     proxy.script()
@@ -401,11 +397,11 @@ def test_whatever_fails_the_bytes_are_right_or_there_is_an_error(
     operation=st.sampled_from(["get", "range", "read_into", "head", "list", "put_file", "put"]),
     script=st.lists(st.lists(FAULTS, max_size=3), max_size=4),
 )
-def test_no_more_faults_in_a_row_than_retries_go_unnoticed(
+def test_up_to_as_many_consecutive_faults_as_retries_are_tolerated(
     store: S3Store, proxy: FaultProxy, path: Path, operation: str, script: list[list[Any]]
 ) -> None:
-    store.parallel = 1  # else faults in a row are of several ranges
-    have_retry_policy(store, operation)
+    store.parallel = 1  # otherwise consecutive faults belong to several ranges
+    set_retry_policy(store, operation)
     proxy.script()
     store.delete(["new"])
     proxy.script(*[fault for few in script for fault in [*few, None]])
@@ -413,17 +409,15 @@ def test_no_more_faults_in_a_row_than_retries_go_unnoticed(
 
 
 @pytest.mark.parametrize("fault", [Stall(0), Stall(100)], ids=repr)
-def test_a_listing_that_does_not_come_is_asked_for_again(
-    store: S3Store, proxy: FaultProxy, path: Path, fault: Fault, pauses: list[float]
-) -> None:
+def test_failed_listing_is_retried(store: S3Store, proxy: FaultProxy, path: Path, fault: Fault, pauses: list[float]) -> None:
     assert store.retry_policy.timeout_s == 60
     proxy.script(fault)
     OPERATIONS["list"](store, path)
     assert (proxy.num_requests, len(pauses)) == (2, 1)
 
 
-class Bystander:
-    """The part of a transfer that stands in a pause when another part fails for good, and goes on when all is given up."""
+class WaitingPart:
+    """A part of a transfer that waits between tries while another part fails, and continues when the transfer is given up."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_tries = 0
@@ -444,20 +438,20 @@ class Bystander:
 
     def _wait(self, pause_s: float) -> None:
         self.pauses.set()
-        assert self._is_over.wait(20), "nobody has given up"
+        assert self._is_over.wait(20), "the transfer was not given up"
 
 
 @pytest.mark.parametrize("error", [StoreError("no room there"), KeyboardInterrupt("Ctrl-C")], ids=repr)
-def test_when_a_part_fails_no_other_is_tried_again(monkeypatch: pytest.MonkeyPatch, path: Path, error: BaseException) -> None:
+def test_other_parts_are_not_retried_after_a_part_fails(monkeypatch: pytest.MonkeyPatch, path: Path, error: BaseException) -> None:
     monkeypatch.setattr(s3_store, "_PART_NBYTES", 150_000)
-    bystander, asked = Bystander(monkeypatch), []
+    waiting, asked = WaitingPart(monkeypatch), []
 
     def call(operation: str, *_: Any, **named: Any) -> Any:
         asked.append(operation)
         if named.get("PartNumber") == 1:
-            bystander.try_once()
+            waiting.try_once()
         if named.get("PartNumber") == 2:
-            assert bystander.pauses.wait(20)
+            assert waiting.pauses.wait(20)
             raise error
         return {"UploadId": "1"}
 
@@ -465,22 +459,22 @@ def test_when_a_part_fails_no_other_is_tried_again(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(store, "call", call)
     with pytest.raises(type(error), match=str(error)):
         store.put_file("new", path)
-    assert bystander.num_tries == 1
+    assert waiting.num_tries == 1
     assert asked[-1] == "abort_multipart_upload"
 
 
-def test_when_a_range_fails_no_other_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranges_are_not_retried_after_a_range_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web_reader, "_PART_NBYTES", 100)
-    bystander = Bystander(monkeypatch)
+    waiting = WaitingPart(monkeypatch)
 
     def ask(method: str, key: str, headers: Any) -> Any:
         if headers["Range"] == "bytes=0-99":
-            bystander.try_once()
-        assert bystander.pauses.wait(20)
+            waiting.try_once()
+        assert waiting.pauses.wait(20)
         raise StoreError("no right to read")
 
     store = HttpStore("http://127.0.0.1:1", parallel=2)
     monkeypatch.setattr(store, "ask", ask)
     with pytest.raises(StoreError, match="no right to read"):
         store.read_into("x", bytearray(200))
-    assert bystander.num_tries == 1
+    assert waiting.num_tries == 1

@@ -1,4 +1,4 @@
-"""Plain web servers: redirects, weak versions, refusals."""
+"""Plain web servers: redirects, weak versions, refusals, chunks and encodings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DATA = random.Random(1).randbytes(50_000)
 
 @pytest.fixture
 def proxy(tmp_path: Path) -> Iterator[FaultProxy]:
-    """A proxy before a server that has "x"."""
+    """Yields a proxy in front of a server that has "x"."""
     (tmp_path / "x").write_bytes(b"0123456789")
     with store_kit.web_server(tmp_path) as url, fault_proxy(url) as made:
         yield made
@@ -51,13 +51,13 @@ def moved(to: str, status: int = 302) -> Status:
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_is_followed(store: HttpStore, proxy: FaultProxy, status: int) -> None:
+def test_redirect_is_followed(store: HttpStore, proxy: FaultProxy, status: int) -> None:
     proxy.script(moved("/x?token=1", status), moved(f"{proxy.url}/x", status))
     assert bytes(store.get("elsewhere")) == b"0123456789"
     assert [target for _, target in proxy.requests] == ["/elsewhere", "/x?token=1", "/x"]
 
 
-def test_a_redirect_in_circles_or_to_nowhere_is_an_error(store: HttpStore, proxy: FaultProxy) -> None:
+def test_circular_or_broken_redirect_is_an_error(store: HttpStore, proxy: FaultProxy) -> None:
     proxy.script(*[moved("/x")] * 6)
     with pytest.raises(StoreError, match=r"/x redirects more than 5 times: give the final URL"):
         store.get("x")
@@ -75,7 +75,7 @@ def test_a_redirect_in_circles_or_to_nowhere_is_an_error(store: HttpStore, proxy
         (501, "501 X; check the URL"),
     ],
 )
-def test_a_refusal_is_an_error_at_once(store: HttpStore, proxy: FaultProxy, status: int, said: str) -> None:
+def test_refusal_is_an_error_at_once(store: HttpStore, proxy: FaultProxy, status: int, said: str) -> None:
     proxy.script(*[Status(status)] * 2)
     with pytest.raises(StoreError, match=f"cannot read http://.*/x: the server says {said}"):
         store.get("x")
@@ -83,14 +83,14 @@ def test_a_refusal_is_an_error_at_once(store: HttpStore, proxy: FaultProxy, stat
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503])
-def test_what_may_pass_is_asked_again(store: HttpStore, proxy: FaultProxy, pauses: list[float], status: int) -> None:
+def test_temporary_failure_is_retried(store: HttpStore, proxy: FaultProxy, pauses: list[float], status: int) -> None:
     proxy.script(Status(status))
     assert bytes(store.get("x")) == b"0123456789"
     assert (proxy.num_requests, len(pauses)) == (2, 1)
 
 
 @pytest.mark.parametrize("status", [404, 410])
-def test_an_object_that_is_gone_is_missing(store: HttpStore, proxy: FaultProxy, status: int) -> None:
+def test_deleted_object_raises_object_missing(store: HttpStore, proxy: FaultProxy, status: int) -> None:
     proxy.script(Status(status))
     with pytest.raises(ObjectMissing, match=r"no such object: http://.*/x"):
         store.get("x")
@@ -99,7 +99,7 @@ def test_an_object_that_is_gone_is_missing(store: HttpStore, proxy: FaultProxy, 
 @pytest.mark.parametrize(
     "headers", [{"ETag": 'W/"weak"'}, {"Last-Modified": "Sun, 22 Nov 2026 01:02:07 GMT"}], ids=["weak", "by time"]
 )
-def test_versions_that_a_server_cannot_be_asked_for_are_compared_here(tmp_path: Path, headers: dict[str, str]) -> None:
+def test_versions_without_server_support_are_compared_by_the_client(tmp_path: Path, headers: dict[str, str]) -> None:
     (tmp_path / "x").write_bytes(b"0123456789")
     said = dict(headers)
     with store_kit.web_server(tmp_path, headers_of=lambda _: dict(said)) as url:
@@ -112,8 +112,8 @@ def test_versions_that_a_server_cannot_be_asked_for_are_compared_here(tmp_path: 
         store.close()
 
 
-class InPieces(http.server.BaseHTTPRequestHandler):
-    """Answers each range of DATA in pieces, so that its body's length stands in the body."""
+class ChunkedHandler(http.server.BaseHTTPRequestHandler):
+    """Answers each range of DATA in chunks, so that the length is part of the body."""
 
     protocol_version = "HTTP/1.1"
 
@@ -132,8 +132,8 @@ class InPieces(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_an_answer_in_pieces_is_put_together_in_a_file(tmp_path: Path) -> None:
-    with http.server.HTTPServer(("127.0.0.1", 0), InPieces) as server, open(tmp_path / "f", "w+b") as file:
+def test_chunked_answer_is_assembled_in_a_file(tmp_path: Path) -> None:
+    with http.server.HTTPServer(("127.0.0.1", 0), ChunkedHandler) as server, open(tmp_path / "f", "w+b") as file:
         thread = threading.Thread(target=server.handle_request)
         thread.start()
         store = HttpStore(f"http://127.0.0.1:{server.server_port}", retry_policy=RetryPolicy(retries=0))
@@ -143,7 +143,7 @@ def test_an_answer_in_pieces_is_put_together_in_a_file(tmp_path: Path) -> None:
         assert file.read() == DATA
 
 
-def test_a_range_is_left_in_the_middle_once_another_has_failed(store: HttpStore) -> None:
+def test_range_is_abandoned_once_another_has_failed(store: HttpStore) -> None:
     version, blocks = Version(store.url_of("x"), None), []
 
     class Slow(MemoryTarget):
@@ -158,7 +158,7 @@ def test_a_range_is_left_in_the_middle_once_another_has_failed(store: HttpStore)
     assert blocks == [0, 1, 2, 3]
 
 
-def test_the_environment_names_a_proxy_and_hosts_that_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_and_exceptions_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("https_proxy", "http://proxy:3128")
     monkeypatch.setenv("no_proxy", "near.example")
     far, _ = Transport("https://far.example", stall_s=1)._connection()
@@ -168,7 +168,7 @@ def test_the_environment_names_a_proxy_and_hosts_that_need_none(monkeypatch: pyt
 
 
 @pytest.mark.slow(reason="openssl makes a key and a certificate")
-def test_a_server_with_a_certificate_of_its_own_needs_it_named(tmp_path: Path, pauses: list[float]) -> None:
+def test_self_signed_certificate_must_be_given(tmp_path: Path, pauses: list[float]) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
@@ -190,7 +190,7 @@ def test_a_server_with_a_certificate_of_its_own_needs_it_named(tmp_path: Path, p
 
 
 class _Chunked(http.server.BaseHTTPRequestHandler):
-    """Answers with chunks, which have extensions and are followed by trailers; as often as `cut` says only with half of them."""
+    """Answers with chunks, which have extensions and are followed by trailers. The first `cut` answers stop halfway."""
 
     protocol_version = "HTTP/1.1"
     cut = 0
@@ -227,7 +227,7 @@ def chunked_url() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
 
 
-def test_chunked_answers_are_read_like_others(chunked_url: str, tmp_path: Path) -> None:
+def test_chunked_answers_are_read(chunked_url: str, tmp_path: Path) -> None:
     store = HttpStore(chunked_url, retry_policy=RetryPolicy(retries=0))
     assert bytes(store.get("x")) == DATA
     assert store.head("x").nbytes == len(DATA)
@@ -270,7 +270,7 @@ def test_whole_object_that_is_compressed_by_the_server_is_decoded(
     assert bytes(store.get("x")) == DATA
 
 
-def test_whole_object_whose_name_says_that_it_is_compressed_stays_as_it_is(store: HttpStore, proxy: FaultProxy) -> None:
+def test_object_named_as_compressed_is_not_decompressed(store: HttpStore, proxy: FaultProxy) -> None:
     proxy.script(Status(200, ENCODED["gzip"], (("Content-Encoding", "gzip"), ("ETag", '"1"'))))
     assert bytes(store.get("x.gz")) == ENCODED["gzip"]
 
@@ -288,8 +288,8 @@ def test_body_that_is_not_in_its_encoding_is_an_error(store: HttpStore, proxy: F
         store.get("x")
 
 
-class OldFashioned(http.server.BaseHTTPRequestHandler):
-    """Answers as HTTP/1.0 may: all of DATA, of which nobody says how long it is."""
+class Http10Handler(http.server.BaseHTTPRequestHandler):
+    """Answers as HTTP/1.0 may: all of DATA, without a length."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -303,7 +303,7 @@ class OldFashioned(http.server.BaseHTTPRequestHandler):
 
 @pytest.mark.parametrize("times", [0, 1, 30])
 def test_whole_object_without_a_length_is_read_up_to_its_end(times: int) -> None:
-    server = http.server.HTTPServer(("127.0.0.1", 0), OldFashioned)
+    server = http.server.HTTPServer(("127.0.0.1", 0), Http10Handler)
     server.times = times  # type: ignore[attr-defined]
     with store_kit.served(server):
         store = HttpStore(f"http://127.0.0.1:{server.server_port}", retry_policy=RetryPolicy(retries=0))
@@ -313,7 +313,7 @@ def test_whole_object_without_a_length_is_read_up_to_its_end(times: int) -> None
         store.close()
 
 
-def test_presigned_urls_are_read_and_their_signatures_shown_nowhere(tmp_path: Path) -> None:
+def test_presigned_urls_are_read_and_their_signatures_are_never_shown(tmp_path: Path) -> None:
     for number in range(2):
         with TarWriter(tmp_path / f"a-{number}.tar") as writer:
             writer.write({"__key__": str(number), "cls": number})

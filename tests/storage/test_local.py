@@ -1,4 +1,4 @@
-"""A folder as a store: what is half written is not seen, what changes is."""
+"""A folder as a store: partial objects are never visible, and changed objects are detected."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def files(store: LocalStore) -> list[str]:
     return sorted(p.name for p in store.root.rglob("*") if p.is_file())
 
 
-def test_nobody_sees_an_object_before_it_is_whole(store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_object_is_never_visible(store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put("x", b"old")
     seen = []
     fsync = os.fsync
@@ -36,10 +36,10 @@ def test_nobody_sees_an_object_before_it_is_whole(store: LocalStore, tmp_path: P
 
     monkeypatch.setattr(os, "fsync", look)
     store.put("x", b"new")
-    assert seen == [(b"old", ["x"], 2), (b"new", ["x"], 1)]  # the file itself, then its folder
+    assert seen == [(b"old", ["x"], 2), (b"new", ["x"], 1)]  # first the file, then its folder
 
 
-def test_a_write_that_fails_leaves_nothing(store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_nothing(store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put("a", b"there")
 
     def full(fd: int) -> None:
@@ -54,7 +54,7 @@ def test_a_write_that_fails_leaves_nothing(store: LocalStore, tmp_path: Path, mo
     assert bytes(store.get("a")) == b"there"
 
 
-def test_what_a_killed_writer_left_is_not_listed_and_cannot_be_named(store: LocalStore) -> None:
+def test_files_of_a_killed_writer_are_neither_listed_nor_readable(store: LocalStore) -> None:
     store.put("folder/x", b"")
     (store.root / "folder" / f"{PARTIAL_PREFIX}abc").write_bytes(b"half")
     (store.root / "new\nline").write_bytes(b"")
@@ -65,7 +65,7 @@ def test_what_a_killed_writer_left_is_not_listed_and_cannot_be_named(store: Loca
         store.get(f"folder/{PARTIAL_PREFIX}abc")
 
 
-def test_what_a_killed_writer_left_goes_a_day_later_with_the_first_write_into_the_folder(store: LocalStore) -> None:
+def test_files_of_a_killed_writer_are_removed_by_the_first_write_a_day_later(store: LocalStore) -> None:
     code = f"""
         import os, signal, sys
         from pathlib import Path
@@ -85,7 +85,7 @@ def test_what_a_killed_writer_left_goes_a_day_later_with_the_first_write_into_th
     assert files(store) == ["y"]
 
 
-def test_a_file_that_is_written_to_while_it_is_read_is_an_error(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_modified_while_it_is_read_is_an_error(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put("x", b"0123456789")
     preadv = os.preadv
 
@@ -101,14 +101,14 @@ def test_a_file_that_is_written_to_while_it_is_read_is_an_error(store: LocalStor
         store.get("x")
 
 
-def test_a_file_that_is_cut_off_while_it_is_read_is_an_error(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_truncated_while_it_is_read_is_an_error(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store.put("x", b"0123456789")
     monkeypatch.setattr(os, "preadv", lambda *_: 0)
     with pytest.raises(StoreError, match=r"ended at 0 of 10 bytes while it was read"):
         store.get("x")
 
 
-def test_a_file_that_is_replaced_while_it_is_read_is_read_as_it_was(store: LocalStore) -> None:
+def test_file_replaced_while_it_is_read_is_read_unchanged(store: LocalStore) -> None:
     store.put("x", b"old")
     with store._opened("x", None) as file:
         store.put("x", b"newer")
@@ -116,7 +116,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_read_as_it_was(store: Local
     assert bytes(store.get("x")) == b"newer"
 
 
-def test_an_object_is_readable_by_whom_the_umask_lets(store: LocalStore) -> None:
+def test_object_permissions_follow_the_umask(store: LocalStore) -> None:
     before = os.umask(0o027)
     try:
         store.put("x", b"")
@@ -125,7 +125,7 @@ def test_an_object_is_readable_by_whom_the_umask_lets(store: LocalStore) -> None
     assert (store.root / "x").stat().st_mode & 0o777 == 0o640
 
 
-def test_a_folder_that_is_not_there_is_empty_and_made_when_written(store: LocalStore) -> None:
+def test_missing_folder_is_empty_and_created_on_write(store: LocalStore) -> None:
     assert list(store.list_objects()) == []
     store.delete(["x"])
     with pytest.raises(ObjectMissing):
@@ -135,7 +135,7 @@ def test_a_folder_that_is_not_there_is_empty_and_made_when_written(store: LocalS
     assert [each.key for each in store.list_objects()] == ["a/b/c"]
 
 
-def test_what_cannot_be_done_is_said(store: LocalStore, tmp_path: Path) -> None:
+def test_failing_operations_raise_explanatory_errors(store: LocalStore, tmp_path: Path) -> None:
     (tmp_path / "store").write_bytes(b"a file")
     with pytest.raises(StoreError, match=r"cannot write .*/store/x: (Not a directory|File exists)"):
         store.put("x", b"")

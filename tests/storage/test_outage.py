@@ -1,4 +1,4 @@
-"""A store that stops answering: operations on its other objects fail with the first that has used up its tries."""
+"""A store that stops answering: operations on other objects fail as soon as one operation has used up its tries."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def outage(tmp_path: Path) -> Outage:
 
 
 def num_tries(retry: Retry, failure: TransientError) -> int:
-    """How many tries an operation has that never succeeds."""
+    """Returns the number of tries of an operation that never succeeds."""
     for number in range(1, 10):
         try:
             retry.failed(failure)
         except StoreError:
             return number
-    raise AssertionError("it is tried forever")
+    raise AssertionError("the operation is retried forever")
 
 
 def test_operation_on_a_silent_store_fails_at_once_after_another_used_up_its_tries(outage: Outage) -> None:
@@ -51,14 +51,14 @@ def test_operation_on_a_refusing_store_is_tried_once_after_another_used_up_its_t
     assert num_tries(Retry(PATIENCE, "read y", outage), REFUSING) == 1
 
 
-def test_operation_under_way_fails_with_the_one_that_used_up_its_tries(outage: Outage) -> None:
+def test_running_operation_fails_once_another_used_up_its_tries(outage: Outage) -> None:
     other = Retry(PATIENCE, "read y", outage)
     assert num_tries(Retry(PATIENCE, "read x", outage), SILENT) == 3
     with pytest.raises(StoreError, match="cannot read x: "):
         other.failed(SILENT)
 
 
-def test_operation_that_waits_for_its_next_try_fails_with_the_one_that_used_up_its_tries(
+def test_operation_waiting_for_its_next_try_fails_once_another_used_up_its_tries(
     outage: Outage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = Retry(PATIENCE, "read y", outage)
@@ -67,19 +67,19 @@ def test_operation_that_waits_for_its_next_try_fails_with_the_one_that_used_up_i
         other.failed(SILENT)
 
 
-def test_failure_of_one_object_fails_no_other(outage: Outage) -> None:
+def test_failure_of_one_object_does_not_affect_others(outage: Outage) -> None:
     assert num_tries(Retry(PATIENCE, "read x", outage), OF_OBJECT) == 3
     assert num_tries(Retry(PATIENCE, "read y", outage), SILENT) == 3
 
 
-def test_read_that_succeeds_ends_the_outage(outage: Outage) -> None:
+def test_successful_read_ends_the_outage(outage: Outage) -> None:
     under_way = Retry(PATIENCE, "read y", outage)
     assert num_tries(Retry(PATIENCE, "read x", outage), SILENT) == 3
     under_way.succeeded()
     assert num_tries(Retry(PATIENCE, "read x", outage), SILENT) == 3
 
 
-def test_next_pass_tries_anew_and_late_failures_of_the_last_are_not_its_own(outage: Outage) -> None:
+def test_next_pass_retries_and_ignores_late_failures_of_the_last_pass(outage: Outage) -> None:
     late = Retry(PATIENCE, "read y", outage)
     assert num_tries(Retry(PATIENCE, "read x", outage), SILENT) == 3
     outage.try_anew()
@@ -95,7 +95,7 @@ def test_outage_is_over_after_stall_s(outage: Outage) -> None:
     assert num_tries(Retry(hasty, "read x", outage), SILENT) == 1
 
 
-def test_process_that_was_there_before_shares_the_outage_and_a_new_one_tries_anew(outage: Outage) -> None:
+def test_existing_process_shares_the_outage_and_a_new_one_retries(outage: Outage) -> None:
     there_before = pickle.loads(pickle.dumps(outage))
     assert num_tries(Retry(PATIENCE, "read x", outage), SILENT) == 3
     with pytest.raises(StoreError, match="cannot read x"):
@@ -109,7 +109,7 @@ def test_damaged_record_is_ignored(outage: Outage, tmp_path: Path, text: bytes) 
     assert outage.since(0) is None
 
 
-def test_record_that_cannot_be_written_is_left_out(tmp_path: Path) -> None:
+def test_unwritable_record_is_ignored(tmp_path: Path) -> None:
     outage = Outage(str(tmp_path / "gone" / "record"))
     assert num_tries(Retry(PATIENCE, "read x", outage), SILENT) == 3
     outage.try_anew()

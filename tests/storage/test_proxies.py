@@ -1,4 +1,4 @@
-"""Through the proxies that the environment names."""
+"""Requests through the proxies that the environment names."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def proxy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
         yield made
 
 
-def reads_all(store: HttpStore, tmp_path: Path) -> None:
-    """Every way of reading."""
+def assert_reads(store: HttpStore, tmp_path: Path) -> None:
+    """Checks every way of reading."""
     assert bytes(store.get("x")) == DATA
     assert DATA[5:300_000] == store_kit.read_range(store, "x", 5, 299_995)
     with open(tmp_path / "copy", "w+b") as file:
@@ -57,7 +57,7 @@ def reads_all(store: HttpStore, tmp_path: Path) -> None:
     store.close()
 
 
-def test_an_endpoint_of_oracles_is_asked_for_as_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oracle_endpoint_is_requested_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     endpoint, region, server = (
         "http://tenancy.compat.objectstorage.eu-frankfurt-1.oraclecloud.com",
         "eu-frankfurt-1",
@@ -78,14 +78,14 @@ def test_an_endpoint_of_oracles_is_asked_for_as_it_stands(monkeypatch: pytest.Mo
     assert all(f"/{region}/s3/aws4_request" in said for said in proxy.signatures)
 
 
-def test_a_request_to_an_http_server_is_handed_over_whole(folder: Path, proxy: ForwardProxy) -> None:
+def test_request_to_an_http_server_is_sent_with_its_absolute_url(folder: Path, proxy: ForwardProxy) -> None:
     with store_kit.web_server(folder) as url:
-        reads_all(HttpStore(url), folder)
+        assert_reads(HttpStore(url), folder)
     assert {("GET", f"{url}/x", proxy.wanted)} == set(proxy.requests)
 
 
-class Hearing(http.server.BaseHTTPRequestHandler):
-    """A server that tells what it heard."""
+class RecordingHandler(http.server.BaseHTTPRequestHandler):
+    """A server that records the requests it receives."""
 
     def do_GET(self) -> None:
         told = str(self.headers).encode()
@@ -95,11 +95,11 @@ class Hearing(http.server.BaseHTTPRequestHandler):
         self.wfile.write(told)
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Logs nothing."""
 
 
-def test_the_password_goes_to_the_proxy_alone(proxy: ForwardProxy) -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hearing) as server:
+def test_password_is_sent_only_to_the_proxy(proxy: ForwardProxy) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), RecordingHandler) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
         transport = Transport(f"http://127.0.0.1:{server.server_port}", stall_s=5)
         with transport.request("GET", "/", {"Host": "far.example"}) as answer:
@@ -113,7 +113,7 @@ def test_the_password_goes_to_the_proxy_alone(proxy: ForwardProxy) -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ssl.SSLContext]:
-    """A server's own, for localhost."""
+    """Returns a self-signed certificate for localhost and the server's context."""
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")
     folder = tmp_path_factory.mktemp("tls")
@@ -125,33 +125,33 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ssl.SSL
     return certificate, context
 
 
-def test_a_request_to_an_https_server_goes_through_a_tunnel(
+def test_request_to_an_https_server_uses_a_tunnel(
     folder: Path, proxy: ForwardProxy, certificate: tuple[Path, ssl.SSLContext]
 ) -> None:
     with store_kit.web_server(folder, context=certificate[1]) as url:
         url = url.replace("http://127.0.0.1", "https://localhost")
-        reads_all(HttpStore(url, ca_file=str(certificate[0])), folder)
+        assert_reads(HttpStore(url, ca_file=str(certificate[0])), folder)
     assert {("CONNECT", url.removeprefix("https://"), proxy.wanted)} == set(proxy.requests)
 
 
 @pytest.mark.parametrize("no_proxy", ["127.0.0.1", "elsewhere,127.0.0.1", "HOST:PORT", "*"])
-def test_servers_that_need_no_proxy_are_asked_themselves(
+def test_servers_in_no_proxy_are_contacted_directly(
     folder: Path, proxy: ForwardProxy, no_proxy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with store_kit.web_server(folder) as url:
         monkeypatch.setenv("no_proxy", no_proxy.replace("HOST:PORT", url.removeprefix("http://")))
-        reads_all(HttpStore(url), folder)
+        assert_reads(HttpStore(url), folder)
         assert proxy.requests == []
         monkeypatch.setenv("no_proxy", "127.0.0.1:1")
-        reads_all(HttpStore(url), folder)
+        assert_reads(HttpStore(url), folder)
         assert proxy.requests != []
 
 
-# Python before 3.11.4 leaves the answer of a proxy that makes no tunnel to the garbage collector
+# Before Python 3.11.4, the answer of a proxy that refuses a tunnel is closed by the garbage collector.
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("scheme", ["http", "https"])
 @pytest.mark.parametrize("given", ["", "ann:wrong@"])
-def test_a_proxy_that_wants_a_password_says_so_at_once(scheme: str, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_proxy_password_is_an_error_at_once(scheme: str, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with forward_proxy(WHO) as proxy:
         monkeypatch.setenv(f"{scheme}_proxy", f"http://{given}{proxy.place}")
         store = HttpStore(f"{scheme}://far.example", retry_policy=RetryPolicy(retries=3))
@@ -161,7 +161,7 @@ def test_a_proxy_that_wants_a_password_says_so_at_once(scheme: str, given: str, 
         assert len(proxy.requests) == 1
 
 
-def test_a_proxy_that_lets_nobody_through_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_of_a_proxy_is_not_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     with forward_proxy() as proxy:
         proxy.refuses = "403 Forbidden"
         monkeypatch.setenv("https_proxy", proxy.place)
@@ -170,7 +170,7 @@ def test_a_proxy_that_lets_nobody_through_is_not_asked_again(monkeypatch: pytest
         assert len(proxy.requests) == 1
 
 
-def test_a_proxy_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_names_an_unreachable_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
     with forward_proxy() as proxy:
         place = proxy.place
     monkeypatch.setenv("http_proxy", f"http://ann:secret@{place}")

@@ -1,4 +1,4 @@
-"""Bytes of objects into files: exactly those, with their checksum, through every fault; a full disk is an error."""
+"""Objects are received into files: the exact bytes with their checksum, through every fault; a full disk is an error."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ DATA = bytes(range(251)) * 3000  # 753,000 bytes
 
 
 @given(st.lists(st.binary(max_size=300), max_size=6))
-def test_the_checksum_of_parts_is_that_of_the_whole(parts: list[bytes]) -> None:
+def test_combined_checksum_of_parts_equals_that_of_the_whole(parts: list[bytes]) -> None:
     assert crc32c(b"".join(parts)) == joined_crc32c([(crc32c(part), len(part)) for part in parts])
 
 
-def test_an_object_comes_into_a_file_with_its_checksum_through_faults(
+def test_object_is_received_into_a_file_with_its_checksum_despite_faults(
     server: Server, proxy: FaultProxy, pauses: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shmload.storage.web_reader._PART_NBYTES", 200_000)  # three ranges
@@ -45,7 +45,7 @@ def test_an_object_comes_into_a_file_with_its_checksum_through_faults(
 
 
 @pytest.mark.parametrize("nbytes", [1, 2, 100, 8191, 8192, 8193, 70_000])
-def test_an_object_of_any_length_comes_whole(server: Server, tmp_path: Path, nbytes: int) -> None:
+def test_object_of_any_length_is_received_completely(server: Server, tmp_path: Path, nbytes: int) -> None:
     store = server.client().store("tests", "lengths")
     store.put(f"object{nbytes}", DATA[:nbytes])
     with open(tmp_path / "copy", "wb") as file:
@@ -54,7 +54,7 @@ def test_an_object_of_any_length_comes_whole(server: Server, tmp_path: Path, nby
 
 
 @pytest.mark.parametrize("data", [b"0123456789", DATA], ids=["short", "long"])
-def test_a_full_disk_is_an_error_that_says_so(server: Server, data: bytes) -> None:
+def test_full_disk_is_an_error_that_says_so(server: Server, data: bytes) -> None:
     store = server.client().store("tests", f"full{len(data)}")
     store.put("object", data)
     fd = os.open("/dev/full", os.O_WRONLY)
@@ -66,7 +66,7 @@ def test_a_full_disk_is_an_error_that_says_so(server: Server, data: bytes) -> No
 
 
 def body_of(data: bytes) -> socket.socket:
-    """The reading end of a connection on which that has come, and its end."""
+    """Returns the receiving end of a connection on which `data` has arrived and which was closed."""
     here, there = socket.socketpair()
     there.sendall(data)
     there.close()
@@ -74,7 +74,7 @@ def body_of(data: bytes) -> socket.socket:
 
 
 @given(st.binary(max_size=300), st.integers(0, 200_000), st.integers(0, 400))
-def test_what_comes_lies_in_the_file_with_its_sum(data: bytes, offset: int, wanted: int) -> None:
+def test_received_bytes_are_in_the_file_with_their_checksum(data: bytes, offset: int, wanted: int) -> None:
     with tempfile.TemporaryFile() as file, body_of(data) as here:
         got, crc, is_over, *errors = receive(here.fileno(), file.fileno(), offset, wanted, crc32c(b"before"), 1000)
         assert data[:wanted] == os.pread(file.fileno(), 1000, offset)
@@ -83,7 +83,7 @@ def test_what_comes_lies_in_the_file_with_its_sum(data: bytes, offset: int, want
         assert data[wanted:] == here.recv(1000)
 
 
-def test_a_look_ends_in_time_with_what_has_come() -> None:
+def test_receive_returns_in_time_with_the_bytes_so_far() -> None:
     here, there = socket.socketpair()
     with tempfile.TemporaryFile() as file, here, there:
         there.sendall(b"some")
@@ -91,7 +91,7 @@ def test_a_look_ends_in_time_with_what_has_come() -> None:
         assert receive(here.fileno(), file.fileno(), 4, 5, 7, 0) == (0, 7, False, 0, 0)
 
 
-def test_errors_of_socket_and_file_are_told_apart(tmp_path: Path) -> None:
+def test_socket_and_file_errors_are_distinguished(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.touch()
     with open(path, "rb") as only_read, body_of(b"some") as here:

@@ -21,7 +21,7 @@ from tests.storage import store_kit
 CLIENT = make_client("http://h", "a", "s", retries=1, parallel=9)
 
 
-def test_a_url_names_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_selects_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert LocalStore(tmp_path / "a") == open_store("a") == open_store(tmp_path / "a") == open_store(f"file://{tmp_path}/a/")
     assert LocalStore(Path("/a b")) == open_store("file:///a%20b") == open_store("file://localhost/a b")
@@ -40,7 +40,7 @@ def test_a_url_names_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
-def test_the_environment_makes_a_client_when_none_is_given(server: store_kit.Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_client_is_made_from_the_environment(server: store_kit.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", server.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", server.secret_key)
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
@@ -64,7 +64,7 @@ def test_the_environment_makes_a_client_when_none_is_given(server: store_kit.Ser
         ("http://h/a?token=1", "must not contain a user, a password, . or #"),
     ],
 )
-def test_what_names_no_store_is_refused(url: str, said: str) -> None:
+def test_url_without_a_store_is_refused(url: str, said: str) -> None:
     with pytest.raises(StoreError, match=said):
         open_store(url, CLIENT)
 
@@ -82,17 +82,17 @@ def test_what_names_no_store_is_refused(url: str, said: str) -> None:
         ("a/b%20", "a", "b%20"),
     ],
 )
-def test_the_url_of_an_object_is_its_folder_s_and_a_key(url: str, folder: str, key: str) -> None:
+def test_object_url_is_split_into_folder_and_key(url: str, folder: str, key: str) -> None:
     assert (folder, key) == split_url(url)
 
 
 @pytest.mark.parametrize("url", ["s3://bkt", "s3://bkt/", "http://h", "http://h/", "/a/", "", "a/.."])
-def test_what_names_no_object_is_refused(url: str) -> None:
+def test_url_without_an_object_is_refused(url: str) -> None:
     with pytest.raises(StoreError, match=r"does not name an object: the URL of an object ends in /key|is not a valid key of"):
         split_url(url)
 
 
-def test_nothing_is_needed_beside_the_core() -> None:
+def test_urls_need_no_optional_package() -> None:
     code = (
         "import sys\n"
         "for name in ('obstore', 'boto3', 'botocore'): sys.modules[name] = None\n"

@@ -1,4 +1,4 @@
-"""The path to the kit and the program beside the tests, and to the fault tests' kit; a loader that stands still."""
+"""Makes the kits and the program beside the tests importable; a fixture with an idle loader."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from tests.top.live_kit import running
 
 @pytest.fixture(scope="module")
 def still() -> Iterator[int]:
-    """The pid of a trainer that stands still: it holds two batches, and four are ready."""
+    """Yields the process id of a trainer that does nothing: it holds two batches, and four are ready."""
     with running("still") as program:
         yield program.pid

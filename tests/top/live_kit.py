@@ -1,4 +1,4 @@
-"""Made-up snapshots, and programs with loaders (live_program.py) that are looked at from outside."""
+"""Constructed snapshots, and programs with loaders (live_program.py) that are observed from outside."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.top import live_program
 SECOND = 1_000_000_000
 
 
-def made_up(at_s: float = 10.0, **words: Any) -> dict[str, Any]:
+def snapshot_with(at_s: float = 10.0, **words: Any) -> dict[str, Any]:
     found = {
         "time_ns": int(at_s * SECOND),
         "owner_pid": 42,
@@ -74,7 +74,7 @@ def slot(**words: Any) -> dict[str, Any]:
 
 @contextmanager
 def running(scenario: str, prefix: tuple[str, ...] = (), **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A program in a session of its own that has come to its scenario; killed at the end, with all that it has started."""
+    """Runs a program in its own session until it has reached its scenario; kills it and its children at the end."""
     program = subprocess.Popen(
         [*prefix, sys.executable, "-u", live_program.__file__, scenario],
         stdin=subprocess.PIPE,
@@ -93,7 +93,7 @@ def running(scenario: str, prefix: tuple[str, ...] = (), **environment: str) -> 
 
 
 def look_until(watch: Watch, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """The first look that is so; the looks before it are some milliseconds apart."""
+    """Returns the first look that satisfies the condition."""
     until = monotonic() + DEADLINE_S
     while not condition(look := watch.look()):
         assert monotonic() < until, look

@@ -1,11 +1,8 @@
-"""A program with a loader to be looked at. Says "ready" once it has come to its scenario, and stays there until killed.
-
-slow dataset    a sample takes 5 ms, and the program asks for batch after batch
-slow program    a sample takes nothing, and the program takes 20 ms over a batch
-stuck           sample 17 never comes, and the program waits for it
-still           the workers wait for the program, which waits for ever and holds two batches
-memfd           as still, with a ring that has no name
-worker's death  as still, after a worker was killed and replaced, and a bad sample was skipped
+"""A program with a loader to observe. Prints "ready" once its scenario is reached, and stays there until it is killed. slow
+dataset    a sample takes 5 ms, and the program requests batch after batch slow program    a sample takes no time, and the program
+takes 20 ms per batch stuck           sample 17 never finishes, and the program waits for it still           the workers wait for
+the program, which waits forever and holds two batches memfd           like still, with a ring without a name worker's death  like
+still, after a worker was killed and replaced, and a bad sample was skipped
 """
 
 from __future__ import annotations
@@ -24,12 +21,12 @@ STUCK, BAD = 17, 9
 
 
 def pause(milliseconds: int | None) -> None:
-    """So long, or for ever."""
+    """Waits for `milliseconds`, or forever."""
     select.poll().poll(milliseconds)
 
 
 class Rows:
-    """Sample i is 256 times i."""
+    """Sample i contains 256 times i."""
 
     schema = {"x": ("int64", (256,))}
 
@@ -63,7 +60,7 @@ def fail(index: int) -> None:
         raise ValueError("a bad sample")
 
 
-def say(text: str) -> None:
+def report(text: str) -> None:
     print(text, flush=True)
 
 
@@ -85,9 +82,9 @@ def main(scenario: str) -> None:
     if scenario in ("still", "memfd", "worker's death"):
         while not all(worker["is_waiting"] for worker in loader.stats()["workers"]):
             pause(1)
-        say("ready")
+        report("ready")
         pause(None)
-    say("ready")
+    report("ready")
     for batch in batches:
         kept = [kept[1], batch]
         if scenario == "slow program":

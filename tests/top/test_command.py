@@ -1,4 +1,4 @@
-"""`shmload top`, as its users and their scripts see it."""
+"""`shmload top` as users and scripts see it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from shmload.cli import app
 from tests.faults.faults_kit import DEADLINE_S, await_readable, program_env
 
-slow = pytest.mark.slow(reason="looks at a trainer in a process of its own, which imports torch")
-NOBODY = "4194305"  # above the largest pid there can be
+slow = pytest.mark.slow(reason="looks at a trainer that is a process of its own and imports torch")
+NOBODY = "4194305"  # above the largest possible process id
 
 
 def top(*words: object, **environment: str) -> Any:
@@ -26,7 +26,7 @@ def top(*words: object, **environment: str) -> Any:
 
 
 @slow
-def test_once_as_json_is_one_object(still: int) -> None:
+def test_once_as_json_prints_one_object(still: int) -> None:
     done = top("--once", "--json", "--pid", still, "--interval", 0.05)
     assert done.exit_code == 0
     look = json.loads(done.stdout)
@@ -37,8 +37,8 @@ def test_once_as_json_is_one_object(still: int) -> None:
 
 
 @slow
-def test_once_draws_one_view_as_wide_as_columns_say(still: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)  # processes that test side by side have it
+def test_once_prints_one_view_of_the_given_width(still: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # test runners set it
     done = top("--once", "--pid", still, "--interval", 0.01, COLUMNS="80")
     assert done.exit_code == 0
     lines = done.stdout.splitlines()
@@ -47,7 +47,7 @@ def test_once_draws_one_view_as_wide_as_columns_say(still: int, monkeypatch: pyt
     assert max(map(len, top("--once", "--pid", still, "--interval", 0.01).stdout.splitlines())) == 120
 
 
-def test_no_loader_is_said_and_is_no_error() -> None:
+def test_missing_loader_is_reported_without_an_error() -> None:
     done = top("--once", "--pid", NOBODY)
     assert done.exit_code == 0
     assert "shmload top  0 loaders, 0 workers" in done.stdout
@@ -55,9 +55,9 @@ def test_no_loader_is_said_and_is_no_error() -> None:
     assert json.loads(top("--once", "--json", "--pid", NOBODY).stdout)["loaders"] == []
 
 
-@pytest.mark.slow(reason="the command in a process of its own")
+@pytest.mark.slow(reason="runs the command as a process")
 @pytest.mark.parametrize("form", [["--json"], []])
-def test_where_nobody_types_it_goes_on_until_interrupted(form: list[str]) -> None:
+def test_without_a_terminal_it_runs_until_interrupted(form: list[str]) -> None:
     words = [sys.executable, "-m", "shmload.cli", "top", "--pid", NOBODY, "--interval", "0.01", *form]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=program_env()) as program:
         assert program.stdout is not None
@@ -73,8 +73,8 @@ def test_where_nobody_types_it_goes_on_until_interrupted(form: list[str]) -> Non
             program.kill()
 
 
-@pytest.mark.slow(reason="the command in a process of its own")
-def test_in_a_terminal_an_interrupt_ends_it_and_the_terminal_is_as_before() -> None:
+@pytest.mark.slow(reason="runs the command as a process")
+def test_interrupt_in_a_terminal_ends_it_and_restores_the_terminal() -> None:
     ours, theirs = pty.openpty()
     try:
         before = termios.tcgetattr(theirs)

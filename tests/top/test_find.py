@@ -1,4 +1,4 @@
-"""Which control blocks there are, whose, and which of them are dead ones'."""
+"""Which control blocks are found, which processes own them, and which are leftovers of dead processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ STEM = f"shmload-{UID}-f1d000000000-"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """A folder in the place of /dev/shm: group 0's owner lives in this process, 1's is dead, 2's ring is in a memfd."""
+    """Yields a replacement for /dev/shm: this process owns group 0, the owner of group 1 is dead, and the ring of 2 is in a
+    memfd.
+    """
     contents = {f"{STEM}0-control": 4096, f"{STEM}0-payload-0": 8192, f"{STEM}1-control": 4096, f"{STEM}2-control": 0}
     for name, nbytes in contents.items():
         (tmp_path / name).write_bytes(bytes(nbytes))
@@ -31,25 +33,25 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         os.close(fd)
 
 
-def test_a_block_whose_lock_is_held_lives_and_its_holder_is_named(folder: Path) -> None:
+def test_locked_block_is_alive_and_its_holder_is_named(folder: Path) -> None:
     (block,) = [block for block in RingReader.find(str(folder)).blocks if block.kind == "shm"]
     assert block == (f"{STEM}0", str(folder / f"{STEM}0-control"), UID, os.getpid(), "shm")
 
 
-def test_a_block_whose_lock_nobody_holds_is_a_leftover(folder: Path) -> None:
+def test_unlocked_block_is_a_leftover(folder: Path) -> None:
     found = RingReader.find(str(folder))
     assert [leftover.stem for leftover in found.leftovers] == [f"{STEM}1"]
     assert (folder / f"{STEM}1-control").exists()
 
 
-def test_a_living_block_whose_holder_is_not_in_sight_has_no_pid(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_live_block_of_an_invisible_holder_has_no_pid(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     proc = tmp_path_factory.mktemp("proc")
     assert [block.pid for block in RingReader.find(str(folder), str(proc)).blocks] == [None]
     (proc / "locks").write_text("1: -> FLOCK  ADVISORY  WRITE 7 00:1b:9 0 EOF\n2: POSIX  ADVISORY  READ 7 <none>:0 0 EOF\n")
     assert [block.pid for block in RingReader.find(str(folder), str(proc)).blocks] == [None]
 
 
-def test_a_control_block_in_a_memfd_is_found_at_its_trainer(tmp_path: Path) -> None:
+def test_control_block_in_a_memfd_is_found_through_its_trainer(tmp_path: Path) -> None:
     control, payload = (os.memfd_create(f"{STEM}3-{part}") for part in ("control", "payload-0"))
     try:
         found = [block for block in RingReader.find(str(tmp_path)).blocks if block.stem == f"{STEM}3"]
@@ -59,6 +61,6 @@ def test_a_control_block_in_a_memfd_is_found_at_its_trainer(tmp_path: Path) -> N
         os.close(payload)
 
 
-def test_without_a_folder_there_is_nothing_named(tmp_path: Path) -> None:
+def test_missing_folder_has_no_blocks(tmp_path: Path) -> None:
     found = RingReader.find(str(tmp_path / "nothing"), str(tmp_path))
     assert (found.blocks, found.leftovers) == ([], [])

@@ -1,4 +1,4 @@
-"""Running loaders, looked at from another process."""
+"""Running loaders, observed from another process."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.faults.killed_kit import ProcessTree
 from tests.top.live_kit import look_until, only_loader, running
 from tests.top.live_program import BAD, STUCK
 
-pytestmark = pytest.mark.slow(reason="each looks at a trainer in a process of its own, which imports torch")
+pytestmark = pytest.mark.slow(reason="each observes a trainer process that imports torch")
 
 
 def watched(pid: int, least_s: float = 0.3) -> dict[str, Any]:
-    """What a second look says, at least so long after the first."""
+    """Returns the second look, at least `least_s` after the first."""
     watch = Watch([pid])
     began = only_loader(watch.look())["age_s"]
     aside = Watch([pid])
@@ -41,7 +41,7 @@ def test_with_a_slow_dataset_the_trainer_waits_and_decode_is_the_bottleneck() ->
     assert found["time"]["workers_wait"] < 15
     assert sum(found["time"].values()) == pytest.approx(100)
     assert all(worker["busy_share"] > 80 for worker in found["workers"])
-    assert 30 < found["samples_per_s"] <= 400  # two workers, 5 ms a sample
+    assert 30 < found["samples_per_s"] <= 400  # two workers, 5 ms per sample
     assert found["nbytes_per_s"] == pytest.approx(2048 * found["samples_per_s"])
     assert sum(worker["samples_per_s"] for worker in found["workers"]) == pytest.approx(found["samples_per_s"], rel=0.5)
 
@@ -54,12 +54,12 @@ def test_with_a_slow_program_the_workers_wait_and_the_trainer_is_the_bottleneck(
     assert found["time"]["trainer_waits"] < 15
     assert found["slots"]["ready"] >= 1
     assert 2 <= found["slots"]["leased"] <= 4
-    assert 0 < found["batches_per_s"] <= 60  # 20 ms a step, and an interval may begin or end within one
+    assert 0 < found["batches_per_s"] <= 60  # 20 ms per step, and an interval may begin or end within one
     assert found["epoch"] == 0
     assert 0 < found["step"] < found["num_steps"] == 1000
 
 
-def test_a_stuck_sample_is_shown_with_its_worker_and_growing_time() -> None:
+def test_stuck_sample_is_shown_with_its_worker_and_growing_time() -> None:
     with running("stuck") as program:
         watch = Watch([program.pid])
         first = only_loader(look_until(watch, lambda look: only_loader(look)["waits_for"] is not None))
@@ -74,7 +74,7 @@ def test_a_stuck_sample_is_shown_with_its_worker_and_growing_time() -> None:
         assert later["workers"][1 - index]["state"] == "waiting"
 
 
-def test_everything_is_known_of_a_loader_that_stands_still(still: int) -> None:
+def test_all_figures_of_an_idle_loader_are_shown(still: int) -> None:
     found = watched(still)
     assert found["pid"] == found["owner_pid"] == still
     assert found["parent_pid"] == os.getpid()
@@ -90,7 +90,7 @@ def test_everything_is_known_of_a_loader_that_stands_still(still: int) -> None:
     assert found["memory"]["workers_rss_bytes"] == sum(worker["rss_bytes"] for worker in found["workers"]) > 1 << 20
 
 
-def test_restarts_and_bad_samples_are_told() -> None:
+def test_restarts_and_bad_samples_are_shown() -> None:
     with running("worker's death") as program:
         found = watched(program.pid)
     assert found["num_restarts"] == 1
@@ -99,7 +99,7 @@ def test_restarts_and_bad_samples_are_told() -> None:
     assert found["samples"] == 4 * found["batches"] - 1, f"sample {BAD} was skipped"
 
 
-def test_a_stopped_worker_and_trainer_are_seen_to_be(still: int) -> None:
+def test_stopped_worker_and_trainer_are_shown_as_stopped(still: int) -> None:
     found = watched(still, least_s=0)
     assert (found["is_stopped"], [worker["is_stopped"] for worker in found["workers"]]) == (False, [False, False])
     pids = [still, found["workers"][0]["pid"]]
@@ -113,22 +113,22 @@ def test_a_stopped_worker_and_trainer_are_seen_to_be(still: int) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
-def test_a_ring_in_a_memfd_is_found_at_its_trainers() -> None:
+def test_ring_in_a_memfd_is_found_through_its_trainer() -> None:
     with running("memfd") as program:
         found = watched(program.pid, least_s=0)
         assert (found["kind"], found["pid"]) == ("memfd", program.pid)
         assert found["slots"]["leased"] == 2
-        assert os.stat(f"{SHM_DIR}/{found['stem']}-control").st_size == 0, "it only marks the place"
+        assert os.stat(f"{SHM_DIR}/{found['stem']}-control").st_size == 0, "the named file only marks the place"
 
 
-def test_looking_changes_no_byte_of_a_block() -> None:
+def test_observing_changes_no_byte_of_a_block() -> None:
     with running("slow dataset") as program, ExitStack() as stack:
         found = watched(program.pid, least_s=0)
         path = f"{SHM_DIR}/{found['stem']}-control"
         family = ProcessTree.of(program.pid, stack)
         for pid in family.pids:
             os.kill(pid, signal.SIGSTOP)
-            stack.callback(os.kill, pid, signal.SIGCONT)  # the reaper has work to do behind this
+            stack.callback(os.kill, pid, signal.SIGCONT)  # the reaper removes the group's names after that
         for pid in family.pids:
             look_until(Watch([program.pid]), lambda _, pid=pid: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
         with open(path, "rb") as file:
@@ -140,12 +140,12 @@ def test_looking_changes_no_byte_of_a_block() -> None:
         assert os.stat(path).st_mode & 0o777 == 0o600
 
 
-def test_a_killed_trainer_becomes_a_leftover() -> None:
+def test_killed_trainer_becomes_a_leftover() -> None:
     with running("still") as program, ExitStack() as stack:
         watch = Watch([program.pid])
         stem = only_loader(watch.look())["stem"]
         family = ProcessTree.of(program.pid, stack)
-        for pid in family.pids:  # its reaper too, which would take the names away
+        for pid in family.pids:  # including its reaper, which would remove the names
             os.kill(pid, signal.SIGSTOP)
         for pid in family.pids:
             os.kill(pid, signal.SIGKILL)
@@ -163,12 +163,14 @@ can_unshare = subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], 
 
 
 @pytest.mark.skipif(not can_unshare, reason="PID namespaces are not permitted here")
-def test_a_loader_in_a_container_that_shares_dev_shm_is_seen_from_without_and_from_within() -> None:
+def test_loader_in_a_container_with_a_shared_dev_shm_is_visible_inside_and_outside() -> None:
     with running("still", CONTAINER) as container:
         trainer = psutil.Process(container.pid).children()[0].pid
         found = watched(trainer, least_s=0)
         assert (found["pid"], found["owner_pid"], found["slots"]["leased"]) == (trainer, 1, 2)
-        assert [worker["rss_bytes"] for worker in found["workers"]] == [None, None], "its workers' pids are not ours"
+        assert [worker["rss_bytes"] for worker in found["workers"]] == [None, None], (
+            "its workers' process ids are those of its namespace"
+        )
     with running("still") as outside:
         (stem,) = (loader["stem"] for loader in Watch([outside.pid]).look()["loaders"])
         words = [*CONTAINER, sys.executable, "-m", "shmload.cli", "top", "--once", "--json", "--interval", "0.01"]
@@ -177,7 +179,7 @@ def test_a_loader_in_a_container_that_shares_dev_shm_is_seen_from_without_and_fr
         assert (found["pid"], found["owner_pid"], found["command"]) == (None, outside.pid, "")
 
 
-def test_ranks_of_one_run_are_told_apart() -> None:
+def test_ranks_of_one_run_are_distinguished() -> None:
     with running("still", RANK="0", WORLD_SIZE="2") as one, running("still", RANK="1", WORLD_SIZE="2") as two:
         look = Watch([one.pid, two.pid]).look()
         assert [(loader["pid"], loader["rank"]) for loader in look["loaders"]] == [(one.pid, 0), (two.pid, 1)]

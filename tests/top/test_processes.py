@@ -1,4 +1,4 @@
-"""What /proc says of a loader's processes."""
+"""Data about a loader's processes, read from /proc."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Proc = Callable[..., str]
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Proc:
-    """A /proc of some processes: pid -> (parent, state, command line)."""
+    """Returns a function that writes a /proc of some processes: pid -> (parent, state, command line)."""
 
     def make(processes: dict[int, tuple[int, str, str]]) -> str:
         for pid, (parent, state, command) in processes.items():
@@ -27,13 +27,13 @@ def proc(tmp_path: Path) -> Proc:
     return make
 
 
-def test_a_process_is_known_by_its_parent_state_and_memory(proc: Proc) -> None:
+def test_parent_state_and_memory_of_a_process_are_read(proc: Proc) -> None:
     found = proc({5: (4, "S", "x"), 6: (4, "T", "x"), 7: (4, "t", "x")})
     assert usage_of(5, found) == Process(4, False, 300 * PAGE, 200 * PAGE)
     assert [process and process.is_stopped for process in (usage_of(6, found), usage_of(7, found))] == [True, True]
 
 
-def test_of_a_process_that_has_gone_nothing_is_known(proc: Proc, tmp_path: Path) -> None:
+def test_ended_process_has_no_data(proc: Proc, tmp_path: Path) -> None:
     found = proc({5: (4, "S", "x")})
     assert usage_of(8, found) is None
     assert usage_of(None, found) is None
@@ -42,14 +42,14 @@ def test_of_a_process_that_has_gone_nothing_is_known(proc: Proc, tmp_path: Path)
     assert usage_of(5, found) is None
 
 
-def test_the_command_of_what_multiprocessing_has_started_is_its_parents(proc: Proc) -> None:
+def test_command_of_a_multiprocessing_child_is_its_parents(proc: Proc) -> None:
     helper = "python -c from multiprocessing.spawn import spawn_main"
     found = proc({3: (1, "S", "python train.py --fast"), 4: (3, "S", helper), 5: (4, "S", helper), 6: (99, "S", helper)})
     assert command_of(3, found) == command_of(5, found) == "python train.py --fast"
-    assert command_of(6, found) == helper, "its parent has gone"
+    assert command_of(6, found) == helper, "the parent has ended"
 
 
-def test_memory_is_that_of_the_workers_that_are_known(proc: Proc) -> None:
+def test_memory_is_that_of_the_known_workers(proc: Proc) -> None:
     found = proc({5: (4, "S", "x"), 6: (4, "T", "x")})
     report = {"workers": [{"pid": 5}, {"pid": 6}, {"pid": None}], "memory": {"ring_nbytes": 1}}
     add_memory_usage(report, found)

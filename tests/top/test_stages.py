@@ -1,4 +1,4 @@
-"""A pipeline's stages, as they stand behind its ring's control block, for who looks at it."""
+"""A pipeline's stages, stored after its ring's control block for readers in other processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.top.live_kit import only_loader
 
 
 @pytest.mark.parametrize("stages", [[Map(abs)], [Filter(bool), Collate(2), Map(abs)]])
-def test_the_stages_of_a_pipeline_are_seen_from_outside(stages: list[Any]) -> None:
+def test_stages_of_a_pipeline_are_visible_from_outside(stages: list[Any]) -> None:
     with Conveyer([Items(list(range(8)), n_workers=1), *stages]) as pipeline:
         pipeline()
         found = only_loader(Watch([os.getpid()]).look())
@@ -24,13 +24,13 @@ def test_the_stages_of_a_pipeline_are_seen_from_outside(stages: list[Any]) -> No
     assert found["stages"][0] == {"name": "Items(list of 8)", "where": "workers"}
 
 
-def test_a_loader_has_no_stages() -> None:
+def test_loader_has_no_stages() -> None:
     with ShmLoader(list(range(8)), batch_size=4, num_workers=1, seed=1) as loader:
         next(iter(loader))
         assert only_loader(Watch([os.getpid()]).look())["stages"] is None
 
 
-def test_stages_beyond_what_is_kept_are_left_out_and_damaged_ones_are_none() -> None:
+def test_surplus_stages_are_omitted_and_damaged_ones_ignored() -> None:
     about = [("x" * 1000, "workers")] * 10
     kept = load_stages(memoryview(b"block" + dump_stages(about)))
     assert kept == about[:3]

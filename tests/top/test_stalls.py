@@ -1,4 +1,4 @@
-"""Who waited for whom, on made-up snapshots."""
+"""Which part waited for which, on constructed snapshots."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shmload.engine.bottleneck import Bottleneck
 from shmload.engine.time_shares import TimeShares, beginning, shares
-from tests.top.live_kit import SECOND, made_up, worker
+from tests.top.live_kit import SECOND, snapshot_with, worker
 
 READY = [worker(), worker()]
 
@@ -23,69 +23,71 @@ def busy(share: float, seconds: float = 10.0) -> list[dict[str, object]]:
     return [worker(busy_ns=int(share * seconds * SECOND)) for _ in range(2)]
 
 
-def test_a_trainer_that_always_waits_has_slow_workers() -> None:
-    found = shares(made_up(10), made_up(20, wait_ns=10 * SECOND, workers=busy(1.0)))
+def test_always_waiting_trainer_means_slow_workers() -> None:
+    found = shares(snapshot_with(10), snapshot_with(20, wait_ns=10 * SECOND, workers=busy(1.0)))
     assert found == parts(0, 100, 0, 0, workers_busy=100)
     assert found.bottleneck == "decode"
 
 
-def test_a_trainer_that_waits_while_workers_are_idle_waits_for_the_hand_off() -> None:
-    found = shares(made_up(10), made_up(20, wait_ns=10 * SECOND, workers=busy(0.2)))
+def test_waiting_trainer_and_idle_workers_mean_slow_hand_off() -> None:
+    found = shares(snapshot_with(10), snapshot_with(20, wait_ns=10 * SECOND, workers=busy(0.2)))
     assert found == parts(0, 100, 0, 0, workers_busy=20)
     assert found.bottleneck == "hand-off"
 
 
-def test_workers_that_are_idle_while_the_program_works_have_a_slow_program() -> None:
-    found = shares(made_up(10), made_up(20, workers=busy(0.1)))
+def test_idle_workers_and_a_busy_program_mean_a_slow_program() -> None:
+    found = shares(snapshot_with(10), snapshot_with(20, workers=busy(0.1)))
     assert found == parts(0, 0, 90, 10, workers_busy=10)
     assert found.bottleneck == "trainer"
 
 
-def test_where_both_are_busy_nobody_waits() -> None:
-    found = shares(made_up(10), made_up(20, wait_ns=SECOND // 5, workers=busy(1.0)))
+def test_nobody_waits_if_both_are_busy() -> None:
+    found = shares(snapshot_with(10), snapshot_with(20, wait_ns=SECOND // 5, workers=busy(1.0)))
     assert found == parts(0, 2, 0, 98, workers_busy=100)
     assert found.bottleneck == "none"
 
 
-def test_idle_workers_count_only_for_the_time_in_which_the_trainer_does_not_wait() -> None:
-    found = shares(made_up(10), made_up(20, wait_ns=4 * SECOND, workers=busy(0.5)))
+def test_idle_workers_count_only_while_the_trainer_does_not_wait() -> None:
+    found = shares(snapshot_with(10), snapshot_with(20, wait_ns=4 * SECOND, workers=busy(0.5)))
     assert found == parts(0, 40, 30, 30, workers_busy=50)
 
 
-def test_a_wait_that_is_not_over_counts() -> None:
-    before = made_up(10, waiting_since_ns=8 * SECOND, wait_ns=SECOND)
-    assert shares(before, made_up(20, waiting_since_ns=8 * SECOND, wait_ns=SECOND)).trainer_waits == 100
-    assert shares(before, made_up(20, wait_ns=4 * SECOND)).trainer_waits == 10
-    assert shares(made_up(10), made_up(20, waiting_since_ns=15 * SECOND)).trainer_waits == 50
+def test_unfinished_wait_counts() -> None:
+    before = snapshot_with(10, waiting_since_ns=8 * SECOND, wait_ns=SECOND)
+    assert shares(before, snapshot_with(20, waiting_since_ns=8 * SECOND, wait_ns=SECOND)).trainer_waits == 100
+    assert shares(before, snapshot_with(20, wait_ns=4 * SECOND)).trainer_waits == 10
+    assert shares(snapshot_with(10), snapshot_with(20, waiting_since_ns=15 * SECOND)).trainer_waits == 50
 
 
-def test_a_claim_that_is_not_finished_counts_as_busy() -> None:
+def test_unfinished_claim_counts_as_busy() -> None:
     claimed = [worker(claimed_ns=10 * SECOND), worker(claimed_ns=15 * SECOND)]
-    assert shares(made_up(10), made_up(20, workers=claimed)).workers_wait == 25
+    assert shares(snapshot_with(10), snapshot_with(20, workers=claimed)).workers_wait == 25
 
 
-def test_until_the_first_worker_is_ready_it_is_start_up_whoever_waits() -> None:
-    before = made_up(10, workers=[worker(started_ns=0), worker(started_ns=0)])
+def test_time_before_the_first_worker_is_ready_is_start_up() -> None:
+    before = snapshot_with(10, workers=[worker(started_ns=0), worker(started_ns=0)])
     late = [worker(started_ns=14 * SECOND, busy_ns=6 * SECOND), worker(started_ns=0)]
-    found = shares(before, made_up(20, wait_ns=9 * SECOND, workers=late))
+    found = shares(before, snapshot_with(20, wait_ns=9 * SECOND, workers=late))
     assert found == parts(40, 50, 0, 10, workers_busy=100)
-    assert shares(before, made_up(20, wait_ns=10 * SECOND, workers=before["workers"])) == parts(100, 0, 0, 0, workers_busy=100)
+    assert shares(before, snapshot_with(20, wait_ns=10 * SECOND, workers=before["workers"])) == parts(
+        100, 0, 0, 0, workers_busy=100
+    )
     assert parts(100, 0, 0, 0, workers_busy=100).bottleneck == "unknown"
 
 
-def test_parts_that_are_all_rounded_up_still_sum_to_the_whole() -> None:
-    before = made_up(0, workers=[worker(started_ns=0)])
-    found = shares(before, made_up(10, wait_ns=6670 * SECOND // 1000, workers=[worker(started_ns=3335 * SECOND // 1000)]))
+def test_rounded_parts_sum_to_the_whole() -> None:
+    before = snapshot_with(0, workers=[worker(started_ns=0)])
+    found = shares(before, snapshot_with(10, wait_ns=6670 * SECOND // 1000, workers=[worker(started_ns=3335 * SECOND // 1000)]))
     assert found == parts(33.4, 33.4, 33.2, 0, workers_busy=0)
 
 
-def test_a_worker_replaced_in_the_interval_makes_no_start_up() -> None:
+def test_replaced_worker_is_not_start_up() -> None:
     replaced = [worker(started_ns=18 * SECOND), worker(started_ns=18 * SECOND)]
-    assert shares(made_up(10), made_up(20, workers=replaced)).start_up == 0
+    assert shares(snapshot_with(10), snapshot_with(20, workers=replaced)).start_up == 0
 
 
-def test_before_the_ring_was_made_nothing_had_been_counted() -> None:
-    seen = made_up(10, owner_start_ns=2 * SECOND, wait_ns=3 * SECOND, batches=7, workers=[worker(started_ns=4 * SECOND)])
+def test_nothing_is_counted_before_the_ring_was_made() -> None:
+    seen = snapshot_with(10, owner_start_ns=2 * SECOND, wait_ns=3 * SECOND, batches=7, workers=[worker(started_ns=4 * SECOND)])
     begin = beginning(seen)
     assert begin["time_ns"] == 2 * SECOND
     assert begin["batches"] == begin["wait_ns"] == 0
@@ -95,12 +97,12 @@ def test_before_the_ring_was_made_nothing_had_been_counted() -> None:
 words = st.integers(0, 2**64 - 1)
 workers = st.builds(worker, busy_ns=words, claimed_ns=words, started_ns=st.one_of(st.just(0), words))
 snapshots = st.builds(
-    made_up, at_s=st.floats(0, 1e6), wait_ns=words, waiting_since_ns=words, workers=st.tuples(workers, workers).map(list)
+    snapshot_with, at_s=st.floats(0, 1e6), wait_ns=words, waiting_since_ns=words, workers=st.tuples(workers, workers).map(list)
 )
 
 
 @given(snapshots, snapshots)
-def test_the_parts_sum_to_the_whole_whatever_the_words_say(before: dict[str, object], seen: dict[str, object]) -> None:
+def test_parts_sum_to_the_whole_for_any_words(before: dict[str, object], seen: dict[str, object]) -> None:
     found = shares(before, seen)
     assert sum(found.parts.values()) == pytest.approx(100, abs=1e-9)
     assert all(0 <= share <= 100 for share in found)

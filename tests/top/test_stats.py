@@ -1,4 +1,4 @@
-"""`loader.stats()`: from inside the same figures under the same names as from outside."""
+"""`loader.stats()` gives the same figures under the same names as observers in other processes see."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def loader_of(**arguments: Any) -> ShmLoader[Any]:
 
 
 def settled(loader: ShmLoader[Any]) -> dict[str, Any]:
-    """The stats once every ordered batch is ready."""
+    """Returns the stats once every ordered batch is ready."""
     while True:
         stats = loader.stats()
         slots = stats["slots"]
@@ -54,7 +54,7 @@ def seen_from_outside(loader: ShmLoader[Any]) -> dict[str, Any]:
     return found  # type: ignore[no-any-return]
 
 
-def test_inside_and_outside_say_the_same_under_the_same_names() -> None:
+def test_stats_equal_those_seen_from_outside() -> None:
     with loader_of() as loader:
         batches = iter(loader)
         kept = [next(batches), next(batches)]
@@ -70,21 +70,23 @@ def test_inside_and_outside_say_the_same_under_the_same_names() -> None:
     assert [order["step"] for order in inside["orders"]] == [order["step"] for order in outside["orders"]] == [2, 3, 4, 5]
 
 
-class Held(Rows):
-    """Rows that a worker is given only when somebody lets go of them."""
+class BlocksUnpickling(Rows):
+    """Rows that a worker can unpickle only when the test lets it continue."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(40)
         self.path = path
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        state["path"].read_bytes()  # of a FIFO: until a writer has closed it
+        state["path"].read_bytes()  # blocks on a FIFO until a writer has closed it
         self.__dict__.update(state)
 
 
-def test_a_worker_that_is_not_up_yet_has_its_processs_pid(tmp_path: Path) -> None:
+def test_starting_worker_has_its_processs_pid(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
-    with ShmLoader(Held(tmp_path / "fifo"), batch_size=4, num_workers=2, seed=1, multiprocessing_context="spawn") as loader:
+    with ShmLoader(
+        BlocksUnpickling(tmp_path / "fifo"), batch_size=4, num_workers=2, seed=1, multiprocessing_context="spawn"
+    ) as loader:
         stream: Any = loader._passes
         stream.begin()
         engine = stream._made_engine()
@@ -106,7 +108,7 @@ def test_epochs_and_steps_are_those_of_the_batch_just_delivered(seed: int | None
         assert found["mode"] == ("torch" if seed is None else "seed")
 
 
-def test_persistent_workers_go_on_counting_passes() -> None:
+def test_persistent_workers_continue_counting_passes() -> None:
     with loader_of(seed=None, persistent_workers=True) as loader:
         for epoch in range(3):
             for _ in loader:
@@ -114,7 +116,7 @@ def test_persistent_workers_go_on_counting_passes() -> None:
             assert loader.stats().items() >= {"epoch": epoch, "step": 9, "batches": 10 * (epoch + 1)}.items()
 
 
-def test_of_epochs_of_different_lengths_each_has_its_own_and_a_rank_counts_its_own_steps() -> None:
+def test_epochs_have_their_own_lengths_and_ranks_their_own_steps() -> None:
     lengths = np.random.default_rng(0).integers(1, 90, 60)
     batches = TokenBudget(lengths, max_tokens=100, window=4)
     lengths_seen = set()
@@ -125,31 +127,31 @@ def test_of_epochs_of_different_lengths_each_has_its_own_and_a_rank_counts_its_o
                 assert (found["epoch"], found["step"]) == (epoch, step)
             assert found["num_steps"] == step + 1
             lengths_seen.add(step)
-    assert len(lengths_seen) > 1, "else this shows nothing"
+    assert len(lengths_seen) > 1, "otherwise the test shows nothing"
 
 
 class Lengthless:
-    """A batch sampler that cannot say how long it is."""
+    """A batch sampler without a length."""
 
     def __iter__(self) -> Any:
         yield from ([0, 1], [2, 3])
 
 
 @pytest.mark.parametrize("seed", [None, 1])
-def test_a_length_that_nobody_knows_is_none(seed: int | None) -> None:
+def test_unknown_length_is_none(seed: int | None) -> None:
     arguments: dict[str, Any] = {"batch_sampler": Lengthless(), "seed": seed}
     with ShmLoader(Rows(4), num_workers=1, **arguments) as loader:
         assert len(list(loader)) == 2
         assert loader.stats().items() >= {"num_steps": None, "step": 1}.items()
 
 
-def test_without_workers_only_what_was_read_is_counted() -> None:
+def test_without_workers_only_read_batches_are_counted() -> None:
     with ShmLoader(Rows(8), batch_size=4, seed=1) as loader:
         list(loader)
         assert loader.stats() == {"num_bad_samples": 0, "bad_samples": [], "num_irregular": 0}
 
 
-def test_a_rank_that_nobody_has_told_is_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_is_0_if_unspecified(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "4")
     with loader_of(seed=None) as loader:
         batches = iter(loader)
@@ -157,7 +159,7 @@ def test_a_rank_that_nobody_has_told_is_rank_0(monkeypatch: pytest.MonkeyPatch) 
         assert seen_from_outside(loader).items() >= {"rank": 0, "world_size": 1}.items()
 
 
-def test_the_page_names_every_key() -> None:
+def test_page_names_every_key() -> None:
     told = set(re.findall(r"`(\w+)`", (DOCS / "top.md").read_text()))
     with loader_of() as loader:
         batches = iter(loader)

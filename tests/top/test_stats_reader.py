@@ -1,4 +1,4 @@
-"""A control block that may be anything: what is whole is read, and what is not gives an error and no crash."""
+"""Control blocks with any content: complete ones are read, and others are an error but never a crash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shmload.engine.stats import describe
 SIZES = {"order_capacity": 256, "text_capacity": 64, "layout_capacity": 64}
 NUM_SLOTS, NUM_WORKERS = 3, 2
 NBYTES = control_nbytes(NUM_SLOTS, NUM_WORKERS, **SIZES)
-READ_NBYTES = 512 + NUM_WORKERS * 192 + NUM_SLOTS * 1024  # header, workers' and slots' records: what an stats reader reads
+READ_NBYTES = 512 + NUM_WORKERS * 192 + NUM_SLOTS * 1024  # header, workers' and slots' records: what a stats reader reads
 
 
 def mapped(content: bytes) -> Mapping:
@@ -45,7 +45,7 @@ def made_ring() -> tuple[TrainerRing, Mapping]:
 
 
 def block() -> bytes:
-    """A block with two orders of four chunks, of which worker 0 holds one and is at its second row."""
+    """Returns a block with two orders of four chunks. Worker 0 holds one of them and is at its second row."""
     ring, control = made_ring()
     ring.introduce(dataset_name=b"Rows", read_path=b"read_into", rank=1, world_size=2)
     for step in range(2):
@@ -67,7 +67,7 @@ def damaged(words: dict[int, int]) -> bytes:
     return content.tobytes()
 
 
-def test_a_snapshot_names_what_the_trainer_has_written() -> None:
+def test_snapshot_contains_what_the_trainer_has_written() -> None:
     seen = StatsReader(mapped(BLOCK)).snapshot()
     assert seen["owner_pid"] == os.getpid()
     assert (seen["num_slots"], seen["num_workers"], seen["control_nbytes"]) == (NUM_SLOTS, NUM_WORKERS, NBYTES)
@@ -80,7 +80,7 @@ def test_a_snapshot_names_what_the_trainer_has_written() -> None:
     assert seen["workers"][0]["since_ns"] >= seen["workers"][0]["claimed_ns"] >= seen["workers"][0]["started_ns"] > 0
 
 
-def test_names_are_cut_where_their_room_ends() -> None:
+def test_long_names_are_truncated() -> None:
     ring, control = made_ring()
     ring.introduce(dataset_name=b"D" * 99, read_path=b"p" * 99, rank=0, world_size=1)
     seen = StatsReader(control).snapshot()
@@ -106,20 +106,20 @@ def test_names_are_cut_where_their_room_ends() -> None:
         (BLOCK[:4096], "the control block is damaged: its offsets do not match 3 slots and 2 workers in 4096 bytes"),
     ],
 )
-def test_what_is_no_whole_block_is_refused(content: bytes, message: str) -> None:
+def test_incomplete_block_is_refused(content: bytes, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         StatsReader(mapped(content))
     assert str(caught.value).startswith(message)
 
 
-def test_a_slot_that_cannot_be_is_refused() -> None:
-    state = (512 + NUM_WORKERS * 192 + 600) // 8  # slot 0's form and state
+def test_impossible_slot_is_refused() -> None:
+    state = (512 + NUM_WORKERS * 192 + 600) // 8  # layout and state of slot 0
     with pytest.raises(ValueError, match="the control block is damaged: slot 0 has state 77 and 4 chunks"):
         StatsReader(mapped(damaged({state: 77 << 32}))).snapshot()
 
 
-def tried(content: bytes) -> dict[str, Any] | None:
-    """What is read and described of a block, or None if it is refused."""
+def described_or_none(content: bytes) -> dict[str, Any] | None:
+    """Returns the described content of a block, or None if it is refused."""
     try:
         stats_reader = StatsReader(mapped(content))
         seen = stats_reader.snapshot()
@@ -131,9 +131,9 @@ def tried(content: bytes) -> dict[str, Any] | None:
 
 
 @given(st.binary(min_size=1, max_size=2 * READ_NBYTES))
-def test_no_random_bytes_are_taken_for_a_block(content: bytes) -> None:
-    assert tried(content) is None
-    assert tried(BLOCK[:16] + content) is None or content.startswith(BLOCK[16:104])
+def test_random_bytes_are_refused(content: bytes) -> None:
+    assert described_or_none(content) is None
+    assert described_or_none(BLOCK[:16] + content) is None or content.startswith(BLOCK[16:104])
 
 
 words = st.one_of(
@@ -143,8 +143,8 @@ words = st.one_of(
 
 @given(st.dictionaries(st.integers(2, READ_NBYTES // 8 - 1), words, max_size=12))
 @example({})
-def test_a_block_with_damaged_words_is_refused_or_described(changes: dict[int, int]) -> None:
-    found = tried(damaged(changes))
+def test_block_with_damaged_words_is_refused_or_described(changes: dict[int, int]) -> None:
+    found = described_or_none(damaged(changes))
     if not changes:
         assert found is not None
         assert found["slots"]["filling"] == 2
@@ -155,7 +155,7 @@ def test_a_block_with_damaged_words_is_refused_or_described(changes: dict[int, i
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """How blocks are opened and mapped: (access mode of the descriptor, whether the mapping may be written)."""
+    """Returns a list of how blocks are opened and mapped: (access mode of the descriptor, whether the mapping is writable)."""
     found = []
 
     def note(fd: int, nbytes: int, *, writable: bool = True) -> Mapping:
@@ -167,14 +167,14 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
     return found
 
 
-def test_a_block_is_opened_and_mapped_for_reading_alone(tmp_path: Path, opened: list[tuple[int, bool]]) -> None:
+def test_block_is_opened_and_mapped_read_only(tmp_path: Path, opened: list[tuple[int, bool]]) -> None:
     path = tmp_path / "block"
     path.write_bytes(BLOCK)
     assert RingReader.open(str(path)).snapshot()["num_slots"] == NUM_SLOTS
     assert opened == [(os.O_RDONLY, False)]
 
 
-def test_what_is_no_file_with_content_is_refused(tmp_path: Path) -> None:
+def test_empty_or_special_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(ValueError, match="empty is not a control block: it is empty"):
         RingReader.open(str(tmp_path / "empty"))

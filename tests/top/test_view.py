@@ -1,4 +1,4 @@
-"""The picture of a look: what it says, at any width."""
+"""The view of a look: its content, at any width."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from rich.console import Console
 
 from shmload.engine.stats import describe
 from shmload.tools.top import nbytes_text, number, picture, seconds, sparkline, totals
-from tests.top.live_kit import SECOND, made_up, slot, worker
+from tests.top.live_kit import SECOND, slot, snapshot_with, worker
 
 ORDERED, LEASED = 2, 3
 
 
 def loader(**words: Any) -> dict[str, Any]:
-    """A report as a Watch makes it, of an interval of a second."""
+    """Returns a report as a Watch makes it, over an interval of a second."""
     of_process = {"pid": 42, "owner_pid": 42, "parent_pid": 7, "is_stopped": False, "command": "python train.py", "kind": "shm"}
     given = {name: words.pop(name) for name in list(words) if name in of_process}
-    seen = made_up(11, **words)
-    report = describe(seen, made_up(10, workers=[worker()] * len(seen["workers"])))
+    seen = snapshot_with(11, **words)
+    report = describe(seen, snapshot_with(10, workers=[worker()] * len(seen["workers"])))
     for one in report["workers"]:
         one.update(is_stopped=False, rss_bytes=234_000_000, private_bytes=1)
     ranks = {name: seen[name] for name in ("rank", "world_size")}
@@ -58,7 +58,7 @@ def busy_loader(**words: Any) -> dict[str, Any]:
     return loader(**{"workers": workers, "slots": slots, **counted, **words})
 
 
-def test_a_loader_is_shown_with_all_that_is_known_of_it() -> None:
+def test_view_shows_all_figures_of_a_loader() -> None:
     text = drawn(look(busy_loader(num_bad_samples=3)))
     for words in (
         "1 loader, 2 workers  3,200 samples/s  64 MB/s  1.05 MB in rings",
@@ -74,7 +74,7 @@ def test_a_loader_is_shown_with_all_that_is_known_of_it() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
-def test_no_line_is_wider_than_the_terminal_nor_wrapped(width: int) -> None:
+def test_lines_fit_the_terminal_without_wrapping(width: int) -> None:
     found = look(busy_loader(command="python " + "long " * 60), busy_loader())
     lines = drawn(found, width).splitlines()
     assert max(map(len, lines)) <= width
@@ -87,7 +87,7 @@ def test_eighty_columns_show_who_waits_and_what_each_worker_does() -> None:
     assert "decoding    4711  2.0 s  100 %        0.0         2" in text
 
 
-def test_a_hung_loader_is_pointed_out_with_the_sample_it_waits_for() -> None:
+def test_hung_loader_is_shown_with_the_sample_it_waits_for() -> None:
     found = busy_loader(waiting_since_ns=4 * SECOND, awaited=3)
     assert "hung: it has waited 7.0 s for batch 7 of epoch 1: worker 1 (pid 101) is on sample 4711 for 2.0 s" in drawn(look(found))
     found["workers"][1]["is_stopped"] = True
@@ -97,7 +97,7 @@ def test_a_hung_loader_is_pointed_out_with_the_sample_it_waits_for() -> None:
     assert "hung: it has waited 7.0 s for a batch, which" in drawn(look(loader(waiting_since_ns=4 * SECOND)))
 
 
-def test_ranks_of_one_run_have_a_line_of_their_own() -> None:
+def test_ranks_of_one_run_have_one_line_each() -> None:
     ranks = [busy_loader(rank=rank, world_size=2, wait_ns=rank * SECOND // 2) for rank in (0, 1)]
     text = drawn(look(*ranks, busy_loader()))
     assert "ranks 0, 1 of 2  6,400 samples/s  128 MB/s; rank 1 waits most: 50 %" in text
@@ -105,7 +105,7 @@ def test_ranks_of_one_run_have_a_line_of_their_own() -> None:
     assert "3 loaders, 6 workers  9,600 samples/s" in text
 
 
-def test_of_many_workers_those_are_shown_that_have_been_at_it_for_longest() -> None:
+def test_slowest_of_many_workers_are_shown() -> None:
     claims = [(w, w, w + 1) for w in range(20)]
     held = slot(state=ORDERED, order=1, nrows=20, num_chunks=20, num_claimed=20, claims=claims)
     workers = [worker(pid=100 + w, now=1 << 16 | w, since_ns=(10 - w // 4) * SECOND) for w in range(20)]
@@ -114,7 +114,7 @@ def test_of_many_workers_those_are_shown_that_have_been_at_it_for_longest() -> N
     assert [f"  {100 + w}  decoding" in text for w in range(20)] == [False] * 4 + [True] * 16
 
 
-def test_what_is_not_there_is_said() -> None:
+def test_missing_loaders_are_mentioned() -> None:
     assert "no loader is running" in drawn(look())
     text = drawn(look(leftovers={"num": 2, "nbytes": 3_000_000, "pids": [1, 2]}))
     assert "2 dead loaders have left 3 MB: shmload clean" in text
@@ -123,7 +123,7 @@ def test_what_is_not_there_is_said() -> None:
     assert "/dev/shm/x cannot be read: so" in text
 
 
-def test_a_loader_of_another_container_and_a_young_one_are_told_as_such() -> None:
+def test_loaders_of_other_containers_and_new_ones_are_marked() -> None:
     text = drawn(look(loader(pid=None, num_steps=5, workers=[worker(started_ns=0, pid=0)])))
     assert "pid 42 of another container" in text
     assert "no batch yet of 5" in text
@@ -131,28 +131,28 @@ def test_a_loader_of_another_container_and_a_young_one_are_told_as_such() -> Non
     assert " stopped · Rows" in drawn(look(loader(is_stopped=True)))
 
 
-def test_square_brackets_in_names_are_no_markup() -> None:
+def test_square_brackets_in_names_are_not_markup() -> None:
     assert "[red]x[/]" in drawn(look(loader(dataset_name="[red]x[/]", command="[/]")))
 
 
 @pytest.mark.parametrize(
     ("value", "told"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (999_600, "1,000 kB"), (2_000_000, "2 MB"), (7e13, "70 TB")]
 )
-def test_bytes_are_told_in_units(value: float, told: str) -> None:
+def test_bytes_are_shown_in_units(value: float, told: str) -> None:
     assert told == nbytes_text(value)
 
 
-def test_times_and_numbers_have_the_digits_people_read() -> None:
+def test_times_and_numbers_have_readable_digits() -> None:
     assert [seconds(value) for value in (0.0123, 1.26, 600)] == ["12 ms", "1.3 s", "10 min"]
     assert [number(value) for value in (0, 12.34, 1234.5)] == ["0.0", "12.3", "1,234"]
 
 
-def test_a_sparkline_has_a_character_a_value() -> None:
+def test_sparkline_has_one_character_per_value() -> None:
     assert sparkline([0, 1, 8]) == "▁▂█"
     assert (sparkline([0, 0]), sparkline([])) == ("▁▁", "")
 
 
-def test_a_pool_on_a_cluster_has_a_line_and_a_column() -> None:
+def test_cluster_pool_has_a_line_and_a_column() -> None:
     far = [worker(node="0123456789a", nbytes_fetched=3_000_000, nbytes_remote=1_000_000, num_actors=2), worker()]
     text = drawn(look(loader(workers=far)))
     assert "ray   1 actor on 1 node  3 MB/s from the object store, of these 1 MB/s over the network  1 actor replaced" in text
@@ -161,7 +161,7 @@ def test_a_pool_on_a_cluster_has_a_line_and_a_column() -> None:
     assert "node" not in drawn(look(loader()))
 
 
-def test_the_stages_of_a_pipeline_are_a_line() -> None:
+def test_stages_of_a_pipeline_have_one_line() -> None:
     stages = [{"name": "Items(list of 3)", "where": "workers"}, {"name": "Map(a\x1b[2J)", "where": "trainer"}]
     text = drawn(look({**busy_loader(), "stages": stages}))
     assert "stages Items(list of 3) → 'Map(a\\x1b[2J)' in the trainer" in text

@@ -1,4 +1,4 @@
-"""Looks at blocks that come, go, or cannot be read."""
+"""Repeated looks at blocks that appear, disappear, or cannot be read."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pytest
 from shmload.engine.ring_reader import ControlBlock, Found
 from shmload.tools import top
 from shmload.tools.top import HISTORY, Watch
-from tests.top.live_kit import SECOND, made_up
+from tests.top.live_kit import SECOND, snapshot_with
 
 Blocks = dict[str, Any]
 
 
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> Blocks:
-    """The blocks of a host: path -> snapshot, or what reading it raises. Each is this process's."""
+    """Returns the blocks of a host: path -> snapshot, or the exception of reading it. This process owns each."""
     there: Blocks = {}
 
     class Reader:
-        """Stands for a RingReader."""
+        """Replaces a RingReader."""
 
         def __init__(self, path: str) -> None:
             self.path = path
@@ -44,10 +44,10 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Blocks:
 
 
 def at(time_s: float, **words: Any) -> dict[str, Any]:
-    return made_up(time_s, owner_pid=os.getpid(), owner_start_ns=5 * SECOND, **words)
+    return snapshot_with(time_s, owner_pid=os.getpid(), owner_start_ns=5 * SECOND, **words)
 
 
-def test_a_look_is_of_the_time_since_the_last_one(blocks: Blocks) -> None:
+def test_look_covers_the_time_since_the_last_one(blocks: Blocks) -> None:
     watched = Watch()
     rates = []
     for time_s, samples in ((10, 100), (11, 107), (13, 107)):
@@ -58,7 +58,7 @@ def test_a_look_is_of_the_time_since_the_last_one(blocks: Blocks) -> None:
     assert found["history"] == [20, 7, 0]
 
 
-def test_the_history_has_an_end(blocks: Blocks) -> None:
+def test_history_is_limited(blocks: Blocks) -> None:
     watched = Watch()
     for time_s in range(10, 20 + HISTORY):
         blocks["a"] = at(time_s)
@@ -66,7 +66,7 @@ def test_the_history_has_an_end(blocks: Blocks) -> None:
     assert len(look["loaders"][0]["history"]) == HISTORY
 
 
-def test_a_loader_that_goes_and_comes_again_begins_anew(blocks: Blocks) -> None:
+def test_loader_that_reappears_starts_from_zero(blocks: Blocks) -> None:
     watched = Watch()
     blocks["a"] = at(10)
     watched.look()
@@ -77,7 +77,7 @@ def test_a_loader_that_goes_and_comes_again_begins_anew(blocks: Blocks) -> None:
     assert (found["interval_s"], len(found["history"])) == (10, 1)
 
 
-def test_what_cannot_be_read_is_named_unless_it_is_anothers(blocks: Blocks) -> None:
+def test_unreadable_block_is_named_unless_it_is_another_users(blocks: Blocks) -> None:
     blocks.update(a=ValueError("layout version 77"), b=PermissionError(), c=OSError("no"), d=at(10))
     look = Watch().look()
     assert [(block["path"], block["why"]) for block in look["unreadable"]] == [("a", "layout version 77"), ("c", "no")]
@@ -85,7 +85,7 @@ def test_what_cannot_be_read_is_named_unless_it_is_anothers(blocks: Blocks) -> N
 
 
 @pytest.mark.parametrize(("pid", "num"), [(os.getpid(), 1), (os.getppid(), 1), (4194305, 0)], ids=["own", "parent", "nobody"])
-def test_only_loaders_of_the_processes_asked_for_are_shown(blocks: Blocks, pid: int, num: int) -> None:
+def test_only_loaders_of_the_given_processes_are_shown(blocks: Blocks, pid: int, num: int) -> None:
     blocks["a"] = at(10)
     assert len(Watch([pid]).look()["loaders"]) == num
 
@@ -99,7 +99,7 @@ def test_pids_of_another_namespace_are_not_looked_up_in_this_one(blocks: Blocks,
     assert (unknown["pid"], unknown["rss_bytes"], unknown["is_stopped"]) == (os.getpid(), None, None)
 
 
-def test_loaders_are_searched_for_seldom_and_looked_at_every_time(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loaders_are_searched_rarely_and_read_every_time(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
     now, took, searches = [100.0], [0.01], []
     find = top.RingReader.find
 
@@ -113,7 +113,7 @@ def test_loaders_are_searched_for_seldom_and_looked_at_every_time(blocks: Blocks
     watched = Watch()
 
     def looks(*times_s: float) -> list[float]:
-        """When it was searched, of looks at these times."""
+        """Returns the times of the searches, given looks at these times."""
         searches.clear()
         for now[0] in times_s:
             blocks["a"] = at(now[0])

@@ -1,4 +1,4 @@
-"""Recording from outside: which rings there are, how often they are read, and the command."""
+"""Recording from another process: which rings are found, how often they are read, and the command."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Command = Callable[..., Any]
 
 @pytest.fixture
 def command() -> Command:
-    """`shmload ...` in this process."""
+    """Returns a function that runs `shmload ...` in this process."""
 
     def call(*arguments: object) -> Any:
         return CliRunner().invoke(app, [str(argument) for argument in arguments])
@@ -37,7 +37,7 @@ def command() -> Command:
 
 @pytest.fixture
 def loader() -> Iterator[ShmLoader[Any]]:
-    """A loader whose workers are up."""
+    """Yields a loader whose workers have started."""
     with ShmLoader(Rows(), 8, num_workers=1, seed=1) as made:
         run(made)
         yield made
@@ -47,10 +47,10 @@ def mine(watch: Recording) -> int:
     return sum(tape.owner_pid == os.getpid() for tape in watch.tapes.values())
 
 
-# ---------------------------------------------------------------- which rings there are
+# ---------------------------------------------------------------- which rings are found
 
 
-def test_what_is_no_ring_is_left_out_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_not_rings_are_skipped_with_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "x").write_bytes(b"x" * 4096)
     blocks = [ControlBlock(name, str(tmp_path / name), os.geteuid(), 7, "shm") for name in ("x", "gone")]
     another = ControlBlock("y", str(tmp_path / "x"), os.geteuid() + 1, 7, "shm")
@@ -62,7 +62,7 @@ def test_what_is_no_ring_is_left_out_with_a_reason(tmp_path: Path, monkeypatch: 
     assert watch.refused["x"].startswith(f"{tmp_path}/x: the file is not a control block, or is still being created")
 
 
-def test_a_pid_chooses(loader: ShmLoader[Any]) -> None:
+def test_pid_selects_a_loader(loader: ShmLoader[Any]) -> None:
     watch = Recording(os.getpid())
     watch.search()
     assert mine(watch) == len(watch.tapes) == 1
@@ -72,7 +72,7 @@ def test_a_pid_chooses(loader: ShmLoader[Any]) -> None:
     assert any(why.endswith(f"it is of process {os.getpid()}") for why in other.refused.values())
 
 
-def test_a_ring_in_a_memfd_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ring_in_a_memfd_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "shm_free_bytes", lambda: 0)
     with ShmLoader(Rows(), 8, num_workers=1, seed=1) as made:
         run(made)
@@ -85,7 +85,7 @@ def test_a_ring_in_a_memfd_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---------------------------------------------------------------- recording
 
 
-def test_history_is_part_of_a_recording(loader: ShmLoader[Any], command: Command, tmp_path: Path) -> None:
+def test_recording_includes_earlier_events(loader: ShmLoader[Any], command: Command, tmp_path: Path) -> None:
     done = command("trace", "--pid", os.getpid(), "--seconds", 0, "--out", tmp_path / "t.json")
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout == f"{tmp_path}/t.json: 8 batches of process {os.getpid()}; open it in https://ui.perfetto.dev\n"
@@ -94,9 +94,7 @@ def test_history_is_part_of_a_recording(loader: ShmLoader[Any], command: Command
     assert found["otherData"]["pids"] == [os.getpid()]
 
 
-def test_a_recording_reads_as_often_as_recorders_fill_and_counts_what_it_missed(
-    loader: ShmLoader[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recording_adapts_its_rate_and_counts_missed_events(loader: ShmLoader[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
     clock = [0.0]
 
@@ -112,8 +110,8 @@ def test_a_recording_reads_as_often_as_recorders_fill_and_counts_what_it_missed(
     watch = Recording(os.getpid())
     watch.record(8.0)
     assert len(pauses) == 8
-    assert pauses[:4] == sorted(pauses[:4])  # nothing comes: ever longer
-    assert pauses[5] < pauses[4]  # a recorder ran over
+    assert pauses[:4] == sorted(pauses[:4])  # the pauses get longer while nothing happens
+    assert pauses[5] < pauses[4]  # a recorder overflowed
     assert min(pauses) >= tracing.SHORTEST_S
     assert max(pauses) <= tracing.LONGEST_S
     (timeline,) = timelines_of(watch.tapes.values())
@@ -121,7 +119,7 @@ def test_a_recording_reads_as_often_as_recorders_fill_and_counts_what_it_missed(
     assert 8 < timeline.num_batches < 248
 
 
-def test_a_ring_that_is_made_meanwhile_is_recorded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ring_created_during_a_recording_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[ShmLoader[Any]] = []
     clock = [0.0]
 
@@ -139,7 +137,7 @@ def test_a_ring_that_is_made_meanwhile_is_recorded_too(monkeypatch: pytest.Monke
     assert [timeline.num_batches for timeline in timelines_of(watch.tapes.values())] == [8]
 
 
-def test_an_interrupted_recording_is_written(
+def test_interrupted_recording_is_written(
     loader: ShmLoader[Any], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(seconds: float) -> None:
@@ -152,7 +150,7 @@ def test_an_interrupted_recording_is_written(
     assert len(of_kind(loaded(tmp_path / "t.json"), "deliver")) == 8
 
 
-def test_lost_events_are_told_by_the_command(
+def test_command_reports_lost_events(
     loader: ShmLoader[Any], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tracing, "sleep", lambda seconds: [run(loader) for _ in range(30)])
@@ -161,8 +159,8 @@ def test_lost_events_are_told_by_the_command(
 
 
 @pytest.mark.slow(reason="a program in a process of its own, which imports torch")
-def test_a_recorded_block_is_not_written_to(tmp_path: Path) -> None:
-    """The owner is stopped, so whatever changed would be the stats reader's doing."""
+def test_recording_does_not_write_to_the_block(tmp_path: Path) -> None:
+    """Stops the owner, so that any change would come from the stats reader."""
     code = (
         "import os, signal\n"
         "from tests.trace.trace_kit import Rows, run\n"
@@ -195,7 +193,7 @@ def test_a_recorded_block_is_not_written_to(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- the command
 
 
-def test_without_a_loader_the_command_says_so(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_reports_that_there_is_no_loader(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RingReader, "find", lambda: Found([], []))
     done = command("trace", "--out", tmp_path / "t.json")
     assert (done.exit_code, done.stdout) == (1, "")
@@ -203,22 +201,20 @@ def test_without_a_loader_the_command_says_so(command: Command, tmp_path: Path, 
     assert not (tmp_path / "t.json").exists()
 
 
-def test_a_process_without_a_loader_is_told_with_what_was_left_out(
-    loader: ShmLoader[Any], command: Command, tmp_path: Path
-) -> None:
+def test_error_for_a_process_without_a_loader_names_skipped_rings(loader: ShmLoader[Any], command: Command, tmp_path: Path) -> None:
     done = command("trace", "--pid", 1, "--out", tmp_path / "t.json")
     assert done.exit_code == 1
     assert done.stderr.startswith("shmload trace: process 1 has no loader with workers, or it has done nothing\n")
     assert f"it is of process {os.getpid()}\n" in done.stderr
 
 
-def test_a_folder_that_is_not_there_is_reported(command: Command) -> None:
+def test_missing_folder_is_reported(command: Command) -> None:
     done = command("trace", "--out", "/none/t.json")
     message = "shmload trace: /none/t.json: needs an existing folder to write to\n"
     assert (done.exit_code, done.stdout, done.stderr) == (2, "", message)
 
 
-def test_a_file_that_cannot_be_written_is_told(loader: ShmLoader[Any], command: Command, tmp_path: Path) -> None:
+def test_unwritable_file_is_reported(loader: ShmLoader[Any], command: Command, tmp_path: Path) -> None:
     done = command("trace", "--pid", os.getpid(), "--seconds", 0, "--out", tmp_path)
     assert done.exit_code == 2
     assert "is a folder; name a file in it" in done.stderr

@@ -1,4 +1,4 @@
-"""`loader.progress()`, and bars of others over a loader."""
+"""`loader.progress()`, and other libraries' progress bars over a loader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODES = pytest.mark.parametrize("seed", [1, None])
 
 
 class Terminal(Console):
-    """A terminal whose text can be read."""
+    """A terminal whose output can be read."""
 
     def __init__(self, is_terminal: bool = True) -> None:
         self.out = io.StringIO()
@@ -28,21 +28,21 @@ class Terminal(Console):
 
     @property
     def last(self) -> str:
-        """The bar as it was drawn last."""
+        """Returns the bar as it was last drawn."""
         text = re.sub(r"\x1b\[[?0-9]*[a-zA-Z]|\r", "\n", self.out.getvalue())
         return [line for line in text.split("\n") if line.strip()][-1].strip()
 
 
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """A terminal on which every batch is drawn."""
+    """Returns a terminal on which every batch is drawn."""
     monkeypatch.setattr("shmload.modes.progress_bar.LOOK_S", 0.0)
     return Terminal()
 
 
 @MODES
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_bar_shows_batches_rate_and_waiting_and_yields_what_the_loader_does(
+def test_bar_shows_batches_rate_and_waiting_and_yields_the_loaders_batches(
     seed: int | None, num_workers: int, terminal: Terminal
 ) -> None:
     with ShmLoader(Rows(), 8, num_workers=num_workers, seed=seed) as loader:
@@ -56,7 +56,7 @@ def test_a_bar_shows_batches_rate_and_waiting_and_yields_what_the_loader_does(
 
 
 @MODES
-def test_a_resumed_bar_begins_at_the_position(seed: int | None, terminal: Terminal) -> None:
+def test_resumed_bar_begins_at_the_position(seed: int | None, terminal: Terminal) -> None:
     first = ShmLoader(Rows(), 8, seed=seed)
     iterator = iter(first)
     for _ in range(5):
@@ -74,7 +74,7 @@ def test_a_resumed_bar_begins_at_the_position(seed: int | None, terminal: Termin
 
 
 @MODES
-def test_a_state_from_the_end_of_an_epoch_begins_the_next_bar_at_its_start(seed: int | None) -> None:
+def test_bar_begins_at_zero_after_a_state_from_an_epoch_end(seed: int | None) -> None:
     first = ShmLoader(Rows(), 8, seed=seed)
     run(first)
     resumed = ShmLoader(Rows(), 8, seed=seed)
@@ -83,7 +83,7 @@ def test_a_state_from_the_end_of_an_epoch_begins_the_next_bar_at_its_start(seed:
     assert run(resumed) == 8
 
 
-def test_a_loader_without_a_length_has_a_bar_without_an_end(terminal: Terminal) -> None:
+def test_loader_without_a_length_has_a_bar_without_a_total(terminal: Terminal) -> None:
     assert len(list(ShmLoader(Stream(), 4).progress(console=terminal))) == 3
     assert "3/?" in terminal.last
     endless = ShmLoader(Mix([(Plain(), 1), (Plain(), 1)], stop="repeat"), 8, seed=1).progress(console=terminal)
@@ -93,25 +93,25 @@ def test_a_loader_without_a_length_has_a_bar_without_an_end(terminal: Terminal) 
     endless.close()  # type: ignore[attr-defined]  # a generator
 
 
-def test_nothing_is_drawn_where_there_is_no_terminal() -> None:
+def test_nothing_is_drawn_without_a_terminal() -> None:
     console = Terminal(is_terminal=False)
     assert len(list(ShmLoader(Rows(), 8, seed=1).progress(console=console))) == 8
     assert console.out.getvalue() == ""
 
 
-def test_by_default_it_is_drawn_on_stderr_which_is_none_here(capsys: pytest.CaptureFixture[str]) -> None:
+def test_default_is_stderr_which_is_not_a_terminal_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(list(ShmLoader(Rows(), 8, seed=1).progress())) == 8
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_loop_that_is_left_gives_the_terminal_back(terminal: Terminal) -> None:
+def test_leaving_the_loop_restores_the_terminal(terminal: Terminal) -> None:
     for _ in ShmLoader(Rows(), 8, seed=1).progress(console=terminal):
         break
     gc.collect()
-    assert terminal.out.getvalue().endswith("\x1b[?25h")  # the cursor is shown again
+    assert terminal.out.getvalue().endswith("\x1b[?25h")  # the cursor is visible again
 
 
-def test_a_bar_keeps_no_batch(terminal: Terminal) -> None:
+def test_bar_keeps_no_batch_alive(terminal: Terminal) -> None:
     with ShmLoader(Rows(), 8, num_workers=1, seed=1) as loader:
         progress = loader.progress(console=terminal)
         batch: Any = next(progress)
@@ -123,7 +123,7 @@ def test_a_bar_keeps_no_batch(terminal: Terminal) -> None:
 
 
 @MODES
-def test_tqdm_knows_how_many_there_are_and_begins_where_a_state_left_off(seed: int | None) -> None:
+def test_tqdm_shows_the_total_and_begins_at_a_states_position(seed: int | None) -> None:
     first = ShmLoader(Rows(), 8, seed=seed)
     with tqdm(first, file=io.StringIO()) as shown:
         for i, _ in enumerate(shown):
@@ -140,7 +140,7 @@ def test_tqdm_knows_how_many_there_are_and_begins_where_a_state_left_off(seed: i
 
 
 class Halved(Plain):
-    """`__getitems__` leaves out every second sample."""
+    """A dataset whose `__getitems__` drops every second sample."""
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices if index % 2]
@@ -153,7 +153,7 @@ def half(batch: Any) -> Any:
 
 @MODES
 @pytest.mark.parametrize(("after", "expected"), [(None, [4, 8, 10]), (half, [8, 16, 20])])
-def test_bar_counts_samples_delivered_and_not_those_ordered(
+def test_bar_counts_delivered_samples_not_ordered_ones(
     seed: int | None, after: Any, expected: list[int], terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[int] = []

@@ -1,4 +1,4 @@
-"""What an epoch was like: the callback, the line, TensorBoard."""
+"""Metrics of each epoch: the callback, the log line, TensorBoard."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ EPOCH: EpochMetrics = {
 }
 
 
-def told(loader: ShmLoader[Any]) -> list[EpochMetrics]:
-    """What the loader will tell."""
+def recorded_epochs(loader: ShmLoader[Any]) -> list[EpochMetrics]:
+    """Returns the list to which the loader's epoch metrics are appended."""
     epochs: list[EpochMetrics] = []
     loader.on_epoch_end(epochs.append)
     return epochs
@@ -55,16 +55,16 @@ def told(loader: ShmLoader[Any]) -> list[EpochMetrics]:
 
 @MODES
 @WORKERS
-def test_each_epoch_is_told_once_with_what_was_delivered(seed: int | None, num_workers: int) -> None:
+def test_each_epoch_is_reported_once_with_what_was_delivered(seed: int | None, num_workers: int) -> None:
     with ShmLoader(Rows(), 8, num_workers=num_workers, seed=seed) as loader:
-        epochs = told(loader)
+        epochs = recorded_epochs(loader)
         for number in range(2):
             assert len(epochs) == number
             assert run(loader) == 8
     assert len(epochs) == 2
     for number, epoch in enumerate(epochs):
         assert (epoch["epoch"], epoch["is_complete"], epoch["batches"], epoch["samples"]) == (number, True, 8, 60)
-        assert epoch["nbytes"] == (960 if num_workers == 0 else 1024)  # in a slot fields begin at 64 bytes
+        assert epoch["nbytes"] == (960 if num_workers == 0 else 1024)  # fields in a slot are aligned to 64 bytes
         assert 0 < epoch["wait_p50_s"] <= epoch["wait_p99_s"] <= epoch["wall_s"] * 1.04
         assert 0 < epoch["wait_share"] <= 1
         assert epoch["samples_per_s"] == pytest.approx(60 / epoch["wall_s"])
@@ -76,22 +76,22 @@ def test_each_epoch_is_told_once_with_what_was_delivered(seed: int | None, num_w
 
 @MODES
 @WORKERS
-def test_an_epoch_that_is_broken_off_is_told_with_its_loop(seed: int | None, num_workers: int) -> None:
+def test_abandoned_epoch_is_reported_when_its_loop_ends(seed: int | None, num_workers: int) -> None:
     with ShmLoader(Rows(), 8, num_workers=num_workers, seed=seed) as loader:
-        epochs = told(loader)
+        epochs = recorded_epochs(loader)
         for i, _ in enumerate(loader):
             if i == 2:
                 break
         assert [(e["epoch"], e["is_complete"], e["batches"], e["samples"]) for e in epochs] == [(0, False, 3, 24)]
-        assert 0 < epochs[0]["wall_s"] < 60  # to the newest batch
+        assert 0 < epochs[0]["wall_s"] < 60  # up to the newest batch
         run(loader)
     assert [(e["epoch"], e["is_complete"], e["batches"]) for e in epochs] == [(0, False, 3), (1, True, 8)]
 
 
 @MODES
-def test_an_iterator_that_is_kept_is_told_when_the_next_pass_begins_or_at_the_close(seed: int | None) -> None:
+def test_epoch_of_a_kept_iterator_is_reported_at_the_next_pass_or_at_close(seed: int | None) -> None:
     with ShmLoader(Rows(), 8, seed=seed) as loader:
-        epochs = told(loader)
+        epochs = recorded_epochs(loader)
         first = iter(loader)
         next(first)
         second = iter(loader)
@@ -104,56 +104,56 @@ def test_an_iterator_that_is_kept_is_told_when_the_next_pass_begins_or_at_the_cl
     assert len(epochs) == 2
 
 
-def test_workers_that_persist_tell_a_broken_pass_when_the_next_begins() -> None:
+def test_abandoned_pass_of_persistent_workers_is_reported_at_the_next_pass() -> None:
     with ShmLoader(Rows(), 8, num_workers=1, persistent_workers=True) as loader:
-        epochs = told(loader)
+        epochs = recorded_epochs(loader)
         next(iter(loader))
         assert epochs == []
         run(loader)
     assert [(e["batches"], e["is_complete"]) for e in epochs] == [(1, False), (8, True)]
 
 
-def test_a_pass_that_delivered_nothing_and_was_dropped_is_not_told() -> None:
+def test_dropped_pass_without_batches_is_not_reported() -> None:
     loader = ShmLoader(Rows(), 8, seed=1)
-    epochs = told(loader)
+    epochs = recorded_epochs(loader)
     iter(loader)
     assert epochs == []
 
 
 @MODES
-def test_an_empty_epoch_is_told(seed: int | None) -> None:
+def test_empty_epoch_is_reported(seed: int | None) -> None:
     loader = ShmLoader(Rows(3), 8, drop_last=True, seed=seed)
-    epochs = told(loader)
+    epochs = recorded_epochs(loader)
     run(loader)
     assert [(e["batches"], e["samples_per_s"], e["wait_share"], e["wait_p99_s"]) for e in epochs] == [(0, 0, 0, 0)]
     assert "0 batches, 0 samples in 0.00 s" in summary_line(epochs[0])
 
 
 @MODES
-def test_a_resumed_epoch_tells_what_it_delivered_itself(seed: int | None) -> None:
+def test_resumed_epoch_reports_only_its_own_batches(seed: int | None) -> None:
     loader = ShmLoader(Rows(), 8, seed=seed)
     iterator = iter(loader)
     for _ in range(5):
         next(iterator)
     resumed = ShmLoader(Rows(), 8, seed=seed)
     resumed.load_state_dict(loader.state_dict())
-    epochs = told(resumed)
+    epochs = recorded_epochs(resumed)
     run(resumed)
     assert [(e["epoch"], e["batches"]) for e in epochs] == [(0, 3)]
 
 
 @WORKERS
-def test_bad_samples_are_counted_by_the_epoch(num_workers: int) -> None:
+def test_bad_samples_are_counted_per_epoch(num_workers: int) -> None:
     with ShmLoader(Broken(), 10, seed=1, num_workers=num_workers, on_error="skip") as loader:
-        epochs = told(loader)
+        epochs = recorded_epochs(loader)
         run(loader)
         run(loader)
     assert [(e["samples"], e["num_bad_samples"]) for e in epochs] == [(54, 6), (54, 6)]
 
 
-def test_restarts_are_counted_by_the_epoch() -> None:
+def test_restarts_are_counted_per_epoch() -> None:
     with ShmLoader(Rows(), 8, seed=1, num_workers=1) as loader:
-        epochs = told(loader)
+        epochs = recorded_epochs(loader)
         run(loader)
         iterator = iter(loader)
         next(iterator)
@@ -161,26 +161,26 @@ def test_restarts_are_counted_by_the_epoch() -> None:
         for _ in iterator:
             pass
         run(loader)
-    assert [e["num_restarts"] for e in epochs] in ([0, 1, 0], [0, 0, 1])  # it may die behind its last batch
+    assert [e["num_restarts"] for e in epochs] in ([0, 1, 0], [0, 0, 1])  # it may die after its last batch
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_rows_of_a_stream_are_counted_as_they_came(num_workers: int) -> None:
+def test_rows_of_an_iterable_dataset_are_counted(num_workers: int) -> None:
     with ShmLoader(Stream(), 4, num_workers=num_workers) as loader:
-        epochs = told(loader)
+        epochs = recorded_epochs(loader)
         run(loader)
     assert [(e["batches"], e["samples"]) for e in epochs] == [(3, 10)]
 
 
-def test_persistent_workers_of_torch_mode_are_accounted_by_the_epoch() -> None:
+def test_persistent_workers_in_torch_mode_are_measured_per_epoch() -> None:
     with ShmLoader(Rows(), 8, num_workers=1, persistent_workers=True) as loader:
-        epochs = told(loader)
+        epochs = recorded_epochs(loader)
         run(loader)
         run(loader)
     assert epochs[0]["nbytes"] == epochs[1]["nbytes"]
 
 
-def test_a_callback_counts_from_the_next_pass_on_and_can_be_a_decorator() -> None:
+def test_callback_is_called_from_the_next_pass_on_and_may_be_a_decorator() -> None:
     loader = ShmLoader(Rows(), 8, seed=1)
     seen: list[int] = []
     iterator = iter(loader)
@@ -196,25 +196,25 @@ def test_a_callback_counts_from_the_next_pass_on_and_can_be_a_decorator() -> Non
     assert seen == [1]
 
 
-def test_a_callback_that_fails_is_logged_and_the_others_are_called(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_callback_is_logged_and_the_others_are_called(caplog: pytest.LogCaptureFixture) -> None:
     loader = ShmLoader(Rows(), 8, seed=1)
     loader.on_epoch_end(lambda metrics: 1 / 0)
-    epochs = told(loader)
+    epochs = recorded_epochs(loader)
     run(loader)
     assert len(epochs) == 1
     assert "a callback of on_epoch_end failed; training continues" in caplog.text
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_copy_has_no_callbacks() -> None:
+def test_copy_of_a_loader_has_no_callbacks() -> None:
     loader = ShmLoader(Rows(), 8, seed=1)
-    epochs = told(loader)
+    epochs = recorded_epochs(loader)
     copied = pickle.loads(pickle.dumps(loader))
     run(copied)
     assert epochs == []
 
 
-def test_nothing_is_measured_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_measured_without_callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shmload.modes.epoch_metrics.EpochWatch", None)
     run(ShmLoader(Rows(), 8, seed=1))
     run(ShmLoader(Rows(), 8))
@@ -223,7 +223,7 @@ def test_nothing_is_measured_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) 
 # ---------------------------------------------------------------- the line
 
 
-def test_the_line_says_it_all() -> None:
+def test_log_line_contains_all_metrics() -> None:
     assert summary_line(EPOCH) == (
         "epoch 3: 1,200 batches, 76,800 samples in 12.50 s: 6,144 samples/s, 20.0 MB/s; waited 12% (p50 1.23 ms, p99 45.6 ms); "
         "workers busy 87%; 2 bad samples, 1 restarts"
@@ -233,7 +233,7 @@ def test_the_line_says_it_all() -> None:
     assert "; no workers; " in summary_line(other)
 
 
-def test_the_line_goes_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:
+def test_line_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     loader = ShmLoader(Rows(), 8, seed=1)
     loader.on_epoch_end(to_log)
     with caplog.at_level(logging.INFO, "shmload"):
@@ -243,7 +243,7 @@ def test_the_line_goes_to_the_logger(caplog: pytest.LogCaptureFixture) -> None:
     assert record.getMessage().startswith("epoch 0: 8 batches, 60 samples in ")
 
 
-def test_the_environment_asks_for_the_line(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_is_enabled_by_the_environment(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHMLOAD_SUMMARY", "1")
     loader = ShmLoader(Rows(), 8, seed=1)
     copied = pickle.loads(pickle.dumps(loader))
@@ -254,12 +254,12 @@ def test_the_environment_asks_for_the_line(caplog: pytest.LogCaptureFixture, mon
 
 
 @pytest.mark.parametrize("value", ["", "0"])
-def test_the_environment_does_not_ask(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_line_is_not_enabled_by_other_values(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHMLOAD_SUMMARY", value)
     assert ShmLoader(Rows(), 8, seed=1)._watches.callbacks == []
 
 
-def test_where_the_logger_tells_nobody_the_line_goes_to_stderr(
+def test_line_goes_to_stderr_if_the_logger_has_no_handler(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SHMLOAD_SUMMARY", "1")
@@ -269,7 +269,7 @@ def test_where_the_logger_tells_nobody_the_line_goes_to_stderr(
 
 
 @pytest.mark.slow(reason="a program in a process of its own, which imports torch")
-def test_a_program_that_ends_within_an_epoch_says_nothing_odd(tmp_path: Path) -> None:
+def test_program_that_exits_within_an_epoch_prints_no_errors(tmp_path: Path) -> None:
     code = (
         "from tests.trace.trace_kit import Rows\n"
         "from shmload import ShmLoader\n"
@@ -290,8 +290,8 @@ def test_a_program_that_ends_within_an_epoch_says_nothing_odd(tmp_path: Path) ->
 # ---------------------------------------------------------------- TensorBoard
 
 
-class Stub:
-    """Stands for a SummaryWriter."""
+class StubWriter:
+    """Replaces a SummaryWriter."""
 
     def __init__(self) -> None:
         self.scalars: list[tuple[str, float, int]] = []
@@ -301,15 +301,15 @@ class Stub:
 
 
 def test_every_number_becomes_a_scalar() -> None:
-    writer = Stub()
+    writer = StubWriter()
     to_tensorboard(writer)(EPOCH)
     assert {step for _, _, step in writer.scalars} == {3}
     expected = {f"shmload/{name}": value for name, value in EPOCH.items() if name not in ("epoch", "rank", "world_size")}
     assert {tag: value for tag, value, _ in writer.scalars} == expected
 
 
-def test_without_workers_their_share_is_no_scalar_and_the_prefix_can_be_chosen() -> None:
-    writer = Stub()
+def test_worker_share_is_omitted_without_workers_and_the_prefix_can_be_chosen() -> None:
+    writer = StubWriter()
     loader = ShmLoader(Rows(), 8, seed=1)
     loader.on_epoch_end(to_tensorboard(writer, "data/train"))
     run(loader)
@@ -319,7 +319,7 @@ def test_without_workers_their_share_is_no_scalar_and_the_prefix_can_be_chosen()
 
 
 @pytest.mark.slow(reason="imports TensorBoard, which writes and reads a file")
-def test_tensorboard_itself_takes_them(tmp_path: Path) -> None:
+def test_tensorboard_accepts_the_scalars(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from torch.utils.tensorboard import SummaryWriter
@@ -335,7 +335,7 @@ def test_tensorboard_itself_takes_them(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- batches by their bytes and rows
 
 
-def test_bytes_of_a_batch_are_those_of_what_is_in_it() -> None:
+def test_size_of_a_batch_is_that_of_its_content() -> None:
     batch = {"a": torch.zeros(4, 2), "b": [np.zeros(3, np.int16), b"xy", "é"], "c": (1, None)}
     assert nbytes_of(batch) == 32 + 6 + 2 + 2
     nested = torch.nested.as_nested_tensor([torch.zeros(2), torch.zeros(3)], layout=torch.jagged)
@@ -343,9 +343,9 @@ def test_bytes_of_a_batch_are_those_of_what_is_in_it() -> None:
 
 
 @pytest.mark.parametrize("dataset", [Plain(), Growing()])
-def test_batches_of_any_kind_are_measured(dataset: Any) -> None:
+def test_sizes_of_batches_of_any_kind_are_measured(dataset: Any) -> None:
     loader = ShmLoader(dataset, 8, seed=1)
-    epochs = told(loader)
+    epochs = recorded_epochs(loader)
     run(loader)
     assert epochs[0]["nbytes"] > 0
 
@@ -367,12 +367,12 @@ def test_batches_of_any_kind_are_measured(dataset: Any) -> None:
     ],
     ids=str,
 )
-def test_rows_of_a_batch_are_its_samples(batch: Any, rows: int | None) -> None:
+def test_rows_of_a_batch_are_counted(batch: Any, rows: int | None) -> None:
     assert rows_of(batch) == rows
 
 
 class Filtering:
-    """Numbers; a batch has the even ones, in the form that `form` makes of them."""
+    """Numbers. A batch contains the even ones, each converted by `form`."""
 
     def __init__(self, form: Callable[[int], Any]) -> None:
         self.form = form
@@ -394,6 +394,6 @@ class Filtering:
 @pytest.mark.parametrize("ragged", ["list", "pad", "jagged"])
 def test_samples_that_a_dataset_filters_are_not_counted(num_workers: int, form: Callable[[int], Any], ragged: Any) -> None:
     with ShmLoader(Filtering(form), 4, seed=1, num_workers=num_workers, on_error="skip", ragged=ragged) as loader:
-        epochs = told(loader)
+        epochs = recorded_epochs(loader)
         run(loader)
-    assert [(e["samples"], e["num_bad_samples"]) for e in epochs] == [(5, 1)]  # 0 to 8, and not 10
+    assert [(e["samples"], e["num_bad_samples"]) for e in epochs] == [(5, 1)]  # 0 to 8; 10 raises

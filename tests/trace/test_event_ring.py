@@ -1,4 +1,4 @@
-"""src/events.h itself, raced: a thread writes while another reads."""
+"""Race tests of src/events.h: one thread writes while another reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Race = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def race(tmp_path_factory: pytest.TempPathFactory) -> Race:
-    """Compiles event_ring.c and runs it."""
+    """Returns a function that compiles and runs event_ring.c."""
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed")
     if not (SOURCE / "events.h").exists():
@@ -41,14 +41,14 @@ def race(tmp_path_factory: pytest.TempPathFactory) -> Race:
 
 
 @pytest.mark.parametrize("capacity", [2, 16, 512])
-def test_a_reader_gets_whole_events_in_order_and_knows_what_it_missed(race: Race, capacity: int) -> None:
+def test_reader_gets_complete_events_in_order_and_counts_missed_ones(race: Race, capacity: int) -> None:
     done = race(1_000_000, capacity)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("plant", [1, 2])
-def test_the_race_catches_a_reader_that_is_careless(race: Race, plant: int) -> None:
-    # on a busy machine the two seldom run at once, and many runs show nothing
+def test_race_detects_an_unsafe_reader(race: Race, plant: int) -> None:
+    # on a busy machine, the two threads seldom run at the same time, and many runs show nothing
     assert any(race(1_000_000, 16, plant).returncode == TORN for _ in range(100))
 
 

@@ -1,4 +1,4 @@
-"""What recorders hold of a ring that is driven by hand, read at any moment; and blocks that are not what they say."""
+"""Events that recorders hold of a ring driven by the test, read at any moment; and invalid blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shmload.engine.tape import EVENT, Tape
 
 SIZES = {"order_capacity": 64, "text_capacity": 64, "layout_capacity": 64}
 KIND_OF = {name: number for number, name in KINDS.items()}
-ABI_AT, WORKERS_AT, OFFSETS_AT, EVENTS_AT = 8, 16, 32, 112  # of shml_header
+ABI_AT, WORKERS_AT, OFFSETS_AT, EVENTS_AT = 8, 16, 32, 112  # offsets in shml_header
 
 
 def memory(nbytes: int) -> Mapping:
@@ -45,7 +45,7 @@ class Ring:
         self.step = 0
 
     def batch(self, own: int = DONE) -> int:
-        """One batch's way from its order to its release, or to its end undelivered. Returns its order number."""
+        """Runs one batch from its order to its release, or until it is dropped. Returns its order number."""
         order = Order(7, self.step, np.arange(4))
         self.step += 1
         assert self.trainer.post(order, is_packed=False) > 0
@@ -66,7 +66,7 @@ def kinds(tape: Tape, owner: int) -> list[int]:
     return tape.events(owner)["kind"].tolist()
 
 
-def test_a_batch_leaves_what_was_done_for_it() -> None:
+def test_batch_leaves_an_event_for_each_step() -> None:
     ring = Ring()
     tape = Tape(ring.control, with_history=False)
     number = ring.batch()
@@ -87,7 +87,7 @@ def test_a_batch_leaves_what_was_done_for_it() -> None:
     assert trainers["place"].tolist() == [len(chunks), 0, 0]
 
 
-def test_a_wait_for_orders_is_one_event_that_ends_with_a_claim() -> None:
+def test_wait_for_orders_is_one_event_that_ends_with_a_claim() -> None:
     ring = Ring()
     for on in (True, False, True, False, True, False):
         ring.worker.waiting(on)
@@ -103,7 +103,7 @@ def test_a_wait_for_orders_is_one_event_that_ends_with_a_claim() -> None:
     assert idle["order"] == 0
 
 
-def test_a_trainer_that_waits_and_one_that_gives_up_are_noted() -> None:
+def test_trainer_waits_and_abandoned_orders_are_recorded() -> None:
     ring = Ring()
     order = Order(0, 3, np.arange(4))
     ring.trainer.post(order, is_packed=False)
@@ -121,7 +121,7 @@ def test_a_trainer_that_waits_and_one_that_gives_up_are_noted() -> None:
     assert waits["order"].tolist() == [1, 0]
 
 
-def test_waits_within_a_claim_are_noted_and_without_one_refused() -> None:
+def test_waits_are_recorded_within_a_claim_and_refused_outside() -> None:
     ring = Ring()
     with pytest.raises(RuntimeError, match="the worker has no claim"):
         ring.worker.waited(ROOM, 1)
@@ -134,7 +134,7 @@ def test_waits_within_a_claim_are_noted_and_without_one_refused() -> None:
     assert tape.events(0)["begin_ns"].tolist() == [1]
 
 
-def test_a_start_is_noted_where_its_begin_is_known_and_no_earlier_than_its_ring() -> None:
+def test_start_is_recorded_from_its_known_begin_but_not_before_the_ring() -> None:
     ring = Ring()
     ring.worker.announce()
     ring.worker.announce(1)
@@ -152,7 +152,7 @@ def test_a_start_is_noted_where_its_begin_is_known_and_no_earlier_than_its_ring(
     acts=st.lists(st.one_of(st.integers(1, 900), st.sampled_from(["drain", "if due"])), max_size=12),
     own=st.sampled_from([DONE, VOID, ERROR]),
 )
-def test_read_at_any_moments_events_are_whole_in_order_and_what_is_missing_is_counted(
+def test_events_read_at_any_moment_are_complete_in_order_and_missing_ones_counted(
     with_history: bool, acts: list[Any], own: int
 ) -> None:
     ring = Ring()
@@ -184,7 +184,7 @@ def test_read_at_any_moments_events_are_whole_in_order_and_what_is_missing_is_co
     assert num_read - num_before + tape.num_lost == sum(heads) - sum(before)
 
 
-def test_what_was_overwritten_is_counted() -> None:
+def test_overwritten_events_are_counted() -> None:
     ring = Ring()
     tape = Tape(ring.control, with_history=False)
     for _ in range(tape.capacity):
@@ -194,7 +194,7 @@ def test_what_was_overwritten_is_counted() -> None:
     assert tape.num_lost == 2 * tape.capacity + 1 + Recorders(ring.control).heads()[0] - len(tape.events(0))
 
 
-def test_little_that_is_new_is_left_where_it_is() -> None:
+def test_few_new_events_are_not_read_yet() -> None:
     ring = Ring()
     tape = Tape(ring.control, with_history=False)
     ring.batch()
@@ -207,11 +207,11 @@ def test_little_that_is_new_is_left_where_it_is() -> None:
     assert tape.num_lost == 0
 
 
-def test_an_event_is_what_the_header_says() -> None:
+def test_event_layout_equals_the_header() -> None:
     assert EVENT_NBYTES == EVENT.itemsize == 64
 
 
-# ---------------------------------------------------------------- blocks that are not what they say
+# ---------------------------------------------------------------- invalid blocks
 
 
 def words(at: int, kind: str, *values: int) -> tuple[int, bytes]:
@@ -237,7 +237,7 @@ def words(at: int, kind: str, *values: int) -> tuple[int, bytes]:
         (words(OFFSETS_AT, "Q", 1 << 40), "is damaged"),
     ],
 )
-def test_a_damaged_block_is_refused(damage: tuple[int, bytes], message: str) -> None:
+def test_damaged_block_is_refused(damage: tuple[int, bytes], message: str) -> None:
     ring = Ring()
     at, raw = damage
     memoryview(ring.control)[at : at + len(raw)] = raw
@@ -245,20 +245,20 @@ def test_a_damaged_block_is_refused(damage: tuple[int, bytes], message: str) -> 
         Recorders(ring.control)
 
 
-def test_memory_too_small_for_a_header_is_no_block() -> None:
+def test_memory_too_small_for_a_header_is_refused() -> None:
     with pytest.raises(ValueError, match="the memory is not the control block of a loader"):
         Recorders(memory(64))
 
 
-def test_a_recorder_that_there_is_not_is_an_index_error() -> None:
+def test_missing_recorder_is_an_index_error() -> None:
     with pytest.raises(IndexError, match="recorder 2 of 2"):
         Recorders(Ring().control).read(2, 0)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(12, 127), st.binary(min_size=1, max_size=8)), max_size=4), st.integers(0, 2**64 - 1))
-def test_no_damage_makes_reading_go_astray(damages: list[tuple[int, bytes]], head: int) -> None:
-    """Run under the address sanitizer this proves it; without, a crash would."""
+def test_damage_never_causes_reads_outside_the_block(damages: list[tuple[int, bytes]], head: int) -> None:
+    """Proved when run under the address sanitizer; otherwise only a crash would show."""
     ring = Ring()
     ring.batch()
     view = memoryview(ring.control)

@@ -1,4 +1,4 @@
-"""What a tape means, on tapes that are made up: times in ns, as short as a hand can count."""
+"""The timeline computed from tapes that tests write: times are small numbers of ns."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from shmload.engine.trace_file import events, write
 KIND_OF = {name: number for number, name in KINDS.items()}
 
 
-class Written:
-    """Stands for a Tape: events as they are given, for two workers and the trainer."""
+class WrittenTape:
+    """Replaces a Tape: given events of two workers and the trainer."""
 
     owner_pid = 41
     num_lost = 5
@@ -56,109 +56,109 @@ class Written:
     def fill(self, worker: int, begin: int, end: int, order: int, chunk: int, *, slot: int = 0, amount: int = DONE) -> None:
         self.add(worker, "chunk", begin, end, order, slot=slot, place=chunk, rows=2, amount=amount)
 
-    def told(self) -> Timeline:
-        return timeline_of(self)  # type: ignore[arg-type]  # stands for one
+    def timeline_of_all(self) -> Timeline:
+        return timeline_of(self)  # type: ignore[arg-type]  # replaces one
 
 
-def life(told: Timeline, slot: int = 0) -> list[tuple[str, int, int]]:
-    return [(span.kind, span.begin_ns, span.end_ns) for span in told.slots[slot]]
+def life(timeline_of_all: Timeline, slot: int = 0) -> list[tuple[str, int, int]]:
+    return [(span.kind, span.begin_ns, span.end_ns) for span in timeline_of_all.slots[slot]]
 
 
-def test_a_batch_is_ready_with_its_last_chunk_and_held_until_it_is_released() -> None:
-    tape = Written()
+def test_batch_is_ready_with_its_last_chunk_and_held_until_released() -> None:
+    tape = WrittenTape()
     tape.publish(10, 1)
     tape.fill(0, 12, 20, 1, 0)
     tape.fill(1, 12, 30, 1, 1)
     tape.add(2, "wait", 15, 31, 1)
     tape.add(2, "deliver", 31, 33, 1, amount=64)
     tape.add(2, "lease", 31, 50, 1)
-    told = tape.told()
-    assert life(told) == [("filling", 10, 30), ("ready", 30, 31), ("held", 31, 50)]
-    assert told.ready == [(30, 1), (31, 0)]
-    assert told.links == [("worker 0", 20, 31), ("worker 1", 30, 31)]
-    assert [(span.kind, span.name) for span in told.tracks[TRAINER]] == [("wait", "wait 10"), ("deliver", "deliver 10")]
-    assert told.tracks[TRAINER][1].args == {"epoch": 0, "step": 10, "order": 1, "slot": 0, "rows": 4, "nbytes": 64}
-    assert told.tracks["worker 0"][0].args["result"] == "done"
-    assert (told.num_batches, told.num_lost, told.pids) == (1, 5, {"worker 0": 42, "worker 1": 0})
+    timeline_of_all = tape.timeline_of_all()
+    assert life(timeline_of_all) == [("filling", 10, 30), ("ready", 30, 31), ("held", 31, 50)]
+    assert timeline_of_all.ready == [(30, 1), (31, 0)]
+    assert timeline_of_all.links == [("worker 0", 20, 31), ("worker 1", 30, 31)]
+    assert [(span.kind, span.name) for span in timeline_of_all.tracks[TRAINER]] == [("wait", "wait 10"), ("deliver", "deliver 10")]
+    assert timeline_of_all.tracks[TRAINER][1].args == {"epoch": 0, "step": 10, "order": 1, "slot": 0, "rows": 4, "nbytes": 64}
+    assert timeline_of_all.tracks["worker 0"][0].args["result"] == "done"
+    assert (timeline_of_all.num_batches, timeline_of_all.num_lost, timeline_of_all.pids) == (1, 5, {"worker 0": 42, "worker 1": 0})
 
 
-def test_a_batch_whose_release_was_not_seen_is_held_to_the_end() -> None:
-    tape = Written()
+def test_batch_without_a_recorded_release_is_held_to_the_end() -> None:
+    tape = WrittenTape()
     tape.publish(10, 1)
     tape.fill(0, 12, 20, 1, 0)
     tape.fill(0, 20, 22, 1, 1)
     tape.add(2, "deliver", 31, 33, 1)
     tape.publish(40, 2, slot=1)
-    told = tape.told()
-    assert life(told)[-1] == ("held", 31, 40)
-    assert told.slots[0][-1].args["is_held_still"]
-    assert life(told, 1) == [("filling", 40, 40)]
+    timeline_of_all = tape.timeline_of_all()
+    assert life(timeline_of_all)[-1] == ("held", 31, 40)
+    assert timeline_of_all.slots[0][-1].args["is_held_still"]
+    assert life(timeline_of_all, 1) == [("filling", 40, 40)]
 
 
-def test_an_abandoned_order_ends_where_it_was_given_up() -> None:
-    tape = Written()
+def test_abandoned_order_ends_when_it_was_abandoned() -> None:
+    tape = WrittenTape()
     tape.publish(10, 1)
     tape.publish(11, 2, slot=1)
     tape.fill(0, 12, 14, 2, 0, slot=1)
     tape.fill(0, 14, 16, 2, 1, slot=1)
     tape.add(2, "abandon", 20, 20, rows=0)
     tape.publish(30, 3)
-    told = tape.told()
-    assert life(told) == [("filling", 10, 20), ("filling", 30, 30)]
-    assert life(told, 1) == [("filling", 11, 16), ("ready", 16, 20)]
-    assert told.ready == [(16, 1), (20, 0)]
-    assert [moment.kind for moment in told.moments] == ["publish", "publish", "abandon", "publish"]
+    timeline_of_all = tape.timeline_of_all()
+    assert life(timeline_of_all) == [("filling", 10, 20), ("filling", 30, 30)]
+    assert life(timeline_of_all, 1) == [("filling", 11, 16), ("ready", 16, 20)]
+    assert timeline_of_all.ready == [(16, 1), (20, 0)]
+    assert [moment.kind for moment in timeline_of_all.moments] == ["publish", "publish", "abandon", "publish"]
 
 
-def test_an_order_that_is_made_anew_ends_where_the_new_one_begins() -> None:
-    tape = Written()
+def test_repeated_order_ends_when_the_new_one_begins() -> None:
+    tape = WrittenTape()
     tape.publish(10, 1)
     tape.fill(0, 12, 14, 1, 0, amount=VOID)
     tape.publish(20, 2)
     tape.fill(0, 22, 24, 2, 0)
     tape.fill(0, 24, 26, 2, 1)
     tape.add(2, "deliver", 30, 31, 2)
-    assert life(tape.told())[:3] == [("filling", 10, 20), ("filling", 20, 26), ("ready", 26, 30)]
+    assert life(tape.timeline_of_all())[:3] == [("filling", 10, 20), ("filling", 20, 26), ("ready", 26, 30)]
 
 
 def test_rows_filled_twice_after_a_death_count_once() -> None:
-    tape = Written()
+    tape = WrittenTape()
     tape.publish(10, 1)
     tape.fill(0, 12, 14, 1, 0)
     tape.fill(1, 15, 18, 1, 0)
-    told = tape.told()
-    assert life(told) == [("filling", 10, 18)]
-    assert told.ready == []
+    timeline_of_all = tape.timeline_of_all()
+    assert life(timeline_of_all) == [("filling", 10, 18)]
+    assert timeline_of_all.ready == []
 
 
-def test_a_wait_for_orders_told_in_pieces_is_one_span() -> None:
-    tape = Written()
+def test_wait_for_orders_recorded_in_pieces_is_one_span() -> None:
+    tape = WrittenTape()
     tape.add(0, "idle", 10, 20)
     tape.add(0, "idle", 20, 35)
     tape.add(0, "idle", 40, 45)
-    assert [(span.begin_ns, span.end_ns) for span in tape.told().tracks["worker 0"]] == [(10, 35), (40, 45)]
+    assert [(span.begin_ns, span.end_ns) for span in tape.timeline_of_all().tracks["worker 0"]] == [(10, 35), (40, 45)]
 
 
-def test_a_new_process_does_not_begin_before_the_one_it_replaces_has_ended() -> None:
-    tape = Written()
+def test_replacement_process_begins_after_the_replaced_one_has_ended() -> None:
+    tape = WrittenTape()
     tape.fill(0, 10, 20, 1, 0)
     tape.add(0, "start", 15, 30)
-    starts = [span for span in tape.told().tracks["worker 0"] if span.kind == "start"]
+    starts = [span for span in tape.timeline_of_all().tracks["worker 0"] if span.kind == "start"]
     assert [(span.begin_ns, span.end_ns) for span in starts] == [(20, 30)]
 
 
-def test_a_kind_from_a_later_version_is_left_out() -> None:
-    tape = Written()
+def test_event_kind_of_a_later_version_is_skipped() -> None:
+    tape = WrittenTape()
     tape._events[0].append((1, 2, 0, 0, 0, 99, 0, 0, 0, 0))
-    told = tape.told()
-    assert told.spans == []
-    assert (told.slots, told.ready, told.links) == ({}, [], [])
+    timeline_of_all = tape.timeline_of_all()
+    assert timeline_of_all.spans == []
+    assert (timeline_of_all.slots, timeline_of_all.ready, timeline_of_all.links) == ({}, [], [])
 
 
-def test_several_rings_are_told_apart() -> None:
-    tape = Written()
+def test_several_rings_are_separate() -> None:
+    tape = WrittenTape()
     tape.add(0, "idle", 1000, 3000)
-    found = list(events([tape.told(), tape.told()]))
+    found = list(events([tape.timeline_of_all(), tape.timeline_of_all()]))
     assert {event["pid"] for event in found} == {1, 2, 3, 4}
     names = {event["pid"]: event["args"]["name"] for event in found if event["name"] == "process_name"}
     assert names == {
@@ -172,11 +172,11 @@ def test_several_rings_are_told_apart() -> None:
     assert [(event["ts"], event["dur"]) for event in found if event["ph"] == "X"] == [(0, 2), (0, 2)]
 
 
-def test_a_span_without_a_batch_is_named_by_its_kind() -> None:
+def test_span_without_a_batch_is_named_after_its_kind() -> None:
     assert Span("idle", 0, 1, {}).name == "idle"
 
 
-def test_a_trace_takes_no_place_of_a_pipe_nor_of_a_link(tmp_path: Path) -> None:
+def test_trace_does_not_replace_a_pipe_or_a_link(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
     write([], tmp_path / "pipe")

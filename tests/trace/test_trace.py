@@ -16,7 +16,7 @@ from tests.trace.trace_kit import Broken, Event, Growing, Plain, Rows, check, lo
 
 
 @pytest.mark.parametrize("seed", [3, None])
-def test_a_trace_holds_every_batch_with_its_chunks(seed: int | None, tmp_path: Path) -> None:
+def test_trace_has_every_batch_with_its_chunks(seed: int | None, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     begin = monotonic_ns()
     with ShmLoader(Rows(), 8, num_workers=2, seed=seed) as loader, loader.trace(path) as trace:
@@ -28,16 +28,16 @@ def test_a_trace_holds_every_batch_with_its_chunks(seed: int | None, tmp_path: P
     delivered = [(e["args"]["step"], e["args"]["rows"]) for e in of_kind(found, "deliver")]
     assert delivered == 2 * [*((step, 8) for step in range(7)), (7, 4)]
     zero = found["otherData"]["begin_ns"]
-    assert zero >= begin - 20_000_000  # a process's begin is known to a clock tick
+    assert zero >= begin - 20_000_000  # a process's start time is known to a clock tick
     for event in found["traceEvents"]:
         if "ts" in event:
             assert event["ts"] >= 0
             assert zero + (event["ts"] + event.get("dur", 0)) * 1000 <= end
-    assert 1 <= len(of_kind(found, "start")) <= (2 if seed else 4)  # one may be done before another is up
+    assert 1 <= len(of_kind(found, "start")) <= (2 if seed else 4)  # one worker may be done before another has started
     assert len(of_kind(found, "held")) == num_batches
 
 
-def test_names_counters_and_arrows_are_there(tmp_path: Path) -> None:
+def test_trace_has_names_counters_and_arrows(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with ShmLoader(Rows(), 8, num_workers=1, seed=1) as loader, loader.trace(path):
         run(loader)
@@ -50,7 +50,7 @@ def test_names_counters_and_arrows_are_there(tmp_path: Path) -> None:
     assert sum(event["ph"] == "s" for event in events) == len(of_this_epoch)
 
 
-def test_a_trace_begins_with_its_block(tmp_path: Path) -> None:
+def test_trace_begins_with_its_block(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with ShmLoader(Rows(), 8, num_workers=1, seed=1) as loader:
         run(loader)
@@ -63,7 +63,7 @@ def test_a_trace_begins_with_its_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(reason="reads and checks an epoch of 1500 batches")
-def test_more_than_a_recorder_holds_is_read_in_time(tmp_path: Path) -> None:
+def test_more_events_than_a_recorder_holds_are_read_in_time(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with ShmLoader(Rows(1500), 1, num_workers=2, seed=1) as loader, loader.trace(path) as trace:
         for _ in loader:
@@ -72,9 +72,9 @@ def test_more_than_a_recorder_holds_is_read_in_time(tmp_path: Path) -> None:
     check(loaded(path))
 
 
-def test_rings_that_did_nothing_in_the_block_are_left_out(tmp_path: Path) -> None:
+def test_idle_rings_are_omitted(tmp_path: Path) -> None:
     with ShmLoader(Rows(), 8, num_workers=1) as loader:
-        iterator = iter(loader)  # torch mode: a ring of its own, kept alive by its iterator
+        iterator = iter(loader)  # torch mode: the iterator keeps its own ring alive
         for _ in iterator:
             pass
         with loader.trace(tmp_path / "trace.json"):
@@ -83,7 +83,7 @@ def test_rings_that_did_nothing_in_the_block_are_left_out(tmp_path: Path) -> Non
     assert names == [f"shmload, process {os.getpid()}", f"slots, process {os.getpid()}"]
 
 
-def test_a_broken_off_epoch_is_in_it(tmp_path: Path) -> None:
+def test_trace_contains_an_abandoned_epoch(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with ShmLoader(Rows(), 4, num_workers=2, seed=1) as loader, loader.trace(path):
         for _ in loader:
@@ -95,7 +95,7 @@ def test_a_broken_off_epoch_is_in_it(tmp_path: Path) -> None:
     assert [(e["args"]["epoch"], e["args"]["step"]) for e in of_kind(found, "deliver")] == [(0, 0), (1, 0)]
 
 
-def test_waits_for_a_layout_lie_within_their_chunk(tmp_path: Path) -> None:
+def test_waits_for_a_layout_are_within_their_chunk(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with ShmLoader(Plain(), 8, num_workers=1, seed=1) as loader, loader.trace(path):
         run(loader)
@@ -104,7 +104,7 @@ def test_waits_for_a_layout_lie_within_their_chunk(tmp_path: Path) -> None:
     assert len(of_kind(found, "layout")) == 1
 
 
-def test_waits_for_room_lie_within_their_chunk(tmp_path: Path) -> None:
+def test_waits_for_room_are_within_their_chunk(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with ShmLoader(Growing(), 4, num_workers=1, seed=1) as loader, loader.trace(path):
         for _ in loader:
@@ -114,7 +114,7 @@ def test_waits_for_room_lie_within_their_chunk(tmp_path: Path) -> None:
     assert len(of_kind(found, "room")) >= 1
 
 
-def test_batches_made_anew_are_told_once(tmp_path: Path) -> None:
+def test_repeated_batches_appear_once(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with ShmLoader(Broken(), 10, num_workers=2, seed=1, on_error="skip") as loader, loader.trace(path):
         rows = [len(batch["y"]) for batch in loader]
@@ -124,7 +124,7 @@ def test_batches_made_anew_are_told_once(tmp_path: Path) -> None:
     assert "error" in {fill["args"]["result"] for fill in of_kind(found, "fill")}
 
 
-def test_an_exception_in_the_block_still_writes_the_file(tmp_path: Path) -> None:
+def test_file_is_written_after_an_exception_in_the_block(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     with ShmLoader(Rows(), 8, num_workers=1, seed=1) as loader:
         with pytest.raises(ZeroDivisionError), loader.trace(path):
@@ -136,7 +136,7 @@ def test_an_exception_in_the_block_still_writes_the_file(tmp_path: Path) -> None
     assert of_kind(loaded(path), "deliver") == []
 
 
-def test_a_block_in_which_nothing_happens_writes_an_empty_trace(tmp_path: Path) -> None:
+def test_block_without_events_writes_an_empty_trace(tmp_path: Path) -> None:
     with ShmLoader(Rows(), 8, num_workers=1, seed=1) as loader, loader.trace(tmp_path / "trace.json"):
         pass
     found = loaded(tmp_path / "trace.json")
@@ -145,7 +145,7 @@ def test_a_block_in_which_nothing_happens_writes_an_empty_trace(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json"]
 
 
-def test_a_second_trace_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+def test_second_trace_is_refused_and_the_first_continues(tmp_path: Path) -> None:
     with ShmLoader(Rows(), 8, num_workers=1, seed=1) as loader, loader.trace(tmp_path / "one.json"):
         with pytest.raises(RuntimeError, match=r"is already being traced to .*one\.json: leave that block first"):
             loader.trace(tmp_path / "two.json").__enter__()
@@ -154,7 +154,7 @@ def test_a_second_trace_is_refused_and_the_first_goes_on(tmp_path: Path) -> None
     assert not (tmp_path / "two.json").exists()
 
 
-def test_two_loaders_are_traced_apart(tmp_path: Path) -> None:
+def test_two_loaders_are_traced_separately(tmp_path: Path) -> None:
     one, other = (ShmLoader(Rows(), batch_size, num_workers=1, seed=1) for batch_size in (8, 30))
     with one, other, one.trace(tmp_path / "one.json"), other.trace(tmp_path / "other.json"):
         run(one)
@@ -163,17 +163,17 @@ def test_two_loaders_are_traced_apart(tmp_path: Path) -> None:
     assert len(of_kind(loaded(tmp_path / "other.json"), "deliver")) == 2
 
 
-def test_without_workers_a_trace_is_refused(tmp_path: Path) -> None:
+def test_trace_without_workers_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"trace\(\) needs num_workers > 0: .* torch.profiler shows"):
         ShmLoader(Rows(), 8, seed=1).trace(tmp_path / "trace.json")
 
 
-def test_a_folder_that_does_not_exist_is_told_at_once(tmp_path: Path) -> None:
+def test_missing_folder_is_an_error_at_once(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"none/trace.json: trace\(\) needs an existing folder"):
         ShmLoader(Rows(), 8, num_workers=1, seed=1).trace(tmp_path / "none" / "trace.json")
 
 
-def test_a_copy_of_a_traced_loader_is_not_traced(tmp_path: Path) -> None:
+def test_copy_of_a_traced_loader_is_not_traced(tmp_path: Path) -> None:
     with ShmLoader(Rows(), 8, num_workers=1, seed=1) as loader, loader.trace(tmp_path / "one.json"):
         copied = pickle.loads(pickle.dumps(loader))
         with copied, copied.trace(tmp_path / "two.json"):
@@ -182,7 +182,7 @@ def test_a_copy_of_a_traced_loader_is_not_traced(tmp_path: Path) -> None:
     assert len(of_kind(loaded(tmp_path / "two.json"), "deliver")) == 8
 
 
-def test_lost_events_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_events_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shmload.engine.tape.Tape.drain_if_due", lambda tape: None)
     caplog.set_level(logging.WARNING, "shmload")
     with ShmLoader(Rows(600), 1, num_workers=1, seed=1) as loader, loader.trace(tmp_path / "t.json") as trace:
@@ -193,7 +193,7 @@ def test_lost_events_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, 
 
 
 class SlowToUnpickle(Rows):
-    """What a worker computes 60 ms over before it is ready."""
+    """Rows whose worker computes for 60 ms while unpickling them."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
@@ -202,8 +202,8 @@ class SlowToUnpickle(Rows):
             pass
 
 
-@pytest.mark.slow(reason="workers start as new interpreters, which import everything anew")
-def test_a_spawned_worker_start_covers_what_it_unpickles(tmp_path: Path) -> None:
+@pytest.mark.slow(reason="workers start as new interpreters, which import all modules")
+def test_start_of_a_spawned_worker_includes_unpickling(tmp_path: Path) -> None:
     made: dict[str, Any] = {"num_workers": 1, "seed": 1, "multiprocessing_context": "spawn"}
     with ShmLoader(SlowToUnpickle(), 8, **made) as loader, loader.trace(tmp_path / "trace.json"):
         run(loader)

@@ -32,7 +32,7 @@ class Rows:
 
 
 class Plain(Rows):
-    """Samples without a schema: the layout is settled by the first."""
+    """Samples without a schema: the first one defines the layout."""
 
     read_into = None  # type: ignore[assignment]
     schema = None  # type: ignore[assignment]
@@ -42,7 +42,7 @@ class Plain(Rows):
 
 
 class Growing(Plain):
-    """Packed batches that need ever more room."""
+    """Packed batches that need more memory each time."""
 
     def __getitem__(self, index: int) -> Any:
         return "x" * (1 << (index // 4))
@@ -65,12 +65,12 @@ class Stream(IterableDataset[Any]):
 
 
 def run(loader: Iterable[Any]) -> int:
-    """Goes through a pass without keeping a batch. Returns how many there were."""
+    """Reads a pass without keeping batches. Returns the number of batches."""
     return sum(1 for _ in loader)
 
 
 def spans_by_thread(trace: dict[str, Any]) -> dict[tuple[int, int], list[Event]]:
-    """The complete events of a trace, thread by thread, in order."""
+    """Returns the complete events of a trace, ordered, for each thread."""
     threads: dict[tuple[int, int], list[Event]] = defaultdict(list)
     for event in trace["traceEvents"]:
         if event["ph"] == "X":
@@ -81,15 +81,15 @@ def spans_by_thread(trace: dict[str, Any]) -> dict[tuple[int, int], list[Event]]
 
 
 def of_kind(trace: dict[str, Any], kind: str) -> list[Event]:
-    """The complete events of a category."""
+    """Returns the complete events of a category."""
     return [event for event in trace["traceEvents"] if event["ph"] == "X" and event["cat"] == kind]
 
 
 def check(trace: dict[str, Any]) -> None:
-    """What holds for every trace that has lost nothing.
+    """Checks what must be true of every trace without lost events.
 
-    Spans of a thread do not overlap, but for those that lie within a fill; every batch delivered has chunks whose rows sum to its
-    own, all filled before it was delivered; all counts of ready slots are possible; arrows go forward.
+    Spans of a thread do not overlap, except those within a fill; every delivered batch has chunks whose rows sum to its own, all
+    filled before it was delivered; all counts of ready slots are possible; arrows go forward.
     """
     assert trace["otherData"]["lost_events"] == 0
     for spans in spans_by_thread(trace).values():
@@ -119,11 +119,11 @@ def check(trace: dict[str, Any]) -> None:
 
 
 def ready_counts(events: Iterable[Event]) -> list[int]:
-    """The counter of ready slots."""
+    """Returns the values of the counter of ready slots."""
     return [event["args"]["slots"] for event in events if event["ph"] == "C" and event["name"] == "ready slots"]
 
 
 def loaded(path: Path) -> dict[str, Any]:
-    """A trace file."""
+    """Returns the content of a trace file."""
     trace: dict[str, Any] = json.loads(path.read_text())
     return trace

@@ -1,4 +1,4 @@
-"""What worker processes of these tests run, and programs that start some. Brings no torch."""
+"""Code for worker processes of these tests, and programs that start workers. Does not import torch."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ class Rows:
 
 
 def private_mib(pid: int | str = "self") -> float:
-    """What a process has in memory for itself alone."""
+    """Returns the private memory of a process in MiB."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     return sum(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Private_")) / 1024
 
 
-def tell(channel: Connection) -> None:
-    """Says what this process has and where it comes from."""
+def send_report(channel: Connection) -> None:
+    """Sends what this process has and where it comes from."""
     parent = multiprocessing.parent_process()
     channel.send(
         {
@@ -68,12 +68,12 @@ def tell(channel: Connection) -> None:
 
 
 def write_at_exit(path: str, word: str) -> None:
-    """Leaves a word in a file when the process ends, and one on its output that nobody flushes."""
+    """Writes a word to a file when the process ends, and an unflushed one to its output."""
     atexit.register(lambda: Path(path).write_text(word))
     sys.stdout.write(word)
 
 
 def wait_for(channel: Connection) -> None:
-    """Until something comes."""
+    """Reports that it has started and waits for a message."""
     channel.send("up")
     channel.recv()

@@ -1,4 +1,4 @@
-"""What a program shares with its workers (multiprocessing's objects, tensors in shared memory) reaches workers of every start method."""
+"""Objects that a program shares with its workers (multiprocessing's objects, shared tensors) reach workers of every start method."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODES = pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode
 
 
 class Sharing:
-    """Counts in `counter` the samples that were read, and adds the value of `epoch` to each sample."""
+    """Counts the samples that were read in `counter`, and adds the value of `epoch` to each sample."""
 
     def __init__(self, context: Any) -> None:
         self.counter, self.array = context.Value("q", 0), context.Array("d", 2)
@@ -30,7 +30,7 @@ class Sharing:
         self.queue, self.results = context.SimpleQueue(), context.Queue()
         self.reader, self.writer = context.Pipe(duplex=False)
         self.tensor = torch.zeros(4).share_memory_()
-        self.bits = torch.zeros(8, dtype=torch.uint16).share_memory_()  # of a dtype that plain pickle cannot send
+        self.bits = torch.zeros(8, dtype=torch.uint16).share_memory_()  # plain pickle cannot send this dtype
 
     def __len__(self) -> int:
         return 8
@@ -50,11 +50,11 @@ class Sharing:
 
 @METHODS
 @MODES
-def test_multiprocessings_objects_are_shared_with_all_workers(method: str, seed: int | None) -> None:
+def test_multiprocessing_objects_are_shared_with_all_workers(method: str, seed: int | None) -> None:
     dataset: Any = Sharing(multiprocessing.get_context(method))
     with ShmLoader(dataset, 2, num_workers=2, multiprocessing_context=method, seed=seed) as loader:
         assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-        assert dataset.counter.value >= 8  # in seed mode workers read on into the next epoch
+        assert dataset.counter.value >= 8  # in seed mode, workers read ahead into the next epoch
         assert dataset.array[0] >= 28
         assert dataset.tensor[0] >= 28
         assert dataset.bits.tolist() == [1] * 8
@@ -65,7 +65,7 @@ def test_multiprocessings_objects_are_shared_with_all_workers(method: str, seed:
 
 
 @METHODS
-def test_an_epoch_counter_reaches_persistent_workers(method: str) -> None:
+def test_epoch_counter_reaches_persistent_workers(method: str) -> None:
     dataset: Any = Sharing(multiprocessing.get_context(method))
     options = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": method}
     with ShmLoader(dataset, 4, **options) as loader:
@@ -76,7 +76,7 @@ def test_an_epoch_counter_reaches_persistent_workers(method: str) -> None:
 
 
 class OfTensors:
-    """A tensor in shared memory, and nothing of multiprocessing's."""
+    """A dataset with a shared tensor and no object of multiprocessing."""
 
     def __init__(self) -> None:
         self.tensor = torch.zeros(4).share_memory_()
@@ -113,7 +113,7 @@ class Deadly(Sharing):
 
 
 @METHODS
-def test_a_worker_that_replaces_a_killed_one_has_the_same_objects(method: str) -> None:
+def test_replacement_of_a_killed_worker_has_the_same_objects(method: str) -> None:
     dataset: Any = Deadly(multiprocessing.get_context(method))
     with ShmLoader(dataset, 2, num_workers=1, multiprocessing_context=method, seed=1) as loader:
         assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
@@ -123,7 +123,7 @@ def test_a_worker_that_replaces_a_killed_one_has_the_same_objects(method: str) -
 
 
 class Handle:
-    """Names a place; a reducer of the program's opens it anew in each process."""
+    """An object for which the program registers a reducer, which opens it in each process."""
 
     def __init__(self, place: str) -> None:
         self.place = place
@@ -149,7 +149,7 @@ class OfHandle:
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @MODES
-def test_a_reducer_registered_with_multiprocessing_is_used(method: str, seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reducer_registered_with_multiprocessing_is_used(method: str, seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     reducers: dict[Any, Any] = reduction.ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # private
     monkeypatch.setitem(reducers, Handle, reduced)
     with ShmLoader(OfHandle(), 2, num_workers=1, multiprocessing_context=method, seed=seed) as loader:
@@ -157,7 +157,7 @@ def test_a_reducer_registered_with_multiprocessing_is_used(method: str, seed: in
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_lock_of_another_start_method_is_refused_by_name(method: str) -> None:
+def test_lock_of_another_start_method_is_refused_by_name(method: str) -> None:
     dataset = OfHandle()
     dataset.handle = multiprocessing.get_context("fork").Lock()  # type: ignore[assignment]  # any attribute will do
     with (

@@ -1,4 +1,4 @@
-"""Workers by spawn and forkserver come from a template, and have what a process has that was started afresh."""
+"""Workers started by spawn and forkserver are forks of a template, and behave as freshly started processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow(reason="starts templates, which import numpy, and 
 
 METHODS = pytest.mark.parametrize("method", ["spawn", "forkserver"])
 DEADLINE_S = 60
-MOST_MIB = 20  # of a worker's own
+MOST_MIB = 20  # private memory of a worker
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def no_template_before() -> Iterator[None]:
 
 
 def started(method: str, target: Callable[..., None], *args: Any, modules: tuple[str, ...] = ()) -> Any:
-    """A process of the template's."""
+    """Starts a process through the template."""
     process = process_maker(multiprocessing.get_context(method), modules, needs_torch=False)(
         target=target, args=args, daemon=True, name="a worker"
     )
@@ -47,10 +47,10 @@ def started(method: str, target: Callable[..., None], *args: Any, modules: tuple
     return process
 
 
-def told(method: str, **options: Any) -> dict[str, Any]:
-    """What such a process says of itself."""
+def report_of(method: str, **options: Any) -> dict[str, Any]:
+    """Returns what such a process reports about itself."""
     ours, theirs = multiprocessing.Pipe()
-    process = started(method, template_kit.tell, theirs, **options)
+    process = started(method, template_kit.send_report, theirs, **options)
     theirs.close()
     assert ours.poll(DEADLINE_S)
     found: dict[str, Any] = ours.recv()
@@ -61,7 +61,7 @@ def told(method: str, **options: Any) -> dict[str, Any]:
 
 
 def await_end(pid: int) -> bool:
-    """Whether a process ends, or has ended; it may be nobody's who waits for it."""
+    """Returns whether a process ends in time, even if it is not a child of this one."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -80,8 +80,8 @@ def template_pid() -> int:
 
 
 @METHODS
-def test_workers_are_forks_of_one_template_and_what_multiprocessing_says_they_are(method: str) -> None:
-    first, second = told(method), told(method)
+def test_workers_are_forks_of_one_template_with_multiprocessings_attributes(method: str) -> None:
+    first, second = report_of(method), report_of(method)
     assert first["ppid"] == second["ppid"] == template_pid()
     assert first["parent"] == os.getpid()
     assert (first["name"], first["is_daemon"], first["method"], first["exitcode"]) == ("a worker", True, method, 0)
@@ -94,28 +94,26 @@ def test_workers_are_forks_of_one_template_and_what_multiprocessing_says_they_ar
 
 
 @METHODS
-def test_the_environment_and_place_of_the_moment_reach_a_worker(
-    method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_current_environment_and_folder_reach_a_worker(method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SOME_WORD", "early")
-    assert told(method)["environ"] == dict(os.environ)
+    assert report_of(method)["environ"] == dict(os.environ)
     monkeypatch.setenv("SOME_OTHER", "caf\udce9")
     monkeypatch.delenv("SOME_WORD")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = told(method)
+    found = report_of(method)
     assert (found["environ"], found["cwd"], found["path"]) == (dict(os.environ), str(tmp_path), sys.path)
     assert found["ppid"] == template_pid()
 
 
-def test_output_goes_where_the_trainers_goes_now(tmp_path: Path) -> None:
-    told("spawn")
+def test_output_goes_to_the_trainers_current_output(tmp_path: Path) -> None:
+    report_of("spawn")
     before = template_pid()
     kept = os.dup(1)
     with open(tmp_path / "log", "w") as log:
         os.dup2(log.fileno(), 1)
     try:
-        assert told("spawn")["output"] == str(tmp_path / "log")
+        assert report_of("spawn")["output"] == str(tmp_path / "log")
     finally:
         os.dup2(kept, 1)
         os.close(kept)
@@ -123,8 +121,8 @@ def test_output_goes_where_the_trainers_goes_now(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["umask", "limit", "signal", "affinity", "variable"])
-def test_what_only_a_fresh_start_can_give_is_given_by_another_template(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = told("spawn")
+def test_changed_process_attributes_start_a_new_template(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = report_of("spawn")
     soft, hard = resource.getrlimit(template_kit.LIMIT)
     umask, handler, affinity = os.umask(0o077), signal.getsignal(signal.SIGUSR1), os.sched_getaffinity(0)
     os.umask(umask)
@@ -139,7 +137,7 @@ def test_what_only_a_fresh_start_can_give_is_given_by_another_template(what: str
             os.sched_setaffinity(0, {min(affinity)})
         else:
             monkeypatch.setenv("OMP_NUM_THREADS", "3")
-        now = told("spawn")
+        now = report_of("spawn")
     finally:
         os.umask(umask)
         resource.setrlimit(template_kit.LIMIT, (soft, hard))
@@ -153,25 +151,25 @@ def test_what_only_a_fresh_start_can_give_is_given_by_another_template(what: str
 
 
 @METHODS
-def test_generators_that_are_seeded_when_they_are_imported_differ(method: str) -> None:
+def test_generators_seeded_at_import_differ_between_workers(method: str) -> None:
     template_for(method).order(["numpy.random"])
-    drawn = [number for _ in range(2) for number in told(method)["random"]]
+    drawn = [number for _ in range(2) for number in report_of(method)["random"]]
     assert len(set(drawn)) == len(drawn)
 
 
-def test_a_worker_has_no_descriptor_of_the_template_or_of_another_worker() -> None:
+def test_worker_has_no_descriptors_of_the_template_or_of_other_workers() -> None:
     ours, theirs = multiprocessing.Pipe()
     other = started("spawn", template_kit.wait_for, theirs)
     assert ours.recv() == "up"
-    pipes = [name for name in told("spawn")["descriptors"] if name.startswith(("socket:", "anon_inode:"))]
-    assert len(pipes) == 1  # to answer by
+    pipes = [name for name in report_of("spawn")["descriptors"] if name.startswith(("socket:", "anon_inode:"))]
+    assert len(pipes) == 1  # the one for its answer
     ours.send("go")
     other.join()
     assert other.exitcode == 0
 
 
 @METHODS
-def test_what_a_worker_leaves_for_its_end_is_done(method: str, tmp_path: Path) -> None:
+def test_worker_runs_exit_handlers_and_flushes_its_output(method: str, tmp_path: Path) -> None:
     kept = os.dup(1)
     with open(tmp_path / "output", "w") as output:
         os.dup2(output.fileno(), 1)
@@ -185,7 +183,7 @@ def test_what_a_worker_leaves_for_its_end_is_done(method: str, tmp_path: Path) -
 
 
 @METHODS
-def test_a_killed_worker_is_told_by_its_signal(method: str) -> None:
+def test_exit_code_of_a_killed_worker_is_its_signal(method: str) -> None:
     ours, theirs = multiprocessing.Pipe()
     process = started(method, template_kit.wait_for, theirs)
     assert ours.recv() == "up"
@@ -195,7 +193,7 @@ def test_a_killed_worker_is_told_by_its_signal(method: str) -> None:
 
 
 @METHODS
-def test_a_killed_template_takes_no_worker_along_and_the_next_start_makes_another(method: str) -> None:
+def test_workers_survive_a_killed_template_and_the_next_start_makes_another(method: str) -> None:
     ours, theirs = multiprocessing.Pipe()
     process = started(method, template_kit.wait_for, theirs)
     assert ours.recv() == "up"
@@ -203,14 +201,14 @@ def test_a_killed_template_takes_no_worker_along_and_the_next_start_makes_anothe
     os.kill(before, signal.SIGKILL)
     template._current.process.wait()  # type: ignore[union-attr]  # there is one
     assert process.is_alive()
-    assert told(method)["ppid"] == template_pid() != before
+    assert report_of(method)["ppid"] == template_pid() != before
     ours.send("go")
     process.join()
     assert process.exitcode == 255
     assert not psutil.pid_exists(before)
 
 
-def test_the_worker_of_a_killed_template_can_still_be_killed() -> None:
+def test_worker_of_a_killed_template_can_be_killed() -> None:
     ours, theirs = multiprocessing.Pipe()
     process = started("spawn", template_kit.wait_for, theirs)
     assert ours.recv() == "up"
@@ -223,7 +221,7 @@ def test_the_worker_of_a_killed_template_can_still_be_killed() -> None:
 
 
 @METHODS
-def test_a_template_killed_over_an_order_costs_nothing_but_its_help(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_start_without_a_template_if_it_is_killed_during_a_request(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     current = template_for(method)
     os.kill(current.process.pid, signal.SIGSTOP)
     order = template.Template.order
@@ -233,21 +231,21 @@ def test_a_template_killed_over_an_order_costs_nothing_but_its_help(method: str,
         self.process.kill()
 
     monkeypatch.setattr(template.Template, "order", order_and_kill)
-    found = told(method)
+    found = report_of(method)
     assert found["ppid"] != current.process.pid
     assert found["exitcode"] == 0
 
 
 @METHODS
 @pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode"])
-def test_a_pass_loses_nothing_when_its_template_is_killed(method: str, seed: int | None) -> None:
+def test_pass_loses_nothing_when_its_template_is_killed(method: str, seed: int | None) -> None:
     with ShmLoader(template_kit.Rows(64), 4, num_workers=2, seed=seed, shuffle=False, multiprocessing_context=method) as loader:
         for number in range(2):
             rows = []
             for step, batch in enumerate(loader):
                 if step == 2:
                     os.kill(template_pid(), signal.SIGKILL)
-                    if seed is not None and number == 0:  # a worker goes, too, and another takes its place
+                    if seed is not None and number == 0:  # a worker is killed and replaced, too
                         os.kill(loader._builder.last.pool.pids[0], signal.SIGKILL)  # type: ignore[union-attr]  # there is one
                 rows += batch[:, 0].tolist()
             assert rows == list(range(64))
@@ -255,21 +253,21 @@ def test_a_pass_loses_nothing_when_its_template_is_killed(method: str, seed: int
         assert all(psutil.pid_exists(pid) for pid in workers)
 
 
-def test_modules_that_the_user_has_preloaded_are_in_the_template_of_forkserver_alone() -> None:
+def test_users_preloaded_modules_are_only_in_the_forkserver_template() -> None:
     before = forkserver._forkserver._preload_modules  # type: ignore[attr-defined]
     multiprocessing.set_forkserver_preload(["colorsys"])
     try:
-        assert "colorsys" in told("forkserver")["modules"]
-        assert "colorsys" not in told("spawn")["modules"]
+        assert "colorsys" in report_of("forkserver")["modules"]
+        assert "colorsys" not in report_of("spawn")["modules"]
     finally:
         multiprocessing.set_forkserver_preload(before)
 
 
-def test_a_template_with_a_second_thread_is_not_forked() -> None:
+def test_template_with_a_second_thread_is_not_forked() -> None:
     before = forkserver._forkserver._preload_modules  # type: ignore[attr-defined]
     multiprocessing.set_forkserver_preload(["tests.worker.threaded_kit"])
     try:
-        found = told("forkserver")
+        found = report_of("forkserver")
         assert found["ppid"] != template_pid()
         assert found["exitcode"] == 0
     finally:
@@ -277,7 +275,7 @@ def test_a_template_with_a_second_thread_is_not_forked() -> None:
         forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
-def test_a_context_of_the_users_own_starts_processes_its_own_way() -> None:
+def test_custom_context_starts_processes_in_its_own_way() -> None:
     class Own(context.SpawnContext):
         pass
 
@@ -295,21 +293,21 @@ def test_a_context_of_the_users_own_starts_processes_its_own_way() -> None:
         (["tests.worker.test_template"], True),
     ],
 )
-def test_torch_is_imported_ahead_if_what_a_job_is_made_of_brings_it(sources: list[str], brings_torch: bool) -> None:
+def test_torch_is_preloaded_if_the_job_needs_it(sources: list[str], brings_torch: bool) -> None:
     process = process_maker(multiprocessing.get_context("spawn"), sources, needs_torch=False)(target=print)
     assert ("torch" in process.modules) == brings_torch
 
 
-def test_a_child_of_the_trainer_does_not_use_its_template() -> None:
-    told("spawn")
+def test_child_of_the_trainer_does_not_use_its_template() -> None:
+    report_of("spawn")
     parents = template_pid()
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
-            found = told("spawn")
+            found = report_of("spawn")
             os.write(writer, f"{found['ppid']} {template_pid()} {found['parent']}".encode())
-            template._current = None  # ends its own
+            template._current = None  # ends the child's own template
         finally:
             os._exit(0)
     os.close(writer)
@@ -318,7 +316,7 @@ def test_a_child_of_the_trainer_does_not_use_its_template() -> None:
     os.close(reader)
     assert its == template_of_it != parents
     assert parent == pid
-    assert told("spawn")["ppid"] == parents
+    assert report_of("spawn")["ppid"] == parents
 
 
 PROGRAM = """
@@ -355,7 +353,7 @@ if __name__ == "__main__":
 
 @METHODS
 @pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode"])
-def test_a_program_gets_small_workers_of_one_template(method: str, seed: int | None, output_of: Callable[..., str]) -> None:
+def test_program_gets_small_workers_of_one_template(method: str, seed: int | None, output_of: Callable[..., str]) -> None:
     assert output_of(PROGRAM.replace("METHOD", repr(method)).replace("SEED", repr(seed)), strict=False) == "well\n"
 
 
@@ -382,7 +380,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("state", ["importing", "fork"])
-def test_a_template_ends_with_its_trainer(state: str, tmp_path: Path) -> None:
+def test_template_ends_with_its_trainer(state: str, tmp_path: Path) -> None:
     trainer = subprocess.Popen(
         [sys.executable, "-c", HOLDER, "torch" if state == "importing" else "os", state],
         stdin=subprocess.PIPE,
@@ -400,24 +398,24 @@ def test_a_template_ends_with_its_trainer(state: str, tmp_path: Path) -> None:
         assert not child or psutil.Process(child).status() != psutil.STATUS_ZOMBIE
 
 
-def test_nothing_of_a_template_stays_when_it_is_needed_no_more() -> None:
-    told("spawn")
+def test_unneeded_template_leaves_nothing() -> None:
+    report_of("spawn")
     before, num_fds = template_pid(), psutil.Process().num_fds()
     for _ in range(3):
         template._current = None
-        told("spawn")
+        report_of("spawn")
     assert psutil.Process().num_fds() == num_fds
     assert not psutil.pid_exists(before)
 
 
-def test_a_template_that_sees_its_trainer_go_says_nothing() -> None:
+def test_template_prints_nothing_when_its_trainer_ends() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     program = template._PROGRAM.format(path=sys.path, number=theirs.fileno())
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-W", "error", "-c", program], pass_fds=[theirs.fileno()], stderr=subprocess.PIPE, text=True
         )
-    ours.send(b"atexit")  # it serves
+    ours.send(b"atexit")  # it is running
     ours.close()
     assert process.communicate(timeout=DEADLINE_S) == (None, "")
     assert process.returncode == 0

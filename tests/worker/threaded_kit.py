@@ -1,4 +1,4 @@
-"""A module that starts a thread when it is imported."""
+"""Starts a thread when it is imported."""
 
 import threading
 

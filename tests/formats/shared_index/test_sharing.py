@@ -18,7 +18,7 @@ from shmload.processes import run_key as run_key_module
 from shmload.processes.run_key import run_key
 from shmload.shm import segment
 from shmload.shm.names import SHM_DIR, meeting_stem, process_stem
-from tests.children import go_on, python, running, says, waits_for_a_lock
+from tests.children import python, read_line, running, send_line, waits_for_a_lock
 from tests.formats.shared_index.index_kit import gone_within
 
 slow = pytest.mark.slow(reason="every rank is a process, which imports numpy")
@@ -56,15 +56,15 @@ def inode(index: SharedIndex) -> tuple[int, int]:
 @slow
 def test_two_ranks_share_one_copy_and_leave_nothing() -> None:
     with running(RANK) as first:
-        assert says(first) == "builds"
+        assert read_line(first) == "builds"
         with running(RANK) as second:
             while not waits_for_a_lock(second):
                 pass
-            go_on(first)
-            built = says(first)
-            assert says(second) == built
+            send_line(first)
+            built = read_line(first)
+            assert read_line(second) == built
             for child in (first, second, first, second):
-                go_on(child)
+                send_line(child)
             assert [first.wait(20), second.wait(20)] == [0, 0]
     assert meeting_files() == set()
 
@@ -72,16 +72,16 @@ def test_two_ranks_share_one_copy_and_leave_nothing() -> None:
 @slow
 def test_waiting_rank_builds_after_the_builder_dies() -> None:
     with running(RANK) as first:
-        assert says(first) == "builds"
+        assert read_line(first) == "builds"
         with running(RANK) as second, running(RANK) as third:
             while not (waits_for_a_lock(second) and waits_for_a_lock(third)):
                 pass
             first.kill()
             ready = select.select([second.stdout, third.stdout], [], [], 20)[0]
             builder, other = (second, third) if second.stdout in ready else (third, second)
-            assert says(builder) == "builds"
-            go_on(builder)
-            assert says(builder) == says(other)
+            assert read_line(builder) == "builds"
+            send_line(builder)
+            assert read_line(builder) == read_line(other)
     assert gone_within([f"{SHM_DIR}/{name}" for name in meeting_files()], 2)
 
 
@@ -89,11 +89,11 @@ def test_waiting_rank_builds_after_the_builder_dies() -> None:
 def test_killed_ranks_leave_nothing() -> None:
     with running(RANK) as first, running(RANK) as second:
         builder = first if select.select([first.stdout, second.stdout], [], [], 20)[0] == [first.stdout] else second
-        assert says(builder) == "builds"
-        go_on(builder)
-        assert says(first) == says(second)
-        go_on(builder)
-        data = says(builder)
+        assert read_line(builder) == "builds"
+        send_line(builder)
+        assert read_line(first) == read_line(second)
+        send_line(builder)
+        data = read_line(builder)
         files = [data, *(f"{SHM_DIR}/{name}" for name in meeting_files())]
         assert len(files) == 3
         assert all(map(os.path.exists, files))
@@ -107,9 +107,9 @@ def test_killed_ranks_leave_nothing() -> None:
 @slow
 def test_late_rank_attaches_through_a_rank_that_outlived_the_builder() -> None:
     with running(RANK) as builder:
-        says(builder)
-        go_on(builder)
-        built = says(builder)
+        read_line(builder)
+        send_line(builder)
+        built = read_line(builder)
         mine = SharedIndex(lambda: pytest.fail("called although there is one"), name="train")
         builder.kill()
         builder.wait()

@@ -1,4 +1,4 @@
-"""Puts packing_kit on the path, for workers of every start method too, and what starts servers."""
+"""Makes packing_kit and the kits of stores importable, also for workers of every start method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.storage import store_kit
 
 @pytest.fixture(scope="session")
 def server() -> store_kit.Server:
-    """An S3-compatible server."""
+    """Returns an S3-compatible server, or skips the test."""
     try:
         return store_kit.s3_server()
     except LookupError as error:

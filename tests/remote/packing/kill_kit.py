@@ -1,4 +1,4 @@
-"""Packings that are killed: a forked process packs into a folder and says each thing it does, until it is killed or done."""
+"""Runs a packing in a forked process that reports each of its steps, and kills it after some step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from shmload.storage.store import StoredObject
-from tests.remote.packing.packing_kit import CountingStore, Noisy, names_in, packed
+from tests.remote.packing.packing_kit import CountingStore, Noisy, packed, published_bytes_in
 
 NUM_SAMPLES, MAXCOUNT, SEED = 300, 12, 5
 DEADLINE_S = 60
 
 
-class TellingStore(CountingStore):
-    """A folder that says before and after each object that it writes it."""
+class ReportingStore(CountingStore):
+    """A folder that reports before and after it writes each object."""
 
     def __init__(self, root: Path, fd: int) -> None:
         super().__init__(root)
@@ -38,7 +38,7 @@ class TellingStore(CountingStore):
 
 def _pack(folder: Path, fd: int, num_samples: int, workers: int, append: bool, part: tuple[int, int]) -> None:
     try:
-        store = TellingStore(folder, fd)
+        store = ReportingStore(folder, fd)
         method = "fork" if workers else None
         packed(
             Noisy(num_samples),
@@ -65,7 +65,9 @@ def killed_after(
     append: bool = False,
     part: tuple[int, int] = (1, 1),
 ) -> int:
-    """Packs, and kills that after so many steps (None: it is killed by a charge); how many steps it took, -1: it was done before."""
+    """Packs in a forked process and kills it after `after` steps (None: a fault is armed for that). Returns the number of steps,
+    or -1 if it ended first.
+    """
     read, write = os.pipe()
     process = ForkProcess(target=_pack, args=(folder, write, num_samples, workers, append, part))
     process.start()
@@ -73,7 +75,7 @@ def killed_after(
     count = 0
     try:
         while num_steps is None or count < num_steps:
-            assert select.select([read], [], [], DEADLINE_S)[0], "the packing stands still"
+            assert select.select([read], [], [], DEADLINE_S)[0], "the packing makes no progress"
             if not os.read(read, 1):
                 break
             count += 1
@@ -88,6 +90,6 @@ def killed_after(
 
 
 def finished(folder: Path, num_samples: int = NUM_SAMPLES) -> dict[str, bytes]:
-    """Packs to the end; all that the folder holds then, but for what a killed writer of the store left."""
+    """Packs to the end and returns the bytes of each file, except files that a killed writer left."""
     packed(Noisy(num_samples), CountingStore(folder), maxcount=MAXCOUNT, seed=SEED)
-    return {name: (folder / name).read_bytes() for name in names_in(folder) if not Path(name).name.startswith(".half-")}
+    return published_bytes_in(folder)

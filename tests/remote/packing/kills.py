@@ -1,9 +1,8 @@
-"""Kills packings at random moments, again and again, and compares what they end in. Run by hand, from the project's root:
-
+"""Kills packings at random moments and compares the results with an undisturbed packing. Run by hand, from the project's root:
     python -m tests.remote.packing.kills --num 1000
-
-Each is killed up to five times on its way, then brought to its end; the folder must hold the bytes of an undisturbed one, and
-before the end no manifest but that of the dataset packed before. The suite runs a few of these (test_kills.py)."""
+Each packing is killed up to five times and then runs to its end. The folder must hold the bytes of an undisturbed packing, and
+before the end its only manifest is that of the dataset packed before. test_kills.py runs a few of these.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from tests.remote.packing.packing_kit import packed
 
 
 def run(num_kills: int, seed: int, folder: Path) -> tuple[int, int]:
-    """(kills, packings); the folder is used for all of them."""
+    """Runs packings until `num_kills` were killed, all in one folder; returns the numbers of kills and packings."""
     wanted = finished(folder / "wanted")
     rng = random.Random(seed)
     done = packings = 0
@@ -35,10 +34,10 @@ def run(num_kills: int, seed: int, folder: Path) -> tuple[int, int]:
             manifest = out / "manifest.json"
             if manifest.exists():
                 found = Manifest.parse(manifest.read_bytes())
-                assert found == old or found.dump() == wanted["manifest.json"], "a manifest of neither"
+                assert found == old or found.dump() == wanted["manifest.json"], "the manifest is of neither packing"
                 for shard in found.shards:
                     assert (out / shard.name).stat().st_size == shard.nbytes, f"{shard.name} is not whole"
-        assert wanted == finished(out), "other bytes"
+        assert wanted == finished(out), "the bytes differ from those of an undisturbed packing"
         packings += 1
         shutil.rmtree(out)
     return done, packings

@@ -1,6 +1,6 @@
-"""What the packing tests share: small datasets, and what a folder holds afterwards.
+"""Small datasets for the packing tests, and functions that list the content of a folder.
 
-A plain module beside the tests (conftest puts it on the path), so that workers of every start method can import it.
+A plain module beside the tests, so that workers of every start method can import it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shmload.storage.store import StoredObject
 
 
 class Grey:
-    """Images of one shade, and its number; sizes differ."""
+    """Images of a single shade, with their number; sizes differ."""
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
@@ -35,7 +35,7 @@ class Grey:
 
 
 class Noisy(Grey):
-    """With an augmentation that draws from all of the global generators, and from one of its own."""
+    """Grey images with noise from all global generators and from one of the dataset's own."""
 
     def __init__(self, num_samples: int) -> None:
         super().__init__(num_samples)
@@ -80,7 +80,7 @@ class Folder:
 
 
 class CountingStore(LocalStore):
-    """A folder that remembers which objects were written, in order."""
+    """A folder that records which objects were written, in order."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
@@ -96,25 +96,35 @@ class CountingStore(LocalStore):
 
 
 def packed(dataset: Any, store: Any, **given: Any) -> Manifest:
-    """Packs in this process, into small shards, unless the test says otherwise."""
+    """Packs in this process, into small shards unless options say otherwise."""
     on_progress = given.pop("on_progress", None)
     options: dict[str, Any] = {"maxsize": 100_000, "maxcount": 10, "workers": 0, "seed": 0, **given}
     return Packing(dataset, store, PackOptions(**options), on_progress).run()
 
 
 def samples_in(folder: Path, manifest: Manifest, **options: Any) -> list[dict[str, Any]]:
-    """All samples, in the order in which they lie."""
+    """Returns all samples in their stored order."""
     paths = [str(folder / shard.name) for shard in manifest.shards]
     return list(TarDataset(paths, cache=False, **options))  # type: ignore[call-overload]
 
 
 def names_in(folder: Path) -> list[str]:
-    """All files of a folder."""
+    """Returns the names of all files in a folder."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
+def bytes_in(folder: Path) -> dict[str, bytes]:
+    """Returns the bytes of all files in a folder by name."""
+    return {name: (folder / name).read_bytes() for name in names_in(folder)}
+
+
+def published_bytes_in(folder: Path) -> dict[str, bytes]:
+    """Returns the bytes of all files in a folder, except those that a killed writer left."""
+    return {name: data for name, data in bytes_in(folder).items() if ".half-" not in name}
+
+
 def names_of(manifest: Manifest) -> list[str]:
-    """All files that a packed dataset consists of."""
+    """Returns the names of all files of a packed dataset."""
     return sorted([*(name for shard in manifest.shards for name in (shard.name, shard.index.name)), "manifest.json"])
 
 

@@ -1,4 +1,4 @@
-"""A dataset that is appended to: what was there stays as it is, and what is new is a generation behind it."""
+"""Appending to a packed dataset: existing shards are unchanged, and new samples form a further generation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shmload.remote.packing.pack import PackOptions, packing_of
 from shmload.storage.local_store import LocalStore
 from tests.faults.points import PACKER_POINTS
 from tests.remote.packing.kill_kit import killed_after
-from tests.remote.packing.packing_kit import CountingStore, Grey, Noisy, names_in, names_of, packed, samples_in
+from tests.remote.packing.packing_kit import CountingStore, Grey, Noisy, names_in, names_of, packed, published_bytes_in, samples_in
 
 KEY = bytes(range(32))
 
@@ -26,20 +26,15 @@ def appended(dataset: Any, folder: Path, **options: Any) -> Manifest:
     return packed(dataset, LocalStore(folder), append=True, **options)
 
 
-def bytes_in(folder: Path) -> dict[str, bytes]:
-    """All that a folder holds, but for what a killed writer of the store left."""
-    return {name: (folder / name).read_bytes() for name in names_in(folder) if ".half-" not in name}
-
-
-def test_what_was_there_stays_and_what_is_new_comes_behind_it(tmp_path: Path) -> None:
+def test_existing_shards_are_unchanged_and_new_samples_follow_them(tmp_path: Path) -> None:
     first = packed(Grey(25), LocalStore(tmp_path))
-    before = bytes_in(tmp_path)
+    before = published_bytes_in(tmp_path)
     second = appended(Grey(12), tmp_path, seed=3, maxcount=7)
     third = appended([(b"old", 1)] * 3, tmp_path)
     assert third.shards[: len(second.shards)] == second.shards
     assert second.shards[: len(first.shards)] == first.shards
     assert (first.generation, second.generation, third.generation) == third.generations
-    assert {name: data for name, data in before.items() if name != "manifest.json"}.items() <= bytes_in(tmp_path).items()
+    assert {name: data for name, data in before.items() if name != "manifest.json"}.items() <= published_bytes_in(tmp_path).items()
     assert names_of(third) == names_in(tmp_path)
     found = samples_in(tmp_path, third)
     assert [f"{number:08d}" for number in range(40)] == sorted(sample["__key__"] for sample in found)
@@ -49,7 +44,7 @@ def test_what_was_there_stays_and_what_is_new_comes_behind_it(tmp_path: Path) ->
     assert third == Manifest.parse((tmp_path / "manifest.json").read_bytes())
 
 
-def test_the_same_call_again_adds_nothing_and_another_does(tmp_path: Path) -> None:
+def test_repeated_append_adds_nothing_but_a_different_one_does(tmp_path: Path) -> None:
     first = appended(Grey(25), tmp_path)
     assert first == packed(Grey(25), LocalStore(tmp_path / "other"))
     second = appended(Grey(12), tmp_path)
@@ -60,7 +55,7 @@ def test_the_same_call_again_adds_nothing_and_another_does(tmp_path: Path) -> No
     assert appended(Grey(12), tmp_path).num_samples == 74
 
 
-def test_an_iterable_is_appended_too(tmp_path: Path) -> None:
+def test_iterable_is_appended(tmp_path: Path) -> None:
     for again in (False, True):
         for numbers in (range(5), range(5, 11)):
             options = PackOptions(100_000, 4, 0, 0, append=True)
@@ -70,7 +65,7 @@ def test_an_iterable_is_appended_too(tmp_path: Path) -> None:
     assert len(RemoteDataset.from_urls(str(tmp_path))) == 22
 
 
-def test_a_reader_of_before_reads_on_and_one_that_names_a_generation_reads_what_it_was(tmp_path: Path) -> None:
+def test_open_reader_and_reader_of_a_generation_do_not_see_the_append(tmp_path: Path) -> None:
     first = packed(Grey(25), LocalStore(tmp_path))
     reader = RemoteDataset.from_urls(str(tmp_path), seed=4)
     wanted = [sample["__key__"] for sample in RemoteDataset.from_urls(str(tmp_path), seed=4)]
@@ -88,7 +83,7 @@ def test_a_reader_of_before_reads_on_and_one_that_names_a_generation_reads_what_
         RemoteDataset.from_urls(str(tmp_path / first.shards[0].name), generation=first.generation)
 
 
-def test_a_dataset_has_one_key_and_its_members_cannot_change_places(tmp_path: Path) -> None:
+def test_dataset_has_one_key_and_moved_members_are_detected(tmp_path: Path) -> None:
     packed(Grey(5), LocalStore(tmp_path), cipher=SampleCipher(KEY))
     for cipher in (None, SampleCipher(bytes(32))):
         with pytest.raises(
@@ -101,19 +96,19 @@ def test_a_dataset_has_one_key_and_its_members_cannot_change_places(tmp_path: Pa
     assert len({sample["__key__"] for sample in found}) == 12
 
 
-def test_a_lost_shard_of_what_was_appended_is_packed_again_and_one_of_before_is_told(tmp_path: Path) -> None:
+def test_lost_appended_shard_is_packed_again_and_a_lost_earlier_shard_is_an_error(tmp_path: Path) -> None:
     first = packed(Grey(25), LocalStore(tmp_path))
     second = appended(Grey(12), tmp_path, maxcount=5)
-    whole = bytes_in(tmp_path)
+    whole = published_bytes_in(tmp_path)
     (tmp_path / second.shards[-1].name).unlink()
     assert appended(Grey(12), tmp_path, maxcount=5) == second
-    assert bytes_in(tmp_path) == whole
+    assert published_bytes_in(tmp_path) == whole
     (tmp_path / first.shards[0].name).unlink()
     with pytest.raises(StoreError, match=r"shard-000000.tar was written and is not there as it was \(1 shards in all\)"):
         appended(Grey(30), tmp_path)
 
 
-def test_two_that_append_at_once_never_lose_what_the_other_has_added(tmp_path: Path) -> None:
+def test_concurrent_appends_never_lose_each_others_samples(tmp_path: Path) -> None:
     packed(Grey(25), LocalStore(tmp_path))
 
     class Overtaken(CountingStore):
@@ -132,7 +127,7 @@ def test_two_that_append_at_once_never_lose_what_the_other_has_added(tmp_path: P
         late.commit([], 0)
 
 
-def test_an_append_that_ends_between_is_seen_by_nobody_until_it_is_whole(tmp_path: Path) -> None:
+def test_interrupted_append_is_invisible_until_it_is_complete(tmp_path: Path) -> None:
     first = packed(Grey(25), LocalStore(tmp_path))
 
     class Failing(Grey):
@@ -150,7 +145,7 @@ def test_an_append_that_ends_between_is_seen_by_nobody_until_it_is_whole(tmp_pat
     assert appended(dataset, tmp_path).num_samples == 85
 
 
-def test_generations_of_a_manifest_follow_each_other(tmp_path: Path) -> None:
+def test_generations_in_a_manifest_are_consecutive(tmp_path: Path) -> None:
     packed(Grey(15), LocalStore(tmp_path))
     manifest = appended(Grey(12), tmp_path)
     one, two, three, *rest = manifest.shards
@@ -159,9 +154,9 @@ def test_generations_of_a_manifest_follow_each_other(tmp_path: Path) -> None:
         Manifest.parse(mixed.dump())
 
 
-@pytest.mark.slow(reason="appends are killed in processes of their own, and go on")
+@pytest.mark.slow(reason="appends are killed in their own processes, and resumed")
 @pytest.mark.parametrize("point", PACKER_POINTS)
-def test_an_append_killed_at_a_named_point_goes_on(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_append_killed_at_a_named_point_is_resumed(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     charges = tmp_path / "charges"
     charges.mkdir()
     for name in ("out", "wanted"):
@@ -173,4 +168,4 @@ def test_an_append_killed_at_a_named_point_goes_on(point: str, tmp_path: Path, m
         (charges / f"{point}.1").write_text("")
         assert killed_after(tmp_path / "out", None, num_samples=40, append=True) >= 0
     assert appended(Noisy(40), tmp_path / "out", maxcount=12, seed=5) == wanted
-    assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "wanted")
+    assert published_bytes_in(tmp_path / "out") == published_bytes_in(tmp_path / "wanted")

@@ -1,4 +1,4 @@
-"""What is done to members and shards on their way: compression, encryption, serializers of the user's own; and how it is read back."""
+"""Coding of members and shards: compression, encryption and custom serializers, and how readers undo it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ coded = pytest.mark.parametrize("coding", CODINGS, ids=lambda coding: f"{coding[
 
 
 class Lines:
-    """An image, its number, text, and an array."""
+    """Samples of an image, its number, text and an array."""
 
     def __init__(self, num_samples: int) -> None:
         self.num_samples = num_samples
@@ -44,7 +44,7 @@ def dataset_in(folder: Path, coding: dict[str, Any], **options: Any) -> RemoteDa
 
 
 @coded
-def test_samples_are_read_back_in_every_way(coding: dict[str, Any], tmp_path: Path) -> None:
+def test_samples_are_read_back_by_every_reader(coding: dict[str, Any], tmp_path: Path) -> None:
     manifest = packed(Lines(15), LocalStore(tmp_path), **coding)
     ending = ".zst" if coding["compress"] == "samples" else ""
     text, array = f"text{ending}", f"x.npy{ending}"
@@ -68,7 +68,7 @@ def test_samples_are_read_back_in_every_way(coding: dict[str, Any], tmp_path: Pa
 
 
 @coded
-def test_a_shard_that_is_lost_is_packed_again_to_the_same_bytes(coding: dict[str, Any], tmp_path: Path) -> None:
+def test_lost_shard_is_packed_again_with_the_same_bytes(coding: dict[str, Any], tmp_path: Path) -> None:
     manifest = packed(Noisy(32), LocalStore(tmp_path), **coding)
     whole = {name: (tmp_path / name).read_bytes() for name in names_in(tmp_path)}
     assert names_of(manifest) == sorted(whole)
@@ -84,7 +84,7 @@ def test_a_shard_that_is_lost_is_packed_again_to_the_same_bytes(coding: dict[str
 
 @pytest.mark.slow(reason="packs with workers, by spawn, too")
 @coded
-def test_bytes_are_the_same_for_any_workers(coding: dict[str, Any], tmp_path: Path) -> None:
+def test_bytes_do_not_depend_on_the_workers(coding: dict[str, Any], tmp_path: Path) -> None:
     found = []
     for number, (workers, method) in enumerate(((0, None), (2, "fork"), (1, "spawn"))):
         packed(Noisy(300), LocalStore(tmp_path / str(number)), workers=workers, multiprocessing_context=method, **coding)
@@ -92,7 +92,7 @@ def test_bytes_are_the_same_for_any_workers(coding: dict[str, Any], tmp_path: Pa
     assert found[0] == found[1] == found[2]
 
 
-def test_what_is_compressed_is_smaller_and_its_name_says_so(tmp_path: Path) -> None:
+def test_compressed_files_are_smaller_and_have_a_suffix(tmp_path: Path) -> None:
     plain, samples, shards = (
         packed(Lines(20), LocalStore(tmp_path / str(how)), compress=how) for how in (None, "samples", "shards")
     )
@@ -108,7 +108,7 @@ def test_what_is_compressed_is_smaller_and_its_name_says_so(tmp_path: Path) -> N
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning"
 )  # webdataset leaves files open
-def test_webdataset_reads_members_that_are_compressed_as_bytes_and_those_of_gzip_expanded(tmp_path: Path) -> None:
+def test_webdataset_decompresses_gzip_members_and_reads_others_as_bytes(tmp_path: Path) -> None:
     webdataset = pytest.importorskip("webdataset")
     manifest = packed([{"text": "a" * 99, "t.txt.gz": "b" * 9, "label": 3}], LocalStore(tmp_path), compress="samples")
     (found,) = webdataset.WebDataset(str(tmp_path / manifest.shards[0].name), shardshuffle=False).decode()
@@ -119,7 +119,7 @@ def test_webdataset_reads_members_that_are_compressed_as_bytes_and_those_of_gzip
     assert (again["text.zst"], again["t.txt.gz"]) == ("a" * 99, "b" * 9)
 
 
-def test_what_a_member_expands_to_is_limited_and_damage_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompressed_size_of_a_member_is_limited_and_damage_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with TarWriter(tmp_path / "a.tar") as writer:
         writer.write({"__key__": "0", "txt.zst": "z" * 5000})
     (sample,) = TarDataset(tmp_path / "a.tar")  # type: ignore[call-overload]
@@ -137,13 +137,13 @@ def test_what_a_member_expands_to_is_limited_and_damage_is_told(tmp_path: Path, 
         TarDataset(tmp_path / "b.tar")[0]
 
 
-def test_tar_dataset_leaves_the_index_alone_that_a_shard_was_packed_with(tmp_path: Path) -> None:
+def test_tar_dataset_does_not_change_the_index_of_a_packed_shard(tmp_path: Path) -> None:
     manifest = packed(Lines(3), LocalStore(tmp_path))
-    assert len(TarDataset(tmp_path / manifest.shards[0].name)) == 3  # which keeps an index beside other shards
+    assert len(TarDataset(tmp_path / manifest.shards[0].name)) == 3  # an index file would be written beside other shards
     assert len(list(dataset_in(tmp_path, {"cipher": None}))) == 3
 
 
-def test_two_fields_that_would_have_one_name_are_refused(tmp_path: Path) -> None:
+def test_two_fields_with_the_same_member_name_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"two fields of the sample would both be its member 'a.txt.zst'"):
         packed([{"a.txt": "x", "a.txt.zst": b"y"}], LocalStore(tmp_path), compress="samples")
 
@@ -158,7 +158,7 @@ def written(folder: Path, *samples: dict[str, Any]) -> str:
     return str(folder / "x.tar")
 
 
-def test_another_key_is_one_error_at_once_and_without_a_manifest_at_the_first_sample(tmp_path: Path) -> None:
+def test_wrong_key_is_an_error_at_once_or_without_a_manifest_at_the_first_sample(tmp_path: Path) -> None:
     manifest = packed(Lines(12), LocalStore(tmp_path), cipher=SampleCipher(KEY))
     with pytest.raises(
         ValueError, match=r"are encrypted with another key than key=, [0-9a-f]{8} and not [0-9a-f]{8} by their"
@@ -178,7 +178,7 @@ def test_another_key_is_one_error_at_once_and_without_a_manifest_at_the_first_sa
         next(iter(RemoteDataset.from_urls(shard, shuffle=False).decode()))
 
 
-def test_what_was_changed_cut_moved_or_never_encrypted_is_noticed(tmp_path: Path) -> None:
+def test_changed_cut_moved_or_unencrypted_data_is_detected(tmp_path: Path) -> None:
     cipher = SampleCipher(KEY)
     secret = cipher.encrypt(b"plain", b"a.txt.enc", "0" * 16)
     assert cipher.decrypt(secret, b"a.txt.enc") == b"plain"
@@ -201,7 +201,7 @@ def test_what_was_changed_cut_moved_or_never_encrypted_is_noticed(tmp_path: Path
         next(iter(RemoteDataset.from_urls(url, key=KEY)))
 
 
-def test_equal_contents_of_two_samples_or_generations_differ_and_one_nonce_stands_for_one_place() -> None:
+def test_equal_contents_are_encrypted_differently_and_each_position_has_one_nonce() -> None:
     cipher = SampleCipher(KEY)
     made = {
         cipher.encrypt(b"same", name, generation) for name in (b"a.txt.enc", b"b.txt.enc") for generation in ("0" * 16, "1" * 16)
@@ -210,7 +210,7 @@ def test_equal_contents_of_two_samples_or_generations_differ_and_one_nonce_stand
     assert cipher.encrypt(b"same", b"a.txt.enc", "0" * 16) in made
 
 
-def test_the_key_is_shown_nowhere_and_workers_have_it(tmp_path: Path) -> None:
+def test_key_is_never_shown_and_workers_receive_it(tmp_path: Path) -> None:
     options = PackOptions(100_000, 10, 0, 0, cipher=SampleCipher(KEY))
     manifest = packed(Lines(3), LocalStore(tmp_path), cipher=SampleCipher(KEY))
     dataset = RemoteDataset.from_urls(str(tmp_path), key=KEY)
@@ -223,13 +223,13 @@ def test_the_key_is_shown_nowhere_and_workers_have_it(tmp_path: Path) -> None:
     assert len(list(pickle.loads(pickle.dumps(dataset)))) == 3
 
 
-def test_a_key_for_what_is_not_encrypted_is_an_error(tmp_path: Path) -> None:
+def test_key_for_an_unencrypted_dataset_is_an_error(tmp_path: Path) -> None:
     packed(Lines(3), LocalStore(tmp_path))
     with pytest.raises(ValueError, match="this dataset is not encrypted, and key= was given"):
         RemoteDataset.from_urls(str(tmp_path), key=KEY)
 
 
-def test_another_key_makes_another_generation(tmp_path: Path) -> None:
+def test_different_key_makes_a_new_generation(tmp_path: Path) -> None:
     first, second = (packed(Lines(12), LocalStore(tmp_path), cipher=SampleCipher(key)) for key in (KEY, OTHER))
     assert first.generation != second.generation
     assert first.key != second.key
@@ -237,7 +237,7 @@ def test_another_key_makes_another_generation(tmp_path: Path) -> None:
     assert names_of(second) == names_in(tmp_path)
 
 
-def test_a_key_is_32_bytes_of_a_file_or_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_read_from_a_file_or_a_variable_and_has_32_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number, text in enumerate((KEY, KEY.hex().encode(), KEY.hex().encode() + b"\n")):
         (tmp_path / str(number)).write_bytes(text)
         assert key_in_file(tmp_path / str(number)) == KEY
@@ -274,7 +274,7 @@ def dumps(graph: Graph) -> bytes:
 OWN = {Graph: ("graph", dumps), str: ("utf16", lambda text: text.encode("utf-16"))}
 
 
-def test_values_of_types_with_a_serializer_become_what_it_makes_of_them(tmp_path: Path) -> None:
+def test_values_are_serialized_by_the_serializer_of_their_type(tmp_path: Path) -> None:
     samples = [{"image": Graph([number]), "tree": Tree([number, 1]), "text": "ä", "label": number} for number in range(3)]
     packed(samples, LocalStore(tmp_path), serializers=OWN)
     decoders = {"graph": json.loads, "utf16": lambda data: data.decode("utf-16")}
@@ -289,7 +289,7 @@ def test_values_of_types_with_a_serializer_become_what_it_makes_of_them(tmp_path
     assert sorted(s["graph"][0] for s in RemoteDataset.from_urls(str(tmp_path)).decode(decode)) == [0, 1, 2]
 
 
-def test_a_sample_that_is_such_a_value_and_labels_of_files_are_serialized_too(tmp_path: Path) -> None:
+def test_whole_samples_and_labels_of_files_are_serialized_too(tmp_path: Path) -> None:
     from PIL import Image
 
     from tests.remote.packing.packing_kit import Folder, encoded
@@ -314,12 +314,12 @@ def test_a_sample_that_is_such_a_value_and_labels_of_files_are_serialized_too(tm
         ),
     ],
 )
-def test_a_serializer_that_is_none_is_told(given: Any, error: Any, text: str, tmp_path: Path) -> None:
+def test_invalid_serializer_is_refused(given: Any, error: Any, text: str, tmp_path: Path) -> None:
     with pytest.raises(error, match=text):
         packed([Graph([1])], LocalStore(tmp_path), serializers=given)
 
 
 @pytest.mark.parametrize("given", [{"compress": "zstd"}, {"compress": "shards", "compression_level": 0}])
-def test_a_compression_that_is_none_is_told(given: Any, tmp_path: Path) -> None:
+def test_unknown_compression_is_refused(given: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='compress is "samples", "shards" or None, and compression_level from 1 to 22; got'):
         packed(Lines(3), LocalStore(tmp_path), **given)

@@ -1,4 +1,4 @@
-"""`shmload pack`, and `shmload inspect` of what it makes."""
+"""`shmload pack`, and `shmload inspect` of its output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Command = Callable[..., Any]
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
-    """`shmload pack SOURCE <a folder>` in this process."""
+    """Returns a function that runs `shmload pack SOURCE FOLDER` in this process."""
 
     def run(source: object, *options: object, out: str = "out") -> Any:
         return CliRunner().invoke(app, ["pack", str(source), str(tmp_path / out), "--workers", "0", *map(str, options)])
@@ -46,7 +46,7 @@ def packed_by(done: Any, folder: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda sample: sample["__key__"].rpartition("-")[2])
 
 
-def test_a_folder_of_classes(command: Command, tmp_path: Path) -> None:
+def test_folder_of_classes_is_packed(command: Command, tmp_path: Path) -> None:
     for number, name in enumerate(("cat/a.jpg", "cat/b.jpg", "dog/a.jpg")):
         (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "in" / name).write_bytes(PHOTOS[number].read_bytes())
@@ -61,12 +61,12 @@ def test_a_folder_of_classes(command: Command, tmp_path: Path) -> None:
     assert f"read it by shmload.remote.RemoteDataset.from_urls({str(tmp_path / 'out')!r})" == second
 
 
-def test_a_folder_of_images(command: Command, tmp_path: Path) -> None:
+def test_folder_of_images_is_packed(command: Command, tmp_path: Path) -> None:
     found = packed_by(command(PHOTOS[0].parent), tmp_path / "out")
     assert [path.read_bytes() for path in PHOTOS] == [sample["jpg"] for sample in found]
 
 
-def test_tfrecord_files(command: Command, tmp_path: Path) -> None:
+def test_tfrecord_files_are_packed(command: Command, tmp_path: Path) -> None:
     for part in range(2):
         with TFRecordWriter(tmp_path / f"{part}.tfrecord") as writer:
             for number in range(3):
@@ -79,13 +79,13 @@ def test_tfrecord_files(command: Command, tmp_path: Path) -> None:
     assert found[0]["text"] == "café"
 
 
-def test_records_that_are_no_examples(command: Command, tmp_path: Path) -> None:
+def test_records_that_are_not_examples_are_packed_as_bytes(command: Command, tmp_path: Path) -> None:
     with TFRecordWriter(tmp_path / "a.tfrecord") as writer:
         writer.write(b"\xff\xff")
     assert packed_by(command(tmp_path / "a.tfrecord"), tmp_path / "out") == [{"__key__": "00000000", "bin": b"\xff\xff"}]
 
 
-def test_tar_shards_are_cut_anew_and_keys_stay_apart(command: Command, tmp_path: Path) -> None:
+def test_tar_shards_are_resharded_with_unique_keys(command: Command, tmp_path: Path) -> None:
     for part in range(2):
         with TarWriter(tmp_path / f"{part}.tar") as writer:
             for number in range(3):
@@ -96,20 +96,20 @@ def test_tar_shards_are_cut_anew_and_keys_stay_apart(command: Command, tmp_path:
     assert {"__key__", "cls", "seg.png", "odd.bin"} == set(found[0])
 
 
-def test_an_object_of_a_module(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_object_of_a_module_is_packed(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "packed_by_name.py").write_text("def make():\n    return [(b'x', n) for n in range(4)]\n\nready = make()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("make", "ready"):
         assert [s["cls"] for s in packed_by(command(f"packed_by_name:{name}", out=name), tmp_path / name)] == [0, 1, 2, 3]
 
 
-def test_what_was_there_already_is_in_a_line(command: Command, tmp_path: Path) -> None:
+def test_existing_shards_are_reported_in_one_line(command: Command, tmp_path: Path) -> None:
     command(PHOTOS[0].parent, "--maxcount", 3)
     assert command(PHOTOS[0].parent, "--maxcount", 3).stdout.startswith("8 samples in 3 shards, 3 of which were there, ")
     assert names_of(manifest_in(tmp_path / "out")) == names_in(tmp_path / "out")
 
 
-def test_restart_markers_change_no_pixel(command: Command, tmp_path: Path) -> None:
+def test_restart_markers_do_not_change_pixels(command: Command, tmp_path: Path) -> None:
     from shmload.formats import ImageDecoder
 
     decode = ImageDecoder()
@@ -153,7 +153,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("arguments", "status", "text"), REFUSED)
-def test_what_cannot_be_packed_is_said_in_a_line(
+def test_unpackable_source_is_reported_in_one_line(
     arguments: Any, status: int, text: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -170,7 +170,7 @@ def test_what_cannot_be_packed_is_said_in_a_line(
 
 
 @pytest.mark.slow(reason="starts the packing's workers")
-def test_an_error_in_a_worker_is_said_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_error_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_later.py").write_text("dataset = [(b'x' * 100_000, object() if n == 33 else n) for n in range(90)]\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     done = CliRunner().invoke(app, ["pack", "broken_later:dataset", str(tmp_path / "out")])
@@ -179,7 +179,7 @@ def test_an_error_in_a_worker_is_said_in_a_line(tmp_path: Path, monkeypatch: pyt
     assert done.stderr.endswith("; sample 33 of the dataset\n")
 
 
-def test_a_store_that_fails_is_status_1(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_store_exits_with_status_1(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "out").write_text("a file where the folder should be")
     done = command(PHOTOS[0].parent)
     assert (done.exit_code, done.stdout) == (1, "")
@@ -187,7 +187,7 @@ def test_a_store_that_fails_is_status_1(command: Command, tmp_path: Path, monkey
     assert done.stderr.count("\n") == 1
 
 
-def test_an_interrupt_says_how_to_go_on(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_prints_how_to_continue(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*args: object) -> Any:
         raise KeyboardInterrupt
 
@@ -198,7 +198,7 @@ def test_an_interrupt_says_how_to_go_on(command: Command, tmp_path: Path, monkey
     assert len(packed_by(command(PHOTOS[0].parent), tmp_path / "out")) == 8
 
 
-def test_the_bar_shows_samples_shards_and_bytes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_bar_shows_samples_shards_and_bytes(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
@@ -209,7 +209,7 @@ def test_the_bar_shows_samples_shards_and_bytes(capsys: pytest.CaptureFixture[st
     assert "3 shards, 5.0 MiB in the store" in drawn
 
 
-def test_inspect_says_what_a_manifest_says(command: Command, tmp_path: Path) -> None:
+def test_inspect_describes_a_manifest(command: Command, tmp_path: Path) -> None:
     command(PHOTOS[0].parent, "--maxcount", 3, "--seed", 4)
     manifest = manifest_in(tmp_path / "out")
     for path in (tmp_path / "out", tmp_path / "out" / "manifest.json"):
@@ -224,14 +224,14 @@ def test_inspect_says_what_a_manifest_says(command: Command, tmp_path: Path) -> 
         assert lines[-1].startswith("  0 __key__: ")
 
 
-def test_inspect_names_what_is_wrong_with_a_manifest(tmp_path: Path) -> None:
+def test_inspect_explains_an_invalid_manifest(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"format": "shmload-shards", "version": 9}')
     done = CliRunner().invoke(app, ["inspect", str(tmp_path)])
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr.endswith("manifest.json: version: 1 is known here, got 9; a newer shmload may read it\n")
 
 
-def test_compression_and_a_key_of_a_file_or_a_variable(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compression_and_key_options_are_used(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     key = bytes(range(32))
     (tmp_path / "key").write_text(key.hex() + "\n")
     monkeypatch.setenv("SCANS_KEY", key.hex())
@@ -249,7 +249,7 @@ def test_compression_and_a_key_of_a_file_or_a_variable(command: Command, tmp_pat
         assert key.hex() not in text
 
 
-def test_a_key_that_is_none_is_told(command: Command, tmp_path: Path) -> None:
+def test_invalid_key_is_reported(command: Command, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("hush")
     done = command(PHOTOS[0].parent, "--key-file", tmp_path / "key")
     assert (done.exit_code, "holds no key: 64 hexadecimal digits are needed" in done.stderr, "hush" in done.stderr) == (

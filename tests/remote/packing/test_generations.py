@@ -1,4 +1,4 @@
-"""A packing that goes on, one that replaces another, and two at once: never a mix, and nothing of others is touched."""
+"""Packings that are resumed, replaced, or run at the same time: generations are never mixed, and other files are not touched."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from shmload.remote.manifest import Manifest
 from shmload.remote.packing.generation import Generation
 from shmload.storage.local_store import LocalStore
 from shmload.storage.store import StoredObject
-from tests.remote.packing.packing_kit import CountingStore, Folder, Grey, names_in, names_of, packed, samples_in
+from tests.remote.packing.packing_kit import CountingStore, Folder, Grey, bytes_in, names_in, names_of, packed, samples_in
 
 PHOTOS = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
 
 
-class Ended(Exception):
+class InjectedEnd(Exception):
     pass
 
 
 class EndingStore(CountingStore):
-    """A folder whose writer comes to its end after so many objects."""
+    """A folder whose writer fails after `num` objects."""
 
     def __init__(self, root: Path, num_objects: int) -> None:
         super().__init__(root)
@@ -42,11 +42,11 @@ class EndingStore(CountingStore):
     def _count(self) -> None:
         object.__setattr__(self, "left", self.left - 1)
         if self.left < 0:
-            raise Ended
+            raise InjectedEnd
 
 
-class Counted(Grey):
-    """Says which samples were read."""
+class ReadCountingGrey(Grey):
+    """Records which samples were read."""
 
     def __init__(self, num_samples: int) -> None:
         super().__init__(num_samples)
@@ -57,12 +57,8 @@ class Counted(Grey):
         return super().__getitem__(index)
 
 
-def bytes_in(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in names_in(folder)}
-
-
 def damage_in_place(path: Path) -> None:
-    """Other bytes, as many, and the old time."""
+    """Changes a byte but keeps the file's size and time."""
     status, data = path.stat(), bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     with open(path, "r+b") as file:
@@ -71,12 +67,12 @@ def damage_in_place(path: Path) -> None:
 
 
 @pytest.mark.slow(reason="packs forty times")
-def test_a_packing_ended_at_any_object_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+def test_packing_interrupted_at_any_object_resumes_to_the_same_bytes(tmp_path: Path) -> None:
     packed(Grey(60), LocalStore(tmp_path / "whole"))
     wanted = bytes_in(tmp_path / "whole")
     for num_objects in range(20):
         store = EndingStore(tmp_path / str(num_objects), num_objects)
-        with pytest.raises(Ended):
+        with pytest.raises(InjectedEnd):
             packed(Grey(60), store)
         assert "manifest.json" not in names_in(store.root)
         packed(Grey(60), LocalStore(store.root))
@@ -84,24 +80,24 @@ def test_a_packing_ended_at_any_object_goes_on_to_the_same_bytes(tmp_path: Path)
 
 
 def test_whole_shards_are_neither_read_nor_sent_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("shmload.remote.packing.generation.NUM_THREADS", 1)  # of two, one may be ahead by a shard
-    first = EndingStore(tmp_path, 13)  # the claim, and four shards
-    with pytest.raises(Ended):
-        packed(Counted(60), first)
+    monkeypatch.setattr("shmload.remote.packing.generation.NUM_THREADS", 1)  # with two threads, one may be ahead by a shard
+    first = EndingStore(tmp_path, 13)  # the claim and four shards
+    with pytest.raises(InjectedEnd):
+        packed(ReadCountingGrey(60), first)
     noted = [name.removesuffix(".json") for name in names_in(tmp_path) if name.endswith(".tar.json")]
     assert len(noted) == 4
-    dataset, store = Counted(60), CountingStore(tmp_path)
+    dataset, store = ReadCountingGrey(60), CountingStore(tmp_path)
     packed(dataset, store)
     assert not set(store.written) & set(noted)
-    assert 60 - 10 * len(noted) == len(dataset.read) - 8  # probes tell the dataset from another
+    assert 60 - 10 * len(noted) == len(dataset.read) - 8  # probes recognize the dataset
 
 
 @pytest.mark.parametrize("damage", ["gone", "short", "changed", "no index", "bad index", "bad note", "note of another"])
-def test_a_shard_that_is_not_whole_is_packed_again_with_those_behind_it(damage: str, tmp_path: Path) -> None:
+def test_incomplete_shard_and_those_after_it_are_packed_again(damage: str, tmp_path: Path) -> None:
     packed(Grey(60), LocalStore(tmp_path / "whole"))
     wanted = bytes_in(tmp_path / "whole")
-    store = EndingStore(tmp_path / "out", 19)  # all but the manifest
-    with pytest.raises(Ended):
+    store = EndingStore(tmp_path / "out", 19)  # everything except the manifest
+    with pytest.raises(InjectedEnd):
         packed(Grey(60), store)
     shard = next(store.root.glob("*/shard-000002.tar"))
     note = shard.with_name(shard.name + ".json")
@@ -127,22 +123,22 @@ def test_a_shard_that_is_not_whole_is_packed_again_with_those_behind_it(damage: 
     assert written == {name for name in again.written if name.endswith(".tar")}
 
 
-def test_a_finished_packing_is_not_done_again(tmp_path: Path) -> None:
+def test_finished_packing_is_not_repeated(tmp_path: Path) -> None:
     manifest = packed(Grey(30), LocalStore(tmp_path))
     store = CountingStore(tmp_path)
     assert manifest == packed(Grey(30), store)
     assert store.written == []
 
 
-def test_a_finished_packing_that_is_run_again_takes_the_folder_back_from_one_that_was_killed(tmp_path: Path) -> None:
+def test_rerun_of_a_finished_packing_takes_the_folder_back_from_a_killed_one(tmp_path: Path) -> None:
     manifest = packed(Grey(30), LocalStore(tmp_path))
-    with pytest.raises(Ended):
+    with pytest.raises(InjectedEnd):
         packed(Grey(60), EndingStore(tmp_path, 8))
     assert manifest == packed(Grey(30), LocalStore(tmp_path))
     assert names_of(manifest) == names_in(tmp_path)
 
 
-def test_a_shard_lost_from_a_finished_one_is_packed_again(tmp_path: Path) -> None:
+def test_lost_shard_of_a_finished_packing_is_packed_again(tmp_path: Path) -> None:
     manifest = packed(Grey(60), LocalStore(tmp_path))
     wanted = bytes_in(tmp_path)
     (tmp_path / manifest.shards[3].name).unlink()
@@ -153,8 +149,8 @@ def test_a_shard_lost_from_a_finished_one_is_packed_again(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("suffix", ["", ".index"])
-def test_a_damaged_shard_of_a_finished_packing_is_written_again(suffix: str, tmp_path: Path) -> None:
-    """What a reader says to a wrong checksum, to upload again, must help: sizes and times say nothing."""
+def test_damaged_shard_of_a_finished_packing_is_written_again(suffix: str, tmp_path: Path) -> None:
+    """Packing again must help, because that is what the error of a wrong checksum advises. Sizes and times are unchanged."""
     manifest = packed(Grey(60), LocalStore(tmp_path))
     wanted = bytes_in(tmp_path)
     damage_in_place(tmp_path / (manifest.shards[3].name + suffix))
@@ -177,7 +173,7 @@ OTHERS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_another_dataset_or_argument_is_another_generation_that_replaces_the_first(what: str, tmp_path: Path) -> None:
+def test_different_dataset_or_argument_makes_a_generation_that_replaces_the_first(what: str, tmp_path: Path) -> None:
     first = packed(Grey(60), LocalStore(tmp_path))
     dataset, options = OTHERS[what]
     second = packed(dataset, LocalStore(tmp_path), **{"maxcount": 10, **options})
@@ -186,7 +182,7 @@ def test_another_dataset_or_argument_is_another_generation_that_replaces_the_fir
     assert len(dataset) == len(samples_in(tmp_path, second))
 
 
-def test_other_files_or_labels_are_another_generation(tmp_path: Path) -> None:
+def test_different_files_or_labels_make_a_new_generation(tmp_path: Path) -> None:
     found = []
     for number, photos in enumerate((PHOTOS, PHOTOS[::-1], PHOTOS)):
         dataset = Folder(photos)
@@ -197,7 +193,7 @@ def test_other_files_or_labels_are_another_generation(tmp_path: Path) -> None:
     assert len(set(found)) == 3
 
 
-def test_objects_that_are_none_of_ours_stay(tmp_path: Path) -> None:
+def test_unrelated_objects_are_kept(tmp_path: Path) -> None:
     foreign = [
         "README",
         "0123456789abcdef/notes.txt",
@@ -214,17 +210,17 @@ def test_objects_that_are_none_of_ours_stay(tmp_path: Path) -> None:
     assert sorted([*foreign, *names_of(manifest)]) == names_in(tmp_path)
 
 
-def test_readers_see_the_old_dataset_until_the_new_one_is_whole(tmp_path: Path) -> None:
+def test_readers_see_the_old_dataset_until_the_new_one_is_complete(tmp_path: Path) -> None:
     old = packed(Grey(60), LocalStore(tmp_path))
     for num_objects in (1, 10, 8):
-        with pytest.raises(Ended):
+        with pytest.raises(InjectedEnd):
             packed(Grey(70), EndingStore(tmp_path, num_objects))
         assert old == Manifest.parse((tmp_path / "manifest.json").read_bytes())
         assert len(samples_in(tmp_path, old)) == 60
 
 
 class OvertakenStore(CountingStore):
-    """A folder into which another packing goes right before the n-th object of this one."""
+    """A folder into which another packing writes right before the n-th object of this one."""
 
     def __init__(self, root: Path, at: int, other: Any) -> None:
         super().__init__(root)
@@ -245,7 +241,7 @@ class OvertakenStore(CountingStore):
 
 
 @pytest.mark.parametrize("at", [2, 5, 9, 19])
-def test_one_that_is_overtaken_by_another_dataset_is_told_and_the_other_is_whole(at: int, tmp_path: Path) -> None:
+def test_overtaken_packing_raises_and_the_other_is_complete(at: int, tmp_path: Path) -> None:
     def other() -> None:
         packed(Grey(33), LocalStore(tmp_path))
 
@@ -256,12 +252,12 @@ def test_one_that_is_overtaken_by_another_dataset_is_told_and_the_other_is_whole
         packed(Grey(60), OvertakenStore(tmp_path, at, other))
     manifest = Manifest.parse((tmp_path / "manifest.json").read_bytes())
     assert sorted(range(33)) == sorted(sample["cls"] for sample in samples_in(tmp_path, manifest))
-    packed(Grey(33), LocalStore(tmp_path))  # which takes away what the other left
+    packed(Grey(33), LocalStore(tmp_path))  # removes what the other packing left
     assert names_of(manifest) == names_in(tmp_path)
 
 
 @pytest.mark.parametrize("at", range(1, 21))
-def test_two_of_the_same_end_in_one_whole_generation(at: int, tmp_path: Path) -> None:
+def test_two_equal_packings_end_in_one_complete_generation(at: int, tmp_path: Path) -> None:
     def other() -> None:
         packed(Grey(60), LocalStore(tmp_path))
 
@@ -271,7 +267,7 @@ def test_two_of_the_same_end_in_one_whole_generation(at: int, tmp_path: Path) ->
     assert len(samples_in(tmp_path, manifest)) == 60
 
 
-def test_another_that_begins_while_this_one_is_committed_keeps_what_it_has(tmp_path: Path) -> None:
+def test_packing_that_begins_during_a_commit_keeps_its_files(tmp_path: Path) -> None:
     other = Generation(LocalStore(tmp_path), "f" * 16)
 
     class Late(CountingStore):
@@ -285,7 +281,7 @@ def test_another_that_begins_while_this_one_is_committed_keeps_what_it_has(tmp_p
     assert sorted([*names_of(manifest), "packing.json", other.shard_name(0)]) == names_in(tmp_path)
 
 
-def test_a_commit_whose_shards_were_taken_away_is_an_error(tmp_path: Path) -> None:
+def test_commit_with_removed_shards_is_an_error(tmp_path: Path) -> None:
     class Emptied(CountingStore):
         def put(self, key: str, data: Any) -> StoredObject:
             done = super().put(key, data)
@@ -301,7 +297,7 @@ def test_a_commit_whose_shards_were_taken_away_is_an_error(tmp_path: Path) -> No
 
 
 class Drifting(Grey):
-    """A dataset whose samples are larger each time it is read, the first and last excepted."""
+    """A dataset whose samples get larger each time it is read, except the first and last."""
 
     extra = 0
 
@@ -311,12 +307,12 @@ class Drifting(Grey):
 
 
 @pytest.mark.slow(reason="packs eighteen times")
-def test_a_dataset_that_changes_between_two_runs_ends_whole_all_the_same(tmp_path: Path) -> None:
+def test_dataset_that_changes_between_runs_is_packed_completely(tmp_path: Path) -> None:
     for extra in (1, 3, 40):
         folder = tmp_path / str(extra)
         for num_objects in (13, 16, 19):
             dataset = Drifting(90)
-            with pytest.raises(Ended):
+            with pytest.raises(InjectedEnd):
                 packed(dataset, EndingStore(folder, num_objects))
             for lost in (1, 2, 4):
                 for path in folder.glob(f"*/shard-{lost:06d}.tar"):
@@ -331,7 +327,7 @@ def test_a_dataset_that_changes_between_two_runs_ends_whole_all_the_same(tmp_pat
             (folder / "manifest.json").unlink()
 
 
-def test_a_claim_that_says_nothing_is_of_another(tmp_path: Path) -> None:
+def test_unreadable_claim_counts_as_another_packings(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     for content in (b"", b"[]", json.dumps({"generation": "e" * 16}).encode()):
         store.put("packing.json", content)
@@ -340,18 +336,16 @@ def test_a_claim_that_says_nothing_is_of_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow(reason="packs 600 samples, and again with workers for each of three gaps")
-def test_workers_of_several_gaps_are_forked_beside_no_thread(tmp_path: Path) -> None:
+def test_workers_are_forked_while_no_thread_runs(tmp_path: Path) -> None:
     packed(Grey(600), LocalStore(tmp_path))
     wanted = bytes_in(tmp_path)
     for lost in (5, 20, 40):
         next(tmp_path.glob(f"*/shard-{lost:06d}.tar")).unlink()
-    packed(Grey(600), LocalStore(tmp_path), workers=1, multiprocessing_context="fork")  # which warns of threads
+    packed(Grey(600), LocalStore(tmp_path), workers=1, multiprocessing_context="fork")  # fork warns if threads run
     assert wanted == bytes_in(tmp_path)
 
 
-def test_a_shard_that_goes_between_the_listing_and_the_look_is_packed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shard_deleted_between_listing_and_check_is_packed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = packed(Grey(10), LocalStore(tmp_path), maxcount=4)
     generation = Generation(LocalStore(tmp_path), manifest.generation)
     there = generation._there()

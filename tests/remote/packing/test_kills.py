@@ -1,4 +1,4 @@
-"""kill -9 of a packing at any point loses nothing: run again it ends in the same bytes."""
+"""A packing killed with SIGKILL at any point loses nothing: run again, it ends with the same bytes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.remote.packing.kill_kit import finished, killed_after
 from tests.remote.packing.kills import run
 from tests.remote.packing.packing_kit import Noisy, packed
 
-slow = pytest.mark.slow(reason="packings are killed in processes of their own, and go on")
+slow = pytest.mark.slow(reason="packings are killed in their own processes, and resumed")
 
 
 @pytest.fixture
 def charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of charges, for processes forked from here on."""
+    """Arms faults in processes forked from here on, and returns the folder of the armed faults."""
     folder = tmp_path / "charges"
     folder.mkdir()
     monkeypatch.setattr(faults, "_folder", str(folder))
@@ -29,8 +29,8 @@ def charged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @slow
 @pytest.mark.parametrize("point", PACKER_POINTS)
-def test_a_packing_killed_at_a_named_point_goes_on(point: str, charged: Path, tmp_path: Path) -> None:
-    packed([(b"old", 1)] * 7, LocalStore(tmp_path / "out"))  # which the new one replaces
+def test_packing_killed_at_a_named_point_is_resumed(point: str, charged: Path, tmp_path: Path) -> None:
+    packed([(b"old", 1)] * 7, LocalStore(tmp_path / "out"))  # replaced by the new packing
     (charged / f"{point}.1").write_text("")
     assert killed_after(tmp_path / "out", None, num_samples=60) >= 0
     assert [f"spent-{point}.1"] == [name.rpartition("-")[0] for name in os.listdir(charged)]
@@ -38,14 +38,14 @@ def test_a_packing_killed_at_a_named_point_goes_on(point: str, charged: Path, tm
 
 
 @slow
-def test_packings_killed_at_random_moments_end_in_the_same_bytes(tmp_path: Path) -> None:
+def test_packings_killed_at_random_moments_end_with_the_same_bytes(tmp_path: Path) -> None:
     kills, packings = run(8, 1, tmp_path)
     assert kills >= 8
     assert packings >= 2
 
 
 @pytest.mark.slow(reason="packs 600 samples twice; workers are killed and replaced")
-def test_a_worker_killed_while_it_encodes_changes_nothing(charged: Path, tmp_path: Path) -> None:
+def test_worker_killed_while_encoding_changes_nothing(charged: Path, tmp_path: Path) -> None:
     for number, point in enumerate(("after_claim", "before_finish")):
         (charged / f"{point}.{number}").write_text("")
     packed(Noisy(600), LocalStore(tmp_path / "a"), workers=2, multiprocessing_context="fork")

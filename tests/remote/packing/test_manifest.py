@@ -1,4 +1,4 @@
-"""The manifest: what is written is read, and nothing else."""
+"""The manifest: exactly what is written is read back, and invalid manifests are errors."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ manifests = st.builds(
 
 
 @given(manifests)
-def test_what_is_written_is_read(manifest: Manifest) -> None:
+def test_written_manifest_is_read_back(manifest: Manifest) -> None:
     assert manifest == Manifest.parse(manifest.dump())
     assert manifest.dump() == Manifest.parse(manifest.dump()).dump()
 
 
-def test_the_bytes_of_version_1_are_frozen() -> None:
+def test_bytes_of_version_1_are_frozen() -> None:
     told = {
         "format": "shmload-shards",
         "version": 1,
@@ -112,25 +112,25 @@ WRONG = {
 
 
 @pytest.mark.parametrize("where", WRONG, ids=str)
-def test_an_error_says_what_is_wrong_and_where(where: tuple[Any, ...]) -> None:
+def test_error_names_the_problem_and_its_place(where: tuple[Any, ...]) -> None:
     value, text = WRONG[where]
     with pytest.raises(ShardCorrupt) as caught:
         Manifest.parse(changed(where, value))
     assert text == str(caught.value)
 
 
-def test_a_shard_beyond_a_million_has_its_number() -> None:
+def test_shard_numbers_may_exceed_a_million() -> None:
     assert Record(0, (), entry(1_234_567)).number == 1_234_567
 
 
-def test_the_same_shard_cannot_be_there_twice() -> None:
+def test_duplicate_shard_is_an_error() -> None:
     told = json.loads(MANIFEST.dump())
     told["shards"][1] = told["shards"][0]
     with pytest.raises(ShardCorrupt, match=r"^s3://b/m: shards: two of them have the same name$"):
         Manifest.parse(json.dumps(told).encode(), name="s3://b/m")
 
 
-def test_what_is_missing_is_named() -> None:
+def test_missing_entry_is_named() -> None:
     told = json.loads(MANIFEST.dump())
     del told["shards"][0]["crc32c"]
     with pytest.raises(ShardCorrupt, match=r"^manifest.json: shards\[0\]: crc32c is missing$"):
@@ -140,14 +140,14 @@ def test_what_is_missing_is_named() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\xff", b"[" * 100_000, b'{"a": 1, "a": 1}', b"1" * 5000], ids=["empty", "bytes", "deep", "double", "long"]
 )
-def test_what_is_no_json_is_no_manifest(data: bytes) -> None:
+def test_invalid_json_is_an_error(data: bytes) -> None:
     with pytest.raises(ShardCorrupt, match=r"^manifest.json: "):
         Manifest.parse(data)
 
 
 @given(st.integers(0, len(MANIFEST.dump()) - 1), st.integers(1, 255), st.booleans())
 @settings(max_examples=300)
-def test_damage_is_an_error_or_another_manifest_that_holds_together(at: int, flip: int, cut: bool) -> None:
+def test_damaged_manifest_is_an_error_or_consistent(at: int, flip: int, cut: bool) -> None:
     data = bytearray(MANIFEST.dump())
     data[at] ^= flip
     try:
@@ -166,7 +166,7 @@ values = st.recursive(
 
 @given(st.sampled_from(list(WRONG)), values)
 @settings(max_examples=300)
-def test_any_value_in_any_place_is_an_error_or_right(where: tuple[Any, ...], value: Any) -> None:
+def test_any_value_in_any_place_is_an_error_or_valid(where: tuple[Any, ...], value: Any) -> None:
     data = changed(where, value)
     try:
         found = Manifest.parse(data)
@@ -181,7 +181,7 @@ indexes = st.builds(IndexEntry, texts, sizes, texts)
 
 @given(st.data())
 @settings(max_examples=100, deadline=None)
-def test_a_table_of_shards_has_the_shards(data: st.DataObject) -> None:
+def test_shard_table_has_all_shards(data: st.DataObject) -> None:
     store = LocalStore(Path("/"))
     values = (st.one_of(st.none(), kind) for kind in (sizes, texts, indexes))
     row = st.builds(RemoteShard, st.just(store), texts, sizes, texts, *values, packing=st.sampled_from(["", "zst"]))

@@ -1,4 +1,6 @@
-"""What samples become: every kind of image and label comes back, in kind and in value, for us and for webdataset."""
+"""The members that samples are stored as: images and labels of every kind are read back with their type and value, by shmload and
+webdataset.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ def written(sample: Any, quality: int | None = None) -> dict[str, bytes]:
     return dict(found)
 
 
-def through(folder: Path, sample: Any, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A sample as it comes out of shards: read by shmload, and by webdataset."""
+def read_back(folder: Path, sample: Any, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Packs a sample and returns it as read by shmload and by webdataset."""
     manifest = packed([sample], LocalStore(folder))
     (ours,) = samples_in(folder, manifest, **options)
     url = str(folder / manifest.shards[0].name)
@@ -42,7 +44,7 @@ def through(folder: Path, sample: Any, **options: Any) -> tuple[dict[str, Any], 
     return ours, theirs
 
 
-LABELS: dict[str, tuple[Any, str, Any]] = {  # name -> (value, extension, what is read back)
+LABELS: dict[str, tuple[Any, str, Any]] = {  # name -> (value, extension, value that is read back)
     "int": (3, "cls", 3),
     "negative": (-7, "cls", -7),
     "large": (1 << 70, "cls", 1 << 70),
@@ -70,18 +72,18 @@ LABELS: dict[str, tuple[Any, str, Any]] = {  # name -> (value, extension, what i
 
 
 @pytest.mark.parametrize("name", LABELS)
-def test_labels_come_back_in_kind(name: str, tmp_path: Path) -> None:
+def test_labels_keep_their_type(name: str, tmp_path: Path) -> None:
     value, extension, wanted = LABELS[name]
-    ours, theirs = through(tmp_path, (RGB, value))
+    ours, theirs = read_back(tmp_path, (RGB, value))
     np.testing.assert_equal(ours[extension], wanted)
-    if value is not None:  # which webdataset takes for "not decoded"
+    if value is not None:  # webdataset takes None for "not decoded"
         np.testing.assert_equal(dict(theirs["npz"]) if extension == "npz" else theirs[extension], wanted)
     assert type(wanted) is type(ours[extension]) or extension == "npy"
     assert {"__key__", "png", extension} == set(ours)
 
 
-def test_a_path_is_its_file(tmp_path: Path) -> None:
-    ours, _ = through(tmp_path, (str(PHOTO), PHOTO.parent / "LICENCES"))
+def test_path_is_stored_as_its_file(tmp_path: Path) -> None:
+    ours, _ = read_back(tmp_path, (str(PHOTO), PHOTO.parent / "LICENCES"))
     assert {"__key__": "00000000", "jpg": PHOTO.read_bytes(), "bin": (PHOTO.parent / "LICENCES").read_bytes()} == ours
 
 
@@ -102,7 +104,7 @@ PICTURES = {
 
 
 @pytest.mark.parametrize("mode", PICTURES)
-def test_pictures_of_every_mode_come_back(mode: str) -> None:
+def test_images_of_every_mode_are_read_back(mode: str) -> None:
     picture = PICTURES[mode]
     assert mode == picture.mode
     ((extension, data),) = written(picture).items()
@@ -112,14 +114,14 @@ def test_pictures_of_every_mode_come_back(mode: str) -> None:
     assert picture.getpalette() == again.getpalette()
 
 
-def test_a_palette_keeps_what_of_it_is_transparent() -> None:
+def test_palette_keeps_its_transparency() -> None:
     picture = PICTURES["P"].copy()
     picture.info["transparency"] = 0
     again = Image.open(io.BytesIO(written(picture)["png"]))
     assert picture.convert("RGBA").tobytes() == again.convert("RGBA").tobytes()
 
 
-def test_a_mode_that_no_format_keeps_is_refused() -> None:
+def test_image_mode_that_no_format_supports_is_refused() -> None:
     with pytest.raises(
         ValueError,
         match=r"^field 'image': an image of mode HSV is kept by no format; those of 1, CMYK, .* are: return image.convert\('RGB'\), say$",
@@ -132,14 +134,14 @@ grids = hnp.array_shapes(min_dims=2, max_dims=2, max_side=6)
 
 @given(hnp.arrays(np.uint8, grids.flatmap(lambda shape: st.sampled_from([shape, (*shape, 1), (*shape, 3), (*shape, 4)]))))
 @settings(max_examples=50)
-def test_arrays_of_bytes_are_png_and_come_back(array: Any) -> None:
+def test_byte_arrays_are_stored_as_png_and_read_back(array: Any) -> None:
     if array.ndim == 3 and array.shape[0] in (1, 3, 4):
         array = np.repeat(array, 2, axis=0)
     again = np.asarray(Image.open(io.BytesIO(written(array)["png"])))
     np.testing.assert_array_equal(array[:, :, 0] if array.shape[2:] == (1,) else array, again)
 
 
-SHAPES = [  # (shape, whether it is a tensor, the picture's height, width and channels)
+SHAPES = [  # (shape, whether it is a tensor, the image's height, width and channels)
     ((5, 7), False, (5, 7)),
     ((5, 7, 3), False, (5, 7, 3)),
     ((3, 5, 7), False, (5, 7, 3)),
@@ -151,7 +153,7 @@ SHAPES = [  # (shape, whether it is a tensor, the picture's height, width and ch
 
 
 @pytest.mark.parametrize(("shape", "is_tensor", "wanted"), SHAPES)
-def test_channels_are_where_the_documented_rule_says(shape: Any, is_tensor: bool, wanted: Any) -> None:
+def test_channel_axis_follows_the_documented_rule(shape: Any, is_tensor: bool, wanted: Any) -> None:
     array = RNG.integers(0, 256, shape, np.uint8)
     pixels = np.asarray(Image.open(io.BytesIO(written(torch.from_numpy(array) if is_tensor else array)["png"])))
     assert wanted == pixels.shape
@@ -159,28 +161,28 @@ def test_channels_are_where_the_documented_rule_says(shape: Any, is_tensor: bool
     np.testing.assert_array_equal(straight.reshape(wanted), pixels)
 
 
-def test_what_to_tensor_made_is_png_and_comes_back_to_the_bit(tmp_path: Path) -> None:
+def test_output_of_to_tensor_is_stored_as_png_and_read_back_exactly(tmp_path: Path) -> None:
     tensor = torch.from_numpy(RGB).permute(2, 0, 1).float() / 255
-    for found in through(tmp_path, (tensor, 1), decode="torchrgb"):
+    for found in read_back(tmp_path, (tensor, 1), decode="torchrgb"):
         torch.testing.assert_close(tensor, found["png"], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
     "array", [RGB / 254, RGB - 0.5, RGB.astype(np.int64), np.full((2, 2), np.nan), RGB[None], RGB.transpose(2, 0, 1)[:2]]
 )
-def test_images_that_png_does_not_keep_are_npy(array: Any, tmp_path: Path) -> None:
-    ours, theirs = through(tmp_path, (array, 1))
+def test_images_that_png_cannot_represent_are_stored_as_npy(array: Any, tmp_path: Path) -> None:
+    ours, theirs = read_back(tmp_path, (array, 1))
     np.testing.assert_array_equal(array, ours["npy"])
     np.testing.assert_array_equal(array, theirs["npy"])
 
 
-def test_two_bytes_a_pixel_are_kept() -> None:
+def test_16_bit_pixels_are_kept() -> None:
     array = np.arange(600, dtype=np.uint16).reshape(20, 30) * 109
     np.testing.assert_array_equal(array, np.asarray(Image.open(io.BytesIO(written(array)["png"]))))
 
 
 @pytest.mark.parametrize("image", [RGB, torch.from_numpy(RGB), PICTURES["RGB"], PICTURES["L"]])
-def test_jpeg_is_made_only_when_a_quality_is_asked_for(image: Any) -> None:
+def test_jpeg_is_used_only_if_a_quality_is_given(image: Any) -> None:
     assert list(written(image)) == ["png"]
     (extension, small), (_, large) = (next(iter(written(image, quality).items())) for quality in (20, 95))
     assert extension == "jpg"
@@ -188,7 +190,7 @@ def test_jpeg_is_made_only_when_a_quality_is_asked_for(image: Any) -> None:
     assert len(small) < len(large)
 
 
-def test_a_quality_makes_no_jpeg_of_what_it_would_lose_more_of() -> None:
+def test_quality_does_not_make_jpeg_of_images_that_jpeg_cannot_represent() -> None:
     assert list(written(PICTURES["RGBA"], 90)) == ["png"]
     assert list(written(PICTURES["P"], 90)) == ["png"]
 
@@ -197,19 +199,19 @@ def test_a_quality_makes_no_jpeg_of_what_it_would_lose_more_of() -> None:
     ("extension", "format"),
     [("jpg", "JPEG"), ("png", "PNG"), ("gif", "GIF"), ("bmp", "BMP"), ("tif", "TIFF"), ("webp", "WEBP"), ("ppm", "PPM")],
 )
-def test_encoded_images_are_copied_under_what_their_bytes_say(extension: str, format: str, tmp_path: Path) -> None:
+def test_encoded_images_are_copied_with_the_suffix_of_their_format(extension: str, format: str, tmp_path: Path) -> None:
     data = encoded(PICTURES["RGB"], format)
     (tmp_path / "photo.png").write_bytes(data)
     assert {extension: data} == written(data) == written(tmp_path / "photo.png") == written(str(tmp_path / "photo.png"))
 
 
-def test_bytes_that_are_no_image_are_kept_as_they_are(tmp_path: Path) -> None:
+def test_bytes_that_are_not_an_image_are_unchanged(tmp_path: Path) -> None:
     (tmp_path / "a.flac").write_bytes(b"sound")
     assert written(b"sound") == {"bin": b"sound"}
     assert written(tmp_path / "a.flac") == {"flac": b"sound"}
 
 
-def test_a_dict_keeps_its_names(tmp_path: Path) -> None:
+def test_dict_keeps_its_names(tmp_path: Path) -> None:
     sample = {
         "image": RGB,
         "label": 3,
@@ -221,7 +223,7 @@ def test_a_dict_keeps_its_names(tmp_path: Path) -> None:
         "left.jpg": PHOTO.read_bytes(),
         "__note__": "left out",
     }
-    ours, theirs = through(tmp_path, sample)
+    ours, theirs = read_back(tmp_path, sample)
     names = {"png", "cls", "caption.txt", "boxes_all.npy", "mask.png", "depth.npy", "json", "left.jpg"}
     assert names == set(ours) - {"__key__"} == {name for name in theirs if not name.startswith("__")}
     assert (ours["caption.txt"], theirs["caption.txt"], ours["cls"], theirs["cls"]) == ("a cat", "a cat", 3, 3)
@@ -229,11 +231,11 @@ def test_a_dict_keeps_its_names(tmp_path: Path) -> None:
     np.testing.assert_array_equal(np.ones((2, 4)), ours["boxes_all.npy"])
 
 
-def test_a_named_tuple_is_a_dict_of_its_fields() -> None:
+def test_named_tuple_is_stored_as_a_dict_of_its_fields() -> None:
     assert list(written(namedtuple("Found", "image label score")(RGB, 1, 0.5))) == ["cls", "png", "score.json"]
 
 
-NAMED: dict[str, tuple[dict[str, Any], str, Any]] = {  # name -> (sample, its member, what is read back)
+NAMED: dict[str, tuple[dict[str, Any], str, Any]] = {  # name -> (sample, its member, value that is read back)
     "an id of letters": ({"id": "a7"}, "id.txt", "a7"),
     "an id of digits": ({"id": "07"}, "id.txt", "07"),
     "an id": ({"id": np.int64(7)}, "id", 7),
@@ -249,7 +251,7 @@ NAMED: dict[str, tuple[dict[str, Any], str, Any]] = {  # name -> (sample, its me
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_a_name_that_is_an_extension_stays_where_its_value_comes_back(name: str, tmp_path: Path) -> None:
+def test_field_name_is_used_as_extension_if_its_value_is_read_back(name: str, tmp_path: Path) -> None:
     sample, member, wanted = NAMED[name]
     manifest = packed([sample], LocalStore(tmp_path))
     (indexed,) = samples_in(tmp_path, manifest)
@@ -262,11 +264,11 @@ def test_a_name_that_is_an_extension_stays_where_its_value_comes_back(name: str,
 
 @pytest.mark.parametrize("name", ["jpg", "left.jpg", "jpeg"])
 @pytest.mark.parametrize("kind", [str, Path, Image.open])
-def test_a_file_in_the_place_of_its_own_format_is_not_coded_again(kind: Any, name: str) -> None:
+def test_file_under_its_own_format_is_not_encoded_again(kind: Any, name: str) -> None:
     assert written({name: kind(PHOTO)}) == {name: PHOTO.read_bytes()}
 
 
-def test_an_image_is_coded_in_the_format_that_its_field_names() -> None:
+def test_image_is_encoded_in_the_format_named_by_its_field() -> None:
     tensor = torch.from_numpy(RGB).permute(2, 0, 1)
     for value in (RGB, tensor, PICTURES["RGB"], tensor.double() / 255):
         np.testing.assert_array_equal(RGB, np.asarray(Image.open(io.BytesIO(written({"seg.png": value})["seg.png"]))))
@@ -277,7 +279,7 @@ def test_an_image_is_coded_in_the_format_that_its_field_names() -> None:
 @pytest.mark.parametrize(
     "data", [b"BM" + bytes(range(1, 31)), b"P5 hello", b"P6\xff\xff\xff", b"GIF8 or more", b"BMW is a car", b"RIFF\0\0\0\0WAVE"]
 )
-def test_bytes_that_begin_as_an_image_by_chance_are_bytes(data: bytes, tmp_path: Path) -> None:
+def test_bytes_that_only_begin_like_an_image_are_stored_as_bytes(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.dat").write_bytes(data)
     assert written({"hash": data, "file": tmp_path / "a.dat"}) == {"hash.bin": data, "file.dat": data}
 
@@ -336,13 +338,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_nothing_keeps_is_an_error_that_names_the_field(name: str) -> None:
+def test_error_for_an_unsupported_value_names_the_field(name: str) -> None:
     sample, kind, text = REFUSED[name]
     with pytest.raises(kind) as caught:
         members_of(sample, None)
     assert text == str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_named() -> None:
+def test_error_names_a_missing_file() -> None:
     with pytest.raises(OSError, match=r"^field 'image': .*No such file.*'/nowhere/x.jpg'$"):
         members_of(("/nowhere/x.jpg", 1), None)

@@ -1,4 +1,4 @@
-"""Shards: within their limits, in the seeded order, the same bytes whoever encodes."""
+"""Shards keep their limits and the seeded order, and have the same bytes for any number of workers."""
 
 from __future__ import annotations
 
@@ -21,21 +21,17 @@ from shmload.remote import upload_cv_dataset
 from shmload.remote.packing import pack
 from shmload.remote.packing.generation import NUM_THREADS, Spool
 from shmload.storage.local_store import LocalStore
-from tests.remote.packing.packing_kit import Blobs, Grey, Noisy, names_in, names_of, packed, samples_in
+from tests.remote.packing.packing_kit import Blobs, Grey, Noisy, bytes_in, names_in, names_of, packed, samples_in
 
 
-def bytes_in(folder: Path) -> dict[str, bytes]:
-    return {name: (folder / name).read_bytes() for name in names_in(folder)}
-
-
-def test_every_sample_is_there_once_in_the_seeded_order(tmp_path: Path) -> None:
+def test_every_sample_is_packed_once_in_the_seeded_order(tmp_path: Path) -> None:
     manifest = packed(Grey(50), LocalStore(tmp_path), seed=9)
     found = [sample["cls"] for sample in samples_in(tmp_path, manifest)]
     assert Permutation(50, seed=9).take(0, 50).tolist() == found
     assert [f"{number:08d}" for number in found] == [sample["__key__"] for sample in samples_in(tmp_path, manifest)]
 
 
-def test_the_manifest_says_what_is_there_and_nothing_else_is(tmp_path: Path) -> None:
+def test_manifest_lists_exactly_the_files_of_the_folder(tmp_path: Path) -> None:
     manifest = packed(Grey(50), LocalStore(tmp_path), maxcount=20, seed=3)
     assert names_of(manifest) == names_in(tmp_path)
     assert [shard.num_samples for shard in manifest.shards] == [20, 20, 10]
@@ -62,13 +58,13 @@ def test_bytes_are_the_same_for_every_number_of_workers_and_start_method(tmp_pat
         assert found[0] == each
 
 
-def test_the_programs_own_generators_are_left_alone(tmp_path: Path) -> None:
+def test_programs_random_generators_are_not_changed(tmp_path: Path) -> None:
     before = random.getstate(), str(np.random.get_state())
     packed(Noisy(30), LocalStore(tmp_path))
     assert before == (random.getstate(), str(np.random.get_state()))
 
 
-def test_another_seed_is_another_order_and_other_noise(tmp_path: Path) -> None:
+def test_different_seed_gives_a_different_order_and_noise(tmp_path: Path) -> None:
     found = [bytes_in(tmp_path / str(seed)) for seed in (0, 1) if packed(Noisy(30), LocalStore(tmp_path / str(seed)), seed=seed)]
     assert found[0] != found[1]
 
@@ -95,12 +91,12 @@ def test_no_shard_exceeds_a_limit_and_none_could_have_taken_the_next_sample(size
                 assert shard.num_samples == maxcount or whole > maxsize
 
 
-def test_a_sample_larger_than_a_shard_has_one_of_its_own(tmp_path: Path) -> None:
+def test_sample_larger_than_a_shard_gets_its_own_shard(tmp_path: Path) -> None:
     manifest = packed(Blobs([100, 90_000, 100]), LocalStore(tmp_path), maxsize=20_480)
     assert [shard.num_samples for shard in manifest.shards if shard.nbytes > 20_480] == [1]
 
 
-def test_workers_are_no_more_than_processors_and_batches_and_a_word_says_so(tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:
+def test_number_of_workers_is_limited_and_the_limit_is_logged(tmp_path: Path, caplog: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     caplog.set_level(logging.INFO, "shmload")
     packed(Grey(10), LocalStore(tmp_path), workers=30)
@@ -110,7 +106,7 @@ def test_workers_are_no_more_than_processors_and_batches_and_a_word_says_so(tmp_
 
 @pytest.mark.slow(reason="packs 200 samples into 40 shards")
 @pytest.mark.parametrize("is_memory", [True, False])
-def test_few_shards_wait_to_be_sent_and_no_file_has_a_name(tmp_path: Path, is_memory: bool, monkeypatch: Any) -> None:
+def test_few_shards_wait_for_upload_in_unnamed_files(tmp_path: Path, is_memory: bool, monkeypatch: Any) -> None:
     most, spools = [0], []
 
     class Watched(Spool):
@@ -138,7 +134,7 @@ def test_few_shards_wait_to_be_sent_and_no_file_has_a_name(tmp_path: Path, is_me
     assert [each.num_out for each in spools] == [0]
 
 
-def test_progress_is_told_to_the_end(tmp_path: Path) -> None:
+def test_progress_is_reported_until_the_end(tmp_path: Path) -> None:
     told: list[Any] = []
     manifest = packed(Grey(50), LocalStore(tmp_path), maxcount=20, on_progress=told.append)
     assert (told[0].total, told[0].num_samples, told[0].nbytes, told[0].num_shards, told[0].num_found) == (50, 0, 0, 0, 0)
@@ -153,13 +149,13 @@ class Broken(Grey):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_sample_that_cannot_be_read_is_named_and_nothing_is_committed(tmp_path: Path, workers: int) -> None:
+def test_error_names_an_unreadable_sample_and_nothing_is_committed(tmp_path: Path, workers: int) -> None:
     with pytest.raises(LookupError, match=r"no such photo[\s\S]*sample 17 of the dataset"):
         packed(Broken(20), LocalStore(tmp_path), workers=workers)
     assert "manifest.json" not in names_in(tmp_path)
 
 
-def test_the_seeds_call_packs_into_a_folder(tmp_path: Path) -> None:
+def test_documented_call_packs_into_a_folder(tmp_path: Path) -> None:
     manifest = upload_cv_dataset(
         Grey(9), client=None, bucket=str(tmp_path), base_folder="grey", maxsize=1e8, maxcount=100000, workers=0
     )
@@ -176,7 +172,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("given", "text"), REFUSED)
-def test_arguments_that_cannot_be_are_refused(given: dict[str, Any], text: str, tmp_path: Path) -> None:
+def test_invalid_arguments_are_refused(given: dict[str, Any], text: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError) as caught:
         upload_cv_dataset(**{"ds": Grey(3), "bucket": str(tmp_path), **given})
     assert text == str(caught.value)

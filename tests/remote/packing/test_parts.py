@@ -1,4 +1,4 @@
-"""Several machines that pack one dataset: each its part of the order, and the last that ends writes the one manifest."""
+"""Several machines pack one dataset: each packs its part of the order, and the last one to finish writes the manifest."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from shmload.remote.packing.pack import Packing, PackOptions, PackProgress, pack
 from shmload.storage.local_store import LocalStore
 from tests.faults.points import PACKER_POINTS
 from tests.remote.packing.kill_kit import MAXCOUNT, SEED, killed_after
-from tests.remote.packing.packing_kit import CountingStore, Grey, Noisy, names_in, names_of, packed, samples_in
+from tests.remote.packing.packing_kit import CountingStore, Grey, Noisy, names_in, names_of, packed, published_bytes_in, samples_in
 
 
 def part_of(dataset: Any, store: Any, number: int, count: int, **given: Any) -> Packing:
-    """A part, packed by this process; store may be a folder."""
+    """Returns the packing of a part in this process; `store` may be a folder."""
     on_progress = given.pop("on_progress", None)
     options: dict[str, Any] = {"maxsize": 100_000, "maxcount": 10, "workers": 0, "seed": 0, **given}
     store = LocalStore(store) if isinstance(store, Path) else store
@@ -35,13 +35,8 @@ def missing(packing: Packing) -> list[str]:
     return list(map(str, packing.missing))
 
 
-def bytes_in(folder: Path) -> dict[str, bytes]:
-    """All that a folder holds, but for what a killed writer of the store left."""
-    return {name: (folder / name).read_bytes() for name in names_in(folder) if ".half-" not in name}
-
-
 @pytest.mark.parametrize("options", [{}, {"compress": "shards", "cipher": SampleCipher(bytes(32))}], ids=["plain", "encrypted"])
-def test_parts_in_any_order_make_the_samples_of_one_machine(options: dict[str, Any], tmp_path: Path) -> None:
+def test_parts_packed_in_any_order_equal_one_machines_packing(options: dict[str, Any], tmp_path: Path) -> None:
     told: list[PackProgress] = []
     assert missing(part_of(Noisy(75), tmp_path / "a", 3, 3, on_progress=told.append, **options)) == ["1/3", "2/3"]
     assert (told[-1].total, told[-1].num_samples) == (25, 25)
@@ -59,14 +54,14 @@ def test_parts_in_any_order_make_the_samples_of_one_machine(options: dict[str, A
     ]
     for number in (1, 2, 3):
         part_of(Noisy(75), tmp_path / "b", number, 3, **options)
-    assert bytes_in(tmp_path / "a") == bytes_in(tmp_path / "b")
+    assert published_bytes_in(tmp_path / "a") == published_bytes_in(tmp_path / "b")
     if not options:
         alone = samples_in(tmp_path / "c", packed(Noisy(75), LocalStore(tmp_path / "c")))
         for theirs, ours in zip(alone, samples_in(tmp_path / "a", manifest), strict=True):
             assert theirs == ours
 
 
-def test_a_part_that_is_missing_is_named_to_who_reads(tmp_path: Path) -> None:
+def test_reader_names_a_missing_part(tmp_path: Path) -> None:
     part_of(Grey(40), tmp_path, 1, 4)
     part_of(Grey(40), tmp_path, 3, 4)
     with pytest.raises(ObjectMissing, match=r"is no dataset yet: it is packed in 4 parts, and 2/4, 4/4 of them is missing"):
@@ -89,7 +84,7 @@ def test_a_part_that_is_missing_is_named_to_who_reads(tmp_path: Path) -> None:
     assert len(RemoteDataset.from_urls(str(tmp_path))) == 40
 
 
-def test_a_packing_that_is_not_at_its_end_is_no_dataset(tmp_path: Path) -> None:
+def test_unfinished_packing_is_not_a_dataset(tmp_path: Path) -> None:
     class Failing(Grey):
         calls = 0
 
@@ -106,25 +101,26 @@ def test_a_packing_that_is_not_at_its_end_is_no_dataset(tmp_path: Path) -> None:
         RemoteDataset.from_urls(str(tmp_path))
 
 
-def test_a_part_repairs_what_it_has_packed_and_nothing_else(tmp_path: Path) -> None:
+def test_part_repairs_only_its_own_shards(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         part_of(Grey(75), tmp_path, number, 3)
-    whole = bytes_in(tmp_path)
+    whole = published_bytes_in(tmp_path)
     for name in ("shard-1000001.tar", "shard-1000002.tar.index"):
         next(tmp_path.glob(f"*/{name}")).unlink()
     damaged = next(tmp_path.glob("*/shard-2000000.tar"))
     damaged.write_bytes(bytes(damaged.stat().st_size))
     store = CountingStore(tmp_path)
-    assert missing(part_of(Grey(75), store, 1, 3)) == ["2/3"]  # whoever looks sees sizes; what is in a shard its own machine does
+    # Only sizes are compared: a shard's content is checked by its own machine.
+    assert missing(part_of(Grey(75), store, 1, 3)) == ["2/3"]
     assert store.written == []
     assert missing(part_of(Grey(75), tmp_path, 3, 3)) == ["2/3"]
     store = CountingStore(tmp_path)
     assert missing(part_of(Grey(75), store, 2, 3)) == []
     assert [name[17:] for name in store.written if name.endswith(".tar")] == ["shard-1000001.tar", "shard-1000002.tar"]
-    assert bytes_in(tmp_path) == whole
+    assert published_bytes_in(tmp_path) == whole
 
 
-def test_of_two_parts_that_end_at_once_both_are_right(tmp_path: Path) -> None:
+def test_two_parts_that_finish_at_once_are_both_complete(tmp_path: Path) -> None:
     class Overtaken(CountingStore):
         def put(self, key: str, data: Any) -> Any:
             if key == "manifest.json":
@@ -137,7 +133,7 @@ def test_of_two_parts_that_end_at_once_both_are_right(tmp_path: Path) -> None:
     assert names_in(tmp_path) == names_of(last.manifest)  # type: ignore[attr-defined]
 
 
-def test_another_number_of_parts_is_another_packing(tmp_path: Path) -> None:
+def test_different_number_of_parts_is_another_packing(tmp_path: Path) -> None:
     class Overtaken(CountingStore):
         def put(self, key: str, data: Any) -> Any:
             if key.endswith("shard-1000001.tar.index"):
@@ -166,24 +162,24 @@ def test_parts_may_be_empty(tmp_path: Path) -> None:
     assert sorted(sample["cls"] for sample in samples_in(tmp_path, last.manifest)) == [0, 1, 2]  # type: ignore[attr-defined]
 
 
-def test_a_launchers_rank_is_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launchers_rank_is_not_used_as_the_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
     assert part_of(Grey(30), tmp_path, 2, 2).manifest.num_samples == 15  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("part", [(0, 4), (5, 4), (1, 0), (1, 1000), (1, 2, 3)])
-def test_a_part_that_is_none_is_told(part: Any, tmp_path: Path) -> None:
+def test_invalid_part_is_refused(part: Any, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"part is \(number, count\), from \(1, count\) on, and count is 999 at most; got"):
         upload_cv_dataset([(b"x", 1)], bucket=str(tmp_path), part=part)
 
 
-def test_an_iterable_has_no_parts(tmp_path: Path) -> None:
+def test_iterable_cannot_be_packed_in_parts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"part=\(1, 2\) is of a dataset with a length, and nobody knows where a part of an itera"):
         packing_of(iter([{"cls": 1}]), LocalStore(tmp_path), PackOptions(100_000, 10, 0, 0, part=(1, 2)))
 
 
-def test_the_command_packs_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pack_command_packs_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lines.jsonl").write_text("".join(f'{{"label": {number}}}\n' for number in range(20)))
 
@@ -200,9 +196,9 @@ def test_the_command_packs_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert (done.exit_code, f"--part is N/COUNT, as 1/4 to 4/4; got {wrong!r}" in done.stderr) == (2, True)
 
 
-@pytest.mark.slow(reason="parts are killed in processes of their own, and go on")
+@pytest.mark.slow(reason="parts are killed in their own processes, and resumed")
 @pytest.mark.parametrize("point", PACKER_POINTS)
-def test_a_part_killed_at_a_named_point_goes_on(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_part_killed_at_a_named_point_is_resumed(point: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     charges = tmp_path / "charges"
     charges.mkdir()
     given = {"maxcount": MAXCOUNT, "seed": SEED}
@@ -215,4 +211,4 @@ def test_a_part_killed_at_a_named_point_goes_on(point: str, tmp_path: Path, monk
         (charges / f"{point}.1").write_text("")
         assert killed_after(tmp_path / "out", None, num_samples=80, part=(2, 2)) >= 0
     assert missing(part_of(Noisy(80), tmp_path / "out", 2, 2, **given)) == []
-    assert bytes_in(tmp_path / "out") == bytes_in(tmp_path / "wanted")
+    assert published_bytes_in(tmp_path / "out") == published_bytes_in(tmp_path / "wanted")

@@ -19,7 +19,7 @@ slow = pytest.mark.slow(reason="packs into a real S3 server")
 
 
 def clients(server: Any) -> dict[str, Any]:
-    """A client of ours and one of boto3's."""
+    """Returns a client of shmload and one of boto3."""
     config = botocore.config.Config(request_checksum_calculation="when_required", response_checksum_validation="when_required")
     keys = {"aws_access_key_id": server.access_key, "aws_secret_access_key": server.secret_key}
     theirs = boto3.client("s3", endpoint_url=server.endpoint, region_name="us-east-1", config=config, **keys)
@@ -28,7 +28,7 @@ def clients(server: Any) -> dict[str, Any]:
 
 @slow
 @pytest.mark.parametrize("whose", ["ours", "boto3"])
-def test_the_seeds_upload_makes_the_same_objects_as_in_a_folder(whose: str, server: Any, tmp_path: Path) -> None:
+def test_documented_upload_makes_the_same_objects_as_in_a_folder(whose: str, server: Any, tmp_path: Path) -> None:
     bucket, folder = server.bucket(f"packed-{whose}"), "imagenet-val"
     client = clients(server)[whose]
     store = make_client(server.endpoint, server.access_key, server.secret_key).store(bucket, folder)
@@ -42,7 +42,7 @@ def test_the_seeds_upload_makes_the_same_objects_as_in_a_folder(whose: str, serv
 
 
 @slow
-def test_a_packing_whose_store_failed_goes_on(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packing_is_resumed_after_a_store_error(server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bucket = server.bucket("packed-again")
     store = clients(server)["ours"].store(bucket, "a")
     put_file, sent = type(store).put_file, []
@@ -59,17 +59,17 @@ def test_a_packing_whose_store_failed_goes_on(server: Any, tmp_path: Path, monke
     manifest = packed(Grey(60), store)
     assert manifest == packed(Grey(60), LocalStore(tmp_path))
     assert names_in(tmp_path) == names_of(store)
-    assert len(sent) <= 4 + 4  # of six shards at least two were whole when it failed
+    assert len(sent) <= 4 + 4  # at least two of six shards were complete when it failed
 
 
 def names_of(store: Any) -> list[str]:
-    """The objects that a folder has, too: all but the versions that a bucket says."""
+    """Returns the objects that a packing into a local folder has, too: all except the versions file of a bucket."""
     return sorted(found.key for found in store.list_objects() if not found.key.endswith("/versions.json"))
 
 
 @slow
 @pytest.mark.parametrize("is_finished", [True, False])
-def test_packing_again_into_a_bucket_reads_no_shard_that_nobody_has_written_to(
+def test_repeated_packing_into_a_bucket_reads_no_unchanged_shard(
     is_finished: bool, server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = clients(server)["ours"].store(server.bucket("packed-unread"), f"a{is_finished}")
@@ -93,7 +93,7 @@ def unplugged(*_: Any) -> None:
 
 
 @slow
-def test_versions_that_are_damaged_or_gone_have_all_shards_read(server: Any) -> None:
+def test_damaged_or_missing_versions_file_makes_packing_read_all_shards(server: Any) -> None:
     store = clients(server)["ours"].store(server.bucket("packed-versions"), "a")
     manifest = packed(Grey(60), store)
     name = f"{manifest.generation}/versions.json"

@@ -1,4 +1,4 @@
-"""Packing of what has no numbers: iterables, generators, functions that make several samples of one, and data as they lie."""
+"""Packing of sources without indices: iterables, generators, functions that make several samples of one, and existing datasets."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def labels_in(folder: Path, manifest: Manifest) -> list[int]:
 
 
 @pytest.mark.parametrize("count", [1, 9, 10, 11, 257, 600])
-def test_an_iterable_is_packed_in_its_order(count: int, tmp_path: Path) -> None:
+def test_iterable_is_packed_in_its_order(count: int, tmp_path: Path) -> None:
     told: list[PackProgress] = []
     manifest, _ = pack(numbered(count), tmp_path, on_progress=told.append)
     assert manifest.num_samples == count
@@ -60,7 +60,7 @@ def test_an_iterable_is_packed_in_its_order(count: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [20, 25])
-def test_packing_again_writes_nothing_and_what_came_since_is_added(count: int, tmp_path: Path) -> None:
+def test_repeated_packing_writes_nothing_and_adds_new_samples(count: int, tmp_path: Path) -> None:
     manifest, _ = pack(numbered(count), tmp_path)
     again, store = pack(numbered(count), tmp_path)
     assert again == manifest
@@ -74,7 +74,7 @@ def test_packing_again_writes_nothing_and_what_came_since_is_added(count: int, t
     assert names_in(tmp_path) == names_of(other)
 
 
-def test_fewer_samples_than_are_packed_already_are_an_error_and_the_dataset_stays(tmp_path: Path) -> None:
+def test_fewer_samples_than_packed_before_are_an_error_and_the_dataset_is_kept(tmp_path: Path) -> None:
     manifest, _ = pack(numbered(35), tmp_path)
     with pytest.raises(ValueError, match="this iterable ended behind 12 samples, and 35 that began with the same ones are packed"):
         pack(numbered(12), tmp_path)
@@ -86,7 +86,7 @@ def test_fewer_samples_than_are_packed_already_are_an_error_and_the_dataset_stay
 
 
 @pytest.mark.parametrize("after", [1, 8, 9, 25, 40, 99])
-def test_a_packing_that_was_killed_goes_on(after: int, tmp_path: Path) -> None:
+def test_killed_packing_is_resumed(after: int, tmp_path: Path) -> None:
     def deadly() -> Iterator[dict[str, Any]]:
         for sample in numbered(100):
             if sample["cls"] == after:
@@ -108,7 +108,7 @@ def test_a_packing_that_was_killed_goes_on(after: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [3, 20])
-def test_an_iterable_may_use_its_buffers_again(count: int, tmp_path: Path) -> None:
+def test_iterable_may_reuse_its_buffers(count: int, tmp_path: Path) -> None:
     def samples() -> Iterator[dict[str, Any]]:
         sample = {"x": np.zeros(3, np.int32), "cls": 0}
         for number in range(count):
@@ -119,13 +119,13 @@ def test_an_iterable_may_use_its_buffers_again(count: int, tmp_path: Path) -> No
     assert [(sample["x.npy"][0], sample["cls"]) for sample in samples_in(tmp_path, manifest)] == [(n, n) for n in range(count)]
 
 
-def test_an_error_that_takes_more_than_words_is_told_in_words(tmp_path: Path) -> None:
+def test_error_that_cannot_be_pickled_is_reported_as_text(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"field 'text': 'utf-8' codec can't encode character .*surrogates not allowed") as caught:
         pack([{"text": "\ud800"}], tmp_path)
     assert caught.value.__notes__ == ["sample 0 of the dataset"]
 
 
-def test_what_an_iterable_raises_says_where(tmp_path: Path) -> None:
+def test_error_of_an_iterable_names_the_position(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="an iterable of at least 1 sample is needed; this one is empty"):
         pack(iter(()), tmp_path)
     with pytest.raises(TypeError, match="nothing keeps a object") as caught:
@@ -141,7 +141,7 @@ class Pair(NamedTuple):
 
 
 class Whole(int):
-    """Which may be anything in another process."""
+    """An int subclass, which another process may unpickle as anything."""
 
 
 class Bare:
@@ -150,7 +150,7 @@ class Bare:
 
 
 def all_kinds(folder: Path) -> Iterator[Any]:
-    """Samples of every kind; their maker uses its buffer again."""
+    """Yields samples of every kind and reuses its buffer."""
     buffer = np.zeros((4, 5, 3), np.uint8)
     pixels = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
     jpeg = encoded(Image.fromarray(pixels), "JPEG")
@@ -172,11 +172,9 @@ def all_kinds(folder: Path) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"quality": 90, "compress": "samples", "cipher": SampleCipher(bytes(32))}],
-    ids=["plain", "all that can be done"],
+    "options", [{}, {"quality": 90, "compress": "samples", "cipher": SampleCipher(bytes(32))}], ids=["plain", "all options"]
 )
-def test_bytes_of_an_iterable_are_the_same_for_any_number_of_workers(
+def test_bytes_of_an_iterable_do_not_depend_on_the_number_of_workers(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_encoding, "_CHUNK_SIZE", 8)
@@ -190,14 +188,14 @@ def test_bytes_of_an_iterable_are_the_same_for_any_number_of_workers(
     assert multiprocessing.active_children() == []
 
 
-def test_what_is_wrong_with_a_sample_is_told_by_a_worker_as_it_is_here(tmp_path: Path) -> None:
+def test_bad_sample_raises_the_same_error_with_and_without_workers(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="field 'x': nothing keeps a complex") as caught:
         samples = ({"x": 1 if number < 200 else complex(number)} for number in range(400))
         packing_of(samples, CountingStore(tmp_path), replace(OPTIONS, workers=2)).run()
     assert caught.value.__notes__ == ["sample 200 of the iterable"]
 
 
-def test_workers_of_an_iterable_end_with_a_packing_that_is_killed(tmp_path: Path) -> None:
+def test_workers_of_a_killed_packing_end(tmp_path: Path) -> None:
     read, write = os.pipe()
 
     def deadly() -> Iterator[dict[str, Any]]:
@@ -224,7 +222,7 @@ def test_workers_of_an_iterable_end_with_a_packing_that_is_killed(tmp_path: Path
             os.close(pidfd)
 
 
-def test_a_fluent_dataset_is_packed(tmp_path: Path) -> None:
+def test_fluent_dataset_is_packed(tmp_path: Path) -> None:
     pack(numbered(30), tmp_path / "a")
     dataset = RemoteDataset.from_urls(str(tmp_path / "a"), shuffle=False).decode().select(is_even).map(doubled)
     manifest = upload_cv_dataset(dataset, bucket=str(tmp_path / "b"), maxcount=4)
@@ -242,7 +240,7 @@ def doubled(sample: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`shmload pack SOURCE out`."""
+    """Returns a function that runs `shmload pack SOURCE out`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
@@ -264,14 +262,14 @@ def halves(sample):
 """
 
 
-def test_a_function_that_yields_samples_is_a_source(command: Any, tmp_path: Path) -> None:
+def test_generator_function_is_a_source(command: Any, tmp_path: Path) -> None:
     (tmp_path / "made_for_packing.py").write_text(MODULE)
     done = command("made_for_packing:samples")
     assert (done.exit_code, done.stderr) == (0, "")
     assert labels_in(tmp_path / "out", Manifest.parse((tmp_path / "out/manifest.json").read_bytes())) == list(range(12))
 
 
-def test_a_function_makes_any_number_of_samples_of_each(command: Any, tmp_path: Path) -> None:
+def test_function_makes_any_number_of_samples_of_each(command: Any, tmp_path: Path) -> None:
     (tmp_path / "made_for_packing.py").write_text(MODULE)
     case = next(case for case in CASES if case.name == "jsonl")
     (tmp_path / "in").mkdir()
@@ -289,7 +287,7 @@ def test_a_function_makes_any_number_of_samples_of_each(command: Any, tmp_path: 
     "case", [c for c in CASES if c.name in ("jsonl", "jsonl.gz", "parquet", "litdata.zstd")], ids=lambda c: c.name
 )
 @pytest.mark.parametrize("way", ["folder", "URL", "files"])
-def test_data_as_they_lie_are_packed(case: Case, way: str, command: Any, tmp_path: Path) -> None:
+def test_existing_datasets_are_packed(case: Case, way: str, command: Any, tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     case.write(tmp_path / "in")
     if way == "files" and case.name not in ("jsonl", "jsonl.gz", "parquet"):

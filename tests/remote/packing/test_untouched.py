@@ -1,4 +1,4 @@
-"""An image that was opened from a file and not changed is the file; one that was changed in whatever way is not."""
+"""An image opened from a file and not changed is packed as that file; an image changed in any way is encoded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def packed_as(image: Any) -> tuple[str, Any]:
 @pytest.mark.parametrize(
     "opened", [lambda: Image.open(PHOTO), lambda: Image.open(str(PHOTO)), lambda: Image.open(io.BytesIO(PHOTO.read_bytes()))]
 )
-def test_an_untouched_image_is_its_file(opened: Callable[[], Any], is_read: bool) -> None:
+def test_unchanged_image_is_packed_as_its_file(opened: Callable[[], Any], is_read: bool) -> None:
     with opened() as image:
         if is_read and isinstance(image.filename, str) and image.filename:
             image.load()
@@ -47,22 +47,22 @@ def test_every_format_is_copied(format: str, tmp_path: Path) -> None:
         assert path.read_bytes() == packed_as(image)[1]
 
 
-def pasted(image: Any) -> None:
+def paste(image: Any) -> None:
     image.paste((1, 2, 3), (0, 0, 1, 1))
 
 
-def pixel(image: Any) -> None:
+def set_pixel(image: Any) -> None:
     image.putpixel((5, 5), (255, 0, 255))
 
 
-def drawn(image: Any) -> None:
+def draw(image: Any) -> None:
     ImageDraw.Draw(image).line((0, 0, 9, 9))
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
-    "paste": pasted,
-    "putpixel": pixel,
-    "draw": drawn,
+    "paste": paste,
+    "putpixel": set_pixel,
+    "draw": draw,
     "thumbnail": lambda image: image.thumbnail((50, 50)),
     "draft": lambda image: image.draft("L", (100, 100)),
     "crop": lambda image: image.crop((0, 0, 10, 10)),
@@ -74,7 +74,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_changed_image_is_encoded(change: str) -> None:
+def test_changed_image_is_encoded(change: str) -> None:
     with Image.open(PHOTO) as image:
         changed = CHANGES[change](image)
         changed = changed if isinstance(changed, Image.Image) else image
@@ -84,7 +84,7 @@ def test_a_changed_image_is_encoded(change: str) -> None:
         assert (changed.size, changed.tobytes()) == (again.size, again.tobytes())
 
 
-def test_another_frame_than_the_first_is_encoded(tmp_path: Path) -> None:
+def test_later_frame_of_an_image_is_encoded(tmp_path: Path) -> None:
     frames = [Image.fromarray(np.full((4, 4), shade, np.uint8)) for shade in (0, 200)]
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
     with Image.open(tmp_path / "a.gif") as image:
@@ -94,7 +94,7 @@ def test_another_frame_than_the_first_is_encoded(tmp_path: Path) -> None:
         assert image.convert("RGB").tobytes() == Image.open(io.BytesIO(data)).convert("RGB").tobytes()
 
 
-def test_an_image_whose_file_is_gone_or_another_is_encoded(tmp_path: Path) -> None:
+def test_image_whose_file_is_gone_or_replaced_is_encoded(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     path.write_bytes(PHOTO.read_bytes())
     image = Image.open(path)
@@ -109,14 +109,14 @@ def files_of(folder: Path, dataset: Any) -> dict[int, bytes]:
     return {sample["cls"]: sample["jpg"] for sample in samples_in(folder, packed(dataset, LocalStore(folder), maxsize=10**6))}
 
 
-def test_the_files_of_an_image_folder_are_copied(tmp_path: Path) -> None:
+def test_files_of_a_torchvision_image_folder_are_copied(tmp_path: Path) -> None:
     dataset = Folder(PHOTOS)
     dataset.samples = [(path, number) for number, (path, _) in enumerate(dataset.samples)]
     assert isinstance(source_of(dataset, None), Files)
     assert {number: path.read_bytes() for number, path in enumerate(PHOTOS)} == files_of(tmp_path, dataset)
 
 
-def test_the_files_of_our_own_image_folder_are_copied(tmp_path: Path) -> None:
+def test_files_of_shmloads_image_folder_are_copied(tmp_path: Path) -> None:
     for number, path in enumerate(PHOTOS[:3]):
         (tmp_path / "in" / f"c{number}").mkdir(parents=True)
         (tmp_path / "in" / f"c{number}" / "a.jpg").write_bytes(path.read_bytes())
@@ -124,7 +124,7 @@ def test_the_files_of_our_own_image_folder_are_copied(tmp_path: Path) -> None:
     assert wanted == files_of(tmp_path / "out", ImageFolder(tmp_path / "in"))
 
 
-def test_subsets_and_chains_of_image_folders_are_copied_too(tmp_path: Path) -> None:
+def test_files_of_subsets_and_chains_of_image_folders_are_copied(tmp_path: Path) -> None:
     first, second = Folder(PHOTOS[:2]), ImageFolder(PHOTOS[2:5], labels=[10, 11, 12])
     dataset = ConcatDataset([first, Subset(second, [2, 0])])
     assert [first.samples[0], first.samples[1]] == [(str(PHOTOS[0]), 0), (str(PHOTOS[1]), 1)]
@@ -137,7 +137,7 @@ class Cropped(Folder):
         return super().loader(path).crop((0, 0, 8, 8))
 
 
-class Relabelled(Folder):
+class Relabeled(Folder):
     def __getitem__(self, index: int) -> tuple[Any, int]:
         return super().__getitem__(index)[0], 9
 
@@ -148,13 +148,13 @@ class WithPaths(Folder):
 
 
 @pytest.mark.parametrize(
-    "dataset", [Cropped(PHOTOS), Relabelled(PHOTOS), WithPaths(PHOTOS), Folder(PHOTOS, transform=lambda image: image)]
+    "dataset", [Cropped(PHOTOS), Relabeled(PHOTOS), WithPaths(PHOTOS), Folder(PHOTOS, transform=lambda image: image)]
 )
-def test_a_dataset_that_does_more_than_open_files_is_asked_for_its_samples(dataset: Any) -> None:
+def test_samples_are_read_from_datasets_that_do_more_than_open_files(dataset: Any) -> None:
     assert isinstance(source_of(dataset, None), PackedSamples)
 
 
-def test_what_has_no_samples_by_number_is_refused() -> None:
+def test_dataset_without_indices_is_refused() -> None:
     with pytest.raises(
         TypeError, match=r"^a dataset with __len__ and __getitem__ is needed, or an iterable of samples, .*; got a generator$"
     ):

@@ -1,4 +1,4 @@
-"""The path to the modules beside the tests."""
+"""Makes the modules beside the tests importable."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import pytest
 
 @pytest.fixture
 def place(tmp_path: Path) -> str:
-    """A folder that is not there yet."""
+    """Returns the path of a folder that does not exist yet."""
     return str(tmp_path / "cache")

@@ -1,4 +1,4 @@
-"""What test_disk_full.py runs on a disk of its own: python disk_program.py PLACE CASE; prints JSON."""
+"""Runs one case of test_disk_full.py on a small disk: `python disk_program.py PLACE CASE`; prints JSON."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any
 from shmload import CacheFull
 from shmload._core.mapped_file import MappedFile
 from shmload.storage.budgeted_folder import BudgetedFolder
-from tests.storage.cache.folder_kit import being_written, names, put, really_there
+from tests.storage.cache.folder_kit import being_written, files_on_disk, names, put
 
 KIB = 1 << 10
 
 
 def evicts(folder: BudgetedFolder) -> dict[str, Any]:
-    """More is published than the disk holds, though not more than the budget."""
+    """Publishes more than the disk holds, although not more than the budget."""
     for number in range(30):
         put(folder, f"{number:02}", 400 * KIB)
-    return {"names": names(folder), "whole": set(really_there(folder.path).values()) == {400 * KIB}}
+    return {"names": names(folder), "whole": set(files_on_disk(folder.path).values()) == {400 * KIB}}
 
 
 def is_full_of_leases(folder: BudgetedFolder) -> dict[str, Any]:
-    """Everything on the disk is leased, until one lease ends while somebody waits."""
+    """Leases everything on the disk, and ends one lease while another thread waits."""
     leases = []
     for number in range(5):
         put(folder, f"{number:02}", 400 * KIB)
@@ -49,7 +49,7 @@ def grown(folder: BudgetedFolder) -> None:
 
 
 def leaves_no_room_for_a_ledger(folder: BudgetedFolder) -> dict[str, Any]:
-    """What the folder says is right although nothing can be kept of it."""
+    """Checks that the folder's figures are correct although the disk has no room for its ledger."""
     other = BudgetedFolder(folder.path, folder.capacity_bytes)
     seen = []
     for number in range(8):
@@ -59,7 +59,7 @@ def leaves_no_room_for_a_ledger(folder: BudgetedFolder) -> dict[str, Any]:
 
 
 def is_mapped(folder: BudgetedFolder) -> dict[str, Any]:
-    """Some of what is on the disk is mapped by this process and by another one, then all of it."""
+    """Maps some of the files on the disk in this process and in another, then all of them."""
     maps = []
     for number in range(5):
         put(folder, f"{number}", 400 * KIB)

@@ -1,4 +1,4 @@
-"""What the tests of the cache share: files with known content, what really lies in a folder, and the death of a process."""
+"""Helpers for the tests of the cache: files with known content, the actual content of a folder, and the death of a process."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def names(folder: BudgetedFolder) -> list[str]:
     return [kept.name for kept in folder.files()]
 
 
-def really_there(path: str) -> dict[str, int]:
-    """Lengths of the published files, from the folder and nothing else."""
+def files_on_disk(path: str) -> dict[str, int]:
+    """Returns the lengths of the published files, read from the folder itself."""
     found = {}
     for entry in os.scandir(path):
         status = entry.stat(follow_symlinks=False)
@@ -43,8 +43,8 @@ def users(path: str) -> list[str]:
     return sorted(os.listdir(f"{path}/{USERS}"))
 
 
-def die(folder: BudgetedFolder) -> None:
-    """What SIGKILL does to the process that used it: its descriptors close, nothing else happens."""
+def simulate_kill(folder: BudgetedFolder) -> None:
+    """Simulates SIGKILL for the process that used the folder: its descriptors are closed, and nothing else happens."""
     session = folder._opened
     assert session is not None
     for file in (*session.writing.values(), session.process_leases._file, session.ledger._file):

@@ -1,11 +1,10 @@
-"""The hammer: processes that fetch, read and evict over one small folder, killed with SIGKILL at named points and at any moment.
-
+"""The hammer: processes that fetch, read and evict in one small folder are killed with SIGKILL at named points and at random
+moments.
     python -m tests.storage.cache.hammer --kills 5000 [--seed N] [--folder PLACE]
-
 A store of known objects, 2.5 times as large as the budget, is read through a `Cache` by forked processes that each hold up to two
-leases. Behind each kill, while everything else goes on, what lies in the folder is looked at under its lock and by nothing of the
-cache's own: the budget is kept, every file is whole and of its version, and another process finishes an operation within a second.
-When it is over, one more operation leaves no orphan. The last line is the result as JSON.
+leases. After each kill, while the other processes continue, the folder is examined under its lock without the cache's own code:
+the budget is kept, every file is complete and of its version, and another process finishes an operation within a second. At the
+end, one more operation leaves no orphan. The last line of the output is the result as JSON.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ PAUSE = Event()  # never set
 
 @dataclass
 class Tally:
-    """What has happened."""
+    """Counts of what has happened."""
 
     seed: int
     kills: int = 0
@@ -55,8 +54,8 @@ def bytes_of(key: int, version: int) -> bytes:
     return (block * (size_of(key) // len(block) + 1))[: size_of(key)]
 
 
-def use(folder: str, seed: int, counters: mmap.mmap, number: int) -> None:
-    """One process's life: opens objects, checks them, holds some."""
+def run_process(folder: str, seed: int, counters: mmap.mmap, number: int) -> None:
+    """Runs one process: opens objects, checks them and holds some."""
     from shmload import faults
     from shmload.storage.cache import Cache
 
@@ -88,7 +87,7 @@ def use(folder: str, seed: int, counters: mmap.mmap, number: int) -> None:
 
 
 class Director:
-    """Starts the processes, kills them, and looks."""
+    """Starts the processes, kills them and checks the folder."""
 
     def __init__(self, place: str, seed: int, longest_pause_s: float) -> None:
         self.longest_pause_s = longest_pause_s
@@ -96,7 +95,7 @@ class Director:
         self.rng = random.Random(seed)
         self.tally = Tally(seed, kills_by_point=dict.fromkeys(POINTS, 0))
         self.counters = mmap.mmap(-1, 4096)
-        self.pids: dict[int, int] = {}  # process id by place
+        self.pids: dict[int, int] = {}  # process ids by slot
         self.whole = {hashlib.sha256(bytes_of(key, v)).digest() for key in range(NUM_KEYS) for v in range(NUM_VERSIONS)}
 
     def start(self, number: int) -> None:
@@ -104,7 +103,7 @@ class Director:
         pid = os.fork()
         if pid == 0:
             try:
-                use(self.folder, seed, self.counters, number)
+                run_process(self.folder, seed, self.counters, number)
             except BaseException as error:
                 os.write(2, f"{type(error).__name__}: {error}\n".encode())
             finally:
@@ -127,7 +126,7 @@ class Director:
         return self.tally
 
     def kill_one(self, point: str, kill: int) -> None:
-        """Waits for a death at the point, or causes one anywhere; then looks."""
+        """Waits for a death at the point, or kills any process; then checks the folder."""
         if point:
             Path(self.charges, f"new-{kill}").write_text(str(int(signal.SIGKILL)))
             os.rename(f"{self.charges}/new-{kill}", f"{self.charges}/{point}.{kill}")
@@ -152,14 +151,14 @@ class Director:
         return struct.unpack_from(f"<{NUM_PROCESSES}Q", self.counters)
 
     def progress(self, without: set[int]) -> None:
-        """Waits until a process that is not among those has finished an operation."""
+        """Waits until a process that is not in `without` has finished an operation."""
         before, deadline = self.counts(), monotonic() + DEADLINE_S
         while not any(now > then for i, (now, then) in enumerate(zip(self.counts(), before, strict=True)) if i not in without):
-            assert monotonic() < deadline, "no process goes on"
+            assert monotonic() < deadline, "no process makes progress"
             PAUSE.wait(0.0005)
 
     def check_folder(self) -> None:
-        """The budget and the wholeness of files, at a moment at which nobody may change them."""
+        """Checks the budget and that files are complete, while the lock is held."""
         fd = os.open(f"{self.folder}/.shmload/ledger", os.O_RDWR | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -170,18 +169,18 @@ class Director:
         finally:
             os.close(fd)
         assert nbytes <= CAPACITY, f"{nbytes} bytes in a budget of {CAPACITY}"
-        assert digests <= self.whole, "a file that is not whole is visible"
+        assert digests <= self.whole, "an incomplete file is visible"
         self.tally.most_bytes = max(self.tally.most_bytes, nbytes)
 
     def check_orphans(self) -> None:
-        """All are dead: one operation of one process leaves nothing of them."""
+        """Checks that one operation removes everything of the dead processes."""
         from shmload.storage.budgeted_folder import BudgetedFolder
 
         self.check_folder()
         folder = BudgetedFolder(self.folder, CAPACITY)
         folder.reserve(CAPACITY).abandon()
         assert os.listdir(f"{self.folder}/.shmload/new") == [], "an orphan is left"
-        assert len(os.listdir(f"{self.folder}/.shmload/users")) == 1, "a dead user is left"
+        assert len(os.listdir(f"{self.folder}/.shmload/users")) == 1, "a dead process is still listed as a user"
 
 
 def run(num_kills: int, seed: int, folder: str | None, longest_pause_s: float) -> Tally:

@@ -1,4 +1,6 @@
-"""The cache of a store's objects: found by key and version, fetched by one, checked, kept as the readers' announcements say."""
+"""The cache of a store's objects: found by key and version, fetched once, checked, and evicted according to the announcements of
+readers.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import pytest
 
 from shmload import CacheFull, StoreError
 from shmload.storage.cache import Cache
-from tests.storage.cache.folder_kit import being_written, really_there
+from tests.storage.cache.folder_kit import being_written, files_on_disk
 
 
 def cache_at(place: str) -> Cache:
@@ -28,14 +30,14 @@ def filled(text: bytes) -> Callable[[int], None]:
 
 
 def no_fetch(fd: int) -> None:
-    raise AssertionError("it should be there")
+    raise AssertionError("the object must be cached already")
 
 
 def keys_in(place: str) -> list[str]:
-    return sorted(name.rsplit("-", 1)[1] for name in really_there(place))
+    return sorted(name.rsplit("-", 1)[1] for name in files_on_disk(place))
 
 
-def test_an_object_is_fetched_once_and_then_found(place: str) -> None:
+def test_object_is_fetched_once_and_then_found(place: str) -> None:
     cache = cache_at(place)
     with cache.open("s3://b/x.tar", 7, filled(b"payload"), etag="1") as lease:
         assert os.pread(lease.fd, 100, 0) == b"payload"
@@ -47,7 +49,7 @@ def test_an_object_is_fetched_once_and_then_found(place: str) -> None:
     assert (place, 100, f"<Cache {place} of 100 bytes>") == (cache.path, cache.capacity_bytes, repr(cache))
 
 
-def test_a_changed_object_is_another_file_and_the_old_one_goes_when_nobody_reads_it(place: str) -> None:
+def test_changed_object_is_another_file_and_the_old_one_is_removed_once_unused(place: str) -> None:
     cache = cache_at(place)
     old = cache.open("x", 10, filled(b"old"), etag="1")
     with cache.open("x", 12, filled(b"new"), etag="2") as lease:
@@ -58,19 +60,19 @@ def test_a_changed_object_is_another_file_and_the_old_one_goes_when_nobody_reads
     assert keys_in(place) == ["x"]
 
 
-def test_objects_of_one_name_in_other_places_are_others(place: str) -> None:
+def test_objects_with_the_same_name_in_different_stores_are_distinct(place: str) -> None:
     cache = cache_at(place)
     cache.open("s3://one/x", 3, filled(b"a"), etag="1").release()
     cache.open("s3://two/x", 3, filled(b"b"), etag="1").release()
     assert keys_in(place) == ["x", "x"]
 
 
-def test_an_empty_object_is_one(place: str) -> None:
+def test_empty_object_is_cached(place: str) -> None:
     with cache_at(place).open("x", 0, filled(b"x"), etag="1") as lease:
         assert os.pread(lease.fd, 1, 0) == b""
 
 
-def test_a_failed_fetch_leaves_nothing(place: str) -> None:
+def test_failed_fetch_leaves_nothing(place: str) -> None:
     cache = cache_at(place)
 
     def fails(fd: int) -> None:
@@ -79,14 +81,14 @@ def test_a_failed_fetch_leaves_nothing(place: str) -> None:
 
     with pytest.raises(ConnectionError, match="reset"):
         cache.open("x", 10, fails, etag="1")
-    assert (really_there(place), being_written(place)) == ({}, {})
+    assert (files_on_disk(place), being_written(place)) == ({}, {})
     cache.open("x", 10, filled(b"x"), etag="1").release()
 
 
-def test_a_file_that_somebody_has_cut_is_fetched_again(place: str) -> None:
+def test_truncated_file_is_fetched_again(place: str) -> None:
     cache = cache_at(place)
     cache.open("x", 10, filled(b"x"), etag="1").release()
-    (name,) = really_there(place)
+    (name,) = files_on_disk(place)
     os.truncate(f"{place}/{name}", 5)
     with cache.open("x", 10, filled(b"x"), etag="1") as lease:
         assert os.pread(lease.fd, 100, 0) == b"x" * 10
@@ -95,7 +97,7 @@ def test_a_file_that_somebody_has_cut_is_fetched_again(place: str) -> None:
             cache.open("x", 10, no_fetch, etag="1")
 
 
-def test_an_object_larger_than_the_budget_and_more_than_it_at_once_are_told_with_figures(place: str) -> None:
+def test_errors_for_too_large_objects_contain_figures(place: str) -> None:
     cache = cache_at(place)
     with pytest.raises(CacheFull, match=r"a file of 101 bytes can never fit in .*, whose budget is 100 bytes"):
         cache.open("x", 101, filled(b"x"), etag="1")
@@ -108,7 +110,7 @@ def test_an_object_larger_than_the_budget_and_more_than_it_at_once_are_told_with
         cache.open("y", 60, filled(b"y"), etag="1", timeout_s=0)
 
 
-def test_of_two_that_want_an_object_one_fetches_and_the_other_waits(place: str) -> None:
+def test_second_reader_of_an_object_waits_for_the_first_ones_fetch(place: str) -> None:
     cache, other = cache_at(place), cache_at(place)
     fetching, goes_on, found = threading.Event(), threading.Event(), []
 
@@ -130,7 +132,7 @@ def test_of_two_that_want_an_object_one_fetches_and_the_other_waits(place: str) 
     assert (len({lease.path for lease in found}), len(found)) == (1, 2)
 
 
-def test_what_one_failed_to_fetch_the_one_that_waits_takes_over(place: str) -> None:
+def test_waiter_fetches_after_another_reader_fails(place: str) -> None:
     cache, other = cache_at(place), cache_at(place)
     fetching, goes_on, found = threading.Event(), threading.Event(), []
 
@@ -159,13 +161,13 @@ def fill(cache: Cache, keys: str, nbytes: int = 30) -> None:
         cache.open(key, nbytes, filled(key.encode()), etag="1").release()
 
 
-def test_without_announcements_the_least_recently_used_goes(place: str) -> None:
+def test_least_recently_used_object_is_evicted_without_announcements(place: str) -> None:
     cache = cache_at(place)
     fill(cache, "abcad")
     assert keys_in(place) == ["a", "c", "d"]
 
 
-def test_what_nobody_announced_goes_before_what_is_needed_last(place: str) -> None:
+def test_unannounced_object_is_evicted_before_announced_ones(place: str) -> None:
     cache = cache_at(place)
     fill(cache, "abc")
     cache.expect("xayc")
@@ -176,7 +178,7 @@ def test_what_nobody_announced_goes_before_what_is_needed_last(place: str) -> No
     assert "c" in keys_in(place)
 
 
-def test_the_use_that_lies_farthest_ahead_goes_first(place: str) -> None:
+def test_object_needed_last_is_evicted_first(place: str) -> None:
     cache = cache_at(place)
     fill(cache, "abc")
     cache.expect("xabc")
@@ -184,7 +186,7 @@ def test_the_use_that_lies_farthest_ahead_goes_first(place: str) -> None:
     assert keys_in(place) == ["a", "b", "x"]
 
 
-def test_what_is_needed_sooner_is_not_evicted_for_what_is_needed_later(place: str) -> None:
+def test_object_needed_sooner_is_not_evicted_for_one_needed_later(place: str) -> None:
     cache = cache_at(place)
     fill(cache, "abc")
     cache.expect("abcd")
@@ -196,7 +198,7 @@ def test_what_is_needed_sooner_is_not_evicted_for_what_is_needed_later(place: st
     assert keys_in(place) == ["b", "c", "d"]
 
 
-def test_an_old_version_of_a_needed_object_is_not_needed(place: str) -> None:
+def test_old_version_of_a_needed_object_is_evicted(place: str) -> None:
     cache = cache_at(place)
     with cache.open("x", 30, filled(b"x"), etag="1"):
         cache.open("x", 30, filled(b"y"), etag="2").release()
@@ -207,14 +209,14 @@ def test_an_old_version_of_a_needed_object_is_not_needed(place: str) -> None:
         assert keys_in(place) == ["a", "b", "x"]
 
 
-def test_a_key_announced_twice_is_needed_until_it_was_opened_twice(place: str) -> None:
+def test_key_announced_twice_is_kept_until_opened_twice(place: str) -> None:
     cache = cache_at(place)
     cache.expect("abcab")
     fill(cache, "abcx")
     assert keys_in(place) == ["a", "b", "x"]
 
 
-def test_a_pickled_cache_is_the_same_cache_with_needs_of_its_own(place: str) -> None:
+def test_unpickled_cache_uses_the_same_folder_with_its_own_announcements(place: str) -> None:
     cache = cache_at(place)
     fill(cache, "a")
     cache.expect("a")
@@ -225,7 +227,7 @@ def test_a_pickled_cache_is_the_same_cache_with_needs_of_its_own(place: str) -> 
     cache.open("a", 30, no_fetch, etag="1").release()
 
 
-def test_a_forked_child_has_announced_nothing(place: str) -> None:
+def test_forked_child_starts_without_announcements(place: str) -> None:
     cache = cache_at(place)
     fill(cache, "abc")
     cache.expect("a")

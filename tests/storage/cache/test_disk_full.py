@@ -1,4 +1,4 @@
-"""A disk that is smaller than the budget, for real: a tmpfs in a mount namespace."""
+"""A disk smaller than the budget: a real tmpfs in a mount namespace."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ pytestmark = [
 ]
 
 
-def on_a_disk(size: str, place: Path, case: str) -> dict[str, Any]:
-    """Runs a case of the program on a disk of that size."""
+def run_on_small_disk(size: str, place: Path, case: str) -> dict[str, Any]:
+    """Runs a case of the program on a disk of this size."""
     script = f'mount -t tmpfs -o size={size} disk "$2" && exec "$0" "$1" "$2" "$3"'
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script, sys.executable, disk_program.__file__, str(place), case],
@@ -35,15 +35,15 @@ def on_a_disk(size: str, place: Path, case: str) -> dict[str, Any]:
     return found
 
 
-def test_where_the_disk_is_smaller_than_the_budget_it_evicts_by_the_disk(tmp_path: Path) -> None:
-    found = on_a_disk("4m", tmp_path, "evicts")
+def test_eviction_respects_a_disk_smaller_than_the_budget(tmp_path: Path) -> None:
+    found = run_on_small_disk("4m", tmp_path, "evicts")
     assert found["names"][-1] == "29"
     assert 9 <= len(found["names"]) <= 10
     assert found["whole"]
 
 
-def test_a_disk_full_of_leased_files_is_told_with_figures_and_waited_for(tmp_path: Path) -> None:
-    found = on_a_disk("4m", tmp_path, "is_full_of_leases")
+def test_disk_full_of_leased_files_is_an_error_with_figures_or_is_waited_for(tmp_path: Path) -> None:
+    found = run_on_small_disk("4m", tmp_path, "is_full_of_leases")
     for text in found["told"]:
         assert text.startswith(f"the disk of {tmp_path} has no room for 3072000 more bytes: ")
         assert text.endswith(
@@ -54,16 +54,16 @@ def test_a_disk_full_of_leased_files_is_told_with_figures_and_waited_for(tmp_pat
     assert found["names"] == ["01", "02", "03", "04", "waited"]
 
 
-def test_a_disk_without_room_for_the_ledger_is_listed_each_time(tmp_path: Path) -> None:
-    found = on_a_disk("700k", tmp_path, "leaves_no_room_for_a_ledger")
+def test_folder_without_room_for_the_ledger_is_listed_each_time(tmp_path: Path) -> None:
+    found = run_on_small_disk("700k", tmp_path, "leaves_no_room_for_a_ledger")
     assert all(found["seen"])
     assert found["names"][-1] == "7"
     assert 3 <= len(found["names"]) <= 6
     assert found["bytes"] == len(found["names"]) * 100 * 1024
 
 
-def test_full_disk_evicts_no_file_whose_blocks_a_reader_keeps_by_a_map(tmp_path: Path) -> None:
-    found = on_a_disk("3m", tmp_path, "is_mapped")
+def test_full_disk_evicts_no_file_that_a_reader_has_mapped(tmp_path: Path) -> None:
+    found = run_on_small_disk("3m", tmp_path, "is_mapped")
     assert {"0", "1"} < set(found["some"])
     assert "2" not in found["some"]
     assert found["some"] == found["every"]

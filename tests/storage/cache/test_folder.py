@@ -1,4 +1,6 @@
-"""A budgeted folder: room before bytes, the oldest first, nothing that is leased, and what it says when it cannot."""
+"""A budgeted folder: room is reserved before bytes are written, the oldest unleased files are evicted, and errors explain what is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,12 @@ from shmload import CacheFull, StoreError
 from shmload.storage import folder_session as session_module
 from shmload.storage.budgeted_folder import BudgetedFolder
 from shmload.storage.ledger import HIDDEN, NEW, PublishedFile
-from tests.storage.cache.folder_kit import being_written, content, die, names, put, really_there, users
+from tests.storage.cache.folder_kit import being_written, content, files_on_disk, names, put, simulate_kill, users
 
 DEADLINE_S = 60
 
 
-def test_room_is_made_by_the_oldest_that_nobody_has_leased(place: str) -> None:
+def test_oldest_unleased_files_are_evicted(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     for name in ("first", "second", "third"):
         put(folder, name, 30)
@@ -35,7 +37,7 @@ def test_room_is_made_by_the_oldest_that_nobody_has_leased(place: str) -> None:
         assert names(folder) == ["first", "third", "fourth"]
     put(folder, "fifth", 60)
     assert names(folder) == ["fourth", "fifth"]
-    assert really_there(place) == {"fourth": 40, "fifth": 60}
+    assert files_on_disk(place) == {"fourth": 40, "fifth": 60}
     found = folder.statistics()
     assert (found.nbytes, found.num_files, found.num_writing, found.num_leased, found.num_evicted, found.nbytes_evicted) == (
         100,
@@ -47,7 +49,7 @@ def test_room_is_made_by_the_oldest_that_nobody_has_leased(place: str) -> None:
     )
 
 
-def test_a_request_that_cannot_be_met_removes_nothing(place: str) -> None:
+def test_request_that_cannot_be_met_evicts_nothing(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "free", 30)
     put(folder, "held", 50)
@@ -62,17 +64,17 @@ def test_a_request_that_cannot_be_met_removes_nothing(place: str) -> None:
     lease.release()
 
 
-def test_a_file_larger_than_the_budget_is_refused_however_long_one_would_wait(place: str) -> None:
+def test_file_larger_than_the_budget_is_refused_without_waiting(place: str) -> None:
     with pytest.raises(CacheFull, match=r"a file of 101 bytes can never fit in .*, whose budget is 100 bytes: make files smaller"):
         BudgetedFolder(place, 100).reserve(101, timeout_s=None)
 
 
-def test_a_budget_must_be_one(place: str) -> None:
+def test_invalid_budget_is_refused(place: str) -> None:
     with pytest.raises(ValueError, match="at least 1 byte, got capacity_bytes=0"):
         BudgetedFolder(place, 0)
 
 
-def test_a_reservation_counts_in_full_and_is_seen_by_nobody(place: str) -> None:
+def test_reservation_counts_in_full_and_is_invisible(place: str) -> None:
     folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)
     with folder.reserve(80) as reservation:
         os.pwrite(reservation.fd, b"begun", 0)
@@ -87,7 +89,7 @@ def test_a_reservation_counts_in_full_and_is_seen_by_nobody(place: str) -> None:
     assert being_written(place) == {}
 
 
-def test_a_reservation_grows_within_the_budget(place: str) -> None:
+def test_reservation_grows_within_the_budget(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "old", 30)
     with folder.reserve(20) as reservation:
@@ -98,7 +100,7 @@ def test_a_reservation_grows_within_the_budget(place: str) -> None:
     assert folder.statistics().nbytes == 0
 
 
-def test_the_descriptor_of_a_lease_is_closed_with_it(place: str) -> None:
+def test_descriptor_of_a_lease_is_closed_with_it(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "x", 10)
     with folder.lease("x") as lease:
@@ -108,7 +110,7 @@ def test_the_descriptor_of_a_lease_is_closed_with_it(place: str) -> None:
         os.fstat(fd)
 
 
-def test_a_reservation_that_cannot_grow_stays_as_it_was(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reservation_that_cannot_grow_is_unchanged(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(fd: int, start: int, nbytes: int) -> None:
         raise OSError(errno.ENOSPC, "full")
 
@@ -122,7 +124,7 @@ def test_a_reservation_that_cannot_grow_stays_as_it_was(place: str, monkeypatch:
         assert (reservation.nbytes, folder.statistics().nbytes, os.fstat(reservation.fd).st_size) == (20, 20, 20)
 
 
-def test_what_is_not_published_is_gone_behind_its_block(place: str) -> None:
+def test_unpublished_file_is_removed_when_its_block_ends(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     with pytest.raises(KeyError), folder.reserve(50) as reservation:
         raise KeyError
@@ -133,7 +135,7 @@ def test_what_is_not_published_is_gone_behind_its_block(place: str) -> None:
             use()
 
 
-def test_more_than_was_reserved_is_not_published(place: str) -> None:
+def test_file_larger_than_its_reservation_is_not_published(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     with folder.reserve(10) as reservation:
         os.pwrite(reservation.fd, bytes(11), 0)
@@ -143,7 +145,7 @@ def test_more_than_was_reserved_is_not_published(place: str) -> None:
         reservation.publish("x", nbytes=12)
 
 
-def test_a_file_put_in_a_reservations_place_is_not_published(place: str) -> None:
+def test_file_that_replaced_a_reservation_is_not_published(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     with folder.reserve(10) as reservation:
         Path(f"{reservation.path}.other").write_bytes(bytes(99))
@@ -153,7 +155,7 @@ def test_a_file_put_in_a_reservations_place_is_not_published(place: str) -> None
     assert names(folder) == []
 
 
-def test_a_name_is_published_once(place: str) -> None:
+def test_name_is_published_once(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "x", 10)
     with folder.reserve(10) as reservation:
@@ -167,12 +169,12 @@ def test_a_name_is_published_once(place: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a\0b", "x" * 256])
-def test_names_are_those_of_files_in_the_folder(place: str, name: str) -> None:
+def test_invalid_names_are_refused(place: str, name: str) -> None:
     with BudgetedFolder(place, 10).reserve(1) as reservation, pytest.raises(ValueError, match="must have 1 to 255 bytes, no '/'"):
         reservation.publish(name)
 
 
-def test_writers_write_through_files_or_the_descriptor(place: str) -> None:
+def test_reservation_is_written_by_file_or_descriptor(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     with folder.reserve(10) as reservation:
         os.pwrite(reservation.fd, b"first", 0)
@@ -183,7 +185,7 @@ def test_writers_write_through_files_or_the_descriptor(place: str) -> None:
     assert Path(place, "both").read_bytes() == b"firstthird"
 
 
-def test_what_others_put_there_is_neither_counted_nor_touched(place: str) -> None:
+def test_foreign_files_are_neither_counted_nor_removed(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     Path(place, "foreign").write_bytes(bytes(90))
     Path(place, "sub").mkdir()
@@ -196,7 +198,7 @@ def test_what_others_put_there_is_neither_counted_nor_touched(place: str) -> Non
         folder.lease("foreign")
 
 
-def test_a_folder_that_adopts_counts_and_evicts_what_others_put_there(place: str) -> None:
+def test_adopting_folder_counts_and_evicts_foreign_files(place: str) -> None:
     folder = BudgetedFolder(place, 100, adopts=True)
     put(folder, "ours", 20)
     Path(place, "theirs").write_bytes(bytes(50))
@@ -211,7 +213,7 @@ def test_a_folder_that_adopts_counts_and_evicts_what_others_put_there(place: str
     assert names(folder) == ["more"]
 
 
-def test_users_with_another_budget_are_refused_while_one_lives(place: str) -> None:
+def test_user_with_another_budget_is_refused_while_one_is_open(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "a", 60)
     put(folder, "b", 30)
@@ -226,22 +228,22 @@ def test_users_with_another_budget_are_refused_while_one_lives(place: str) -> No
     assert names(smaller) == ["b"]
 
 
-def test_dead_users_and_what_they_were_writing_are_removed_by_the_next(place: str) -> None:
+def test_dead_users_and_their_reservations_are_removed_by_the_next_user(place: str) -> None:
     folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)
     put(folder, "held", 60)
     lease = folder.lease("held")
     reservation = folder.reserve(40)
     with pytest.raises(CacheFull):
         other.reserve(1)
-    die(folder)
+    simulate_kill(folder)
     assert len(users(place)) == 2
     put(other, "new", 100)
     assert (names(other), being_written(place), len(users(place))) == (["new"], {}, 1)
-    lease.release()  # of a session that is no more: nothing happens
+    lease.release()  # a lease of a closed session: nothing happens
     reservation.abandon()
 
 
-def test_a_lease_lives_longer_than_the_object_that_gave_it(place: str) -> None:
+def test_lease_outlives_the_folder_object(place: str) -> None:
     lease = BudgetedFolder(place, 100).reserve(60).publish_leased("x")
     with pytest.raises(CacheFull, match="60 of them are leased"):
         BudgetedFolder(place, 100).reserve(60)
@@ -249,7 +251,7 @@ def test_a_lease_lives_longer_than_the_object_that_gave_it(place: str) -> None:
     put(BudgetedFolder(place, 100), "y", 60)
 
 
-def test_files_are_leased_as_often_as_one_likes_and_all_at_once(place: str) -> None:
+def test_files_may_be_leased_repeatedly_and_together(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     for name in "abc":
         put(folder, name, 30)
@@ -271,7 +273,7 @@ def test_files_are_leased_as_often_as_one_likes_and_all_at_once(place: str) -> N
     assert folder.statistics().num_leased == 0
 
 
-def test_leases_need_no_descriptors_however_many_they_are(place: str) -> None:
+def test_many_leases_need_no_descriptors(place: str) -> None:
     folder, other = BudgetedFolder(place, 300), BudgetedFolder(place, 300)
     for number in range(300):
         put(folder, f"{number:03}", 1)
@@ -284,19 +286,19 @@ def test_leases_need_no_descriptors_however_many_they_are(place: str) -> None:
     leases += [folder.lease(f"{number:03}") for number in range(1, 60, 2)]
     assert len(leases) == other.statistics().num_leased
     put(other, "x", 300 - len(leases))
-    assert {lease.name for lease in leases} | {"x"} == set(really_there(place))
+    assert {lease.name for lease in leases} | {"x"} == set(files_on_disk(place))
 
 
-def test_a_release_by_the_garbage_collector_inside_the_lock_is_put_aside(place: str) -> None:
+def test_release_by_the_garbage_collector_inside_the_lock_is_deferred(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "x", 10)
     lease = folder.lease("x")
     with folder._session().locked():
-        del lease  # as a collection would, at any allocation in there
+        del lease  # as a garbage collection would, at any allocation there
     assert folder.statistics().num_leased == 0
 
 
-def test_a_pickled_folder_is_the_same_folder(place: str) -> None:
+def test_unpickled_folder_is_the_same_folder(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "x", 10)
     again = pickle.loads(pickle.dumps(folder))
@@ -304,10 +306,10 @@ def test_a_pickled_folder_is_the_same_folder(place: str) -> None:
     assert repr(folder) == f"<BudgetedFolder {place} of 100 bytes>"
 
 
-def test_a_waiter_gets_room_when_a_lease_ends(place: str) -> None:
+def test_waiter_gets_room_when_a_lease_ends(place: str) -> None:
     waits = threading.Event()
 
-    def order(files: Iterator[PublishedFile]) -> list[PublishedFile]:  # has seen the lease when it is asked first
+    def order(files: Iterator[PublishedFile]) -> list[PublishedFile]:  # when it is called first, the lease still exists
         found = list(files)
         waits.set()
         return found
@@ -325,10 +327,10 @@ def test_a_waiter_gets_room_when_a_lease_ends(place: str) -> None:
     waits.wait()
     lease.release()
     thread.join()
-    assert (got, really_there(place)) == (["y"], {"y": 60})
+    assert (got, files_on_disk(place)) == (["y"], {"y": 60})
 
 
-def test_a_wait_ends_at_its_deadline(place: str) -> None:
+def test_wait_ends_at_its_deadline(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "x", 80)
     with folder.lease("x"), pytest.raises(CacheFull, match="or wait longer"):
@@ -341,15 +343,15 @@ def test_one_process_writes_a_file_and_the_others_wait_for_it(place: str) -> Non
     with pytest.raises(TimeoutError, match=r"another process was still writing x into .* after 0 s: increase timeout_s"):
         other.obtain("x", 10, timeout_s=0)
     assert not isinstance(reservation, Path)
-    die(folder)
+    simulate_kill(folder)
     second = other.obtain("x", 10, timeout_s=0)
-    os.pwrite(second.fd, content("x", 10), 0)  # what the dead one wrote is gone with it
+    os.pwrite(second.fd, content("x", 10), 0)  # what the dead process wrote is lost
     second.publish("x")  # type: ignore[union-attr]  # there was room
     with other.obtain("x", 10) as lease:
         assert lease.name == "x"
 
 
-def test_a_session_whose_hidden_folder_was_removed_says_so(place: str) -> None:
+def test_removed_hidden_folder_is_an_error(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     os.rename(f"{place}/{HIDDEN}", f"{place}/elsewhere")
     os.unlink(f"{place}/elsewhere/ledger")
@@ -360,7 +362,7 @@ def test_a_session_whose_hidden_folder_was_removed_says_so(place: str) -> None:
     assert os.path.isdir(f"{place}/{NEW}")
 
 
-def test_what_is_being_written_keeps_its_descriptor_when_another_thread_closes_the_folder(place: str, tmp_path: Path) -> None:
+def test_reservation_keeps_its_descriptor_when_another_thread_closes_the_folder(place: str, tmp_path: Path) -> None:
     before = os.listdir("/proc/self/fd")
     folder = BudgetedFolder(place, 100)
     reservation = folder.reserve(40)
@@ -378,7 +380,7 @@ def test_what_is_being_written_keeps_its_descriptor_when_another_thread_closes_t
     assert os.listdir("/proc/self/fd") == before
 
 
-def test_a_folder_ends_when_nobody_is_inside_its_lock(place: str) -> None:
+def test_close_waits_until_the_lock_is_free(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "held", 60)
     lease, another = folder.lease("held"), folder.lease("held")
@@ -394,7 +396,7 @@ def test_a_folder_ends_when_nobody_is_inside_its_lock(place: str) -> None:
     assert users(place) == []
 
 
-def test_a_thread_that_waits_for_room_hears_that_the_folder_was_closed(place: str) -> None:
+def test_thread_waiting_for_room_fails_when_the_folder_is_closed(place: str) -> None:
     waits = threading.Event()
 
     def nothing(files: Iterator[PublishedFile]) -> list[PublishedFile]:
@@ -413,7 +415,7 @@ def test_a_thread_that_waits_for_room_hears_that_the_folder_was_closed(place: st
             waiting.result(DEADLINE_S)
 
 
-def test_the_order_of_eviction_is_the_callers(place: str) -> None:
+def test_caller_may_define_the_order_of_eviction(place: str) -> None:
     folder = BudgetedFolder(place, 100, order=lambda files: [kept for kept in reversed(list(files)) if kept.name != "b"])
     for name in "abc":
         put(folder, name, 30)
@@ -423,15 +425,15 @@ def test_the_order_of_eviction_is_the_callers(place: str) -> None:
         folder.reserve(71)
 
 
-def test_bytes_are_on_the_disk_before_a_durable_file_has_its_name(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_durable_file_is_synced_before_it_is_named(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[list[str]] = []
-    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(list(really_there(place))))
+    monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(list(files_on_disk(place))))
     put(BudgetedFolder(place, 100, durable=True), "x", 1)
     put(BudgetedFolder(place, 100), "careless", 1)
     assert synced == [[]]
 
 
-def test_a_ledger_that_is_gone_takes_no_file_with_it(place: str) -> None:
+def test_lost_ledger_loses_no_file(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "kept", 1)
     folder.close()
@@ -439,7 +441,7 @@ def test_a_ledger_that_is_gone_takes_no_file_with_it(place: str) -> None:
     assert names(BudgetedFolder(place, 100)) == ["kept"]
 
 
-def test_a_file_system_without_locks_is_refused(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_without_locks_is_refused(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def unknown(fd: int) -> bool:
         raise OSError(95, "Operation not supported")
 
@@ -455,34 +457,34 @@ def test_a_file_system_without_locks_is_refused(place: str, monkeypatch: pytest.
         BudgetedFolder(place, 100)
 
 
-def test_the_file_system_type_a_file_system_is_the_kernels_word() -> None:
+def test_file_system_type_is_the_kernels_name() -> None:
     assert (session_module.file_system_type("/proc/self"), session_module.file_system_type("/dev/shm")) == ("proc", "tmpfs")
 
 
 class _Caller:
-    """Somebody whose frame is in an error's traceback."""
+    """An object whose frame is in an error's traceback."""
 
     def ask(self, folder: BudgetedFolder) -> None:
         with pytest.raises(CacheFull, match="no room for 90 more bytes"):
             folder.reserve(90)
 
 
-def test_the_error_about_room_keeps_nobody_alive(place: str) -> None:
+def test_error_about_missing_room_does_not_keep_the_caller_alive(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "kept", 50)
     caller = _Caller()
-    gone = weakref.ref(caller)
-    gc.disable()  # references alone
+    caller_ref = weakref.ref(caller)
+    gc.disable()  # so that only reference counts free objects
     try:
         with folder.lease("kept"):
             caller.ask(folder)
         del caller
-        assert gone() is None
+        assert caller_ref() is None
     finally:
         gc.enable()
 
 
-def test_a_lease_that_outlives_the_modules_names_says_nothing(output_of: Callable[[str], str]) -> None:
+def test_lease_released_at_interpreter_exit_prints_nothing(output_of: Callable[[str], str]) -> None:
     code = """
     from shmload.storage.file_lease import Leases
 
@@ -494,7 +496,7 @@ def test_a_lease_that_outlives_the_modules_names_says_nothing(output_of: Callabl
     assert output_of(textwrap.dedent(code)) == ""
 
 
-def test_a_network_file_system_is_told_of(place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_network_file_system_is_logged(place: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     BudgetedFolder(place, 100)
     assert caplog.text == ""
     monkeypatch.setattr(session_module, "file_system_type", lambda folder: "nfs4")

@@ -1,4 +1,4 @@
-"""Processes are killed while they download, publish and evict; the others go on, and the folder is right at every moment."""
+"""Processes are killed while they download, publish and evict; the others continue, and the folder is always consistent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_KILLS = 8 * 50
 
 
 @pytest.mark.slow(reason="400 processes are killed, one after the other")
-def test_fifty_kills_at_every_point_leave_the_folder_right_and_the_others_going_on(tmp_path: Path) -> None:
+def test_fifty_kills_at_every_point_leave_the_folder_consistent_and_others_running(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, hammer.__file__, "--kills", str(NUM_KILLS), "--seed", "5", "--folder", str(tmp_path), "--pause", "10"],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The ledger is a copy: whatever happens to it, the folder is what counts."""
+"""The ledger is a copy: if it is lost or damaged, the folder itself is the truth."""
 
 from __future__ import annotations
 
@@ -40,30 +40,30 @@ def damage(path: str, at: int, data: bytes) -> None:
     ],
     ids=["nonsense", "token", "dirty", "cut", "empty", "the folder is younger"],
 )
-def test_a_ledger_that_is_not_to_be_believed_is_written_anew_from_the_folder(place: str, harm: Callable[[str], None]) -> None:
+def test_invalid_ledger_is_rebuilt_from_the_folder(place: str, harm: Callable[[str], None]) -> None:
     folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)
     for name in "abc":
         put(folder, name, 30)
-    assert names(other) == ["a", "b", "c"]  # what others have changed is no reason any more
+    assert names(other) == ["a", "b", "c"]  # changes by other processes no longer cause a listing
     before = listings(other)
     harm(place)
     assert names(other) == ["a", "b", "c"]
     assert listings(other) == before + 1
     put(folder, "d", 30)
     assert names(other) == ["b", "c", "d"]
-    assert listings(other) == before + 2  # what another has changed is listed once
+    assert listings(other) == before + 2  # another process's change is listed once
     assert names(other) == ["b", "c", "d"]
     assert listings(other) == before + 2
 
 
-def test_a_file_that_somebody_has_removed_is_gone(place: str) -> None:
+def test_removed_file_is_no_longer_counted(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "a", 60)
     os.unlink(f"{place}/a")
     assert (folder.statistics().nbytes, names(folder)) == (0, [])
 
 
-def test_what_nobody_else_changes_is_not_listed(place: str) -> None:
+def test_unchanged_folder_is_not_listed(place: str) -> None:
     folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)
     for number in range(50):
         put(folder if number % 2 else other, f"{number:02}", 20)
@@ -76,7 +76,7 @@ def test_what_nobody_else_changes_is_not_listed(place: str) -> None:
     assert names(other) == names(folder)
 
 
-def test_an_error_before_anything_was_changed_costs_no_listing(place: str) -> None:
+def test_error_before_a_change_costs_no_listing(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     before = listings(folder)
     for _ in range(3):
@@ -95,7 +95,7 @@ def test_files_keep_their_order_when_the_clock_goes_back(place: str, monkeypatch
     assert names(folder) == ["a", "b", "c"]
 
 
-def test_an_error_in_the_middle_of_a_change_leaves_the_folder_as_it_is(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_during_a_change_leaves_the_folder_consistent(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)
     for name in "abc":
         put(folder, name, 30)
@@ -112,12 +112,12 @@ def test_an_error_in_the_middle_of_a_change_leaves_the_folder_as_it_is(place: st
     assert (folder.statistics().nbytes, folder.statistics().num_writing) == (60, 0)
 
 
-def test_whoever_waits_for_room_or_asks_in_vain_costs_one_listing(place: str) -> None:
+def test_repeated_failing_requests_cost_one_listing(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "a", 90)
     with folder.lease("a"):
         for ask, error in ((lambda: folder.reserve(50), CacheFull), (lambda: folder.lease("nothing"), FileNotFoundError)):
-            damage(place, 0, struct.pack("<Q", 1))  # dirty, as somebody who was killed leaves it
+            damage(place, 0, struct.pack("<Q", 1))  # marked dirty, as a killed process leaves it
             before = listings(folder)
             for _ in range(3):
                 with pytest.raises(error):
@@ -125,7 +125,7 @@ def test_whoever_waits_for_room_or_asks_in_vain_costs_one_listing(place: str) ->
             assert listings(folder) == before + 1
 
 
-def test_what_a_refresh_finds_grown_where_it_lies_is_told_to_the_others(place: str) -> None:
+def test_refresh_of_a_grown_file_is_visible_to_other_processes(place: str) -> None:
     folder, other = BudgetedFolder(place, 100, adopts=True), BudgetedFolder(place, 100, adopts=True)
     Path(place, "grows").write_bytes(bytes(10))
     assert ["grows"] == names(folder) == names(other)

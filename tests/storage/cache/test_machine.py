@@ -1,4 +1,4 @@
-"""A budgeted folder against a model: three processes that do anything, die anywhere, and come again."""
+"""A budgeted folder against a model: three processes that do anything, die anywhere and start again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shmload.storage.budgeted_folder import BudgetedFolder
 from shmload.storage.file_lease import Lease
 from shmload.storage.ledger import HIDDEN
 from shmload.storage.reservation import Reservation
-from tests.storage.cache.folder_kit import being_written, content, die, really_there
+from tests.storage.cache.folder_kit import being_written, content, files_on_disk, simulate_kill
 
 CAPACITY = 100
 SIZES = st.integers(1, 60)
@@ -28,12 +28,12 @@ ANY = st.integers(0, 1000)
 
 
 class Crash(BaseException):
-    """What a charge does to this process in place of a kill."""
+    """Raised by an armed fault in place of a kill."""
 
 
 @dataclass
 class Process:
-    """One of the three, and what it has under way."""
+    """A process and its operations under way."""
 
     folder: BudgetedFolder
     leases: list[Lease] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Process:
 
 
 class Machine(RuleBasedStateMachine):
-    """The model: published lengths oldest first, lengths of what the dead were writing."""
+    """The model: lengths of the published files, oldest first, and of the files that dead processes were writing."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Machine(RuleBasedStateMachine):
         return [reservation.nbytes for process in self.processes for reservation in process.writing]
 
     def victims(self, nbytes: int) -> list[str] | None:
-        """Whom the model would evict, oldest first; None: there is no room."""
+        """Returns the files that the model would evict, oldest first; None if these would not suffice."""
         used = sum(self.files.values()) + sum(self.reserved()) + nbytes
         found: list[str] = []
         for name in [name for name in self.files if name not in self.leased()]:
@@ -91,7 +91,7 @@ class Machine(RuleBasedStateMachine):
     def killed(self, process: Process) -> None:
         self.orphans += [reservation.nbytes for reservation in process.writing]
         process.writing, process.leases = [], []
-        die(process.folder)
+        simulate_kill(process.folder)
 
     @rule(who=WHO, nbytes=SIZES)
     def reserve(self, who: int, nbytes: int) -> None:
@@ -223,7 +223,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def the_folder_is_the_models(self) -> None:
-        there = really_there(self.path)
+        there = files_on_disk(self.path)
         assert self.files == there
         assert sorted(self.reserved() + self.orphans) == sorted(being_written(self.path).values())
         assert sum(there.values()) + sum(being_written(self.path).values()) <= CAPACITY

@@ -17,29 +17,29 @@ from shmload import CacheFull
 from shmload.processes.file_lock import FileLock
 from shmload.storage.budgeted_folder import BudgetedFolder
 from shmload.storage.file_lease import Lease
-from tests.storage.cache.folder_kit import being_written, names, put, really_there, users
+from tests.storage.cache.folder_kit import being_written, files_on_disk, names, put, users
 
 DEADLINE_S = 60
 
 
 @contextmanager
 def child(body: Callable[[], object]) -> Iterator[int]:
-    """A forked process that says when it has done its part, and then stands still; its pid."""
-    ready, says = os.pipe()
+    """Forks a process that runs `body`, reports that and then blocks; yields its process id."""
+    ready, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         status = 1
         try:
             kept = body()  # noqa: F841  what it holds lives until it is killed
-            os.write(says, b"x")
+            os.write(writing, b"x")
             signal.pause()
             status = 0
         finally:
             os._exit(status)
     try:
-        os.close(says)
+        os.close(writing)
         assert select.select([ready], [], [], DEADLINE_S)[0]
-        assert os.read(ready, 1) == b"x", "it failed; its traceback is above"
+        assert os.read(ready, 1) == b"x", "the child failed; its traceback is above"
         yield pid
     finally:
         os.kill(pid, signal.SIGKILL)
@@ -47,7 +47,7 @@ def child(body: Callable[[], object]) -> Iterator[int]:
         os.close(ready)
 
 
-def test_a_killed_process_holds_nothing_and_whoever_waits_goes_on_at_once(place: str) -> None:
+def test_killed_process_holds_nothing_and_waiters_continue_at_once(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "held", 60)
     with child(lambda: (folder.lease("held"), folder.reserve(40))) as pid:
@@ -56,15 +56,15 @@ def test_a_killed_process_holds_nothing_and_whoever_waits_goes_on_at_once(place:
         os.kill(pid, signal.SIGKILL)
         with folder.reserve(100, timeout_s=DEADLINE_S) as reservation:
             reservation.publish("new")
-    assert (really_there(place), being_written(place), len(users(place))) == ({"new": 100}, {}, 1)
+    assert (files_on_disk(place), being_written(place), len(users(place))) == ({"new": 100}, {}, 1)
 
 
-def test_a_copy_that_ends_in_a_child_closes_none_of_the_childs_own_files(tmp_path: Path) -> None:
+def test_copy_that_ends_in_a_child_closes_none_of_the_childs_files(tmp_path: Path) -> None:
     of_parent = FileLock.open(f"{tmp_path}/parent", os.O_CREAT)
 
     def opens_its_own_and_ends_the_copy() -> None:
         number, own = of_parent.fd, [FileLock.open(f"{tmp_path}/0", os.O_CREAT)]
-        while own[-1].fd != number:  # lower ones may be free, too
+        while own[-1].fd != number:  # lower numbers may be free, too
             own.append(FileLock.open(f"{tmp_path}/{len(own)}", os.O_CREAT))
         of_parent.close()
         os.fstat(number)
@@ -73,7 +73,7 @@ def test_a_copy_that_ends_in_a_child_closes_none_of_the_childs_own_files(tmp_pat
         pass
 
 
-def test_a_child_that_ends_its_copies_ends_nothing_of_its_parents(place: str) -> None:
+def test_child_that_ends_its_copies_does_not_affect_its_parent(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "held", 60)
     lease, reservation = folder.lease("held"), folder.reserve(30)
@@ -93,7 +93,7 @@ def test_a_child_that_ends_its_copies_ends_nothing_of_its_parents(place: str) ->
     assert "released" not in repr(lease)
 
 
-def test_a_parents_leases_end_with_it_although_its_child_lives(place: str) -> None:
+def test_leases_of_a_parent_end_with_it_while_its_child_lives(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "held", 60)
     tells, told = os.pipe()
@@ -118,7 +118,7 @@ def test_a_parents_leases_end_with_it_although_its_child_lives(place: str) -> No
     assert names(folder) == []
 
 
-def test_a_forked_child_takes_leases_of_its_own(place: str) -> None:
+def test_forked_child_takes_its_own_leases(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "x", 60)
     with child(lambda: folder.lease_many()):
@@ -130,8 +130,8 @@ def publish_one(folder: BudgetedFolder) -> None:
     put(folder, "theirs", 50)
 
 
-@pytest.mark.slow(reason="a process starts by spawn, and imports everything anew")
-def test_a_spawned_process_goes_on_with_the_folder_it_is_given(place: str) -> None:
+@pytest.mark.slow(reason="a process starts by spawn, and imports all modules")
+def test_spawned_process_uses_an_unpickled_folder(place: str) -> None:
     folder: Any = BudgetedFolder(place, 100)
     process = multiprocessing.get_context("spawn").Process(target=publish_one, args=(folder,))
     process.start()

@@ -299,7 +299,7 @@ def test_a_device_that_is_not_there_is_an_error_of_the_first_pass(
 
 
 def test_an_audit_of_what_lies_on_a_device_is_refused(tmp_path: Any) -> None:
-    with pytest.raises(ValueError, match="audit and device exclude each other: the audit records a digest of bytes on the host"):
+    with pytest.raises(ValueError, match="audit and device cannot be combined: the audit records a digest of bytes on the host"):
         ShmLoader([1], device="cuda", audit=tmp_path)
 
 

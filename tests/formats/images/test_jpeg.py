@@ -193,8 +193,8 @@ def test_nothing_is_decoded_before_a_library_is_bound() -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        (b"/nowhere/libjpeg.so", "no libjpeg-turbo through /nowhere/libjpeg.so: /nowhere/libjpeg.so: cannot open"),
-        (b"libm.so.6", "no libjpeg-turbo through libm.so.6: jpeg_std_error is not in it"),
+        (b"/nowhere/libjpeg.so", "cannot load libjpeg-turbo from /nowhere/libjpeg.so: /nowhere/libjpeg.so: cannot open"),
+        (b"libm.so.6", "cannot load libjpeg-turbo from libm.so.6: jpeg_std_error is not in it"),
     ],
 )
 def test_an_object_without_the_library_is_refused_and_the_bound_one_stays(

@@ -152,7 +152,7 @@ def test_arguments_that_make_no_sense_are_refused(arguments: Any, options: dict[
     [
         ((2, 3, 5), (3, 255), r"\(3, 256\), got \(3, 255\)"),
         ((2, 3, 5), (5, 256), r"\(3, 256\)"),
-        ((2, 3, 4), (3, 256), "another shape"),
+        ((2, 3, 4), (3, 256), "out must have the shape of the images"),
     ],
 )
 def test_a_table_that_does_not_go_with_the_images_is_refused(shape: tuple[int, ...], levels: tuple[int, ...], said: str) -> None:

@@ -36,7 +36,7 @@ from shmload.formats.arrow.arrow_reader import check_encryption
 from shmload.formats.extras import library
 from shmload.processes import private_fds
 from shmload.processes.run_key import run_key
-from shmload.shm import travel
+from shmload.shm import pickling
 from shmload.shm.free_memory import available_bytes
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import SHM_DIR, meeting_stem, proc_self
@@ -229,7 +229,7 @@ class Reference(NamedTuple):
     nbytes: int
 
 
-class Sent(np.ndarray[Any, Any]):
+class ReceivedBytes(np.ndarray[Any, Any]):
     """Bytes received from another machine, with the attributes of a Mapping."""
 
     @property
@@ -247,7 +247,7 @@ class IndexMemory:
             machine.
     """
 
-    def __init__(self, mapping: MappedMemory | Sent, reference: Reference | None) -> None:
+    def __init__(self, mapping: MappedMemory | ReceivedBytes, reference: Reference | None) -> None:
         self.mapping: Any = mapping  # code that takes a Mapping accepts both types
         self.reference = reference
 
@@ -286,7 +286,7 @@ class IndexMemory:
 
     def ticket(self) -> Any:
         """Return the object that a pickle contains in place of the memory; `attach` accepts it."""
-        return travel.carried(self.mapping) if self.reference is None or travel.is_abroad() else self.reference
+        return pickling.out_of_band(self.mapping) if self.reference is None or pickling.is_for_another_machine() else self.reference
 
     @classmethod
     def attach(cls, reference: Any, *, keeps_open: bool = False) -> IndexMemory:
@@ -299,7 +299,7 @@ class IndexMemory:
             FileNotFoundError: the owner has released the memory.
         """
         if not isinstance(reference, Reference):
-            return cls(np.frombuffer(reference, np.uint8).view(Sent), None)
+            return cls(np.frombuffer(reference, np.uint8).view(ReceivedBytes), None)
         try:
             fd = open_segment(reference.path)
         except OSError as error:
@@ -353,7 +353,7 @@ def share(name: str, pack: Callable[[], Packed], fingerprint: Fingerprint, *, is
     group = SegmentGroup()  # starts the reaper, which cleans up the meeting if this process is killed
     meeting = Meeting(meeting_stem("index", name, *run_key()))
     try:
-        with meeting.at_board():
+        with meeting.locked_board():
             text = meeting.read()
             board: _Board | None = pickle.loads(text) if text else None
             memory = _attached_to(board) if board is not None else None

@@ -37,7 +37,7 @@ from shmload.modes.sampler_reader import SamplerReader, reusable_keys
 from shmload.modes.substitute import next_of_dataset
 from shmload.modes.torch_samplers import is_endless, is_torchs_own
 from shmload.modes.torch_state import DATASET, TorchState, check_torch_state, has_own_states, order_kind, packed_state
-from shmload.shm import travel
+from shmload.shm import pickling
 from shmload.torch_names import (
     BaseIterator,
     DatasetKind,
@@ -46,9 +46,9 @@ from shmload.torch_names import (
     profiler_enabled,
     sharding_worker_init_fn,
 )
-from shmload.worker.iterable_pass import BeginsAgain, with_shared_seed
+from shmload.worker.iterable_pass import RestartingIterator, with_shared_seed
 from shmload.worker.note import NO_NEWS, Note
-from shmload.worker.sample_rng import kept_generators
+from shmload.worker.sample_rng import generators_kept
 from shmload.worker.snapshot import load_own_states
 from shmload.worker.torch_side import GENERATORS, Origin, origin_of
 
@@ -199,7 +199,7 @@ class _Iterator(BaseIterator):
         try:
             with turns.lock:
                 if turns.is_taken:
-                    raise turns.refusal()
+                    raise turns.nested_call_error()
                 turns.is_taken = True
                 try:
                     return self._taken()
@@ -302,7 +302,7 @@ class TorchIterator(_Iterator):
         else:
             generator = config.generator
             own = None if generator is None else generator.get_state()
-            with kept_generators():
+            with generators_kept():
                 super().__init__(loader)
             if generator is not None and own is not None:
                 generator.set_state(own)
@@ -348,7 +348,7 @@ class TorchIterator(_Iterator):
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False, state: TorchState | None = None) -> None:
         with self.turns.lock:
             if self.turns.is_taken:
-                raise self.turns.refusal()
+                raise self.turns.nested_call_error()
             with nullcontext() if first_iter else self._passes.generators.drawing(self._generator):
                 self._begin_pass(loader, first_iter, state)
 
@@ -358,7 +358,7 @@ class TorchIterator(_Iterator):
         if not first_iter:
             self._finish(engine)
         is_resumed = state is not None and not state["is_finished"]
-        with kept_generators() if is_resumed else nullcontext():  # a sampler may draw when it is begun
+        with generators_kept() if is_resumed else nullcontext():  # a sampler may draw when it is begun
             origin = origin_of(self._generator)
             super()._reset(loader, first_iter)
             reader = self._reader_of_sampler(origin, self._generator, every=self._every, seed_between=False)
@@ -404,7 +404,7 @@ class TorchIterator(_Iterator):
     def _lost(self, engine: Engine, order: Order, note: Note | None, error: BaseException) -> None:
         """Count a batch that an error has replaced, and continue ordering as torch does."""
         if isinstance(error, WorkerDied) and self._passes.config.ray is not None:  # its actor is not replaced
-            engine.break_off(functools.partial(WorkerDied, str(error)))
+            engine.close_after_death(functools.partial(WorkerDied, str(error)))
             return
         self.progress.last_worker = order.worker
         self._num_active[order.worker] -= 1
@@ -454,7 +454,7 @@ class TorchIterator(_Iterator):
         if tuner is None:
             self._order_next(engine)
             return
-        num_ahead = tuner.counted(engine)
+        num_ahead = tuner.count_batch(engine)
         self._prefetch_factor = num_ahead // self._num_workers
         for _ in range(num_ahead - engine.num_queued):
             self._order_next(engine)
@@ -532,7 +532,7 @@ class TorchInlineIterator(_Iterator, SingleProcessIterator):
         self._calls = passes.builder.device(config.device)
         resumed = ((state or {}).get("workers") or [{}])[0]
         is_resumed = state is not None and not state["is_finished"]
-        with kept_generators() if is_resumed else nullcontext():
+        with generators_kept() if is_resumed else nullcontext():
             super().__init__(loader)
             reader = self._reader_of_sampler(origin, config.generator, every=1, seed_between=True)
         job = config.job()
@@ -546,7 +546,7 @@ class TorchInlineIterator(_Iterator, SingleProcessIterator):
             reader.take_first()
         self.place = reader.place
         if passes.is_over and "iterator" not in resumed and self._dataset_kind == DatasetKind.Iterable:
-            self._dataset_fetcher.dataset_iter = BeginsAgain(config.dataset)
+            self._dataset_fetcher.dataset_iter = RestartingIterator(config.dataset)
         passes.is_over = state is not None and "has_ended" in resumed
         if state is not None:
             self._base_seed = state["base_seed"]
@@ -633,7 +633,7 @@ def resume_bytes(state: TorchState | None, num_workers: int) -> list[bytes]:
         )
     if state["num_workers"] != num_workers or (fast_forward(state) and state["version"] < 2):
         return []
-    return [travel.dumps(snapshot) if snapshot else b"" for snapshot in state["workers"]]
+    return [pickling.dumps(snapshot) if snapshot else b"" for snapshot in state["workers"]]
 
 
 def fast_forward(state: TorchState) -> str:

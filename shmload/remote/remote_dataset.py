@@ -61,7 +61,7 @@ from shmload.schedule.node_shuffle import NodeShuffle
 from shmload.schedule.permutation import Permutation
 from shmload.schedule.shard_shuffle import ShardShuffle
 from shmload.schedule.units import Batched, Sliced, Units
-from shmload.shm import travel
+from shmload.shm import pickling
 from shmload.storage.open_store import open_store
 from shmload.worker.item_stages import BufferedShuffle, Filter, FlatMap
 from shmload.worker.stage_engine import Each, Expanding, Handler
@@ -136,7 +136,7 @@ class Passes:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def __getstate__(self) -> dict[str, Any]:
-        if travel.is_abroad():
+        if pickling.is_for_another_machine():
             return {"home": "", "nonce": b"", "next": self.begin(None)}
         return {"home": self._home, "nonce": self._board[:2].tobytes(), "next": self.next, "since": self._since}
 

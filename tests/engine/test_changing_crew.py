@@ -48,7 +48,7 @@ def auto_loader(**options: Any) -> ShmLoader[Any]:
 
 def decides_nothing(loader: ShmLoader[Any]) -> None:
     autotune: Any = loader._builder.tuner
-    autotune.counted = lambda engine: autotune.num_ahead
+    autotune.count_batch = lambda engine: autotune.num_ahead
 
 
 def await_end(pid: int) -> None:
@@ -134,7 +134,7 @@ class Machine(RuleBasedStateMachine):
         self.num_vain += 1
 
     @rule()
-    def break_off(self) -> None:
+    def close_after_death(self) -> None:
         self.next_pass()
 
     @rule()

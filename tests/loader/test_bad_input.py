@@ -211,7 +211,7 @@ def test_an_iterable_dataset_is_left_to_torch() -> None:
     [
         ({"seed": -1}, "seed must be an int from 0"),
         ({"seed": 1.5}, "seed must be an int from 0"),
-        ({"seed": 1, "generator": torch.Generator()}, "exclude each other"),
+        ({"seed": 1, "generator": torch.Generator()}, "cannot be combined"),
         ({"seed_samples": True}, "needs a seed"),
         ({"uneven": "odd"}, "uneven must be"),
         ({"ring_bytes": 0}, "ring_bytes must be a positive"),

@@ -19,7 +19,7 @@ from torch.utils.data import Subset
 from shmload import ShmLoader
 from shmload.worker import own_generators, reseeding
 from shmload.worker.own_generators import OwnGenerators
-from shmload.worker.sample_rng import kept_generators
+from shmload.worker.sample_rng import generators_kept
 from tests.loader.own_data import InMany, Keeps, Replaces, Stacks
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
@@ -30,7 +30,7 @@ OPTIONS: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 7}
 
 @pytest.fixture(autouse=True)
 def kept() -> Iterator[None]:
-    with kept_generators():
+    with generators_kept():
         yield
 
 
@@ -127,7 +127,7 @@ def test_where_each_stream_begins_is_fixed(monkeypatch: pytest.MonkeyPatch, is_i
     """For ever: who changes it changes what a seed gives. With and without the memory of generators being known."""
     if not is_in_memory:
         monkeypatch.setattr(own_generators, "python_offset", lambda: 0)
-        monkeypatch.setattr(own_generators, "_knows_congruences", lambda: False)
+        monkeypatch.setattr(own_generators, "_knows_pcg64", lambda: False)
     dataset = Subset(Keeps(), range(24))  # type: ignore[arg-type]
     own = OwnGenerators(dataset)
     kept: Any = dataset.dataset
@@ -156,7 +156,7 @@ def test_where_each_stream_begins_is_fixed(monkeypatch: pytest.MonkeyPatch, is_i
 
 def test_where_python_and_numpy_keep_their_state_is_found() -> None:
     assert reseeding.python_offset()
-    assert own_generators._knows_congruences()
+    assert own_generators._knows_pcg64()
 
 
 class _Transform:

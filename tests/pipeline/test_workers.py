@@ -335,7 +335,7 @@ def test_a_lambda_for_spawned_workers_is_refused_by_its_stage(stages: list[Any],
     with Conveyer([*stages, Collate(1), Map(lambda b: b)], multiprocessing_context="spawn") as pipeline:
         with pytest.raises(TypeError, match="workers started by spawn or forkserver need a dataset") as caught:
             pipeline()
-        assert f"it does not take dataset.{'_source._programs[0].' * ('member' in where)}_stages['{where}'].function" in str(
+        assert f"dataset.{'_source._programs[0].' * ('member' in where)}_stages['{where}'].function cannot be pickled" in str(
             caught.value
         )
         assert "define functions at module level" in str(caught.value)

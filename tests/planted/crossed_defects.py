@@ -49,7 +49,7 @@ CROSSED_DEFECTS = [
         "N1",
         "a batch that is more than its samples is put together from those of a dead worker's rows",
         "shmload/worker/sample_reader.py",
-        "        return batch if batch is not None and drew_for_many() else at_once\n",
+        "        return batch if batch is not None and drew_between_samples() else at_once\n",
         "        return at_once if batch is None else batch\n",
         ("tests/loader/test_read_at_once.py::test_batch_of_a_killed_worker_is_what_the_dataset_returns_for_it",),
     ),
@@ -66,7 +66,7 @@ CROSSED_DEFECTS = [
         "N1",
         "what samples draw that are read at once depends on who reads how many of them",
         "shmload/worker/sample_reader.py",
-        "            if not drew_for_many() or not can_be_joined(batch):\n",
+        "            if not drew_between_samples() or not can_be_joined(batch):\n",
         "            if True:\n",
         ("tests/loader/test_read_at_once.py::test_draws_are_the_samples_own",),
         is_crossing=True,
@@ -83,7 +83,7 @@ CROSSED_DEFECTS = [
         "N1",
         "the same without workers",
         "shmload/modes/inline_reader.py",
-        "            self._reads_many = not (drew_for_many() and can_be_joined(samples))  #",
+        "            self._reads_many = not (drew_between_samples() and can_be_joined(samples))  #",
         "            #",
         ("tests/loader/test_read_at_once.py::test_draws_are_the_samples_own",),
     ),
@@ -199,7 +199,7 @@ CROSSED_DEFECTS = [
         "N1",
         "a StopIteration of the user's ends a pass in seed mode",
         "shmload/modes/seed_mode.py",
-        "            raise no_end(error, who) from error\n",
+        "            raise stop_iteration_error(error, who) from error\n",
         "            raise\n",
         (
             f"{BAD_INPUT}test_stop_iteration_of_the_users_is_no_end_of_a_pass_in_seed_mode",
@@ -383,7 +383,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N6",
         "large arrays go through the pickle",
-        "shmload/shm/travel.py",
+        "shmload/shm/pickling.py",
         "            if raw.nbytes < LEAST_NBYTES and not",
         "            if not",
         (f"{TRAVEL}test_it_aliases_the_parcel_at_whole_cache_lines_and_a_small_array_is_a_copy_that_can_be_written_to",),
@@ -391,7 +391,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N6",
         "small arrays of a dataset cannot be written to on an actor",
-        "shmload/shm/travel.py",
+        "shmload/shm/pickling.py",
         "            if raw.nbytes < LEAST_NBYTES and not",
         "            if raw.nbytes < 0 and not",
         (
@@ -402,7 +402,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N6",
         "a tensor that was sent lies in memory that it must not write to",
-        "shmload/shm/travel.py",
+        "shmload/shm/pickling.py",
         "    _bytes_of(mine)[:] = np.frombuffer(memory, np.uint8)\n",
         "    mine = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()\n",
         (f"{TRAVEL}test_a_tensor_is_a_copy",),
@@ -410,7 +410,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N6",
         "memory is handed out in the order in which it was named",
-        "shmload/shm/travel.py",
+        "shmload/shm/pickling.py",
         "            pieces.append(raw)\n",
         "            pieces.append(raw if len(pieces) >= len(held) else held[len(pieces)].raw())\n",
         (f"{TRAVEL}test_each_gets_its_own_memory_in_whatever_order_it_was_named",),
@@ -517,7 +517,7 @@ CROSSED_DEFECTS = [
         "N1",
         "what stands at the place of a meeting is the end of it, whoever put it there",
         "shmload/shm/meeting.py",
-        "        open_to_us = [place for place in self._places if all(_others(path) is None for path in place)]\n",
+        "        open_to_us = [place for place in self._places if all(_blocking_user(path) is None for path in place)]\n",
         "        open_to_us = self._places[:1]\n        if any(_others(path) is not None for path in open_to_us[0]):\n"
         "            open_to_us = []\n",
         (f"{MEETING}test_a_board_that_others_may_write_to_is_passed_by",),

@@ -206,7 +206,7 @@ def test_what_an_actor_had_is_given_up_when_it_can_write_no_more(
             ours.result(0, Call(actor, "ref", "work", (part([1], 0, 1),)))
         assert ray.num_kills >= 2
         assert not life_lock.is_held(control.fd, BYTE)
-    assert "and still lives: its rows wait until it cannot write into the ring any more" in caplog.messages[0]
+    assert "and still runs: its rows are not reused until it has ended" in caplog.messages[0]
 
 
 def test_an_actor_that_ray_cannot_end_ends_itself(control: Segment, fake: Any) -> None:
@@ -253,9 +253,7 @@ def test_an_agents_death_is_told_when_none_of_its_actors_can_write_any_more(
     with holder(control) as pid:
         with caplog.at_level(logging.WARNING, "shmload"):
             assert ours.deaths() == []
-        assert caplog.messages == [
-            "the agent has ended, and some of its Ray actors still live: the loader waits until Ray has ended them"
-        ]
+        assert caplog.messages == ["the Ray agent has ended, but some of its actors still run: waiting until Ray has ended them"]
         end(pid)
         assert [death.worker_id for death in ours.deaths()] == [0, 1]
 
@@ -340,4 +338,4 @@ def test_a_slot_for_which_there_is_no_memory_is_the_tasks_error(writer: Any, con
     outcome = written(writer, slot_of(writer, control, NBYTES // 2), [1])
     failure = Failure.loads(outcome.error)
     assert (outcome.own, failure.kind) == (ERROR, RingTooSmall)
-    assert "others have taken them" in failure.text
+    assert "other processes have taken them" in failure.text

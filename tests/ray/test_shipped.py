@@ -20,7 +20,7 @@ from shmload.ray.dataset_shipping import pickle_job_by_value
 from shmload.ray.worker_actor import _name_classes_of_main
 from shmload.remote import RemoteDataset
 from shmload.remote.remote_dataset import Passes
-from shmload.shm import travel
+from shmload.shm import pickling
 from shmload.worker.job import Job
 from tests.shm.travel_kit import arrived, sent
 
@@ -51,7 +51,7 @@ def test_what_a_spawned_processs_own_program_defines_travels_by_value_and_comes_
     cloudpickle.unregister_pickle_by_value(program)
     del program.Numbers, program.Sample  # an actor has neither
     monkeypatch.setitem(sys.modules, "__main__", program)
-    dataset = travel.loads(pickled_job).dataset
+    dataset = pickling.loads(pickled_job).dataset
     _name_classes_of_main()
     assert pickle.loads(pickle.dumps(dataset[3])).number == 3
 
@@ -59,7 +59,7 @@ def test_what_a_spawned_processs_own_program_defines_travels_by_value_and_comes_
 def test_arrays_are_read_where_they_have_arrived() -> None:
     pickled_job = sent(ArrayDataset((np.arange(12).reshape(4, 3), torch.arange(4, dtype=torch.bfloat16))))
     gc.collect()  # what it was made of has gone, as for another machine it was never there
-    first, second = travel.loads(pickled_job), travel.loads(pickled_job)
+    first, second = pickling.loads(pickled_job), pickling.loads(pickled_job)
     assert [row.tolist() for row in first[3]] == [[9, 10, 11], 3.0]
     arrays = [held._held.arrays["0"].array for held in (first, second)]
     assert np.shares_memory(arrays[0], arrays[1])
@@ -73,7 +73,7 @@ def test_an_index_and_a_view_of_it_are_read_where_they_have_arrived() -> None:
     nbytes = index.nbytes
     del index
     gc.collect()
-    whole, view, _ = travel.loads(pickled_job)
+    whole, view, _ = pickling.loads(pickled_job)
     assert [whole[3], view[0], view[-1]] == [("3.jpg", 3), ("8.jpg", 8), ("0.jpg", 0)]
     assert whole.nbytes == nbytes
     assert whole.column(1).tolist() == list(range(9))
@@ -83,7 +83,7 @@ def test_an_index_and_a_view_of_it_are_read_where_they_have_arrived() -> None:
 def test_passes_that_are_counted_elsewhere_are_told_the_next_and_the_trainer_goes_on_behind_it() -> None:
     here = Passes()
     for number in range(3):
-        one, other = travel.loads(sent(here)), travel.loads(sent(here.__class__(number)))
+        one, other = pickling.loads(sent(here)), pickling.loads(sent(here.__class__(number)))
         assert [one.begin(11), other.begin(11)] == [number, number]
     assert here.next == 3
 
@@ -96,10 +96,10 @@ def test_shards_kept_in_a_folder_of_their_own_get_one_on_each_machine(tmp_path: 
     pickled_job = sent(here)
     home = here._source.local._private
     assert home is not None
-    there = travel.loads(pickled_job)
+    there = pickling.loads(pickled_job)
     assert there._source.local._private.path == home.path  # this is its machine
     shutil.rmtree(home.path)
-    there = travel.loads(pickled_job)
+    there = pickling.loads(pickled_job)
     assert [sample["cls"] for sample in there] == [b"3"]
     made = there._source.local._private.path
     assert made != home.path

@@ -1,4 +1,4 @@
-"""What a tape means, on tapes that are made up: times in ns, as short as a hand can count."""
+"""What a event_log means, on event_logs that are made up: times in ns, as short as a hand can count."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from shmload._core.events import KINDS
 from shmload._core.filler import DONE, VOID
+from shmload.engine.event_log import EVENT
 from shmload.engine.ring_timeline import TRAINER, Span, Timeline, timeline_of
-from shmload.engine.tape import EVENT
 from shmload.engine.trace_file import events, write
 
 KIND_OF = {name: number for number, name in KINDS.items()}
@@ -65,14 +65,14 @@ def life(told: Timeline, slot: int = 0) -> list[tuple[str, int, int]]:
 
 
 def test_a_batch_is_ready_with_its_last_chunk_and_held_until_it_is_released() -> None:
-    tape = Written()
-    tape.publish(10, 1)
-    tape.fill(0, 12, 20, 1, 0)
-    tape.fill(1, 12, 30, 1, 1)
-    tape.add(2, "wait", 15, 31, 1)
-    tape.add(2, "deliver", 31, 33, 1, amount=64)
-    tape.add(2, "lease", 31, 50, 1)
-    told = tape.told()
+    event_log = Written()
+    event_log.publish(10, 1)
+    event_log.fill(0, 12, 20, 1, 0)
+    event_log.fill(1, 12, 30, 1, 1)
+    event_log.add(2, "wait", 15, 31, 1)
+    event_log.add(2, "deliver", 31, 33, 1, amount=64)
+    event_log.add(2, "lease", 31, 50, 1)
+    told = event_log.told()
     assert life(told) == [("filling", 10, 30), ("ready", 30, 31), ("held", 31, 50)]
     assert told.ready == [(30, 1), (31, 0)]
     assert told.links == [("worker 0", 20, 31), ("worker 1", 30, 31)]
@@ -83,27 +83,27 @@ def test_a_batch_is_ready_with_its_last_chunk_and_held_until_it_is_released() ->
 
 
 def test_a_batch_whose_release_was_not_seen_is_held_to_the_end() -> None:
-    tape = Written()
-    tape.publish(10, 1)
-    tape.fill(0, 12, 20, 1, 0)
-    tape.fill(0, 20, 22, 1, 1)
-    tape.add(2, "deliver", 31, 33, 1)
-    tape.publish(40, 2, slot=1)
-    told = tape.told()
+    event_log = Written()
+    event_log.publish(10, 1)
+    event_log.fill(0, 12, 20, 1, 0)
+    event_log.fill(0, 20, 22, 1, 1)
+    event_log.add(2, "deliver", 31, 33, 1)
+    event_log.publish(40, 2, slot=1)
+    told = event_log.told()
     assert life(told)[-1] == ("held", 31, 40)
     assert told.slots[0][-1].args["is_held_still"]
     assert life(told, 1) == [("filling", 40, 40)]
 
 
 def test_an_abandoned_order_ends_where_it_was_given_up() -> None:
-    tape = Written()
-    tape.publish(10, 1)
-    tape.publish(11, 2, slot=1)
-    tape.fill(0, 12, 14, 2, 0, slot=1)
-    tape.fill(0, 14, 16, 2, 1, slot=1)
-    tape.add(2, "abandon", 20, 20, rows=0)
-    tape.publish(30, 3)
-    told = tape.told()
+    event_log = Written()
+    event_log.publish(10, 1)
+    event_log.publish(11, 2, slot=1)
+    event_log.fill(0, 12, 14, 2, 0, slot=1)
+    event_log.fill(0, 14, 16, 2, 1, slot=1)
+    event_log.add(2, "abandon", 20, 20, rows=0)
+    event_log.publish(30, 3)
+    told = event_log.told()
     assert life(told) == [("filling", 10, 20), ("filling", 30, 30)]
     assert life(told, 1) == [("filling", 11, 16), ("ready", 16, 20)]
     assert told.ready == [(16, 1), (20, 0)]
@@ -111,54 +111,54 @@ def test_an_abandoned_order_ends_where_it_was_given_up() -> None:
 
 
 def test_an_order_that_is_made_anew_ends_where_the_new_one_begins() -> None:
-    tape = Written()
-    tape.publish(10, 1)
-    tape.fill(0, 12, 14, 1, 0, amount=VOID)
-    tape.publish(20, 2)
-    tape.fill(0, 22, 24, 2, 0)
-    tape.fill(0, 24, 26, 2, 1)
-    tape.add(2, "deliver", 30, 31, 2)
-    assert life(tape.told())[:3] == [("filling", 10, 20), ("filling", 20, 26), ("ready", 26, 30)]
+    event_log = Written()
+    event_log.publish(10, 1)
+    event_log.fill(0, 12, 14, 1, 0, amount=VOID)
+    event_log.publish(20, 2)
+    event_log.fill(0, 22, 24, 2, 0)
+    event_log.fill(0, 24, 26, 2, 1)
+    event_log.add(2, "deliver", 30, 31, 2)
+    assert life(event_log.told())[:3] == [("filling", 10, 20), ("filling", 20, 26), ("ready", 26, 30)]
 
 
 def test_rows_filled_twice_after_a_death_count_once() -> None:
-    tape = Written()
-    tape.publish(10, 1)
-    tape.fill(0, 12, 14, 1, 0)
-    tape.fill(1, 15, 18, 1, 0)
-    told = tape.told()
+    event_log = Written()
+    event_log.publish(10, 1)
+    event_log.fill(0, 12, 14, 1, 0)
+    event_log.fill(1, 15, 18, 1, 0)
+    told = event_log.told()
     assert life(told) == [("filling", 10, 18)]
     assert told.ready == []
 
 
 def test_a_wait_for_orders_told_in_pieces_is_one_span() -> None:
-    tape = Written()
-    tape.add(0, "idle", 10, 20)
-    tape.add(0, "idle", 20, 35)
-    tape.add(0, "idle", 40, 45)
-    assert [(span.begin_ns, span.end_ns) for span in tape.told().tracks["worker 0"]] == [(10, 35), (40, 45)]
+    event_log = Written()
+    event_log.add(0, "idle", 10, 20)
+    event_log.add(0, "idle", 20, 35)
+    event_log.add(0, "idle", 40, 45)
+    assert [(span.begin_ns, span.end_ns) for span in event_log.told().tracks["worker 0"]] == [(10, 35), (40, 45)]
 
 
 def test_a_new_process_does_not_begin_before_the_one_it_replaces_has_ended() -> None:
-    tape = Written()
-    tape.fill(0, 10, 20, 1, 0)
-    tape.add(0, "start", 15, 30)
-    starts = [span for span in tape.told().tracks["worker 0"] if span.kind == "start"]
+    event_log = Written()
+    event_log.fill(0, 10, 20, 1, 0)
+    event_log.add(0, "start", 15, 30)
+    starts = [span for span in event_log.told().tracks["worker 0"] if span.kind == "start"]
     assert [(span.begin_ns, span.end_ns) for span in starts] == [(20, 30)]
 
 
 def test_a_kind_from_a_later_version_is_left_out() -> None:
-    tape = Written()
-    tape._events[0].append((1, 2, 0, 0, 0, 99, 0, 0, 0, 0))
-    told = tape.told()
+    event_log = Written()
+    event_log._events[0].append((1, 2, 0, 0, 0, 99, 0, 0, 0, 0))
+    told = event_log.told()
     assert told.spans == []
     assert (told.slots, told.ready, told.links) == ({}, [], [])
 
 
 def test_several_rings_are_told_apart() -> None:
-    tape = Written()
-    tape.add(0, "idle", 1000, 3000)
-    found = list(events([tape.told(), tape.told()]))
+    event_log = Written()
+    event_log.add(0, "idle", 1000, 3000)
+    found = list(events([event_log.told(), event_log.told()]))
     assert {event["pid"] for event in found} == {1, 2, 3, 4}
     names = {event["pid"]: event["args"]["name"] for event in found if event["name"] == "process_name"}
     assert names == {

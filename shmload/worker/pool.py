@@ -113,15 +113,21 @@ class ProcessPool:
         job: the work. A fork inherits it; for other start methods it is pickled once, into the segment that `posts` name. If it
             contains objects that only multiprocessing can pickle (locks, queues, shared memory), it is pickled for each process.
         make: makes a process that is not started, like the `Process` of a multiprocessing context.
-        travels: the job is passed to each process as an argument, and not in the segment.
+        inherits_job: the job is passed to each process as an argument, and not in the segment.
         stacks: the segment to which each worker writes its Python stack on request, by worker.
     """
 
     def __init__(
-        self, posts: list[Post], job: Job, make: Callable[..., BaseProcess], *, travels: bool, stacks: abc.Mapping[int, Segment]
+        self,
+        posts: list[Post],
+        job: Job,
+        make: Callable[..., BaseProcess],
+        *,
+        inherits_job: bool,
+        stacks: abc.Mapping[int, Segment],
     ) -> None:
         self._posts = {post.worker_id: post for post in posts}
-        self._job, self._make, self._travels, self._stacks = job, make, travels, stacks
+        self._job, self._make, self._inherits_job, self._stacks = job, make, inherits_job, stacks
         self._workers: dict[int, WorkerProcess] = {}
         self._children: Children[WorkerProcess] = Children()
         self._pid = os.getpid()
@@ -158,7 +164,7 @@ class ProcessPool:
         self._reap(self._workers.pop(worker_id))
 
     def _start(self, post: Post) -> None:
-        inherited = self._job if self._travels else None
+        inherited = self._job if self._inherits_job else None
         process = self._make(target=main, args=(post, inherited), daemon=True, name=f"shmload worker {post.worker_id}")
         with fork_copies.without_copies(), warnings.catch_warnings():
             # the worker starts no thread before its own code runs, and only reads the memory it inherits
@@ -284,18 +290,18 @@ Backend = Callable[[PreparedWorkers], WorkerPool]  # decides on which machines w
 def process_pool(called: PreparedWorkers) -> ProcessPool:
     """Return a worker pool of processes of this machine, not started."""
     context, posts = context_of(called.multiprocessing_context), called.posts
-    travels = context.get_start_method() == "fork"
+    inherits_job = context.get_start_method() == "fork"
     modules: set[str] = set()
-    if travels:
+    if inherits_job:
         warn_of_fork()
     else:
         pickled_job: bytes | None = pickled_once(called.job, modules)
         if pickled_job is None:
-            travels = True
+            inherits_job = True
         else:
             posts = with_pickled_job(called.group, "pickled_job-local", pickled_job, posts)
     make = process_maker(context, modules, needs_torch=called.job.seed is None)
-    return ProcessPool(posts, called.job, make, travels=travels, stacks=called.stacks)
+    return ProcessPool(posts, called.job, make, inherits_job=inherits_job, stacks=called.stacks)
 
 
 def with_pickled_job(group: SegmentGroup, name: str, pickled_job: bytes, posts: list[Post]) -> list[Post]:

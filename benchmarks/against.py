@@ -44,7 +44,7 @@ from rich.table import Table
 from benchmarks.__main__ import BENCHMARKS
 from benchmarks.common import Row, Settings
 from benchmarks.pages import Line, write_pages
-from shmload.cli.terminal import Bar, console, shown
+from shmload.cli.terminal import Bar, console, progress_bar
 from shmload.tools.bench.report import machine
 from shmload.tools.bench.spread import Spread
 
@@ -299,7 +299,7 @@ def compare(
                 raise SystemExit(f"--continue: {path} was measured with {name} {its}, and now it is {mine}. Begin a run of its own")
         comparison = kept
         names = [name for name in names if name not in kept.runs]
-    with shown(sys.stderr.isatty()) as bar:
+    with progress_bar(sys.stderr.isatty()) as bar:
         bar.start(len(names))
         bar.doing(f"building {revision}")
         build(ROOT)

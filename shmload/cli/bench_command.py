@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 from typer import Option
 
-from shmload.cli.terminal import check_folder, console, refuse, refusing, shown
+from shmload.cli.terminal import check_folder, console, progress_bar, refuse, refusing
 
 Text = str | None
 Names = list[str] | None
@@ -59,7 +59,7 @@ def bench(
 
     to_stdout = json_file == Path("-")
     check_folder("bench", None if to_stdout else json_file, plot_file)
-    with refusing("bench", BenchError), shown(sys.stderr.isatty() and not to_stdout) as progress:
+    with refusing("bench", BenchError), progress_bar(sys.stderr.isatty() and not to_stdout) as progress:
         options = BenchOptions(
             workloads=tuple(names(workload or [])),
             dataset=dataset,

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from shmload.cli.terminal import complain, refusing, shown
+from shmload.cli.terminal import complain, progress_bar, refusing
 
 
 def index(
@@ -35,7 +35,7 @@ def index(
     from shmload.tools.inspect import index as build
 
     found, errors = list[tuple[str, bool]](), list[Exception]()
-    with refusing("index"), shown(sys.stderr.isatty()) as progress:
+    with refusing("index"), progress_bar(sys.stderr.isatty()) as progress:
         for place in progress.over(places, str):
             try:  # the indexes already written for other places stay, and are reported
                 if not place:

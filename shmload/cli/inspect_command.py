@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shmload.cli.terminal import console, refusing, shown
+from shmload.cli.terminal import console, progress_bar, refusing
 from shmload.tools import readable
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def inspect(
     """Show the contents of files: format, fields, counts, sizes, the first samples. Formats are recognized by their bytes."""
     from shmload.tools.inspect import describe
 
-    with refusing("inspect", OSError, ValueError, RuntimeError, ModuleNotFoundError), shown(sys.stderr.isatty()) as progress:
+    with refusing("inspect", OSError, ValueError, RuntimeError, ModuleNotFoundError), progress_bar(sys.stderr.isatty()) as progress:
         if "" in paths:
             raise ValueError("a PATH is empty: give a file or folder; `.` is the current one")
         each = progress.over(list(map(Path, paths)), lambda path: path.name)

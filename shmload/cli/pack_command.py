@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from shmload.cli.terminal import Bar, refuse, shown
+from shmload.cli.terminal import Bar, progress_bar, refuse
 from shmload.tools import readable
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def pack(
         if function is not None:
             dataset = FlatSamples(dataset, resolve(function, what="--function"))
         store = open_store(dest, make_client(endpoint) if endpoint else None)
-        with shown(sys.stderr.isatty()) as bar:
+        with progress_bar(sys.stderr.isatty()) as bar:
             packing = packing_of(dataset, store, options, progress_on(bar))
             manifest = packing.run()
     except StoreError as error:

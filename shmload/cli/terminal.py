@@ -91,7 +91,7 @@ class Bar:
 
 
 @contextmanager
-def shown(visible: bool) -> Iterator[Bar]:
+def progress_bar(visible: bool) -> Iterator[Bar]:
     """Yield a progress bar that is drawn only if `visible`, and removed at the end."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn

@@ -28,13 +28,13 @@ def trace(
     check_folder("trace", out)
     recording = Recording(pid)
     recording.search()
-    if recording.tapes:
+    if recording.event_logs:
         try:
             with Console(stderr=True).status(f"recording for {seconds:g} s") if sys.stderr.isatty() else nullcontext():
                 recording.record(seconds)
         except KeyboardInterrupt:
             typer.echo("shmload trace: interrupted; what was recorded is written", err=True)
-    timelines = timelines_of(recording.tapes.values())
+    timelines = timelines_of(recording.event_logs.values())
     if not timelines:
         whose = "no loader with workers runs here" if pid is None else f"process {pid} has no loader with workers"
         typer.echo(f"shmload trace: {whose}, or it has done nothing", err=True)

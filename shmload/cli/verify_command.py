@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
-from shmload.cli.terminal import console, refusing, shown
+from shmload.cli.terminal import console, progress_bar, refusing
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,7 +38,7 @@ def verify(
     from shmload.tools.audit.verify import verify as judge
     from shmload.tools.named import call, resolve
 
-    with refusing("verify", OSError, ValueError), shown(sys.stderr.isatty()) as progress:
+    with refusing("verify", OSError, ValueError), progress_bar(sys.stderr.isatty()) as progress:
         if not folder:  # Path("") is the current folder
             raise ValueError("FOLDER is empty: give what ShmLoader(audit=...) was given; `.` is the current one")
         logs = read_folder(Path(folder), over=lambda paths: progress.over(paths, lambda path: path.name))

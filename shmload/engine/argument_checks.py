@@ -58,7 +58,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     check_device(given["device"])
     if given["device"] is not None and given["audit"] is not None:
         raise ValueError(
-            "audit and device exclude each other: the audit records a digest of bytes on the host, and these are on the device. "
+            "audit and device cannot be combined: the audit records a digest of bytes on the host, and these are on the device. "
             "Audit a pass without device"
         )
 
@@ -96,7 +96,7 @@ def _check_seed(given: Mapping[str, Any]) -> None:
     if not isinstance(seed, int) or not 0 <= seed < 2**64:
         raise ValueError(f"seed must be an int from 0 to 2**64 - 1; got {seed!r}")
     if given["generator"] is not None:
-        raise ValueError("seed and generator exclude each other: in seed mode, the seed decides the order")
+        raise ValueError("seed and generator cannot be combined: in seed mode, the seed decides the order")
     if isinstance(given["dataset"], IterableDataset):
         raise ValueError(
             "seed mode orders samples by index, which an IterableDataset does not have: give it __getitem__ and "
@@ -145,7 +145,7 @@ def _check_threads(given: Mapping[str, Any]) -> None:
         raise ValueError(f"threads_per_worker={num_threads} needs a map-style dataset: an iterator returns one sample at a time")
     if given["seed_samples"]:
         raise ValueError(
-            f"seed_samples=True and threads_per_worker={num_threads} exclude each other: threads share the global generators. "
+            f"seed_samples=True and threads_per_worker={num_threads} cannot be combined: threads share the global generators. "
             "Draw from shmload.sample_rng() in the dataset"
         )
 

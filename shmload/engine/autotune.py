@@ -17,7 +17,7 @@ from shmload.engine.auto_number import AutoNumber, is_auto
 from shmload.engine.batch_source import BatchSource
 from shmload.engine.bottleneck import Bottleneck, judge_ring
 from shmload.engine.engine import Engine
-from shmload.engine.tuning_decision import Decision, Limits, LookMemory, RateWindow, Setting, decide
+from shmload.engine.tuning_decision import Decision, Limits, RateWindow, Setting, TuningHistory, decide
 from shmload.engine.tuning_limits import first_workers, fixed_workers, most_workers, ring_budget
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Autotuner:
         self._most_ahead = max(needed, min(most.num_ahead, MOST_AHEAD))
         self.num_ahead = self._setting.num_ahead
         on_change(self._setting)
-        self._memory = LookMemory()
+        self._memory = TuningHistory()
         self._decisions: deque[dict[str, Any]] = deque(maxlen=NUM_KEPT)
         self._bottleneck: Bottleneck = "unknown"
         self._limits = Limits(least, most, self._most_ahead, self._most_ahead, 0.0)
@@ -85,7 +85,7 @@ class Autotuner:
         self._began = 0.0
         self._before = (0.0, 0.0, 0)
 
-    def is_of(self, config: LoaderConfig) -> bool:
+    def still_matches(self, config: LoaderConfig) -> bool:
         """Return whether the loader's settings are still those that this tuner has set."""
         return self._setting == (config.total_workers, config.prefetch_factor)
 
@@ -98,12 +98,12 @@ class Autotuner:
             "first_ordered": self._setting.num_ahead,
         }
 
-    def counted(self, engine: BatchSource) -> int:
+    def count_batch(self, engine: BatchSource) -> int:
         """Count a delivered batch, and change a setting if it is time. Return the number of batches to order ahead."""
         assert isinstance(engine, Engine)  # ranks that share a ring have fixed settings
         if self._engine is None or self._engine() is not engine:
             self._engine = weakref.ref(engine)
-            self._memory = LookMemory(barred=self._memory.barred)
+            self._memory = TuningHistory(barred=self._memory.barred)
             self._begin(engine)
             return self.num_ahead
         self._num_batches += 1
@@ -139,7 +139,7 @@ class Autotuner:
             self._most = self._most._replace(num_workers=before.num_workers)
             engine.worker_set.resize(before.num_workers)
             setting, reason = before, f"{reason}; but no more processes could be started"
-            self._memory = LookMemory(barred=self._memory.barred)
+            self._memory = TuningHistory(barred=self._memory.barred)
         self._setting, self.num_ahead = setting, setting.num_ahead
         look = self._memory.look
         self._decisions.append(

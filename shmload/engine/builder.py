@@ -119,7 +119,7 @@ class EngineBuilder:
             resume: one pickled snapshot for each worker to continue from, or empty.
             of_job: fields of the `Job` that depend on the pass.
         """
-        if self.tuner is not None and not self.tuner.is_of(config):  # the program has set a number between passes
+        if self.tuner is not None and not self.tuner.still_matches(config):  # the program has set a number between passes
             self.tuner = tuner_of(config, self._on_change)
         device = self.device(config.device)
         if device is None and config.pin_memory and config.share is None:
@@ -148,7 +148,7 @@ class EngineBuilder:
             records_holders=is_enabled(),
         )
         if self._reaper is None or not self._reaper.alive:
-            self._reaper = reaper.stay_for(self)  # also between this pass and the next
+            self._reaper = reaper.keep_for(self)  # also between this pass and the next
         self.num_made += 1
         self.last = engine
         self.engines.add(engine)

@@ -97,7 +97,7 @@ class CopyOut:
             who_holds: returns text that the warning adds.
         """
         ring = self._ring
-        fork_copies.settle()
+        fork_copies.release_copied()
         if self._has_free_slot() or _budget.collect(self._has_free_slot):
             return False
         if not self._has_warned:
@@ -111,7 +111,7 @@ class CopyOut:
                 warnings.warn(text, stacklevel=users_frame()[1])
             except UserWarning as error:
                 # The program turns warnings into errors. Raised here, this one would lose the batch, and its traceback would keep
-                # the last slot. `raise_refused` raises it at the next call.
+                # the last slot. `raise_warning` raises it at the next call.
                 self.refused = error.with_traceback(None)
         ring.count_copied_out()
         return True
@@ -119,7 +119,7 @@ class CopyOut:
     def _has_free_slot(self) -> bool:
         return self._ring.num_leased < self._ring.num_lendable
 
-    def raise_refused(self) -> None:
+    def raise_warning(self) -> None:
         """Raise the warning that the program has turned into an error, once."""
         error, self.refused = self.refused, None
         if error is not None:

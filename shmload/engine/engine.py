@@ -154,7 +154,7 @@ class Engine:
             order: the samples to read.
         """
         if self._is_closed:
-            raise self._why_closed()
+            raise self._closed_error()
         try:
             self._queue.append(order)
             if self._backlog or not self._publisher.post(order):
@@ -180,7 +180,7 @@ class Engine:
         while self._backlog:
             slot = self._ring.hold()
             if slot < 0:
-                fork_copies.settle()
+                fork_copies.release_copied()
                 slot = self._ring.hold()
             if slot < 0:
                 return
@@ -202,9 +202,9 @@ class Engine:
             RuntimeError: the loader is closed, or `timeout` has passed.
         """
         if self._is_closed:
-            raise self._why_closed()
+            raise self._closed_error()
         if self._copy_out.refused is not None:
-            self._copy_out.raise_refused()
+            self._copy_out.raise_warning()
         if self._pending_copies is not None:
             self._pending_copies.look()
         outcome = self._next_with_ranks(in_order) if self._has_ranks else self._take(in_order)
@@ -276,12 +276,12 @@ class Engine:
                             continue
                         return order, outcome
                 if order.slot < 0 and self._pending_copies is not None and self._pending_copies.wait():
-                    self._round()
+                    self._work_once()
                     continue
                 began = began or monotonic()
                 ring.begin_wait(order.slot if in_order and order.slot >= 0 else ANY_SLOT)
                 self._ready.drain()
-                self._round()
+                self._work_once()
                 if self._is_done(order if in_order else self._first_done()):
                     continue
                 if self._memory.is_sparse and ring.counters()["batches"]:  # later, because the first batch needs the CPUs
@@ -302,7 +302,7 @@ class Engine:
     def _first_done(self) -> Order:
         return next((order for order in self._queue if self._is_done(order)), self._queue[0])
 
-    def _why_closed(self) -> BaseException:
+    def _closed_error(self) -> BaseException:
         return RuntimeError("this loader is closed: make a new one") if self._broken is None else self._broken()
 
     def deliver(self, order: Order) -> Outcome:
@@ -335,7 +335,7 @@ class Engine:
                 self._pending_copies.releases.delivered(lease.slot)
             del lease
             is_last_slot = self._ring.count_batch(order, nbytes)
-            if is_last_slot and batch is not NOTHING and self._copy_out.must_copy(self._who_holds):
+            if is_last_slot and batch is not NOTHING and self._copy_out.must_copy(self._holders_hint):
                 batch = copied(batch)
         except Exception as error:  # for example of an object that cannot be unpickled, which would fail again
             self._queue.remove(order)
@@ -348,7 +348,7 @@ class Engine:
 
     def work(self) -> None:
         """Run all pending work without blocking."""
-        self._round()
+        self._work_once()
         if monotonic() - self._death_look > DEATH_LOOK_S:
             self._handle_deaths()
 
@@ -374,7 +374,7 @@ class Engine:
                     order.slot = -1
             self._backlog = deque(order for order in self._queue if order.slot < 0)
 
-    def _who_holds(self) -> str:
+    def _holders_hint(self) -> str:
         """Return the end of a warning, which names the code that holds slots."""
         return "; shmload.debug.enable() records where they were taken" if self.holders is None else str(self.holders)
 
@@ -394,7 +394,7 @@ class Engine:
         bad: Sequence[int]
         error: Callable[[], BaseException]
         if text is None:
-            bad, error = self._supervisor.death_over(slot)
+            bad, error = self._supervisor.give_up_rows(slot)
             note: Note | None = AFRESH
         else:
             failure = Failure.loads(text)
@@ -406,13 +406,13 @@ class Engine:
             order.indices = self._bad_samples.replaced(order, bad, error)
             ring.count_bad_samples(self._bad_samples.count)
         except Exception as failed:
-            return self._gone(order, slot, Outcome(order, None, note, failed))
+            return self._drop_order(order, slot, Outcome(order, None, note, failed))
         if order.nrows == 0:
-            return self._gone(order, slot, Outcome(order, NOTHING, note))
+            return self._drop_order(order, slot, Outcome(order, NOTHING, note))
         self._publisher.write(order, slot)
         return None
 
-    def _gone(self, order: Order, slot: int, outcome: Outcome) -> Outcome:
+    def _drop_order(self, order: Order, slot: int, outcome: Outcome) -> Outcome:
         """Free the slot of an order that will have no batch. In torch mode, its worker may be waiting for that."""
         self._ring.free(slot)
         if order.worker >= 0:
@@ -420,7 +420,7 @@ class Engine:
         self._queue.remove(order)
         return outcome
 
-    def _round(self) -> None:
+    def _work_once(self) -> None:
         """Do all pending work without waiting, except for handling deaths."""
         ring = self._ring
         if ring.is_draining:
@@ -473,7 +473,7 @@ class Engine:
 
     def _handle_deaths(self) -> None:
         if self._is_closed:  # by another thread, while this one waits
-            raise self._why_closed()
+            raise self._closed_error()
         self._death_look = monotonic()
         self._ring.look_again(DEATH_LOOK_S)
         bells = self._ring_parts.order_bells
@@ -493,12 +493,12 @@ class Engine:
             for death in deaths:
                 broken = self._supervisor.handle(death)
                 if broken is not None:
-                    self.break_off(broken)
+                    self.close_after_death(broken)
                     raise broken()
         for bell in bells:
             bell.post_up_to(1)
 
-    def break_off(self, why: Callable[[], WorkerDied]) -> None:
+    def close_after_death(self, why: Callable[[], WorkerDied]) -> None:
         """Close the engine because a worker that may not be replaced has died. `next` raises the error from then on.
 
         Args:
@@ -537,7 +537,7 @@ class Engine:
         finally:
             self._is_closed = True
             try:
-                with self.turns.others_out():  # a thread that waits in next() sees it at its next check
+                with self.turns.wait_until_alone():  # a thread that waits in next() sees it at its next check
                     if self._feed is not None:
                         self._feed.ahead.clear()
                     self._stop_workers(grace_s)

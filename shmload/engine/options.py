@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shmload.device.cuda import CudaDevice
 from shmload.engine.config import LoaderConfig
-from shmload.worker.pool import Backend, processes
+from shmload.worker.pool import Backend, process_pool
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,6 @@ class EngineOptions:
     num_ranks: int = 1
     num_helpers: int = 0
     affinity: tuple[int, ...] = ()
-    backend: Backend = processes
+    backend: Backend = process_pool
     num_far: int = 0
     about: Sequence[tuple[str, str]] = ()

@@ -16,7 +16,7 @@ from shmload import faults
 from shmload._core.trainer import Order, TrainerRing
 from shmload.batch.layout import Layout
 from shmload.engine.ring_memory import RingMemory
-from shmload.shm import travel
+from shmload.shm import pickling
 from shmload.shm.doorbell import Doorbell, JointBell
 
 REPACKED_SHARE = 4  # if 1 batch in 4 had to be packed after all, pack all batches from the start
@@ -69,7 +69,7 @@ class Publisher:
             with suppress(OverflowError):
                 raw = np.array(indices, np.int64)
         if raw is None:
-            raw, is_pickled = travel.dumps(indices), True
+            raw, is_pickled = pickling.dumps(indices), True
         path = self._memory.order_path(slot, raw)
         is_packed = is_packed or self.is_packed
         if not is_packed and self.layout is not None:

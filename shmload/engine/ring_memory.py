@@ -123,10 +123,10 @@ class RingMemory:
             self._pins.remove(slot)
             self._pins.add(slot, memory, 0, segment.nbytes)
         self._ring.set_payload(slot, memory, segment.path.encode(), 0, segment.nbytes)
-        self._give_up(slot)
+        self._release_slot(slot)
         self._own[slot] = segment
 
-    def _give_up(self, slot: int) -> None:
+    def _release_slot(self, slot: int) -> None:
         old = self._own.pop(slot, None)
         if old is not None:
             self.nbytes -= old.nbytes
@@ -218,7 +218,7 @@ class RingMemory:
         ring.park(slot)
         if slot in self._own:
             give_back_pages(self._own[slot].fd, self._own[slot].nbytes)  # workers may keep it mapped for a long time
-            self._give_up(slot)
+            self._release_slot(slot)
         return True
 
     # Segments

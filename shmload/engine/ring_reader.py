@@ -45,7 +45,7 @@ class ControlBlock(NamedTuple):
     kind: str
 
 
-class Found(NamedTuple):
+class HostRings(NamedTuple):
     """The blocks and leftovers found on the host."""
 
     blocks: list[ControlBlock]
@@ -86,7 +86,7 @@ class RingReader:
             os.close(fd)
 
     @staticmethod
-    def find(folder: str = SHM_DIR, proc: str = "/proc") -> Found:
+    def find(folder: str = SHM_DIR, proc: str = "/proc") -> HostRings:
         """Find the blocks of this host.
 
         Args:
@@ -97,14 +97,14 @@ class RingReader:
         leftovers = janitor.find_leftovers(folder)
         dead = {leftover.stem for leftover in leftovers}
         named = [block for block in _named(folder, _holders(proc)) if block.stem not in dead]
-        return Found([*named, *_in_memfds(proc)], leftovers)
+        return HostRings([*named, *_in_memfds(proc)], leftovers)
 
     def snapshot(self) -> Snapshot:
         """Return the current words of the block."""
         return self._stats_reader.snapshot()
 
     @property
-    def about(self) -> About | None:
+    def pipeline_stages(self) -> About | None:
         """Return the stages of the ring's pipeline and where each runs; None if the ring does not belong to a pipeline."""
         return load_stages(memoryview(self.control))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shmload._core.events import KINDS, RESULTS
-from shmload.engine.tape import Tape
+from shmload.engine.event_log import EventLog
 
 TRAINER = "trainer"
 
@@ -85,26 +85,26 @@ class Timeline:
         return sum(span.kind == "deliver" for span in self.tracks[TRAINER])
 
 
-def timelines_of(tapes: Iterable[Tape]) -> list[Timeline]:
+def timelines_of(event_logs: Iterable[EventLog]) -> list[Timeline]:
     """Return the timelines of all rings that had any activity."""
-    return [timeline for timeline in map(timeline_of, tapes) if timeline.has_content]
+    return [timeline for timeline in map(timeline_of, event_logs) if timeline.has_content]
 
 
-def timeline_of(tape: Tape) -> Timeline:
+def timeline_of(event_log: EventLog) -> Timeline:
     """Derive the timeline from recorded events."""
-    timeline = Timeline(tape.owner_pid, tape.num_lost)
+    timeline = Timeline(event_log.owner_pid, event_log.num_lost)
     timeline.tracks[TRAINER] = []
     leases: list[Span] = []
-    for span in _spans(tape, tape.num_workers):
+    for span in _spans(event_log, event_log.num_workers):
         if span.kind == "lease":
             leases.append(span)
         elif span.kind in ("publish", "abandon"):
             timeline.moments.append(span)
         else:
             timeline.tracks[TRAINER].append(span)
-    for worker, pid in enumerate(tape.pids()):
+    for worker, pid in enumerate(event_log.pids()):
         track = f"worker {worker}"
-        timeline.tracks[track] = _worker_track(_spans(tape, worker))
+        timeline.tracks[track] = _worker_track(_spans(event_log, worker))
         timeline.pids[track] = pid
     lives = _lives(timeline, leases)
     if timeline.has_content:
@@ -113,9 +113,9 @@ def timeline_of(tape: Tape) -> Timeline:
     return timeline
 
 
-def _spans(tape: Tape, owner: int) -> list[Span]:
+def _spans(event_log: EventLog, owner: int) -> list[Span]:
     found = []
-    for event in tape.events(owner).tolist():
+    for event in event_log.events(owner).tolist():
         begin, end, order, epoch, step, number, slot, place, rows, amount = event
         kind = KINDS.get(number)
         if kind is None:  # recorded by a newer version

@@ -83,11 +83,11 @@ class Supervisor:
         slot, _, number, row = held or (-1, 0, 0, -1)
         work, row, num_kills = (None, row, 0) if is_idle else self._blame(slot, row, number)
         if self._max_restarts is not None and self._num_restarts >= self._max_restarts:
-            return _verdict(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly", death, work)
+            return _death_error(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly", death, work)
         if is_idle and death.pid != self._last_pid:  # workers may share a process, which dies once
             self.num_vain += 1
             if self.num_vain >= VAIN_DEATHS:
-                return _verdict(f"{death}; it is the {self.num_vain}th worker in a row to die with nothing to do", death, None)
+                return _death_error(f"{death}; it is the {self.num_vain}th worker in a row to die with nothing to do", death, None)
         self._last_pid = death.pid
         is_deadly = num_kills >= 2
         if is_deadly:
@@ -152,7 +152,7 @@ class Supervisor:
         """Return the pool or the helpers, to which the worker belongs."""
         return self._pool if self._helpers is None or worker < self._ring.num_wanted else self._helpers
 
-    def death_over(self, slot: int) -> Fatal:
+    def give_up_rows(self, slot: int) -> Fatal:
         """Return the bad rows and the error of a slot whose rows must not be read again."""
         return self._poisoned.pop(slot, ((), partial(WorkerDied, "a sample ended its worker twice")))
 
@@ -183,7 +183,7 @@ class Supervisor:
         return sample_at(order.indices[row], order.epoch, row, batch)
 
 
-def _verdict(text: str, death: Death, work: str | None) -> Callable[[], WorkerDied]:
+def _death_error(text: str, death: Death, work: str | None) -> Callable[[], WorkerDied]:
     code = death.exitcode or 0
     if code < 0:
         cause = f"DataLoader worker (pid {death.pid}) is killed by signal: {signal.strsignal(-code)}. "

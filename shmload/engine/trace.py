@@ -13,8 +13,8 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from shmload.engine.event_log import EventLog
 from shmload.engine.ring_timeline import timelines_of
-from shmload.engine.tape import Tape
 from shmload.engine.trace_file import write
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Trace:
         if not self.path.parent.is_dir():
             raise FileNotFoundError(f"{self.path}: trace() needs an existing folder to write to")
         self._builder = builder
-        self._tapes: list[Tape] = []
+        self._event_logs: list[EventLog] = []
         self._engines: weakref.WeakSet[BatchSource] = weakref.WeakSet()
         self.num_lost = self.num_batches = 0
 
@@ -58,25 +58,25 @@ class Trace:
 
     def follow(self, engine: BatchSource, *, with_history: bool = True) -> None:
         """Also record another ring of the loader."""
-        tape = Tape(engine.control, with_history=with_history)
-        self._tapes.append(tape)
+        event_log = EventLog(engine.control, with_history=with_history)
+        self._event_logs.append(event_log)
         self._engines.add(engine)
-        engine.on_delivery = tape.drain_if_due
+        engine.on_delivery = event_log.drain_if_due
 
     def __exit__(self, *exc: object) -> None:
         self._builder.trace = None
         for engine in self._engines:
             engine.on_delivery = None
-        for tape in self._tapes:
-            tape.drain()
-        timelines = timelines_of(self._tapes)
-        self._tapes.clear()
+        for event_log in self._event_logs:
+            event_log.drain()
+        timelines = timelines_of(self._event_logs)
+        self._event_logs.clear()
         write(timelines, self.path)
         self.num_lost = sum(timeline.num_lost for timeline in timelines)
         self.num_batches = sum(timeline.num_batches for timeline in timelines)
         if self.num_lost:
             log.warning(
-                "%s: %d events are not in the trace: they were overwritten before the next batch was asked for",
+                "%s: %d events are missing from the trace: they were overwritten before the next batch was requested",
                 self.path,
                 self.num_lost,
             )

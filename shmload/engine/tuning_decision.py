@@ -88,7 +88,7 @@ class Load(NamedTuple):
         return all(a <= b * ALIKE and b <= a * ALIKE for a, b in zip(self, other, strict=True))
 
 
-class Look(NamedTuple):
+class Measurement(NamedTuple):
     """The medians of a few windows."""
 
     load: Load
@@ -103,11 +103,11 @@ class Trial:
 
     what: What
     before: Setting
-    look: Look
+    look: Measurement
 
 
 @dataclass(frozen=True)
-class LookMemory:
+class TuningHistory:
     """The memory between windows: the windows since the last change, the change on trial, and changes without a gain."""
 
     windows: tuple[RateWindow, ...] = ()
@@ -115,7 +115,7 @@ class LookMemory:
     barred: dict[tuple[What, bool], Load] = field(
         default_factory=dict
     )  # (setting, whether it was increased) -> the load under which the change failed
-    look: Look | None = None  # the newest look
+    look: Measurement | None = None  # the newest look
     leaning: tuple[What, bool] | None = None  # the change that it favored, if that was not urgent
 
 
@@ -126,7 +126,7 @@ class Decision(NamedTuple):
     reason: str
 
 
-def decide(now: Setting, memory: LookMemory, window: RateWindow, limits: Limits) -> tuple[LookMemory, Decision | None]:
+def decide(now: Setting, memory: TuningHistory, window: RateWindow, limits: Limits) -> tuple[TuningHistory, Decision | None]:
     """Decide with the measurements of one more window.
 
     Args:
@@ -140,31 +140,31 @@ def decide(now: Setting, memory: LookMemory, window: RateWindow, limits: Limits)
     if now.num_ahead > limits.room and now.prefetch > limits.least.prefetch:  # memory is short, whatever the measurements
         smaller = now._replace(prefetch=max(limits.room // now.num_workers, limits.least.prefetch))
         reason = f"memory is short: there is room for {limits.room} batches, {now.num_ahead} are ordered ahead"
-        return LookMemory(barred=memory.barred, look=memory.look), Decision(smaller, reason)
+        return TuningHistory(barred=memory.barred, look=memory.look), Decision(smaller, reason)
     windows = (*memory.windows, window)
     if len(windows) < LOOK:
         return replace(memory, windows=windows), None
-    look = looked(windows, now)
-    if memory.trial is not None and (decision := _verdict(now, memory.trial, look)) is not None:
+    look = medians_of(windows, now)
+    if memory.trial is not None and (decision := _revert_without_gain(now, memory.trial, look)) is not None:
         tried = memory.trial
         failed = {(tried.what, tried.before < now): tried.look.load}
-        return LookMemory(barred={**memory.barred, **failed}, look=look), decision
+        return TuningHistory(barred={**memory.barred, **failed}, look=look), decision
     barred = {change: load for change, load in memory.barred.items() if load.is_like(look.load)}
     proposed = _proposal(now, look, limits, barred)
     if proposed is None:
-        return LookMemory(barred=barred, look=look), None
+        return TuningHistory(barred=barred, look=look), None
     what, decision = proposed
     change = (what, decision.setting > now)
     if look.waits < WAITS_LONG and memory.leaning != change:
-        return LookMemory(barred=barred, look=look, leaning=change), None
-    return LookMemory(trial=Trial(what, now, look), barred=barred, look=look), decision
+        return TuningHistory(barred=barred, look=look, leaning=change), None
+    return TuningHistory(trial=Trial(what, now, look), barred=barred, look=look), decision
 
 
-def looked(windows: tuple[RateWindow, ...], now: Setting) -> Look:
+def medians_of(windows: tuple[RateWindow, ...], now: Setting) -> Measurement:
     """Return the medians of some windows."""
     step_s = _median(max(w.seconds - w.wait_s, 1e-9) / w.num_batches for w in windows)
     work_s = _median(max(w.busy_s, 1e-9) / w.num_batches for w in windows)
-    return Look(
+    return Measurement(
         Load(step_s, work_s),
         rate=_median(w.num_batches / w.seconds for w in windows),
         waits=_median(w.wait_s / w.seconds for w in windows),
@@ -172,7 +172,7 @@ def looked(windows: tuple[RateWindow, ...], now: Setting) -> Look:
     )
 
 
-def _verdict(now: Setting, trial: Trial, look: Look) -> Decision | None:
+def _revert_without_gain(now: Setting, trial: Trial, look: Measurement) -> Decision | None:
     """Return the change that reverts a trial without a gain; else None."""
     before = trial.before
     if now < before:  # fewer workers are a gain as long as the trainer does not wait for them
@@ -187,12 +187,14 @@ def _verdict(now: Setting, trial: Trial, look: Look) -> Decision | None:
     return Decision(before, reason)
 
 
-def _proposal(now: Setting, look: Look, limits: Limits, barred: dict[tuple[What, bool], Load]) -> tuple[What, Decision] | None:
+def _proposal(
+    now: Setting, look: Measurement, limits: Limits, barred: dict[tuple[What, bool], Load]
+) -> tuple[What, Decision] | None:
     needed = look.load.work_s / look.load.step_s
     waits = f"the trainer waits {look.waits:.0%} of the time, {_busy(now)} {min(look.busy, 1):.0%}"
     if look.waits >= WAITS:
         most = min(2 * now.num_workers, limits.most.num_workers, limits.most_ahead // now.prefetch)
-        more = min(max(_staffed(min(needed, most), GROW), now.num_workers + 1), most)
+        more = min(max(_enough_workers(min(needed, most), GROW), now.num_workers + 1), most)
         can_order_more = (
             now.prefetch < limits.most.prefetch
             and ("prefetch", True) not in barred
@@ -208,7 +210,7 @@ def _proposal(now: Setting, look: Look, limits: Limits, barred: dict[tuple[What,
             return "prefetch", Decision(deeper, f"{waits}: {_ahead(deeper)}, to even out what comes in bursts")
         return None
     if look.waits <= WAITS_NOT and ("num_workers", False) not in barred:
-        fewer = max(_staffed(needed, SHRINK), limits.least.num_workers, (now.num_workers + 1) // 2)
+        fewer = max(_enough_workers(needed, SHRINK), limits.least.num_workers, (now.num_workers + 1) // 2)
         if fewer < now.num_workers - 1 or (
             fewer < now.num_workers and needed <= fewer / 2
         ):  # removing a single worker needs clear evidence
@@ -217,7 +219,7 @@ def _proposal(now: Setting, look: Look, limits: Limits, barred: dict[tuple[What,
     return None
 
 
-def _staffed(needed: float, margin: float) -> int:
+def _enough_workers(needed: float, margin: float) -> int:
     return ceil(needed + margin * sqrt(needed))
 
 

@@ -43,7 +43,7 @@ class Turns:
         self.lock.acquire()
         if self.is_taken:
             self.lock.release()
-            raise self.refusal()
+            raise self.nested_call_error()
         self.is_taken = True
 
     def __exit__(self, *exc: object) -> None:
@@ -54,7 +54,7 @@ class Turns:
         return Turns, ()  # a copy gets its own lock
 
     @contextmanager
-    def others_out(self) -> Iterator[None]:
+    def wait_until_alone(self) -> Iterator[None]:
         """Wait until no other thread is inside, for at most `LEAVE_S`, because it may be running the user's code."""
         is_mine = self.lock.acquire(timeout=LEAVE_S)
         try:
@@ -64,7 +64,7 @@ class Turns:
                 self.lock.release()
 
     @staticmethod
-    def refusal() -> RuntimeError:
+    def nested_call_error() -> RuntimeError:
         """Return the error of a call within a call."""
         return RuntimeError(
             "next() was called within next() of the same iterator, in the same thread. Samplers, datasets, callbacks and signal "

@@ -58,7 +58,7 @@ class WorkerSet:
         with interrupts_held():
             self.leaving |= {worker for worker in self._called_ns if worker >= num_wanted}
             self._ring.num_wanted = num_wanted
-            return self._staff()
+            return self._start_missing()
 
     def make_room(self, num_ordered: int, budget: int) -> int:
         """Bring slots into use for `num_ordered` batches in flight, or park free slots that are not needed.
@@ -87,9 +87,9 @@ class WorkerSet:
         self._ring.forget(worker)
         self.leaving.discard(worker)
         del self._called_ns[worker]
-        self._staff()
+        self._start_missing()
 
-    def _staff(self) -> bool:
+    def _start_missing(self) -> bool:
         for worker in range(self._ring.num_wanted):
             if worker in self._called_ns:
                 continue

@@ -12,7 +12,7 @@ import numpy as np
 from shmload._core.mapping import Mapping as MappedMemory
 from shmload.errors import RingTooSmall
 from shmload.processes import private_fds
-from shmload.shm import travel
+from shmload.shm import pickling
 from shmload.shm.free_memory import available_bytes
 from shmload.shm.names import proc_self
 from shmload.shm.segment import open_segment
@@ -84,7 +84,7 @@ class SharedBytes:
 
     def to_pickle(self) -> Any:
         """Return the object that a pickle contains in place of the memory; `attach` accepts it."""
-        return travel.carried(self.mapping) if self.reference is None or travel.is_abroad() else self.reference
+        return pickling.out_of_band(self.mapping) if self.reference is None or pickling.is_for_another_machine() else self.reference
 
     @classmethod
     def attach(cls, reference: Any, *, keeps_open: bool = False) -> SharedBytes:

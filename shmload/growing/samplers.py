@@ -23,7 +23,7 @@ from shmload.growing.process_report import WriterReport
 from shmload.growing.sampler_process import MakeWriter, Sampler
 from shmload.growing.sampler_supervisor import GRACE_S, SamplerSupervisor
 from shmload.processes.child import Child, has_ended
-from shmload.processes.exit_codes import describe_exit, settle
+from shmload.processes.exit_codes import describe_exit, wait_exit_code
 from shmload.processes.interrupts import interrupts_held
 from shmload.shm import fork_copies, reaper
 from shmload.worker.fork_warnings import warn_of_fork
@@ -68,11 +68,11 @@ class Samplers:
         process = self._context.Process(  # type: ignore[attr-defined]  # every concrete context has it
             target=SamplerSupervisor(os.getpid(), reader, self._report.path, *self._job).run, daemon=True, name="shmload supervisor"
         )
-        with interrupts_held(), fork_copies.ours(), warnings.catch_warnings():
+        with interrupts_held(), fork_copies.without_copies(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
             process.start()
             reaper.watch(process.pid or 0)
-            self._child = Child(process.pid or 0, partial(settle, process))
+            self._child = Child(process.pid or 0, partial(wait_exit_code, process))
         reader.close()
         self._end = weakref.finalize(self, _end, self._child, process, writer, self._report, os.getpid())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from shmload.shm.host import Host, listed
+from shmload.shm.host import Host, parse_list
 
 _DRIVERS = ("dev/nvidiactl", "dev/kfd", "dev/dxg")  # of NVIDIA, AMD and WSL
 
@@ -27,13 +27,13 @@ def cores(host: Host, allowed: Iterable[int]) -> list[Core]:
     allowed, left = set(allowed), set(allowed)
     node_of = {}
     for folder in (host.root / "sys/devices/system/node").glob("node[0-9]*"):
-        for cpu in listed(host.text(f"sys/devices/system/node/{folder.name}/cpulist") or ""):
+        for cpu in parse_list(host.text(f"sys/devices/system/node/{folder.name}/cpulist") or ""):
             node_of[cpu] = int(folder.name[4:])
     found = []
     for cpu in sorted(allowed):
         if cpu in left:
             siblings = host.text(f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-            threads = (listed(siblings or "") | {cpu}) & left
+            threads = (parse_list(siblings or "") | {cpu}) & left
             left -= threads
             found.append(Core(node_of.get(cpu, 0), tuple(sorted(threads))))
     return sorted(found)

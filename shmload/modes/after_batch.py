@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from shmload.worker.failure import no_end
+from shmload.worker.failure import stop_iteration_error
 
 
 def after_batch(function: Callable[[Any], Any], batch: Any, where: str) -> Any:
@@ -19,7 +19,7 @@ def after_batch(function: Callable[[Any], Any], batch: Any, where: str) -> Any:
     try:
         return function(batch)
     except StopIteration as error:
-        raise no_end(error, f"after_batch ({where})") from error
+        raise stop_iteration_error(error, f"after_batch ({where})") from error
     except Exception as error:
         error.add_note(f"shmload: raised by after_batch ({where}); that batch is lost; the next call returns the batch after it")
         raise

@@ -22,7 +22,7 @@ from shmload.modes.default_collate import collated
 from shmload.worker.job import Job
 from shmload.worker.read_plan import no_room
 from shmload.worker.sample_reader import can_be_joined, index_of, joined
-from shmload.worker.sample_rng import Sample, begin_many, drew_for_many, kept_generators, reading_of, seed_globals
+from shmload.worker.sample_rng import Sample, begin_many, drew_between_samples, generators_kept, reading_of, seed_globals
 
 
 class InlineReader:
@@ -53,7 +53,7 @@ class InlineReader:
         with reading_of(self), self._bad_samples.counting_irregular():
             if self._job.seed is None or not self._job.seed_samples:
                 return self._read_good(order)
-            with kept_generators():
+            with generators_kept():
                 return self._read_good(order)
 
     def _read_good(self, order: Order) -> Any:
@@ -95,7 +95,7 @@ class InlineReader:
             self._begin(-1, keys, epoch)
             begin_many(can_repeat=True, compares=job.seed_samples, own=self._own)
             samples = job.dataset.__getitems__(keys)
-            self._reads_many = not (drew_for_many() and can_be_joined(samples))  # random numbers are keyed by the sample
+            self._reads_many = not (drew_between_samples() and can_be_joined(samples))  # random numbers are keyed by the sample
         if not (self._reads_many and keys):
             samples = self._read_one_by_one(keys, epoch)
         return (job.collate_fn or partial(collated, ragged=job.plan.ragged))(samples)

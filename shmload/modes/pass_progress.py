@@ -20,8 +20,8 @@ from shmload.engine.config import LoaderConfig
 from shmload.modes.sampler_reader import SamplerReader, SamplerState, state_before
 from shmload.modes.torch_samplers import is_endless
 from shmload.modes.torch_state import SAMPLER, TorchState, has_own_states, identity, order_kind
-from shmload.shm import travel
-from shmload.worker.iterable_pass import BeginsAgain
+from shmload.shm import pickling
+from shmload.worker.iterable_pass import RestartingIterator
 from shmload.worker.note import SAME, Note
 from shmload.worker.snapshot import Snapshot, own_states
 from shmload.worker.torch_side import Origin
@@ -85,7 +85,7 @@ class PassProgress:
         self.num_delivered = state["position"]
         self.done = Done(state["done" if self._goes_by_number else "snapshot"], state["beyond"])
         if state["num_workers"] == self._num_workers > 0:
-            self._notes = [travel.dumps(s) if s else SAME for s in state["workers"]]
+            self._notes = [pickling.dumps(s) if s else SAME for s in state["workers"]]
             if not has_own_states(state["workers"]):
                 self._first_notes = list(self._notes)
             self.last_worker = state["last_worker"]
@@ -171,7 +171,7 @@ class PassProgress:
     def _read_here(self) -> Snapshot:
         fetcher = self.fetcher
         iterator, has_ended = getattr(fetcher, "dataset_iter", None), getattr(fetcher, "ended", False)
-        if isinstance(iterator, BeginsAgain):
+        if isinstance(iterator, RestartingIterator):
             iterator = iterator.iterator
         snapshot = copy.deepcopy(own_states(fetcher.dataset, iterator, has_ended=has_ended))
         if self._is_iterable and self.sampler.num_taken == 0 and "dataset" in snapshot:
@@ -189,7 +189,7 @@ def after_pass(snapshot: Snapshot) -> Snapshot:
 
 def between_passes(note: bytes) -> bytes:
     """Return a worker's pickled snapshot as `after_pass` makes it."""
-    return travel.dumps(after_pass(pickle.loads(note))) if note else note
+    return pickling.dumps(after_pass(pickle.loads(note))) if note else note
 
 
 def fresh_state(config: LoaderConfig, finished: PassProgress | None, origin: Origin) -> TorchState:

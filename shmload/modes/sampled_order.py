@@ -19,7 +19,7 @@ from shmload.schedule import state as states
 from shmload.schedule import state_checksum
 from shmload.schedule.state import STATE_VERSION
 from shmload.schedule.state_codec import UsersOwn, opened, sealed
-from shmload.worker.sample_rng import kept_generators
+from shmload.worker.sample_rng import generators_kept
 from shmload.worker.torch_side import origin_of
 
 MODE = "seed, with a sampler"
@@ -78,7 +78,7 @@ class SampledOrder:
 
     def _from(self, epoch: int, step: int) -> SamplerReader:
         origin, is_loaded = origin_of(None), self._loaded_at == (epoch, step)
-        with kept_generators() if is_loaded else nullcontext():  # a sampler may draw when it is begun
+        with generators_kept() if is_loaded else nullcontext():  # a sampler may draw when it is begun
             batches = SamplerReader(self._sampler, None, every=1, iterator=iter(self._sampler), origin=origin, seed_between=False)
         if is_loaded:
             if "own" in self._loaded and not self._loaded["taken"]:

@@ -36,7 +36,7 @@ from shmload.modes.substitute import next_of_dataset
 from shmload.schedule.checks import whole_number
 from shmload.schedule.permutation import MAX_N
 from shmload.torch_names import pin_memory
-from shmload.worker.failure import no_end
+from shmload.worker.failure import stop_iteration_error
 from shmload.world import users_frame
 
 END = object()  # returned by `take` after an epoch's last batch, so that a StopIteration from `take` can only be the user's
@@ -73,7 +73,7 @@ class SeedIterator:
         try:
             with turns.lock:
                 if turns.is_taken:
-                    raise turns.refusal()
+                    raise turns.nested_call_error()
                 turns.is_taken = True
                 try:
                     if watch is not None:
@@ -87,7 +87,7 @@ class SeedIterator:
         except StopIteration as error:
             number = self._stream.epochs.step_number(step)
             who = f"the dataset, collate_fn or sampler (epoch {self.place.epoch}, batch {number})"
-            raise no_end(error, who) from error
+            raise stop_iteration_error(error, who) from error
         if batch is END:
             if watch is not None:
                 watch.end(is_complete=True)
@@ -235,7 +235,7 @@ class SeedStream:
             self.log.delivered(front, batch, valid=self.valid, step=self.epochs.step_number(step))
         if engine is not None:
             if self._tuner is not None:
-                self._num_ahead = self._tuner.counted(engine)
+                self._num_ahead = self._tuner.count_batch(engine)
             self._fill(engine)
         if batch is not NOTHING:
             if watch is not None:

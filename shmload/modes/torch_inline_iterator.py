@@ -22,8 +22,8 @@ from shmload.modes.torch_pass import TorchPass
 from shmload.modes.torch_resume import fast_forward, start_sampler
 from shmload.modes.torch_state import TorchState
 from shmload.torch_names import DatasetKind, SingleProcessIterator
-from shmload.worker.iterable_pass import BeginsAgain
-from shmload.worker.sample_rng import kept_generators
+from shmload.worker.iterable_pass import RestartingIterator
+from shmload.worker.sample_rng import generators_kept
 from shmload.worker.torch_side import origin_of
 
 log = logging.getLogger("shmload")
@@ -48,7 +48,7 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         self._calls = passes.builder.device(config.device)
         resumed = ((state or {}).get("workers") or [{}])[0]
         is_resumed = state is not None and not state["is_finished"]
-        with kept_generators() if is_resumed else nullcontext():
+        with generators_kept() if is_resumed else nullcontext():
             super().__init__(loader)
             reader = self._reader_of_sampler(origin, config.generator, every=1, seed_between=True)
         job = config.job()
@@ -62,7 +62,7 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
             reader.take_first()
         self.place = reader.place
         if passes.is_over and "iterator" not in resumed and self._dataset_kind == DatasetKind.Iterable:
-            self._dataset_fetcher.dataset_iter = BeginsAgain(config.dataset)
+            self._dataset_fetcher.dataset_iter = RestartingIterator(config.dataset)
         passes.is_over = state is not None and "has_ended" in resumed
         if state is not None:
             self._base_seed = state["base_seed"]

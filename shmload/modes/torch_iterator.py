@@ -27,7 +27,7 @@ from shmload.modes.torch_state import TorchState
 from shmload.torch_names import DatasetKind, pin_memory, sharding_worker_init_fn
 from shmload.worker.iterable_pass import with_shared_seed
 from shmload.worker.note import NO_NEWS, Note
-from shmload.worker.sample_rng import kept_generators
+from shmload.worker.sample_rng import generators_kept
 from shmload.worker.torch_side import origin_of
 
 log = logging.getLogger("shmload")
@@ -54,7 +54,7 @@ class TorchIterator(TorchPass):
         else:
             generator = config.generator
             own = None if generator is None else generator.get_state()
-            with kept_generators():
+            with generators_kept():
                 super().__init__(loader)
             if generator is not None and own is not None:
                 generator.set_state(own)
@@ -100,7 +100,7 @@ class TorchIterator(TorchPass):
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False, state: TorchState | None = None) -> None:
         with self.turns.lock:
             if self.turns.is_taken:
-                raise self.turns.refusal()
+                raise self.turns.nested_call_error()
             with nullcontext() if first_iter else self._passes.generators.drawing(self._generator):
                 self._begin_pass(loader, first_iter, state)
 
@@ -110,7 +110,7 @@ class TorchIterator(TorchPass):
         if not first_iter:
             self._finish(engine)
         is_resumed = state is not None and not state["is_finished"]
-        with kept_generators() if is_resumed else nullcontext():  # a sampler may draw when it is begun
+        with generators_kept() if is_resumed else nullcontext():  # a sampler may draw when it is begun
             origin = origin_of(self._generator)
             super()._reset(loader, first_iter)
             reader = self._reader_of_sampler(origin, self._generator, every=self._every, seed_between=False)
@@ -156,7 +156,7 @@ class TorchIterator(TorchPass):
     def _lost(self, engine: Engine, order: Order, note: Note | None, error: BaseException) -> None:
         """Count a batch that an error has replaced, and continue ordering as torch does."""
         if isinstance(error, WorkerDied) and self._passes.config.ray is not None:  # its actor is not replaced
-            engine.break_off(functools.partial(WorkerDied, str(error)))
+            engine.close_after_death(functools.partial(WorkerDied, str(error)))
             return
         self.progress.last_worker = order.worker
         self._num_active[order.worker] -= 1
@@ -206,7 +206,7 @@ class TorchIterator(TorchPass):
         if tuner is None:
             self._order_next(engine)
             return
-        num_ahead = tuner.counted(engine)
+        num_ahead = tuner.count_batch(engine)
         self._prefetch_factor = num_ahead // self._num_workers
         for _ in range(num_ahead - engine.num_queued):
             self._order_next(engine)

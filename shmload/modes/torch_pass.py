@@ -41,7 +41,7 @@ class TorchPass(BaseIterator):
         try:
             with turns.lock:
                 if turns.is_taken:
-                    raise turns.refusal()
+                    raise turns.nested_call_error()
                 turns.is_taken = True
                 try:
                     return self._taken()

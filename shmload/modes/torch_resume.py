@@ -6,7 +6,7 @@ import logging
 
 from shmload.modes.sampler_reader import SamplerReader
 from shmload.modes.torch_state import DATASET, TorchState, has_own_states, order_kind
-from shmload.shm import travel
+from shmload.shm import pickling
 
 log = logging.getLogger("shmload")
 
@@ -39,7 +39,7 @@ def resume_bytes(state: TorchState | None, num_workers: int) -> list[bytes]:
         )
     if state["num_workers"] != num_workers or (fast_forward(state) and state["version"] < 2):
         return []
-    return [travel.dumps(snapshot) if snapshot else b"" for snapshot in state["workers"]]
+    return [pickling.dumps(snapshot) if snapshot else b"" for snapshot in state["workers"]]
 
 
 def fast_forward(state: TorchState) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from shmload.worker.failure import Failure
-from shmload.worker.stage_engine import FailedItem, Handler, StageContext, noted
+from shmload.worker.stage_engine import FailedItem, Handler, StageContext, with_note
 
 IN_WORKER = "in a worker of this pipeline"
 
@@ -21,5 +21,5 @@ class BlockContext(StageContext):
         self._row, self.place = row, 0
 
     def failed(self, error: Exception, stage: str, handler: Handler | None = None) -> FailedItem:
-        error = noted(error, stage, self._row.name(self._row.key(self.place)))
+        error = with_note(error, stage, self._row.name(self._row.key(self.place)))
         return FailedItem(Failure.of(error, IN_WORKER, ""))

@@ -22,7 +22,7 @@ from shmload.pipeline.block_columns import Block, columns_of
 from shmload.pipeline.block_context import BlockContext
 from shmload.pipeline.rows import Keys, Row
 from shmload.pipeline.scan import Scan
-from shmload.worker.stage_engine import Expanding, StageContext, grouped, passed
+from shmload.worker.stage_engine import Expanding, StageContext, group_stages, run_stages
 
 BLOCK = 256  # items of the row below that are expanded together
 
@@ -50,7 +50,7 @@ class Expansion:
     """
 
     def __init__(self, stages: Sequence[tuple[str, Any]], finish: Finish | None = None, behind: Sequence[Any] = ()) -> None:
-        self._runs, self.finish = grouped(stages), finish
+        self._runs, self.finish = group_stages(stages), finish
         kinds = [stage.kind for _, stage in stages if isinstance(stage, Expanding)]
         self.kinds = ", ".join([*kinds, *("Scan" for stage in behind if isinstance(stage, Scan))]) or "items"
 
@@ -61,7 +61,7 @@ class Expansion:
             items: the items of the block.
             context: the context, whose place is set while `items` is read.
         """
-        made = list(passed(items, self._runs, context))
+        made = list(run_stages(items, self._runs, context))
         return made if self.finish is None else self.finish(made, context)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from shmload.batch.ragged import ragged_of
 from shmload.modes.default_collate import collated
-from shmload.worker.item_stages import answered
+from shmload.worker.item_stages import with_results
 from shmload.worker.stage_arguments import set_whole
 from shmload.worker.stage_engine import Expanding, FailedItem, StageContext
 
@@ -55,7 +55,7 @@ class Bucket(Expanding):
 
     def __post_init__(self) -> None:
         if not callable(self.length):
-            raise TypeError(f"Bucket(length) is a function of one item; got {self.length!r}")
+            raise TypeError(f"Bucket(length) must be a function of one item; got {self.length!r}")
         try:
             object.__setattr__(self, "boundaries", tuple(map(int, self.boundaries)))
         except (TypeError, ValueError, OverflowError):
@@ -76,7 +76,7 @@ class Bucket(Expanding):
         boundaries, measure = self.boundaries, self.length
         held: list[list[Any]] = [[] for _ in range(len(boundaries) + 1)]
         longest, firsts = [0] * len(held), [context.place] * len(held)
-        for item, length in answered(lambda item: int(measure(item)), items, name, context):
+        for item, length in with_results(lambda item: int(measure(item)), items, name, context):
             if type(item) is FailedItem:
                 yield item
                 continue

@@ -23,7 +23,7 @@ import torch
 from shmload.batch.packed_batch import ATOMS
 from shmload.pipeline.rows import Derived, Keys
 from shmload.processes.file_lock import locked
-from shmload.shm import travel
+from shmload.shm import pickling
 
 BUSY_S = 60.0  # seconds that a write waits for other writers
 
@@ -84,7 +84,7 @@ class Cached(Derived):
             return pickle.loads(kept)
         item = self.below.at(place)
         try:
-            made = travel.dumps(item)
+            made = pickling.dumps(item)
         except Exception as error:
             raise TypeError(
                 f"Cache keeps items as pickles, and a {type(item).__qualname__} cannot be pickled: put Cache before what makes it. "

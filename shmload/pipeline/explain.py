@@ -20,7 +20,7 @@ from shmload.pipeline.plan import Plan
 from shmload.pipeline.scan import Scan
 from shmload.pipeline.stage_names import Where, places_of
 from shmload.pipeline.stages import Collate
-from shmload.worker.sample_rng import kept_generators
+from shmload.worker.sample_rng import generators_kept
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def explained(
     if engine.plan.is_streamed and (source.stream.is_spent_once_read or hasattr(source.stream.iterable, "state_dict")):
         reason = "the Stream's iterable has a position, which reading it would change"
     else:
-        with kept_generators():
+        with generators_kept():
             measured = measure(stages, engine.plan, block_size, engine.place, items, seconds)
         reason = "of the items that were read none came" if measured.error is None else f"items fail: {measured.error!r:.200}"
     return _Summary(stages, engine.plan, stats, places, measured, reason).explanation()

@@ -19,7 +19,7 @@ from shmload.batch.row_placer import SingleRow
 from shmload.pipeline.position_stages import Selected, Shuffled
 from shmload.pipeline.programs import RowProgram
 from shmload.pipeline.rows import Derived, Keys
-from shmload.worker.decoding_protocol import in_place_of
+from shmload.worker.decoding_protocol import in_place_reader_of
 from shmload.worker.in_place_dataset import InPlace, InPlaceSubset
 from shmload.worker.read_plan import ReadPlan
 from shmload.worker.sample_rng import keyed_by
@@ -102,10 +102,10 @@ class ChosenProgram(RowProgram):
         """Return the dataset's method of decoding into rows, by keys, or None if it has none.
 
         Args:
-            ragged: see `in_place_of`.
+            ragged: see `in_place_reader_of`.
         """
         choice = self._choice
-        found = in_place_of(choice.dataset, ragged)
+        found = in_place_reader_of(choice.dataset, ragged)
         return found and ChosenInPlace(found, choice, ragged, self._source.name)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from shmload._core.gather import number_runs
-from shmload.worker.item_stages import answered
+from shmload.worker.item_stages import with_results
 from shmload.worker.stage_arguments import set_whole
 from shmload.worker.stage_engine import Expanding, FailedItem, StageContext
 
@@ -49,7 +49,7 @@ class Pack(Expanding):
     def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
         windows: list[_PackedWindow] = []
         is_greedy = self.strategy == "greedy"
-        for item, parts in answered(self._parts, items, name, context):
+        for item, parts in with_results(self._parts, items, name, context):
             if type(item) is FailedItem:
                 yield item
                 continue

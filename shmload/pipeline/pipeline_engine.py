@@ -17,7 +17,7 @@ from shmload.pipeline.item_schedule import StreamSchedule
 from shmload.pipeline.plan import Plan
 from shmload.schedule.state import check_state, compare_state, make_state
 from shmload.schedule.state_checksum import with_checksum
-from shmload.worker.stage_engine import through
+from shmload.worker.stage_engine import apply_functions
 
 
 class PipelinePlace(NamedTuple):
@@ -58,7 +58,7 @@ class PipelineEngine(ABC):
             self.end()
             raise StopIteration
         made = self.advance()
-        return made if self.plan.collate is None else through(self.plan.batch_stages, made, self.where)
+        return made if self.plan.collate is None else apply_functions(self.plan.batch_stages, made, self.where)
 
     @abstractmethod
     def advance(self) -> Any:

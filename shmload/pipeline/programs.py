@@ -10,7 +10,7 @@ from shmload.modes.default_collate import collated
 from shmload.pipeline.block_context import IN_WORKER
 from shmload.pipeline.rows import Keys
 from shmload.worker.failure import Failure
-from shmload.worker.stage_engine import Each, FailedItem, noted, through
+from shmload.worker.stage_engine import Each, FailedItem, apply_functions, with_note
 
 
 class RowProgram:
@@ -31,10 +31,10 @@ class RowProgram:
         stage = None
         try:
             item = self._source.item(key)
-            for stage in self._stages.values():  # like `through`, but without an extra call per item
+            for stage in self._stages.values():  # like `apply_functions`, but without an extra call per item
                 item = stage.function(item)
         except Exception as error:
-            error = noted(error, "" if stage is None else stage.name, self._source.name(key))
+            error = with_note(error, "" if stage is None else stage.name, self._source.name(key))
             raise error
         return item
 
@@ -53,7 +53,7 @@ class InPlaceProgram(RowProgram):
     def read_into(self, key: int, out: Any) -> None:
         """Decode an item into a row."""
         last = Each(self._last, lambda item: self._decoder.read_into(item, out))
-        through((last,), self[key], self._source.name, key)
+        apply_functions((last,), self[key], self._source.name, key)
 
 
 class ItemProgram(RowProgram):
@@ -73,4 +73,4 @@ class BatchProgram:
         self._ragged, self._stages = ragged_of(ragged, None, is_torch_mode=False), {stage.name: stage for stage in stages}
 
     def __call__(self, items: list[Any]) -> Any:
-        return through(self._stages.values(), collated(items, self._ragged))
+        return apply_functions(self._stages.values(), collated(items, self._ragged))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from shmload.errors import StateMismatch
 from shmload.schedule.digest import digest
-from shmload.worker.stage_engine import Each, noted
+from shmload.worker.stage_engine import Each, with_note
 
 SEED = 1234  # the default of sources
 
@@ -129,7 +129,7 @@ class Mapped(Row):
             for stage in self._functions.values():  # like `through`, but without an extra call per item
                 item = stage.function(item)
         except Exception as error:
-            error = noted(error, stage.name, self.below.name(self.below.key(key)))
+            error = with_note(error, stage.name, self.below.name(self.below.key(key)))
             raise error
         return item
 

@@ -12,14 +12,14 @@ from numpy.typing import NDArray
 
 from shmload.pipeline.methods import Fluent
 from shmload.pipeline.rows import SEED, Keys, Row
-from shmload.pipeline.stage_names import shown
+from shmload.pipeline.stage_names import argument_text
 from shmload.pipeline.stream_rows import StreamItems
 from shmload.schedule import permutation
 from shmload.schedule.checks import MAX_UINT64
 from shmload.schedule.epoch_cache import EpochCache
 from shmload.schedule.permutation import MAX_N
 from shmload.worker.stage_arguments import MAX_WORKERS, check_flag, set_whole
-from shmload.worker.stage_engine import noted
+from shmload.worker.stage_engine import with_note
 from shmload.world import package_ability
 
 
@@ -178,7 +178,7 @@ class Generate(Fluent, Row):
 
     def __init__(self, fn: Callable[[int], Any], n_elements: int, *, repeating: bool = False, seed: int = SEED) -> None:
         if not callable(fn):
-            raise TypeError(f"Generate(fn) is a function of a position; got {fn!r}")
+            raise TypeError(f"Generate(fn) must be a function of a position; got {fn!r}")
         self.fn, self.n_elements = fn, n_elements
         set_whole(self, "Generate(n_elements)", "n_elements", 1, MAX_N)
         check_flag("Generate(repeating)", repeating)
@@ -190,7 +190,7 @@ class Generate(Fluent, Row):
         try:
             return self.fn(key)
         except Exception as error:
-            error = noted(error, "Generate")
+            error = with_note(error, "Generate")
             raise error
 
 
@@ -237,7 +237,7 @@ class Stream(Fluent):
     @property
     def label(self) -> str:
         """Return the display name of the source, with its arguments."""
-        return f"Stream({shown(self.iterable) if callable(self.iterable) else type(self.iterable).__name__})"
+        return f"Stream({argument_text(self.iterable) if callable(self.iterable) else type(self.iterable).__name__})"
 
     def as_source(self) -> StreamItems:
         """Return its items for the plan of a pipeline."""

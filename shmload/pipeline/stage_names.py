@@ -25,18 +25,18 @@ def name_of(stage: Any) -> str:
     if isinstance(members := getattr(stage, "members", None), Sequence):
         return f"{kind}({len(members)} members)"
     if not is_dataclass(stage):
-        return f"{kind}({', '.join(shown(getattr(stage, name)) for name in ('fn', 'n_elements') if hasattr(stage, name))})"
+        return f"{kind}({', '.join(argument_text(getattr(stage, name)) for name in ('fn', 'n_elements') if hasattr(stage, name))})"
     given, is_by_name = [], False
     for each in fields(stage):
         value = getattr(stage, each.name)
         if not each.init or (each.default is not MISSING and value == each.default):
             is_by_name = True
             continue
-        given.append(f"{each.name}={shown(value)}" if is_by_name or each.kw_only else shown(value))
+        given.append(f"{each.name}={argument_text(value)}" if is_by_name or each.kw_only else argument_text(value))
     return f"{kind}({', '.join(given)})"
 
 
-def shown(value: Any) -> str:
+def argument_text(value: Any) -> str:
     """Return an argument of a stage as text, shortened; a function is shown by its name."""
     while isinstance(value, partial):
         value = value.func

@@ -16,7 +16,7 @@ from shmload.pipeline.position_stages import Enumerate, Skip
 from shmload.pipeline.scan import saved
 from shmload.pipeline.stream_rows import UNKNOWN, StreamItems, StreamRow
 from shmload.schedule.state_codec import opened
-from shmload.shm import travel
+from shmload.shm import pickling
 from shmload.worker.failure import Failure
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.sample_rng import sample_info, sample_of
@@ -190,11 +190,11 @@ def _is_stateful(one: Any) -> bool:
 def _sent(items: list[Any], epoch: int, first: int) -> bytes:
     """Pickle items for a worker. An item that cannot be pickled is replaced by its failure; the others are sent."""
     with suppress(Exception):
-        return travel.dumps(items)
+        return pickling.dumps(items)
     found: list[Any] = []
     for number, item in enumerate(items, first):
         try:
-            travel.dumps(item)
+            pickling.dumps(item)
         except Exception as error:
             refused = TypeError(
                 f"a {type(item).__qualname__} of the Stream cannot be pickled, and only pickle brings it to workers: "
@@ -202,7 +202,7 @@ def _sent(items: list[Any], epoch: int, first: int) -> bytes:
             )
             item = _failed(refused, epoch, number)
         found.append(item)
-    return travel.dumps(found)
+    return pickling.dumps(found)
 
 
 def _failed(error: Exception, epoch: int, number: int) -> FailedItem:

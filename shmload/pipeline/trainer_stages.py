@@ -10,7 +10,7 @@ from shmload.errors import StateMismatch
 from shmload.pipeline.scan import Scan, saved
 from shmload.schedule.state_codec import opened
 from shmload.worker.failure import Failure
-from shmload.worker.stage_engine import FailedItem, noted
+from shmload.worker.stage_engine import FailedItem, with_note
 
 
 class TrainerStages:
@@ -54,7 +54,7 @@ class TrainerStages:
                 else:
                     item = stage.function(item)
             except Exception as error:
-                return FailedItem(Failure.of(noted(error, name, f"an item of {of_what}"), "in the trainer", ""))
+                return FailedItem(Failure.of(with_note(error, name, f"an item of {of_what}"), "in the trainer", ""))
         return item
 
     # ------------------------------------------------------------ states

@@ -10,7 +10,7 @@ from typing import Any
 UNKNOWN_EXIT = 255  # the value that multiprocessing's fork server and asyncio use
 
 
-def settle(process: Any) -> int:
+def wait_exit_code(process: Any) -> int:
     """Wait for a multiprocessing process that has ended, and return its exit code.
 
     Return UNKNOWN_EXIT if the code is lost, because the program ignores SIGCHLD or waits for all of its children itself.
@@ -23,7 +23,7 @@ def settle(process: Any) -> int:
     return int(process.exitcode)
 
 
-def settle_popen(process: subprocess.Popen[Any]) -> int:
+def wait_popen_exit_code(process: subprocess.Popen[Any]) -> int:
     """Wait for a subprocess and return its exit code, or UNKNOWN_EXIT where subprocess would return 0 for a lost code.
 
     Args:

@@ -390,7 +390,7 @@ class ActorSet:
             if life_lock.wait_until_free(self._control, byte, LOG_S):
                 break
             log.warning(
-                "%s was ended %.0f s ago and still lives: its rows wait until it cannot write into the ring any more",
+                "%s was told to end %.0f s ago and still runs: its rows are not reused until it has ended",
                 actor,
                 monotonic() - began,
             )
@@ -480,7 +480,7 @@ class ActorSet:
             self._actors[worker] = None
             self._started.pop(worker, None)
             self._waits_since[worker] = monotonic()
-        log.warning("the Ray actor of worker %d has died (%s); another takes its place", worker, how)
+        log.warning("the Ray actor of worker %d has died (%s): starting a replacement", worker, how)
         try:
             self._make_actors([self._settings[worker]])
             self._start_actors([self._settings[worker]])

@@ -46,8 +46,8 @@ def unreachable_error(address: str, error: Exception) -> ClusterUnreachable:
     while cause is not None:
         if "AuthenticationError" in str(cause):  # Ray puts it into the message of another error
             return ClusterUnreachable(
-                f"the Ray cluster at address={address!r} wants Ray's token: set RAY_AUTH_MODE=token in this program's "
-                "environment, and on another machine than the head's bring the token (the head's ~/.ray/auth_token) there"
+                f"the Ray cluster at address={address!r} requires Ray's token: set RAY_AUTH_MODE=token in this program's "
+                "environment, and copy the token (~/.ray/auth_token on the head) to each other machine"
             )
         cause = cause.__cause__ or cause.__context__
     return ClusterUnreachable(

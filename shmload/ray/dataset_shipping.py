@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from shmload.shm import travel
+from shmload.shm import pickling
 from shmload.worker.job import Job
 
 
-def pickle_job_by_value(job: Job) -> travel.Parcel:
+def pickle_job_by_value(job: Job) -> pickling.Parcel:
     """Return the pickled job for actors, with the definitions of the trainer's own program, which actors cannot import.
 
     Raises:
@@ -21,7 +21,7 @@ def pickle_job_by_value(job: Job) -> travel.Parcel:
     from ray import cloudpickle
 
     class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # Ray has no types for it
-        dispatch_table = cloudpickle.CloudPickler.dispatch_table.new_child(travel.reducers())
+        dispatch_table = cloudpickle.CloudPickler.dispatch_table.new_child(pickling.reducers())
 
     def dump(value: Any, take: Callable[[pickle.PickleBuffer], bool]) -> memoryview:
         pickled = io.BytesIO()
@@ -32,7 +32,7 @@ def pickle_job_by_value(job: Job) -> travel.Parcel:
     if (program := sys.modules.get("__mp_main__")) is not None and program.__name__ == "__mp_main__":
         cloudpickle.register_pickle_by_value(program)
     try:
-        return travel.Parcel(job, dump)
+        return pickling.Parcel(job, dump)
     except Exception as error:
         raise TypeError(
             'backend="ray" sends the dataset, collate_fn and worker_init_fn to other machines, and they cannot be pickled: '

@@ -57,7 +57,7 @@ def place(nodes: list[Node], num_workers: int, first: int = 0, node_nbytes: Mapp
         ValueError: `nodes` is empty.
     """
     if not nodes:
-        raise ValueError("the cluster has no node that is alive")
+        raise ValueError("the Ray cluster has no live node")
     lap = seats(nodes, first, node_nbytes or {}) or [node.node_id for node in nodes]
     return [lap[worker % len(lap)] for worker in range(num_workers)]
 

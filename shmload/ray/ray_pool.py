@@ -18,10 +18,10 @@ from typing import Any
 
 from shmload import faults
 from shmload.processes.child import Child, Children
-from shmload.processes.exit_codes import settle_popen
+from shmload.processes.exit_codes import wait_popen_exit_code
 from shmload.ray import life_lock
 from shmload.ray.agent_config import ARRIVED, AgentConfig
-from shmload.shm import reaper, travel
+from shmload.shm import pickling, reaper
 from shmload.shm.segment import Segment
 from shmload.worker.pool import Death
 
@@ -44,7 +44,7 @@ class RayPool:
         control: the ring's control segment, which actors that write into the ring lock.
     """
 
-    def __init__(self, config: AgentConfig, parcel: travel.Parcel, segment: Segment, control: Segment) -> None:
+    def __init__(self, config: AgentConfig, parcel: pickling.Parcel, segment: Segment, control: Segment) -> None:
         self._config = config
         self._parcel, self._segment, self._control = parcel, segment, control
         self._logged = 0.0  # time of the last log message that actors outlive their agent; 0 before the first
@@ -83,7 +83,7 @@ class RayPool:
         command = [sys.executable, "-m", "shmload.ray.agent"]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)
         reaper.watch(process.pid)
-        self._agent = Child(process.pid, partial(settle_popen, process))
+        self._agent = Child(process.pid, partial(wait_popen_exit_code, process))
         self._children.add(self._agent)
         self._ending = weakref.finalize(self, _end, self._agent, os.getpid())
         assert process.stdin is not None
@@ -96,7 +96,7 @@ class RayPool:
 
     def start_worker(self, worker_id: int) -> None:
         """Raise NotImplementedError, because a Ray worker pool does not change its size."""
-        raise NotImplementedError("a worker pool of Ray actors keeps its size")
+        raise NotImplementedError("a worker pool of Ray actors cannot change its size")
 
     reap = start_worker
 
@@ -121,7 +121,7 @@ class RayPool:
         self._logged = self._logged or now
         if now - self._logged > LOG_S:
             self._logged = now
-            log.warning("the agent has ended, and some of its Ray actors still live: the loader waits until Ray has ended them")
+            log.warning("the Ray agent has ended, but some of its actors still run: waiting until Ray has ended them")
 
     def replace(self, worker_id: int) -> None:
         """Start a new agent once every dead worker's rows have been recovered, because it claims for all workers."""

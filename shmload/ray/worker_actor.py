@@ -25,7 +25,7 @@ from shmload.ray.local_ring import Borrowed, LocalRing, private_memory
 from shmload.ray.messages import ActorSetting, ActorStarted, Reply, Task
 from shmload.ray.sample_timer import SampleTimer, store_failure
 from shmload.ray.version_check import versions
-from shmload.shm import travel
+from shmload.shm import pickling
 from shmload.shm.segment import open_segment
 from shmload.worker.failure import Failure
 from shmload.worker.job import Job
@@ -74,7 +74,7 @@ class WorkerActor:
         self._may_write = life_lock.hold(post.control_path, self._setting.byte)
         pickled_job = _fetched(parcel[0])
         try:
-            job = travel.loads(pickled_job)
+            job = pickling.loads(pickled_job)
             _name_classes_of_main()
             job, source, snapshots = prepare(job, post)
         except Exception as error:
@@ -182,7 +182,7 @@ def _part(task: Task) -> tuple[bytes, bool]:
         return task.order, task.is_pickled
     if not task.is_pickled:
         return task.order[8 * task.first : 8 * task.end], False
-    return travel.dumps(list(pickle.loads(task.order))[task.first : task.end]), True  # pickled by the trainer
+    return pickling.dumps(list(pickle.loads(task.order))[task.first : task.end]), True  # pickled by the trainer
 
 
 def _snapshot(dumped: bytes, local_ring: LocalRing) -> bytes:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.shm import travel
+from shmload.shm import pickling
 
 _KEPT = 256  # passes on the board
 _NBYTES = 8 * (4 + 3 * _KEPT)
@@ -97,7 +97,7 @@ class PassCounter:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def __getstate__(self) -> dict[str, Any]:
-        if travel.is_abroad():
+        if pickling.is_for_another_machine():
             return {"home": "", "nonce": b"", "next": self.begin(None)}
         return {"home": self._home, "nonce": self._board[:2].tobytes(), "next": self.next, "since": self._since}
 

@@ -16,9 +16,9 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from shmload.schedule.units import Units
-from shmload.worker.failure import no_end
+from shmload.worker.failure import stop_iteration_error
 from shmload.worker.item_stages import BufferedShuffle
-from shmload.worker.stage_engine import DROP, END, Each, Expanding, Handler, StageContext, grouped, passed
+from shmload.worker.stage_engine import DROP, END, Each, Expanding, Handler, StageContext, group_stages, run_stages
 
 
 class SamplePlace(NamedTuple):
@@ -41,7 +41,7 @@ class SampleContext(StageContext):
     def failed(self, error: Exception, stage: str, handler: Handler | None = None) -> Any:
         if isinstance(error, StopIteration):  # it would end the pass
             of_sample = "" if self.place is None else f" at sample {self.place.key!r}"
-            error = no_end(error, f"the function of {stage}{of_sample}")
+            error = stop_iteration_error(error, f"the function of {stage}{of_sample}")
         error = _located(error, stage, self.place)
         if handler is None:
             raise error
@@ -184,4 +184,4 @@ class Program:
             for number, (name, stage) in enumerate(self.stages)
         )
         context = SampleContext()
-        return passed(context.placed(samples), grouped(seeded), context)
+        return run_stages(context.placed(samples), group_stages(seeded), context)

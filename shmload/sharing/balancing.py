@@ -29,7 +29,7 @@ from shmload.sharing.rank_group import RankGroup, poll_of
 from shmload.shm.doorbell import Doorbell
 from shmload.shm.segment import map_segment, open_segment
 from shmload.worker.job import PeerRing
-from shmload.worker.pool import Death, written_stack
+from shmload.worker.pool import Death, request_stack
 
 log = logging.getLogger("shmload")
 
@@ -67,7 +67,7 @@ class Helpers:
         try:
             pidfd = pidfd_of(pid, began)
         except OSError as error:  # no descriptor is left: the helper asks again
-            log.warning("a worker of another rank (pid %d) cannot be watched, and so not help: %s", pid, error)
+            log.warning("a worker of another rank (pid %d) cannot be watched, so it cannot help: %s", pid, error)
             return
         if pidfd < 0:
             self._ring.release(record)  # it has ended without claiming anything
@@ -95,7 +95,7 @@ class Helpers:
         except OSError:
             return "(unknown: its rank has ended)"
         try:
-            return written_stack(self._watched[record][0], fd)
+            return request_stack(self._watched[record][0], fd)
         finally:
             os.close(fd)
 

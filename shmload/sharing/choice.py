@@ -49,7 +49,7 @@ def shared_engine(
     if number is None:
         number = _numbers[builder] = next(_next_number)
     name = f"{number}.{builder.num_made}"
-    rank_group = gather(name, data, _promise(config), options.timeout_s)
+    rank_group = gather(name, data, _must_be_equal(config), options.timeout_s)
     num_ranks = len(rank_group.members)
     if num_ranks == 1:
         rank_group.close()
@@ -66,7 +66,7 @@ def shared_engine(
     return Engine(job, options, bad_samples, Leader(rank_group, options.timeout_s), records_holders=records_holders)
 
 
-def _promise(config: LoaderConfig) -> dict[str, Any]:
+def _must_be_equal(config: LoaderConfig) -> dict[str, Any]:
     """Return the values that must be equal in ranks that read one ring: those that determine the batches, and the prefetching."""
     plan = config.plan
     collate_fn = config.custom_collate_fn

@@ -108,9 +108,9 @@ class FollowingEngine:
             RuntimeError: the loader is closed, or `timeout` has passed.
         """
         self._check_open()
-        self._copy_out.raise_refused()
+        self._copy_out.raise_warning()
         order = self._queue[0]
-        self._nudge()
+        self._wake_leader()
         self._rank_sync.before_next(order)
         try:
             slot, lease = self._taken(order)
@@ -136,7 +136,7 @@ class FollowingEngine:
             del lease
             self._queue.popleft()
             self._rank_sync.after_next(is_gone=True)
-            self._nudge()
+            self._wake_leader()
         if self.on_delivery is not None:
             self.on_delivery()
         return Outcome(order, batch, None)
@@ -161,7 +161,7 @@ class FollowingEngine:
             self._sleep(order)
             self._check_open()  # another thread may have closed it
             self._rank_sync.check_ranks()
-            self._nudge()
+            self._wake_leader()
             if self._options.timeout_s and monotonic() - began > self._options.timeout_s:
                 raise RuntimeError(f"DataLoader timed out after {self._options.timeout_s} seconds")
 
@@ -177,7 +177,7 @@ class FollowingEngine:
             except FileNotFoundError:
                 raise RankLeft(
                     f'{self._rank_group.members[0]}, whose ring this rank reads (share="node"), has closed its loader before this '
-                    "rank could open what the batch lies in. Let all ranks close their loaders at the same step"
+                    "rank could open the memory of the batch. Let all ranks close their loaders at the same step"
                 ) from None
         self._ring.set_payload(slot, memory, offset, nbytes)
         self._places[slot] = version, path
@@ -199,7 +199,7 @@ class FollowingEngine:
     def _sleep(self, order: Order | None) -> None:
         self._ring.wait(order, FOLLOWER_WAIT_S)
 
-    def _nudge(self) -> None:
+    def _wake_leader(self) -> None:
         """Wake the leader if it waits for a slot, because this rank may have released one."""
         if self._ring.is_leader_waiting:
             self._ready.post()
@@ -225,7 +225,7 @@ class FollowingEngine:
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
-        with self.turns.others_out():
+        with self.turns.wait_until_alone():
             self._rank_sync.leave()
             self._memory.clear()
             self._ring.let_go()

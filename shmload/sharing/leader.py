@@ -46,7 +46,7 @@ class Leader(RankSync):
         """Wait a limited time for slower ranks, which may still have to open segments of this ring."""
         self.leave()
         deadline = monotonic() + LINGER_S
-        while not is_broken and not self.are_done() and monotonic() < deadline:
+        while not is_broken and not self.others_have_caught_up() and monotonic() < deadline:
             self._wait(None)
 
     def closed(self) -> None:

@@ -67,7 +67,7 @@ class RankGroup:
 
     def announce(self, ring: dict[str, Any]) -> None:
         """Post the information that others need to attach to this rank's ring, or `{"failed": why}` without a ring."""
-        with self.meeting.at_board():
+        with self.meeting.locked_board():
             board = json.loads(self.meeting.read())
             board["rings"][str(self.members[self.me].local_rank)] = ring
             self.meeting.write(json.dumps(board).encode())
@@ -80,7 +80,7 @@ class RankGroup:
             for pidfd, _ in poll.poll(0):
                 ended.add(pidfd)
                 poll.unregister(pidfd)  # it stays readable, and would end every wait at once
-            with self.meeting.at_board():
+            with self.meeting.locked_board():
                 said = json.loads(self.meeting.read())["rings"]
             found = {number: said.get(str(self.members[number].local_rank)) for number in numbers}
             if all(ring is not None or self.pidfds[number] in ended for number, ring in found.items()):
@@ -162,7 +162,7 @@ def gather(name: str, data: tuple[int, int], promise: dict[str, Any], timeout_s:
 def _all_members(meeting: Meeting, mine: RankInfo, num_local: int, pidfds: dict[int, int], limit_s: float) -> list[RankInfo]:
     deadline = monotonic() + limit_s
     while True:
-        members = _seated(meeting, mine)
+        members = _join_board(meeting, mine)
         for member in members:
             if member != mine and member.local_rank not in pidfds:
                 pidfd = pidfd_of(member.pid, member.began)
@@ -177,19 +177,19 @@ def _all_members(meeting: Meeting, mine: RankInfo, num_local: int, pidfds: dict[
             missing = sorted(set(range(num_local)) - {member.local_rank for member in members})
             raise RankLeft(
                 f'share="node": {len(members)} of the node\'s {num_local} ranks have begun to read within {limit_s:g} seconds; '
-                f"local ranks {missing} have not. All ranks of a node make such a loader and iterate over it"
+                f"local ranks {missing} have not. All ranks of a node must create this loader and iterate over it"
             )
 
 
-def _seated(meeting: Meeting, mine: RankInfo) -> list[RankInfo]:
+def _join_board(meeting: Meeting, mine: RankInfo) -> list[RankInfo]:
     """Add this rank to the board if it is missing; return all members, by local rank."""
-    with meeting.at_board():
+    with meeting.locked_board():
         text = meeting.read()
         board = json.loads(text) if text else {"members": [], "rings": {}}
         members = [RankInfo(**{**row, "data": tuple(row["data"])}) for row in board["members"]]
         if mine not in members:
             if any(member.local_rank == mine.local_rank for member in members):
-                raise ValueError(f'share="node": two processes of this run say that they are local rank {mine.local_rank}')
+                raise ValueError(f'share="node": two processes of this run claim to be local rank {mine.local_rank}')
             members.append(mine)
             meeting.write(json.dumps({**board, "members": [found._asdict() for found in members]}).encode())
     return sorted(members, key=lambda member: member.local_rank)
@@ -290,19 +290,19 @@ class RankSync(RankHook):
             is_closed = reported(rank, trainer.REPORT_CLOSED)
             generation = reported(rank, trainer.REPORT_GENERATION)
             if generation > mine:
-                ended = reported(rank, trainer.REPORT_ENDED + _odd(generation))
+                ended = reported(rank, trainer.REPORT_ENDED + _parity(generation))
                 if self._count >= ended:
-                    raise self._apart(rank, "has begun to read elsewhere", ended)
+                    raise self._diverged_error(rank, "has begun to read elsewhere", ended)
                 continue
             count = reported(rank, trainer.REPORT_COUNT) if generation == mine else 0
             if (is_closed or rank in self._ended) and self._count >= count:
-                raise self._apart(rank, "has closed its loader" if is_closed else "has ended", count)
+                raise self._diverged_error(rank, "has closed its loader" if is_closed else "has ended", count)
             left, left_at = self._left(rank)
             if generation == mine and left == self._num_passes and self._count >= left_at:
-                raise self._apart(rank, "has left the loop over its loader", left_at)
+                raise self._diverged_error(rank, "has left the loop over its loader", left_at)
         return 0
 
-    def are_done(self) -> bool:
+    def others_have_caught_up(self) -> bool:
         """Return whether all other ranks have taken every batch that this one has taken."""
         self._see_ended()
         mine, reported = self._share.generation, self._share.reported
@@ -325,7 +325,7 @@ class RankSync(RankHook):
         """Begin a generation together with all others."""
         share, reported = self._share, self._share.reported
         mine = share.generation
-        odd = _odd(mine)
+        odd = _parity(mine)
         share.report(trainer.REPORT_ENDED + odd, self._count_before)
         share.report(trainer.REPORT_EPOCH + odd, order.epoch)
         share.report(trainer.REPORT_STEP + odd, order.step)
@@ -339,13 +339,13 @@ class RankSync(RankHook):
                 if reported(rank, trainer.REPORT_GENERATION) >= mine:
                     continue  # it has arrived in the meantime: its count belongs to the new generation
                 if count > self._count_before:
-                    raise self._apart(rank, "has read on where this rank has begun elsewhere", count)
+                    raise self._diverged_error(rank, "has read on where this rank has begun elsewhere", count)
                 if is_closed or rank in self._ended:
-                    raise self._apart(rank, "has closed its loader" if is_closed else "has ended", count)
+                    raise self._diverged_error(rank, "has closed its loader" if is_closed else "has ended", count)
             if self._timeout_s and monotonic() - began > self._timeout_s:
                 raise RuntimeError(
-                    f"DataLoader timed out after {self._timeout_s} seconds: {self._rank_group.members[behind[0]]} has not come to "
-                    'where the ranks that share="node" begin together'
+                    f"DataLoader timed out after {self._timeout_s} seconds: {self._rank_group.members[behind[0]]} has not reached "
+                    'the step at which the ranks that share="node" begin together'
                 )
             self._sleep(None)
             self._see_ended()
@@ -361,7 +361,7 @@ class RankSync(RankHook):
                 )
         self._begins = False
 
-    def _apart(self, rank: int, what: str, count: int) -> RankLeft:
+    def _diverged_error(self, rank: int, what: str, count: int) -> RankLeft:
         return RankLeft(
             f'{self._rank_group.members[rank]}, which shares a ring with this rank (share="node"), {what}: it has read {count} '
             f"batches since they began together, and this one wants its batch {self._count + 1}. Ranks that share read the same "
@@ -369,6 +369,6 @@ class RankSync(RankHook):
         )
 
 
-def _odd(generation: int) -> int:
+def _parity(generation: int) -> int:
     """Return the number to add to the words of the place where a generation begins."""
     return trainer.REPORT_ODD * (generation & 1)

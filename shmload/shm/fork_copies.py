@@ -4,10 +4,10 @@ A slot is shared memory. Without a copy, a child would see the next batch's byte
 fork with live leases takes one more reference to every one of them and makes a pipe; the child replaces those slots by private
 copies and closes its end; the parent waits for that, and then drops the references. A child without memory for copies keeps its end
 open: then the slots stay the parent's until the child ends or execs. If the child takes longer than GRACE_S, the parent continues,
-and looks again at its next fork and in `settle`.
+and looks again at its next fork and in `release_copied`.
 
 Memory: a child costs the bytes of the slots leased at its fork, even if it never reads them; usually that is one batch. The
-worker pool's own workers never read a batch, and cost nothing (`ours`).
+worker pool's own workers never read a batch, and cost nothing (`without_copies`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _unsettled: list[_Fork] = []
 
 
 @contextmanager
-def ours() -> Iterator[None]:
+def without_copies() -> Iterator[None]:
     """Make no copies for forks in this block, because their children use no batch."""
     _thread.is_ours = True
     try:
@@ -47,7 +47,7 @@ def ours() -> Iterator[None]:
         _thread.is_ours = False
 
 
-def settle() -> int:
+def release_copied() -> int:
     """Drop the references of forks whose children have copied or ended. Return how many have not."""
     for fork in _unsettled:
         _settle(fork, 0)
@@ -70,7 +70,7 @@ def _before() -> None:
     _thread.fork = None
     if getattr(_thread, "is_ours", False):
         return
-    settle()
+    release_copied()
     leases = live_leases()
     if leases:
         reader, writer = os.pipe2(os.O_CLOEXEC)

@@ -47,9 +47,9 @@ def check_fits(nbytes: int, slots: tuple[int, int] | None = None, root: Path = P
         needed, room = f"a segment needs {nbytes} bytes", ""
         if slots is not None:
             needed = f"the ring needs {nbytes} bytes, {slots[0]} slots of {slots[1]}"
-            room = f", room for {free // max(slots[1], 1)} slots"
+            room = f", enough for {free // max(slots[1], 1)} slots"
         raise RingTooSmall(
-            f"{needed}; this process may take {free} more{room}. Lower prefetch_factor, num_workers or batch_size, or free memory"
+            f"{needed}, but only {free} bytes are available{room}. Lower prefetch_factor, num_workers or batch_size, or free memory"
         )
 
 

@@ -62,7 +62,7 @@ class Host:
         return None
 
 
-def listed(ranges: str) -> set[int]:
+def parse_list(ranges: str) -> set[int]:
     """Return the numbers of a list as the kernel writes it: "0-3,8"."""
     found: set[int] = set()
     for part in filter(None, ranges.split(",")):

@@ -65,7 +65,7 @@ def find_leftovers(folder: str = SHM_DIR, *, guard_s: float = GUARD_S) -> list[L
         folder: where to look.
         guard_s: minimum age in seconds of a group without a control segment.
     """
-    return list(_go_over(folder, guard_s, removes=False))
+    return list(_examine(folder, guard_s, removes=False))
 
 
 def sweep(folder: str = SHM_DIR, *, guard_s: float = GUARD_S) -> list[Leftover]:
@@ -75,10 +75,10 @@ def sweep(folder: str = SHM_DIR, *, guard_s: float = GUARD_S) -> list[Leftover]:
         folder: where to look.
         guard_s: minimum age in seconds of a group without a control segment.
     """
-    return list(_go_over(folder, guard_s, removes=True))
+    return list(_examine(folder, guard_s, removes=True))
 
 
-def _go_over(folder: str, guard_s: float, *, removes: bool) -> Iterator[Leftover]:
+def _examine(folder: str, guard_s: float, *, removes: bool) -> Iterator[Leftover]:
     groups: dict[str, list[str]] = defaultdict(list)
     try:
         names = os.listdir(folder)
@@ -91,14 +91,14 @@ def _go_over(folder: str, guard_s: float, *, removes: bool) -> Iterator[Leftover
             groups[match[1]].append(f"{folder}/{name}")
     for stem, paths in sorted(groups.items()):
         control = f"{folder}/{stem}-control"
-        with _held(control, uid) as (state, pid):
+        with _locked_if_dead(control, uid) as (state, pid):
             found = None if state == "living" else _described(stem, sorted(paths), uid, pid, _WHY[state])
             if found is not None and (state == "dead" or found.age_s >= guard_s):
                 yield _removed(found, control) if removes else found
 
 
 @contextmanager
-def _held(control: str, uid: int) -> Iterator[tuple[_State, int]]:
+def _locked_if_dead(control: str, uid: int) -> Iterator[tuple[_State, int]]:
     """Yield whether the owner of a control segment lives, and its pid. If it is dead, hold its lock in the block."""
     for path in (control, control + NEW):
         try:

@@ -47,7 +47,7 @@ class Meeting:
         self._pid = os.getpid()
 
     @contextmanager
-    def at_board(self) -> Iterator[None]:
+    def locked_board(self) -> Iterator[None]:
         """Enter the gate alone, waiting without limit while another process is inside, and attend the meeting from then on.
 
         Raises:
@@ -93,12 +93,12 @@ class Meeting:
                 self._control_path, self._gate_path = self._place()
             try:
                 if self._control is None:
-                    reaper.attend(self._control_path)
+                    reaper.watch_meeting(self._control_path)
                     self._control = _opened(self._control_path)
                     self._control.acquire(shared=True)
                 gate = _opened(self._gate_path)
             except OSError:
-                if _others(self._control_path) is None and _others(self._gate_path) is None:
+                if _blocking_user(self._control_path) is None and _blocking_user(self._gate_path) is None:
                     raise
                 self._let_go()  # another user was quicker
                 continue
@@ -119,18 +119,18 @@ class Meeting:
 
     def _place(self) -> tuple[str, str]:
         """Return the place to meet at: one where this user has begun a meeting, else the first free place."""
-        open_to_us = [place for place in self._places if all(_others(path) is None for path in place)]
+        open_to_us = [place for place in self._places if all(_blocking_user(path) is None for path in place)]
         for place in open_to_us:
             if os.path.lexists(place[0]):
                 return place
         if open_to_us:
             return open_to_us[0]
         control, gate = self._places[0]
-        path, uid = next((path, uid) for path in (control, gate) if (uid := _others(path)) is not None)
+        path, uid = next((path, uid) for path in (control, gate) if (uid := _blocking_user(path)) is not None)
         raise PermissionError(
             errno.EPERM,
-            f"user {uid} has what is in the way where processes of user {os.geteuid()} meet, and the {_NUM_PLACES - 1} places "
-            'beside it are taken too: have that user or root remove these files, or do without share="node"',
+            f"files of user {uid} block the place where processes of user {os.geteuid()} meet, and the {_NUM_PLACES - 1} "
+            'alternatives are taken, too: ask that user or root to remove them, or leave out share="node"',
             path,
         )
 
@@ -152,7 +152,7 @@ def _is_ours(status: os.stat_result) -> bool:
     return status.st_uid == os.geteuid() and stat.S_ISREG(status.st_mode) and not status.st_mode & 0o077
 
 
-def _others(path: str) -> int | None:
+def _blocking_user(path: str) -> int | None:
     """Return the user whose file blocks a path; None if nothing does."""
     try:
         status = os.lstat(path)

@@ -87,7 +87,11 @@ def _start() -> None:
             start_new_session=True,
         )
     except OSError as error:
-        log.warning("no reaper (%s): if this process is killed, its memory in %s stays until shmload starts again", error, SHM_DIR)
+        log.warning(
+            "cannot start the reaper (%s): if this process is killed, its memory in %s remains until shmload starts again",
+            error,
+            SHM_DIR,
+        )
     finally:
         os.close(end)
     for board in _boards:
@@ -123,7 +127,7 @@ def forget(pid: int) -> None:
             _write(f"gone {worker}")
 
 
-def attend(board: str) -> None:
+def watch_meeting(board: str) -> None:
     """Let the shell remove a meeting's files after this process is killed. Idempotent.
 
     Args:
@@ -141,7 +145,7 @@ def _write(line: str) -> None:
             os.write(_pipe, f"{line}\n".encode())
 
 
-def stay_for(whom: object) -> weakref.finalize[..., Any]:
+def keep_for(whom: object) -> weakref.finalize[..., Any]:
     """Keep the shell while an object lives, even without a group, so that the next group need not start it.
 
     Args:

@@ -84,7 +84,7 @@ class Segment:
             return cls._created(name, nbytes, _create_memfd(name, nbytes, num_reserved), "memfd", num_reserved)
         except OSError as error:
             remedy = ": raise the limit on file sizes (ulimit -f)" if error.errno == errno.EFBIG else ""
-            raise RingTooSmall(f"a segment of {nbytes} bytes: {os.strerror(error.errno or 0)}{remedy}") from error
+            raise RingTooSmall(f"cannot create a segment of {nbytes} bytes: {os.strerror(error.errno or 0)}{remedy}") from error
 
     @classmethod
     def _created(cls, name: str, nbytes: int, fd: int, kind: Literal["shm", "memfd"], num_reserved: int) -> Segment:
@@ -175,11 +175,11 @@ def open_segment(path: str) -> int:
     fd = os.open(place, flags)
     if name and os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)") != f"/memfd:{name}":
         os.close(fd)
-        raise FileNotFoundError(errno.ENOENT, "its owner has given it up", path)
+        raise FileNotFoundError(errno.ENOENT, "its owner has closed it", path)
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
         os.close(fd)
-        raise PermissionError(f"{path} is no segment of user {os.geteuid()}")
+        raise PermissionError(f"{path} is not a segment of user {os.geteuid()}")
     return fd
 
 
@@ -201,7 +201,7 @@ def _create_named(name: str, nbytes: int, num_reserved: int) -> int:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         if not try_lock(fd):  # a janitor is examining it, and may remove it
-            raise BlockingIOError(errno.EWOULDBLOCK, "it is locked already", path)
+            raise BlockingIOError(errno.EWOULDBLOCK, "another process has locked it", path)
         os.fchmod(fd, 0o600)
         _reserve_first(fd, num_reserved)
         os.rename(path, f"{SHM_DIR}/{name}")  # never visible unlocked under its name, because a janitor removes what it can lock
@@ -247,8 +247,9 @@ def _make_file(name: str, nbytes: int) -> None:
 
 def _taken_meanwhile(path: str, nbytes: int, num_reserved: int, error: OSError) -> str:
     return (
-        f"{path}: the ring needs {nbytes} bytes, which were free when the ring was made. It got {num_reserved}, and others have "
-        f"taken the rest ({os.strerror(error.errno or 0)}). Free memory, or lower prefetch_factor, num_workers or batch_size"
+        f"{path}: the ring needs {nbytes} bytes, which were free when the ring was created. {num_reserved} are reserved, "
+        f"and other processes have taken the rest ({os.strerror(error.errno or 0)}). Free memory, or lower "
+        "prefetch_factor, num_workers or batch_size"
     )
 
 

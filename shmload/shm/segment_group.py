@@ -34,7 +34,7 @@ class _OwnerLockFile:
         if not self._lock.try_acquire():  # a janitor is examining it, and may remove it
             self._lock.close()
             os.unlink(path + NEW)
-            raise BlockingIOError(errno.EWOULDBLOCK, "it is locked already", path)
+            raise BlockingIOError(errno.EWOULDBLOCK, "another process has locked it", path)
         os.rename(path + NEW, path)  # never visible unlocked: see janitor.py
 
     def close(self) -> None:

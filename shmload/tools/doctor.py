@@ -24,7 +24,7 @@ import shmload
 from shmload.shm import cgroups, janitor
 from shmload.shm.doorbell import Doorbell
 from shmload.shm.free_memory import free_memory_bytes
-from shmload.shm.host import Host, listed
+from shmload.shm.host import Host, parse_list
 from shmload.shm.names import new_stem
 from shmload.shm.segment import Segment, try_memfd
 
@@ -265,8 +265,8 @@ def check_cgroup_memory(host: Host) -> CheckResult:
 
 def _processors(host: Host) -> tuple[int, int]:
     """Return the number of processors online, and of those that this process may run on."""
-    online = listed(host.text("sys/devices/system/cpu/online") or "")
-    allowed = listed(host.status("Cpus_allowed_list") or "")
+    online = parse_list(host.text("sys/devices/system/cpu/online") or "")
+    allowed = parse_list(host.status("Cpus_allowed_list") or "")
     count = len(allowed & online if online else allowed) or len(online) or 1
     return max(len(online), count), count
 

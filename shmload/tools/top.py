@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shmload.engine.process_usage import Process, add_memory_usage, command_of, usage_of
-from shmload.engine.ring_reader import ControlBlock, Found, RingReader
+from shmload.engine.ring_reader import ControlBlock, HostRings, RingReader
 from shmload.engine.stage_record import About
 from shmload.engine.stats import Report, describe
 from shmload.engine.time_shares import Snapshot
@@ -39,7 +39,7 @@ class Watch:
 
     def __init__(self, pids: Iterable[int] = ()) -> None:
         self._pids = frozenset(pids)
-        self._found, self._search_at_s = Found([], []), 0.0
+        self._found, self._search_at_s = HostRings([], []), 0.0
         self._known: dict[str, tuple[Snapshot, deque[float], str]] = {}  # by stem: the last look, samples/s, its command
 
     def look(self) -> Report:
@@ -60,7 +60,7 @@ class Watch:
                 continue
             try:
                 reader = RingReader.open(block.path)
-                seen, about = reader.snapshot(), reader.about
+                seen, about = reader.snapshot(), reader.pipeline_stages
             except (FileNotFoundError, PermissionError):  # it has closed since, or belongs to another user
                 continue
             except (OSError, ValueError) as error:

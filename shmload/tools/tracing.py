@@ -9,8 +9,8 @@ import os
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 
+from shmload.engine.event_log import EventLog
 from shmload.engine.ring_reader import RingReader
-from shmload.engine.tape import Tape
 
 SHORTEST_S, LONGEST_S = 0.0005, 0.05  # limits of the pause between two looks
 FILLED_SHARE = 0.25  # the share of a recorder that should be full at each look
@@ -26,26 +26,26 @@ class Recording:
     """
 
     pid: int | None = None
-    tapes: dict[str, Tape] = field(default_factory=dict)
+    event_logs: dict[str, EventLog] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)  # name -> why it cannot be read
 
     def search(self) -> None:
         """Attach to rings that are new since the last search."""
         for block in RingReader.find().blocks:
             name, path = block.stem, block.path
-            if block.uid != os.geteuid() or name in self.tapes or name in self.refused:
+            if block.uid != os.geteuid() or name in self.event_logs or name in self.refused:
                 continue
             try:
-                tape = Tape(RingReader.open(path).control, with_history=True)
+                event_log = EventLog(RingReader.open(path).control, with_history=True)
             except FileNotFoundError:  # it has just been removed
                 continue
             except (OSError, ValueError) as error:
                 self.refused[name] = f"{path}: {error.strerror if isinstance(error, OSError) else error}"
                 continue
-            if self.pid is None or tape.owner_pid == self.pid:
-                self.tapes[name] = tape
+            if self.pid is None or event_log.owner_pid == self.pid:
+                self.event_logs[name] = event_log
             else:
-                self.refused[name] = f"{path}: it is of process {tape.owner_pid}"
+                self.refused[name] = f"{path}: it is of process {event_log.owner_pid}"
 
     def record(self, seconds: float) -> None:
         """Record for `seconds`, reading as often as the fullest recorder requires."""
@@ -56,7 +56,7 @@ class Recording:
             if now >= next_search:
                 self.search()
                 next_search = now + SEARCH_S
-            most = max((tape.drain() / tape.capacity for tape in self.tapes.values()), default=0.0)
+            most = max((event_log.drain() / event_log.capacity for event_log in self.event_logs.values()), default=0.0)
             pause = min(max(pause * min(FILLED_SHARE / max(most, 0.01), 2.0), SHORTEST_S), LONGEST_S)
             if now >= end:
                 return

@@ -37,7 +37,7 @@ class _View:
         self.data, self.indices = dataset._data, dataset._indices
         self.columns = self._known_columns(dataset)
 
-    def is_of(self, dataset: Any) -> bool:
+    def still_matches(self, dataset: Any) -> bool:
         """Return whether the dataset still has these properties."""
         return dataset._data is self.data and dataset._indices is self.indices and bool(dataset.format == self.format)
 
@@ -86,7 +86,7 @@ def arrow_in_place(dataset: Any, ragged: Ragged | None) -> InPlace | None:
     if kind != "Dataset":
         return None
     view = _VIEWS.get(dataset)
-    if view is None or not view.is_of(dataset):
+    if view is None or not view.still_matches(dataset):
         view = _VIEWS[dataset] = _View(dataset)
     if view.columns is None:
         return None

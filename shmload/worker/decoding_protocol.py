@@ -15,7 +15,7 @@ from shmload.world import ability_of, package_ability, takes_arguments
 log = logging.getLogger("shmload")
 
 
-def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
+def in_place_reader_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
     """Return a dataset's in-place reader, also through Subset, ConcatDataset, Mix and pipelines; None if it has none.
 
     Args:
@@ -32,13 +32,13 @@ def in_place_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
         return arrow_in_place(dataset, ragged)
     is_torchs = kind.__module__ == "torch.utils.data.dataset"
     if is_torchs and kind.__name__ == "Subset":
-        inner = in_place_of(dataset.dataset, ragged)
+        inner = in_place_reader_of(dataset.dataset, ragged)
         return inner and InPlaceSubset(inner, dataset.indices)
     if is_torchs and kind.__name__ == "TensorDataset":
         return tensors_in_place(dataset)
     is_mix = bool(package_ability(dataset, "is_concatenation"))
     if (is_torchs and kind.__name__ == "ConcatDataset") or is_mix:
-        found = [in_place_of(d, ragged) for d in dataset.datasets]
+        found = [in_place_reader_of(d, ragged) for d in dataset.datasets]
         members = [m for m in found if m is not None and m.reads_rows_alike]
         if len(members) == len(found) and len({(str(dict(m.schema)), m.batch_type or dict) for m in members}) == 1:
             return InPlaceConcat(members, dataset.cumulative_sizes, is_cyclic=is_mix)
@@ -59,14 +59,14 @@ def declares_decoding(dataset: Any) -> bool:
     if not all(takes_arguments(reader, 2) for reader in readers):
         why = "read_into and read_batch_into take two arguments, an index or indices and the rows"
     else:
-        why = flaw_of_schema(schema, ability_of(dataset, "batch_type"))
+        why = schema_error(schema, ability_of(dataset, "batch_type"))
     if why and _has_getitem(dataset):
         log.debug("%s is read by its samples and does not decode in place: %s", type(dataset).__name__, why)
         return False
     return not why or isinstance(schema, Mapping)
 
 
-def flaw_of_schema(schema: Any, batch_type: Any = None) -> str:
+def schema_error(schema: Any, batch_type: Any = None) -> str:
     """Return a description of the flaw in a schema; empty if it is valid."""
     try:
         layout_of_schema(schema, batch_type)

@@ -81,7 +81,7 @@ class Failure(NamedTuple):
         return error
 
 
-def no_end(error: StopIteration, who: str) -> RuntimeError:
+def stop_iteration_error(error: StopIteration, who: str) -> RuntimeError:
     """Return the error for a StopIteration of a user's function, which would silently end the loop if next() raised it.
 
     Args:

@@ -35,7 +35,7 @@ def _view_of(generator: np.random.MT19937) -> np.ndarray[Any, np.dtype[np.uint32
     return np.ctypeslib.as_array((ctypes.c_uint32 * (NUM_WORDS + 1)).from_address(address))
 
 
-class _Line:
+class _WordSequence:
     """The sequence of words that follow from the initial words, block by block."""
 
     def __init__(self, words: bytes) -> None:
@@ -150,10 +150,10 @@ class Streams:
             self._generators["numpy"] = _Numpy()
         self._positions: dict[str, dict[str, Any]] = {}
         self._seen: dict[str, tuple[bytes, Rest]] = {}
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _WordSequence] = {}
         for name, generator in self._generators.items():
             self._seen[name] = generator.read()
-            self._lines[name] = _Line(self._seen[name][0])
+            self._lines[name] = _WordSequence(self._seen[name][0])
 
     def positions(self) -> dict[str, dict[str, Any]]:
         """Return the positions, JSON-able: one entry for each generator that was drawn from. Takes about 10 us if none was."""
@@ -183,7 +183,7 @@ class Streams:
                 log.warning(
                     "the stream of %s could not be resumed in this worker: worker_init_fn seeds it differently in each run", name
                 )
-                self._lines[name] = _Line(self._seen[name][0])
+                self._lines[name] = _WordSequence(self._seen[name][0])
                 continue
             self._generators[name].write(words, entry["rest"])
             line.words, line.is_left = words, "words" in entry

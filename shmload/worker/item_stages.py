@@ -16,7 +16,7 @@ from shmload.worker.stage_arguments import check_function
 from shmload.worker.stage_engine import Expanding, FailedItem, StageContext
 
 
-def answered(fn: Callable[[Any], Any], items: Iterator[Any], name: str, context: StageContext) -> Iterator[tuple[Any, Any]]:
+def with_results(fn: Callable[[Any], Any], items: Iterator[Any], name: str, context: StageContext) -> Iterator[tuple[Any, Any]]:
     """Yield each item with the result of a function; a failed item comes with None.
 
     Args:
@@ -53,7 +53,7 @@ class Filter(Expanding):
         check_function("Filter(fn)", self.fn)
 
     def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
-        for item, stays in answered(self.fn, items, name, context):
+        for item, stays in with_results(self.fn, items, name, context):
             if stays or type(item) is FailedItem:
                 yield item
 
@@ -74,7 +74,7 @@ class FlatMap(Expanding):
         check_function("FlatMap(fn)", self.fn)
 
     def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
-        for item, made in answered(lambda item: iter(self.fn(item)), items, name, context):
+        for item, made in with_results(lambda item: iter(self.fn(item)), items, name, context):
             if type(item) is FailedItem:
                 yield item
                 continue

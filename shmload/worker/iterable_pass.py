@@ -41,7 +41,7 @@ class IterablePass:
             return
         if self._epoch is not None:
             self.dataset = with_shared_seed(self.dataset, shared_seed)
-        self.iterator = BeginsAgain(self.dataset) if self._begins_again else iter(self.dataset)
+        self.iterator = RestartingIterator(self.dataset) if self._begins_again else iter(self.dataset)
         self._begins_again = False
         if self._iterator_state is not None:
             self.iterator.load_state_dict(self._iterator_state)
@@ -64,7 +64,7 @@ class IterablePass:
             raise
 
 
-class BeginsAgain:
+class RestartingIterator:
     """An iterator over a dataset, which starts again if the first iterator is empty.
 
     A dataset whose state was saved at the end of a pass may first return an iterator that is already at its end, although the next
@@ -75,7 +75,7 @@ class BeginsAgain:
         self._dataset: Any = dataset
         self.iterator = iter(dataset)
 
-    def __iter__(self) -> BeginsAgain:
+    def __iter__(self) -> RestartingIterator:
         return self
 
     def __next__(self) -> Any:

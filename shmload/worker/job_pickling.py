@@ -12,14 +12,14 @@ from multiprocessing import context as spawning
 from multiprocessing import reduction
 from typing import Any
 
-from shmload.shm import travel
+from shmload.shm import pickling
 from shmload.worker.job import Job
 from shmload.world import parts_of
 
 _PLAIN = {getattr(reduction, name) for name in ("_reduce_method", "_reduce_method_descriptor", "_reduce_partial")}
 
 
-class _Sources(travel.LocalPickler):
+class _ModuleRecorder(pickling.LocalPickler):
     """A pickler for all workers, which records the modules of the pickled objects.
 
     Attributes:
@@ -51,7 +51,7 @@ def _is_shared(value: Any) -> bool:
         return False
 
 
-class _Trial:
+class _TrialProcess:
     """Replaces the process that is being started, to find out whether multiprocessing can pickle an object."""
 
     DupFd = staticmethod(int)
@@ -60,9 +60,9 @@ class _Trial:
         return fd
 
 
-def _refusal(value: Any) -> Exception | None:
+def _pickling_error(value: Any) -> Exception | None:
     """Return why multiprocessing cannot send an object to a process that it starts; None if it can."""
-    spawning.set_spawning_popen(_Trial())  # type: ignore[arg-type]  # it has the methods that reducers call
+    spawning.set_spawning_popen(_TrialProcess())  # type: ignore[arg-type]  # it has the methods that reducers call
     try:
         reduction.ForkingPickler.dumps(value)
     except Exception as error:
@@ -82,21 +82,21 @@ def pickled_once(job: Job, modules: set[str]) -> bytes | None:
         TypeError: the job cannot be pickled; the message names the attributes.
     """
     pickled = io.BytesIO()
-    pickler = _Sources(pickled, modules)
+    pickler = _ModuleRecorder(pickled, modules)
     try:
         pickler.dump(job)
         return None if pickler.needs_process else pickled.getvalue()
     except Exception:
-        error = _refusal(job)
+        error = _pickling_error(job)
         if error is None:
             return None
         # (attribute path, object) that neither pickle nor multiprocessing can pickle, deepest first: ("dataset.fn", <lambda>)
         culprits = [found for part in dataclasses.fields(job) for found in _refused(getattr(job, part.name), part.name, set())]
         where = "; ".join(f"{path} ({type(value).__qualname__})" for path, value in culprits) or "the dataset"
         raise TypeError(
-            f"workers started by spawn or forkserver need a dataset, collate_fn and worker_init_fn that pickle takes; it does not "
-            f"take {where}: {type(error).__name__}: {error}. Make it at first use in the worker, define functions at module level, "
-            'or use multiprocessing_context="fork"'
+            "workers started by spawn or forkserver receive the dataset, collate_fn and worker_init_fn as pickles, and "
+            f"{where} cannot be pickled: {type(error).__name__}: {error}. Create it at first use in the worker, "
+            'define functions at module level, or use multiprocessing_context="fork"'
         ) from error
 
 
@@ -107,7 +107,7 @@ def _refused(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]
     with suppress(Exception):
         pickle.dumps(value, protocol=5)
         return
-    if _refusal(value) is None:
+    if _pickling_error(value) is None:
         return
     found = False
     for name, part in parts_of(value):

@@ -81,7 +81,7 @@ class OwnGenerators:
             if type(generator) is random.Random and offset:
                 self._pythons.append(generator)
                 self._python_streams.append(_stream(path))
-            elif isinstance(generator, (np.random.Generator, np.random.BitGenerator)) and (place := _congruence(generator)):
+            elif isinstance(generator, (np.random.Generator, np.random.BitGenerator)) and (place := _pcg64_addresses(generator)):
                 self._congruences.append(place)
                 self._congruence_streams.append(_stream(path))
             else:
@@ -203,13 +203,13 @@ def _bits_of(generator: Any) -> Any:
     )
 
 
-def _congruence(generator: Any) -> tuple[int, int] | None:
+def _pcg64_addresses(generator: Any) -> tuple[int, int] | None:
     """Return the addresses of a PCG64's state and of its buffered half word; None if unknown. numpy's default is PCG64."""
     bits = _bits_of(generator)
-    return _congruence_place(bits) if type(bits) is np.random.PCG64 and _knows_congruences() else None
+    return _pcg64_place(bits) if type(bits) is np.random.PCG64 and _knows_pcg64() else None
 
 
-def _congruence_place(bits: np.random.PCG64) -> tuple[int, int] | None:
+def _pcg64_place(bits: np.random.PCG64) -> tuple[int, int] | None:
     """Return these addresses untested: `state_address` holds the address of the state in the same object; the rest follows it."""
     first, end = id(bits), id(bits) + type(bits).__basicsize__
     address: Any = bits.ctypes.state_address
@@ -220,10 +220,10 @@ def _congruence_place(bits: np.random.PCG64) -> tuple[int, int] | None:
 
 
 @functools.cache
-def _knows_congruences() -> bool:
+def _knows_pcg64() -> bool:
     """Return whether writing to the presumed addresses of a PCG64 sets its state."""
     bits = np.random.PCG64(1)
-    place = _congruence_place(bits) if sys.implementation.name == "cpython" else None
+    place = _pcg64_place(bits) if sys.implementation.name == "cpython" else None
     expected = bits.state["state"]
     if place is None or ctypes.string_at(place[0], 32) != b"".join(
         int(expected[n]).to_bytes(16, "little") for n in ("state", "inc")
@@ -274,7 +274,7 @@ def _state_of(generator: Any) -> Any:
     return generator.get_state().numpy().tobytes()
 
 
-def _of_congruences(name: str) -> Callable[[Words], dict[str, Any]]:
+def _of_pcg64(name: str) -> Callable[[Words], dict[str, Any]]:
     def state_of(words: Words) -> dict[str, Any]:
         state = {"state": words[0] << 64 | words[1], "inc": words[2] << 64 | words[3] | 1}  # inc must be odd
         return {"bit_generator": name, "state": state, "has_uint32": 0, "uinteger": 0}
@@ -302,8 +302,8 @@ def _twister(words: Words) -> dict[str, Any]:
 
 
 _STATES: dict[type, Callable[[Words], dict[str, Any]]] = {
-    np.random.PCG64: _of_congruences("PCG64"),
-    np.random.PCG64DXSM: _of_congruences("PCG64DXSM"),
+    np.random.PCG64: _of_pcg64("PCG64"),
+    np.random.PCG64DXSM: _of_pcg64("PCG64DXSM"),
     np.random.Philox: _philox,
     np.random.SFC64: _sfc,
     np.random.MT19937: _twister,

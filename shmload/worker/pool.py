@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 from shmload import faults
 from shmload._core.mapping import Mapping
 from shmload.processes.child import Child, Children
-from shmload.processes.exit_codes import describe_exit, settle
+from shmload.processes.exit_codes import describe_exit, wait_exit_code
 from shmload.processes.interrupts import interrupts_held
 from shmload.shm import fork_copies, reaper
 from shmload.shm.segment import Segment
@@ -100,7 +100,9 @@ class WorkerProcess(Child):
 
     def __init__(self, worker_id: int, process: BaseProcess) -> None:
         self.worker_id, self.process = worker_id, process
-        super().__init__(process.pid or 0, partial(settle, process))  # multiprocessing must learn that the process has ended
+        super().__init__(
+            process.pid or 0, partial(wait_exit_code, process)
+        )  # multiprocessing must learn that the process has ended
 
 
 class ProcessPool:
@@ -111,15 +113,21 @@ class ProcessPool:
         job: the work. A fork inherits it; for other start methods it is pickled once, into the segment that `posts` name. If it
             contains objects that only multiprocessing can pickle (locks, queues, shared memory), it is pickled for each process.
         make: makes a process that is not started, like the `Process` of a multiprocessing context.
-        travels: the job is passed to each process as an argument, and not in the segment.
+        inherits_job: the job is passed to each process as an argument, and not in the segment.
         stacks: the segment to which each worker writes its Python stack on request, by worker.
     """
 
     def __init__(
-        self, posts: list[Post], job: Job, make: Callable[..., BaseProcess], *, travels: bool, stacks: abc.Mapping[int, Segment]
+        self,
+        posts: list[Post],
+        job: Job,
+        make: Callable[..., BaseProcess],
+        *,
+        inherits_job: bool,
+        stacks: abc.Mapping[int, Segment],
     ) -> None:
         self._posts = {post.worker_id: post for post in posts}
-        self._job, self._make, self._travels, self._stacks = job, make, travels, stacks
+        self._job, self._make, self._inherits_job, self._stacks = job, make, inherits_job, stacks
         self._workers: dict[int, WorkerProcess] = {}
         self._children: Children[WorkerProcess] = Children()
         self._pid = os.getpid()
@@ -156,9 +164,9 @@ class ProcessPool:
         self._reap(self._workers.pop(worker_id))
 
     def _start(self, post: Post) -> None:
-        inherited = self._job if self._travels else None
+        inherited = self._job if self._inherits_job else None
         process = self._make(target=main, args=(post, inherited), daemon=True, name=f"shmload worker {post.worker_id}")
-        with fork_copies.ours(), warnings.catch_warnings():
+        with fork_copies.without_copies(), warnings.catch_warnings():
             # the worker starts no thread before its own code runs, and only reads the memory it inherits
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
             process.start()
@@ -185,7 +193,7 @@ class ProcessPool:
 
     def stack(self, worker_id: int) -> str:
         """Return a worker's Python stack, or why it is unknown."""
-        return written_stack(self._workers[worker_id].pidfd, self._stacks[worker_id].fd)
+        return request_stack(self._workers[worker_id].pidfd, self._stacks[worker_id].fd)
 
     def kill(self, worker_id: int) -> Death:
         """End a worker at once. It can then be replaced."""
@@ -215,7 +223,7 @@ class ProcessPool:
                 self._reap(worker)
 
 
-def written_stack(pidfd: int, fd: int) -> str:
+def request_stack(pidfd: int, fd: int) -> str:
     """Make a worker process write its Python stack to its segment `fd`. Return the stack, or why it is unknown."""
     os.pwrite(fd, bytes(STACK_NBYTES), 0)
     try:
@@ -236,14 +244,14 @@ def written_stack(pidfd: int, fd: int) -> str:
 _pools: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
 
 
-def _disown() -> None:
+def _forget_workers_of_parent() -> None:
     """Forget the parent's workers in a child of a bare os.fork, because multiprocessing would end them when the child exits."""
     for pool in _pools:
         multiprocessing.process._children.difference_update(pool.processes)  # type: ignore[attr-defined]  # private
     _pools.clear()
 
 
-os.register_at_fork(after_in_child=_disown)
+os.register_at_fork(after_in_child=_forget_workers_of_parent)
 
 
 def context_of(wanted: Any) -> BaseContext:
@@ -279,30 +287,30 @@ class PreparedWorkers:
 Backend = Callable[[PreparedWorkers], WorkerPool]  # decides on which machines workers run
 
 
-def processes(called: PreparedWorkers) -> ProcessPool:
+def process_pool(called: PreparedWorkers) -> ProcessPool:
     """Return a worker pool of processes of this machine, not started."""
     context, posts = context_of(called.multiprocessing_context), called.posts
-    travels = context.get_start_method() == "fork"
+    inherits_job = context.get_start_method() == "fork"
     modules: set[str] = set()
-    if travels:
+    if inherits_job:
         warn_of_fork()
     else:
         pickled_job: bytes | None = pickled_once(called.job, modules)
         if pickled_job is None:
-            travels = True
+            inherits_job = True
         else:
             posts = with_pickled_job(called.group, "pickled_job-local", pickled_job, posts)
     make = process_maker(context, modules, needs_torch=called.job.seed is None)
-    return ProcessPool(posts, called.job, make, travels=travels, stacks=called.stacks)
+    return ProcessPool(posts, called.job, make, inherits_job=inherits_job, stacks=called.stacks)
 
 
 def with_pickled_job(group: SegmentGroup, name: str, pickled_job: bytes, posts: list[Post]) -> list[Post]:
     """Write the pickled job to a new segment, and return the posts with its path."""
     segment = group.segment(name, len(pickled_job))
     memoryview(Mapping(segment.fd, len(pickled_job)))[:] = pickled_job
-    return named(posts, segment)
+    return with_job_path(posts, segment)
 
 
-def named(posts: list[Post], segment: Segment) -> list[Post]:
+def with_job_path(posts: list[Post], segment: Segment) -> list[Post]:
     """Return the posts with the path of the segment that holds the pickled job."""
     return [dataclasses.replace(post, pickled_job_path=segment.path, pickled_job_nbytes=segment.nbytes) for post in posts]

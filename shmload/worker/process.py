@@ -50,7 +50,7 @@ def main(post: Post, inherited: Job | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler inherited from the trainer would keep this worker alive
     faults.hit("start")
     os.sched_setaffinity(0, post.affinity)
-    give_way()
+    set_batch_scheduling()
     keep_freed()
     # pages inherited from the trainer are shared until they are written to, and the collector writes to every object it visits
     gc.freeze()
@@ -95,7 +95,7 @@ def main(post: Post, inherited: Job | None) -> None:
         body.run()
 
 
-def give_way() -> None:
+def set_batch_scheduling() -> None:
     """Make this process a batch process, so that waking up never preempts another, unless it already has a scheduling policy.
 
     The trainer rings for a worker within `next()`. A worker that wakes up on the trainer's processor would run first, for as long
@@ -106,7 +106,7 @@ def give_way() -> None:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
-def compute_alone() -> None:
+def limit_library_threads() -> None:
     """Make libraries compute in one thread unless the user has set a number, because there is a worker for each processor."""
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")  # for an OpenCV imported later; below for an inherited one
@@ -123,7 +123,7 @@ def prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots |
     Returns:
         the job with the worker's dataset, the pass through it if it is iterable, and the `Snapshots` if they are needed.
     """
-    compute_alone()
+    limit_library_threads()
     if job.shared_seed is not None:
         job = dataclasses.replace(job, dataset=with_shared_seed(job.dataset, job.shared_seed))
     if job.seed is None or "torch" in sys.modules:

@@ -21,7 +21,7 @@ from shmload.batch.layout import Layout
 from shmload.batch.ragged import AS_LISTS, AsTorchOrList, Ragged, ragged_of
 from shmload.batch.ragged_rows import Arenas, RaggedRows
 from shmload.batch.row_placer import RowOut, private_rows
-from shmload.worker.decoding_protocol import flaw_of_schema, in_place_of
+from shmload.worker.decoding_protocol import in_place_reader_of, schema_error
 from shmload.worker.in_place_dataset import InPlace
 from shmload.world import ability_of
 
@@ -58,7 +58,7 @@ class ReadPlan:
         Args:
             dataset: the dataset.
         """
-        return None if self.layout is None else in_place_of(dataset, self.ragged)
+        return None if self.layout is None else in_place_reader_of(dataset, self.ragged)
 
     def read(self, dataset: Any, key: Any) -> Any:
         """Read one sample. With `__getitems__`, read a batch of one key, which may contain any number of samples.
@@ -115,14 +115,14 @@ def plan_of(
     has_getitems = auto_collation and bool(ability_of(dataset, "__getitems__"))
     is_default = isinstance(ragged, AsTorchOrList)
     rule = (None if is_torch else AS_LISTS) if is_default else ragged_of(ragged, None, is_torch_mode=is_torch)
-    in_place = in_place_of(dataset, rule)
+    in_place = in_place_reader_of(dataset, rule)
     schema = in_place.schema if in_place is not None else None if is_default else ability_of(dataset, "schema")
-    if isinstance(schema, Mapping) and in_place is None and (why := flaw_of_schema(schema)):
+    if isinstance(schema, Mapping) and in_place is None and (why := schema_error(schema)):
         log.debug("the schema of %s does not say which fields are ragged: %s", type(dataset).__name__, why)
         schema = None
     if isinstance(schema, Mapping) and not (is_default and all(map(_is_fixed, schema.values()))):
         rule = ragged_of(ragged, schema, is_torch_mode=is_torch)
-        in_place = in_place_of(dataset, rule)
+        in_place = in_place_reader_of(dataset, rule)
     if collate_fn is not None:
         return ReadPlan("collate_fn", None, rule, is_whole=True, has_getitems=has_getitems)
     if not auto_collation:

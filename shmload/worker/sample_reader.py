@@ -17,7 +17,7 @@ from shmload._core.mapping import Mapping as MemoryMapping
 from shmload.batch.row_placer import RowPlacer
 from shmload.worker.in_place_dataset import InPlace
 from shmload.worker.job import Job
-from shmload.worker.sample_rng import Sample, begin_many, begin_sample, drew_for_many, end_samples, generators, seed_globals
+from shmload.worker.sample_rng import Sample, begin_many, begin_sample, drew_between_samples, end_samples, generators, seed_globals
 from shmload.worker.thread_reader import read_by_threads
 
 
@@ -175,7 +175,7 @@ class SampleReader:
         plan, is_suspect = self._job.plan, self._ring.is_suspect
         if self._reads_many and not is_suspect:
             batch = self._read_at_once(keys, first, end)
-            if not drew_for_many() or not can_be_joined(batch):
+            if not drew_between_samples() or not can_be_joined(batch):
                 return batch
             self._reads_many = False  # samples must be read one by one, because draws are keyed by the sample
         if self.threads is None:
@@ -191,7 +191,7 @@ class SampleReader:
             return batch
         # rows were read one by one to find the one that ends the worker, but `__getitems__` returns something else for the batch
         at_once = self._read_at_once(keys, first, end)
-        return batch if batch is not None and drew_for_many() else at_once
+        return batch if batch is not None and drew_between_samples() else at_once
 
     def _read_at_once(self, keys: list[Any], first: int, end: int) -> Any:
         """Return the result of the dataset's `__getitems__` for rows `first` to `end`."""

@@ -26,7 +26,7 @@ from shmload.worker.reseeding import GlobalGenerators
 _OWN_STREAM = 0  # stream of sample_rng(); 1 is the stream of the global generators (reseeding.py)
 _ZEROS = np.zeros(4, np.uint64)
 _UNKEPT = 2  # references to a generator that only this module holds: `_Now.rng` and the argument; Python 3.14 does not count locals
-_UNREAD = "sample_info() and sample_rng() answer only while a ShmLoader reads a sample of its dataset"
+_UNREAD = "sample_info() and sample_rng() can be called only while a ShmLoader reads a sample"
 
 
 class SampleInfo(NamedTuple):
@@ -186,7 +186,7 @@ def begin_many(*, can_repeat: bool, compares: bool = False, own: OwnGenerators |
     """Record that further samples are read in one call together with the sample that was started last.
 
     Args:
-        can_repeat: whether they can be read again one by one, if `drew_for_many` returns True.
+        can_repeat: whether they can be read again one by one, if `drew_between_samples` returns True.
         compares: whether draws from the global generators and from `own` count.
         own: the dataset's own generators.
     """
@@ -212,7 +212,7 @@ def keyed_by(indices: Any, keys: Any) -> Iterator[None]:
         now.keyed = None
 
 
-def drew_for_many() -> bool:
+def drew_between_samples() -> bool:
     """Return whether reading since `begin_many` has drawn random numbers, so that the samples must be read again one by one."""
     watch = _watch(_threads.now)
     if watch is None:
@@ -308,8 +308,7 @@ def sample_rng(index: int | None = None) -> np.random.Generator:
     if watch is not None:
         if not watch.can_repeat:
             raise RuntimeError(
-                "sample_rng() belongs to one sample, and read_batch_into reads several at once: ask for each one's, "
-                "sample_rng(index)"
+                "sample_rng() needs an index in read_batch_into, which reads several samples at once: call sample_rng(index)"
             )
         watch.has_drawn = True
     if now.rng is None or now.rng_of != begun:
@@ -362,7 +361,7 @@ def sample_of(seed: int, epoch: int, index: int, worker: int, *, own: OwnGenerat
 
 
 @contextmanager
-def kept_generators() -> Iterator[None]:
+def generators_kept() -> Iterator[None]:
     """Restore the global generators afterward, because reading in the trainer (`num_workers=0`) must not disturb its own."""
     torch = sys.modules.get("torch")
     pythons, put_numpys_back, torchs = random.getstate(), generators.keep_numpys(), torch.get_rng_state() if torch else None

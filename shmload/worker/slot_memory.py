@@ -108,8 +108,8 @@ class SlotMemory:
                 memory.populate(lowest * BLOCK_NBYTES, min(highest * BLOCK_NBYTES, memory.nbytes))
             except OSError as error:
                 raise RingTooSmall(
-                    f"a batch needs {end - begin} bytes that were free when the ring was made, but others have taken them "
-                    f"({error}). Free memory or /dev/shm, or lower prefetch_factor, num_workers or batch_size"
+                    f"a batch needs {end - begin} bytes that were free when the ring was created, but other processes have taken "
+                    f"them ({error}). Free memory or /dev/shm, or lower prefetch_factor, num_workers or batch_size"
                 ) from error
             self._blocks[name] = seen | missing
         return memory

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmload.shm import travel
+from shmload.shm import pickling
 from shmload.worker.generator_states import Streams
-from shmload.worker.iterable_pass import BeginsAgain, IterablePass
+from shmload.worker.iterable_pass import IterablePass, RestartingIterator
 from shmload.worker.job import Job
 from shmload.worker.note import SAME
 from shmload.world import is_stateful
@@ -80,13 +80,13 @@ class Snapshots:
             return SAME
         self._last_streams = streams
         iterator = None if self._source is None else self._source.iterator
-        if isinstance(iterator, BeginsAgain):
+        if isinstance(iterator, RestartingIterator):
             iterator = iterator.iterator
         dataset = self._dataset if self._source is None else self._source.dataset
         snapshot = own_states(dataset, iterator, has_ended=self._source is not None and self._source.has_ended)
         if streams:
             snapshot["streams"] = streams
-        taken = travel.dumps(snapshot)
+        taken = pickling.dumps(snapshot)
         if taken == self._last and iterator is self._last_iterator:  # another iterator's state counts as different, even if equal
             return SAME
         self._last, self._last_iterator = taken, iterator

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from shmload.worker.failure import Failure, no_end
+from shmload.worker.failure import Failure, stop_iteration_error
 
 Handler = Callable[[Exception], bool]
 DROP = object()  # replaces an item that is left out
@@ -84,8 +84,8 @@ class Expanding:
 Run = tuple[str, Expanding | list[Each]]
 
 
-def grouped(stages: Iterable[tuple[str, Expanding | Each]]) -> list[Run]:
-    """Prepare stages, each with its name, for `passed`. Neighboring functions run together."""
+def group_stages(stages: Iterable[tuple[str, Expanding | Each]]) -> list[Run]:
+    """Prepare stages, each with its name, for `run_stages`. Neighboring functions run together."""
     runs: list[Run] = []
     for name, stage in stages:
         if isinstance(stage, Expanding):
@@ -97,12 +97,12 @@ def grouped(stages: Iterable[tuple[str, Expanding | Each]]) -> list[Run]:
     return runs
 
 
-def passed(items: Iterator[Any], runs: Iterable[Run], context: StageContext) -> Iterator[Any]:
+def run_stages(items: Iterator[Any], runs: Iterable[Run], context: StageContext) -> Iterator[Any]:
     """Return the items after they have passed through stages.
 
     Args:
         items: the items of the source.
-        runs: a result of `grouped`.
+        runs: a result of `group_stages`.
         context: the context that the source and all stages share.
     """
     for name, run in runs:
@@ -128,7 +128,7 @@ def _mapped(items: Iterator[Any], stages: Sequence[Each], context: StageContext)
         yield item
 
 
-def through(stages: Iterable[Each], value: Any, name: Callable[[int], str] | None = None, key: int = 0) -> Any:
+def apply_functions(stages: Iterable[Each], value: Any, name: Callable[[int], str] | None = None, key: int = 0) -> Any:
     """Apply functions to a value, one after the other. A note on their exception names the function and the value.
 
     Args:
@@ -143,12 +143,12 @@ def through(stages: Iterable[Each], value: Any, name: Callable[[int], str] | Non
             value = stage.function(value)
     except Exception as error:
         assert stage is not None
-        error = noted(error, stage.name, "" if name is None else name(key))
+        error = with_note(error, stage.name, "" if name is None else name(key))
         raise error
     return value
 
 
-def noted(error: Exception, stage: str, item: str = "") -> Exception:
+def with_note(error: Exception, stage: str, item: str = "") -> Exception:
     """Return an exception with a note that names its stage and item.
 
     Args:
@@ -157,6 +157,6 @@ def noted(error: Exception, stage: str, item: str = "") -> Exception:
         item: name of the item.
     """
     if isinstance(error, StopIteration):  # which would end the items
-        error = no_end(error, f"the function of {stage}" if stage else "reading the source")
+        error = stop_iteration_error(error, f"the function of {stage}" if stage else "reading the source")
     error.add_note(f"shmload: {', of '.join(filter(None, (stage, item)))}")
     return error

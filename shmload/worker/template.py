@@ -417,7 +417,7 @@ def process_maker(given: Any, sources: Iterable[str], *, needs_torch: bool) -> A
     kind = _KINDS.get(type(given))
     if kind is None or getattr(sys, "frozen", False):
         return given.Process
-    reached = _reached([*sources, *_main()])
+    reached = _with_imported([*sources, *_main()])
     modules = FOR_ALL
     if needs_torch or "torch" in reached or _LOADER in reached:
         modules += FOR_TORCH
@@ -440,7 +440,7 @@ def _main() -> list[str]:
     return ["__main__"] if has_name or "init_main_from_path" in prepared else []
 
 
-def _reached(sources: Iterable[str]) -> set[str]:
+def _with_imported(sources: Iterable[str]) -> set[str]:
     """Return these modules and the modules that they have imported, without entering torch.
 
     Imports within a function are missed; lazy imports at the top level are found. A wrong result only costs time.

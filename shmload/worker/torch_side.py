@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from shmload.torch_names import collate_module, numpy_seed, set_thread_name, worker_module
-from shmload.worker.sample_rng import kept_generators
+from shmload.worker.sample_rng import generators_kept
 
 
 def prepare(dataset: Any, worker_id: int, num_workers: int, base_seed: int) -> None:
@@ -162,7 +162,7 @@ def replayed(origin: Origin, generator: torch.Generator | None) -> Iterator[None
     Args:
         generator: the loader's own, which is not restored: it keeps the state after the draws.
     """
-    with kept_generators():
+    with generators_kept():
         torch.set_rng_state(origin.of_torch)
         random.setstate(origin.of_python)
         np.random.set_state(origin.of_numpy)

@@ -515,5 +515,5 @@ def test_writing_a_packed_batch_in_chunks_is_an_error() -> None:
     trainer.publish(trainer.hold(), epoch=0, step=0, seq=0, indices=np.arange(4), nrows=4, nchunks=2)
     worker = WorkerRing(control, 0)
     assert worker.claim()
-    with pytest.raises(ValueError, match="divided among 2 chunks"):
+    with pytest.raises(ValueError, match="divided into 2 chunks"):
         worker.set_used(8)

@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from shmload import Mix, ShmLoader
 from shmload.formats import ArrayDataset
-from shmload.worker.decoding_protocol import in_place_of
+from shmload.worker.decoding_protocol import in_place_reader_of
 
 
 def member(first: int, size: int) -> TensorDataset:
@@ -34,7 +34,7 @@ def test_any_keys_give_torchs_samples(data: Any) -> None:
     dataset: Any = ConcatDataset(members_of(sizes))
     keys = st.lists(st.integers(-len(dataset), len(dataset) - 1), min_size=1, max_size=7)
     batches = data.draw(st.lists(keys, min_size=1, max_size=4))
-    assert in_place_of(dataset).read_batch_into is not None  # type: ignore[union-attr]  # this is tested
+    assert in_place_reader_of(dataset).read_batch_into is not None  # type: ignore[union-attr]  # this is tested
     loader: Any = ShmLoader(dataset, batch_sampler=batches)
     for own, theirs in zip(loader, DataLoader(dataset, batch_sampler=batches), strict=True):
         assert [column.dtype for column in own] == [column.dtype for column in theirs]
@@ -60,7 +60,7 @@ def test_members_that_may_draw_random_numbers_are_read_row_by_row() -> None:
 
     plain: Any = ConcatDataset([ArrayDataset(rows()), ArrayDataset(rows())])  # type: ignore[list-item]  # torch accepts it
     drawing: Any = ConcatDataset([ArrayDataset(rows()), Drawing(rows())])  # type: ignore[list-item]  # torch accepts it
-    ways = [in_place_of(dataset) for dataset in (plain, drawing)]
+    ways = [in_place_reader_of(dataset) for dataset in (plain, drawing)]
     assert [way is not None and way.read_batch_into is not None for way in ways] == [True, False]
     whole = [torch.cat([batch["x"] for batch in ShmLoader(drawing, size, seed=1)]) for size in (1, 5, 12)]
     assert all(torch.equal(each, whole[0]) for each in whole)
@@ -68,7 +68,7 @@ def test_members_that_may_draw_random_numbers_are_read_row_by_row() -> None:
 
 def test_member_of_a_mix_restarts_within_a_batch() -> None:
     mixed: Any = Mix([(ArrayDataset({"x": np.arange(3)}), 1.0), (ArrayDataset({"x": np.arange(10, 30)}), 1.0)], stop="all")
-    way = in_place_of(mixed)
+    way = in_place_reader_of(mixed)
     assert way is not None
     assert way.read_batch_into is not None
     found = [torch.cat([batch["x"] for batch in ShmLoader(mixed, size, seed=1)]).tolist() for size in (1, 16)]
@@ -149,4 +149,4 @@ def test_rows_of_a_member_with_zero_fill_are_zeroed_first(num_workers: int) -> N
 def test_members_with_batches_of_different_types_keep_them() -> None:
     as_tuple: Any = PartRows({"x": ("int64", (4,))})
     as_tuple.batch_type = tuple
-    assert in_place_of(ConcatDataset([PartRows(as_tuple.schema), as_tuple])) is None  # type: ignore[list-item]  # no torch Dataset
+    assert in_place_reader_of(ConcatDataset([PartRows(as_tuple.schema), as_tuple])) is None  # type: ignore[list-item]  # no torch Dataset

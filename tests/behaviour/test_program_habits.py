@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shmload.processes import private_fds
-from shmload.processes.exit_codes import UNKNOWN_EXIT, describe_exit, settle
+from shmload.processes.exit_codes import UNKNOWN_EXIT, describe_exit, wait_exit_code
 
 pytestmark = pytest.mark.slow(reason="starts programs that import torch")
 
@@ -43,7 +43,7 @@ def test_exit_code_of_a_process_reaped_by_the_program_is_unknown() -> None:
     process = multiprocessing.get_context("fork").Process(target=os._exit, args=(7,))
     process.start()
     os.waitpid(process.pid or 0, 0)
-    assert settle(process) == UNKNOWN_EXIT
+    assert wait_exit_code(process) == UNKNOWN_EXIT
     process.close()
     assert "the code is unknown" in describe_exit(UNKNOWN_EXIT)
 

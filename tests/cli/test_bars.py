@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from shmload import ShmLoader
-from shmload.cli.terminal import shown
+from shmload.cli.terminal import progress_bar
 
 Written = Callable[[str], Path]
 
@@ -70,7 +70,7 @@ def test_bar_is_shown_on_a_terminal_and_stdout_is_unchanged(
 
 
 def test_bar_shows_the_names_of_items(capsys: pytest.CaptureFixture[str]) -> None:
-    with shown(visible=False) as bar:
+    with progress_bar(visible=False) as bar:
         (task,) = bar.progress.tasks
         seen = [(item, task.description, task.completed) for item in bar.over(["a", "b"], str.upper)]
     assert seen == [("a", "A", 0), ("b", "B", 1)]

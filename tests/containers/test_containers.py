@@ -182,5 +182,5 @@ def test_ring_that_does_not_fit_into_a_cgroup_is_an_error_and_not_killed(limited
     assert done.returncode == 1, done.stderr
     last = done.stderr.splitlines()[-1]
     assert last.startswith("shmload.errors.RingTooSmall: the ring needs "), done.stderr
-    assert "this process may take " in last
+    assert " bytes are available" in last
     assert "Lower prefetch_factor, num_workers or batch_size" in last

@@ -38,7 +38,7 @@ def test_output_must_have_exactly_the_size_of_the_rows(nbytes: int, room: int) -
     ("lengths", "words"),
     [
         ([4], "2 runs need 2 lengths, got 1"),
-        ([9, -1], "run 1 is -1 bytes long"),
+        ([9, -1], "the length of run 1 must not be negative, got -1"),
         ([4, 5], "out has 8 bytes, which is too small for 2 runs of 9 bytes in all"),
         (
             [2**62] * 4 + [8],

@@ -300,7 +300,7 @@ def test_missing_device_is_an_error_of_the_first_pass(num_workers: int, seed: in
 
 
 def test_audit_with_a_device_is_an_error(tmp_path: Any) -> None:
-    with pytest.raises(ValueError, match="audit and device exclude each other: the audit records a digest of bytes on the host"):
+    with pytest.raises(ValueError, match="audit and device cannot be combined: the audit records a digest of bytes on the host"):
         ShmLoader([1], device="cuda", audit=tmp_path)
 
 

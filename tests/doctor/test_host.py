@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from shmload.shm.host import Host, listed
+from shmload.shm.host import Host, parse_list
 from shmload.tools import doctor
 from tests.doctor.conftest import finding_of
 
@@ -142,5 +142,5 @@ def test_host_without_a_gpu_is_good(host: Hosts) -> None:
 
 
 def test_lists_of_processors_are_read_as_the_kernel_writes_them() -> None:
-    assert {0, 1, 2, 8} == listed("0-2,8")
-    assert set() == listed("")
+    assert {0, 1, 2, 8} == parse_list("0-2,8")
+    assert set() == parse_list("")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmload.engine.tuning_decision import LOOK, Limits, LookMemory, RateWindow, Setting, decide
+from shmload.engine.tuning_decision import LOOK, Limits, RateWindow, Setting, TuningHistory, decide
 from tests.engine.tuning_kit import Pipeline
 
 LOADS = [(0.01, 0.002), (0.01, 0.0095), (0.01, 0.0105), (0.01, 0.035), (0.01, 0.1), (0.01, 0.3), (0.05, 0.12), (0.3, 1.0)]
@@ -65,7 +65,7 @@ def test_useless_workers_are_removed_and_not_tried_again() -> None:
 
 
 def test_too_small_pool_is_not_tried_again() -> None:
-    now, memory, found = Setting(8, 2), LookMemory(), []
+    now, memory, found = Setting(8, 2), TuningHistory(), []
     for _ in range(60):
         keeps_up = now.num_workers == 8
         window = RateWindow(0.5, 0.0, 1.0, 50) if keeps_up else RateWindow(0.5, 0.1, 0.8, 40)
@@ -80,7 +80,7 @@ def test_too_small_pool_is_not_tried_again() -> None:
 
 
 def test_nothing_changes_if_the_trainer_hardly_waits() -> None:
-    now, memory = Setting(8, 2), LookMemory()
+    now, memory = Setting(8, 2), TuningHistory()
     for _ in range(40):
         memory, decision = decide(now, memory, RateWindow(0.5, 0.01, 1.0, 50), LIMITS)  # 2% of the time
         assert decision is None
@@ -129,7 +129,7 @@ def test_slowly_starting_workers_are_added_only_for_a_large_gain() -> None:
     room=st.integers(1, 20),
 )
 def test_setting_stays_within_its_limits(windows: list[RateWindow], first: int, room: int) -> None:
-    now, memory = Setting(first, 2), LookMemory()
+    now, memory = Setting(first, 2), TuningHistory()
     limits = Limits(Setting(1, 1), Setting(6, 8), 20, room, 0.1)
     for window in windows:
         memory, decision = decide(now, memory, window, limits)
@@ -144,7 +144,7 @@ def test_setting_stays_within_its_limits(windows: list[RateWindow], first: int, 
 
 def test_single_outlier_window_changes_nothing() -> None:
     """Simulates a window with a validation, where the trainer is away for minutes."""
-    now, memory = Setting(4, 2), LookMemory()
+    now, memory = Setting(4, 2), TuningHistory()
     steady = RateWindow(0.5, 0.01, 1.8, 50)
     for number in range(40):
         window = RateWindow(300.0, 0.01, 2.0, 60) if number % 13 == 5 else steady

@@ -168,7 +168,7 @@ def test_memory_taken_by_others_is_an_error_and_not_a_sigbus(who: str, policy: s
     print(loader.stats()["num_restarts"], loader.stats()["num_bad_samples"])
     """)
     assert "RingTooSmall" in lines[0]
-    assert "were free when the ring was made" in lines[0]
+    assert "were free when the ring was created" in lines[0]
     assert "Free memory" in lines[0]
     assert lines[1:] == ["True", "0 0"]
 

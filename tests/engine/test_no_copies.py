@@ -18,7 +18,7 @@ from shmload._core.mapping import Mapping
 from shmload._core.trainer import live_leases
 from shmload.batch.row_placer import RowPlacer
 from shmload.shm.segment import Segment
-from shmload.worker.decoding_protocol import in_place_of
+from shmload.worker.decoding_protocol import in_place_reader_of
 
 SHAPE = (64, 64, 3)
 SAMPLE_NBYTES = 64 * 64 * 3
@@ -152,7 +152,7 @@ def decode_rows(dataset: Any, placer: RowPlacer, nrows: int) -> None:
 
 def test_read_into_allocates_no_array_of_sample_size_in_the_worker() -> None:
     images = Images()
-    in_place = in_place_of(images)
+    in_place = in_place_reader_of(images)
     assert in_place is not None
     layout = in_place.layout()
     segment = Segment.create("shmload-test-no-copies", layout.nbytes(4))

@@ -48,7 +48,7 @@ def auto_loader(**options: Any) -> ShmLoader[Any]:
 
 def disable_tuning(loader: ShmLoader[Any]) -> None:
     autotune: Any = loader._builder.tuner
-    autotune.counted = lambda engine: autotune.num_ahead
+    autotune.count_batch = lambda engine: autotune.num_ahead
 
 
 def await_end(pid: int) -> None:

@@ -137,7 +137,7 @@ def test_memory_is_reserved_only_for_slots_in_use(dataset: Any) -> None:
         assert num_slots == 4
         tuned: Any = loader._builder.tuner
         room = partial(engine_of(loader).worker_set.make_room, budget=1 << 40)
-        tuned.counted = lambda engine: room(tuned.num_ahead) * 0 + tuned.num_ahead  # every batch ends a window
+        tuned.count_batch = lambda engine: room(tuned.num_ahead) * 0 + tuned.num_ahead  # every batch ends a window
         for num_workers, prefetch, wanted in [(2, 4, 10), (1, 2, 4), (4, 1, 6)]:
             change(loader, num_workers, prefetch)
             for _ in range(24):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from shmload import ShmLoader
-from shmload.worker.process import compute_alone, give_way
+from shmload.worker.process import limit_library_threads, set_batch_scheduling
 
 
 class Policy:
@@ -35,7 +35,7 @@ def test_explicit_scheduling_policy_is_kept() -> None:
     pid = os.fork()
     if pid == 0:  # a process cannot leave the idle policy without privileges
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        give_way()
+        set_batch_scheduling()
         os._exit(os.sched_getscheduler(0) != os.SCHED_IDLE)
     assert os.waitpid(pid, 0)[1] == 0
 
@@ -102,5 +102,5 @@ def test_number_of_opencv_threads_set_by_the_user_is_kept(
     monkeypatch.setitem(sys.modules, "cv2", fake)
     monkeypatch.setenv("OPENCV_FOR_THREADS_NUM", "3")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    compute_alone()
+    limit_library_threads()
     assert (asked, os.environ["OPENCV_FOR_THREADS_NUM"], os.environ["OMP_NUM_THREADS"]) == (wanted, "3", "3")

@@ -11,7 +11,7 @@ import torch
 
 from shmload import ShmLoader
 from shmload.engine.engine import Engine
-from shmload.engine.tuning_decision import Decision, Limits, LookMemory, RateWindow, Setting, decide
+from shmload.engine.tuning_decision import Decision, Limits, RateWindow, Setting, TuningHistory, decide
 
 N, BATCH, SEED = 60, 4, 11
 
@@ -78,7 +78,7 @@ class Pipeline:
         self.setting = setting
         least = Setting(1, 1 if most.prefetch > setting.prefetch else setting.prefetch)
         self.limits = Limits(least, most, 128, room, start_s)
-        self.memory = LookMemory()
+        self.memory = TuningHistory()
         self.decisions: list[tuple[float, Decision]] = []
         self._rng = random.Random(seed)
         self._num_cpus, self._burst = num_cpus, burst

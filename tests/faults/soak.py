@@ -30,7 +30,7 @@ import torch
 from shmload import Schedule, ShmLoader
 from shmload.shm.names import SHM_DIR, process_stem
 from shmload.worker import template
-from shmload.worker.sample_rng import begin_sample, end_samples, kept_generators
+from shmload.worker.sample_rng import begin_sample, end_samples, generators_kept
 from tests.faults.faults_kit import COLLATE, DATASETS, WorkerKiller, digest
 
 NUM_SAMPLES, BATCH, SEED = 1000, 8, 17
@@ -94,7 +94,7 @@ class Stream:
         """Returns the digest of the next batch."""
         dataset = DATASETS[kind](NUM_SAMPLES)
         indices = self._schedule.batch(self.epoch, self.step, 0).tolist()
-        with kept_generators():
+        with generators_kept():
             samples = [self._sample(dataset, index) for index in indices]
         if kind in COLLATE:
             return digest(COLLATE[kind](samples))

@@ -245,7 +245,7 @@ def test_iterable_dataset_of_torch_is_read() -> None:
     [
         ({"seed": -1}, "seed must be an int from 0"),
         ({"seed": 1.5}, "seed must be an int from 0"),
-        ({"seed": 1, "generator": torch.Generator()}, "exclude each other"),
+        ({"seed": 1, "generator": torch.Generator()}, "cannot be combined"),
         ({"seed_samples": True}, "needs a seed"),
         ({"uneven": "odd"}, "uneven must be"),
         ({"ring_bytes": 0}, "ring_bytes must be a positive"),

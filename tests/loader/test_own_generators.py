@@ -19,7 +19,7 @@ from torch.utils.data import Subset
 from shmload import ShmLoader
 from shmload.worker import own_generators, reseeding
 from shmload.worker.own_generators import OwnGenerators
-from shmload.worker.sample_rng import kept_generators
+from shmload.worker.sample_rng import generators_kept
 from tests.loader.own_data import DrawingCollate, OwnsGenerators, ReadsSeveral, ReplacesGenerators
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers
@@ -30,7 +30,7 @@ OPTIONS: dict[str, Any] = {"batch_size": 5, "shuffle": True, "seed": 7}
 
 @pytest.fixture(autouse=True)
 def restored_generators() -> Iterator[None]:
-    with kept_generators():
+    with generators_kept():
         yield
 
 
@@ -129,7 +129,7 @@ def test_start_of_each_stream_never_changes(monkeypatch: pytest.MonkeyPatch, is_
     """A change here changes the data of every seed. Tested with and without known memory addresses of generators."""
     if not is_in_memory:
         monkeypatch.setattr(own_generators, "python_offset", lambda: 0)
-        monkeypatch.setattr(own_generators, "_knows_congruences", lambda: False)
+        monkeypatch.setattr(own_generators, "_knows_pcg64", lambda: False)
     dataset = Subset(OwnsGenerators(), range(24))  # type: ignore[arg-type]
     own = OwnGenerators(dataset)
     restored_generators: Any = dataset.dataset
@@ -158,7 +158,7 @@ def test_start_of_each_stream_never_changes(monkeypatch: pytest.MonkeyPatch, is_
 
 def test_addresses_of_generator_states_are_found() -> None:
     assert reseeding.python_offset()
-    assert own_generators._knows_congruences()
+    assert own_generators._knows_pcg64()
 
 
 class _Transform:

@@ -221,7 +221,7 @@ def test_slot_after_a_slow_one_becomes_ready() -> None:
         until = time.monotonic() + DEADLINE_S
         while not all(order.slot >= 0 and engine._is_done(order) for order in list(engine._queue)[1:]):
             assert time.monotonic() < until
-            engine._round()
+            engine._work_once()
             engine._ready.wait(0.02)
         assert engine._ring.look(engine.front.slot) != READY
         gate.set()

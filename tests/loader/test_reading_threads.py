@@ -147,7 +147,7 @@ class ThreadContext(SpawnContext):
         (OneByOne(), {"threads_per_worker": 0, "num_workers": 1}, "an integer of at least 1; got 0"),
         (OneByOne(), {"threads_per_worker": 2}, "threads_per_worker=2 needs num_workers > 0"),
         (Stream(), {"threads_per_worker": 2, "num_workers": 1}, "needs a map-style dataset"),
-        (OneByOne(), {"threads_per_worker": 2, "num_workers": 1, "seed": 1, "seed_samples": True}, "exclude each other"),
+        (OneByOne(), {"threads_per_worker": 2, "num_workers": 1, "seed": 1, "seed_samples": True}, "cannot be combined"),
         (
             OneByOne(),
             {"multiprocessing_context": ThreadContext(), "num_workers": 1},

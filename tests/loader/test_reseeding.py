@@ -18,7 +18,7 @@ from shmload._core.permutation import ISAS, sample_key
 from shmload._core.twister import seeded
 from shmload.worker import reseeding
 from shmload.worker.reseeding import GlobalGenerators
-from shmload.worker.sample_rng import kept_generators
+from shmload.worker.sample_rng import generators_kept
 
 STREAM = 1
 BITS64 = st.integers(0, 2**64 - 1)
@@ -26,7 +26,7 @@ BITS64 = st.integers(0, 2**64 - 1)
 
 @pytest.fixture(autouse=True)
 def restored_generators() -> Iterator[None]:
-    with kept_generators():
+    with generators_kept():
         yield
 
 

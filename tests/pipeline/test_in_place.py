@@ -196,7 +196,7 @@ def test_items_can_start_workers(tmp_path: Path) -> None:
     with Conveyer([Items(["a", "b"], n_workers=1), DistributedBatchedMap(same, 1)]) as pipeline:
         assert list(pipeline) == ["a", "b"]
         assert len(pipeline.stats()["workers"]) == 2
-    with pytest.raises(ValueError, match=r"Items\(n_workers\) is a whole number from 0 to 16000; got -1"):
+    with pytest.raises(ValueError, match=r"Items\(n_workers\) must be an integer from 0 to 16000; got -1"):
         Items(["a"], n_workers=-1)
 
 

@@ -333,10 +333,11 @@ def test_every_start_method_takes_functions_of_modules(method: str, collate: Any
 )
 def test_error_for_a_lambda_in_spawned_workers_names_the_stage(stages: list[Any], where: str) -> None:
     with Conveyer([*stages, Collate(1), Map(lambda b: b)], multiprocessing_context="spawn") as pipeline:
-        with pytest.raises(TypeError, match="workers started by spawn or forkserver need a dataset") as caught:
+        with pytest.raises(TypeError, match="workers started by spawn or forkserver receive the dataset") as caught:
             pipeline()
-        assert f"it does not take dataset.{'_source._programs[0].' * ('member' in where)}_stages['{where}'].function" in str(
-            caught.value
+        assert (
+            f"dataset.{'_source._programs[0].' * ('member' in where)}_stages['{where}'].function (function) cannot be pickled"
+            in str(caught.value)
         )
         assert "define functions at module level" in str(caught.value)
 

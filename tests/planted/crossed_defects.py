@@ -49,7 +49,7 @@ CROSSED_DEFECTS = [
         "N1",
         "a batch that is more than its samples is rebuilt from the rows of a dead worker",
         "shmload/worker/sample_reader.py",
-        "        return batch if batch is not None and drew_for_many() else at_once\n",
+        "        return batch if batch is not None and drew_between_samples() else at_once\n",
         "        return at_once if batch is None else batch\n",
         ("tests/loader/test_read_at_once.py::test_batch_of_a_killed_worker_is_what_the_dataset_returns_for_it",),
     ),
@@ -66,7 +66,7 @@ CROSSED_DEFECTS = [
         "N1",
         "the draws of samples that are read at once depend on the number of samples read by each worker",
         "shmload/worker/sample_reader.py",
-        "            if not drew_for_many() or not can_be_joined(batch):\n",
+        "            if not drew_between_samples() or not can_be_joined(batch):\n",
         "            if True:\n",
         ("tests/loader/test_read_at_once.py::test_draws_belong_to_the_sample",),
         is_crossing=True,
@@ -83,7 +83,7 @@ CROSSED_DEFECTS = [
         "N1",
         "draws of samples that are read at once are missed without workers",
         "shmload/modes/inline_reader.py",
-        "            self._reads_many = not (drew_for_many() and can_be_joined(samples))  #",
+        "            self._reads_many = not (drew_between_samples() and can_be_joined(samples))  #",
         "            #",
         ("tests/loader/test_read_at_once.py::test_draws_belong_to_the_sample",),
     ),
@@ -199,7 +199,7 @@ CROSSED_DEFECTS = [
         "N1",
         "a StopIteration from user code ends a pass in seed mode",
         "shmload/modes/seed_mode.py",
-        "            raise no_end(error, who) from error\n",
+        "            raise stop_iteration_error(error, who) from error\n",
         "            raise\n",
         (
             f"{BAD_INPUT}test_stop_iteration_from_user_code_does_not_end_a_pass_in_seed_mode",
@@ -383,7 +383,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N6",
         "large arrays are sent inside the pickle",
-        "shmload/shm/travel.py",
+        "shmload/shm/pickling.py",
         "            if raw.nbytes < LEAST_NBYTES and not",
         "            if not",
         (f"{TRAVEL}test_large_arrays_alias_the_parcel_at_cache_lines_and_small_ones_are_writable_copies",),
@@ -391,7 +391,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N6",
         "small arrays of a dataset are read-only on an actor",
-        "shmload/shm/travel.py",
+        "shmload/shm/pickling.py",
         "            if raw.nbytes < LEAST_NBYTES and not",
         "            if raw.nbytes < 0 and not",
         (
@@ -402,7 +402,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N6",
         "a tensor that was sent is in read-only memory",
-        "shmload/shm/travel.py",
+        "shmload/shm/pickling.py",
         "    _bytes_of(mine)[:] = np.frombuffer(memory, np.uint8)\n",
         "    mine = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()\n",
         (f"{TRAVEL}test_tensor_is_a_copy",),
@@ -410,7 +410,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N6",
         "memory is assigned in the order of the names",
-        "shmload/shm/travel.py",
+        "shmload/shm/pickling.py",
         "            pieces.append(raw)\n",
         "            pieces.append(raw if len(pieces) >= len(held) else held[len(pieces)].raw())\n",
         (f"{TRAVEL}test_each_object_gets_its_own_memory_in_any_order",),
@@ -515,7 +515,7 @@ CROSSED_DEFECTS = [
         "N1",
         "the end of a meeting removes the file at its path, whoever created it",
         "shmload/shm/meeting.py",
-        "        open_to_us = [place for place in self._places if all(_others(path) is None for path in place)]\n",
+        "        open_to_us = [place for place in self._places if all(_blocking_user(path) is None for path in place)]\n",
         "        open_to_us = self._places[:1]\n        if any(_others(path) is not None for path in open_to_us[0]):\n"
         "            open_to_us = []\n",
         (f"{MEETING}test_board_writable_by_others_is_not_used",),

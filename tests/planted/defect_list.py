@@ -73,7 +73,7 @@ DEFECTS = [
         "shmload/modes/seed_mode.py",
         "        return self.epochs.state_dict(",
         "        while self._engine and not self._engine._is_done(self._engine._queue[-1]):\n"
-        "            self._engine._round()\n        return self.epochs.state_dict(",
+        "            self._engine._work_once()\n        return self.epochs.state_dict(",
         (f"{PROMISES}test_state_is_available_without_asking_workers",),
     ),
     Defect(

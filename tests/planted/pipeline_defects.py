@@ -223,8 +223,8 @@ PIPELINE_DEFECTS = [
         "B1",
         "explaining a pipeline draws from the program's generators",
         "shmload/pipeline/explain.py",
-        "        with kept_generators():\n",
-        "        if kept_generators:\n",
+        "        with generators_kept():\n",
+        "        if generators_kept:\n",
         ("tests/pipeline/test_explain.py::test_explain_leaves_the_global_generators_alone",),
     ),
     Defect(
@@ -352,7 +352,7 @@ PIPELINE_DEFECTS = [
     Defect(
         "N1",
         "tensors of some dtypes are pickled by torch, which cannot unpickle them",
-        "shmload/shm/travel.py",
+        "shmload/shm/pickling.py",
         ", torch.UntypedStorage: _reduced_untyped}",
         "}",
         ("tests/shm/test_travel.py::test_tensors_of_every_dtype_are_sent",),

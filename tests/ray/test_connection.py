@@ -134,7 +134,7 @@ def test_cluster_that_requires_a_token_raises_an_error_that_says_so() -> None:
         "Failed to connect to GCS. Last connection error: ... ray.exceptions.AuthenticationError: RPC error"
     )
     said = str(unreachable_error("head:6379", refused))
-    assert said.startswith("the Ray cluster at address='head:6379' wants Ray's token")
+    assert said.startswith("the Ray cluster at address='head:6379' requires Ray's token")
     assert "RAY_AUTH_MODE=token" in said
 
 

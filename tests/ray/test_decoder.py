@@ -18,7 +18,7 @@ from shmload.ray.worker_actor import READ_ONLY, WorkerActor
 from shmload.worker.failure import Failure
 from shmload.worker.job import Job, Post
 from shmload.worker.read_plan import plan_of
-from shmload.worker.sample_rng import kept_generators
+from shmload.worker.sample_rng import generators_kept
 from tests.ray.ray_datasets import Counting, Failing, InPlace, Rows, Texts
 from tests.ray.stuck_datasets import AtOnce, RowsAtOnce
 from tests.shm.travel_kit import received
@@ -85,7 +85,7 @@ def test_samples_without_fixed_rows_are_packed_and_marked_as_packed() -> None:
 
 
 def test_unreadable_row_is_named_by_its_position_in_the_whole_batch() -> None:
-    with kept_generators():
+    with generators_kept():
         outcome = decoder(Failing(), tolerates_bad_samples=True).work(part([5, 6, 7, 8], 2, 4))
     failure = Failure.loads(outcome.error)
     assert (outcome.own, failure.kind, failure.rows) == (ERROR, KeyError, (2,))
@@ -111,7 +111,7 @@ def test_error_of_a_dataset_that_writes_to_its_own_large_array_says_what_to_do(i
 
 
 def test_unrelated_errors_do_not_mention_arrays() -> None:
-    with kept_generators():
+    with generators_kept():
         outcome = decoder(Failing()).work(part([7], 0, 1))
     assert READ_ONLY not in Failure.loads(outcome.error).text
 

@@ -208,7 +208,7 @@ def test_an_actors_task_is_given_up_once_it_can_no_longer_write(
             ours.result(0, Call(actor, "ref", "work", (part([1], 0, 1),)))
         assert ray.num_kills >= 2
         assert not life_lock.is_held(control.fd, BYTE)
-    assert "and still lives: its rows wait until it cannot write into the ring any more" in caplog.messages[0]
+    assert "and still runs: its rows are not reused until it has ended" in caplog.messages[0]
 
 
 def test_actor_that_ray_cannot_kill_ends_itself(control: Segment, fake: Any) -> None:
@@ -255,9 +255,7 @@ def test_agents_death_is_reported_once_none_of_its_actors_can_write(
     with holder(control) as pid:
         with caplog.at_level(logging.WARNING, "shmload"):
             assert ours.deaths() == []
-        assert caplog.messages == [
-            "the agent has ended, and some of its Ray actors still live: the loader waits until Ray has ended them"
-        ]
+        assert caplog.messages == ["the Ray agent has ended, but some of its actors still run: waiting until Ray has ended them"]
         end(pid)
         assert [death.worker_id for death in ours.deaths()] == [0, 1]
 
@@ -342,4 +340,4 @@ def test_slot_without_memory_fails_the_task(writer: Any, control: Segment) -> No
     outcome = written(writer, slot_of(writer, control, NBYTES // 2), [1])
     failure = Failure.loads(outcome.error)
     assert (outcome.own, failure.kind) == (ERROR, RingTooSmall)
-    assert "others have taken them" in failure.text
+    assert "other processes have taken them" in failure.text

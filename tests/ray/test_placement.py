@@ -32,7 +32,7 @@ def test_dead_nodes_are_skipped_and_a_cluster_without_nodes_is_an_error() -> Non
     ]
     assert alive_nodes(described, going={"a"}) == [Node("b", 2, True)]
     assert alive_nodes(described) == [Node("a", 0, False), Node("b", 2, True)]
-    with pytest.raises(ValueError, match="the cluster has no node that is alive"):
+    with pytest.raises(ValueError, match="the Ray cluster has no live node"):
         place([], 1)
 
 

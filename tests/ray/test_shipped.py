@@ -20,7 +20,7 @@ from shmload.ray.dataset_shipping import pickle_job_by_value
 from shmload.ray.worker_actor import _name_classes_of_main
 from shmload.remote import RemoteDataset
 from shmload.remote.pass_counter import PassCounter
-from shmload.shm import travel
+from shmload.shm import pickling
 from shmload.worker.job import Job
 from tests.shm.travel_kit import arrived, received
 
@@ -49,7 +49,7 @@ def test_classes_of_a_spawned_main_module_are_sent_by_value_and_return_by_name(m
     cloudpickle.unregister_pickle_by_value(program)
     del program.Numbers, program.Sample  # an actor does not have them
     monkeypatch.setitem(sys.modules, "__main__", program)
-    dataset = travel.loads(pickled_job).dataset
+    dataset = pickling.loads(pickled_job).dataset
     _name_classes_of_main()
     assert pickle.loads(pickle.dumps(dataset[3])).number == 3
 
@@ -57,7 +57,7 @@ def test_classes_of_a_spawned_main_module_are_sent_by_value_and_return_by_name(m
 def test_arrays_are_read_in_the_received_memory() -> None:
     pickled_job = received(ArrayDataset((np.arange(12).reshape(4, 3), torch.arange(4, dtype=torch.bfloat16))))
     gc.collect()  # the original is gone, as on another machine
-    first, second = travel.loads(pickled_job), travel.loads(pickled_job)
+    first, second = pickling.loads(pickled_job), pickling.loads(pickled_job)
     assert [row.tolist() for row in first[3]] == [[9, 10, 11], 3.0]
     arrays = [held._held.arrays["0"].array for held in (first, second)]
     assert np.shares_memory(arrays[0], arrays[1])
@@ -71,7 +71,7 @@ def test_index_and_its_view_are_read_in_the_received_memory() -> None:
     nbytes = index.nbytes
     del index
     gc.collect()
-    whole, view, _ = travel.loads(pickled_job)
+    whole, view, _ = pickling.loads(pickled_job)
     assert [whole[3], view[0], view[-1]] == [("3.jpg", 3), ("8.jpg", 8), ("0.jpg", 0)]
     assert whole.nbytes == nbytes
     assert whole.column(1).tolist() == list(range(9))
@@ -81,7 +81,7 @@ def test_index_and_its_view_are_read_in_the_received_memory() -> None:
 def test_remote_workers_get_the_pass_number_and_the_trainer_continues_from_it() -> None:
     here = PassCounter()
     for number in range(3):
-        one, other = travel.loads(received(here)), travel.loads(received(here.__class__(number)))
+        one, other = pickling.loads(received(here)), pickling.loads(received(here.__class__(number)))
         assert [one.begin(11), other.begin(11)] == [number, number]
     assert here.next == 3
 
@@ -94,10 +94,10 @@ def test_private_folder_of_shards_is_created_on_each_machine(tmp_path: Path, mon
     pickled_job = received(here)
     home = here._source.local._private
     assert home is not None
-    there = travel.loads(pickled_job)
+    there = pickling.loads(pickled_job)
     assert there._source.local._private.path == home.path  # this process is on the first machine
     shutil.rmtree(home.path)
-    there = travel.loads(pickled_job)
+    there = pickling.loads(pickled_job)
     assert [sample["cls"] for sample in there] == [b"3"]
     made = there._source.local._private.path
     assert made != home.path

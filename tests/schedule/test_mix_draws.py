@@ -147,7 +147,7 @@ def test_member_of_weight_zero_is_never_drawn() -> None:
 
 
 def test_counters_of_another_position_are_refused() -> None:
-    with pytest.raises(ValueError, match="not those of position 0: at 0 no member may be drawn"):
+    with pytest.raises(ValueError, match="do not belong to position 0: no member may be drawn at 0"):
         draws_of(Shares.of([[1, 1]]), 10, counters=[5, 5])
     with pytest.raises(ValueError, match="2 counters and a position of at most 2\\^62 are required, got 3 counters and position 0"):
         draws_of(Shares.of([[1, 1]]), 10, counters=[0, 0, 0])
@@ -162,10 +162,10 @@ def test_counters_of_another_position_are_refused() -> None:
             "each of the 1 pieces must have shares of 1 to 65535 members, and the first must start at 0, got 1 pieces of 0 members",
         ),
         ([1], [[1]], "the first must start at 0"),
-        ([0], [[0, 0]], "add up to one total above 0, got 0 and 0"),
-        ([0, 5], [[1, 1], [1, 2]], "add up to one total above 0, got 2 and 3"),
+        ([0], [[0, 0]], "add up to the same positive total, got 0 and 0"),
+        ([0, 5], [[1, 1], [1, 2]], "add up to the same positive total, got 2 and 3"),
         ([0], [[2**60, 1]], "at most 2\\^60, got more in piece 0"),
-        ([0, 5, 5], [[1], [1], [1]], "rising positions up to 2\\^62, got 5 after 5"),
+        ([0, 5, 5], [[1], [1], [1]], "increase and be at most 2\\^62, got 5 after 5"),
     ],
 )
 def test_invalid_shares_are_refused(starts: list[int], shares: list[list[int]], message: str) -> None:

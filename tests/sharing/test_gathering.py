@@ -95,8 +95,8 @@ def test_error_names_a_missing_rank(tmp_path: Path) -> None:
     (outcome,) = run_ranks(read_soon, 1, tmp_path / "log", num_told=2)
     assert outcome.error == "RankLeft"
     assert outcome.text == (
-        'share="node": 1 of the node\'s 2 ranks have begun to read within 0.05 seconds; local ranks [1] have not. All ranks of a node '
-        "make such a loader and iterate over it"
+        'share="node": 1 of the node\'s 2 ranks have begun to read within 0.05 seconds; local ranks [1] have not. All ranks of a node must '
+        "create this loader and iterate over it"
     )
 
 

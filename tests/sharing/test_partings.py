@@ -176,7 +176,7 @@ class Board:
     def __init__(self) -> None:
         self.begun, self.num_looks = monotonic(), 0
 
-    def at_board(self) -> Any:
+    def locked_board(self) -> Any:
         return nullcontext()
 
     def read(self) -> str:

@@ -18,7 +18,7 @@ ATTENDANT = """
 import sys
 from shmload.shm.meeting import Meeting
 meeting = Meeting(sys.argv[1])
-with meeting.at_board():
+with meeting.locked_board():
     print("inside", meeting.read().decode(), flush=True)
     input()
     meeting.write(b"was here")
@@ -39,11 +39,11 @@ def files_of(stem: str) -> set[str]:
 
 def test_board_has_the_latest_text(stem: str) -> None:
     meeting = Meeting(stem)
-    with meeting.at_board():
+    with meeting.locked_board():
         assert meeting.read() == b""
         meeting.write(b"a long text")
         meeting.write(b"short")
-    with meeting.at_board():
+    with meeting.locked_board():
         assert meeting.read() == b"short"
     meeting.leave()
     assert files_of(stem) == set()
@@ -51,7 +51,7 @@ def test_board_has_the_latest_text(stem: str) -> None:
 
 def test_partial_board_is_empty(stem: str) -> None:
     meeting = Meeting(stem)
-    with meeting.at_board():
+    with meeting.locked_board():
         meeting.write(b"what was said")
         os.truncate(f"{SHM_DIR}/{stem}-control", 20)
         assert meeting.read() == b""
@@ -61,11 +61,11 @@ def test_partial_board_is_empty(stem: str) -> None:
 def test_last_to_leave_removes_the_files(stem: str) -> None:
     first, second = Meeting(stem), Meeting(stem)
     for meeting in (first, second):
-        with meeting.at_board():
+        with meeting.locked_board():
             meeting.write(meeting.read() + b"x")
     first.leave()
     assert files_of(stem) == {"-control", "-gate"}
-    with second.at_board():
+    with second.locked_board():
         assert second.read() == b"xx"
     second.leave()
     second.leave()
@@ -92,7 +92,7 @@ def test_death_at_the_board_admits_the_next_process(stem: str) -> None:
     with running(ATTENDANT, stem) as child:
         assert read_line(child) == "inside"
         child.kill()
-        with meeting.at_board():
+        with meeting.locked_board():
             assert meeting.read() == b""
     meeting.leave()
     assert files_of(stem) == set()
@@ -100,14 +100,14 @@ def test_death_at_the_board_admits_the_next_process(stem: str) -> None:
 
 def test_removed_file_is_not_used_for_a_meeting(stem: str) -> None:
     late, early = Meeting(stem), Meeting(stem)
-    with late.at_board():
+    with late.locked_board():
         late.write(b"old")
     for part in ("control", "gate"):
         os.unlink(f"{SHM_DIR}/{stem}-{part}")
-    with early.at_board():
+    with early.locked_board():
         assert early.read() == b""
         early.write(b"new")
-    with late.at_board():
+    with late.locked_board():
         assert late.read() == b"new"
     late.leave()
     assert files_of(stem) == {"-control", "-gate"}
@@ -117,9 +117,9 @@ def test_removed_file_is_not_used_for_a_meeting(stem: str) -> None:
 
 def test_late_leaver_removes_nothing_of_a_later_meeting(stem: str) -> None:
     left_over, later = Meeting(stem), Meeting(stem)
-    with left_over.at_board():
+    with left_over.locked_board():
         os.unlink(f"{SHM_DIR}/{stem}-control")
-    with later.at_board():
+    with later.locked_board():
         pass
     left_over.leave()
     assert files_of(stem) == {"-control", "-gate"}
@@ -130,7 +130,7 @@ def test_late_leaver_removes_nothing_of_a_later_meeting(stem: str) -> None:
 def test_attended_meeting_is_never_swept(stem: str) -> None:
     assert STEM_PATTERN.fullmatch(f"{stem}-control")
     meeting = Meeting(stem)
-    with meeting.at_board():
+    with meeting.locked_board():
         assert stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
     assert stem not in [found.stem for found in janitor.sweep(guard_s=-1)]
     meeting.leave()
@@ -146,7 +146,7 @@ def test_janitor_removes_a_dead_meeting(stem: str) -> None:
 
 def test_forked_child_neither_attends_nor_removes(stem: str) -> None:
     meeting = Meeting(stem)
-    with meeting.at_board():
+    with meeting.locked_board():
         pass
     pid = os.fork()
     if pid == 0:
@@ -163,7 +163,7 @@ def test_board_writable_by_others_is_not_used(stem: str) -> None:
     os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
     os.chmod(path, 0o666)
     meeting = Meeting(stem)
-    with meeting.at_board():
+    with meeting.locked_board():
         meeting.write(b"here")
     assert os.path.getsize(path) == 0
     meeting.leave()
@@ -173,10 +173,10 @@ def test_board_writable_by_others_is_not_used(stem: str) -> None:
 
 def test_leaving_does_not_wait_for_the_process_at_the_board(stem: str) -> None:
     leaving = Meeting(stem)
-    with leaving.at_board():
+    with leaving.locked_board():
         pass
     inside = Meeting(stem)
-    with inside.at_board():
+    with inside.locked_board():
         leaving.leave()
         assert files_of(stem) == {"-control", "-gate"}
     inside.leave()
@@ -224,9 +224,9 @@ PLACED: dict[str, Callable[[str], object]] = {
 def test_files_of_another_user_do_not_prevent_a_meeting(stem: str, part: str, make: str) -> None:
     with other_users_files([f"{SHM_DIR}/{stem}-{part}"], make):
         first, second = Meeting(stem), Meeting(stem)
-        with first.at_board():
+        with first.locked_board():
             first.write(b"here")
-        with second.at_board():
+        with second.locked_board():
             assert second.read() == b"here"
         assert files_of(stem) == {f"-{part}"}
         first.leave()
@@ -237,9 +237,9 @@ def test_files_of_another_user_do_not_prevent_a_meeting(stem: str, part: str, ma
 @as_root
 def test_meeting_continues_at_its_place_after_the_obstacle_is_removed(stem: str) -> None:
     first, second = Meeting(stem), Meeting(stem)
-    with other_users_files([f"{SHM_DIR}/{stem}-control"], "file"), first.at_board():
+    with other_users_files([f"{SHM_DIR}/{stem}-control"], "file"), first.locked_board():
         first.write(b"here")
-    with second.at_board():
+    with second.locked_board():
         assert second.read() == b"here"
     first.leave()
     second.leave()
@@ -248,10 +248,10 @@ def test_meeting_continues_at_its_place_after_the_obstacle_is_removed(stem: str)
 @as_root
 def test_error_if_all_places_are_taken_names_the_owner(stem: str) -> None:
     paths = [f"{SHM_DIR}/{stem.removesuffix('0')}{number}-gate" for number in range(16)]
-    with other_users_files(paths, "file"), pytest.raises(PermissionError) as caught, Meeting(stem).at_board():
+    with other_users_files(paths, "file"), pytest.raises(PermissionError) as caught, Meeting(stem).locked_board():
         pass
-    assert f"user {OTHER_UID} has what is in the way where processes of user 0 meet" in str(caught.value)
-    assert "remove these files" in str(caught.value)
+    assert f"files of user {OTHER_UID} block the place where processes of user 0 meet" in str(caught.value)
+    assert "ask that user or root to remove them" in str(caught.value)
     assert paths[0] == caught.value.filename
 
 

@@ -72,5 +72,5 @@ def test_ring_larger_than_memory_is_refused_with_figures(tmp_path: Path) -> None
     with pytest.raises(RingTooSmall) as caught:
         check_fits(80 * MIB, (8, 10 * MIB), tree(tmp_path, MEMINFO))
     assert f"needs {80 * MIB} bytes, 8 slots of {10 * MIB}" in str(caught.value)
-    assert f"may take {32 * MIB} more, room for 3 slots" in str(caught.value)
+    assert f"only {32 * MIB} bytes are available, enough for 3 slots" in str(caught.value)
     assert "Lower prefetch_factor" in str(caught.value)

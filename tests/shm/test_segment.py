@@ -79,7 +79,7 @@ def test_reused_descriptor_is_not_mistaken_for_the_first_segment() -> None:
     second = Segment.create("shmload-x-payload-12", 4096, kind="memfd")
     try:
         assert second.fd == number, "the system must reuse the lowest free number"
-        with pytest.raises(FileNotFoundError, match="its owner has given it up"):
+        with pytest.raises(FileNotFoundError, match="its owner has closed it"):
             open_segment(first.path)
         os.close(open_segment(second.path))
         with pytest.raises(FileNotFoundError):
@@ -89,7 +89,7 @@ def test_reused_descriptor_is_not_mistaken_for_the_first_segment() -> None:
 
 
 def test_foreign_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PermissionError, match="is no segment of user"):
+    with pytest.raises(PermissionError, match="is not a segment of user"):
         open_segment(str(tmp_path) if os.path.isfile(str(tmp_path)) else "/dev/null")
 
 
@@ -204,7 +204,9 @@ def test_ring_beyond_the_file_size_limit_is_refused_with_the_remedy_only() -> No
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.stderr == ""
-    assert done.stdout.startswith("a segment of 8192 bytes: File too large: raise the limit on file sizes (ulimit -f)\n")
+    assert done.stdout.startswith(
+        "cannot create a segment of 8192 bytes: File too large: raise the limit on file sizes (ulimit -f)\n"
+    )
 
 
 def test_segment_larger_than_memory_is_refused() -> None:

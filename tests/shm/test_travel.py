@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from shmload.shm import travel
+from shmload.shm import pickling
 from tests.shm.travel_kit import parcel_of, received
 
 
@@ -26,7 +26,7 @@ class Shared:
         self.memory = memory
 
     def __getstate__(self) -> Any:
-        return travel.carried(self.memory) if travel.is_abroad() else "where it is"
+        return pickling.out_of_band(self.memory) if pickling.is_for_another_machine() else "where it is"
 
     def __setstate__(self, state: Any) -> None:
         self.memory = state
@@ -90,8 +90,8 @@ def leaves_of(value: Any) -> list[Any]:
 @given(values(), st.sampled_from([0, 16, 1 << 20]))
 def test_value_equals_that_of_a_plain_pickle(value: Any, least_nbytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(travel, "LEAST_NBYTES", least_nbytes)
-        arrived = travel.loads(received(value))
+        patch.setattr(pickling, "LEAST_NBYTES", least_nbytes)
+        arrived = pickling.loads(received(value))
     plain = pickle.loads(pickle.dumps(value, protocol=5))
     assert described(arrived) == described(plain)
     one, other = ([[a is b for b in leaves_of(what)] for a in leaves_of(what)] for what in (arrived, value))
@@ -103,47 +103,47 @@ def test_value_equals_that_of_a_plain_pickle(value: Any, least_nbytes: int) -> N
 
 @given(st.lists(st.binary(max_size=200), max_size=5), st.integers())
 def test_carried_memory_arrives_with_the_pickle(pieces: list[bytes], number: int) -> None:
-    arrived, also = travel.loads(received(([Shared(piece) for piece in pieces], number)))
+    arrived, also = pickling.loads(received(([Shared(piece) for piece in pieces], number)))
     assert pieces == [bytes(one.memory) for one in arrived]
     assert number == also
 
 
 def test_each_object_gets_its_own_memory_in_any_order() -> None:
-    arrived = travel.loads(received([ContainsShared(b"around"), np.ones(travel.LEAST_NBYTES, np.uint8)]))
+    arrived = pickling.loads(received([ContainsShared(b"around"), np.ones(pickling.LEAST_NBYTES, np.uint8)]))
     assert [bytes(arrived[0].memory), bytes(arrived[0].within.memory)] == [b"around", b"within"]
     assert arrived[1].all()
 
 
 def test_large_arrays_alias_the_parcel_at_cache_lines_and_small_ones_are_writable_copies() -> None:
-    large, small = np.arange(travel.LEAST_NBYTES, dtype=np.uint8), np.zeros(travel.LEAST_NBYTES - 1, np.uint8)
+    large, small = np.arange(pickling.LEAST_NBYTES, dtype=np.uint8), np.zeros(pickling.LEAST_NBYTES - 1, np.uint8)
     parcel = received((Shared(np.arange(40, dtype=np.uint8)), Shared(b"abc"), large, small))
-    first, second, whole, copied = travel.loads(parcel)
+    first, second, whole, copied = pickling.loads(parcel)
     for arrived in (np.frombuffer(first.memory, np.uint8), np.frombuffer(second.memory, np.uint8), whole):
         assert np.shares_memory(arrived, parcel)
         assert (arrived.ctypes.data - parcel.ctypes.data) % 64 == 0
     with pytest.raises(ValueError, match="assignment destination is read-only"):
         whole[0] = 7
     copied[0] = 7
-    assert not np.shares_memory(travel.loads(parcel)[3], copied)
+    assert not np.shares_memory(pickling.loads(parcel)[3], copied)
 
 
 def test_tensor_is_a_copy() -> None:
-    parcel = received(torch.zeros(travel.LEAST_NBYTES, dtype=torch.int8))
-    first, second = travel.loads(parcel), travel.loads(parcel)
+    parcel = received(torch.zeros(pickling.LEAST_NBYTES, dtype=torch.int8))
+    first, second = pickling.loads(parcel), pickling.loads(parcel)
     first += 1
     assert not second.any()
-    assert not travel.loads(parcel).any()
+    assert not pickling.loads(parcel).any()
     assert not np.shares_memory(first.numpy(), parcel)
 
 
 def test_large_arrays_and_tensors_are_not_copied_before_writing() -> None:
-    value = np.zeros(travel.LEAST_NBYTES, np.uint8), torch.zeros(travel.LEAST_NBYTES)
+    value = np.zeros(pickling.LEAST_NBYTES, np.uint8), torch.zeros(pickling.LEAST_NBYTES)
     parcel = parcel_of(value)
     value[0][5], value[1][5] = 9, 9
     fd = os.memfd_create("shmload-test")
     os.ftruncate(fd, parcel.nbytes)
     parcel.write(fd)
-    array, tensor = travel.loads(os.pread(fd, parcel.nbytes, 0))
+    array, tensor = pickling.loads(os.pread(fd, parcel.nbytes, 0))
     os.close(fd)
     assert (array[5], tensor[5]) == (9, 9)
     assert len(parcel._pieces[0]) < 2000
@@ -162,20 +162,20 @@ def test_missing_room_is_an_error() -> None:
 def test_nothing_is_carried_on_this_machine_even_after_a_failed_pickle() -> None:
     with pytest.raises(TypeError, match="cannot pickle"):
         received((Shared(b"abc"), (one for one in "generators do not pickle")))
-    assert not travel.is_abroad()
+    assert not pickling.is_for_another_machine()
     assert pickle.loads(pickle.dumps(Shared(b"abc"))).memory == "where it is"
 
 
 @pytest.mark.parametrize("text", [b"", b"no job", b"\xff" * 8, b"\1" + b"\0" * 7, b"no pickle"])
 def test_invalid_parcel_is_an_error(text: bytes) -> None:
-    with pytest.raises(pickle.UnpicklingError, match=rf"{len(text)} bytes are no job for other machines: "):
-        travel.loads(text)
+    with pytest.raises(pickle.UnpicklingError, match=rf"{len(text)} bytes are not a pickled job: "):
+        pickling.loads(text)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.float8_e5m2, torch.float32, torch.complex64])
-@pytest.mark.parametrize("num_values", [0, 6, travel.LEAST_NBYTES])
+@pytest.mark.parametrize("num_values", [0, 6, pickling.LEAST_NBYTES])
 @pytest.mark.parametrize(
-    "pickled_and_back", [lambda value: pickle.loads(travel.dumps(value)), lambda value: travel.loads(received(value))]
+    "pickled_and_back", [lambda value: pickle.loads(pickling.dumps(value)), lambda value: pickling.loads(received(value))]
 )
 def test_tensors_of_every_dtype_are_sent(dtype: torch.dtype, num_values: int, pickled_and_back: Callable[[Any], Any]) -> None:
     """Torch's own pickles of tensors of some dtypes cannot be read."""
@@ -188,4 +188,4 @@ def test_tensors_of_every_dtype_are_sent(dtype: torch.dtype, num_values: int, pi
 
 
 def test_array_keeps_its_byte_order() -> None:
-    assert pickle.loads(travel.dumps(np.arange(2, dtype=">i4"))).dtype.str == ">i4"
+    assert pickle.loads(pickling.dumps(np.arange(2, dtype=">i4"))).dtype.str == ">i4"

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.shm import travel
+from shmload.shm import pickling
 
 
-def parcel_of(value: Any) -> travel.Parcel:
+def parcel_of(value: Any) -> pickling.Parcel:
     def dump(value: Any, take: Any) -> bytes:
         pickled = io.BytesIO()
         pickler = pickle.Pickler(pickled, protocol=5, buffer_callback=take)
-        pickler.dispatch_table = travel.reducers()
+        pickler.dispatch_table = pickling.reducers()
         pickler.dump(value)
         return pickled.getvalue()
 
-    return travel.Parcel(value, dump)
+    return pickling.Parcel(value, dump)
 
 
 def received(value: Any) -> NDArray[np.uint8]:
@@ -29,7 +29,7 @@ def received(value: Any) -> NDArray[np.uint8]:
     return arrived(parcel_of(value))
 
 
-def arrived(parcel: travel.Parcel) -> NDArray[np.uint8]:
+def arrived(parcel: pickling.Parcel) -> NDArray[np.uint8]:
     """Returns the bytes that are sent of a parcel."""
     fd = os.memfd_create("shmload-test")
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shmload.engine.ring_reader import ControlBlock, Found
+from shmload.engine.ring_reader import ControlBlock, HostRings
 from shmload.tools import top
 from shmload.tools.top import HISTORY, Watch
 from tests.top.live_kit import SECOND, snapshot_with
@@ -30,11 +30,11 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Blocks:
                 raise there[path]
 
         open = classmethod(lambda cls, path: cls(path))
-        about = None
+        pipeline_stages = None
 
         @staticmethod
-        def find() -> Found:
-            return Found([ControlBlock(p, p, 0, os.getpid(), "shm") for p in there], [])
+        def find() -> HostRings:
+            return HostRings([ControlBlock(p, p, 0, os.getpid(), "shm") for p in there], [])
 
         def snapshot(self) -> Any:
             return there[self.path]
@@ -103,7 +103,7 @@ def test_loaders_are_searched_rarely_and_read_every_time(blocks: Blocks, monkeyp
     now, took, searches = [100.0], [0.01], []
     find = top.RingReader.find
 
-    def searched() -> Found:
+    def searched() -> HostRings:
         searches.append(now[0])
         now[0] += took[0]
         return find()

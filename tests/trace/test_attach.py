@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from shmload import ShmLoader
 from shmload.cli import app
-from shmload.engine.ring_reader import ControlBlock, Found, RingReader
+from shmload.engine.ring_reader import ControlBlock, HostRings, RingReader
 from shmload.engine.ring_timeline import timelines_of
 from shmload.shm import segment
 from shmload.tools import tracing
@@ -44,7 +44,7 @@ def loader() -> Iterator[ShmLoader[Any]]:
 
 
 def mine(watch: Recording) -> int:
-    return sum(tape.owner_pid == os.getpid() for tape in watch.tapes.values())
+    return sum(event_log.owner_pid == os.getpid() for event_log in watch.event_logs.values())
 
 
 # ---------------------------------------------------------------- which rings are found
@@ -54,10 +54,10 @@ def test_files_that_are_not_rings_are_skipped_with_a_reason(tmp_path: Path, monk
     (tmp_path / "x").write_bytes(b"x" * 4096)
     blocks = [ControlBlock(name, str(tmp_path / name), os.geteuid(), 7, "shm") for name in ("x", "gone")]
     another = ControlBlock("y", str(tmp_path / "x"), os.geteuid() + 1, 7, "shm")
-    monkeypatch.setattr(RingReader, "find", lambda: Found([*blocks, another], []))
+    monkeypatch.setattr(RingReader, "find", lambda: HostRings([*blocks, another], []))
     watch = Recording()
     watch.search()
-    assert watch.tapes == {}
+    assert watch.event_logs == {}
     assert list(watch.refused) == ["x"]
     assert watch.refused["x"].startswith(f"{tmp_path}/x: the file is not a control block, or is still being created")
 
@@ -65,10 +65,10 @@ def test_files_that_are_not_rings_are_skipped_with_a_reason(tmp_path: Path, monk
 def test_pid_selects_a_loader(loader: ShmLoader[Any]) -> None:
     watch = Recording(os.getpid())
     watch.search()
-    assert mine(watch) == len(watch.tapes) == 1
+    assert mine(watch) == len(watch.event_logs) == 1
     other = Recording(1)
     other.search()
-    assert other.tapes == {}
+    assert other.event_logs == {}
     assert any(why.endswith(f"it is of process {os.getpid()}") for why in other.refused.values())
 
 
@@ -78,7 +78,7 @@ def test_ring_in_a_memfd_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         run(made)
         watch = Recording(os.getpid())
         watch.record(0)
-    (timeline,) = timelines_of(watch.tapes.values())
+    (timeline,) = timelines_of(watch.event_logs.values())
     assert timeline.num_batches == 8
 
 
@@ -114,7 +114,7 @@ def test_recording_adapts_its_rate_and_counts_missed_events(loader: ShmLoader[An
     assert pauses[5] < pauses[4]  # a recorder overflowed
     assert min(pauses) >= tracing.SHORTEST_S
     assert max(pauses) <= tracing.LONGEST_S
-    (timeline,) = timelines_of(watch.tapes.values())
+    (timeline,) = timelines_of(watch.event_logs.values())
     assert timeline.num_lost > 0
     assert 8 < timeline.num_batches < 248
 
@@ -134,7 +134,7 @@ def test_ring_created_during_a_recording_is_recorded(monkeypatch: pytest.MonkeyP
     watch = Recording(os.getpid())
     watch.record(3.0)
     made[0].close()
-    assert [timeline.num_batches for timeline in timelines_of(watch.tapes.values())] == [8]
+    assert [timeline.num_batches for timeline in timelines_of(watch.event_logs.values())] == [8]
 
 
 def test_interrupted_recording_is_written(
@@ -182,7 +182,7 @@ def test_recording_does_not_write_to_the_block(tmp_path: Path) -> None:
         before = Path(path).read_bytes()
         watch = Recording(child.pid)
         watch.record(0)
-        assert [timeline.num_batches for timeline in timelines_of(watch.tapes.values())] == [8]
+        assert [timeline.num_batches for timeline in timelines_of(watch.event_logs.values())] == [8]
         assert Path(path).read_bytes() == before
     finally:
         child.send_signal(signal.SIGCONT)
@@ -194,7 +194,7 @@ def test_recording_does_not_write_to_the_block(tmp_path: Path) -> None:
 
 
 def test_command_reports_that_there_is_no_loader(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RingReader, "find", lambda: Found([], []))
+    monkeypatch.setattr(RingReader, "find", lambda: HostRings([], []))
     done = command("trace", "--out", tmp_path / "t.json")
     assert (done.exit_code, done.stdout) == (1, "")
     assert done.stderr == "shmload trace: no loader with workers runs here, or it has done nothing\n"

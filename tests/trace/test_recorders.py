@@ -15,7 +15,7 @@ from shmload._core.events import EVENT_NBYTES, KINDS, Recorders
 from shmload._core.filler import DONE, ERROR, ROOM, VOID, WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import Order, TrainerRing, control_nbytes
-from shmload.engine.tape import EVENT, Tape
+from shmload.engine.event_log import EVENT, EventLog
 
 SIZES = {"order_capacity": 64, "text_capacity": 64, "layout_capacity": 64}
 KIND_OF = {name: number for number, name in KINDS.items()}
@@ -31,7 +31,7 @@ def memory(nbytes: int) -> Mapping:
 
 
 class Ring:
-    """A trainer, a worker and a tape over one control block."""
+    """A trainer, a worker and a event_log over one control block."""
 
     def __init__(self) -> None:
         self.control = memory(control_nbytes(3, 1, **SIZES))
@@ -62,25 +62,25 @@ class Ring:
         return number
 
 
-def kinds(tape: Tape, owner: int) -> list[int]:
-    return tape.events(owner)["kind"].tolist()
+def kinds(event_log: EventLog, owner: int) -> list[int]:
+    return event_log.events(owner)["kind"].tolist()
 
 
 def test_batch_leaves_an_event_for_each_step() -> None:
     ring = Ring()
-    tape = Tape(ring.control, with_history=False)
+    event_log = EventLog(ring.control, with_history=False)
     number = ring.batch()
-    tape.drain()
-    assert kinds(tape, 1) == [KIND_OF["publish"], KIND_OF["deliver"], KIND_OF["lease"]]
-    assert set(kinds(tape, 0)) == {KIND_OF["chunk"]}
+    event_log.drain()
+    assert kinds(event_log, 1) == [KIND_OF["publish"], KIND_OF["deliver"], KIND_OF["lease"]]
+    assert set(kinds(event_log, 0)) == {KIND_OF["chunk"]}
     for owner in range(2):
-        events = tape.events(owner)
+        events = event_log.events(owner)
         assert set(events["order"].tolist()) == {number}
         assert set(events["epoch"].tolist()) == {7}
         assert set(events["step"].tolist()) == {0}
         assert (events["begin_ns"] <= events["end_ns"]).all()
         assert (events["begin_ns"] > 0).all()
-    chunks, trainers = tape.events(0), tape.events(1)
+    chunks, trainers = event_log.events(0), event_log.events(1)
     assert chunks["rows"].sum() == 4
     assert set(chunks["amount"].tolist()) == {DONE}
     assert trainers["amount"].tolist() == [0, 64, 0]
@@ -91,14 +91,14 @@ def test_wait_for_orders_is_one_event_that_ends_with_a_claim() -> None:
     ring = Ring()
     for on in (True, False, True, False, True, False):
         ring.worker.waiting(on)
-    tape = Tape(ring.control, with_history=True)
-    tape.drain()
-    assert kinds(tape, 0) == []
+    event_log = EventLog(ring.control, with_history=True)
+    event_log.drain()
+    assert kinds(event_log, 0) == []
     ring.batch()
-    tape.drain()
-    assert kinds(tape, 0)[0] == KIND_OF["idle"]
-    assert kinds(tape, 0).count(KIND_OF["idle"]) == 1
-    idle, first = tape.events(0)[:2]
+    event_log.drain()
+    assert kinds(event_log, 0)[0] == KIND_OF["idle"]
+    assert kinds(event_log, 0).count(KIND_OF["idle"]) == 1
+    idle, first = event_log.events(0)[:2]
     assert idle["end_ns"] == first["begin_ns"]
     assert idle["order"] == 0
 
@@ -113,10 +113,10 @@ def test_trainer_waits_and_abandoned_orders_are_recorded() -> None:
     ring.trainer.begin_wait(-2)
     ring.trainer.end_wait()
     ring.trainer.void()
-    tape = Tape(ring.control, with_history=True)
-    tape.drain()
-    assert kinds(tape, 1) == [KIND_OF[name] for name in ("publish", "wait", "wait", "abandon")]
-    waits = tape.events(1)[1:3]
+    event_log = EventLog(ring.control, with_history=True)
+    event_log.drain()
+    assert kinds(event_log, 1) == [KIND_OF[name] for name in ("publish", "wait", "wait", "abandon")]
+    waits = event_log.events(1)[1:3]
     assert waits["step"].tolist() == [3, 0]
     assert waits["order"].tolist() == [1, 0]
 
@@ -128,19 +128,19 @@ def test_waits_are_recorded_within_a_claim_and_refused_outside() -> None:
     ring.trainer.post(Order(0, 0, np.arange(4)), is_packed=False)
     assert ring.worker.claim()
     ring.worker.waited(ROOM, 1)
-    tape = Tape(ring.control, with_history=True)
-    tape.drain()
-    assert kinds(tape, 0) == [KIND_OF["room"]]
-    assert tape.events(0)["begin_ns"].tolist() == [1]
+    event_log = EventLog(ring.control, with_history=True)
+    event_log.drain()
+    assert kinds(event_log, 0) == [KIND_OF["room"]]
+    assert event_log.events(0)["begin_ns"].tolist() == [1]
 
 
 def test_start_is_recorded_from_its_known_begin_but_not_before_the_ring() -> None:
     ring = Ring()
     ring.worker.announce()
     ring.worker.announce(1)
-    tape = Tape(ring.control, with_history=True)
-    tape.drain()
-    (start,) = tape.events(0)
+    event_log = EventLog(ring.control, with_history=True)
+    event_log.drain()
+    (start,) = event_log.events(0)
     assert start["kind"] == KIND_OF["start"]
     assert start["begin_ns"] == Recorders(ring.control).owner_start_ns
     assert Recorders(ring.control).pids() == [os.getpid()]
@@ -159,52 +159,52 @@ def test_events_read_at_any_moment_are_complete_in_order_and_missing_ones_counte
     if acts:
         for _ in range(len(acts) * 40):
             ring.batch(own)
-    tape = Tape(ring.control, with_history=with_history)
+    event_log = EventLog(ring.control, with_history=with_history)
     before = Recorders(ring.control).heads()
-    num_before = sum(len(tape.events(owner)) for owner in range(2))
+    num_before = sum(len(event_log.events(owner)) for owner in range(2))
     for act in acts:
         if act == "drain":
-            tape.drain()
+            event_log.drain()
         elif act == "if due":
-            tape.drain_if_due()
+            event_log.drain_if_due()
         else:
             for _ in range(act):
                 ring.batch(own)
-    tape.drain()
+    event_log.drain()
     heads = Recorders(ring.control).heads()
     num_read = 0
     for owner in range(2):
-        events = tape.events(owner)
+        events = event_log.events(owner)
         num_read += len(events)
         assert (np.diff(events["begin_ns"].astype(np.int64)) >= 0).all() or owner == 1
         orders = events["order"].astype(np.int64)
         assert (np.diff(orders) >= 0).all()
-    held = sum(min(head, tape.capacity - 1) for head in before)
+    held = sum(min(head, event_log.capacity - 1) for head in before)
     assert num_before == (held if with_history else 0)
-    assert num_read - num_before + tape.num_lost == sum(heads) - sum(before)
+    assert num_read - num_before + event_log.num_lost == sum(heads) - sum(before)
 
 
 def test_overwritten_events_are_counted() -> None:
     ring = Ring()
-    tape = Tape(ring.control, with_history=False)
-    for _ in range(tape.capacity):
+    event_log = EventLog(ring.control, with_history=False)
+    for _ in range(event_log.capacity):
         ring.batch()
-    assert tape.drain() == 3 * tape.capacity
-    assert len(tape.events(1)) == tape.capacity - 1
-    assert tape.num_lost == 2 * tape.capacity + 1 + Recorders(ring.control).heads()[0] - len(tape.events(0))
+    assert event_log.drain() == 3 * event_log.capacity
+    assert len(event_log.events(1)) == event_log.capacity - 1
+    assert event_log.num_lost == 2 * event_log.capacity + 1 + Recorders(ring.control).heads()[0] - len(event_log.events(0))
 
 
 def test_few_new_events_are_not_read_yet() -> None:
     ring = Ring()
-    tape = Tape(ring.control, with_history=False)
+    event_log = EventLog(ring.control, with_history=False)
     ring.batch()
-    tape.drain_if_due()
-    assert len(tape.events(1)) == 0
-    for _ in range(tape.capacity // 4):
+    event_log.drain_if_due()
+    assert len(event_log.events(1)) == 0
+    for _ in range(event_log.capacity // 4):
         ring.batch()
-    tape.drain_if_due()
-    assert len(tape.events(1)) > 0
-    assert tape.num_lost == 0
+    event_log.drain_if_due()
+    assert len(event_log.events(1)) > 0
+    assert event_log.num_lost == 0
 
 
 def test_event_layout_equals_the_header() -> None:
@@ -226,8 +226,8 @@ def words(at: int, kind: str, *values: int) -> tuple[int, bytes]:
             words(ABI_AT, "I", 999),
             "the control block has layout version 999, and this shmload reads version .*: use the shmload that the loader runs",
         ),
-        (words(WORKERS_AT, "I", 15_999), "is damaged: it says 15999 workers"),
-        (words(WORKERS_AT, "I", 0xFFFFFFFF), "is damaged: it says 4294967295 workers"),
+        (words(WORKERS_AT, "I", 15_999), "is damaged: it claims 15999 workers"),
+        (words(WORKERS_AT, "I", 0xFFFFFFFF), "is damaged: it claims 4294967295 workers"),
         (words(EVENTS_AT, "Q", 1 << 63), "is damaged"),
         (words(EVENTS_AT, "Q", 0), "is damaged"),
         (words(EVENTS_AT, "Q", 520), "is damaged"),
@@ -251,7 +251,7 @@ def test_memory_too_small_for_a_header_is_refused() -> None:
 
 
 def test_missing_recorder_is_an_index_error() -> None:
-    with pytest.raises(IndexError, match="recorder 2 of 2"):
+    with pytest.raises(IndexError, match="recorder 2 does not exist: there are 2"):
         Recorders(Ring().control).read(2, 0)
 
 

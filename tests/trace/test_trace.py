@@ -183,13 +183,13 @@ def test_copy_of_a_traced_loader_is_not_traced(tmp_path: Path) -> None:
 
 
 def test_lost_events_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmload.engine.tape.Tape.drain_if_due", lambda tape: None)
+    monkeypatch.setattr("shmload.engine.event_log.EventLog.drain_if_due", lambda event_log: None)
     caplog.set_level(logging.WARNING, "shmload")
     with ShmLoader(Rows(600), 1, num_workers=1, seed=1) as loader, loader.trace(tmp_path / "t.json") as trace:
         run(loader)
     assert trace.num_lost > 0
     assert loaded(tmp_path / "t.json")["otherData"]["lost_events"] == trace.num_lost
-    assert f"t.json: {trace.num_lost} events are not in the trace: they were overwritten" in caplog.text
+    assert f"t.json: {trace.num_lost} events are missing from the trace: they were overwritten" in caplog.text
 
 
 class SlowToUnpickle(Rows):

@@ -41,7 +41,7 @@ def share(
     group = SegmentGroup()  # starts the reaper, which cleans up the meeting if this process is killed
     meeting = Meeting(meeting_stem("index", name, *run_key()))
     try:
-        with meeting.at_board():
+        with meeting.locked_board():
             text = meeting.read()
             board: _Board | None = pickle.loads(text) if text else None
             memory = _attached_to(board) if board is not None else None

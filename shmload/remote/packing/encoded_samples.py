@@ -24,7 +24,7 @@ from shmload.formats.tar.writer import BLOCK, member_header, member_name
 from shmload.remote.packing.encoding import Members, Serializers, file_member, members_of, serialized, serializer_of, value_member
 from shmload.schedule.permutation import Permutation
 from shmload.worker.own_generators import OwnGenerators
-from shmload.worker.sample_rng import begin_sample, kept_generators
+from shmload.worker.sample_rng import begin_sample, generators_kept
 from shmload.world import ability_of
 
 NUM_PROBED_FILES = 4  # samples of a dataset of files that are compared
@@ -250,7 +250,7 @@ class EncodedSamples:
         indices = self.order.take(np.asarray(positions, np.int64)).tolist()
         if self.source.draws:
             own = OwnGenerators(self.source)
-            with kept_generators():
+            with generators_kept():
                 records = [self.pieces(index, own) for index in indices]
         else:
             records = [self.pieces(index) for index in indices]

@@ -42,7 +42,7 @@ from shmload.storage.client import client_of
 from shmload.storage.open_store import open_store
 from shmload.storage.store import Store
 from shmload.worker.own_generators import OwnGenerators
-from shmload.worker.sample_rng import kept_generators
+from shmload.worker.sample_rng import generators_kept
 
 logger = logging.getLogger("shmload")
 
@@ -153,7 +153,7 @@ class Packing:
         self._begin(store, options, on_progress, len(source))
         self._samples = EncodedSamples(source, seed=options.seed, coding=options.coding)
         probed = sorted({number * (len(source) - 1) // (NUM_PROBED - 1) for number in range(NUM_PROBED)})
-        with kept_generators():
+        with generators_kept():
             own = OwnGenerators(source)
             probes = [b"".join(self._samples.pieces(index, own)) for index in probed]
         mean = sum(map(len, probes)) // len(probes)

@@ -189,8 +189,8 @@ def test_decoding_before_a_library_is_bound_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        (b"/nowhere/libjpeg.so", "no libjpeg-turbo through /nowhere/libjpeg.so: /nowhere/libjpeg.so: cannot open"),
-        (b"libm.so.6", "no libjpeg-turbo through libm.so.6: jpeg_std_error is not in it"),
+        (b"/nowhere/libjpeg.so", "cannot load libjpeg-turbo from /nowhere/libjpeg.so: /nowhere/libjpeg.so: cannot open"),
+        (b"libm.so.6", "cannot load libjpeg-turbo from libm.so.6: jpeg_std_error is not in it"),
     ],
 )
 def test_binding_another_shared_object_is_an_error_and_keeps_the_bound_library(

@@ -92,5 +92,5 @@ def test_error_explains_why_libjpeg_cannot_be_bound(
 
     monkeypatch.setattr(_imaging, "__file__", "/nowhere/_imaging.so")
     without()
-    assert unbound().startswith("no libjpeg-turbo through /nowhere/_imaging.so: /nowhere/_imaging.so: cannot open")
+    assert unbound().startswith("cannot load libjpeg-turbo from /nowhere/_imaging.so: /nowhere/_imaging.so: cannot open")
     assert ImageDecoder(layout="HWC")(encode(photo)).shape == (90, 120, 3)

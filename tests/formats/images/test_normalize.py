@@ -152,7 +152,7 @@ def test_invalid_arguments_are_errors(arguments: Any, options: dict[str, Any], m
     [
         ((2, 3, 5), (3, 255), r"\(3, 256\), got \(3, 255\)"),
         ((2, 3, 5), (5, 256), r"\(3, 256\)"),
-        ((2, 3, 4), (3, 256), "another shape"),
+        ((2, 3, 4), (3, 256), "out must have the shape of the images"),
     ],
 )
 def test_table_that_does_not_fit_the_images_is_an_error(shape: tuple[int, ...], levels: tuple[int, ...], message: str) -> None:

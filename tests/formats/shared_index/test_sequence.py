@@ -56,7 +56,7 @@ def test_subscript_out_of_range_is_an_index_error(number: int) -> None:
 
 @pytest.mark.parametrize("item", [1.0, "a", None, [1]])
 def test_other_subscripts_are_type_errors(item: object) -> None:
-    with pytest.raises(TypeError, match=f"subscripted with integers and slices, not {type(item).__name__}"):
+    with pytest.raises(TypeError, match=f"an index takes integers and slices, got {type(item).__name__}"):
         SharedIndex(ROWS)[item]
 
 

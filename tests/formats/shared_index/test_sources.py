@@ -67,7 +67,7 @@ def test_missing_values_of_a_dataframe_are_an_error(values: Any) -> None:
 
 
 def test_unsupported_values_of_a_dataframe_are_an_error() -> None:
-    with pytest.raises(TypeError, match="entry 0, column 'when': a Timestamp cannot be held"):
+    with pytest.raises(TypeError, match="entry 0, column 'when': an index cannot store a Timestamp"):
         SharedIndex.from_dataframe(pd.DataFrame({"when": pd.to_datetime(["2020-01-01"])}))
     with pytest.raises(TypeError, match="names of columns are str; got 0, a int"):
         SharedIndex.from_dataframe(pd.DataFrame([[1]]))

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import shmload
 from shmload.cli import app
 from shmload.cli.pack_command import progress_on
-from shmload.cli.terminal import shown
+from shmload.cli.terminal import progress_bar
 from shmload.formats import TarWriter, TFRecordWriter
 from shmload.remote import RemoteDataset
 from shmload.remote.manifest import Manifest
@@ -202,7 +202,7 @@ def test_progress_bar_shows_samples_shards_and_bytes(capsys: pytest.CaptureFixtu
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
-    with shown(True) as bar:
+    with progress_bar(True) as bar:
         progress_on(bar)(PackProgress(100, 40, 5 << 20, 3, 1))
     drawn = capsys.readouterr().err
     assert "40/100" in drawn

@@ -20,8 +20,8 @@ assert EVENT.itemsize == EVENT_NBYTES
 FULL_SHARE = 4  # a recorder is read when 1/4 of its places are full
 
 
-class Tape:
-    """The events of one ring's recorders since the tape was made, or since the oldest recorded event.
+class EventLog:
+    """The events of one ring's recorders since the event_log was made, or since the oldest recorded event.
 
     Args:
         control: mapping of the ring's control block.

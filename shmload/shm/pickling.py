@@ -1,11 +1,11 @@
 """Pickles for processes of this machine, which map shared memory, and for other machines, which must receive its contents.
 
-An object with shared memory calls `is_abroad()` while it is pickled; if so, it pickles `carried(memory)` in place of its path.
-That memory is not part of the pickle but follows it, whole. So do arrays of at least LEAST_NBYTES: the buffers of pickle's
-protocol 5, and the storages of torch's tensors. The receiver reads them in place without a copy, so they are read-only there; a
-tensor cannot be read-only, and is copied. Anything smaller is pickled as usual, and its arrays are writable. The limit is the size
-from which sharing pays: objects that a dataset writes to (counts, a buffer for one sample) are smaller; large data that it only
-reads should not exist once per process.
+An object with shared memory calls `is_for_another_machine()` while it is pickled; if so, it pickles `out_of_band(memory)` in
+place of its path. That memory is not part of the pickle but follows it, whole. So do arrays of at least LEAST_NBYTES: the buffers
+of pickle's protocol 5, and the storages of torch's tensors. The receiver reads them in place without a copy, so they are
+read-only there; a tensor cannot be read-only, and is copied. Anything smaller is pickled as usual, and its arrays are writable.
+The limit is the size from which sharing pays: objects that a dataset writes to (counts, a buffer for one sample) are smaller;
+large data that it only reads should not exist once per process.
 
     head: number of pieces, length of each  |  pickle  |  piece  |  piece ...     each at a multiple of 64 bytes
 
@@ -37,12 +37,12 @@ Dump = Callable[[Any, Callable[[pickle.PickleBuffer], bool]], Any]
 """(object, buffer_callback) -> its pickle by protocol 5, a buffer."""
 
 
-def is_abroad() -> bool:
+def is_for_another_machine() -> bool:
     """Return whether the object that is being pickled is for other machines."""
     return _held.get() is not None
 
 
-def carried(memory: Any) -> Any:
+def out_of_band(memory: Any) -> Any:
     """Return the placeholder of some bytes in a pickle; unpickling it returns a buffer of them.
 
     Args:
@@ -119,7 +119,7 @@ def loads(packed: Any) -> Any:
         (num_pieces,) = struct.unpack_from("<Q", view)
         sizes = struct.unpack_from(f"<{num_pieces}Q", view, 8)
     except (struct.error, MemoryError, OverflowError) as error:
-        raise pickle.UnpicklingError(f"{view.nbytes} bytes are no job for other machines: {error}") from error
+        raise pickle.UnpicklingError(f"{view.nbytes} bytes are not a pickled job: {error}") from error
     pieces = [view[begin:end] for begin, end in _places(sizes)]
     return pickle.loads(pieces[0], buffers=pieces[1:])
 

@@ -100,7 +100,7 @@ def parse_index(data: bytes, formats: Iterable[Any], where: str) -> IndexJson:
     except UnsupportedIndex:
         raise
     except (LookupError, TypeError, AttributeError, RecursionError, ValueError) as error:
-        raise ShardCorrupt(f"{where}: is no index of MosaicML Streaming or LitData: {error!r}") from error
+        raise ShardCorrupt(f"{where}: is not a valid index of MosaicML Streaming or LitData: {error!r}") from error
 
 
 def read_index(folder: Path, format: NamedByIndex) -> IndexJson:

@@ -107,7 +107,7 @@ def test_empty_path_is_refused_instead_of_read_as_the_current_folder(name: str, 
 def test_raw_tokens_are_of_no_known_format(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"
     np.arange(2000, dtype=np.uint16).tofile(path)
-    assert f"{path}: it is of no known format (npy, Parquet" in refusal(command("inspect", path))
+    assert f"{path}: it has no known format (npy, Parquet" in refusal(command("inspect", path))
 
 
 def test_a_bin_is_known_by_the_index_beside_it(written: Written, command: Command) -> None:
@@ -154,9 +154,9 @@ def test_what_is_no_file_of_samples_is_one_line(command_name: str, command: Comm
         ("folder", "folder: the folder is empty"),
         (
             "text",
-            "text: it is of no known format (npy, Parquet, HDF5, safetensors, Zarr, tar, TFRecord, JSON lines, MDS, LitData, images, tokens)",
+            "text: it has no known format (npy, Parquet, HDF5, safetensors, Zarr, tar, TFRecord, JSON lines, MDS, LitData, images, tokens)",
         ),
-        ("other", "other: holds no shards" if command_name == "index" else "other: it is of no known format"),
+        ("other", "other: contains no shards" if command_name == "index" else "other: it has no known format"),
     ):
         line = refusal(command(command_name, tmp_path / name))
         assert line.startswith(f"shmload {command_name}: {tmp_path}")

@@ -128,7 +128,7 @@ def test_windows_of_zstd_have_a_limit_that_the_environment_raises(monkeypatch: p
     with pytest.raises(ValueError, match="a window of more than 256 MiB"):
         expand("zst", long(29))
     monkeypatch.setenv(WINDOW, "32")
-    with pytest.raises(ValueError, match=f"{WINDOW} is a whole number from 10 to 31, as the one of zstd --long; got '32'"):
+    with pytest.raises(ValueError, match=f"{WINDOW} must be an integer from 10 to 31, as for zstd --long, got '32'"):
         expand("zst", long(28))
 
 

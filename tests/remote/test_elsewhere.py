@@ -122,7 +122,7 @@ def test_plain_shards_that_are_replaced_while_they_are_read_are_no_mix(scheme: s
     samples = iter(dataset)
     next(samples)
     store.put("x.tar", tar(tmp_path, 12))
-    with pytest.raises(ShardCorrupt, match=r"x\.tar: was removed or written to since the dataset was made"):
+    with pytest.raises(ShardCorrupt, match=r"x\.tar: was removed or written to since the dataset was created"):
         list(samples)
 
 

@@ -98,7 +98,7 @@ def test_an_object_that_is_a_shard_or_was_replaced_is_an_error(photos: Listing) 
 
     with pytest.raises(StoreError, match="has changed: version"):
         list(ObjectStream(Late(photos.root)))
-    with pytest.raises(ValueError, match="at_once is 1 at least; got 0"):
+    with pytest.raises(ValueError, match="at_once must be at least 1, got 0"):
         ObjectStream(photos, at_once=0)
 
 

@@ -168,7 +168,7 @@ def damaged(values: pa.Array, offsets: list[int]) -> pa.ChunkedArray:
 def test_offsets_out_of_order_are_told_and_not_followed(values: pa.Array, offsets: list[int]) -> None:
     column = column_of("x", damaged(values, offsets))
     assert column is not None
-    with pytest.raises(SampleError, match="column 'x' of the arrow table has offsets that are not in order"):
+    with pytest.raises(SampleError, match="column 'x' of the arrow table has offsets that are out of order"):
         column.lengths(np.arange(3))
 
 

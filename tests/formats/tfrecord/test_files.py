@@ -59,7 +59,7 @@ def test_a_compressed_file_is_the_plain_one_compressed(path, compression, expand
 
 
 def test_no_index_is_written_beside_a_compressed_file(tmp_path):
-    with pytest.raises(ValueError, match="index=True needs compression=None: a compressed file cannot be sought in"):
+    with pytest.raises(ValueError, match="index=True needs compression=None: a compressed file has no random access"):
         TFRecordWriter(tmp_path / "a", compression="gzip", index=True)
     assert list(tmp_path.iterdir()) == []
 
@@ -195,7 +195,7 @@ def test_a_file_that_is_cut_off_or_written_over_is_an_error(path):
         with pytest.raises(
             ShardCorrupt,
             match=r"a\.tfrecord: record 2, .*: the file was changed while it was in use; it had \d+ bytes when it was opened: "
-            "make the dataset anew",
+            "create the dataset again",
         ):
             dataset[2]
 

@@ -122,7 +122,7 @@ def test_a_palette_keeps_what_of_it_is_transparent() -> None:
 def test_a_mode_that_no_format_keeps_is_refused() -> None:
     with pytest.raises(
         ValueError,
-        match=r"^field 'image': an image of mode HSV is kept by no format; those of 1, CMYK, .* are: return image.convert\('RGB'\), say$",
+        match=r"^field 'image': an image of mode HSV cannot be stored, only one of 1, CMYK, .*: return image.convert\('RGB'\), for example$",
     ):
         members_of((PICTURES["RGB"].convert("HSV"), 1), None)
 
@@ -293,12 +293,12 @@ REFUSED = {
     "an object": (
         (RGB, object()),
         TypeError,
-        "field 'label': nothing keeps a object: return an image, array, number, str, bytes, or a list or dict of these",
+        "field 'label': no format stores a object: return an image, array, number, str, bytes, or a list or dict of these",
     ),
     "a set in a dict": (
         {"a": {"b": {1}}},
         TypeError,
-        "field 'a': nothing keeps a dict with a set under 'b': JSON takes none, and .npz arrays only",
+        "field 'a': no format stores a dict with a set under 'b': JSON cannot, and .npz stores only arrays",
     ),
     "objects": (
         (RGB, np.array([{}])),
@@ -308,7 +308,7 @@ REFUSED = {
     "bfloat16": (
         (RGB, torch.ones(2, dtype=torch.bfloat16)),
         TypeError,
-        "field 'label': a tensor of torch.bfloat16 has no type of numpy's: return tensor.float(), say",
+        "field 'label': a tensor of torch.bfloat16 has no numpy type: return tensor.float(), for example",
     ),
     "two of one": (
         {"a": 1, "A": 2},
@@ -318,7 +318,7 @@ REFUSED = {
     "an integer that is none": (
         {"a.cls": 3.7},
         TypeError,
-        "field 'a.cls': an integer is needed, got 3.7: give an extension that keeps it, as json or npy",
+        "field 'a.cls': an integer is needed, got 3.7: use an extension that can store it, such as json or npy",
     ),
     "a text for an integer": (
         {"a.cls": "cat"},

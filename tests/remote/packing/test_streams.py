@@ -128,7 +128,7 @@ def test_an_error_that_takes_more_than_words_is_told_in_words(tmp_path: Path) ->
 def test_what_an_iterable_raises_says_where(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="an iterable of at least 1 sample is needed; this one is empty"):
         pack(iter(()), tmp_path)
-    with pytest.raises(TypeError, match="nothing keeps a object") as caught:
+    with pytest.raises(TypeError, match="no format stores a object") as caught:
         pack(({"x": 1 if number < 12 else object()} for number in range(20)), tmp_path)
     assert caught.value.__notes__ == ["sample 12 of the iterable"]
     with pytest.raises(TypeError, match="is needed, or an iterable of samples, which are packed in its order; got a int"):
@@ -191,7 +191,7 @@ def test_bytes_of_an_iterable_are_the_same_for_any_number_of_workers(
 
 
 def test_what_is_wrong_with_a_sample_is_told_by_a_worker_as_it_is_here(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="field 'x': nothing keeps a complex") as caught:
+    with pytest.raises(TypeError, match="field 'x': no format stores a complex") as caught:
         samples = ({"x": 1 if number < 200 else complex(number)} for number in range(400))
         packing_of(samples, CountingStore(tmp_path), replace(OPTIONS, workers=2)).run()
     assert caught.value.__notes__ == ["sample 200 of the iterable"]

@@ -276,7 +276,7 @@ def test_then_is_a_generator_of_ones_own(shards: Path) -> None:
 def test_slice_behind_shuffle_is_a_slice_of_what_comes(shards: Path) -> None:
     dataset = ours(shards).map(label_of).shuffle(8).slice(1, 3)
     assert len(list(dataset)) == 2
-    with pytest.raises(TypeError, match="items behind slice is not known"):
+    with pytest.raises(TypeError, match="items after slice is not known"):
         len(dataset)
 
 

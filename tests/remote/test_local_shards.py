@@ -159,7 +159,7 @@ def test_an_index_of_another_shard_is_an_error(tmp_path: Path) -> None:
     text = (tmp_path / "manifest.json").read_text()
     (tmp_path / "manifest.json").write_text(text.replace('"num_samples": 5', '"num_samples": 4'))
     dataset, _ = watched(tmp_path)
-    with pytest.raises(ShardCorrupt, match=r"its index says 5 samples, and manifest.json 4 samples in 20480 bytes"):
+    with pytest.raises(ShardCorrupt, match=r"its index says 5 samples, but manifest.json says 4 samples in 20480 bytes"):
         labels(dataset)
     dataset.close()
     assert manifest.num_samples == 5

@@ -36,7 +36,7 @@ def pass_over(samples: Iterator[Any], number: int, what: str) -> None:
     """
     if (found := sum(1 for _ in islice(samples, number))) < number:
         raise ValueError(
-            f"{what} behind {found} samples, and {number} that began with the same ones are packed already: give another seed to "
+            f"{what} after {found} samples, but {number} that began with the same ones are packed already: give another seed to "
             "pack these again"
         )
 

@@ -171,11 +171,11 @@ class RemoteSource:
             coming = [shard for shards in windows for shard in shards]
             self.local.announce(coming, len(windows[0]) + self._num_ahead(coming[len(windows[0]) :], windows[1:_AHEAD]))
 
-    def _num_ahead(self, behind: Sequence[int], windows: Sequence[Sequence[int]]) -> int:
+    def _num_ahead(self, later: Sequence[int], windows: Sequence[Sequence[int]]) -> int:
         """Return the number of shards after the current window to prefetch."""
         if self.ahead_bytes is None:
             return sum(map(len, windows))
-        taken = np.cumsum(self.local.shards.sizes[behind])
+        taken = np.cumsum(self.local.shards.sizes[later])
         return int(np.searchsorted(taken, self.ahead_bytes, "right"))
 
     def begin(self) -> None:

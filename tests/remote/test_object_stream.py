@@ -141,5 +141,5 @@ def test_objects_that_are_gone_since_they_were_packed_are_an_error(tmp_path: Pat
         store.put(f"{number}.txt", b"x")
     upload_cv_dataset(ObjectStream(store), bucket=str(tmp_path / "out"))
     (tmp_path / "in/9.txt").unlink()
-    with pytest.raises(ValueError, match=f"the listing of {tmp_path}/in ended behind 9 samples, and 10 that began with the same"):
+    with pytest.raises(ValueError, match=f"the listing of {tmp_path}/in ended after 9 samples, but 10 that began with the same"):
         upload_cv_dataset(ObjectStream(store), bucket=str(tmp_path / "out"))

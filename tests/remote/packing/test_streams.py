@@ -76,7 +76,7 @@ def test_packing_again_writes_nothing_and_what_came_since_is_added(count: int, t
 
 def test_fewer_samples_than_are_packed_already_are_an_error_and_the_dataset_stays(tmp_path: Path) -> None:
     manifest, _ = pack(numbered(35), tmp_path)
-    with pytest.raises(ValueError, match="this iterable ended behind 12 samples, and 35 that began with the same ones are packed"):
+    with pytest.raises(ValueError, match="this iterable ended after 12 samples, but 35 that began with the same ones are packed"):
         pack(numbered(12), tmp_path)
     assert (
         labels_in(tmp_path, manifest)

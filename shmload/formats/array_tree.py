@@ -52,4 +52,4 @@ class ArrayTreeDataset(ColumnDataset):
             raise
         except Exception as error:  # damaged metadata raises errors of many types
             kind = type(self).__name__.removesuffix("Dataset")
-            raise ShardCorrupt(f"{self.path}: no sound {kind} data: {type(error).__name__}: {error}") from error
+            raise ShardCorrupt(f"{self.path}: not valid {kind} data: {type(error).__name__}: {error}") from error

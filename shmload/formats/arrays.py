@@ -48,7 +48,7 @@ def npy_place(path: str | os.PathLike[str]) -> ArrayPlace:
         try:
             shape, is_fortran, dtype = npy_head(file)
         except Exception as error:  # a malicious header fails in many ways inside numpy's parser
-            raise ShardCorrupt(f"{path}, offset {file.tell()}: the head is not a .npy file's: {error}") from error
+            raise ShardCorrupt(f"{path}, offset {file.tell()}: this is not the header of a .npy file: {error}") from error
         offset, nbytes = file.tell(), os.fstat(file.fileno()).st_size
     if dtype.hasobject or any(extent < 0 for extent in shape):
         raise ShardCorrupt(f"{path}, offset 10: an array of {dtype} and shape {shape} is not a block of numbers")
@@ -96,7 +96,7 @@ def _npz_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
         with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             return dict(file.items())
     except Exception as error:  # raised by zip, zlib or numpy's parser
-        raise ShardCorrupt(f"{os.fspath(path)}: no sound .npz file: {type(error).__name__}: {error}") from error
+        raise ShardCorrupt(f"{os.fspath(path)}: not a valid .npz file: {type(error).__name__}: {error}") from error
 
 
 class HeldArrays:

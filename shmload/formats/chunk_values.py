@@ -19,7 +19,9 @@ def offsets_table(url: str, nbytes: int, read: Read) -> tuple[Bounds, int]:
     count = int.from_bytes(head, "little")
     end = 4 * (count + 2)
     if len(head) < 4 or end > nbytes:
-        raise ShardCorrupt(f"{url}: at byte 0: it says {count} samples, whose table of offsets alone has {end} bytes of {nbytes}")
+        raise ShardCorrupt(
+            f"{url}: at byte 0: it says {count} samples, but the table of their offsets needs {end} of its {nbytes} bytes"
+        )
     bounds = np.frombuffer(memoryview(read(4, end - 4)), "<u4").astype(np.int64)
     if bounds[0] < end or bounds[-1] > nbytes or np.any(bounds[1:] < bounds[:-1]):
         raise ShardCorrupt(f"{url}: at byte 4: the offsets of its {count} samples are out of order, or beyond its {nbytes} bytes")
@@ -55,7 +57,7 @@ def sized_parts(data: Any, at: int) -> list[Any]:
 
 def unpickled(data: Any, allowed: bool) -> Any:
     if not allowed:
-        raise ValueError("it is a pickle, which can run any code as it is read: allow_pickle=True reads it")
+        raise ValueError("it is a pickle, which can run any code when it is read: pass allow_pickle=True to read it")
     try:
         return pickle.loads(data)
     except pickle.UnpicklingError as error:

@@ -44,7 +44,7 @@ def window_log() -> int:
     if not text:
         return _WINDOW_LOG
     if not text.isdecimal() or not 10 <= int(text) <= 31:
-        raise ValueError(f"{WINDOW} is a whole number from 10 to 31, as the one of zstd --long; got {text!r}")
+        raise ValueError(f"{WINDOW} must be an integer from 10 to 31, as for zstd --long, got {text!r}")
     return int(text)
 
 
@@ -249,7 +249,7 @@ def _snappy(file: Any) -> Iterator[bytes]:
     try:
         yield module.uncompress(data)
     except module.UncompressError as cause:
-        raise EOFError(f"no block of snappy without frames ({cause})") from cause
+        raise EOFError(f"not a block of snappy without frames ({cause})") from cause
 
 
 _PIECES: dict[str, Callable[[Any], Iterator[bytes]]] = {"br": _brotli, "snappy": _snappy}

@@ -113,5 +113,5 @@ def _of_digits(text: bytes, where: str) -> bytes:
     except ValueError:
         key = b""
     if len(key) != KEY_NBYTES:
-        raise ValueError(f"{where} holds no key: {2 * KEY_NBYTES} hexadecimal digits are needed; {_REMEDY}")
+        raise ValueError(f"{where} contains no key: {2 * KEY_NBYTES} hexadecimal digits are needed; {_REMEDY}")
     return key

@@ -57,7 +57,7 @@ class HDF5Dataset(ArrayTreeDataset):
         except TypeError as error:
             raise NoField(
                 f"{self.path}, {found.name!r}: rows stored as {_stored_as(found, h5py)} have no numpy dtype ({error}); name "
-                "the other datasets in fields=, or write this one anew as numbers"
+                "the other datasets in fields=, or write this one again as numbers"
             ) from error
         return found
 
@@ -82,7 +82,7 @@ class HDF5Dataset(ArrayTreeDataset):
         if ragged and not ragged.isnative:
             raise NoField(
                 f"{where}: rows of variable length are stored as {ragged}, not in this machine's byte order, and h5py leaves them "
-                "so: write the dataset anew, or name the others in fields="
+                "so: write the dataset again, or name the others in fields="
             )
         if ragged:
             return ListedColumn(

@@ -81,7 +81,7 @@ class NamedByIndex(Protocol):
 
 
 def parse_index(data: bytes, formats: Iterable[Any], where: str) -> IndexJson:
-    """Return the contents of an index.json, as the first of the given formats that it belongs to reads it.
+    """Return the contents of an index.json, parsed by the first of the given formats that recognizes it.
 
     Args:
         data: the bytes of the index.json.
@@ -100,7 +100,7 @@ def parse_index(data: bytes, formats: Iterable[Any], where: str) -> IndexJson:
     except UnsupportedIndex:
         raise
     except (LookupError, TypeError, AttributeError, RecursionError, ValueError) as error:
-        raise ShardCorrupt(f"{where}: is no index of MosaicML Streaming or LitData: {error!r}") from error
+        raise ShardCorrupt(f"{where}: is not a valid index of MosaicML Streaming or LitData: {error!r}") from error
 
 
 def read_index(folder: Path, format: NamedByIndex) -> IndexJson:

@@ -52,7 +52,7 @@ class JsonLines(BlockFormat):
         for at in range(0, nbytes, PIECE):
             piece = bytes(memoryview(read(at, min(PIECE, nbytes - at))).cast("B"))
             if at == 0 and (packing := compression_of(piece)):
-                raise ShardCorrupt(f"{url}: at byte 0: JSON is needed, and this is compressed ({packing})")
+                raise ShardCorrupt(f"{url}: at byte 0: JSON is needed, but this is compressed ({packing})")
             found = np.flatnonzero(np.frombuffer(piece, np.uint8) == 10) + 1
             starts = np.concatenate([[0], found[:-1]]) if len(found) else found
             maybe = np.flatnonzero(np.isin(np.frombuffer(piece, np.uint8)[starts], list(_BLANKS)))

@@ -105,7 +105,7 @@ def recognize_path(path: Path) -> tuple[Format, Head]:
         return found, head
     known = ", ".join(kind.title or kind.name for kind in _FORMATS)
     inside = f"what is compressed by {head.compression} in it" if head.compression else "it"
-    raise ValueError(f"{path}: {inside} is of no known format ({known})")
+    raise ValueError(f"{path}: {inside} has no known format ({known})")
 
 
 def layout_of(key: str) -> ShardFormat | None:
@@ -132,7 +132,7 @@ def layout_named(given: str | ShardFormat) -> ShardFormat:
     _load_plugins()
     named = {kind.name: kind for kind in _FORMATS if is_shard_format(kind)}
     if given not in named:
-        raise ValueError(f"layout is one of {', '.join(named)}, or of the classes of shmload.remote.layouts; got {given!r}")
+        raise ValueError(f"layout must be one of {', '.join(named)}, or an object of shmload.remote.layouts, got {given!r}")
     return cast(ShardFormat, named[given]())
 
 

@@ -149,11 +149,11 @@ def _listed_shard(shard: Mapping[str, Any], where: str) -> ListedShard:
     """Parse the entry of a shard in an index.json."""
     if shard["format"] != "mds" or shard["version"] != 2:
         found = f"{shard['format']} in version {shard['version']}"
-        raise UnsupportedIndex(f"{where}: has shards of {found}; mds in version 2 is read here")
+        raise UnsupportedIndex(f"{where}: has shards of {found}; only mds in version 2 is supported")
     zipped = shard["zip_data"]
     packing = packing_of(zipped["basename"])[1] if zipped else ""
     if zipped and not packing:
         found = shard["compression"]
-        raise UnsupportedIndex(f"{where}: shards are compressed by {found}; zstd, gz, bz2, br and snappy are read here")
+        raise UnsupportedIndex(f"{where}: shards are compressed by {found}; only zstd, gz, bz2, br and snappy are supported")
     key, nbytes = (zipped or shard["raw_data"])["basename"], shard["raw_data"]["bytes"]
     return ListedShard(str(key), int(nbytes), int(shard["samples"]), packing)

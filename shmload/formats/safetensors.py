@@ -68,7 +68,7 @@ class SafetensorsDataset(ColumnDataset):
         names = list(fields.values())
         unknown = [name for name in names if name not in places]
         if unknown:
-            raise NoField(f"{self.path}: fields names {unknown}, which are not there; it has {sorted(places)}")
+            raise NoField(f"{self.path}: fields names {unknown}, which do not exist; it has {sorted(places)}")
         single = [name for name in names if not places[name]["shape"]]
         if single:
             raise NoField(f"{self.path}: {single} have no axis to count samples: name the other tensors in fields=")
@@ -80,7 +80,9 @@ class SafetensorsDataset(ColumnDataset):
     def _array(self, data: Any, begin: int, name: str, place: dict[str, Any]) -> TypedArray:
         element = ELEMENT_TYPES.get(DTYPES.get(place["dtype"], ""))
         if element is None:
-            raise NoField(f"{self.path}: tensor {name!r} of {place['dtype']}: no batch has this type; leave it out of fields=")
+            raise NoField(
+                f"{self.path}: tensor {name!r} of {place['dtype']}: a batch cannot have this type; leave it out of fields="
+            )
         first, end = (begin + offset for offset in place["data_offsets"])
         shape = tuple(place["shape"])
         seen_as = element.numpy or np.dtype(f"u{element.itemsize}")

@@ -48,7 +48,7 @@ def read_index(path: str | os.PathLike[str]) -> tuple[str, NDArray[np.int64]]:
     with open(path, "rb") as file:
         nbytes, head = os.fstat(file.fileno()).st_size, file.read(_HEAD.size)
         if len(head) < _HEAD.size or not head.startswith(MAGIC):
-            raise ShardCorrupt(f"{path}, offset 0: the head is not a Megatron index's")
+            raise ShardCorrupt(f"{path}, offset 0: this is not the header of a Megatron index")
         _, version, code, num_sequences, num_boundaries = _HEAD.unpack(head)
         if version != 1 or code not in _DTYPES:
             raise ShardCorrupt(
@@ -69,7 +69,7 @@ def read_index(path: str | os.PathLike[str]) -> tuple[str, NDArray[np.int64]]:
         at = _HEAD.size + 4 * num_sequences + 8 * wrong[0]
         raise ShardCorrupt(
             f"{path}, offset {at}: sequence {wrong[0]} of {lengths[wrong[0]]} tokens begins at byte {pointers[wrong[0]]}; "
-            "sequences lie end to end"
+            "sequences must be contiguous"
         )
     is_sound = num_boundaries and boundaries[0] == 0 and boundaries[-1] == num_sequences
     if not is_sound or (np.diff(boundaries) < 0).any():
@@ -282,14 +282,16 @@ def _check(given: Mapping[str, Any]) -> None:
     """Check the arguments of a dataset."""
     window, stride, block = given["window"], given["stride"], given["block"]
     if not (1 <= window < 1 << 31 and stride >= 1 and block >= 1):
-        raise ValueError(f"window, stride and block are at least 1, a window less than 2**31; got {window}, {stride}, {block}")
+        raise ValueError(
+            f"window, stride and block must be at least 1, and a window less than 2**31; got {window}, {stride}, {block}"
+        )
     if given["out_dtype"] not in ("int64", "int32"):
-        raise ValueError(f"out_dtype is 'int64' or 'int32'; got {given['out_dtype']!r}")
+        raise ValueError(f"out_dtype must be 'int64' or 'int32', got {given['out_dtype']!r}")
     bits = int(given["out_dtype"].removeprefix("int"))
     if not -(1 << bits - 1) <= given["pad"] < 1 << bits - 1:
         raise ValueError(f"pad is a token of {given['out_dtype']}; got {given['pad']}")
     if given["separator"] is not None and given["document_index"] is not None:
-        raise ValueError("documents are divided by a separator or by a document_index; both were given")
+        raise ValueError("pass separator= or document_index=, not both")
     has_documents, crosses = given["has_documents"], given["cross_documents"]
     if given["pack"] and (not has_documents or stride != window):
         raise ValueError("pack=True puts whole documents into windows: give separator= or document_index=, and no stride")
@@ -367,12 +369,12 @@ def _opened(tokens: Any, dtype: Any) -> Any:
     if (after_header := _after_header(tokens, dtype)) is not None:
         return after_header
     if dtype is None:
-        raise ValueError(f"{tokens}: a raw file does not say what its tokens are: give dtype='uint16' or the like")
+        raise ValueError(f"{tokens}: a raw file does not contain the type of its tokens: pass dtype='uint16', for example")
     nbytes, kind = os.path.getsize(tokens), np.dtype(dtype)
     if kind.byteorder != ">":  # big-endian is rejected later, as for arrays
         kind = kind.newbyteorder("<")
     if nbytes % kind.itemsize or not nbytes:
-        raise ShardCorrupt(f"{tokens}, offset {nbytes}: {nbytes} bytes are no whole number of {kind} tokens, at least one")
+        raise ShardCorrupt(f"{tokens}, offset {nbytes}: {nbytes} bytes are not a whole number of {kind} tokens, at least one")
     return np.memmap(tokens, kind, "r")
 
 

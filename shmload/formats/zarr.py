@@ -47,14 +47,16 @@ class ZarrDataset(ArrayTreeDataset):
         if os.path.isdir(self.path) and not any(map(os.path.isfile, _zarr_files(self.path))):
             inside = sorted(name for name in os.listdir(self.path) if any(map(os.path.isfile, _zarr_files(f"{self.path}/{name}"))))
             there = f"it holds the stores {', '.join(inside[:3])}: give the path of one" if inside else "give the path of a store"
-            raise ShardCorrupt(f"{self.path}: the folder is no Zarr store, as it has none of {', '.join(ZARR_FILES)}; {there}")
+            raise ShardCorrupt(
+                f"{self.path}: the folder is not a Zarr store, because it has none of {', '.join(ZARR_FILES)}; {there}"
+            )
         found = module.open(self.path, mode="r")
         arrays = {"data": found} if isinstance(found, module.Array) else dict(sorted(found.arrays()))
         if self._fields is not None:
             try:
                 arrays = {name: found[place] for name, place in self._fields.items()}
             except KeyError as error:
-                raise NoField(f"{self.path}: fields names {error}, which is not there; it has {sorted(arrays)}") from error
+                raise NoField(f"{self.path}: fields names {error}, which does not exist; it has {sorted(arrays)}") from error
         for name, array in arrays.items():
             if not isinstance(array, module.Array) or not array.shape:
                 what = "a single value" if isinstance(array, module.Array) else "a group"
@@ -72,8 +74,8 @@ class ZarrDataset(ArrayTreeDataset):
         dtype = native(array.dtype)
         if dtype is None:
             raise NoField(
-                f"{where}: rows of {array.dtype}, shape {array.shape[1:]}, are no field of a batch: those are numbers and text; "
-                "name the others in fields="
+                f"{where}: rows of {array.dtype}, shape {array.shape[1:]}, cannot be a field of a batch: fields are numbers and "
+                "text; name the others in fields="
             )
         return FixedColumn(Blocks(where, array.shape[0], rows, lambda a, b: array[a:b], cache), dtype, array.shape[1:])
 

@@ -24,7 +24,7 @@ class Continuation:
 
     def __init__(self) -> None:
         self._left: Origin | None = None  # the states of the program's generators when the newest pass had begun
-        self._place: Origin | None = None  # the states that the saved run's generators would have had then
+        self._place: Origin | None = None  # the states of the saved run's generators at that time
 
     def keep(self, place: Origin) -> None:
         """Let later passes draw from `place`, as long as the program does not change its generators."""

@@ -156,5 +156,7 @@ def _unpacked(state: Mapping[str, Any], is_trusted: bool) -> TorchState:
             if {type(each) for each in loaded.get(name, ())} - {dict if name == "workers" else int}
         ]
     if faults:
-        raise StateMismatch(f"this is no state of a loader in torch mode: {'; '.join(faults)}. Load what state_dict() returned")
+        raise StateMismatch(
+            f"this is not a valid state of a loader in torch mode: {'; '.join(faults)}. Load what state_dict() returned"
+        )
     return loaded

@@ -68,7 +68,7 @@ def fetch_of(shards: Shards, shard: RemoteShard) -> Fetch:
                 return
             found.append(crc)
         raise ShardCorrupt(
-            f"{shard.url}: its checksum is {' and then '.join(found)}, and the manifest says {shard.crc32c}: the object is "
+            f"{shard.url}: its checksum is {' and then '.join(found)}, but the manifest says {shard.crc32c}: the object is "
             "damaged, or was replaced. Remove it and upload the dataset again"
         )
 
@@ -181,7 +181,7 @@ def fetch_index(shards: Shards, shard: RemoteShard, folder: str, copy: Any) -> A
         says = "nothing sound" if found is None else f"{found.num_samples} samples"
         named = MANIFEST_NAME if shard.index else INDEX_NAME
         raise ShardCorrupt(
-            f"{shard.url}: its index says {says}, and {named} {shard.num_samples} samples in {shard.nbytes} bytes: upload the "
+            f"{shard.url}: its index says {says}, but {named} says {shard.num_samples} samples in {shard.nbytes} bytes: upload the "
             "dataset again"
         )
     write_if_possible(path, packed)  # optional: the folder's owner, another process, may have removed it
@@ -230,7 +230,7 @@ def _made(shards: Shards, shard: RemoteShard, copy: Any) -> bytes:
         if found == (entry.nbytes, entry.crc32c):
             return packed
     raise ShardCorrupt(
-        f"{shard.store.url}/{entry.name}: it has {found} as bytes and checksum, and the manifest says "
+        f"{shard.store.url}/{entry.name}: it has {found} as size and checksum, but the manifest says "
         f"{(entry.nbytes, entry.crc32c)}: the object is damaged, or was replaced. Remove it and upload the dataset again"
     )
 

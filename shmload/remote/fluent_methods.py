@@ -38,7 +38,7 @@ def checked_count(what: str, given: Any, at_least: int) -> int:
     except TypeError:
         number = at_least - 1
     if number < at_least:
-        raise ValueError(f"{what} is a whole number, at least {at_least}; got {given!r}")
+        raise ValueError(f"{what} must be an integer of at least {at_least}, got {given!r}")
     return number
 
 
@@ -198,7 +198,7 @@ class FluentMethods(IterableDataset[Any]):
             TypeError: there are not one to three arguments.
         """
         if not 1 <= len(bounds) <= 3:
-            raise TypeError(f"slice takes stop, or start, stop and perhaps step; got {len(bounds)} arguments")
+            raise TypeError(f"slice takes one to three arguments, stop or start, stop, step; got {len(bounds)}")
         start, stop, step = (0, bounds[0], 1) if len(bounds) == 1 else (*bounds, 1)[:3]
         start, step = checked_count("slice: start", start or 0, 0), checked_count("slice: step", 1 if step is None else step, 1)
         stop = None if stop is None else checked_count("slice: stop", stop, 0)

@@ -72,7 +72,8 @@ class FollowedEpochs(EpochSnapshots[ShardSnapshot]):
         if agreed != ours and agreed not in _snapshots_of(manifest := self._source.follow()):
             raise ShardCorrupt(
                 f"{self._source.url}: another rank reads {agreed.n} samples in epoch {epoch}, which this dataset of "
-                f"{manifest.num_samples} does not begin with: it was packed anew meanwhile. Make the dataset anew in all ranks"
+                f"{manifest.num_samples} does not begin with: it was packed again in the meantime. Create the dataset again in all "
+                "ranks"
             )
         return agreed
 
@@ -95,7 +96,7 @@ class FollowedEpochs(EpochSnapshots[ShardSnapshot]):
         if found is None:
             raise StateMismatch(
                 f"{self._source.url}: the state is of a snapshot, {named!r:.100}, that the {manifest.num_samples} samples there do "
-                "not begin with: they were packed anew since. Resume with the dataset that the state was saved with"
+                "not begin with: they were packed again since. Resume with the dataset that the state was saved with"
             )
         self._read_from(epoch, found)
 

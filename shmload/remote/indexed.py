@@ -227,7 +227,7 @@ class RemoteSamples(_Ordered, TarDataset):
         self, window: int | None = None, *, nodes: int = 1, global_batch: int | None = None
     ) -> ShardShuffle | NodeShuffle:
         if self._follows:
-            raise ValueError("block_shuffle is an order of fixed length: read what is followed by shuffle=True")
+            raise ValueError("block_shuffle needs a fixed length, which follow=True does not have: use shuffle=True")
         return super().block_shuffle(window, nodes=nodes, global_batch=global_batch)
 
     def _checked(self, indices: Any) -> NDArray[np.int64]:
@@ -350,6 +350,6 @@ class RemoteUnits:
         if len(items) != 1:
             raise ValueError(
                 f"item {number} of epoch {epoch}: the stages made {len(items)} items of its {len(indices)} samples, and seed mode "
-                "needs one: let map give something for every sample, and no handler leave any out"
+                "needs one: map must return a value for every sample, and no handler may skip a sample"
             )
         return items[0]

@@ -97,7 +97,7 @@ def _foreign(store: Store, layout: str | ShardFormat | None) -> Shards:
             raise error from None
     names = {entry.key for entry in listed}
     if CLAIM in names:
-        raise ObjectMissing(f"{store.url}: is no dataset yet: {unfinished(store)}")
+        raise ObjectMissing(f"{store.url}: is not a dataset yet: {unfinished(store)}")
     if INDEX_NAME in names and not isinstance(asked, (Tar, PlainFiles)):
         return _named_by_index(store, asked)
     groups = _groups(listed, asked)
@@ -105,13 +105,13 @@ def _foreign(store: Store, layout: str | ShardFormat | None) -> Shards:
         num_hidden = sum(is_hidden(entry.key) for entry in listed)
         hidden = f", of which {num_hidden} are ignored because a name in their path begins with . or _" if num_hidden else ""
         raise ObjectMissing(
-            f"{store.url}: holds no shards, neither {MANIFEST_NAME} nor files of a layout that is known, only {len(listed)} other "
-            f"objects{hidden}: check bucket and folder, say which layout= they have, or pack a dataset into it with "
+            f"{store.url}: contains no shards, neither {MANIFEST_NAME} nor files of a known layout, only {len(listed)} other "
+            f"objects{hidden}: check the bucket and folder, pass layout=, or pack a dataset into it with "
             "upload_cv_dataset or `shmload pack`"
         )
     if len(groups) > 1:
         found = ", ".join(f"{len(entries)} of {name}" for name, entries in sorted(groups.items()))
-        raise ValueError(f"{store.url} holds {found}: say which are the dataset, layout={next(iter(groups))!r} or another")
+        raise ValueError(f"{store.url} contains {found}: choose the dataset with layout={next(iter(groups))!r} or another")
     _tell_ignored(store.url, listed, next(iter(groups.values())))
     ((_, entries),) = groups.items()
     kind = asked or layout_of(packing_of(entries[0].key)[0]) or TAR
@@ -202,7 +202,7 @@ def _named_by_index(store: Store, asked: ShardFormat | None) -> Shards:
         found = store.head(checked_key(key, where))
         if not shard.packing and found.nbytes != nbytes:
             raise ShardCorrupt(
-                f"{store.url}/{key}: has {found.nbytes} bytes, and {INDEX_NAME} says {nbytes}: it is another version"
+                f"{store.url}/{key}: has {found.nbytes} bytes, and {INDEX_NAME} says {nbytes}: one of them is of another version"
             )
         return RemoteShard(
             store,
@@ -243,12 +243,13 @@ def shards_of_urls(
     folders = [name for name, kind in kinds.items() if kind is None]
     if folders and len(names) > 1 and asked is None:
         raise ValueError(
-            f"{folders[0]!r} is no shard of a layout that is known, and a folder stands alone: give its URL, or those of shards"
+            f"{folders[0]!r} is not a shard of a known layout, and a folder must be the only URL: pass the folder alone, or "
+            "the URLs of shards"
         )
     if folders and len(names) == 1 and not (given[0][1] and asked is not None):
         if given[0][1]:
             raise ValueError(
-                f"{names[0]} is no shard of a layout that is known, and a folder's URL has no query: say layout=, or give the URLs "
+                f"{names[0]} is not a shard of a known layout, and the URL of a folder has no query: pass layout=, or the URLs "
                 "of the shards"
             )
         try:
@@ -258,9 +259,9 @@ def shards_of_urls(
                 raise
             asked = asked or _recognized(names[0], open_store)
     if generation is not None:
-        raise ValueError(f"generation={generation!r} is one of a packed folder, which is given by its URL alone; got {names[0]!r}")
+        raise ValueError(f"generation={generation!r} needs the URL of a packed folder, and no other URL; got {names[0]!r}")
     if asked is None and len(found := {kind.name for kind in kinds.values() if kind is not None}) > 1:
-        raise ValueError(f"a dataset has shards of one layout; these have {', '.join(sorted(found))}")
+        raise ValueError(f"all shards of a dataset must have one layout; these have {', '.join(sorted(found))}")
     kind = asked or kinds[names[0]] or TAR
     places = [split_url(name) for name in names]
     stores = {parent: open_store(parent) for parent, _ in places}
@@ -307,11 +308,11 @@ def _recognized(url: str, open_store: Callable[[str], Store]) -> ShardFormat:
     kind = recognize(head_of_object(key, found.nbytes, read)) if found.nbytes else None
     if kind is None or not is_shard_format(kind):
         what = (
-            "is of no format that is known by its first bytes"
+            "has no format that its first bytes identify"
             if kind is None
             else f"is {kind.title}, which is read from local files only"
         )
-        raise ValueError(f'{url}: {what}: say layout=, such as layout="tfrecord", or give the URL of a folder')
+        raise ValueError(f'{url}: {what}: pass layout=, such as layout="tfrecord", or give the URL of a folder')
     return layout_named(cast(ShardFormat, kind))
 
 

@@ -168,7 +168,7 @@ class Manifest:
         """
         if generation not in self.generations:
             raise ObjectMissing(
-                f"the dataset has no generation {generation!r}, only {', '.join(self.generations)}: it was packed anew since, or "
+                f"the dataset has no generation {generation!r}, only {', '.join(self.generations)}: it was packed again since, or "
                 "this is another dataset"
             )
         number = max(number for number, shard in enumerate(self.shards) if shard.generation == generation)
@@ -195,9 +195,9 @@ class Manifest:
         try:
             given = json.loads(bytes(data), object_pairs_hook=_without_doubles)
         except (ValueError, RecursionError) as error:
-            raise ShardCorrupt(f"{name}: is no manifest of shards: {error}") from error
+            raise ShardCorrupt(f"{name}: is not a valid manifest of shards: {error}") from error
         if not isinstance(given, dict) or given.get("format") != FORMAT:
-            raise _wrong(name, "", f"a manifest of shards, with format {FORMAT!r}, is needed; this is something else")
+            raise _wrong(name, "", f"this is not a manifest of shards, which has format {FORMAT!r}")
         if given.get("version") != VERSION or type(given["version"]) is not int:
             raise _wrong(name, "version", f"{VERSION} is known here, got {given.get('version')!r}; a newer shmload may read it")
         _check(given, _MANIFEST_KINDS, name, "", optional={"key": _DIGEST})
@@ -208,14 +208,14 @@ class Manifest:
                     name, f"extensions[{number}]", f"an extension in lower case, without a slash, is needed; got {_short(one)}"
                 )
         if extensions != sorted(set(extensions)):
-            raise _wrong(name, "extensions", "they are sorted and each is there once; these are not")
+            raise _wrong(name, "extensions", "they must be sorted and without duplicates")
         shards = tuple(ShardEntry.of(one, name, f"shards[{number}]") for number, one in enumerate(given["shards"]))
         key = given.get("key", "")
         found = cls(generation, given["seed"], given["num_samples"], given["nbytes"], tuple(extensions), shards, key)
         if shards and shards[-1].generation != generation:
             raise _wrong(name, "generation", f"its last shard is of {shards[-1].generation}, and it says {generation}")
         if len(found.generations) != sum(one.generation != other.generation for one, other in pairwise(shards)) + bool(shards):
-            raise _wrong(name, "shards", "those of a generation follow each other; these do not")
+            raise _wrong(name, "shards", "the shards of a generation must be adjacent")
         if len({shard.name for shard in shards}) != len(shards):
             raise _wrong(name, "shards", "two of them have the same name")
         for what in ("num_samples", "nbytes"):
@@ -241,7 +241,7 @@ def _wrong(name: str, place: str, what: str) -> ShardCorrupt:
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError(f"an object of it says something twice, among {sorted(name for name, _ in pairs)}")
+        raise ValueError(f"an object has duplicate keys, among {sorted(name for name, _ in pairs)}")
     return found
 
 
@@ -474,7 +474,7 @@ class Shards:
                 now = "none"
             if now != self.generation:
                 return ShardCorrupt(
-                    f"{shard.url}: the dataset was packed anew while it was read: this is of generation {self.generation}, and "
-                    f"{self.home.url} holds {now} by now. Make the dataset anew; a state of the old one does not fit the new one"
+                    f"{shard.url}: the dataset was packed again while it was read: this is of generation {self.generation}, but "
+                    f"{self.home.url} now contains {now}. Create the dataset again; a state of the old one does not fit the new one"
                 )
-        return ShardCorrupt(f"{shard.url}: was removed or written to since the dataset was made: {error}. Make it anew")
+        return ShardCorrupt(f"{shard.url}: was removed or written to since the dataset was created: {error}. Create it again")

@@ -36,8 +36,8 @@ def pass_over(samples: Iterator[Any], number: int, what: str) -> None:
     """
     if (found := sum(1 for _ in islice(samples, number))) < number:
         raise ValueError(
-            f"{what} behind {found} samples, and {number} that began with the same ones are packed already: give another seed to "
-            "pack these anew"
+            f"{what} after {found} samples, but {number} that began with the same ones are packed already: give another seed to "
+            "pack these again"
         )
 
 
@@ -60,7 +60,7 @@ class ObjectStream:
 
     def __init__(self, url: str | Store, client: Any = None, *, at_once: int = 16) -> None:
         if at_once < 1:
-            raise ValueError(f"at_once is 1 at least; got {at_once}")
+            raise ValueError(f"at_once must be at least 1, got {at_once}")
         self._store = open_store(url, client) if isinstance(url, str) else url
         self._at_once = at_once
 

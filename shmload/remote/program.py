@@ -164,10 +164,10 @@ class Program:
         if self.limit is not None:
             return self.limit
         if self.repetitions is None:
-            raise TypeError("a dataset with repeat() has no end, and no len(): give repeat a number, or with_epoch(n)")
+            raise TypeError("a dataset with repeat() has no end, so it has no len(): give repeat a number, or call with_epoch(n)")
         if self.known == "nothing":
             raise TypeError(
-                f"the number of items behind {self.unknown} is not known before they are read: give it by with_length(n), or bound "
+                f"the number of items after {self.unknown} is not known before they are read: set it by with_length(n), or limit "
                 "a pass by with_epoch(n)"
             )
         return self.repetitions * self.units.count(num_samples)

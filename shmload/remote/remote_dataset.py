@@ -57,7 +57,7 @@ def _cipher_of(key: bytes | None, shards: Shards) -> SampleCipher | None:
         return None
     cipher, where = SampleCipher(key), shards.all[0].url
     if any(shard.layout.name != "tar" for shard in shards.all) or (shards.generation is not None and not shards.key):
-        raise ValueError(f"{where}: this dataset is not encrypted, and key= was given: read it without, if that is what you expect")
+        raise ValueError(f"{where}: this dataset is not encrypted, but key= was given: leave key= out if you expect that")
     if shards.key not in ("", cipher.fingerprint):
         raise ValueError(
             f"{where}: the samples of this dataset are encrypted with another key than key=, {shards.key} and not "
@@ -136,17 +136,17 @@ class RemoteDataset(FluentMethods):
         shards = bucket if isinstance(bucket, Shards) else shards_in(store_of(client, bucket, folder), layout, generation)
         seed = own_int(seed)
         if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
-            raise ValueError(f"seed is an int from 0 to 2**64 - 1; got {seed!r}")
+            raise ValueError(f"seed must be an int from 0 to 2**64 - 1, got {seed!r}")
         if uneven not in ("pad", "drop", "exact"):
-            raise ValueError(f'uneven is "pad", "drop" or "exact"; got {uneven!r}')
+            raise ValueError(f'uneven must be "pad", "drop" or "exact", got {uneven!r}')
         if (rank is None) != (world_size is None):
             raise ValueError(f"rank and world_size go together; got rank={rank}, world_size={world_size}")
         if not cache_bytes >= 0:
-            raise ValueError(f"cache_bytes is a number of bytes, 0 or more; got {cache_bytes!r}")
+            raise ValueError(f"cache_bytes must be at least 0, got {cache_bytes!r}")
         if ahead_bytes is not None and not ahead_bytes >= 0:
-            raise ValueError(f"ahead_bytes is a number of bytes, 0 or more, or None; got {ahead_bytes!r}")
+            raise ValueError(f"ahead_bytes must be at least 0, or None, got {ahead_bytes!r}")
         if window is not None and not window >= 1:
-            raise ValueError(f"window is a number of shards, at least 1, or None; got {window!r}")
+            raise ValueError(f"window must be at least 1, or None, got {window!r}")
         if window is not None and (needed := min(window, len(shards.all)) * shards.largest) > cache_bytes:
             raise ValueError(
                 f"window={window} shards of up to {shards.largest} bytes need {needed} bytes at once, and cache_bytes is "
@@ -154,8 +154,8 @@ class RemoteDataset(FluentMethods):
             )
         if (too_large := shards.too_large(int(cache_bytes))) is not None:
             raise ValueError(
-                f"{too_large.url} is compressed, and its samples are read out of the {too_large.nbytes} bytes that it expands to: "
-                f"cache_bytes has to hold those, and is {int(cache_bytes)}"
+                f"{too_large.url} is compressed, and its samples are read from its {too_large.nbytes} decompressed bytes: "
+                f"cache_bytes must be at least that, and is {int(cache_bytes)}"
             )
         self.program = Program()
         self.nodes = checked_count("nodes", nodes, 1)
@@ -215,17 +215,15 @@ class RemoteDataset(FluentMethods):
             TypeError: the option is for tar shards, and these have another layout.
         """
         if self.program.stages or self.program.units.levels:
-            raise ValueError(
-                "indexed() reads the shards themselves: call it on the dataset as it was made, before decode and the other stages"
-            )
+            raise ValueError("indexed() reads the shards without stages: call it before decode and the other stages")
         found = {layout.name for layout in self._source.local.shards.values("layout")}
         if found == {"tar"}:
             return RemoteSamples(self._source, **options)
         if others := sorted(options.keys() - {"fields", "decode"}):
             raise TypeError(
-                f"indexed({others[0]}=...) is an option of tar shards, and these are {', '.join(sorted(found))}, whose fields have "
-                "the types that the layout says: choose some by fields=[...], and convert them by decode={field: function} or by "
-                "an option of the layout, as layout=TFRecords(schema=...) or Parquet(columns=...)"
+                f"indexed({others[0]}=...) is an option for tar shards, but these are {', '.join(sorted(found))}, whose fields "
+                "have the types of their layout: select some with fields=[...], and convert them with decode={field: function} or "
+                "with an option of the layout, such as layout=TFRecords(schema=...) or Parquet(columns=...)"
             )
         return RemoteRecords(self._source, **options)
 
@@ -260,8 +258,8 @@ class RemoteDataset(FluentMethods):
         sizes = dict(zip(parts, np.diff([0, *ends]).tolist(), strict=True))
         if not sizes or min(sizes.values()) < 1 or ends[-1] > total:
             raise ValueError(
-                f"split: each part needs at least one of the {total} samples, and all of them together no more than there are; got "
-                f"{dict(parts)}, which is {sizes}"
+                f"split: each part needs at least one sample, and all parts together at most the {total} samples of the dataset; "
+                f"got {dict(parts)}, which is {sizes}"
             )
         order = Permutation(total, seed=seed).take(0, ends[-1])
         made = {}
@@ -284,15 +282,12 @@ class RemoteDataset(FluentMethods):
         program = self.program
         if self.nodes > 1:
             raise ValueError(
-                "with nodes= the order depends on the ranks, and seed mode has its own: read indexed(), with "
+                "with nodes=, the order depends on the ranks, and seed mode has its own: read indexed() with "
                 "sampler=view.block_shuffle(nodes=..., global_batch=...)"
             )
         if program.known == "nothing" or program.repetitions != 1 or program.limit is not None:
             what = program.unknown or ("with_epoch" if program.limit is not None else "repeat")
-            raise ValueError(
-                f"seed mode asks for the k-th item of an epoch, and behind {what} nobody knows which that is: leave out {what}, "
-                "or seed"
-            )
+            raise ValueError(f"seed mode needs the k-th item of an epoch, which is unknown after {what}: leave out {what}, or seed")
         return RemoteUnits(self._source, self._ordered(), self.seed, program)
 
     # ------------------------------------------------------------ reading
@@ -367,7 +362,7 @@ class RemoteDataset(FluentMethods):
         if self._order is None:
             world_size = self._world()[1] if self.nodes > 1 else 1
             if world_size % self.nodes:
-                raise ValueError(f"nodes={self.nodes} have equally many ranks each, and there are {world_size} ranks")
+                raise ValueError(f"nodes={self.nodes} must divide the number of ranks, which is {world_size}")
             self._order = self._source.order(shuffle=self.shuffled, nodes=self.nodes, global_batch=world_size)
         return self._order
 

@@ -124,8 +124,8 @@ class RemoteSource:
             )
         if shards.is_earlier:
             raise ValueError(
-                f"follow=True reads what is appended, and generation={shards.generation!r} says that nothing behind it is read: "
-                "leave out one of the two"
+                f"follow=True reads what is appended later, but generation={shards.generation!r} excludes it: leave out one of "
+                "the two"
             )
         return self._another(None)
 
@@ -171,11 +171,11 @@ class RemoteSource:
             coming = [shard for shards in windows for shard in shards]
             self.local.announce(coming, len(windows[0]) + self._num_ahead(coming[len(windows[0]) :], windows[1:_AHEAD]))
 
-    def _num_ahead(self, behind: Sequence[int], windows: Sequence[Sequence[int]]) -> int:
+    def _num_ahead(self, later: Sequence[int], windows: Sequence[Sequence[int]]) -> int:
         """Return the number of shards after the current window to prefetch."""
         if self.ahead_bytes is None:
             return sum(map(len, windows))
-        taken = np.cumsum(self.local.shards.sizes[behind])
+        taken = np.cumsum(self.local.shards.sizes[later])
         return int(np.searchsorted(taken, self.ahead_bytes, "right"))
 
     def begin(self) -> None:
@@ -271,8 +271,8 @@ def _decrypted_names(index: Any) -> ShardIndex:
     for extension in index.extensions:
         if not extension.endswith(ENCRYPTED):
             raise ShardCorrupt(
-                f"{index.path}: its members {extension!r} are not encrypted, and key= was given: somebody has put them there, or "
-                "the dataset is a plain one, which is read without key="
+                f"{index.path}: its members {extension!r} are not encrypted, but key= was given: another program has added them, "
+                "or the dataset is not encrypted and must be read without key="
             )
     found: ShardIndex = copy.copy(index)
     found.extensions = [extension.removesuffix(ENCRYPTED) for extension in index.extensions]

@@ -107,7 +107,7 @@ def test_empty_path_is_an_error_and_not_the_current_folder(name: str, command: C
 def test_raw_tokens_are_not_recognized(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"
     np.arange(2000, dtype=np.uint16).tofile(path)
-    assert f"{path}: it is of no known format (npy, Parquet" in error_line(command("inspect", path))
+    assert f"{path}: it has no known format (npy, Parquet" in error_line(command("inspect", path))
 
 
 def test_bin_file_is_recognized_by_the_index_next_to_it(written: Written, command: Command) -> None:
@@ -154,9 +154,9 @@ def test_error_for_a_file_without_samples_is_one_line(command_name: str, command
         ("folder", "folder: the folder is empty"),
         (
             "text",
-            "text: it is of no known format (npy, Parquet, HDF5, safetensors, Zarr, tar, TFRecord, JSON lines, MDS, LitData, images, tokens)",
+            "text: it has no known format (npy, Parquet, HDF5, safetensors, Zarr, tar, TFRecord, JSON lines, MDS, LitData, images, tokens)",
         ),
-        ("other", "other: holds no shards" if command_name == "index" else "other: it is of no known format"),
+        ("other", "other: contains no shards" if command_name == "index" else "other: it has no known format"),
     ):
         line = error_line(command(command_name, tmp_path / name))
         assert line.startswith(f"shmload {command_name}: {tmp_path}")

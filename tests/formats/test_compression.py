@@ -128,7 +128,7 @@ def test_limit_of_the_zstd_window_can_be_raised_by_the_environment(monkeypatch: 
     with pytest.raises(ValueError, match="a window of more than 256 MiB"):
         expand("zst", long(29))
     monkeypatch.setenv(WINDOW, "32")
-    with pytest.raises(ValueError, match=f"{WINDOW} is a whole number from 10 to 31, as the one of zstd --long; got '32'"):
+    with pytest.raises(ValueError, match=f"{WINDOW} must be an integer from 10 to 31, as for zstd --long, got '32'"):
         expand("zst", long(28))
 
 

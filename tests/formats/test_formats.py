@@ -135,10 +135,10 @@ def test_lone_object_without_an_ending_is_recognized_by_its_bytes(tmp_path: Path
 
 def test_lone_object_of_no_known_format_names_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(b"nothing that is known")
-    with pytest.raises(ValueError, match="data: is of no format that is known by its first bytes: say layout="):
+    with pytest.raises(ValueError, match="data: has no format that its first bytes identify: pass layout="):
         RemoteDataset.from_urls(str(tmp_path / "data"))
     (tmp_path / "tensors").write_bytes(struct.pack("<Q", 2) + b"{}")
-    with pytest.raises(ValueError, match="tensors: is safetensors, which is read from local files only: say layout="):
+    with pytest.raises(ValueError, match="tensors: is safetensors, which is read from local files only: pass layout="):
         RemoteDataset.from_urls(str(tmp_path / "tensors"))
     with pytest.raises(ObjectMissing):
         RemoteDataset.from_urls(str(tmp_path / "nothing"))

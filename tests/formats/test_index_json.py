@@ -30,7 +30,7 @@ def test_inspect_describes_a_chunk_of_litdata_by_the_index_json_beside_it(tmp_pa
     found = describe(DATA / "litdata" / "chunk-0-0.bin", num_samples=1)
     assert (found.format, found.num_samples) == ("LitData", 7)
     shutil.copy(DATA / "litdata" / "chunk-0-0.bin", tmp_path)
-    with pytest.raises(ValueError, match="is of no known format"):
+    with pytest.raises(ValueError, match="has no known format"):
         describe(tmp_path / "chunk-0-0.bin")
 
 
@@ -56,7 +56,7 @@ def test_index_json_of_another_program_is_not_recognized(text: str, tmp_path: Pa
     (tmp_path / "index.json").write_text(text)
     (tmp_path / "x.bin").write_bytes(b"x")
     for path in (tmp_path, tmp_path / "x.bin"):
-        with pytest.raises(ValueError, match="is of no known format"):
+        with pytest.raises(ValueError, match="has no known format"):
             recognize_path(path)
 
 

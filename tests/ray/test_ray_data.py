@@ -188,13 +188,13 @@ def test_nulls_are_an_error_or_a_value() -> None:
     [
         ([table(0, 0)], {}, "the ray.data.Dataset has no rows"),
         ([table(0, 1)], {"columns": []}, "columns needs at least one name; None takes all of them"),
-        ([table(0, 1)], {"columns": ["x"]}, r"block 0: columns names \['x'\], which are not there"),
+        ([table(0, 1)], {"columns": ["x"]}, r"block 0: columns names \['x'\], which do not exist"),
         (
             [table(0, 1), table(1, 1).drop(["text"])],
             {},
             "block 1: column 'text' is not there, and string in block 0; the blocks of",
         ),
-        ([pa.table({"x": [{"y": 1}]})], {}, "block 0: column 'x' of struct<y: int64> is no field of a batch"),
+        ([pa.table({"x": [{"y": 1}]})], {}, "block 0: column 'x' of struct<y: int64> cannot be a field of a batch"),
     ],
 )
 def test_dataset_without_rows_is_refused(tables: list[pa.Table], options: dict[str, Any], message: str) -> None:

@@ -133,12 +133,12 @@ def test_length_is_known_before_shards_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("method", "arguments"), [("select", (bool,)), ("unbatched", ()), ("then", (iter,))])
 def test_length_is_unknown_after_stages_that_change_the_count(plain: Path, method: str, arguments: tuple[Any, ...]) -> None:
     dataset = getattr(RemoteDataset.from_urls(str(plain)), method)(*arguments)
-    with pytest.raises(TypeError, match=f"items behind {method} is not known before they are read: give it by with_length"):
+    with pytest.raises(TypeError, match=f"items after {method} is not known before they are read: set it by with_length"):
         len(dataset)
 
 
 def test_endless_dataset_has_no_length(plain: Path) -> None:
-    with pytest.raises(TypeError, match=r"with repeat\(\) has no end, and no len\(\): give repeat a number"):
+    with pytest.raises(TypeError, match=r"with repeat\(\) has no end, so it has no len\(\): give repeat a number"):
         len(RemoteDataset.from_urls(str(plain)).repeat())
 
 
@@ -202,7 +202,7 @@ def test_shards_by_name_expand_braces(plain: Path) -> None:
 def test_empty_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(
-        ObjectMissing, match=r"holds no shards, neither manifest.json nor files of a layout that is known, only 1 other objects"
+        ObjectMissing, match=r"contains no shards, neither manifest.json nor files of a known layout, only 1 other objects"
     ):
         RemoteDataset(None, str(tmp_path))
 
@@ -219,7 +219,7 @@ def test_missing_shard_is_an_error(plain: Path) -> None:
 
 
 def test_folder_among_shards_is_refused(plain: Path) -> None:
-    with pytest.raises(ValueError, match=r"is no shard of a layout that is known, and a folder stands alone"):
+    with pytest.raises(ValueError, match=r"is not a shard of a known layout, and a folder must be the only URL"):
         RemoteDataset.from_urls([str(plain), str(plain / "part-000000.tar")])
 
 
@@ -231,11 +231,11 @@ def test_numpy_integer_seed_equals_the_python_seed(plain: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"seed": -1}, "seed is an int from 0 to"),
-        ({"seed": 1.5}, "seed is an int from 0 to"),
-        ({"uneven": "no"}, 'uneven is "pad", "drop" or "exact"; got \'no\''),
+        ({"seed": -1}, "seed must be an int from 0 to"),
+        ({"seed": 1.5}, "seed must be an int from 0 to"),
+        ({"uneven": "no"}, 'uneven must be "pad", "drop" or "exact", got \'no\''),
         ({"rank": 1}, "rank and world_size go together; got rank=1, world_size=None"),
-        ({"window": 0}, "window is a number of shards, at least 1, or None; got 0"),
+        ({"window": 0}, "window must be at least 1, or None, got 0"),
         ({"window": 4, "cache_bytes": 20000}, r"window=4 shards of up to \d+ bytes need \d+ bytes at once.*is 20000"),
     ],
 )
@@ -246,7 +246,7 @@ def test_arguments_are_checked(plain: Path, arguments: dict[str, Any], message: 
 
 def test_damaged_manifest_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(ShardCorrupt, match=r"manifest.json: a manifest of shards, with format"):
+    with pytest.raises(ShardCorrupt, match=r"manifest.json: this is not a manifest of shards, which has format"):
         RemoteDataset(None, str(tmp_path))
 
 

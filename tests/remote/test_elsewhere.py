@@ -120,7 +120,7 @@ def test_plain_shards_replaced_while_they_are_read_are_never_mixed(scheme: str, 
     samples = iter(dataset)
     next(samples)
     store.put("x.tar", tar(tmp_path, 12))
-    with pytest.raises(ShardCorrupt, match=r"x\.tar: was removed or written to since the dataset was made"):
+    with pytest.raises(ShardCorrupt, match=r"x\.tar: was removed or written to since the dataset was created"):
         list(samples)
 
 

@@ -105,7 +105,7 @@ def test_state_of_a_repacked_dataset_is_refused(tmp_path: Path) -> None:
         next(iter(loader))
         state = loader.state_dict()
         packed(Numbered(0, 30), LocalStore(tmp_path))
-        with pytest.raises(ShardCorrupt, match="packed anew while it was read"):
+        with pytest.raises(ShardCorrupt, match="packed again while it was read"):
             for _ in range(3):
                 numbers(loader)
     with loader_of(tmp_path) as other, pytest.raises(StateMismatch, match="that the 30 samples there do not begin with: they were"):
@@ -212,7 +212,7 @@ def test_dataset_pinned_to_a_generation_is_not_followed(tmp_path: Path) -> None:
     grow(tmp_path, 0, 20)
     generation = RemoteDataset.from_urls(str(tmp_path))._source.local.shards.generation
     dataset = RemoteDataset.from_urls(str(tmp_path), generation=generation)
-    with pytest.raises(ValueError, match=f"follow=True reads what is appended, and generation='{generation}' says"):
+    with pytest.raises(ValueError, match=f"follow=True reads what is appended later, but generation='{generation}' excludes it"):
         dataset.indexed(follow=True)
 
 
@@ -223,7 +223,7 @@ def test_following_requires_a_whole_packed_dataset_without_a_fixed_order(tmp_pat
     for other in (dataset.split({"a": 10})["a"], RemoteDataset.from_urls(str(shard))):
         with pytest.raises(ValueError, match="follow=True reads all of a dataset that upload_cv_dataset"):
             other.indexed(follow=True)
-    with pytest.raises(ValueError, match="block_shuffle is an order of fixed length"):
+    with pytest.raises(ValueError, match="block_shuffle needs a fixed length"):
         dataset.indexed(follow=True).block_shuffle()
 
 

@@ -117,7 +117,7 @@ def test_shard_names_of_tensorflow_datasets_are_recognized(tmp_path: Path) -> No
 def test_images_beside_a_table_that_describes_them_are_reported(tmp_path: Path) -> None:
     (tmp_path / "0.png").touch()
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "0.png"}\n')
-    with pytest.raises(ValueError, match="holds 1 of files, 1 of jsonl: say which are the dataset"):
+    with pytest.raises(ValueError, match="contains 1 of files, 1 of jsonl: choose the dataset"):
         RemoteDataset.from_urls(str(tmp_path))
 
 
@@ -198,7 +198,9 @@ def test_reader_of_one_file_refuses_a_folder_and_names_its_content(tmp_path: Pat
         ):
             read(tmp_path)
     pytest.importorskip("zarr")
-    with pytest.raises(ValueError, match=r"the folder is no Zarr store, as it has none of zarr\.json, .*give the path of a store"):
+    with pytest.raises(
+        ValueError, match=r"the folder is not a Zarr store, because it has none of zarr\.json, .*give the path of a store"
+    ):
         len(ZarrDataset(tmp_path))
     (tmp_path / "x.zarr").mkdir()
     (tmp_path / "x.zarr" / "zarr.json").touch()

@@ -102,7 +102,7 @@ def test_samples_equal_what_was_written(case: Case, data: Path) -> None:
 def test_each_sample_is_read_once_per_epoch(case: Case, data: Path, world_size: int, cache: str) -> None:
     cache_bytes = {"none": 0, "small": one_shard_cache_nbytes(case, data), "large": 1 << 30}[cache]
     if case.is_compressed and not cache_bytes:
-        with pytest.raises(ValueError, match=r"is compressed, and its samples are read out of the \d+ bytes that it expands to"):
+        with pytest.raises(ValueError, match=r"is compressed, and its samples are read from its \d+ decompressed bytes"):
             opened(case, data, cache_bytes=0)
         return
     numbers = numbers_by_content(case)
@@ -373,12 +373,12 @@ def test_small_objects_are_fetched_concurrently(way: str, tmp_path: Path) -> Non
 def test_folder_with_several_layouts_is_an_error(tmp_path: Path) -> None:
     each(lines, ".jsonl")(tmp_path)
     each(array, ".npy")(tmp_path)
-    with pytest.raises(ValueError, match=r"holds 4 of jsonl, 4 of npy: say which are the dataset, layout='jsonl' or another"):
+    with pytest.raises(ValueError, match=r"contains 4 of jsonl, 4 of npy: choose the dataset with layout='jsonl' or another"):
         RemoteDataset.from_urls(str(tmp_path))
     assert len(RemoteDataset.from_urls(str(tmp_path), layout="npy")) == NUM_SAMPLES
-    with pytest.raises(ValueError, match="a dataset has shards of one layout; these have jsonl, npy"):
+    with pytest.raises(ValueError, match="all shards of a dataset must have one layout; these have jsonl, npy"):
         RemoteDataset.from_urls([str(tmp_path / "part-000.jsonl"), str(tmp_path / "part-000.npy")])
-    with pytest.raises(ValueError, match="layout is one of npy, parquet, tar, tfrecord, jsonl, mds, litdata, files"):
+    with pytest.raises(ValueError, match="layout must be one of npy, parquet, tar, tfrecord, jsonl, mds, litdata, files"):
         RemoteDataset.from_urls(str(tmp_path), layout="csv")
 
 
@@ -439,7 +439,7 @@ def test_error_explains_why_a_file_is_not_a_shard_of_the_layout(tmp_path: Path) 
 def test_error_names_a_damaged_index_json(nbytes: bytes, tmp_path: Path) -> None:
     shard = b'{"format": "mds", "version": 2, "zip_data": null, "raw_data": {"basename": "x", "bytes": %b}, "samples": 1}' % nbytes
     (tmp_path / "index.json").write_bytes(b'{"shards": [%b]}' % shard)
-    with pytest.raises(ShardCorrupt, match=r"index\.json: is no index of MosaicML Streaming or LitData"):
+    with pytest.raises(ShardCorrupt, match=r"index\.json: is not a valid index of MosaicML Streaming or LitData"):
         len(RemoteDataset.from_urls(str(tmp_path)))
 
 
@@ -475,22 +475,22 @@ def test_unsupported_litdata_chunks_are_errors(tmp_path: Path) -> None:
     for change, words in (
         (
             {"encryption": {"algorithm": "fernet", "level": "file"}},
-            "was written with encryption of level='file', which is not read",
+            "was written with encryption of level='file', which is not supported",
         ),
-        ({"encryption": {"algorithm": "fernet", "level": "chunk"}}, "its chunks are encrypted by fernet: say what decrypts them"),
+        ({"encryption": {"algorithm": "fernet", "level": "chunk"}}, "its chunks are encrypted by fernet: pass what decrypts them"),
         (
             {"encryption": {"algorithm": "fernet", "level": "sample"}},
-            r"encrypted by fernet: say what decrypts them, layout=LitData",
+            r"encrypted by fernet: pass what decrypts them, layout=LitData",
         ),
-        ({"compression_level": "item"}, "compression_level='item', which is not read here: optimize it without"),
+        ({"compression_level": "item"}, "compression_level='item', which is not supported: run optimize without it"),
         ({"item_loader": "TemporalArrayLoader"}, "item_loader=TemporalArrayLoader"),
-        ({"item_loader": "TokensLoader"}, r"say how many make a sample, layout=LitData\(block_size=...\)"),
+        ({"item_loader": "TokensLoader"}, r"pass the number that makes a sample, layout=LitData\(block_size=...\)"),
     ):
         (tmp_path / "index.json").write_text(json.dumps({**index, "config": {**index["config"], **change}}))
         with pytest.raises(ValueError, match=words):
             RemoteDataset.from_urls(str(tmp_path))
     (tmp_path / "index.json").write_text("[]")
-    with pytest.raises(ShardCorrupt, match="is no index of MosaicML Streaming or LitData"):
+    with pytest.raises(ShardCorrupt, match="is not a valid index of MosaicML Streaming or LitData"):
         RemoteDataset.from_urls(str(tmp_path))
     (tmp_path / "index.json").write_text(json.dumps({**index, "chunks": []}))
     with pytest.raises(ObjectMissing, match="names no shard"):
@@ -503,7 +503,9 @@ def test_encrypted_litdata_items_need_their_key(tmp_path: Path) -> None:
         list(RemoteDataset.from_urls(str(DATA / "litdata_fernet"), layout=LitData(encryption=Fernet(key)), shuffle=False))
     with pytest.raises(ValueError, match="its items are encrypted by nothing: leave encryption= out"):
         RemoteDataset.from_urls(str(DATA / "litdata"), layout=LitData(encryption=Fernet(key)))
-    with pytest.raises(TypeError, match=r"encryption has a method decrypt\(bytes\), as LitData's FernetEncryption; got a bytes"):
+    with pytest.raises(
+        TypeError, match=r"encryption must have a method decrypt\(bytes\), like LitData's FernetEncryption, got a bytes"
+    ):
         LitData(encryption=key)
     assert "Fernet" not in repr(LitData(encryption=Fernet(key)))
     with pytest.raises(ShardCorrupt, match=r"chunk-0-0\.bin: it was damaged, or encrypted with another key .*InvalidToken"):
@@ -648,7 +650,7 @@ def test_shard_replaced_while_it_is_read_is_an_error(case: Case, data: Path) -> 
     text = last.read_bytes()
     last.unlink()
     last.write_bytes(text[:-1] + bytes([text[-1] ^ 1]))
-    with pytest.raises(ShardCorrupt, match=f"{last.name}: was removed or written to since the dataset was made"):
+    with pytest.raises(ShardCorrupt, match=f"{last.name}: was removed or written to since the dataset was created"):
         list(items)
     dataset.close()
 
@@ -727,7 +729,7 @@ def test_only_the_chosen_columns_of_parquet_are_read(tmp_path: Path) -> None:
     each(table, ".parquet")(tmp_path)
     found = list(RemoteDataset.from_urls(str(tmp_path), layout=Parquet(columns=("label",)), shuffle=False))
     assert [plain(sample) for sample in found] == [{"label": number} for number in range(NUM_SAMPLES)]
-    with pytest.raises(ValueError, match=r"columns names \['nothing'\], which are not there; it has \['label'"):
+    with pytest.raises(ValueError, match=r"columns names \['nothing'\], which do not exist; it has \['label'"):
         list(RemoteDataset.from_urls(str(tmp_path), layout=Parquet(columns=("nothing",))))
 
 

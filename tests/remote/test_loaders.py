@@ -133,7 +133,7 @@ def test_augmentation_in_seed_mode_does_not_depend_on_the_number_of_workers(fold
 @pytest.mark.parametrize(("method", "arguments"), [("select", (bool,)), ("repeat", (2,)), ("with_epoch", (5,)), ("unbatched", ())])
 def test_seed_mode_refuses_stages_without_random_access(folder: Path, method: str, arguments: tuple[Any, ...]) -> None:
     data = getattr(pipeline(folder), method)(*arguments)
-    with pytest.raises(ValueError, match=f"asks for the k-th item of an epoch, and behind {method} nobody knows which that is"):
+    with pytest.raises(ValueError, match=f"needs the k-th item of an epoch, which is unknown after {method}"):
         ShmLoader(data, batch_size=None, seed=1)
 
 

@@ -104,7 +104,7 @@ def test_nothing_is_prefetched_if_any_shard_may_be_next(tmp_path: Path) -> None:
 
 def test_prefetch_limit_that_is_not_a_number_of_bytes_is_refused(tmp_path: Path) -> None:
     write_packed(tmp_path, [5])
-    with pytest.raises(ValueError, match="ahead_bytes is a number of bytes, 0 or more, or None; got -1"):
+    with pytest.raises(ValueError, match="ahead_bytes must be at least 0, or None, got -1"):
         RemoteDataset.from_urls(str(tmp_path), ahead_bytes=-1)
 
 
@@ -139,7 +139,7 @@ def test_permanently_damaged_shard_is_an_error_with_url_and_cause(tmp_path: Path
     data[700] ^= 1
     dataset, _ = watched(tmp_path)
     path.write_bytes(data)
-    message = r"shard-000000.tar: its checksum is [0-9a-f]{8} and then [0-9a-f]{8}, and the manifest says [0-9a-f]{8}: the object"
+    message = r"shard-000000.tar: its checksum is [0-9a-f]{8} and then [0-9a-f]{8}, but the manifest says [0-9a-f]{8}: the object"
     with pytest.raises(ShardCorrupt, match=message):
         labels(dataset)
     dataset.close()
@@ -149,7 +149,7 @@ def test_damaged_index_is_an_error(tmp_path: Path) -> None:
     write_packed(tmp_path, [5])
     dataset, store = watched(tmp_path)
     store.spoil = lambda key, out: out.__setitem__(9, 1) if key.endswith(".index") else None
-    with pytest.raises(ShardCorrupt, match=r"shard-000000.tar.index: it has \(\d+, '.{8}'\) as bytes and checksum, and the man"):
+    with pytest.raises(ShardCorrupt, match=r"shard-000000.tar.index: it has \(\d+, '.{8}'\) as size and checksum, but the man"):
         labels(dataset)
     dataset.close()
 
@@ -159,7 +159,7 @@ def test_index_of_another_shard_is_an_error(tmp_path: Path) -> None:
     text = (tmp_path / "manifest.json").read_text()
     (tmp_path / "manifest.json").write_text(text.replace('"num_samples": 5', '"num_samples": 4'))
     dataset, _ = watched(tmp_path)
-    with pytest.raises(ShardCorrupt, match=r"its index says 5 samples, and manifest.json 4 samples in 20480 bytes"):
+    with pytest.raises(ShardCorrupt, match=r"its index says 5 samples, but manifest.json says 4 samples in 20480 bytes"):
         labels(dataset)
     dataset.close()
     assert manifest.num_samples == 5
@@ -173,7 +173,7 @@ def test_repacked_dataset_is_an_error_that_says_so(tmp_path: Path) -> None:
     write_packed(tmp_path, [5] * 4, generation="1" * 16)
     shutil.rmtree(tmp_path / ("0" * 16))
     with pytest.raises(
-        ShardCorrupt, match=r"packed anew while it was read: this is of generation 0{16}, and .* holds 1{16} by now"
+        ShardCorrupt, match=r"packed again while it was read: this is of generation 0{16}, but .* now contains 1{16}"
     ):
         list(items)
     dataset.close()
@@ -184,7 +184,7 @@ def test_modified_shard_is_an_error(tmp_path: Path) -> None:
     dataset, _ = watched(tmp_path)
     shutil.copy(tmp_path / "part-000000.tar", tmp_path / "part-000001.tar")
     with pytest.raises(
-        ShardCorrupt, match=r"part-000001.tar: was removed or written to since the dataset was made: .*Make it anew"
+        ShardCorrupt, match=r"part-000001.tar: was removed or written to since the dataset was created: .*Create it again"
     ):
         labels(dataset)
     dataset.close()
@@ -194,7 +194,7 @@ def test_deleted_shard_is_an_error(tmp_path: Path) -> None:
     write_plain(tmp_path, [5, 5])
     dataset, _ = watched(tmp_path)
     (tmp_path / "part-000001.tar").unlink()
-    with pytest.raises(ShardCorrupt, match=r"part-000001.tar: was removed or written to since the dataset was made"):
+    with pytest.raises(ShardCorrupt, match=r"part-000001.tar: was removed or written to since the dataset was created"):
         labels(dataset)
     dataset.close()
 

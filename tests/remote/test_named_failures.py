@@ -141,5 +141,5 @@ def test_decoding_error_of_an_indexed_view_names_shard_and_sample(tmp_path: Path
 
 def test_tar_options_are_refused_for_other_layouts_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1}\n')
-    with pytest.raises(TypeError, match=r"indexed\(schema=...\) is an option of tar shards, and these are jsonl, .* by fields="):
+    with pytest.raises(TypeError, match=r"indexed\(schema=...\) is an option for tar shards, but these are jsonl, .* with fields="):
         RemoteDataset.from_urls(str(tmp_path)).indexed(schema={"n": "int64"})

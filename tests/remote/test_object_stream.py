@@ -98,7 +98,7 @@ def test_object_that_is_a_shard_or_was_replaced_is_an_error(photos: RecordingSto
 
     with pytest.raises(StoreError, match="has changed: version"):
         list(ObjectStream(Late(photos.root)))
-    with pytest.raises(ValueError, match="at_once is 1 at least; got 0"):
+    with pytest.raises(ValueError, match="at_once must be at least 1, got 0"):
         ObjectStream(photos, at_once=0)
 
 
@@ -141,5 +141,5 @@ def test_objects_deleted_since_they_were_packed_are_an_error(tmp_path: Path) -> 
         store.put(f"{number}.txt", b"x")
     upload_cv_dataset(ObjectStream(store), bucket=str(tmp_path / "out"))
     (tmp_path / "in/9.txt").unlink()
-    with pytest.raises(ValueError, match=f"the listing of {tmp_path}/in ended behind 9 samples, and 10 that began with the same"):
+    with pytest.raises(ValueError, match=f"the listing of {tmp_path}/in ended after 9 samples, but 10 that began with the same"):
         upload_cv_dataset(ObjectStream(store), bucket=str(tmp_path / "out"))

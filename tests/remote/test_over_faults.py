@@ -86,7 +86,7 @@ def test_shard_changed_before_it_is_read_is_an_error(kind: str, server: Server, 
     data = bytearray(last.read_bytes())
     data[600] ^= 1  # within the first member
     server.store(bucket, folder).put(str(last.relative_to(tmp_path)), bytes(data))
-    told = "its checksum is .* and the manifest says" if kind == "packed" else "was removed or written to since"
+    told = "its checksum is .* but the manifest says" if kind == "packed" else "was removed or written to since"
     with pytest.raises(ShardCorrupt, match=told):
         labels(dataset)
 
@@ -102,5 +102,5 @@ def test_dataset_repacked_during_a_pass_is_an_error_that_says_so(server: Server,
     store.delete([entry.key for entry in store.list_objects()])
     for path in (tmp_path / "new").rglob("*.*"):
         store.put_file(str(path.relative_to(tmp_path / "new")), path)
-    with pytest.raises(ShardCorrupt, match="the dataset was packed anew while it was read"):
+    with pytest.raises(ShardCorrupt, match="the dataset was packed again while it was read"):
         labels(dataset)

@@ -196,10 +196,10 @@ def test_columns_with_the_same_name_are_an_error_that_names_them(tmp_path: Path)
     pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2]), pa.array([3])], ["x", "x", "y"]), path)
     with (
         closing(RemoteDataset.from_urls(str(path))) as dataset,
-        pytest.raises(ValueError, match=r"t\.parquet: two columns have one name: \['x', 'x', 'y'\]"),
+        pytest.raises(ValueError, match=r"t\.parquet: two columns have the same name: \['x', 'x', 'y'\]"),
     ):
         list(dataset)
-    with pytest.raises(ValueError, match=r"t\.parquet: two columns have one name: \['x', 'x', 'y'\]"):
+    with pytest.raises(ValueError, match=r"t\.parquet: two columns have the same name: \['x', 'x', 'y'\]"):
         len(ParquetDataset(path))
     with closing(RemoteDataset.from_urls(str(path), layout=Parquet(columns=("y",)))) as dataset:
         assert [sample["y"] for sample in dataset] == [3]

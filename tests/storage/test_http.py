@@ -337,5 +337,5 @@ def test_one_path_with_two_queries_is_refused() -> None:
 
 
 def test_folder_with_a_query_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"http://h/folder is no shard .* a folder's URL has no query"):
+    with pytest.raises(ValueError, match=r"http://h/folder is not a shard .* the URL of a folder has no query"):
         RemoteDataset.from_urls("http://h/folder?Sig=secret")

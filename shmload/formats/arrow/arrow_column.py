@@ -93,8 +93,8 @@ class ArrowColumn:
         begin, end = pairs.T.astype(np.int64)
         if (begin < first).any() or (end > last).any() or (end < begin).any():
             raise SampleError(
-                f"column {self.name!r} of the arrow table has offsets that are not in order, or lead out of its values: the file "
-                "is damaged; write it anew"
+                f"column {self.name!r} of the arrow table has offsets that are out of order, or beyond its values: the file "
+                "is damaged; write it again"
             )
         return origins + begin * self.element_nbytes, end - begin
 

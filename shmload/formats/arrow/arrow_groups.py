@@ -132,8 +132,8 @@ def _column(name: str, values: Any, where: str, spec: Any) -> ArrowColumn | Text
     """Return a column of a group, or of some of its rows, after comparing it with the schema's `spec`."""
     if values.null_count:
         raise SampleError(
-            f"{where}: column {name!r} has {values.null_count} nulls, which no array holds: give fill_null={{{name!r}: value}}, or "
-            "leave it out of columns="
+            f"{where}: column {name!r} has {values.null_count} nulls, which an array cannot store: pass "
+            f"fill_null={{{name!r}: value}}, or leave it out of columns="
         )
     if isinstance(spec, tuple) and spec[0] in (str, bytes):
         return TextLists(name, values)
@@ -148,7 +148,7 @@ def _column(name: str, values: Any, where: str, spec: Any) -> ArrowColumn | Text
     if None not in shape and (len(known) < len(found.extents) or prod(known) != prod(shape)):
         has = "lists of different lengths" if len(known) < len(found.extents) else f"{prod(known)} values"
         raise SampleError(
-            f"{where}: column {name!r}: the schema says rows of shape {shape}, and row groups here have {has}; the first extent of "
+            f"{where}: column {name!r}: the schema says rows of shape {shape}, but row groups here have {has}; the first extent of "
             "a ragged field is None"
         )
     return found

@@ -41,10 +41,10 @@ def checked_columns(available: Sequence[str], columns: Sequence[str] | None, whe
         NoField: a column is missing, or its name is not unique.
     """
     if columns is not None and (unknown := [name for name in columns if name not in available]):
-        raise NoField(f"{where}: columns names {unknown}, which are not there; it has {list(available)}")
+        raise NoField(f"{where}: columns names {unknown}, which do not exist; it has {list(available)}")
     counts = Counter(available)
     if any(counts[name] > 1 for name in columns or available):
-        raise NoField(f"{where}: two columns have one name: {list(available)}; fields of a sample have names of their own")
+        raise NoField(f"{where}: two columns have the same name: {list(available)}; fields of a sample have names of their own")
     if not available:
         raise NoField(f"{where}: has no columns")
     return list(available if columns is None else columns)

@@ -50,8 +50,8 @@ def spec_of(field: Any, path: str, asked: Any) -> Any:
         decode = f"RemoteDataset.from_urls(folder).indexed(decode={{{field.name!r}: ImageDecoder()}})"
         remedy = f", or read its pictures with {decode}" if is_picture else ""
         raise NoField(
-            f"{path}: column {field.name!r} of {field.type} is no field of a batch: those are numbers, text, and lists of these; "
-            f"name the others in columns={remedy}"
+            f"{path}: column {field.name!r} of {field.type} cannot be a field of a batch: fields are numbers, text, and lists of "
+            f"these; name the others in columns={remedy}"
         )
     if is_text:
         return stored if asked in (None, stored, (stored, ())) else _refuse(field, path, asked)
@@ -87,7 +87,7 @@ def schema_of(
     for argument, given in (("schema", asked), ("fill_null", fill_null)):
         unknown = [name for name in given if name not in known]
         if unknown:
-            raise NoField(f"{argument} names {unknown}, which is no column here; those are {known}")
+            raise NoField(f"{argument} names {unknown}, which is not a column; columns are {known}")
     for one, schema in schemas.items():
         for wanted in fields:
             has = schema.field(wanted.name).type if wanted.name in schema.names else None

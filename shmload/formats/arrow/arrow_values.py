@@ -33,7 +33,7 @@ def value_of(column: Any, row: int, where: str, name: str) -> Any:
         return _cell(column, row)
     except Exception as error:  # raised by Python's dates, by time zones or by pyarrow
         raise SampleError(
-            f"{where}: column {name!r} of {column.type} has a value that Python's type does not hold "
+            f"{where}: column {name!r} of {column.type} has a value that its Python type cannot represent "
             f"({type(error).__name__}: {error}); leave it out by layout=Parquet(columns=...), or read the file by ParquetDataset, "
             "which gives times as integers"
         ) from error

@@ -99,7 +99,7 @@ class ImageDecoder:
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} needs to be one of {choices}; got {getattr(self, name)!r}")
         if self.normalize is not None and self.dtype == "uint8":
-            raise ValueError("normalize makes float32; leave dtype away or give dtype='float32'")
+            raise ValueError("normalize makes float32; leave out dtype, or pass dtype='float32'")
         object.__setattr__(self, "_crop", self.crop or Whole())
         object.__setattr__(self, "_levels", self._table())
 

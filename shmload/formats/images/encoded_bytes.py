@@ -33,7 +33,7 @@ def file_bytes(data: Encoded) -> bytes:
         view = None
     if view is None or view.itemsize != 1 or view.ndim != 1:
         raise ValueError(
-            f"ImageDecoder takes the bytes of an image file, got {type(data).__name__}. Of a path read the file; of pictures that "
-            "datasets has decoded take datasets.Image(decode=False)"
+            f"ImageDecoder takes the bytes of an image file, got {type(data).__name__}. If you have a path, read the file; if "
+            "datasets has decoded the pictures, use datasets.Image(decode=False)"
         )
     return view.tobytes()

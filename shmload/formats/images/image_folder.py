@@ -86,7 +86,7 @@ class ImageFolder:
         transform: Callable[[Picture], Any] | None = None,
     ) -> None:
         if image is not None and transform is not None:
-            raise ValueError("image decodes, crops and lays out; transform does it all in its place: give one of them")
+            raise ValueError("image= and transform= both decode images: pass one of them")
         self.image = ImageDecoder() if image is None else image
         self.transform = transform
         self.classes: list[str] = []
@@ -94,12 +94,12 @@ class ImageFolder:
         entries: list[Any]
         if isinstance(source, (str, os.PathLike)):
             if labels is not None:
-                raise ValueError("labels go with a list of paths; in a folder the classes' folders give them")
+                raise ValueError("labels= needs a list of paths; in a folder, the subfolders are the classes")
             self.root = os.fspath(source)
             check_local(self.root, "ImageFolder")
             self.classes = sorted(entry.name for entry in os.scandir(self.root) if entry.is_dir())
             if not self.classes:
-                raise FileNotFoundError(f"{self.root}: one folder for each class is needed; there is none")
+                raise FileNotFoundError(f"{self.root}: it needs one subfolder for each class, and has none")
             entries = list(find_images(self.root, self.classes))
         else:
             entries = [os.fspath(path) for path in source]

@@ -75,7 +75,7 @@ def jpeg_header(data: bytes, *, is_strict: bool | None = None) -> JpegHeader:
                 raise ValueError(f"a damaged JPEG: the frame at byte {at} has {length} bytes, needs 8")
             precision, height, width, num_components = struct.unpack_from(">BHHB", data, at + 4)
             if precision != 8:
-                raise ValueError(f"a JPEG of {precision} bits a channel; those of 8 can be decoded. {OTHER_DECODERS}")
+                raise ValueError(f"a JPEG of {precision} bits per channel; only 8 can be decoded. {OTHER_DECODERS}")
             if not height or not width:
                 raise ValueError(f"a JPEG of {height} x {width} pixels, as the frame at byte {at} says")
             frame, is_lossless = (height, width, num_components), marker == _LOSSLESS

@@ -110,7 +110,7 @@ def open_image(data: bytes, library: str, max_pixels: int, *, is_strict: bool | 
 def _check_size(height: int, width: int, max_pixels: int) -> None:
     if height * width > max_pixels:
         raise ValueError(
-            f"{height} x {width} pixels are more than max_pixels={max_pixels}; give a larger one if the file is meant to be so"
+            f"{height} x {width} pixels are more than max_pixels={max_pixels}; raise max_pixels if the file is correct"
         )
 
 

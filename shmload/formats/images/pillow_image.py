@@ -32,7 +32,7 @@ def open_picture(data: bytes) -> Picture:
     try:
         return Image.open(io.BytesIO(data))
     except UnidentifiedImageError:
-        raise ValueError(f"no image that Pillow knows: {len(data)} bytes, the first are {data[:8]!r}") from None
+        raise ValueError(f"Pillow does not recognize this image: {len(data)} bytes, beginning with {data[:8]!r}") from None
 
 
 def rgb_picture(picture: Picture) -> Picture:

@@ -30,7 +30,7 @@ def png_header(data: bytes) -> tuple[int, int]:
         if at + 12 + length > len(data):
             break
         if zlib.crc32(view[at + 4 : at + 8 + length]) != int.from_bytes(data[at + 8 + length : at + 12 + length]):
-            raise PngDamage(f"a damaged PNG: the chunk at byte {at} has another checksum than it says")
+            raise PngDamage(f"a damaged PNG: the chunk at byte {at} does not match its checksum")
         if data[at + 4 : at + 8] == b"IEND":
             width, height = struct.unpack_from(">II", data, 16)
             return height, width
@@ -62,4 +62,4 @@ def check_pixels(data: bytes) -> None:
                 raise PngDamage(f"a damaged PNG: the pixels in the chunk at byte {at}: {error}") from None
         at = end + 4
     if not (is_sound or stream.eof):
-        raise PngDamage("a damaged PNG: a chunk of pixels has another checksum than it says, and the pixels have no end")
+        raise PngDamage("a damaged PNG: a chunk of pixels does not match its checksum, and the pixels have no end")

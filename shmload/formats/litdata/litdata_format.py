@@ -110,7 +110,7 @@ class LitData(BlockFormat):
     def __post_init__(self) -> None:
         if self.encryption is not None and not callable(getattr(self.encryption, "decrypt", None)):
             raise TypeError(
-                f"encryption has a method decrypt(bytes), as LitData's FernetEncryption; got a {_kind(self.encryption)}"
+                f"encryption must have a method decrypt(bytes), like LitData's FernetEncryption, got a {_kind(self.encryption)}"
             )
 
     def recognize(self, head: Head) -> bool:
@@ -137,13 +137,15 @@ class LitData(BlockFormat):
         config = chunk_config(index, where)
         sealed, algorithm = config.encryption or (None, "nothing")
         if (sealed is None) != (self.encryption is None):
-            remedy = "say what decrypts them, layout=LitData(encryption=FernetEncryption.load(file, password))"
+            remedy = "pass what decrypts them, layout=LitData(encryption=FernetEncryption.load(file, password))"
             raise UnsupportedIndex(
                 f"{where}: its {'chunks' if sealed == 'chunk' else 'items'} are encrypted by {algorithm}: "
                 f"{'leave encryption= out' if sealed is None else remedy}"
             )
         if config.is_tokens and self.block_size is None:
-            raise UnsupportedIndex(f"{where}: holds tokens end to end: say how many make a sample, layout=LitData(block_size=...)")
+            raise UnsupportedIndex(
+                f"{where}: holds tokens end to end: pass the number that makes a sample, layout=LitData(block_size=...)"
+            )
         layout = replace(
             self, data_format=config.data_format, tree=config.tree, is_zipped=config.is_zipped, is_sealed=sealed == "chunk"
         )

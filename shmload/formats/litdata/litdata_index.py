@@ -73,7 +73,7 @@ def chunk_config(index: Mapping[str, Any], where: str) -> ChunkConfig:
         f"item_loader={loader}": loader not in (TREE_LOADER, TOKENS_LOADER),
     }
     if what := [name for name, is_so in refused.items() if is_so]:
-        raise UnsupportedIndex(f"{where}: was written with {', '.join(what)}, which is not read here: optimize it without")
+        raise UnsupportedIndex(f"{where}: was written with {', '.join(what)}, which is not supported: run optimize without it")
     spec = json.loads(config["data_spec"])[1] if config.get("data_spec") else {"type": None, "children_spec": []}
     return ChunkConfig(
         tuple(map(str, config["data_format"])),

@@ -113,7 +113,7 @@ def footer_begin(where: str, nbytes: int, trailer: bytes) -> int:
     at = max(nbytes - TRAILER_NBYTES, 0)
     if trailer[4:] == b"PARE":
         raise ShardCorrupt(
-            f"{where}: at byte {at}: the footer of this Parquet file is encrypted, and shmload decrypts no Parquet: write it anew "
+            f"{where}: at byte {at}: the footer of this Parquet file is encrypted, and shmload decrypts no Parquet: write it again "
             "without encryption"
         )
     size = int.from_bytes(trailer[:4], "little")

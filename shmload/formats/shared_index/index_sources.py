@@ -49,7 +49,7 @@ def pack_manifest(path: str | os.PathLike[str], types: Types | None) -> PackedIn
     path = Path(path)
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     if types and suffix not in _DELIMITERS:
-        raise ValueError(f"{path}: types are for .csv and .tsv; a {suffix} file says by itself what its values are")
+        raise ValueError(f"{path}: types= is only for .csv and .tsv; a {suffix} file defines the types of its values")
     try:
         if path.suffix == ".parquet":
             return _pack_parquet(path)
@@ -128,7 +128,7 @@ def _values(name: str, column: Any) -> Any:
         missing = np.flatnonzero(np.asarray(column.isna()))
         if len(missing):
             raise ValueError(
-                f"column {name!r} has {len(missing)} missing values, the first in row {missing[0]}: fill or drop them before"
+                f"column {name!r} has {len(missing)} missing values, the first in row {missing[0]}: fill or drop them first"
             )
     own = getattr(dtype, "numpy_dtype", None)  # numeric types among pandas' nullable and Arrow types
     if isinstance(own, np.dtype) and own.kind in "biuf":

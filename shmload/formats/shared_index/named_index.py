@@ -56,7 +56,7 @@ def share(
                     theirs, mine = board.digest, pack().digest()
                 if theirs != mine:
                     raise ValueError(
-                        f"SharedIndex(name={name!r}): another rank of this node holds other entries under this name ({theirs}; "
+                        f"SharedIndex(name={name!r}): another rank of this node has other entries under this name ({theirs}; "
                         f"here {mine}). Build it from the same entries in the same order in every rank, or give different indexes "
                         "different names"
                     )

@@ -127,7 +127,7 @@ def _pack_rows(row_type: type, names: Sequence[str | int], rows: Iterable[Any]) 
         check_names(names)
         pack_dicts(rows, builders, tuple(map(str, names)))
     elif row_type is not tuple and not hasattr(row_type, "_fields"):
-        raise TypeError(f"entry 0: a {row_type.__name__} cannot be made again; give tuples, named tuples or dicts")
+        raise TypeError(f"entry 0: a {row_type.__name__} cannot be created again; give tuples, named tuples or dicts")
     elif not names:
         raise ValueError("entry 0: a row needs at least one value, got an empty tuple")
     else:

@@ -58,7 +58,7 @@ def image_decoder(spec: str) -> Callable[[bytes], Any]:
     match = _SPEC.fullmatch(spec)
     if match is None or not (match[1] or match[2]) or (match[3] and (match[1] == "pil" or not match[2])):
         raise ValueError(
-            f"decode={spec!r}: no image spec; those are [torch]l|rgb|rgba with or without 8, torch, pil, pill, pilrgb, pilrgba"
+            f"decode={spec!r}: not an image spec, which are [torch]l|rgb|rgba with or without 8, torch, pil, pill, pilrgb, pilrgba"
         )
     return partial(_decode_image, match[1] or "", (match[2] or "rgb").upper(), bool(match[3]))
 
@@ -346,7 +346,7 @@ def _integer(value: Any) -> bytes:
     try:
         return b"%d" % operator.index(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError):  # a float would lose its fraction
-        raise TypeError(f"an integer is needed, got {value!r}: give an extension that keeps it, as json or npy") from None
+        raise TypeError(f"an integer is needed, got {value!r}: use an extension that can store it, such as json or npy") from None
 
 
 def _not_text(value: Any) -> bytes:

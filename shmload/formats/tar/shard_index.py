@@ -99,7 +99,7 @@ def map_file(path: str) -> tuple[mmap.mmap | bytes, os.stat_result]:
 
 def changed(index: ShardIndex) -> ShardCorrupt:
     """Return the error for a shard that has changed since it was indexed."""
-    return ShardCorrupt(f"{index.path}: was changed since it was indexed, with {index.nbytes} bytes: make the dataset anew")
+    return ShardCorrupt(f"{index.path}: was changed since it was indexed, with {index.nbytes} bytes: create the dataset again")
 
 
 def load_index(path: str, *, cache: bool = True) -> ShardIndex:

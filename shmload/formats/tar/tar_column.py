@@ -48,7 +48,7 @@ class TarColumn:
             return cls(name, number, dtype.__name__ if kinds <= {"raw", dtype.__name__} else "decode", dtype, ())
         numpy = of_any(dtype).numpy
         if numpy is None:
-            raise ValueError(f"schema[{name!r}]: {dtype} is no type of numpy's, as members of tar files are; convert it later")
+            raise ValueError(f"schema[{name!r}]: {dtype} is not a numpy type, which members of tar files need; convert it later")
         found = np.dtype(numpy)
         (kind,) = kinds if len(kinds) == 1 else ("decode",)
         is_native = (
@@ -115,14 +115,14 @@ class TarColumn:
             return self._text(value)
         if isinstance(value, bytes):
             if len(value) % self.dtype.itemsize:
-                raise ValueError(f"{len(value)} bytes are no whole number of {self.dtype}")
+                raise ValueError(f"{len(value)} bytes are not a whole number of {self.dtype}")
             value = np.frombuffer(value, self.dtype)
             extents = [n for n in self.shape if n is not None]
             if len(extents) == len(self.shape) and value.size == np.prod(extents, dtype=np.int64):
                 value = value.reshape(extents)
         array = np.asarray(value)
         if not fits(array.shape, self.shape):
-            raise ValueError(f"the schema says shape {self.shape}, and it has {array.shape}")
+            raise ValueError(f"the schema says shape {self.shape}, but the value has {array.shape}")
         if array.dtype.kind == "i" and array.ndim == 0 and self.dtype.kind in "iu":
             limits = np.iinfo(self.dtype)
             is_held = limits.min <= int(array) <= limits.max

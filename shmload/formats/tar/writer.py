@@ -45,8 +45,8 @@ def member_name(key: str, extension: str) -> bytes:
     wanted = (key.encode("utf-8", "surrogateescape"), extension.encode("utf-8", "surrogateescape"))
     if split_name(name) != wanted or b"\0" in name or len(name) >= 1 << 16:
         raise ValueError(
-            f"key {key!r} and extension {extension!r} cannot be told apart again: the last part of a key has no dot and "
-            "is not empty, an extension is in lower case without a slash, a key does not begin with __meta__"
+            f"key {key!r} and extension {extension!r} cannot be separated again: the last part of a key must have no dot "
+            "and not be empty, an extension must be in lower case without a slash, and a key must not begin with __meta__"
         )
     return name
 
@@ -119,7 +119,7 @@ class TarWriter(AtomicWriter):
         if not self._is_pattern and (maxcount is not None or maxsize is not None):
             raise ValueError(f"maxcount and maxsize need a pattern for several shards, like train-%06d.tar; got {path!r}")
         if (maxcount is not None and maxcount < 1) or (maxsize is not None and maxsize < RECORD):
-            raise ValueError(f"maxcount is at least 1, maxsize {RECORD}; got {maxcount}, {maxsize}")
+            raise ValueError(f"maxcount must be at least 1 and maxsize at least {RECORD}, got {maxcount}, {maxsize}")
         self._maxcount, self._maxsize, self._mtime = maxcount, maxsize, mtime
         self._shard = start_shard
         self._files: list[Any] = []  # of the current shard: the compressor, if any, and the file

@@ -70,7 +70,7 @@ def fields_of(
         raise ValueError(f"defaults are for fields of the schema; {sorted(unknown)} are not among {list(schema)}")
     decode = decode or {}
     if unknown := set(decode) - set(schema):
-        raise ValueError(f"decode names {sorted(unknown)}, and the schema only {list(schema)}: it says what decoders make")
+        raise ValueError(f"decode names {sorted(unknown)}, but the schema has only {list(schema)}: add what the decoders return")
     return [_field(str(name), spec, defaults.get(name), decode.get(name)) for name, spec in schema.items()]
 
 
@@ -90,7 +90,9 @@ def _field(name: str, spec: Any, default: Any, decode: Callable[[bytes], Any] | 
     if element is None:
         return RecordField(name, None, (), dtype is str, default.encode() if isinstance(default, str) else default)
     if extents.count(None) > 1:
-        raise ValueError(f"schema field {name!r} has shape {extents}: a record holds no shapes, so at most one extent may be None")
+        raise ValueError(
+            f"schema field {name!r} has shape {extents}: a record contains no shapes, so at most one extent may be None"
+        )
     if default is not None:
         if element.numpy is None or None in extents:
             raise ValueError(f"defaults[{name!r}]: only text and fields of a fixed shape and numpy's types have defaults")

@@ -39,7 +39,7 @@ SUFFIX = ".shmload-index"
 FOREIGN_SUFFIXES = (".tfindex", ".index", ".idx")  # suffixes of indexes that other programs keep next to files
 
 
-CHANGED = "the file was changed while it was in use; it had {was} bytes when it was opened: make the dataset anew"
+CHANGED = "the file was changed while it was in use; it had {was} bytes when it was opened: create the dataset again"
 
 
 OVERHEAD = 16  # bytes of a record in addition to its data

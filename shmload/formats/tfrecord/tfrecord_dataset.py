@@ -98,7 +98,7 @@ class TFRecordDataset:
         if records == "raw" and len(self._fields) != 1:
             raise ValueError(f'records="raw" needs a schema of one field, the whole record; got {list(self.schema)}')
         if records == "raw" and self.defaults:
-            raise ValueError('records="raw" takes no defaults: no record lacks itself')
+            raise ValueError('records="raw" takes no defaults, because the record itself is never missing')
         self._file_nbytes: list[int] = []  # size of each path when it was first opened, here or where this was pickled
         self._held: PerProcess[tuple[RecordReader, int]] = PerProcess(is_inherited=True)
 
@@ -111,7 +111,7 @@ class TFRecordDataset:
         for file, was in zip(files, self._file_nbytes, strict=False):
             if was != file.nbytes:
                 raise ShardCorrupt(
-                    f"{file.path}: has {file.nbytes} bytes, and had {was} when this dataset first read it: make it anew"
+                    f"{file.path}: has {file.nbytes} bytes, and had {was} when this dataset first read it: create the dataset again"
                 )
         self._file_nbytes[:] = [file.nbytes for file in files]
         offsets = [file.offsets() for file in files]

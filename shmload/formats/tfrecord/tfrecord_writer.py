@@ -52,7 +52,7 @@ class TFRecordWriter(AtomicWriter):
         if compression not in (None, "gzip", "zlib"):
             raise ValueError(f'compression is None, "gzip" or "zlib"; got {compression!r}')
         if index and compression:
-            raise ValueError("index=True needs compression=None: a compressed file cannot be sought in")
+            raise ValueError("index=True needs compression=None: a compressed file has no random access")
         self.path = os.fspath(path)
         self.num_records = 0
         self.nbytes = 0  # size of the records so far, before compression
@@ -129,8 +129,8 @@ class TFRecordWriter(AtomicWriter):
                 raise ValueError(f"field {name!r} holds {int(array.max())}: an int64_list ends at 2**63 - 1")
             return INTS, [array.astype(np.int64, copy=False)]
         raise TypeError(
-            f"field {name!r} is a {type(value).__name__} of dtype {array.dtype}: an Example holds floats, integers, bools, str and "
-            "bytes; name it in raw= to write its memory"
+            f"field {name!r} is a {type(value).__name__} of dtype {array.dtype}: an Example can store floats, integers, bools, str "
+            "and bytes; name it in raw= to write its memory"
         )
 
     def _array(self, name: str, value: Any) -> NDArray[Any]:
@@ -148,7 +148,9 @@ class TFRecordWriter(AtomicWriter):
         if array.dtype.hasobject and isinstance(value, int):
             raise ValueError(f"field {name!r} holds {value}: an int64_list ends at 2**63 - 1")
         if array.dtype.hasobject:
-            raise TypeError(f"field {name!r} is a {type(value).__name__}: an Example holds floats, integers, bools, str and bytes")
+            raise TypeError(
+                f"field {name!r} is a {type(value).__name__}: an Example can store floats, integers, bools, str and bytes"
+            )
         native: NDArray[Any] = _native(array)
         return native
 

@@ -208,7 +208,7 @@ class MemberCoding:
                     raise ValueError(f"two fields of the sample would both be its member {extension!r}: give one another name")
             if self.cipher is not None:
                 extension += ENCRYPTED
-            name = member_name(prefix + number, extension) if prefix else number.encode() + _behind(extension)
+            name = member_name(prefix + number, extension) if prefix else number.encode() + _name_ending(extension)
             if self.cipher is not None:
                 data = self.cipher.encrypt(data, name, self.generation)
             pieces += [member_header(name, len(data)), data, bytes(-len(data) % BLOCK)]
@@ -280,6 +280,6 @@ class EncodedSamples:
 
 
 @lru_cache(maxsize=1024)
-def _behind(extension: str) -> bytes:
+def _name_ending(extension: str) -> bytes:
     """Return the part of a member's name after a key that is a number. It is cached, because it is validated."""
     return member_name("0", extension)[1:]

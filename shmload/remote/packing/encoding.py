@@ -103,7 +103,7 @@ def picture_member(picture: Picture, quality: int | None) -> tuple[str, bytes]:
     if picture.mode not in PNG_MODES:
         kept = ", ".join(sorted(PNG_MODES | TIFF_MODES))
         raise ValueError(
-            f"an image of mode {picture.mode} is kept by no format; those of {kept} are: return image.convert('RGB'), say"
+            f"an image of mode {picture.mode} cannot be stored, only one of {kept}: return image.convert('RGB'), for example"
         )
     return _picture_encoded(picture, quality)
 
@@ -395,7 +395,7 @@ def value_member(value: Any, quality: int | None) -> tuple[str, bytes]:
         return _structure(value)
     if hasattr(value, "getbands"):  # a Pillow image
         return picture_member(value, quality)
-    raise TypeError(f"nothing keeps a {_name_of(value)}: return an image, array, number, str, bytes, or a list or dict of these")
+    raise TypeError(f"no format stores a {_name_of(value)}: return an image, array, number, str, bytes, or a list or dict of these")
 
 
 def file_member(path: str | bytes) -> tuple[str, bytes]:
@@ -423,7 +423,8 @@ def _structure(value: Any) -> tuple[str, bytes]:
         is_kept = isinstance(array, (np.ndarray, np.generic)) and not np.asarray(array).dtype.hasobject
         if not is_kept or not isinstance(name, str) or "/" in name:
             raise TypeError(
-                f"nothing keeps a {_name_of(value)} with a {_name_of(each)} under {name!r}: JSON takes none, and .npz arrays only"
+                f"no format stores a {_name_of(value)} with a {_name_of(each)} under {name!r}: JSON cannot, and .npz "
+                "stores only arrays"
             )
         arrays[name] = array
     return "npz", encode("npz", arrays)
@@ -446,7 +447,7 @@ def _array(tensor: Any) -> Any:
     try:
         return tensor.detach().cpu().numpy()
     except (TypeError, RuntimeError) as error:
-        raise TypeError(f"a tensor of {tensor.dtype} has no type of numpy's: return tensor.float(), say") from error
+        raise TypeError(f"a tensor of {tensor.dtype} has no numpy type: return tensor.float(), for example") from error
 
 
 def _name_of(value: Any) -> str:

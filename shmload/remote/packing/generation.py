@@ -391,8 +391,8 @@ class Generation:
             now = None if before is None else manifest_of(self._store)
             if before is not None and (now is None or (now.generation != self.name and now.digest != before.digest)):
                 raise StoreError(
-                    f"{self._store.url}: the dataset that generation {self.name} is appended to ({before.generation}) is not there "
-                    "any more: another packing has ended since. Append once more"
+                    f"{self._store.url}: the dataset that generation {self.name} is appended to ({before.generation}) no longer "
+                    "exists: another packing has finished since. Append again"
                 )
             self._store.put(MANIFEST_NAME, manifest.dump())
         self._keep_versions(records)
@@ -405,8 +405,8 @@ class Generation:
         there = self._there()
         if absent := [shard.name for shard in shards if not _is_there(shard, there)]:
             raise StoreError(
-                f"{self._store.url}: {absent[0]} was written and is not there as it was ({len(absent)} shards in all): something "
-                "else writes to or empties this folder. Run the same packing again: it packs what is missing"
+                f"{self._store.url}: {absent[0]} was written, but is missing or has changed ({len(absent)} shards in "
+                "all): another program writes to this folder or empties it. Run the same packing again: it packs what is missing"
             )
 
     def _clean(self, manifest: Manifest) -> None:

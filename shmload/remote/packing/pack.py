@@ -95,7 +95,7 @@ class PackOptions:
                 f"{self.workers}"
             )
         if self.quality is not None and not 1 <= self.quality <= 100:
-            raise ValueError(f"quality is from 1 to 100, or None for no loss; got {self.quality}")
+            raise ValueError(f"quality must be from 1 to 100, or None for lossless, got {self.quality}")
         if self.compress not in (None, "samples", "shards") or not 1 <= self.compression_level <= 22:
             raise ValueError(
                 'compress is "samples", "shards" or None, and compression_level from 1 to 22; got '
@@ -311,7 +311,7 @@ class Packing:
         if num_samples is not None:
             found = min(found, -(-num_samples // self._batch_size))
         if found < wanted:
-            logger.info("packing takes %d of %d workers: there are that many processors, or batches of samples", found, wanted)
+            logger.info("packing uses %d of %d workers, because there are no more processors or batches of samples", found, wanted)
         return found
 
     def _sent(self, record: Record) -> None:

@@ -200,15 +200,18 @@ def test_damaged_header_is_an_error_or_another_valid_array(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("head", "message"),
     [
-        (b"\x93NUMPZ\x01\x00", "offset 8: the head is not a .npy file's: the magic string is not correct"),
-        (b"\x93NUMPY\x09\x00", r"offset 8: the head is not a .npy file's: its version .9, 0. is none of"),
-        (b"\x93NUMPY\x01\x00\xff\xff{", "the head is not a .npy file's: EOF"),
+        (b"\x93NUMPZ\x01\x00", "offset 8: this is not the header of a .npy file: the magic string is not correct"),
+        (b"\x93NUMPY\x09\x00", r"offset 8: this is not the header of a .npy file: its version .9, 0. is none of"),
+        (b"\x93NUMPY\x01\x00\xff\xff{", "this is not the header of a .npy file: EOF"),
         ("{'descr': '|O', 'fortran_order': False, 'shape': (3,), }", "an array of object and shape .* is not a block of numbers"),
         ("{'descr': '<f8', 'fortran_order': False, 'shape': (-3,), }", "shape .-3,. is not a block of numbers"),
         ("{'descr': '<f8', 'fortran_order': False, 'shape': (99999999999999,), }", "needs 799999999999992 bytes, 24 are left"),
-        ("{'descr': '<f8', 'fortran_order': False, 'shape': (1<<62,), }", "the head is not a .npy file's"),
-        ("{'descr': __import__('os').system('true'), 'shape': (3,), }", "the head is not a .npy file's"),
-        ("{'descr': '<f8', 'fortran_order': False, 'shape': (3.0,), }", "the head is not a .npy file's: shape is not valid"),
+        ("{'descr': '<f8', 'fortran_order': False, 'shape': (1<<62,), }", "this is not the header of a .npy file"),
+        ("{'descr': __import__('os').system('true'), 'shape': (3,), }", "this is not the header of a .npy file"),
+        (
+            "{'descr': '<f8', 'fortran_order': False, 'shape': (3.0,), }",
+            "this is not the header of a .npy file: shape is not valid",
+        ),
     ],
     ids=str,
 )
@@ -227,7 +230,7 @@ def test_malicious_header_is_an_error_and_nothing_is_unpickled(tmp_path: Path, h
 
 def test_empty_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.npy").touch()
-    with pytest.raises(ShardCorrupt, match=r"x.npy, offset 0: the head is not a .npy file's: EOF"):
+    with pytest.raises(ShardCorrupt, match=r"x.npy, offset 0: this is not the header of a .npy file: EOF"):
         ArrayDataset(tmp_path / "x.npy")
 
 
@@ -328,14 +331,14 @@ def test_damaged_npz_file_is_named(tmp_path: Path) -> None:
     np.savez(path, x=np.arange(1000))
     whole = bytearray(path.read_bytes())
     path.write_bytes(whole[:-100])
-    with pytest.raises(ShardCorrupt, match=r"a\.npz: no sound \.npz file: BadZipFile"):
+    with pytest.raises(ShardCorrupt, match=r"a\.npz: not a valid \.npz file: BadZipFile"):
         ArrayDataset(path)
     whole[4000] ^= 1
     path.write_bytes(whole)
-    with pytest.raises(ShardCorrupt, match=r"a\.npz: no sound \.npz file: .*CRC"):
+    with pytest.raises(ShardCorrupt, match=r"a\.npz: not a valid \.npz file: .*CRC"):
         ArrayDataset(path)
     np.savez(path, x=np.array([{}]))
-    with pytest.raises(ShardCorrupt, match=r"a\.npz: no sound \.npz file: ValueError: Object arrays"):
+    with pytest.raises(ShardCorrupt, match=r"a\.npz: not a valid \.npz file: ValueError: Object arrays"):
         ArrayDataset(path)
     with pytest.raises(FileNotFoundError, match=r"none\.npz"):
         ArrayDataset(tmp_path / "none.npz")

@@ -213,8 +213,11 @@ def test_undecodable_image_never_contains_the_previous_image(photo: Image.Image,
     ("data", "message"),
     [
         (b"", "an empty file"),
-        (b"GIF89a", "no image that Pillow knows: 6 bytes, the first are b'GIF89a'|UnidentifiedImageError|truncated|index"),
-        (b"Hello, world", "no image that Pillow knows: 12 bytes, the first are b'Hello, w'"),
+        (
+            b"GIF89a",
+            "Pillow does not recognize this image: 6 bytes, beginning with b'GIF89a'|UnidentifiedImageError|truncated|index",
+        ),
+        (b"Hello, world", "Pillow does not recognize this image: 12 bytes, beginning with b'Hello, w'"),
         (b"\xff\xd8\xff\xd9", "a JPEG that ends at byte 4, before its image begins"),
     ],
 )
@@ -226,7 +229,7 @@ def test_data_that_is_not_an_image_is_an_error(data: bytes, message: str) -> Non
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 def test_image_over_max_pixels_is_an_error_before_it_is_decoded(photo: Image.Image, encode: Encode, kind: str) -> None:
     data = encode(photo, kind)
-    with pytest.raises(ValueError, match="90 x 120 pixels are more than max_pixels=10799; give a larger one if the file is"):
+    with pytest.raises(ValueError, match="90 x 120 pixels are more than max_pixels=10799; raise max_pixels if the file is"):
         ImageDecoder(max_pixels=10799)(data)
     assert ImageDecoder(max_pixels=10800)(data).shape == (3, 90, 120)
 
@@ -246,7 +249,7 @@ def test_decompression_bomb_is_an_error_before_memory_is_allocated(encode: Encod
         ({"layout": "NCHW"}, r"layout needs to be one of \('CHW', 'HWC'\); got 'NCHW'"),
         ({"dtype": "float16"}, "dtype needs to be one of"),
         ({"decoder": "magick"}, "decoder needs to be one of"),
-        ({"dtype": "uint8", "normalize": ((0,) * 3, (1,) * 3)}, "normalize makes float32; leave dtype away"),
+        ({"dtype": "uint8", "normalize": ((0,) * 3, (1,) * 3)}, "normalize makes float32; leave out dtype"),
         ({"normalize": ((0, 0), (1, 1))}, "normalize needs three means and three standard deviations above 0; got"),
         ({"normalize": ((0, 0, 0), (1, 1, 0))}, "normalize needs three means"),
     ],
@@ -295,10 +298,10 @@ def test_file_in_any_buffer_or_in_an_image_of_datasets(photo: Image.Image, encod
             "stored as its path alone, 'a.png', without its bytes. Store the bytes: datasets does with",
         ),
         ({"pixels": b"", "name": 1}, r"a dict that has them as 'bytes'; this one has \['name', 'pixels'\]"),
-        ("a.png", "takes the bytes of an image file, got str. Of a path read the file"),
+        ("a.png", "takes the bytes of an image file, got str. If you have a path, read the file"),
         (
             Image.new("RGB", (1, 1)),
-            r"got Image. Of a path read the file; of pictures that datasets has decoded take datasets.Image\(dec",
+            r"got Image. If you have a path, read the file; if datasets has decoded the pictures, use datasets.Image\(dec",
         ),
         (None, "got NoneType"),
         (np.zeros((2, 2), np.uint8), "got ndarray"),

@@ -43,7 +43,7 @@ def test_folders_are_read_as_torchvision_reads_them(root: Path) -> None:
 
 def test_folder_without_classes_or_images_is_an_error(root: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match="empty: one folder for each class is needed; there is none"):
+    with pytest.raises(FileNotFoundError, match="empty: it needs one subfolder for each class, and has none"):
         ImageFolder(tmp_path / "empty")
     (root / "bird").mkdir()
     (root / "ant").mkdir()
@@ -127,7 +127,7 @@ def test_error_for_a_damaged_image_in_a_shard_names_its_position(tmp_path: Path)
     [
         (b"", "an empty file"),
         (b"\xff\xd8\xff\xe0\xff\xff", "a damaged JPEG: the segment at byte 2"),
-        (b"text", "no image that Pillow"),
+        (b"text", "Pillow does not recognize this image"),
     ],
 )
 @pytest.mark.parametrize("options", [{"image": SMALL}, {"transform": np.asarray}])
@@ -184,8 +184,8 @@ def test_pickled_dataset_reads_the_same(root: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda root: ImageFolder(root, SMALL, transform=np.asarray), "transform does it all in its place: give one of them"),
-        (lambda root: ImageFolder(root, labels=[1]), "labels go with a list of paths; in a folder the classes' folders give them"),
+        (lambda root: ImageFolder(root, SMALL, transform=np.asarray), "image= and transform= both decode images: pass one of them"),
+        (lambda root: ImageFolder(root, labels=[1]), "labels= needs a list of paths; in a folder, the subfolders are the classes"),
         (lambda root: ImageFolder(["a", "b"], labels=[1]), "one label for each path is needed; got 1 for 2"),
     ],
 )

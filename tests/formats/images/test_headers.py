@@ -46,7 +46,7 @@ def test_padding_and_standalone_markers_are_skipped() -> None:
         (SOI + b"\xff\xe0\x00\x01", "the segment at byte 2 does not end"),
         (SOI + b"\xff\xd9\x00\x02", "the segment at byte 2 does not end"),
         (SOI + segment(0xC0, b"\x08"), "the frame at byte 2 has 3 bytes, needs 8"),
-        (SOI + frame(precision=12), "a JPEG of 12 bits a channel; those of 8 can be decoded"),
+        (SOI + frame(precision=12), "a JPEG of 12 bits per channel; only 8 can be decoded"),
         (SOI + frame(height=0), "a JPEG of 0 x 6 pixels, as the frame at byte 2 says"),
         (SOI + segment(0xDA, b""), "its scan at byte 2 has no frame before it"),
     ],
@@ -88,7 +88,7 @@ def test_truncated_png_is_detected(png: bytes) -> None:
     ("change", "message"),
     [
         (lambda png: png[:40], "a PNG cut off: the chunk at byte 33 does not end within the 40 bytes of the file"),
-        (lambda png: png[:60] + b"~" + png[61:], "the chunk at byte 33 has another checksum than it says"),
+        (lambda png: png[:60] + b"~" + png[61:], "the chunk at byte 33 does not match its checksum"),
         (lambda png: png[:12] + b"XXXX" + png[16:], "byte 8 begins no header"),
     ],
 )

@@ -196,7 +196,7 @@ def test_file_that_cannot_be_reencoded_losslessly_is_unchanged_and_the_cause_is_
         (data[:middle] + b"\xff\xd3" + data[middle:], "Corrupt JPEG data: "),
         (encode(photo.convert("CMYK")), "neither grey nor of three channels"),
         (patched(data, frame=0xC9), "arithmetic coding"),
-        (patched(data, at=4, to=b"\x0c"), "a JPEG of 12 bits a channel; those of 8 can be decoded"),
+        (patched(data, at=4, to=b"\x0c"), "a JPEG of 12 bits per channel; only 8 can be decoded"),
         (patched(data, frame=0xC3), ""),
         (patched(data, at=5, to=b"\xff\xff\xff\xff"), "65535 x 65535 pixels, more than 89478485"),
         (dropped_scan(progressive), "a progressive file without all of its scans, which decoders smooth"),

@@ -111,10 +111,10 @@ def test_columns_and_types_are_selected(tmp_path: Path) -> None:
     ("given_", "message"),
     [
         ({"columns": []}, "columns needs at least one name"),
-        ({"columns": ["z"]}, r"columns names \['z'\], which are not there; it has \['x', 'l', 's', 'n'\]"),
-        ({}, r"column 'n' of struct<a: int64> is no field of a batch: .* name the others in columns="),
-        ({"columns": ["x"], "schema": {"y": "int8"}}, r"schema names \['y'\], which is no column here"),
-        ({"columns": ["x"], "fill_null": {"y": 1}}, r"fill_null names \['y'\], which is no column here"),
+        ({"columns": ["z"]}, r"columns names \['z'\], which do not exist; it has \['x', 'l', 's', 'n'\]"),
+        ({}, r"column 'n' of struct<a: int64> cannot be a field of a batch: .* name the others in columns="),
+        ({"columns": ["x"], "schema": {"y": "int8"}}, r"schema names \['y'\], which is not a column"),
+        ({"columns": ["x"], "fill_null": {"y": 1}}, r"fill_null names \['y'\], which is not a column"),
         ({"columns": ["x"], "schema": {"x": ("int8", (2,))}}, "column 'x' is stored as int64 and cannot be read as schema says"),
         ({"columns": ["s"], "schema": {"s": "int8"}}, "column 's' is stored as string and cannot be read as schema says"),
         ({"columns": ["l"], "schema": {"l": ("int8", (None, 2))}}, "column 'l' is stored as .* cannot be read as schema says"),
@@ -129,17 +129,17 @@ def test_invalid_selection_is_an_error(tmp_path: Path, given_: dict[str, Any], m
 def test_rows_whose_length_differs_from_the_schema_are_an_error(tmp_path: Path) -> None:
     path = written(tmp_path / "t.parquet", x=[[1, 2], [3]])
     with pytest.raises(
-        SampleError, match=r"column 'x': the schema says rows of shape \(2,\), and row groups here have lists of different"
+        SampleError, match=r"column 'x': the schema says rows of shape \(2,\), but row groups here have lists of different"
     ):
         ParquetDataset(path, schema={"x": ("int64", (2,))})[0]
     path = written(tmp_path / "u.parquet", x=[[1, 2, 3]])
-    with pytest.raises(SampleError, match=r"the schema says rows of shape \(2,\), and row groups here have 3 values"):
+    with pytest.raises(SampleError, match=r"the schema says rows of shape \(2,\), but row groups here have 3 values"):
         ParquetDataset(path, schema={"x": ("int64", (2,))})[0]
 
 
 def test_nulls_are_an_error_unless_a_fill_value_is_given(tmp_path: Path) -> None:
     path = written(tmp_path / "t.parquet", x=[1, None, 3], s=["a", None, None])
-    with pytest.raises(SampleError, match=r"t\.parquet, row group 0: column 'x' has 1 nulls, .* give fill_null="):
+    with pytest.raises(SampleError, match=r"t\.parquet, row group 0: column 'x' has 1 nulls, .* pass fill_null="):
         ParquetDataset(path)[0]
     dataset = ParquetDataset(path, fill_null={"x": -1, "s": ""})
     assert [(sample["x"], sample["s"]) for sample in dataset] == [(1, "a"), (-1, ""), (3, "")]
@@ -204,7 +204,7 @@ def test_checksums_of_pages_are_verified(tmp_path: Path) -> None:
 
 def test_two_columns_with_the_same_name_are_an_error(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_arrays([pa.array([1]), pa.array([2])], ["x", "x"]), tmp_path / "t.parquet")
-    with pytest.raises(ValueError, match="two columns have one name"):
+    with pytest.raises(ValueError, match="two columns have the same name"):
         len(ParquetDataset(tmp_path / "t.parquet"))
 
 
@@ -316,7 +316,7 @@ def test_lists_of_text_equal_pyarrows(tmp_path: Path, mode: dict[str, Any], cach
 
 def test_null_in_place_of_a_list_of_text_is_filled(tmp_path: Path) -> None:
     path = written(tmp_path / "t.parquet", x=pa.array([["a"], None], pa.list_(pa.string())))
-    with pytest.raises(SampleError, match=r"column 'x' has 1 nulls, .* give fill_null"):
+    with pytest.raises(SampleError, match=r"column 'x' has 1 nulls, .* pass fill_null"):
         ParquetDataset(path)[0]
     assert ParquetDataset(path, fill_null={"x": []})[1] == {"x": []}
 
@@ -396,7 +396,7 @@ def test_partition_that_is_null_needs_a_value(tmp_path: Path) -> None:
     root = partitioned(tmp_path / "t", {"y=1/a.parquet": {"x": [1]}, f"{null}/b.parquet": {"x": [2]}, "c.parquet": {"x": [3]}})
     wanted = sorted(ds.dataset(root, partitioning="hive").to_table().to_pylist(), key=lambda s: s["x"])
     assert [row["y"] for row in wanted] == [1, None, None]
-    with pytest.raises(SampleError, match=r"column 'y' has 1 nulls, .* give fill_null"):
+    with pytest.raises(SampleError, match=r"column 'y' has 1 nulls, .* pass fill_null"):
         list(ParquetDataset(root))
     filled = sorted((int(s["x"]), int(s["y"])) for s in ParquetDataset(root, fill_null={"y": -1}))
     assert filled == [(1, 1), (2, -1), (3, -1)]

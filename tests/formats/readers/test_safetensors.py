@@ -36,7 +36,7 @@ def test_fields_are_selected(tmp_path: Path) -> None:
         len(SafetensorsDataset(path))
     with pytest.raises(ValueError, match="these have x: 4, y: 3"):
         len(SafetensorsDataset(path, ["x", "y"]))
-    with pytest.raises(ValueError, match=r"fields names \['z'\], which are not there; it has \['one', 'x', 'y'\]"):
+    with pytest.raises(ValueError, match=r"fields names \['z'\], which do not exist; it has \['one', 'x', 'y'\]"):
         len(SafetensorsDataset(path, ["z"]))
 
 

@@ -51,7 +51,7 @@ def test_fields_are_in_the_order_of_their_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"x": "nothing"}, r"fields names 'nothing', which is not there; it has \['one', 'x', 'y'\]"),
+        ({"x": "nothing"}, r"fields names 'nothing', which does not exist; it has \['one', 'x', 'y'\]"),
         ({"x": "group"}, "field 'x' is a group; a field is an array"),
         ({"x": "one"}, "field 'x' is a single value; a field is an array"),
         ({"x": "x", "y": "y"}, "these have x: 20, y: 4"),

@@ -176,7 +176,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     ([()], ValueError, "entry 0: a row needs at least one value, got an empty tuple"),
     ([{}], ValueError, "an index of rows needs at least one column, got none"),
     ([{1: 2}], TypeError, "names of columns are str; got 1, a int"),
-    ([Point((1, 2))], TypeError, "entry 0: a Point cannot be made again; give tuples, named tuples or dicts"),
+    ([Point((1, 2))], TypeError, "entry 0: a Point cannot be created again; give tuples, named tuples or dicts"),
     ([np.zeros(2), np.zeros(3)], ValueError, r"entry 1: an array of float64 \[3\], after arrays of float64 \[2\]; all rows of a column must have one dtype and shape"),
     ([np.array(["a"])], TypeError, "entry 0: an index cannot store an array of <U1"),
     ([np.zeros(2, ">f4")], TypeError, "entry 0: an index cannot store an array of >f4, .* in native byte order"),

@@ -168,7 +168,7 @@ def test_different_entries_under_one_name_are_an_error(other: list[Any]) -> None
     index = SharedIndex(["a", "b"], name="train")
     with pytest.raises(
         ValueError,
-        match=r"SharedIndex\(name='train'\): another rank of this node holds other entries under this name "
+        match=r"SharedIndex\(name='train'\): another rank of this node has other entries under this name "
         r"\(2 entries, [0-9a-f]{32}; here \d entries, [0-9a-f]{32}\). Build it from the same entries in the same order",
     ):
         SharedIndex(other, name="train")
@@ -179,7 +179,7 @@ def test_fingerprint_is_compared_in_place_of_the_entries() -> None:
     index = SharedIndex(["a"], name="train", fingerprint="v1")
     assert list(SharedIndex(["never looked at"], name="train", fingerprint="v1")) == ["a"]
     for fingerprint in ("v2", None):
-        with pytest.raises(ValueError, match=rf"holds other entries under this name \(v1; here {fingerprint}\)"):
+        with pytest.raises(ValueError, match=rf"has other entries under this name \(v1; here {fingerprint}\)"):
             SharedIndex(lambda: ["a"], name="train", fingerprint=fingerprint)
     assert index[0] == "a"
 

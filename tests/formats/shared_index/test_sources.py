@@ -62,7 +62,7 @@ def test_nan_in_a_column_of_floats_is_a_value() -> None:
 
 @pytest.mark.parametrize("values", [["a", None], pd.Series([1, None], dtype="Int64"), pd.Series(["a", None], dtype="category")])
 def test_missing_values_of_a_dataframe_are_an_error(values: Any) -> None:
-    with pytest.raises(ValueError, match="column 'x' has 1 missing values, the first in row 1: fill or drop them before"):
+    with pytest.raises(ValueError, match="column 'x' has 1 missing values, the first in row 1: fill or drop them first"):
         SharedIndex.from_dataframe(pd.DataFrame({"x": values}))
 
 
@@ -169,7 +169,7 @@ BAD = [
     ("m.csv", "a,b\n1,x\n", {"b": int}, "m.csv: entry 0, column 'b': invalid literal for int"),
     ("m.csv", "a\n1\n", {"b": int}, r"m.csv: types names columns \['b'\], and the file has \['a'\]"),
     ("m.csv", b"a\n\xff\n", {}, "m.csv: 'utf-8' codec can't decode"),
-    ("m.jsonl", "1", {"a": int}, "m.jsonl: types are for .csv and .tsv; a .jsonl file says by itself what its values are"),
+    ("m.jsonl", "1", {"a": int}, "m.jsonl: types= is only for .csv and .tsv; a .jsonl file defines the types of its values"),
     ("m.xml", "", {}, r"m.xml: a manifest is .jsonl, .csv, .tsv or .txt \(or any of them .gz\), or .parquet; got '.xml'"),
 ]  # fmt: skip
 

@@ -189,5 +189,5 @@ def test_images_as_pictures(spec: str, mode: str) -> None:
 
 @pytest.mark.parametrize("spec", ["", "8", "pil8", "jpeg", "torch8"])
 def test_unknown_image_spec_is_an_error(spec: str) -> None:
-    with pytest.raises(ValueError, match="no image spec; those are"):
+    with pytest.raises(ValueError, match="not an image spec, which are"):
         Decoders(spec)

@@ -94,10 +94,10 @@ def test_interrupted_shard_leaves_nothing(tmp_path: Path) -> None:
     [
         ({"cls": 1}, "a sample needs its name under '__key__', a str; got None"),
         ({"__key__": "a"}, "sample 'a' has no members"),
-        ({"__key__": "a.b", "cls": 1}, "cannot be told apart again"),
-        ({"__key__": "", "cls": 1}, "cannot be told apart again"),
-        ({"__key__": "__m__/a", "cls": 1}, "cannot be told apart again"),
-        ({"__key__": "a", "CLS": 1}, "cannot be told apart again"),
+        ({"__key__": "a.b", "cls": 1}, "cannot be separated again"),
+        ({"__key__": "", "cls": 1}, "cannot be separated again"),
+        ({"__key__": "__m__/a", "cls": 1}, "cannot be separated again"),
+        ({"__key__": "a", "CLS": 1}, "cannot be separated again"),
         ({"__key__": "4", "cls": 1}, "two samples in a row are called '4'"),
         ({"__key__": "a", "bin": 1}, "extension 'bin' has no encoder for a int: give bytes, or one of the extensions cbor"),
     ],
@@ -107,14 +107,14 @@ def test_samples_that_could_not_be_read_back_are_an_error(tmp_path: Path, sample
         written(tmp_path / "a.tar", [*SAMPLES, sample])
     with pytest.raises(TypeError, match="text is str or bytes; got int"):
         written(tmp_path / "a.tar", [{"__key__": "a", "txt": 1}])
-    with pytest.raises(TypeError, match=r"an integer is needed, got 3.7: give an extension that keeps it"):
+    with pytest.raises(TypeError, match=r"an integer is needed, got 3.7: use an extension that can store it"):
         written(tmp_path / "a.tar", [{"__key__": "a", "cls": 3.7}])
 
 
 def test_shard_limits_need_a_pattern(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="need a pattern for several shards"):
         TarWriter(tmp_path / "a.tar", maxcount=1)
-    with pytest.raises(ValueError, match="maxcount is at least 1, maxsize 10240; got 0, None"):
+    with pytest.raises(ValueError, match="maxcount must be at least 1 and maxsize at least 10240, got 0, None"):
         TarWriter(tmp_path / "%d.tar", maxcount=0)
 
 

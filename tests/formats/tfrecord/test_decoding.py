@@ -142,7 +142,10 @@ def test_dataset_without_decoders_reads_whole_batches(shard):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"schema": {"label": "int64"}, "decode": {"image": CROP}}, r"decode names \['image'\], and the schema only \['label'\]"),
+        (
+            {"schema": {"label": "int64"}, "decode": {"image": CROP}},
+            r"decode names \['image'\], but the schema has only \['label'\]",
+        ),
         ({"schema": {"image": ("uint8", (3, 9, 9))}, "decode": {"image": CROP}}, r"give \{'image': decoder.spec\}"),
         ({"schema": {"x": str}, "decode": {"x": numbers}}, "decoders make arrays of numpy's types"),
         ({"schema": {"x": "bfloat16"}, "decode": {"x": numbers}}, "decoders make arrays of numpy's types"),

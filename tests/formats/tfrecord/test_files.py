@@ -59,7 +59,7 @@ def test_compressed_file_has_the_content_of_the_plain_one(path, compression, exp
 
 
 def test_no_index_is_written_for_a_compressed_file(tmp_path):
-    with pytest.raises(ValueError, match="index=True needs compression=None: a compressed file cannot be sought in"):
+    with pytest.raises(ValueError, match="index=True needs compression=None: a compressed file has no random access"):
         TFRecordWriter(tmp_path / "a", compression="gzip", index=True)
     assert list(tmp_path.iterdir()) == []
 
@@ -195,7 +195,7 @@ def test_truncated_or_overwritten_file_is_an_error(path):
         with pytest.raises(
             ShardCorrupt,
             match=r"a\.tfrecord: record 2, .*: the file was changed while it was in use; it had \d+ bytes when it was opened: "
-            "make the dataset anew",
+            "create the dataset again",
         ):
             dataset[2]
 

@@ -242,7 +242,7 @@ def test_index_is_reused_and_a_stale_one_rebuilt(written):
         (lambda p: TFRecordDataset([]), "at least one path"),
         (lambda p: TFRecordDataset(p, records="proto"), "records is one of 'raw', 'example', 'sequence'; got 'proto'"),
         (lambda p: TFRecordDataset(p, compression="bz2"), "compression is one of 'auto', 'none', 'gzip', 'zlib'; got 'bz2'"),
-        (lambda p: TFRecordDataset(p, defaults={"bytes": b""}), "takes no defaults: no record lacks itself"),
+        (lambda p: TFRecordDataset(p, defaults={"bytes": b""}), "takes no defaults, because the record itself is never missing"),
         (
             lambda p: TFRecordDataset(p, {"a": ("int8", (None,))}, defaults={"a": 1}),
             r"defaults\['a'\]: only text and fields of a fixed shape and numpy's types have defaults",

@@ -88,8 +88,8 @@ def test_raw_record_of_the_other_byte_order_is_read_back(tmp_path):
 @pytest.mark.parametrize(
     ("value", "raw", "message"),
     [
-        (None, [], "field 'a' is a NoneType: an Example holds floats"),
-        ({"b": 1}, ["a"], "field 'a' is a dict: an Example holds floats"),
+        (None, [], "field 'a' is a NoneType: an Example can store floats"),
+        ({"b": 1}, ["a"], "field 'a' is a dict: an Example can store floats"),
         (torch.ones(2, 2).to_sparse(), [], "field 'a': can't convert Sparse layout tensor to numpy"),
         ([[1], [1, 2]], ["a"], "field 'a': setting an array element with a sequence"),
     ],

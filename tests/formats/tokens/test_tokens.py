@@ -165,8 +165,8 @@ def test_pickled_packing_is_in_shared_memory() -> None:
     ("arguments", "error", "message"),
     [
         ({"window": 0}, ValueError, "at least 1, .*; got 0, 0, 65536"),
-        ({"out_dtype": "int16"}, ValueError, "out_dtype is 'int64' or 'int32'"),
-        ({"separator": 1, "document_index": [0]}, ValueError, "both were given"),
+        ({"out_dtype": "int16"}, ValueError, "out_dtype must be 'int64' or 'int32'"),
+        ({"separator": 1, "document_index": [0]}, ValueError, "pass separator= or document_index=, not both"),
         ({"pack": True}, ValueError, "give separator= or document_index="),
         ({"window": 3, "stride": 4, "separator": 1}, ValueError, "at strides up to 3; got 4"),
         ({"out_dtype": "int32"}, TypeError, "tokens of int64 do not all fit int32"),
@@ -192,9 +192,9 @@ def test_invalid_token_arrays_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"tokens are one aligned run .* in this machine's byte order; got >u2"):
         TokenDataset(path, 2, dtype=">u2")
     path.write_bytes(b"abc")
-    with pytest.raises(ValueError, match="does not say what its tokens are"):
+    with pytest.raises(ValueError, match="does not contain the type of its tokens"):
         TokenDataset(path)
-    with pytest.raises(ShardCorrupt, match=r"odd.bin, offset 3: 3 bytes are no whole number of uint16 tokens"):
+    with pytest.raises(ShardCorrupt, match=r"odd.bin, offset 3: 3 bytes are not a whole number of uint16 tokens"):
         TokenDataset(path, dtype="uint16")
 
 
@@ -246,8 +246,8 @@ def test_megatron_files_are_read_by_documents(tmp_path: Path, modes: bytes) -> N
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "offset 0: the head is not a Megatron index's"),
-        (b"x" * 40, "offset 0: the head is not a Megatron index's"),
+        (b"", "offset 0: this is not the header of a Megatron index"),
+        (b"x" * 40, "offset 0: this is not the header of a Megatron index"),
         (megatron([1], [0, 1], code=7), "offset 9: version 1 with tokens of type 7"),
         (megatron([1], [0, 1])[:-1], "offset 18: 1 sequences and 2 boundaries need 62 bytes, or 63 with modes; there are 61"),
         (megatron([1], [0, 1]).replace(b"\1" + bytes(7), b"\xff" * 8), "offset 9: version 18446744073709551615"),
@@ -342,7 +342,7 @@ def test_llmc_header_that_does_not_fit_its_file_is_an_error(tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"x\.bin, offset 4: llm\.c's header has version 3"):
         TokenDataset(path, 10, dtype="uint16")
     path.write_bytes(whole[:11])  # too short for a header: raw tokens
-    with pytest.raises(ShardCorrupt, match="11 bytes are no whole number of uint16 tokens"):
+    with pytest.raises(ShardCorrupt, match="11 bytes are not a whole number of uint16 tokens"):
         TokenDataset(path, 10, dtype="uint16")
 
 

@@ -79,7 +79,7 @@ def test_open_reader_and_reader_of_a_generation_do_not_see_the_append(tmp_path: 
         ObjectMissing, match=rf"the dataset has no generation 'ffff', only {first.generation}, [0-9a-f]{{16}}: it was"
     ):
         RemoteDataset.from_urls(str(tmp_path), generation="ffff")
-    with pytest.raises(ValueError, match="is one of a packed folder, which is given by its URL alone"):
+    with pytest.raises(ValueError, match="needs the URL of a packed folder, and no other URL"):
         RemoteDataset.from_urls(str(tmp_path / first.shards[0].name), generation=first.generation)
 
 
@@ -104,7 +104,7 @@ def test_lost_appended_shard_is_packed_again_and_a_lost_earlier_shard_is_an_erro
     assert appended(Grey(12), tmp_path, maxcount=5) == second
     assert published_bytes_in(tmp_path) == whole
     (tmp_path / first.shards[0].name).unlink()
-    with pytest.raises(StoreError, match=r"shard-000000.tar was written and is not there as it was \(1 shards in all\)"):
+    with pytest.raises(StoreError, match=r"shard-000000.tar was written, but is missing or has changed \(1 shards in all\)"):
         appended(Grey(30), tmp_path)
 
 
@@ -123,7 +123,7 @@ def test_concurrent_appends_never_lose_each_others_samples(tmp_path: Path) -> No
     store = LocalStore(tmp_path)
     late = Generation(store, "f" * 16, before=Manifest.parse((tmp_path / "manifest.json").read_bytes()).before())
     late.claim()
-    with pytest.raises(StoreError, match=r"is appended to \([0-9a-f]{16}\) is not there any more: another packing has ended since"):
+    with pytest.raises(StoreError, match=r"is appended to \([0-9a-f]{16}\) no longer exists: another packing has finished since"):
         late.commit([], 0)
 
 
@@ -150,7 +150,7 @@ def test_generations_in_a_manifest_are_consecutive(tmp_path: Path) -> None:
     manifest = appended(Grey(12), tmp_path)
     one, two, three, *rest = manifest.shards
     mixed = Manifest(**{name: getattr(manifest, name) for name in manifest.__slots__} | {"shards": (one, three, two, *rest)})
-    with pytest.raises(ShardCorrupt, match=r"manifest.json: shards: those of a generation follow each other; these do not"):
+    with pytest.raises(ShardCorrupt, match=r"manifest.json: shards: the shards of a generation must be adjacent"):
         Manifest.parse(mixed.dump())
 
 

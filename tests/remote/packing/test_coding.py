@@ -197,7 +197,7 @@ def test_changed_cut_moved_or_unencrypted_data_is_detected(tmp_path: Path) -> No
         with pytest.raises(ShardCorrupt, match="cannot be decrypted"):
             next(iter(RemoteDataset.from_urls(url, key=KEY)))
     url = written(tmp_path, {"__key__": "a", "txt.enc": secret, "cls": 4})
-    with pytest.raises(ShardCorrupt, match=r"x.tar: its members 'cls' are not encrypted, and key= was given"):
+    with pytest.raises(ShardCorrupt, match=r"x.tar: its members 'cls' are not encrypted, but key= was given"):
         next(iter(RemoteDataset.from_urls(url, key=KEY)))
 
 
@@ -225,7 +225,7 @@ def test_key_is_never_shown_and_workers_receive_it(tmp_path: Path) -> None:
 
 def test_key_for_an_unencrypted_dataset_is_an_error(tmp_path: Path) -> None:
     packed(Lines(3), LocalStore(tmp_path))
-    with pytest.raises(ValueError, match="this dataset is not encrypted, and key= was given"):
+    with pytest.raises(ValueError, match="this dataset is not encrypted, but key= was given"):
         RemoteDataset.from_urls(str(tmp_path), key=KEY)
 
 
@@ -246,7 +246,7 @@ def test_key_is_read_from_a_file_or_a_variable_and_has_32_bytes(tmp_path: Path, 
     (tmp_path / "short").write_bytes(KEY[:-1])
     for read in (lambda: key_in_file(tmp_path / "short"), lambda: key_in_variable("NO_SUCH_KEY")):
         with pytest.raises(
-            ValueError, match=r"holds no key: 64 hexadecimal digits are needed; make one with `openssl rand -hex 32`"
+            ValueError, match=r"contains no key: 64 hexadecimal digits are needed; make one with `openssl rand -hex 32`"
         ):
             read()
     with pytest.raises(ValueError, match="key is 32 bytes, these are 31"):
@@ -306,7 +306,7 @@ def test_whole_samples_and_labels_of_files_are_serialized_too(tmp_path: Path) ->
     [
         ({"Graph": ("graph", dumps)}, TypeError, "serializers are type -> "),
         ({Graph: ("graph",)}, TypeError, "serializers are type -> "),
-        ({Graph: ("Graph", dumps)}, ValueError, "cannot be told apart again"),
+        ({Graph: ("Graph", dumps)}, ValueError, "cannot be separated again"),
         (
             {Graph: ("graph", lambda graph: "text")},
             TypeError,

@@ -147,7 +147,7 @@ REFUSED = [
     (
         ("broken:dataset",),
         2,
-        "field 'label': nothing keeps a object: return an image, array, number, str, bytes, or a list or dict of these (sample 0 of the dataset)",
+        "field 'label': no format stores a object: return an image, array, number, str, bytes, or a list or dict of these (sample 0 of the dataset)",
     ),
 ]
 
@@ -175,7 +175,7 @@ def test_worker_error_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytes
     monkeypatch.syspath_prepend(str(tmp_path))
     done = CliRunner().invoke(app, ["pack", "broken_later:dataset", str(tmp_path / "out")])
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith("shmload pack: TypeError: field 'label': nothing keeps a object: ")
+    assert done.stderr.startswith("shmload pack: TypeError: field 'label': no format stores a object: ")
     assert done.stderr.endswith("; sample 33 of the dataset\n")
 
 
@@ -252,7 +252,7 @@ def test_compression_and_key_options_are_used(command: Command, tmp_path: Path, 
 def test_invalid_key_is_reported(command: Command, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("hush")
     done = command(PHOTOS[0].parent, "--key-file", tmp_path / "key")
-    assert (done.exit_code, "holds no key: 64 hexadecimal digits are needed" in done.stderr, "hush" in done.stderr) == (
+    assert (done.exit_code, "contains no key: 64 hexadecimal digits are needed" in done.stderr, "hush" in done.stderr) == (
         2,
         True,
         False,

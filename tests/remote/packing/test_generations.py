@@ -290,7 +290,8 @@ def test_commit_with_removed_shards_is_an_error(tmp_path: Path) -> None:
             return done
 
     with pytest.raises(
-        StoreError, match=r"shard-000001.tar was written and is not there as it was \(1 shards in all\): something else writes to"
+        StoreError,
+        match=r"shard-000001.tar was written, but is missing or has changed \(1 shards in all\): another program writes to",
     ):
         packed(Grey(60), Emptied(tmp_path))
     assert packed(Grey(60), LocalStore(tmp_path)).num_samples == 60

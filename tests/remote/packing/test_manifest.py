@@ -82,16 +82,13 @@ def changed(where: tuple[Any, ...], value: Any) -> bytes:
 
 
 WRONG = {
-    ("format",): (
-        "webdataset",
-        "manifest.json: a manifest of shards, with format 'shmload-shards', is needed; this is something else",
-    ),
+    ("format",): ("webdataset", "manifest.json: this is not a manifest of shards, which has format 'shmload-shards'"),
     ("version",): (2, "manifest.json: version: 1 is known here, got 2; a newer shmload may read it"),
     ("generation",): ("xyz", "manifest.json: generation: 16 hexadecimal digits are needed; got 'xyz'"),
     ("seed",): (-1, "manifest.json: seed: an integer from 0 to 18446744073709551615 is needed; got -1"),
     ("num_samples",): (5, "manifest.json: num_samples: it says 5, and its 2 shards have 6"),
     ("nbytes",): (True, "manifest.json: nbytes: an integer from 0 to 9223372036854775807 is needed; got True"),
-    ("extensions",): (["jpg", "cls"], "manifest.json: extensions: they are sorted and each is there once; these are not"),
+    ("extensions",): (["jpg", "cls"], "manifest.json: extensions: they must be sorted and without duplicates"),
     ("extensions", 1): ("a/b", "manifest.json: extensions[1]: an extension in lower case, without a slash, is needed; got 'a/b'"),
     ("shards",): ({}, "manifest.json: shards: a list is needed; got {}"),
     ("shards", 1): (3, "manifest.json: shards[1]: an object with name, nbytes, num_samples, crc32c, index is needed; got 3"),

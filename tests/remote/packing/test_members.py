@@ -124,7 +124,7 @@ def test_palette_keeps_its_transparency() -> None:
 def test_image_mode_that_no_format_supports_is_refused() -> None:
     with pytest.raises(
         ValueError,
-        match=r"^field 'image': an image of mode HSV is kept by no format; those of 1, CMYK, .* are: return image.convert\('RGB'\), say$",
+        match=r"^field 'image': an image of mode HSV cannot be stored, only one of 1, CMYK, .*: return image.convert\('RGB'\), for example$",
     ):
         members_of((PICTURES["RGB"].convert("HSV"), 1), None)
 
@@ -295,12 +295,12 @@ REFUSED = {
     "an object": (
         (RGB, object()),
         TypeError,
-        "field 'label': nothing keeps a object: return an image, array, number, str, bytes, or a list or dict of these",
+        "field 'label': no format stores a object: return an image, array, number, str, bytes, or a list or dict of these",
     ),
     "a set in a dict": (
         {"a": {"b": {1}}},
         TypeError,
-        "field 'a': nothing keeps a dict with a set under 'b': JSON takes none, and .npz arrays only",
+        "field 'a': no format stores a dict with a set under 'b': JSON cannot, and .npz stores only arrays",
     ),
     "objects": (
         (RGB, np.array([{}])),
@@ -310,7 +310,7 @@ REFUSED = {
     "bfloat16": (
         (RGB, torch.ones(2, dtype=torch.bfloat16)),
         TypeError,
-        "field 'label': a tensor of torch.bfloat16 has no type of numpy's: return tensor.float(), say",
+        "field 'label': a tensor of torch.bfloat16 has no numpy type: return tensor.float(), for example",
     ),
     "two of one": (
         {"a": 1, "A": 2},
@@ -320,7 +320,7 @@ REFUSED = {
     "an integer that is none": (
         {"a.cls": 3.7},
         TypeError,
-        "field 'a.cls': an integer is needed, got 3.7: give an extension that keeps it, as json or npy",
+        "field 'a.cls': an integer is needed, got 3.7: use an extension that can store it, such as json or npy",
     ),
     "a text for an integer": (
         {"a.cls": "cat"},

@@ -101,7 +101,7 @@ def test_number_of_workers_is_limited_and_the_limit_is_logged(tmp_path: Path, ca
     caplog.set_level(logging.INFO, "shmload")
     packed(Grey(10), LocalStore(tmp_path), workers=30)
     said = [message for message in caplog.messages if message.startswith("packing")]
-    assert said == ["packing takes 1 of 30 workers: there are that many processors, or batches of samples"]
+    assert said == ["packing uses 1 of 30 workers, because there are no more processors or batches of samples"]
 
 
 @pytest.mark.slow(reason="packs 200 samples into 40 shards")
@@ -165,7 +165,7 @@ def test_documented_call_packs_into_a_folder(tmp_path: Path) -> None:
 REFUSED = [
     ({"maxsize": 1}, "maxsize is at least 10240 bytes, maxcount 1 and workers 0; got 1, 100000 and 30"),
     ({"maxcount": 0}, "maxsize is at least 10240 bytes, maxcount 1 and workers 0; got 100000000, 0 and 30"),
-    ({"quality": 101}, "quality is from 1 to 100, or None for no loss; got 101"),
+    ({"quality": 101}, "quality must be from 1 to 100, or None for lossless, got 101"),
     ({"bucket": ""}, "bucket is needed: its name, or without a client a folder or a URL"),
     ({"ds": []}, "a dataset of at least 1 sample is needed; this one is empty: check the path it reads"),
 ]

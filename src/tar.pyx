@@ -164,7 +164,7 @@ cdef class TarScan:
             at += BLOCK
             if kind == _END:
                 if not _is_zero(shard + at, nbytes - at):
-                    return self._fail(b"there is data behind the end marker; join tar files with tar --concatenate, not cat")
+                    return self._fail(b"there is data after the end marker; join tar files with tar --concatenate, not cat")
                 return _push(&self._buffers[FIRST], &self.num_members, 8) or self._fail(b"memory")
             end = at + <uint64_t>self._headers._size
             if <uint64_t>self._headers._size > nbytes - at or nbytes - at < _whole(<uint64_t>self._headers._size):

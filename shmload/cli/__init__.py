@@ -105,7 +105,7 @@ def main() -> None:
     except Unwritable as error:
         _drop_buffered()
         with suppress(OSError):  # stderr may be on the same full disk
-            typer.echo(f"shmload: what it prints cannot be written: {error.strerror}", err=True)
+            typer.echo(f"shmload: cannot write its output: {error.strerror}", err=True)
         sys.exit(os.EX_IOERR)
 
 

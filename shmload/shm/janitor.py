@@ -29,7 +29,7 @@ _MAGIC = b"SHMLOLD1"
 
 _State = Literal["living", "dead", "no control"]
 _WHY = {
-    "dead": "nobody holds its lock: its owner is dead",
+    "dead": "its lock is free, so its owner is dead",
     "no control": "it has no control segment: its owner died at its start or its end",
 }
 

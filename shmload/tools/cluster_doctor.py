@@ -212,7 +212,7 @@ def said_of_node(state: NodeState) -> Iterator[Finding]:
         remedy = "Let nodes reach each other on all of Ray's ports (--object-manager-port, --min-worker-port), and install numpy"
         yield found("transfer", "problem", f"no batch came: {state.failure}", remedy)
     elif state.is_here:
-        yield found("transfer", "good", "none is needed: it is this machine")
+        yield found("transfer", "good", "not needed on this machine")
     elif state.bytes_per_s < SLOW:
         text = f"{state.bytes_per_s / 1e6:,.0f} MB/s, less than a network of one gigabit: larger batches wait for it"
         yield found("transfer", "advice", text, "A faster network, or smaller samples: decode less, send uint8")

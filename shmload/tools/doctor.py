@@ -129,7 +129,7 @@ def check_gpu(host: Host, cuda: Callable[[], object] = lambda: importlib.import_
     found = _gpus(host)
     if "NVIDIA" in found and not cuda():
         return advice(f"{found}, and this torch was built without CUDA: it will not be used", "Install a torch with CUDA")
-    return found or "there is none; loaders work without"
+    return found or "no GPU; loaders work without one"
 
 
 def check_start_method(host: Host, method: str | None = None) -> CheckResult:

@@ -238,7 +238,7 @@ def test_restart_without_a_state_is_doubled_unless_allowed(tmp_path: Path) -> No
     report = verdict_of(tmp_path)
     assert {"doubled"} == kinds(report)
     (text,) = [finding.text for finding in report.findings]
-    assert "began anew, without a state" in text
+    assert "started from the beginning without a state" in text
     assert "after 3 batches (12 samples) had been delivered. Load the state of the earlier start (load_state_dict); or" in text
     allowed = verdict_of(tmp_path, allow_restarts=True)
     assert (allowed.status, allowed.loaders[0].epochs[0].num_superseded) == (0, 3)

@@ -40,7 +40,7 @@ def test_leftovers_are_only_listed_by_default(dead: list[Path], command: Command
     assert done.exit_code == 0
     (line,) = own_lines(done.stdout)
     assert line.startswith(f"{STEM}: of {ME}, process 4711, ")
-    assert line.endswith(" s old, 2 files, 1.0 MiB; nobody holds its lock: its owner is dead")
+    assert line.endswith(" s old, 2 files, 1.0 MiB; its lock is free, so its owner is dead")
     assert done.stdout.splitlines()[-1].endswith("to be had back: shmload clean --yes")
     assert all(path.exists() for path in dead)
 
@@ -66,7 +66,7 @@ def test_json_has_everything(dead: list[Path], command: Command, removed: bool) 
         "pid": 4711,
         "nbytes": (1 << 20) + 4096,
         "paths": [str(path) for path in dead],
-        "why": "nobody holds its lock: its owner is dead",
+        "why": "its lock is free, so its owner is dead",
         "removed": removed,
         "error": None,
     }

@@ -75,7 +75,7 @@ def test_error_for_a_full_disk_is_one_line(
             main()
         sys.stdout.flush()  # as when the interpreter ends: nothing is left that could fail again
     assert ended.value.code == os.EX_IOERR
-    assert capsys.readouterr().err == "shmload: what it prints cannot be written: No space left on device\n"
+    assert capsys.readouterr().err == "shmload: cannot write its output: No space left on device\n"
 
 
 @pytest.mark.parametrize("is_closed", [True, False])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -214,24 +214,24 @@ def lettered_stages(case: Case, folder: Path) -> Iterator[Any]:
     """Yields the stages of the case's letters."""
     from shmload.pipeline import AsyncMap, Cache, Enumerate, Filter, FlatMap, Map, Pack, Repeat, Skip, Take, Window
 
-    made = {
-        "t": [Take(case.n - 2)],
-        "s": [Skip(1)],
-        "e": [Enumerate(3), Map(summed)],
-        "w": [Window(2), Map(summed)],
-        "r": [Repeat(2)],
-        "z": [Window(3, 3), Map(summed)],
-        "f": [Filter(is_kept)],
-        "g": [FlatMap(copies)],
-        "a": [AsyncMap(add_one, 1 + case.seed % 3)],
-        "p": [Map(token_sequence), Pack(WINDOW, strategy=("greedy", "best_fit")[case.seed % 2]), Map(of_window)],
-        **dict.fromkeys("mcuB" + OF_SEVERAL, ()),
+    make: dict[str, Callable[[], list[Any]]] = {  # only the stages of the case, because Take(0) of another would be an error
+        "t": lambda: [Take(case.n - 2)],
+        "s": lambda: [Skip(1)],
+        "e": lambda: [Enumerate(3), Map(summed)],
+        "w": lambda: [Window(2), Map(summed)],
+        "r": lambda: [Repeat(2)],
+        "z": lambda: [Window(3, 3), Map(summed)],
+        "f": lambda: [Filter(is_kept)],
+        "g": lambda: [FlatMap(copies)],
+        "a": lambda: [AsyncMap(add_one, 1 + case.seed % 3)],
+        "p": lambda: [Map(token_sequence), Pack(WINDOW, strategy=("greedy", "best_fit")[case.seed % 2]), Map(of_window)],
+        **dict.fromkeys("mcuB" + OF_SEVERAL, list),
     }
     for number, letter in enumerate(case.stages):
         if letter == "k":
             yield from (Map(AddFromArray(number)), Cache(folder if case.seed % 2 else None))
         else:
-            yield from made[letter]
+            yield from make[letter]()
 
 
 def applied_stage(number: int, case: Case, epochs: list[list[int]]) -> list[list[int]]:

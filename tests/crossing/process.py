@@ -156,9 +156,9 @@ def _delay_s(pid: int, limit_s: float) -> float:
     return min(4 * waited_ns / 1e9, 5 * limit_s)
 
 
-def _reaped_orphans(retry_policy_s: float = 5.0) -> list[str]:
+def _reaped_orphans(timeout_s: float = 5.0) -> list[str]:
     """Waits for the orphans of a case. Kills those that remain and returns their names."""
-    deadline = time.monotonic() + retry_policy_s
+    deadline = time.monotonic() + timeout_s
     while True:
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:

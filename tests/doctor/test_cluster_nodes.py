@@ -74,7 +74,7 @@ def test_problem_is_reported_with_a_remedy_and_the_rest_is_good(changed: NodeSta
 
 def test_node_on_this_machine_needs_no_transfer() -> None:
     *_, transfer = said_of_node(state(is_here=True, bytes_per_s=0.0))
-    assert (transfer.level, transfer.text) == ("good", "none is needed: it is this machine")
+    assert (transfer.level, transfer.text) == ("good", "not needed on this machine")
 
 
 def test_node_without_an_actor_is_one_problem() -> None:

@@ -138,7 +138,7 @@ def test_amd_gpu_is_recognized(host: Hosts) -> None:
 
 def test_host_without_a_gpu_is_good(host: Hosts) -> None:
     found = finding_of(doctor.check_gpu(host(), lambda: None))
-    assert (found.level, found.text) == ("good", "there is none; loaders work without")
+    assert (found.level, found.text) == ("good", "no GPU; loaders work without one")
 
 
 def test_lists_of_processors_are_read_as_the_kernel_writes_them() -> None:

@@ -175,7 +175,7 @@ def test_full_disk_does_not_end_ranks_and_is_reported_at_the_end(started: Run, p
     with open("/dev/full", "w") as full:
         process = started(*LAUNCH, "--nprocs", "2", printing_script, stdout=full)
         _, err = process.communicate(timeout=120)
-    assert (process.returncode, err) == (os.EX_IOERR, "shmload: what it prints cannot be written: No space left on device\n")
+    assert (process.returncode, err) == (os.EX_IOERR, "shmload: cannot write its output: No space left on device\n")
 
 
 def test_closed_output_pipe_is_not_a_failure(started: Run, printing_script: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -178,7 +178,7 @@ def test_start_without_its_state_is_reported(tmp_path: Path) -> None:
     report = verified(tmp_path)
     assert "doubled" in report.num_found
     (finding,) = report.findings
-    assert "began anew, without a state" in finding.text
+    assert "started from the beginning without a state" in finding.text
 
 
 def test_missing_items_are_reported_by_epoch_and_member(tmp_path: Path) -> None:

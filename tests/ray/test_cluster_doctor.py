@@ -40,7 +40,7 @@ def test_doctor_examines_both_nodes_and_recognizes_this_machine(cluster: Cluster
     for check in ("actor", "versions", "/dev/shm", "object store", "transfer"):
         assert {f"{node}, {check}" for node in nodes} <= dict(found).keys()
     transfers = sorted(text for check, text in found if check.endswith("transfer"))
-    assert transfers[1] == "none is needed: it is this machine"
+    assert transfers[1] == "not needed on this machine"
     assert re.match(r"[\d,]+ MB/s", transfers[0])
     assert [text for check, text in found if check.endswith("object store")] == ["80 MiB of 80 MiB are free"] * 2
 

@@ -102,7 +102,7 @@ def _members(path: str) -> Iterator[tuple[str, str, int, bytes]]:
             at += _BLOCK + -(-size // _BLOCK) * _BLOCK
         while rest := _read(file, _PIECE, path, at):
             if rest.strip(b"\0"):
-                raise ShardCorrupt(f"{path}: at byte {at}: there is data behind the end marker")
+                raise ShardCorrupt(f"{path}: at byte {at}: there is data after the end marker")
 
 
 def _read(file: IO[bytes], nbytes: int, path: str, at: int) -> bytes:

@@ -104,9 +104,9 @@ def _judge(timeline: AuditTimeline, report: AuditReport, *, allow_restarts: bool
     for part, num_batches, num_samples in timeline.restarts if not allow_restarts else ():
         report.found(
             "doubled",
-            f"rank {part.header.rank} of {part.header.world_size} began anew, without a state, in {part.log.name}, after "
-            f"{num_batches:,} batches ({num_samples:,} samples) had been delivered. Load the state of the earlier start "
-            "(load_state_dict); or, if what it was delivered is thrown away, say --allow-restarts",
+            f"rank {part.header.rank} of {part.header.world_size} started from the beginning without a state, in "
+            f"{part.log.name}, after {num_batches:,} batches ({num_samples:,} samples) had been delivered. Load the state of the "
+            "earlier start (load_state_dict); or, if the model of the earlier start was discarded, give --allow-restarts",
         )
     counted: dict[int, list[Delivery]] = {}
     superseded: Counter[int] = Counter()

@@ -153,7 +153,7 @@ def corrupted(tar_of: Any, at: int, value: bytes, *, is_summed: bool) -> Path:
         (124, b"77777777777", True, "reaches beyond the end of the file: it is truncated"),
         (156, b"S", True, "a sparse member cannot be read in place"),
         (156, b"x", True, "a PAX header holds a broken record"),
-        (3000, b"z", False, "there is data behind the end marker"),
+        (3000, b"z", False, "there is data after the end marker"),
     ],
 )
 def test_error_names_file_offset_and_cause_of_damage(tar_of: Any, at: int, value: bytes, is_summed: bool, cause: str) -> None:

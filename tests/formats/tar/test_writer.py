@@ -144,7 +144,7 @@ def test_errors_of_a_stream_name_duplicate_members_and_trailing_data(tmp_path: P
     with pytest.raises(ShardCorrupt, match="at byte 1024: sample 'a' has two members of extension 'bin'"):
         list(TarStream(tmp_path / "b.tar"))
     (tmp_path / "b.tar").write_bytes(data + data)
-    with pytest.raises(ShardCorrupt, match="there is data behind the end marker"):
+    with pytest.raises(ShardCorrupt, match="there is data after the end marker"):
         list(TarStream(tmp_path / "b.tar"))
 
 

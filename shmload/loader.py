@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from typing_extensions import TypeVar  # torch's own requirement
 
 from shmload.audit.recorder import Recorder
-from shmload.batch.ragged import AS_TORCH_OR_LIST
+from shmload.batch.ragged import AS_TORCH_OR_LIST, RaggedMode
 from shmload.engine.argument_checks import check_arguments
 from shmload.engine.auto_number import AutoNumber, is_auto
 from shmload.engine.autotune import first_numbers
@@ -177,7 +177,7 @@ class ShmLoader(DataLoader[T]):
         on_error: OnError = "raise",
         max_bad: int | None = None,
         sample_timeout_s: float | None = None,
-        ragged: str | Mapping[str, str] = AS_TORCH_OR_LIST,
+        ragged: RaggedMode | Mapping[str, RaggedMode] = AS_TORCH_OR_LIST,
         backend: Literal["process", "ray"] | Ray = "process",
         share: Literal["node"] | None = None,
         device: Any = None,
@@ -421,7 +421,7 @@ class ShmLoader(DataLoader[T]):
         self._watches.callbacks.append(callback)
         return callback
 
-    def progress(self, description: str = "", *, console: Console | None = None) -> Iterator[T]:
+    def progress(self, description: str = "", *, console: Console | None = None) -> Iterator[Any]:
         """Yield the batches and show a progress bar on stderr with batches, samples/s and share of waiting, if it is a terminal.
 
         Args:

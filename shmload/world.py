@@ -262,7 +262,7 @@ def users_place() -> str:
 
 
 def lazy_names(package: str, places: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and `__dir__` of a package.
+    """Return the `__getattr__` and `__dir__` of a package. `dir` shows its public names, not what it imports for itself.
 
     Args:
         package: its `__name__`.
@@ -283,6 +283,6 @@ def lazy_names(package: str, places: Mapping[str, str]) -> tuple[Callable[[str],
         return value
 
     def names() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *places})
+        return sorted({*places, *(name for name in vars(sys.modules[package]) if name.startswith("__"))})
 
     return get, names

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -23,7 +23,8 @@ from shmload.batch.layout import array_over
 from shmload.batch.packed_batch import Node, Packer, Room, Write
 from shmload.errors import SampleError
 
-MODES = ("list", "pad", "nested", "jagged")
+RaggedMode = Literal["list", "pad", "nested", "jagged"]
+MODES: tuple[RaggedMode, ...] = get_args(RaggedMode)
 
 
 class AsTorchOrList(str):
@@ -32,7 +33,7 @@ class AsTorchOrList(str):
     __slots__ = ()
 
 
-AS_TORCH_OR_LIST = AsTorchOrList("list")
+AS_TORCH_OR_LIST: Any = AsTorchOrList("list")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -61,3 +62,9 @@ def test_command_without_tensors_does_not_import_torch(command: list[str], tmp_p
     found = heavy_imports("import shmload.cli; shmload.cli.main()", *command)
     assert found <= {"typer", "rich", "numpy"}
     assert "typer" in found  # the program ran to its end
+
+
+@pytest.mark.parametrize("package", ["shmload", "shmload.formats"])
+def test_dir_of_a_package_shows_only_public_names(package: str) -> None:
+    module = importlib.import_module(package)
+    assert [name for name in dir(module) if not name.startswith("__")] == sorted(module.__all__)

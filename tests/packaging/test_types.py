@@ -70,9 +70,15 @@ with ShmLoader(tensors, pin_memory=False) as entered:
     reveal_type(len(entered))  # int
     for batch in entered:
         reveal_type(batch)  # Any
+    for shown in entered.progress("training"):
+        reveal_type(shown)  # Any
 reveal_type(Permutation(10, seed=1, epoch=0)[3])  # int
 ShmLoader(3)  # error: arg-type
 ShmLoader(tensors, uneven="some")  # error: arg-type
+ShmLoader(tensors, ragged="rows")  # error: arg-type
+ShmLoader(tensors, ragged={"x": "pad", "y": "rows"})  # error: dict-item
+ShmLoader(tensors, backend="thread")  # error: arg-type
+ShmLoader(tensors, share="all")  # error: arg-type
 ShmLoader(tensors, batchsize=3)  # error: call-arg
 Mix([(3, 1.0)])  # error: list-item
 """

@@ -41,7 +41,6 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "workers None": ({"num_workers": None}, "'<' not supported"),
     "text as timeout": ({"timeout": "2"}, "'<' not supported"),
     "timeout None": ({"timeout": None}, "'<' not supported"),
-    "an int as generator": ({"shuffle": True, "generator": 3}, ""),
 }
 
 

@@ -99,7 +99,7 @@ def test_single_samples_are_read_with_range_requests(store: Store) -> None:
 @pytest.mark.parametrize("scheme", store_kit.OTHERS)
 def test_reader_restarted_after_a_kill_reads_exactly_the_epoch(scheme: str, tmp_path: Path) -> None:
     readers = Readers(open_new_folder(scheme), tmp_path, seed=1)
-    readers.once()
+    readers.run_round()
     assert sum(readers.kills.values()) >= 1, readers.kills
 
 

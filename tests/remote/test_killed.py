@@ -14,14 +14,14 @@ from tests.storage.store_kit import Server
 def test_reader_restarted_after_a_kill_reads_exactly_the_epoch(server: Server, tmp_path: Path) -> None:
     readers = Readers(new_folder(server), tmp_path, seed=1)
     for _ in range(2):
-        readers.once()
+        readers.run_round()
     assert len(readers.kills) >= 3, readers.kills
 
 
 def test_partial_copy_of_a_killed_reader_is_never_read_and_is_removed(server: Server, tmp_path: Path) -> None:
     readers = Readers(new_folder(server), tmp_path, seed=1)
     assert readers.run(0, "after_fetch", 0) == ([], False)
-    assert len(readers.being_written()) >= 1
-    readers.look()
+    assert len(readers.unpublished()) >= 1
+    readers.check_cache_files()
     assert (readers.expected[0], True) == readers.run(0, "", 0)
-    assert readers.left_behind() == []
+    assert readers.unpublished_after_opening() == []

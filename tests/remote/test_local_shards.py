@@ -225,12 +225,12 @@ def test_closing_an_unpickled_copy_does_not_affect_the_shared_folder(tmp_path: P
     local.close()
 
 
-def test_private_folder_is_removed_only_with_its_owner(private_folders_go: Path) -> None:
+def test_private_folder_is_removed_only_with_its_owner(private_folders_are_removed: Path) -> None:
     folder = PrivateFolder()
     copy = pickle.loads(pickle.dumps(folder))
     assert copy.path == folder.path
     copy.close()
-    assert remove_abandoned(private_folders_go) == []
+    assert remove_abandoned(private_folders_are_removed) == []
     del copy
     assert os.path.isdir(folder.path)
     path = folder.path
@@ -240,7 +240,7 @@ def test_private_folder_is_removed_only_with_its_owner(private_folders_go: Path)
 
 @pytest.mark.parametrize("who", ["its owner", "a copy"])
 def test_fetch_that_ends_after_close_leaves_no_files(
-    who: str, private_folders_go: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    who: str, private_folders_are_removed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_packed(tmp_path, [5] * 3)
     owner = LocalShards(shards_in(LocalStore(tmp_path)), None, 1 << 30)
@@ -271,7 +271,7 @@ def test_fetch_that_ends_after_close_leaves_no_files(
     assert len(local.range(0, 0, 100)) == 100  # read from the store
     assert local.index(0).num_samples == 5
     local.close()
-    assert list(private_folders_go.iterdir()) == []
+    assert list(private_folders_are_removed.iterdir()) == []
 
 
 def test_worker_continues_reading_after_its_trainers_folder_is_closed(tmp_path: Path) -> None:
@@ -286,22 +286,22 @@ def test_worker_continues_reading_after_its_trainers_folder_is_closed(tmp_path: 
     assert found == list(range(30))
 
 
-def test_workers_started_after_close_create_no_folder(private_folders_go: Path, tmp_path: Path) -> None:
+def test_workers_started_after_close_create_no_folder(private_folders_are_removed: Path, tmp_path: Path) -> None:
     write_packed(tmp_path, [5] * 6)
     view = RemoteDataset(None, str(tmp_path)).indexed()
     assert len(view) == 30
     view._source.local.close()
     with ShmLoader(view, batch_size=5, num_workers=2, seed=1, multiprocessing_context="fork") as loader:
         assert sorted(number for batch in loader for number in batch["cls"].tolist()) == list(range(30))
-    assert list(private_folders_go.iterdir()) == []
+    assert list(private_folders_are_removed.iterdir()) == []
 
 
 @pytest.mark.slow(reason="a program in a process of its own, which imports torch")
-def test_private_folder_of_a_killed_program_is_removed_at_the_next_start(private_folders_go: Path, tmp_path: Path) -> None:
+def test_private_folder_of_a_killed_program_is_removed_at_the_next_start(private_folders_are_removed: Path, tmp_path: Path) -> None:
     write_packed(tmp_path, [5])
     code = f"""
         import os, signal, tempfile
-        tempfile.tempdir = {str(private_folders_go)!r}
+        tempfile.tempdir = {str(private_folders_are_removed)!r}
         from shmload.remote import RemoteDataset
         dataset = RemoteDataset(None, {str(tmp_path)!r})
         print(sum(int(sample["cls"]) for sample in dataset), flush=True)
@@ -315,7 +315,7 @@ def test_private_folder_of_a_killed_program_is_removed_at_the_next_start(private
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert (done.returncode, done.stdout) == (-signal.SIGKILL, "10\n"), done.stderr
-    (left,) = private_folders_go.iterdir()
+    (left,) = private_folders_are_removed.iterdir()
     dataset = RemoteDataset(None, str(tmp_path))
     assert not left.exists()
     dataset.close()

@@ -197,7 +197,9 @@ def test_sample_rng_without_an_index_is_refused_when_reading_several(num_workers
         def read_batch_into(self, indices: Any, out: Any) -> None:
             out["draw"][...] = sample_rng().random(len(indices))
 
-    with pytest.raises(RuntimeError, match=r"needs an index in read_batch_into, which reads several samples at once: call sample_rng\(index\)"):
+    with pytest.raises(
+        RuntimeError, match=r"needs an index in read_batch_into, which reads several samples at once: call sample_rng\(index\)"
+    ):
         draws(AsksWithoutIndex(), 4, num_workers)
     with ShmLoader(AsksWithoutIndex(), 4, num_workers=num_workers) as loader:  # type: ignore[arg-type]  # torch mode has no sample keys
         assert len(list(loader)) == 3

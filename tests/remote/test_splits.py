@@ -117,6 +117,8 @@ def test_streams_of_parts_have_separate_caches(tmp_path: Path) -> None:
 @pytest.mark.parametrize("parts", [{}, {"a": 0.9, "b": 0.2}, {"a": 71}, {"a": 0.001}, {"a": -0.5}])
 def test_invalid_shares_are_errors(bucket: str, parts: dict[str, float]) -> None:
     dataset = RemoteDataset.from_urls(bucket)
-    with pytest.raises(ValueError, match="split: each part needs at least one sample, and all parts together at most the 70 samples"):
+    with pytest.raises(
+        ValueError, match="split: each part needs at least one sample, and all parts together at most the 70 samples"
+    ):
         dataset.split(parts)
     dataset.close()

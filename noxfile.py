@@ -1,24 +1,29 @@
-"""Every pair of Python, torch and numpy that shmload supports, in one file.
+"""Sessions that need environments of their own: tests with every supported pair of Python, torch and numpy, and mutation testing.
 
-    nox -s tests                      all pairs whose Python is on this machine; others are said to be missing
+    nox -s tests                      every pair whose Python is installed here; the others are reported as missing
     nox -s "tests(torch-2.15.0-py3.13)"
-    nox -s tests -- tests/behaviour   what stands behind is pytest's; without, the quick tests
-    nox -s table                      writes docs/versions.md from the runs before it
+    nox -s tests -- tests/behaviour   arguments after -- go to pytest; without any, the quick tests run
+    nox -s table                      writes docs/versions.md from the results of the runs
+    nox -s mutation -- shmload/schedule/mix.py tests/schedule/test_mix.py
 
-What a run found is kept in .nox/results.json until the table is written. Where torch's wheel is a CUDA build and its packages are
-not there, tests/matrix/stubs.py puts empty libraries in their place: 0.6 GB a pair instead of 5.
+The results of the tests are kept in .nox/results.json until the table is written. If torch's wheel is a CUDA build and the CUDA
+packages are not installed, tests/matrix/stubs.py creates empty libraries in their place: 0.6 GB for a pair instead of 5.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import os
 import re
+import shlex
+import shutil
+import tempfile
 from pathlib import Path
 
 import nox
 
-# Python, torch, numpy: the oldest torch at home on a Python and the newest, and releases between with the oldest Python.
+# Python, torch, numpy: for each Python the oldest torch that supports it and the newest; releases between with the oldest Python.
 PAIRS = [
     ("3.11", "2.6.0", "1.26.4"),
     ("3.11", "2.8.0", "2.0.2"),
@@ -33,7 +38,7 @@ PAIRS = [
     ("3.14", "2.15.0", "2.4.6"),
 ]
 RESULTS = Path(".nox/results.json")
-# Writes as overrides, none of which is ever installed, what torch's metadata asks for GPUs.
+# Writes the packages that torch requires for GPUs as overrides that are never installed.
 LIST_GPU_PACKAGES = """
 import importlib.metadata, re, sys
 needs = importlib.metadata.requires("torch") or []
@@ -43,7 +48,7 @@ open(sys.argv[1], "w").writelines(f"{name}; python_version < '3'\\n" for name in
 PAGE = Path("docs/versions.md")
 BEGIN, END = "<!-- nox -s table writes from here -->\n", "<!-- to here -->\n"
 
-nox.options.default_venv_backend = "uv"  # it shares what it has unpacked between environments
+nox.options.default_venv_backend = "uv"  # shares unpacked wheels between environments
 nox.options.sessions = ["tests"]
 nox.options.error_on_missing_interpreters = False
 
@@ -51,16 +56,16 @@ nox.options.error_on_missing_interpreters = False
 @nox.session
 @nox.parametrize("python,torch,numpy", [nox.param(*pair, id=f"torch-{pair[1]}-py{pair[0]}") for pair in PAIRS])
 def tests(session: nox.Session, torch: str, numpy: str) -> None:
-    """The quick tests with one pair; what is compiled lies in this tree, for each Python beside the others'."""
+    """Runs the quick tests with one pair. Compiled modules of every Python are in this tree, side by side."""
     folder = Path(session.create_tmp()).resolve()
     constraints, overrides, stubs = (folder / name for name in ("constraints.txt", "overrides.txt", "stubs"))
-    older = "pyarrow<26\n" if numpy < "2" else ""  # pyarrow 26 says nowhere but at its import that it needs numpy 2
+    older = "pyarrow<26\n" if numpy < "2" else ""  # pyarrow 26 needs numpy 2, which only its import reports
     constraints.write_text(f"torch=={torch}\nnumpy=={numpy}\n{older}")
     session.install("--no-deps", f"torch=={torch}")
     session.run_install("python", "-c", LIST_GPU_PACKAGES, str(overrides))
     session.install("-c", str(constraints), "--overrides", str(overrides), "-e", ".[dev]")
     site = session.run_install("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", silent=True)
-    if site is not None:  # -R: all of that is there
+    if site is not None:  # None with -R, where everything is installed
         session.run_install("python", "-m", "tests.matrix.stubs", site.strip(), str(stubs), silent=True)
     report = folder / "pytest.txt"
     words = ("python", "-m", "pytest", "-q", *session.posargs)
@@ -79,7 +84,7 @@ def tests(session: nox.Session, torch: str, numpy: str) -> None:
 
 @nox.session(python=False)
 def table(session: nox.Session) -> None:
-    """Writes what the runs found into the page of versions."""
+    """Writes the results of the tests into docs/versions.md."""
     found = json.loads(RESULTS.read_text())
     rows = ["| Python | torch | numpy | the quick tests | on |\n", "|---|---|---|---|---|\n"]
     for key in (f"{python} {torch} {numpy}" for python, torch, numpy in PAIRS):
@@ -87,3 +92,31 @@ def table(session: nox.Session) -> None:
         rows.append(f"| {python} | {torch} | {numpy} | {re.sub(r' in .*', '', last)} | {day} |\n")
     head, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(head + BEGIN + "".join(rows) + END + rest.partition(END)[2])
+
+
+@nox.session
+def mutation(session: nox.Session) -> None:
+    """Changes one operation of a module at a time, in a copy, and reports the changes that no test notices.
+
+    Arguments: the module, then the tests to run with this folder's .venv. Some changes that survive have no effect that anybody
+    could see, so read each.
+    """
+    module, *tests = session.posargs
+    session.install("cosmic-ray==8.7.0")
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder, "tree")
+        shutil.copytree(".", tree, ignore=shutil.ignore_patterns(".git", ".nox", ".venv", "build", "dist"), symlinks=True)
+        python = Path(".venv/bin/python").absolute()
+        command = shlex.join([str(python), "-m", "pytest", "-qx", "-p", "no:cacheprovider", "-m", "not slow", *tests])
+        config, results = Path(folder, "config.toml"), Path(folder, "results.sqlite")
+        config.write_text(
+            "[cosmic-ray]\n"
+            f'module-path = "{module}"\ntimeout = 120.0\nexcluded-modules = []\ntest-command = "{command}"\n'
+            '[cosmic-ray.distributor]\nname = "local"\n'
+        )
+        with session.chdir(tree):
+            env = {"PYTHONPATH": os.fspath(tree)}
+            session.run("cosmic-ray", "baseline", str(config), env=env)  # the tests pass without a change
+            session.run("cosmic-ray", "init", str(config), str(results), env=env)
+            session.run("cosmic-ray", "exec", str(config), str(results), env=env)
+            session.run("cr-report", str(results), "--surviving-only", "--show-diff", env=env)

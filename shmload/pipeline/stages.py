@@ -43,7 +43,7 @@ class DistributedBatchedMap:
         mapping_fn: item -> value. Random numbers from `shmload.sample_rng()`, or from the global generators of random, numpy and
             torch, are keyed by the item. An object with `schema` and `read_into(item, out)` decodes directly into the batch, if it
             is the last stage before Collate (docs/own_format.md).
-        n_workers: number of processes for this rank. Several such stages share one pool of all their processes.
+        n_workers: number of processes for this rank. Several such stages share one pool, which has the sum of their processes.
         buffer_size: number of items loaded ahead; at least two batches per worker, which is also the default.
         timeout: seconds that one item may take; then its worker is killed, and the error says what it was doing. None for no limit.
         in_order: if False, deliver items as they are finished, in blocks of the Conveyer's `block_size`, so that a slow item does

@@ -103,7 +103,7 @@ class BenchOptions:
     Args:
         workloads: names of built-in ones; empty means all, or none if `dataset` or `torch_loader` is given.
         dataset, torch_loader: the user's own, as `module:name`.
-        loaders: the first is the subject of every ratio, `torch` (else the last) its reference.
+        loaders: ratios are those of the first to `torch`, or to the last if `torch` is not among them.
         num_workers, prefetch_factor, batch_size: with more than one value each, every combination is measured.
         step_ms: length of the simulated training step after each batch.
         seconds: length of each timed part.

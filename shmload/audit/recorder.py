@@ -73,7 +73,7 @@ class Recorder:
         self._path = Path()
         self._file = -1
         self._pid = 0
-        self._pending: list[bytes] = []  # records of events before the first delivery
+        self._pending: list[bytes] = []  # records of events that wait for the file, or for room on the disk
         self._num_lost = 0
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)

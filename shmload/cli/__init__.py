@@ -1,4 +1,4 @@
-"""The `shmload` command. Each subcommand is one file, `<name>_command.py`, and is listed in `COMMANDS`.
+"""The `shmload` command. Each subcommand is a file of its own, such as `top_command.py`, and is listed in `COMMANDS`.
 
 A subcommand's options are the annotated parameters of its function, and its help is the docstring. Slow modules (torch, rich, most
 tools) are imported inside the functions, so that `shmload --help` is quick.

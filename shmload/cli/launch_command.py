@@ -80,8 +80,8 @@ def launch(
 ) -> None:
     """Run a script in one process per GPU, with torch.distributed's environment.
 
-    Each output line begins with its rank. The first rank that fails ends all, and its traceback comes last. Options of this
-    command, and torchrun's others (--tee, --rdzv-conf, ...), come before SCRIPT: docs/launch.md.
+    Each output line begins with its rank. The first rank to fail ends all; its traceback comes last. Options, also torchrun's
+    others (--tee, --rdzv-conf, ...), come before SCRIPT: docs/launch.md.
     """
     from shmload.errors import RankFailed
     from shmload.launch.signals import Stopped

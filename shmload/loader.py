@@ -364,7 +364,7 @@ class ShmLoader(DataLoader[T]):
         files that were read although they break a rule of their format), counted since the loader was made. With workers, after
         the first iteration began: `batches`, `samples`, `nbytes` delivered and their rates per second; `epoch`, `step`,
         `num_steps`; `slots` by state; `orders` in flight; `time`: percentages in which the trainer waited, the workers waited,
-        nobody waited, and workers started; `bottleneck`, `waits_for`, `is_hung`; `workers`, a record for each with its process,
+        neither waited, and workers started; `bottleneck`, `waits_for`, `is_hung`; `workers`, a record for each with its process,
         sample and busy share; `memory`; counts of restarts, foreign objects and copies. With "auto" for a number, `autotune` has
         the current numbers, the bottleneck, and every change with its reason.
 

@@ -216,7 +216,7 @@ def _run_by_torch(given: dict[str, object], words: list[str], grace_s: float, pi
     if given["nproc-per-node"] is None and "PET_NPROC_PER_NODE" not in os.environ:
         given["nproc-per-node"] = number_of_ranks(None, Host())
     if "LOGLEVEL" not in os.environ:
-        logging.disable(logging.ERROR)  # the agent's own messages about what is reported here
+        logging.disable(logging.ERROR)  # the agent would log failures that are reported here
     arguments = [f"--{name}={value}" for name, value in given.items() if value is not None]
     try:
         return run_elastic([*arguments, *words], grace_s=grace_s, pin=pin, logs=str(logs.absolute()) if logs else "", tell=_tell)

@@ -206,7 +206,7 @@ class Stream(Fluent):
             one epoch.
         resume: "state" resumes by the iterable's own state, which becomes part of the pipeline's, if the iterable or its iterator
             has `state_dict()` and `load_state_dict()`; "count" reads the earlier items again. Use "count" for an iterable whose own
-            state is not exact, such as a shuffled one of Hugging Face, which forgets its buffer.
+            state is not exact, such as a shuffled dataset of Hugging Face, whose state lacks its buffer.
         seed: seed of the random numbers of a block of items, 0 to 2**64 - 1.
         n_workers: number of worker processes that it requests, in addition to those of DistributedBatchedMap.
     Raises:

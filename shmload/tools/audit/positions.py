@@ -173,7 +173,7 @@ def _report_missing(
 
 
 def _once(positions: Sequence[Keys], deliveries: Sequence[Delivery], report: AuditReport) -> Keys:
-    """Return all positions, sorted and without duplicates, and report what was delivered twice."""
+    """Return all positions, sorted and without duplicates, and report those that were delivered twice."""
     every = np.concatenate(positions)
     whose = np.repeat(np.arange(len(positions)), [len(its) for its in positions])
     order = np.argsort(every, kind="stable")

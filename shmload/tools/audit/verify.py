@@ -48,7 +48,7 @@ def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[A
 
     Args:
         logs: the audit files.
-        allow_restarts: whether a start that loaded no state discards what was delivered before.
+        allow_restarts: accept starts that loaded no state. Each discards the batches that were delivered before it.
     Returns:
         the report, and the deliveries of each loader, which `reread` takes.
     """
@@ -262,7 +262,7 @@ def reread(
             try:
                 if not _is_same(one, reader, report):
                     differing.append(one)
-            except Exception as error:  # whatever a dataset raises; what the records say is judged all the same
+            except Exception as error:  # a dataset may raise anything; the records are judged nevertheless
                 failed.append(f"{one.where}: {one_line(error)}")
         if failed:
             report.unjudged.append(f"{len(failed)} of {len(chosen)} batches could not be read again, the first of {failed[0]}")

@@ -41,7 +41,7 @@ class BenchJob:
         loader: a name of the contestants' table or `module:factory`; empty means the limit without any loader.
         batch_size, num_workers: None if the user's own DataLoader sets it.
         prefetch_factor: None is torch's default.
-        torch_loader: `module:name` of a torch DataLoader or of the function that makes it; then there is no `dataset`.
+        torch_loader: `module:name` of a torch DataLoader or of the function that makes it; `dataset` is then empty.
         seconds: length of the timed part; 0 skips it.
         step_s: how long the trainer sleeps after each batch, in place of a training step.
         num_digests: batches of the untimed pass whose bytes are digested; 0 for a loader with an order of its own.

@@ -329,7 +329,7 @@ class SeedStream:
         if self.epochs.grows:
             self._end_workers()  # their dataset may belong to another run
         elif self.epochs.sampled is not None and self._engine is not None and self._pid == os.getpid():
-            self._engine.abandon()  # the orders are of another draw of the sampler, even at the same position
+            self._engine.abandon()  # what is ordered is another draw, even if its position is the same
         self.log.resumed(epoch, self.epochs.step_number(step))
 
     def state_of_copy(self) -> dict[str, Any]:

@@ -262,7 +262,7 @@ def reread(
             try:
                 if not _is_same(one, reader, report):
                     differing.append(one)
-            except Exception as error:  # a dataset may raise anything; the records are judged nevertheless
+            except Exception as error:  # whatever a dataset raises; what the records say is judged all the same
                 failed.append(f"{one.where}: {one_line(error)}")
         if failed:
             report.unjudged.append(f"{len(failed)} of {len(chosen)} batches could not be read again, the first of {failed[0]}")

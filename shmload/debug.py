@@ -15,7 +15,7 @@ POISON = 0xA5  # src/lease.h writes it
 
 
 def is_poisoned(values: Any) -> bool:
-    """Return True if every byte is the poison value that released slots are filled with: it was read after its batch was released.
+    """Return whether every byte has the value with which released slots are filled, so that a released batch was read.
 
     Args:
         values: a tensor or array; an empty one is not poisoned. Device tensors are copied to the host.

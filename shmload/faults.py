@@ -5,7 +5,7 @@ the first process that reaches the point: the number of a signal that the proces
 (os._exit, without cleanup), or the name of an exception to raise. The process first renames the file to `spent-...-<pid>`, so
 each fault triggers once, in whichever process comes first, replacements included. A test that arms SIGSTOP must also send SIGCONT.
 
-The names of the points are listed in tests/faults/points.py. Code that runs rarely calls `hit`. Code that runs for every batch uses
+The names of the points are listed in tests/faults/points.py. Code that runs rarely calls `hit`; code that runs for every batch uses
 the decorator `at`, which returns the function unchanged unless the points were armed at import.
 """
 
@@ -27,7 +27,7 @@ armed = bool(_folder)
 
 
 def at(point: str) -> Callable[[F], F]:
-    """Place a point before every call of the decorated function."""
+    """Return a decorator that places a point before every call of a function."""
 
     def put(function: F) -> F:
         if not armed:

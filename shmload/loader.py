@@ -196,7 +196,7 @@ class ShmLoader(DataLoader[T]):
         super().__init__(
             dataset,  # type: ignore[arg-type]  # torch can read more than its annotation allows
             batch_size,
-            None if package_ability(dataset, "epoch_schedule") else shuffle,  # torch would call its len()
+            None if package_ability(dataset, "epoch_schedule") else shuffle,  # to shuffle, torch would call the dataset's len()
             sampler,
             batch_sampler,
             first_workers,
@@ -246,7 +246,7 @@ class ShmLoader(DataLoader[T]):
         kind = TorchPasses if self.seed is None else SeedStream
         self._passes: TorchPasses | SeedStream = kind(config, self._builder, self._recorder, self._watches)
         passes = weakref.ref(self._passes)
-        bad_samples.next_index = lambda *place: passes().substitute(*place)  # type: ignore[union-attr]  # set while any code reads
+        bad_samples.next_index = lambda *place: passes().substitute(*place)  # type: ignore[union-attr]  # alive while anything reads
 
     def _config(self) -> LoaderConfig:
         """Return the current arguments; a program may set some of them between passes."""
@@ -257,7 +257,10 @@ class ShmLoader(DataLoader[T]):
 
     @property
     def shuffle(self) -> bool | None:
-        """Return the argument. It is not in `vars(loader)`, because programs rebuild loaders from those, with a sampler."""
+        """Return the argument `shuffle`.
+
+        It is not in `vars(loader)`, because programs rebuild loaders from those with a sampler, and torch refuses both together.
+        """
         return self._shuffle
 
     # Iteration
@@ -361,7 +364,7 @@ class ShmLoader(DataLoader[T]):
         files that were read although they break a rule of their format), counted since the loader was made. With workers, after
         the first iteration began: `batches`, `samples`, `nbytes` delivered and their rates per second; `epoch`, `step`,
         `num_steps`; `slots` by state; `orders` in flight; `time`: percentages in which the trainer waited, the workers waited,
-        nobody waited, and workers started; `bottleneck`, `waits_for`, `is_hung`; `workers`, a record for each with its process,
+        neither waited, and workers started; `bottleneck`, `waits_for`, `is_hung`; `workers`, a record for each with its process,
         sample and busy share; `memory`; counts of restarts, foreign objects and copies. With "auto" for a number, `autotune` has
         the current numbers, the bottleneck, and every change with its reason.
 
@@ -439,7 +442,7 @@ class ShmLoader(DataLoader[T]):
     def record_stream(self, batch: Any, stream: Any) -> None:
         """Keep the memory of a batch until the work that is queued on `stream` when the batch dies has finished.
 
-        Needed if a batch of a pinned ring is copied, or a batch on the device is used, on another stream than the one that is
+        Needed if a batch of a pinned ring is copied, or a batch on the device is used, on a stream other than the one that is
         current when the batch dies. Tensors outside this loader's slots are ignored.
 
         Args:
@@ -461,7 +464,7 @@ class ShmLoader(DataLoader[T]):
         )
 
     def _rank_text(self) -> str:
-        """Return a text about the part of the samples that this rank reads, if the loader divides them."""
+        """Return the part of `repr` that names the rank, if the loader divides the samples; otherwise an empty text."""
         if self.seed is None or self._has_own_order:
             return ""
         try:
@@ -472,7 +475,7 @@ class ShmLoader(DataLoader[T]):
         return f", rank {rank} of {world_size}{source}" if world_size > 1 else ""
 
     def check_worker_number_rationality(self) -> None:
-        """Warn of more workers than cores, like torch, but not for actors, nor for a pool that ranks with other cores share."""
+        """Warn of more workers than cores, as torch does; not if they are actors, or shared by ranks that have other cores."""
         if self.backend == "process" and self.share is None:
             super().check_worker_number_rationality()
 
@@ -564,8 +567,8 @@ def configure_for_pipeline(
 
     Args:
         loader: the loader, before its first pass.
-        about: (name, its place) of each stage, for displays.
-        bad_samples: returns the policy for bad samples that replaces the loader's own, which it is given.
+        about: (name, where it runs) of each stage, for displays.
+        bad_samples: takes the loader's policy for bad samples, and returns the one to use instead.
     """
     builder = loader._builder
     builder.about = tuple(about)

@@ -1,4 +1,8 @@
-"""The process's surroundings: its rank and launcher, the user's frame, and the abilities of objects and packages."""
+"""Helpers that look at the process and at the user's objects.
+
+They find the rank and its launcher (`rank_and_world_size`, `OwnRank`), the methods that an object really has (`ability_of`,
+`package_ability`), and the user's line for a message (`users_place`). The rest is `ForkLock` and the lazy imports of packages.
+"""
 
 from __future__ import annotations
 
@@ -221,7 +225,7 @@ class ForkLock:
 
 
 def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of an object, each with how to reach it: ("[3]", item), (".transform", attribute)."""
+    """Yield the parts of an object, each with the expression that reaches it: ("[3]", item), (".transform", attribute)."""
     if isinstance(value, dict):
         yield from ((f"[{key!r}]", part) for key, part in list(value.items()))
     elif isinstance(value, (list, tuple, set, frozenset)):
@@ -256,7 +260,7 @@ def users_frame() -> tuple[FrameType, int]:
 
 
 def users_place() -> str:
-    """Return the line of that frame, "file:line in function"."""
+    """Return the position of the frame that `users_frame` finds, as "file:line in function"."""
     frame, _ = users_frame()
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
 

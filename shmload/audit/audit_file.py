@@ -36,7 +36,7 @@ _MAGIC = b"shmaudit "
 
 
 class Mode(StrEnum):
-    """What determined the order of the batches."""
+    """The kinds of order that an audit distinguishes, as they are written in the header."""
 
     SEED = "seed"
     SAMPLED = "seed, with a sampler"
@@ -46,12 +46,12 @@ class Mode(StrEnum):
 
 
 Change = tuple[int, Any, Any, int]
-"""A row as it was ordered, its index, what came in its place (None: nothing, it was skipped), and how many were tried."""
+"""A replaced row: (row as ordered, its index, the index delivered instead or None if it was skipped, number of indices tried)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """Identifies a loader as one rank sees it. A change of any field begins another file."""
+    """The first line of a file: identifies a loader as one rank sees it. If any field changes, the rank begins another file."""
 
     mode: str
     n: int | None  # samples of an epoch; None if unknown
@@ -87,7 +87,7 @@ class Header:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """One delivered batch. `keys` are those of the delivered rows, with `changes` applied."""
+    """One delivered batch. `keys` are those of the delivered rows, with `changes` applied; None for an iterable dataset."""
 
     time_ns: int
     epoch: int
@@ -119,7 +119,15 @@ Record = Batch | Event
 
 @dataclass
 class AuditLog:
-    """The content of a file. `damage` has a line for everything in it that differs from what was written."""
+    """The content of a file.
+
+    Attributes:
+        name: name of the file.
+        header: the JSON object of its first line; empty if that cannot be used.
+        records: the readable records, in order.
+        is_torn: whether the last line is incomplete, because the process was killed; this is not damage.
+        damage: a description, with its offset, of each line that differs from what was written.
+    """
 
     name: str
     header: dict[str, Any]

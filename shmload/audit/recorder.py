@@ -4,8 +4,8 @@ Every record is one write() to a file of this process, so nothing is lost if the
 so a machine that loses power may lose the last seconds. The file is created at the first delivery, or at a pass's end, with the
 mode that the user's umask allows, because others may have to read it, like a log or a checkpoint.
 
-If a record cannot be written (a full disk), training continues: one warning, and another attempt with every batch. What was not
-recorded is not proven, so `shmload verify` reports it as missing, with the reason if a later record could be written.
+If a record cannot be written (a full disk), training continues: one warning, and another attempt with every batch. Batches
+that were not recorded are reported as missing by `shmload verify`, with the reason if a later record could be written.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Recorder:
         self._path = Path()
         self._file = -1
         self._pid = 0
-        self._pending: list[bytes] = []  # records of events before the first delivery
+        self._pending: list[bytes] = []  # records of events that wait for the file, or for room on the disk
         self._num_lost = 0
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)

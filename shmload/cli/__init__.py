@@ -1,4 +1,8 @@
-"""The `shmload` command: one command a file. Nothing heavy is imported before a command needs it."""
+"""The `shmload` command. Each subcommand is a file of its own, such as `top_command.py`, and is listed in `COMMANDS`.
+
+A subcommand's options are the annotated parameters of its function, and its help is the docstring. Slow modules (torch, rich, most
+tools) are imported inside the functions, so that `shmload --help` is quick.
+"""
 
 import io
 import os
@@ -64,9 +68,9 @@ for command in COMMANDS:
 
 
 class _Stdout(io.TextIOWrapper):
-    """A stdout whose errors differ from other files'.
+    """A stdout that raises Unwritable instead of OSError, so that `main` can tell its errors from those of other files.
 
-    BrokenPipeError, from a reader that has left, is unchanged: typer handles it.
+    BrokenPipeError, which means that the reader has left, is unchanged, because typer handles it.
     """
 
     def write(self, text: str) -> int:
@@ -95,7 +99,7 @@ def main() -> None:
             setattr(sys, name, open(os.devnull, "w", errors="backslashreplace"))  # noqa: SIM115  # for the process's life
     if isinstance(sys.stdout, io.TextIOWrapper):
         given = sys.stdout
-        errors = "backslashreplace" if given.errors == "strict" else given.errors  # what its encoding lacks: bars, names of files
+        errors = "backslashreplace" if given.errors == "strict" else given.errors  # bars and file names may not fit its encoding
         sys.stdout = _Stdout(given.buffer, given.encoding, errors, None, given.line_buffering, given.write_through)
     try:
         try:

@@ -49,8 +49,8 @@ def bench(
 ) -> None:
     """Measure torch's DataLoader and ShmLoader side by side.
 
-    On built-in workloads, your own dataset or your DataLoader. Both deliver the same batches in the same order, each in fresh
-    processes and in turn; the bytes are compared. Reports the loader's bottleneck, and how many workers are enough.
+    Both read a built-in workload, your dataset or your DataLoader and deliver the same batches in the same order, in turn and in
+    fresh processes; the bytes are compared. Reports the loader's bottleneck, and how many workers are enough.
     """
     from shmload.tools.bench import plot
     from shmload.tools.bench.report_table import show

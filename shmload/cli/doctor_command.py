@@ -23,8 +23,8 @@ def doctor(
 ) -> None:
     """Check this host: shared memory, cgroups, limits, kernel, processors, software; say what to change.
 
-    With --cluster, the nodes of a Ray cluster that this machine belongs to: versions, CPUs, shared memory, the object store,
-    whether an actor starts there, and how fast its batches come here.
+    With --cluster, check the nodes of a Ray cluster that this machine belongs to: versions, CPUs, shared memory, the object store,
+    whether an actor starts there, and how fast its batches arrive here.
     """
     from rich.markup import escape
 

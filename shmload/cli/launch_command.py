@@ -80,8 +80,8 @@ def launch(
 ) -> None:
     """Run a script in one process per GPU, with torch.distributed's environment.
 
-    Each output line has its rank in front; the first rank to fail ends all, and its traceback comes last. Options of this command
-    come before SCRIPT, torchrun's others, too (--tee, --rdzv-conf, ...): docs/launch.md.
+    Each output line begins with its rank. The first rank to fail ends all; its traceback comes last. Options, also torchrun's
+    others (--tee, --rdzv-conf, ...), come before SCRIPT: docs/launch.md.
     """
     from shmload.errors import RankFailed
     from shmload.launch.signals import Stopped
@@ -113,7 +113,7 @@ def launch(
     is_dynamic = ":" in nnodes and rdzv_backend is None
     if is_dynamic and rdzv_endpoint is None:
         raise typer.BadParameter("machines that come and go must know where they meet", param_hint="--rdzv-endpoint")
-    torchs = {  # what only torch's launcher does
+    torchs = {  # options that only torch's launcher implements
         "rdzv-backend": "c10d" if is_dynamic else rdzv_backend,
         "rdzv-endpoint": rdzv_endpoint,
         "rdzv-id": rdzv_id,
@@ -216,7 +216,7 @@ def _run_by_torch(given: dict[str, object], words: list[str], grace_s: float, pi
     if given["nproc-per-node"] is None and "PET_NPROC_PER_NODE" not in os.environ:
         given["nproc-per-node"] = number_of_ranks(None, Host())
     if "LOGLEVEL" not in os.environ:
-        logging.disable(logging.ERROR)  # the agent's own messages about what is reported here
+        logging.disable(logging.ERROR)  # the agent would log failures that are reported here
     arguments = [f"--{name}={value}" for name, value in given.items() if value is not None]
     try:
         return run_elastic([*arguments, *words], grace_s=grace_s, pin=pin, logs=str(logs.absolute()) if logs else "", tell=_tell)

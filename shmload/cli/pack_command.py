@@ -139,7 +139,7 @@ def part_of(text: str) -> tuple[int, int]:
 
 
 def _in_a_line(error: BaseException) -> object:
-    """Return an error as one line; of a worker's error, which contains its traceback: the type, the message and the sample."""
+    """Return an error as one line. An error of a worker contains its traceback; its type, message and sample are kept."""
     lines = str(error).splitlines()
     if not (lines and lines[0].startswith("Caught ")):
         notes = getattr(error, "__notes__", [])

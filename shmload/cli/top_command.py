@@ -1,6 +1,6 @@
 """`shmload top`: every running loader of this host, live: how fast it is, which side waits, and which sample each worker reads.
 
-Exit code 0 always, because the command judges nothing.
+Exit code 0: always, because the command judges nothing; 2: bad usage.
 """
 
 import json

@@ -1,6 +1,6 @@
 """`shmload trace`: record what the processes of a running loader do, as a file for Perfetto.
 
-Exit code 0: success; 1: no loader was found; 2: bad usage.
+Exit code 0: success; 1: no loader was found; 2: bad usage, or the file cannot be written.
 """
 
 import sys

@@ -121,7 +121,7 @@ class PendingCopies:
                 self._ring.cooled(slot)
 
     def wait(self) -> bool:
-        """Wait until a slot has cooled, the oldest if it has events. Return False if no slot is cooling."""
+        """Wait until the oldest slot with events has cooled; without events, until all have. Return False if no slot is cooling."""
         pending_copies = self._ring.pending_copies
         known = next((slot for slot in pending_copies if self.releases.has_events(slot)), -1)
         if known >= 0:

@@ -118,7 +118,7 @@ class ScheduledBatches(BatchSampler):
         self.batch_size = loader.batch_size or 1
         self.num_processes = _num_ranks(loader)
         self.drop_last = loader.drop_last
-        # join_uneven_inputs reads and sets it; the loader's `uneven` has the last word
+        # join_uneven_inputs reads and sets it; it has no effect, because the loader's `uneven` decides
         self.even_batches = loader.uneven != "exact"
         self._num_steps = len(loader)
 

@@ -16,7 +16,7 @@ import torch
 
 from shmload.worker.torch_side import GENERATORS, Origin, origin_of, replayed
 
-Marks = dict[str, int]  # a checksum for each generator
+Marks = dict[str, int]  # name of a global generator -> checksum of its state
 
 
 class Continuation:
@@ -47,7 +47,7 @@ class Continuation:
 
     @contextmanager
     def drawing(self, generator: torch.Generator | None) -> Iterator[bool]:
-        """Let a pass make its first draws from `place` inside. Yield whether the program's generators are restored afterwards."""
+        """Let a pass draw from the kept place within the block. Yield whether the program's generators are restored afterwards."""
         if self._place is None:
             yield False
             return
@@ -56,7 +56,7 @@ class Continuation:
 
     @contextmanager
     def drawing_from(self, place: Origin) -> Iterator[bool]:
-        """Let a pass make its first draws from `place` inside. Yield whether the program's generators are restored afterwards."""
+        """Let a pass draw from `place` within the block. Yield whether the program's generators are restored afterwards."""
         if place.is_now():
             self.forget()
             yield False
@@ -84,6 +84,10 @@ def marks_of(origin: Origin) -> Marks:
 
 
 def restored(saved: Mapping[str, Any]) -> set[str]:
-    """Return which of the generators are where they were when their marks were saved."""
+    """Return the names of the generators that are in the states whose marks were saved.
+
+    Args:
+        saved: a result of `Continuation.marks`.
+    """
     now = marks_of(origin_of(None))
     return {name for name in saved if saved[name] == now.get(name)}

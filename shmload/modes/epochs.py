@@ -34,7 +34,8 @@ _NO_BLOCK = (-1, 0, np.empty((0, 0), np.int64))
 class Epochs:
     """The epochs of one loader, for the current length of its dataset and the current ranks.
 
-    A step is the unit that the schedule counts: one step, or a batch of all ranks if an order makes the batches.
+    A step identifies one batch of each rank. Steps are 0, 1, 2, ..., unless the order makes the batches: then a step is the number
+    of its first batch over all ranks, or in a pipeline of its first item, and successive steps differ by `stride`.
 
     Args:
         config: the loader's arguments at construction; each pass has its own.

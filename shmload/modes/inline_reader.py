@@ -101,7 +101,7 @@ class InlineReader:
         return (job.collate_fn or partial(collated, ragged=job.plan.ragged))(samples)
 
     def _read_one_by_one(self, keys: list[Any], epoch: int) -> Any:
-        """Return a list of the samples; or what the dataset's `__getitems__` returns for each key, joined."""
+        """Return the samples as a list, or joined from the results of the dataset's `__getitems__` for one key at a time."""
         read, begin, plan, dataset = [], self._begin, self._job.plan, self._job.dataset
         for row, key in enumerate(keys):
             begin(row, keys, epoch)

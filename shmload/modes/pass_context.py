@@ -1,4 +1,4 @@
-"""What the passes of a loader in torch mode share."""
+"""PassContext: the parts of a loader, and the state, that its passes in torch mode share."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from shmload.modes.pass_progress import PassProgress
 
 
 class PassContext:
-    """What the passes of a loader in torch mode share.
+    """The parts of a loader, and the state, that its passes in torch mode share.
 
     Attributes:
         config: the loader's arguments for the newest pass, set by the loader.
+        builder: makes the loader's engines, and has its policy for bad samples.
+        log: the record of deliveries.
+        watches: measures the passes for `on_epoch_end`.
         progress: the progress of the newest pass. It outlives the iterator, because a loop that was left can be resumed.
         generators: where random generators continue between passes.
         is_over: whether a dataset's state, loaded into this process, was saved at the end of a pass through it.

@@ -52,9 +52,17 @@ class PassProgress:
     """The progress of one pass. The loader keeps it after the iterator is gone, because a loop that was left can be resumed.
 
     Args:
+        config: the loader's arguments for this pass.
         sampler: the pass over its sampler.
+        base_seed: seed from which the workers' seeds are made.
+        shared_seed: seed that all ranks share, for torch's data pipes; otherwise None.
 
     Attributes:
+        done: the complete orders.
+        num_delivered: number of batches yielded.
+        last_worker: the worker whose batch was delivered last.
+        is_finished: whether the pass has reached its end.
+        is_always_current: whether each state takes a snapshot of its own; `delivered` need not be called then.
         fetcher: with num_workers=0, torch's own reader, which has the dataset and its iterator.
     """
 
@@ -119,7 +127,7 @@ class PassProgress:
 
     @property
     def num_complete(self) -> int:
-        """Return the number of complete orders that a record counts. For an iterable dataset, those that end an iterator do not."""
+        """Return the number of complete orders, for audits. For an iterable dataset, orders that ended an iterator do not count."""
         return sum(self._counts) if self._is_iterable else self.done.first
 
     def noted(self, worker: int, note: Note | None) -> None:

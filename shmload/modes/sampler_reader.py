@@ -64,7 +64,7 @@ class SamplerReader:
         self._num_drawn = 0
         faster = self._faster(0)
         self._iterator: Any = faster or iterator
-        # whether batches are slices of an array, not what the sampler yields
+        # whether batches are slices of an array instead of the sampler's lists
         self.is_sliced = faster is not None and type(sampler) is BatchSampler and is_torchs_own(sampler)
         self._ended: SamplerState | None = None  # the state of a stateful iterator that has ended
         self.num_taken = 0

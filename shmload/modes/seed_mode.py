@@ -47,7 +47,7 @@ class BatchPlace:
     """The position of the next batch."""
 
     epoch: int
-    step: int  # in the schedule: a step, or a batch of all ranks if the order makes the batches
+    step: int  # as Epochs counts them
     # whether this rank's pass has ended, perhaps before the others', because the last step may have no row for it
     is_over: bool = False
 

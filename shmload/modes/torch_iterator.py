@@ -38,7 +38,7 @@ class TorchIterator(TorchPass):
 
     Args:
         loader: the object that torch's iterators see as their loader.
-        passes: the loader's passes.
+        passes: what the loader's passes share.
         state: the state of an earlier pass, from which this one continues.
         is_early: take the first batch from the sampler at once.
     """

@@ -31,7 +31,7 @@ from shmload.worker.torch_side import GENERATORS, Origin, origin_of
 
 
 class TorchPasses(PassContext):
-    """The passes of a loader: begins the next pass, at its start or where a state was taken."""
+    """The passes of a loader in torch mode. It begins each pass, at its start or where a state was taken."""
 
     valid = None  # because no row is padding
 

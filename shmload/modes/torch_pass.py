@@ -29,7 +29,7 @@ class TorchPass(BaseIterator):
     _order: Order  # of the batch that `_next_data` returns
     _recorder: DeliveryLog | None = None  # None while a resumed pass reads batches again without yielding them
     _watch: EpochWatch | None = None
-    _after_batch: Callable[[Any], Any] | None = None  # likewise
+    _after_batch: Callable[[Any], Any] | None = None  # None while batches are read again, like _recorder
     _pass = 0
     place: Origin | None = None  # after a resume: SamplerReader.place
 

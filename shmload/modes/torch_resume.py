@@ -1,4 +1,4 @@
-"""Resume a pass in torch mode: where the sampler and the workers continue, and what has to be read again."""
+"""Resume a pass in torch mode: start the sampler and the workers where a state was taken; decide whether to read batches again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ log = logging.getLogger("shmload")
 
 
 def start_sampler(reader: SamplerReader, state: TorchState | None, *, is_early: bool) -> TorchState | None:
-    """Start a sampler's reader where a state was taken. Return the state if it was taken within a pass.
+    """Start a sampler's reader where a state was taken. Return the state if it was taken within a pass, else None.
 
     Args:
         is_early: take the first batch at once, because some samplers use a generator only then.

@@ -13,6 +13,7 @@ A state contains:
                                                                     the snapshot
      "ahead"                                                        batches that the sampler had been asked for
      "generators"                                                   checksums of the global generators (see continuation.py)
+     "passes"                                                       passes begun so far, for audits
      "sampler": {...}, "workers": [...]                             see sampler_reader.py and worker/snapshot.py
 """
 
@@ -31,7 +32,7 @@ from shmload.schedule.state_checksum import CHECK, with_checksum
 from shmload.schedule.state_codec import UsersOwn, opened, sealed
 from shmload.worker.snapshot import OWN_STATES, Snapshot
 
-TORCH_STATE_VERSION = 2  # 2: `generators`, `ahead`, and what a pass through an iterable dataset is drawn from; 1 is still read
+TORCH_STATE_VERSION = 2  # 2 adds `generators`, `ahead`, and the seeds of a pass through an iterable dataset; 1 is still read
 
 
 TorchState = dict[str, Any]

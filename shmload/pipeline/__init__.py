@@ -10,9 +10,12 @@ identified by its first position, which is also the state, so any number of rank
 `KeyedEngine` runs one ShmLoader in seed mode over that schedule. The number of items that are fetched together affects when they
 arrive, never which items arrive. If a stage makes more or fewer items than it gets, blocks of items are passed instead
 (block_rows.py; as columns, if the items are all alike: block_columns.py), and `BlockEngine` cuts them into batches. Its blocks come
-from a `KeyedEngine` (block_sources.py), or are ordered as samples of a sampler (fed_blocks.py): the blocks of a `Stream`, which the
-trainer reads (stream_feed.py), and blocks that are delivered in the order in which they are finished. Both engines share places and
-states (pipeline_engine.py).
+from a `KeyedEngine` (block_sources.py), except in two cases: the blocks of a `Stream`, which the trainer reads (stream_feed.py),
+and blocks that are delivered as they are finished. The sampler of a `ShmLoader` orders these (fed_blocks.py). Both engines have the
+same kind of place and state (pipeline_engine.py).
+
+To add a stage, write its class (stages.py for a function of items or batches, position_stages.py for a choice of items, `Expanding`
+in worker/stage_engine.py for more or fewer items), accept it in compose.py, and give it a method in methods.py.
 
 `in_place.py` lets a dataset decode in place through stages that only choose items. `explain.py` names the bottleneck.
 """

@@ -19,7 +19,7 @@ from shmload.worker.stage_engine import Expanding, FailedItem, StageContext
 class AsyncMap(Expanding):
     """A stage that applies a coroutine function, such as a request, to each item. Several items wait at a time; order is kept.
 
-    It runs in the process that expands blocks, in an event loop that the thread keeps, so a client can be reused for the next item.
+    It runs in the process that expands blocks. The thread keeps its event loop, so `fn` can reuse a client for the next item.
 
     Args:
         fn: item -> a coroutine that returns an item.

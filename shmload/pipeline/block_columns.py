@@ -65,7 +65,7 @@ def columns_of(items: Sequence[Any]) -> BlockColumns | None:
 
 
 def _column(values: list[Any], kinds: list[str]) -> Any:
-    """Make the column of one leaf of the items."""
+    """Return the columns of some values as a tree, and append the kind of each leaf to `kinds`."""
     first = values[0]
     kind = type(first)
     if any(type(value) is not kind for value in values):
@@ -156,7 +156,7 @@ def _sliced(pieces: list[tuple[Any, int, int]]) -> Any:
     if any(len(other) != len(tree) for other, _, _ in pieces):
         raise _Unlike
     columns = [_sliced([(part[at], start, stop) for part, start, stop in pieces]) for at in range(len(tree))]
-    return [tuple(column) if isinstance(part, Texts) else column for column, part in zip(columns, tree, strict=True)]  # as collated
+    return [tuple(column) if isinstance(part, Texts) else column for column, part in zip(columns, tree, strict=True)]  # like torch
 
 
 def items_of(pieces: Sequence[Piece]) -> list[Any]:
@@ -172,7 +172,11 @@ def items_of(pieces: Sequence[Piece]) -> list[Any]:
 
 
 def _makers(tree: Any, kinds: Any) -> Callable[[int], Any]:
-    """Return a function: row -> the value of one leaf of an item."""
+    """Return a function: row -> item, for a tree of columns.
+
+    Args:
+        kinds: iterator over the kinds of the leaves; those of this tree are consumed.
+    """
     if isinstance(tree, Texts):
         next(kinds)
         return tree.values.__getitem__

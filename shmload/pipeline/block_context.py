@@ -1,4 +1,4 @@
-"""BlockContext: name the items of a block in errors, and let the other items continue."""
+"""BlockContext: the errors of a block's items. An error names its item, and the other items of the block continue."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ into blocks of `size` items, and the result of a block depends on that block alo
 
     row          0 1 2 3 | 4 5 6 7 | 8 9          blocks of 4
     Filter(odd)    1   3 |   5   7 |   9
-    Batch(2)       1 - 3     5 - 7     9          batches run across the blocks
+    Collate(2)     1 - 3     5 - 7     9          batches run across the blocks
     position     (0, 0)    (1, 0)    (2, 0)
 
 Workers expand blocks ahead, in order. Every rank expands all blocks, because only a rank that has counted the items knows which of
@@ -46,7 +46,7 @@ class Expansion:
     Args:
         stages: pairs (name, stage); a stage is a function of an item, or Expanding.
         finish: (items, context) -> that form.
-        behind: stages that the trainer runs afterwards.
+        behind: stages that the trainer runs afterwards; only the number of Scans matters here, for the pipeline's identity.
     """
 
     def __init__(self, stages: Sequence[tuple[str, Any]], finish: Finish | None = None, behind: Sequence[Any] = ()) -> None:

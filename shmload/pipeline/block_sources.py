@@ -47,7 +47,7 @@ class BlockSource(Protocol):
         """Drop data that only a resume before that block would need."""
 
     def first(self, epoch: int) -> Generator[Block]:
-        """Yield the blocks of an epoch from its start, read in this process, without the blocks in progress."""
+        """Yield the blocks of an epoch from its start. They are read in this process; blocks in progress are not affected."""
 
     def stats(self) -> dict[str, Any]:
         """Return the statistics of the loader that makes the blocks."""

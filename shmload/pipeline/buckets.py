@@ -98,7 +98,7 @@ class Bucket(Expanding):
 
 @dataclass(frozen=True)
 class Batches:
-    """Collates the items that form one batch, in the worker.
+    """A function that replaces each group of items by its collated batch, in the worker.
 
     Attributes:
         ragged: see Collate.

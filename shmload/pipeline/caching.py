@@ -1,8 +1,8 @@
 """Cache: make the items of a row once, and afterwards read them from a file or from memory.
 
 The file is an SQLite database in a folder. Its name is a hash of everything that determines the items: the sources with their
-contents, the stages' arguments, and the code of their functions and methods. So a changed pipeline uses another file, and an item
-that several processes make at the same time is written once.
+contents, the stages' arguments, and the code of their functions and methods. So a changed pipeline uses another file. An item that
+several processes make at the same time is written once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Cache:
     Args:
         folder: folder for the file, which all processes and runs share. Trust it as you trust pickles. Without one, items are kept
             in the memory of each process that makes them.
-        version: a word that becomes part of the hash. Change it when anything changes that the hash does not cover: files that
+        version: any text; it becomes part of the hash. Change it when anything changes that the hash does not cover: files that
             functions read, and other functions that they call. Methods of classes are covered.
     Raises:
         TypeError: an argument has another type.
@@ -155,7 +155,7 @@ def _parts(row: Keys) -> Iterator[tuple[str, Any]]:
 
 
 class _Namer(pickle.Pickler):
-    """Writes the contents of an object, and the code of functions, identically for equal objects in every process."""
+    """A pickler that feeds a hash with an object's contents and the code of functions, equally for equal objects in any process."""
 
     def __init__(self, made: blake2b) -> None:
         super().__init__(types.SimpleNamespace(write=made.update), pickle.HIGHEST_PROTOCOL)

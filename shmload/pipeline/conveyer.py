@@ -28,7 +28,9 @@ OPTIONS = OF_BATCHES | {"audit", "backend", "max_restarts", "multiprocessing_con
 class Conveyer(RunningPipeline):
     """A pipeline of stages: `pipeline()` returns the next batch, or the next item if nothing collates.
 
-    Equal stages deliver equal batches, on any number of workers and ranks, from any position.
+    Equal stages deliver equal batches, on any number of workers and ranks, from any position. Iteration continues from the current
+    position: without end if the source repeats, otherwise to the end of its epoch. Iterating again begins the next epoch. Arrays
+    and tensors are in shared memory, and stay valid as long as anything refers to them.
 
     Args:
         stages: a source, then stages of items, then Collate or Bucket if you want batches, and functions of whole batches; or a
@@ -44,8 +46,6 @@ class Conveyer(RunningPipeline):
 
     Raises:
         TypeError, ValueError: the stages do not make a pipeline, or the options are unknown.
-    Iteration continues from the current position: without end if the source repeats, otherwise to the end of its epoch. Iterating
-    again begins the next epoch. Arrays and tensors are in shared memory, and stay valid as long as anything refers to them.
     Example:
         >>> from shmload.pipeline import Collate, Conveyer, Map, Permutation
         >>> with Conveyer([Permutation(10, seed=7), Map(lambda i: {"i": i}), Collate(5)]) as pipeline:

@@ -20,6 +20,13 @@ class Draws:
 
     Args:
         sizes: number of items of each member's own epoch; MAX_N if it is endless.
+        weights, stop: as for Join.
+
+    Attributes:
+        n: number of draws in an epoch.
+        is_endless: whether the epoch never ends.
+        drawn: computes the draws and the counts of each member.
+        mark: identifies sizes, weights and stop rule in states.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[Any], stop: Stop) -> None:

@@ -128,7 +128,7 @@ class _Summary:
     """Derives an Explanation from measurements.
 
     Args:
-        reason: why nothing was measured; empty if something was.
+        reason: why nothing was measured; used only then.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
-"""FedBlocks: send the numbers of blocks, and their contents if necessary, from the trainer to the workers one by one.
+"""FedBlocks: the source of blocks that the trainer names one by one, by a sampler.
 
-A block is a sample that the sampler of a ShmLoader orders, so workers, crash replay and back-pressure are the loader's. The blocks
-of a Stream are read in this way, and blocks that are delivered in the order in which they are finished.
+The sampler of a ShmLoader yields the numbers of blocks, with their items if workers cannot read them; each block is one sample. So
+workers, crash replay and back-pressure are the loader's. This is used for a Stream, and for items that are delivered as they are
+finished (`in_order=False`).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class BlockProgram:
 
 
 class Numbers:
-    """The numbers of a row's blocks, from a given one on: the feed of a row that workers can read themselves."""
+    """The numbers of a row's blocks, from a given one on. It replaces a Feed if workers can read the row themselves."""
 
     def __init__(self, row: BlockRow) -> None:
         self._row = row
@@ -129,7 +130,7 @@ class FedBlocks:
         pool = self.pool
         program: Any = BlockProgram(self.row) if self._is_placed else StreamProgram(self.row)
         options: dict[str, Any] = {"seed": self.row.seed}
-        if not self.in_order:  # torch mode; all random numbers of an item come from the program's own generators
+        if not self.in_order:  # in torch mode, because seed mode keeps the order; the program keys all random numbers itself
             generator = torch.Generator().manual_seed(self.row.seed % (1 << 63))
             options = {"in_order": False, "generator": generator, "max_restarts": ANY_NUMBER}
         if pool.num_workers:

@@ -194,6 +194,6 @@ class _ByBatch(InPlace):
 
 
 def are_mixed(indices: NDArray[np.int64], keys: Any) -> bool:
-    """Return whether several keys have the same index, so that a sample occurs twice with different random numbers."""
+    """Return whether two different keys have the same index. The sample then occurs twice, with different random numbers."""
     num_indices = len(set(indices.tolist()))
     return num_indices < len(indices) and num_indices < len(set(np.asarray(keys).tolist()))

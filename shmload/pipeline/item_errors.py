@@ -59,12 +59,12 @@ class ItemErrors(NamedErrors):
 def outcomes_of(
     schedule: StreamSchedule, rank: int, step: int, items: list[Any], errors: Mapping[int, BaseException], lost: Exception | None
 ) -> Iterator[Outcome]:
-    """Yield the outcome of each item of a step, in order.
+    """Yield the outcome of each item of a step, in order. Afterwards, forget the step's number of rounds.
 
     Args:
         schedule, rank, step: of the items.
-        items: that arrived.
-        errors: by row, of the items that were left out.
+        items: the items that arrived.
+        errors: row -> error of an item that was left out.
         lost: why no item arrived, if none did.
     """
     found = iter(items)

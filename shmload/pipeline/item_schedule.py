@@ -47,9 +47,13 @@ class ItemStream(KeyedBatches):
 
 @dataclass(frozen=True)
 class StreamSchedule(BatchSchedule):
-    """A pure map of (position, rank) to keys."""
+    """Maps (step, rank) to keys. A step is the position of its first item over all ranks.
 
-    order: Any  # a Stream
+    The keys of a position never change. The number of a step's positions depends on the order's `rounds` at the call of `batch`,
+    which records it in `rounds_at`.
+    """
+
+    order: Any  # an ItemStream
 
     @cached_property
     def stride(self) -> int:

@@ -13,7 +13,7 @@ STATE_VERSION = 1
 
 
 class JoinEngine:
-    """Draws from members.
+    """The engine of a Join: draws from its members in turn.
 
     Args:
         members: the pipelines.
@@ -26,7 +26,7 @@ class JoinEngine:
     def __init__(self, members: Sequence[Any], draws: Draws) -> None:
         self._members, self._draws = members, draws
         self._epoch = 0
-        self._counters = [0] * len(members)  # of each member, this epoch
+        self._counters = [0] * len(members)  # draws of each member in this epoch
         self.last_member: int | None = None
 
     def pull(self) -> Any:

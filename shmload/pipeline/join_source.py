@@ -25,7 +25,7 @@ from shmload.schedule.mix_draws import Drawn
 from shmload.schedule.mix_order import Stop
 from shmload.schedule.permutation import MAX_N
 
-READ_AHEAD = 1024  # keys computed at a time, because a batch has few of each of many members
+READ_AHEAD = 1024  # keys computed at a time, because one batch has only a few keys of each member
 
 
 class JoinSource(Keys):

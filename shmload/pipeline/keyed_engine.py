@@ -25,7 +25,7 @@ from shmload.pipeline.plan import Plan
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.state import make_state
 
-WORTH_S = 1e-3  # seconds of one worker's work that make a group worth fetching: beyond it, fetching costs little
+WORTH_S = 1e-3  # seconds of one worker's work in a group, at most; beyond that, fetching costs little in proportion
 MOST = 64  # maximum number of items of a group
 
 
@@ -57,7 +57,7 @@ class KeyedEngine(PipelineEngine):
         self._fetched: deque[Outcome] = deque()  # items of the last group that were not requested yet
         self._num_fetched, self._next_look = 0, 8
         self._next_of_loader = (0, 0)  # where the loader's next pass begins by default
-        self._has_moved = False  # to the place of a state, after which nothing was requested yet
+        self._has_moved = False  # whether this pass began at the place of a state
 
     # ------------------------------------------------------------ items
 

@@ -29,7 +29,7 @@ class MeasuredRun:
 
     Args:
         stages: stages of the pipeline.
-        end_ns: when to stop.
+        end_ns: time of `perf_counter_ns` at which to stop.
         batch_size, block_size: used instead of the pipeline's own.
 
     Attributes:

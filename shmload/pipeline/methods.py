@@ -1,7 +1,7 @@
 """Pipelines as methods: `Items(files).map(read, workers=2).filter(is_good).batch(32)` is the list of these stages.
 
-for batch in Items(files).map(read, workers=2).batch(32): ...          an epoch
-with Items(files).map(read, workers=2).batch(32).conveyer() as batches:      with its position: state(), load_state()
+    for batch in Items(files).map(read, workers=2).batch(32): ...                one epoch
+    with Items(files).map(read, workers=2).batch(32).conveyer() as batches:      with a position: state(), load_state()
 
 Zip, Chain and Interleave are here because methods make them, and they have these methods themselves.
 """
@@ -207,7 +207,8 @@ class Zip(Combined):
     """A source of tuples of its members' items, epoch by epoch, up to the end of the shortest.
 
     Args:
-        members: Conveyers, sources or lists of stages, of single items. Repeating members continue where they are.
+        members: Conveyers, sources or lists of stages, of single items. A repeating member is not
+            restarted by an epoch of the Zip.
     Raises:
         TypeError, ValueError: a member is not a pipeline of single items.
     Example:

@@ -44,7 +44,8 @@ class PipelineEngine(ABC):
         schedule: maps each step to its keys; it also identifies the pipeline in states.
 
     Attributes:
-        epoch: the current one; 0 if the source repeats.
+        epoch: the current epoch; 0 if the source repeats.
+        is_endless: whether the source repeats.
     """
 
     def __init__(self, plan: Plan, schedule: StreamSchedule) -> None:
@@ -154,7 +155,7 @@ class PipelineEngine(ABC):
         self.go(self.place_of(state))
 
     def entry(self) -> list[Any]:
-        """Return a compact state, for the state of a Join."""
+        """Return a compact state for the state of a Join: mark of the pipeline, epoch, position, and counters if it has any."""
         state = self.state()
         entry = [_mark(state), state["epoch"], state["position"]]
         return [*entry, state["counters"]] if "counters" in state else entry

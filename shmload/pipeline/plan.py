@@ -20,7 +20,13 @@ PREFETCHED = 2  # minimum number of batches ordered ahead for each worker
 
 @dataclass(frozen=True)
 class PoolOptions:
-    """The workers that a pipeline's stages request in total."""
+    """The workers that a pipeline's stages request in total.
+
+    Attributes:
+        num_workers: number of processes of this rank; 0 if the trainer makes the items.
+        buffer_size: number of items loaded ahead; None for the default.
+        timeout_s: seconds that one item may take; None for no limit.
+    """
 
     num_workers: int = 0
     buffer_size: int | None = None
@@ -28,7 +34,15 @@ class PoolOptions:
 
     @classmethod
     def of(cls, stages: Sequence[DistributedBatchedMap], joined: Sequence[PoolOptions]) -> PoolOptions:
-        """Return the worker pool for some stages after a Join: each item passes through one member and all stages."""
+        """Return the total of some stages and of the members of a source.
+
+        Workers and buffers add up. An item passes through one member and then all stages, so its time limit is the longest of the
+        members' plus those of the stages.
+
+        Args:
+            stages: the pipeline's own stages with workers.
+            joined: the pools of the source and its members.
+        """
         joined = [pool for pool in joined if pool.num_workers]
         sizes = [one.buffer_size for one in stages] + [one.buffer_size for one in joined]
         known = [size for size in sizes if size is not None]
@@ -53,9 +67,13 @@ class Plan:
 
     Attributes:
         source: row of keys, or of blocks.
-        item_stages, batch_stages: functions of items before Collate, and of batches after it.
-        made_batches: functions of batches that run in the process that makes the batches.
-        tail: Scans, and functions of an item after a Scan, which run in the trainer.
+        item_stages: functions of items, before Collate.
+        batch_stages: functions of batches that the trainer applies (Map after Collate).
+        partition: this rank's share.
+        collate: how batches are made; None for single items.
+        pool: the workers.
+        made_batches: functions of batches that run where the batches are made (BatchMap).
+        tail: Scans, and functions of an item after a Scan, which run in the trainer; each with its name.
         is_in_order: whether items arrive in order, or as they are finished.
     """
 

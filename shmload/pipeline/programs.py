@@ -22,7 +22,7 @@ class RowProgram:
     """
 
     def __init__(self, source: Keys, stages: Sequence[Each]) -> None:
-        self._source, self._stages = source, {stage.name: stage for stage in stages}  # by name, which an error of pickling shows
+        self._source, self._stages = source, {stage.name: stage for stage in stages}  # an error of pickling shows the keys
 
     def __len__(self) -> int:
         return self._source.n

@@ -116,7 +116,7 @@ class Mapped(Row):
 
     def __init__(self, below: Keys, stages: Sequence[Each]) -> None:
         super().__init__(below.n, below.identity, repeating=below.repeating, seed=below.seed)
-        self.below, self._functions = below, {stage.name: stage for stage in stages}  # by name: an error of pickling shows the name
+        self.below, self._functions = below, {stage.name: stage for stage in stages}  # an error of pickling shows the keys
         self.is_fixed, self.parts = below.is_fixed, (below,)
 
     @property
@@ -126,7 +126,7 @@ class Mapped(Row):
     def item(self, key: int) -> Any:
         item = self.below.at(key)
         try:
-            for stage in self._functions.values():  # like `through`, but without an extra call per item
+            for stage in self._functions.values():  # like `apply_functions`, but without an extra call per item
                 item = stage.function(item)
         except Exception as error:
             error = with_note(error, stage.name, self.below.name(self.below.key(key)))

@@ -43,7 +43,7 @@ class Source(Fluent, Keys):
     def keys_at(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the keys at positions [start, stop); key = item + epoch * n.
 
-        So random numbers keyed by the key are new in every epoch (for the largest n, in the first few).
+        So random numbers, which are keyed by the key, are new in every epoch; they recur after MAX_N // n epochs.
         """
         n = self.n_elements
         out = np.empty(stop - start, np.int64)
@@ -112,8 +112,8 @@ class Items(Fluent, Row):
     """The items of a sequence or dataset, in order. It must have a length and be indexable.
 
     Args:
-        items: a list, an array, a dataset of torch or `shmload.formats`, or a `RemoteDataset` (in its own order of each epoch).
-            Each worker reads its own copy.
+        items: a list, an array, a dataset of torch or `shmload.formats`, or a `RemoteDataset`, which keeps its own order of
+            each epoch. Each worker reads its own copy.
         repeating: whether epochs follow each other without end.
         seed: seed of the items' random numbers from `shmload.sample_rng()` and the global generators, 0 to 2**64 - 1.
         n_workers: number of worker processes that it requests, in addition to those of DistributedBatchedMap.
@@ -206,7 +206,7 @@ class Stream(Fluent):
             one epoch.
         resume: "state" resumes by the iterable's own state, which becomes part of the pipeline's, if the iterable or its iterator
             has `state_dict()` and `load_state_dict()`; "count" reads the earlier items again. Use "count" for an iterable whose own
-            state is not exact, such as a shuffled one of Hugging Face, which forgets its buffer.
+            state is not exact, such as a shuffled dataset of Hugging Face, whose state lacks its buffer.
         seed: seed of the random numbers of a block of items, 0 to 2**64 - 1.
         n_workers: number of worker processes that it requests, in addition to those of DistributedBatchedMap.
     Raises:

@@ -42,7 +42,7 @@ class StageCounters:
 
     Args:
         num_stages: number of stages of the pipeline.
-        end_ns: when to stop.
+        end_ns: time of `perf_counter_ns` after which functions raise EnoughError, except for their first items.
 
     Attributes:
         counts: one for each stage, and one for the conversion of blocks to the form in which they are sent: blocks in, items out.

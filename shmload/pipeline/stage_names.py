@@ -47,7 +47,7 @@ def argument_text(value: Any) -> str:
 
 
 def places_of(stages: Sequence[Any], plan: Plan) -> list[tuple[str, Where]]:
-    """Return the name of each stage, and where it runs."""
+    """Return the name of each stage, and where it runs. A stage "by place" only chooses or numbers positions and runs nowhere."""
     maker: Where = "workers" if plan.pool.num_workers else "trainer"
     found: list[tuple[str, Where]] = []
     is_behind = False  # after Collate or a Scan, stages run in the trainer
@@ -58,7 +58,7 @@ def places_of(stages: Sequence[Any], plan: Plan) -> list[tuple[str, Where]]:
         )
         if isinstance(stage, Partition) or (isinstance(stage, _BY_PLACE) and not getattr(stage, "is_buffered", False)):
             where = "by place"
-        elif is_of_trainer or (plan.is_expanding and isinstance(stage, Collate)):  # it slices columns that workers have made
+        elif is_of_trainer or (plan.is_expanding and isinstance(stage, Collate)):  # Collate slices columns that workers have made
             where = "trainer"
         is_behind = is_behind or isinstance(stage, Scan | Collate | Bucket)
         found.append((name_of(stage), where))

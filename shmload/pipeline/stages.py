@@ -43,7 +43,7 @@ class DistributedBatchedMap:
         mapping_fn: item -> value. Random numbers from `shmload.sample_rng()`, or from the global generators of random, numpy and
             torch, are keyed by the item. An object with `schema` and `read_into(item, out)` decodes directly into the batch, if it
             is the last stage before Collate (docs/own_format.md).
-        n_workers: number of processes for this rank. Several such stages share one pool of all their processes.
+        n_workers: number of processes for this rank. Several such stages share one pool, which has the sum of their processes.
         buffer_size: number of items loaded ahead; at least two batches per worker, which is also the default.
         timeout: seconds that one item may take; then its worker is killed, and the error says what it was doing. None for no limit.
         in_order: if False, deliver items as they are finished, in blocks of the Conveyer's `block_size`, so that a slow item does
@@ -75,7 +75,8 @@ class Partition:
     """A stage that gives each rank its own part of the items; the parts are disjoint and cover all of them.
 
     Ranks take turns, batch by batch with a Collate and item by item without one, so after equal steps all have advanced equally.
-    Put it anywhere before Collate: a rank does not load what it does not deliver.
+    Put it before Collate, and after Take, Shuffle and other stages that choose items. A rank does not load what it does not
+    deliver, unless a stage makes more or fewer items.
 
     Args:
         rank: rank of this process, from 0.
@@ -130,7 +131,8 @@ class Collate:
 class BatchMap:
     """A stage that applies a function to each batch in the process that makes it: a worker, if there are any.
 
-    It follows Collate, before any Map.
+    It follows Collate, before any Map. Blocks of items have no batches made by workers, so it cannot be combined with a Stream, a
+    Scan, or a stage that makes more or fewer items.
 
     Random numbers from `shmload.sample_rng()`, or from the global generators, are keyed by the batch.
 

@@ -109,7 +109,7 @@ class Feed:
             return
         begun = block
         while True:
-            if state_of is not None and block > begun:  # before it begins to read, it may still show where its last pass ended
+            if state_of is not None and block > begun:  # before the first read, its state may be that of the end of its last pass
                 self.own[block] = saved(state_of(), "the state of the Stream's iterable")
             chunk: list[Any] = []
             try:

@@ -14,7 +14,7 @@ from shmload.worker.stage_engine import FailedItem, with_note
 
 
 class TrainerStages:
-    """Stages with the states that their Scans carry from item to item.
+    """The stages after the workers, with the states that Scans carry from item to item.
 
     Args:
         stages: pairs of a name and a Scan or a function of an item.

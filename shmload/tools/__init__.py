@@ -2,7 +2,7 @@
 
 
 def readable(nbytes: int) -> str:
-    """Return a number of bytes in a suitable unit, as text."""
+    """Return a number of bytes as text, in bytes, KiB, MiB or GiB."""
     size = float(nbytes)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":

@@ -138,7 +138,7 @@ def _looked_at(ray: Any, nodes: list[Node]) -> list[NodeState]:
 
 @contextmanager
 def by_value(cloudpickle: Any) -> Iterator[None]:
-    """Make everything from shmload that a Scout needs be pickled by value, until the block ends."""
+    """Pickle the modules of shmload that a Scout needs by value, within a `with` block."""
     modules = sys.modules[__name__], version_check
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
@@ -150,7 +150,7 @@ def by_value(cloudpickle: Any) -> Iterator[None]:
 
 
 def _pace(ray: Any, scout: Any) -> float:
-    """Return the bytes per second at which finished batches come from an actor's node, several at once."""
+    """Return the rate, in bytes per second, at which finished batches come from an actor's node, several at once."""
     ray.get(scout.batch.remote(BATCH_NBYTES), timeout=START_S)  # the nodes' first connection
     ready = [scout.batch.remote(BATCH_NBYTES) for _ in range(NUM_BATCHES)]
     ray.wait(ready, num_returns=len(ready), timeout=START_S, fetch_local=False)
@@ -177,7 +177,7 @@ def said_of_cluster(states: list[NodeState], num_going: int = 0) -> Finding:
 
 
 def said_of_node(state: NodeState) -> Iterator[Finding]:
-    """Yield all findings about one node, in the order in which things would go wrong."""
+    """Yield all findings about one node, in the order in which a loader would meet the problems."""
 
     def found(check: str, level: Level, text: str, remedy: str = "") -> Finding:
         return Finding(f"{state.name}, {check}", level, text, remedy)

@@ -98,7 +98,7 @@ CORE = Path(shmload.__file__).parent / "_core"
 
 
 def check_compiled(host: Host, folder: Path = CORE, load: Callable[[str], object] = importlib.import_module) -> CheckResult:
-    """Check that every compiled module can be imported. Each has a stub."""
+    """Check that every compiled module can be imported. Their names are those of the stubs."""
     stubs = sorted(stub.stem for stub in folder.glob("*.pyi"))
     missing = [stub for stub in stubs if _fails(partial(load, f"shmload._core.{stub}"))]
     if missing:
@@ -388,7 +388,7 @@ def check_leftovers(host: Host) -> CheckResult:
 
 # ------------------------------------------------------------ all of them
 
-CHECKS: dict[str, Callable[[Host], CheckResult]] = {  # in the order in which things would go wrong
+CHECKS: dict[str, Callable[[Host], CheckResult]] = {  # in the order in which a loader would meet the problems
     "versions": check_versions,
     "compiled modules": check_compiled,
     "kernel": check_kernel,

@@ -1,4 +1,4 @@
-"""The work of `shmload inspect` and `shmload index` on a path: a file, a folder, a packed dataset or a growing cache."""
+"""Describe or index a path, for `shmload inspect` and `shmload index`: a file, a folder, a packed dataset or a growing cache."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _packed(path: Path, num_samples: int) -> Summary:
 
 
 def _cache(path: Path) -> Summary:
-    """Return how full, how old and how fast a growing cache is, and what its writers do: one fact per line."""
+    """Return a summary of a growing cache: its fill, age and rate, and the states of its samplers and writers, a fact per line."""
     from shmload.growing.sample_cache import SampleCache
 
     stats = SampleCache.look(path)

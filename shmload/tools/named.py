@@ -1,7 +1,7 @@
-"""Objects that a command line names as `package.module:name`, and the source of `shmload pack`.
+"""Find the objects that a command line names as `package.module:name`, and the source of `shmload pack`.
 
-Every mistake in a name is reported in one clear line. The built-in workloads, the user's own dataset, a collate function and a
-foreign loader are all named this way, so that a job is plain text: it is passed to a fresh process as JSON, and nothing is
+Every mistake in a name is reported in one line. `shmload bench` names its built-in workloads, the user's dataset, a collate
+function and other loaders in this way, so that a job is plain text: it is passed to a fresh process as JSON, and nothing is
 pickled. The source of `shmload pack` may also be existing data:
 
 | source | what a sample becomes |

@@ -17,7 +17,13 @@ PROVEN, DEFECTS, UNJUDGED, UNFINISHED = 0, 1, 3, 4  # the status of a report and
 
 @dataclass(frozen=True)
 class AuditFinding:
-    """One defect. Kinds: damaged, missing, doubled, swapped, replay (a batch delivered again differs), content."""
+    """One defect.
+
+    Attributes:
+        kind: "damaged" (a file), "missing" or "doubled" (samples or batches), "swapped" (other samples than expected, or batches
+            out of order), "replay" (a batch delivered again differs), or "content" (a batch read again for the check differs).
+        text: what is wrong, and in which file, epoch or step.
+    """
 
     kind: str
     text: str
@@ -69,7 +75,7 @@ class AuditReport:
     accounted: list[str] = field(default_factory=list)  # samples skipped or substituted, as on_error demands
     notes: list[str] = field(default_factory=list)
     num_found: Counter[str] = field(default_factory=Counter)
-    num_reread: int = 0
+    num_reread: int = 0  # batches read again for the check
 
     def found(self, kind: str, text: str) -> None:
         """Add a finding; beyond LISTED_MAX of a kind it is only counted."""

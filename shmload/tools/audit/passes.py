@@ -24,7 +24,7 @@ def judge_pass(
 
     Args:
         epoch: the report to fill.
-        deliveries: those that count, of all ranks.
+        deliveries: those of all ranks that no resume has rolled back.
         ended: ranks that have recorded the end of the pass.
         ranks: ranks with at least one file.
         is_last: whether no record belongs to a later pass.

@@ -20,7 +20,7 @@ from shmload.schedule.stream_positions import stream_positions
 from shmload.tools.audit.findings import AuditReport, EpochReport, Keys, ranges
 from shmload.tools.audit.timeline import AuditPart, Delivery, is_numeric_keys, ordered_keys
 
-BEHIND_MAX = 16  # steps by which ranks may differ when a run ends: they step together, but batches handed over ahead count
+BEHIND_MAX = 16  # steps by which ranks may differ when a run ends: they train in step, but a program may take batches ahead
 
 
 @lru_cache(maxsize=64)
@@ -40,7 +40,7 @@ def schedule_of(header: Header) -> Schedule:
 class JudgedEpoch(NamedTuple):
     """An epoch whose positions have been judged."""
 
-    keys: Keys  # of all deliveries that count
+    keys: Keys  # of its deliveries, without padding and repeated rows
     is_whole: bool  # no position up to the last is missing
 
 
@@ -57,7 +57,7 @@ def judge_positions(
 
     Args:
         epoch: the report to fill.
-        deliveries: those that count, of all ranks.
+        deliveries: those of all ranks that no resume has rolled back.
         parts: all files.
         is_last: whether no record belongs to a later epoch.
         has_ended: whether a rank has recorded the end of the epoch.
@@ -173,7 +173,7 @@ def _report_missing(
 
 
 def _once(positions: Sequence[Keys], deliveries: Sequence[Delivery], report: AuditReport) -> Keys:
-    """Return all positions, sorted and without duplicates, and report what was delivered twice."""
+    """Return all positions, sorted and without duplicates, and report those that were delivered twice."""
     every = np.concatenate(positions)
     whose = np.repeat(np.arange(len(positions)), [len(its) for its in positions])
     order = np.argsort(every, kind="stable")

@@ -24,14 +24,14 @@ class AuditPart:
 
 @dataclass(eq=False)
 class End:
-    """The point where an epoch ended for a rank, and whether that counts."""
+    """The end of an epoch for a rank, and whether a resume has rolled it back (`is_superseded`)."""
 
     part: AuditPart
     epoch: int
     step: int
     is_superseded: bool = False
     until: int | None = None
-    """In a pipeline, rows from this position on were repeated, after a resume within a group of batches fetched together."""
+    """In a pipeline: the rows from this position on do not count, because a resume within this group has repeated them."""
 
     @property
     def rank(self) -> int:
@@ -41,11 +41,11 @@ class End:
 
 @dataclass(eq=False)
 class Delivery(End):
-    """A batch, and whether it counts."""
+    """A delivered batch, and whether a resume has rolled it back (`is_superseded`)."""
 
     batch: Batch = field(kw_only=True)
     life: int = 0
-    """How many times its rank had restarted without a state."""
+    """Number of times that its rank had started without a state before."""
 
     @property
     def where(self) -> str:
@@ -63,7 +63,7 @@ class Restart(NamedTuple):
 
 @dataclass
 class AuditTimeline:
-    """The deliveries in one loader's parts, which are sorted first."""
+    """The deliveries of one loader, in order. Making one sorts the parts and reads all their records."""
 
     parts: list[AuditPart]
     batches: list[Delivery] = field(default_factory=list)

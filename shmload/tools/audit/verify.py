@@ -48,7 +48,7 @@ def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[A
 
     Args:
         logs: the audit files.
-        allow_restarts: whether a start that loaded no state discards what was delivered before.
+        allow_restarts: accept starts that loaded no state. Each discards the batches that were delivered before it.
     Returns:
         the report, and the deliveries of each loader, which `reread` takes.
     """
@@ -218,7 +218,7 @@ def check_replays(deliveries: Sequence[Delivery], report: AuditReport) -> None:
         life = one.life if header.mode == Mode.TORCH else 0  # after a restart, a sampler draws another order
         other = first.setdefault((one.epoch, one.step, header.rank, header.world_size, header.batch_size, life), one)
         if header.stream is not None and batch.num_rows != other.batch.num_rows:
-            continue  # single items: how many are fetched together depends on timing; `judge_stream` judges them
+            continue  # single items: how many are fetched together depends on timing; `judge_items` judges them
         is_keyed = header.mode == Mode.SEED or (header.mode == Mode.PIPELINE and header.batch_size is not None)
         repeats = is_keyed and header.seed_samples
         if not same_keys(batch, other.batch):
@@ -244,7 +244,7 @@ def reread(
     Args:
         loaders: the deliveries of each loader.
         made: the dataset, or a ShmLoader that reads it, if a collate_fn or other arguments matter.
-        num_samples: how many batches to read of each loader.
+        num_samples: number of batches to read of each loader.
         report: receives the findings.
         over: iterates over the batches of one loader, for example to show progress.
     """

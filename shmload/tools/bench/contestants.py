@@ -7,7 +7,7 @@ own, and its bytes are not compared.
 
 A user's torch DataLoader keeps every argument as a public attribute, and its order as a sampler or a batch sampler. A ShmLoader
 gets the same objects, so both draw the same order from the same generator. `torch` is the user's object itself, unless a sweep
-asks for another number of workers: then it is rebuilt in the same way.
+asks for another number of workers or prefetch factor: then it is rebuilt in the same way.
 
 A workload names its dataset as `module:class`, like a user's own, and prepares its arguments once in the parent: generated files
 are in a temporary folder. Contents are photographs or random numbers, never zeros, which some memory systems deliver faster.
@@ -80,7 +80,7 @@ def seed_mode(dataset: Any, options: LoaderOptions) -> Loader:
     return ShmLoader(dataset, **keywords(options), seed=options.seed)
 
 
-seed_mode.keeps_order = False  # type: ignore[attr-defined]  # what a user's factory may say of itself, too
+seed_mode.keeps_order = False  # type: ignore[attr-defined]  # a user's factory may set it, too
 
 
 def torch_loader(dataset: Any, options: LoaderOptions) -> Loader:

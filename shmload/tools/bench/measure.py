@@ -127,7 +127,7 @@ def num_rows(batch: Any) -> int:
 
 
 def digest(batch: Any) -> int:
-    """Return a digest of dtypes, shapes and all bytes, to compare loaders without keeping batches. Container types do not count."""
+    """Return a digest of dtypes, shapes and all bytes, to compare loaders without keeping batches. Container types are ignored."""
     return digest_of(list(leaves(batch)))[0]
 
 
@@ -297,7 +297,7 @@ def protocol(dataset: Any) -> str:
 
 
 def fill(dataset: Any, indices: Sequence[int], out: dict[str, Any]) -> None:
-    """Fill rows 0..len(indices) of the arrays in `out` by the dataset's own protocol."""
+    """Fill the first len(indices) rows of the arrays in `out` by the dataset's own protocol."""
     if protocol(dataset) == "read_batch_into":
         dataset.read_batch_into(indices, out)
         return
@@ -308,11 +308,11 @@ def fill(dataset: Any, indices: Sequence[int], out: dict[str, Any]) -> None:
 def read(
     dataset: Any, *, batch_size: int, seconds: float, copy_bytes_per_s: float, collate: Callable[[list[Any]], Any] | None = None
 ) -> Reading:
-    """Return what one core reads into a resident batch, in random order, without any hand-over.
+    """Measure how fast one core reads samples into a resident batch, in random order, without handing the batch over.
 
-    A dataset with a protocol fills the batch itself. From any other the samples are only read, and the least time of a copy of
-    their bytes is added: the limit must not be slower than a good loader's way to place them. The user's collate function is run,
-    because its work is theirs as well.
+    A dataset with a protocol fills the batch itself. Of any other the samples are only read, and the least time in which their
+    bytes can be copied is added, so that the limit is not slower than a good loader. The user's collate function is run, because
+    every loader must run it.
     """
     draws = orders(dataset, batch_size)
     read_batch = reader(dataset, batch_size, collate)
@@ -396,7 +396,7 @@ def main() -> None:
 
 
 def run(job: BenchJob) -> dict[str, Any]:
-    """Return the answer to a job: fields of an Outcome."""
+    """Return the answer to a job, as fields of a TaskOutcome."""
     if not job.loader:
         return {"values": probe(job)}
     dataset = None if job.torch_loader else make_dataset(job.dataset, job.arguments)

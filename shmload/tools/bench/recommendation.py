@@ -1,4 +1,4 @@
-"""How many workers to use, and which prefetch: measured by a sweep, or computed from one measurement."""
+"""Recommend a number of workers and a prefetch factor, from the measurements of a sweep or by a model from one measurement."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MeasuredSetting:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """A setting, and its source: "sweep" or "model"."""
+    """A recommended setting. `origin` is "sweep" or "model"; `batch_size` is None if only one size was measured."""
 
     num_workers: int
     prefetch_factor: int
@@ -63,9 +63,9 @@ def from_sweep(tried: Sequence[MeasuredSetting], step_ms: float) -> Recommendati
 
 
 def from_model(figures: Figures, *, step_ms: float) -> Recommendation:
-    """Return the setting of the model: ceil(the workers' demand per batch / the trainer's, with a margin), limited by the cores.
+    """Return the setting of the model: ceil(MARGIN * the workers' demand per batch / the trainer's), limited by the cores.
 
-    The cores do not limit the workers' sleep: two sleeping workers need no second one.
+    A sleeping worker needs no core, so workers may outnumber the cores in proportion to the time that they sleep, up to 8 times.
     """
     parts = demands(figures)
     computing = max(1, min(figures.num_workers, figures.num_cpus))

@@ -44,7 +44,7 @@ class LoaderReport:
 class WorkloadReport:
     """All loaders on one workload at one setting, and what one core can do without a loader.
 
-    `verdict` is about the subject of the report.
+    `verdict` judges the report's `subject`. `limit` is the answer of `measure.probe`.
     """
 
     name: str
@@ -63,7 +63,7 @@ class WorkloadReport:
 
 @dataclass
 class Report:
-    """A whole benchmark."""
+    """A whole benchmark. Ratios and verdicts are those of the loader `subject`, compared with the loader `reference`."""
 
     subject: str
     reference: str

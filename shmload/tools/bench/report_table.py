@@ -90,7 +90,7 @@ def table(report: Report, width: int) -> Table:
         where = [workload.name, workload.setting] if report.is_sweep else [workload.name]
         for name, loader in workload.loaders.items():
             cells = ["failed"] if loader.error else [number(loader, metric) for _, metric, _ in shown]
-            # of benchmarks.contestants.grain:open_loader, the part that differs between loaders
+            # of a name such as benchmarks.contestants.grain:open_loader, the part that differs: grain:open_loader
             made.add_row(*where, name.rpartition(".")[2], ratio_cell(name, loader, report), *cells)
             where = [""] * len(where)
         made.add_section()

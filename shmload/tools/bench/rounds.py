@@ -41,7 +41,7 @@ class BenchJob:
         loader: a name of the contestants' table or `module:factory`; empty means the limit without any loader.
         batch_size, num_workers: None if the user's own DataLoader sets it.
         prefetch_factor: None is torch's default.
-        torch_loader: `module:name` of a torch DataLoader or of the function that makes it; then there is no `dataset`.
+        torch_loader: `module:name` of a torch DataLoader or of the function that makes it; `dataset` is then empty.
         seconds: length of the timed part; 0 skips it.
         step_s: how long the trainer sleeps after each batch, in place of a training step.
         num_digests: batches of the untimed pass whose bytes are digested; 0 for a loader with an order of its own.
@@ -103,7 +103,7 @@ class BenchOptions:
     Args:
         workloads: names of built-in ones; empty means all, or none if `dataset` or `torch_loader` is given.
         dataset, torch_loader: the user's own, as `module:name`.
-        loaders: the first is the subject of every ratio, `torch` (else the last) its reference.
+        loaders: ratios are those of the first to `torch`, or to the last if `torch` is not among them.
         num_workers, prefetch_factor, batch_size: with more than one value each, every combination is measured.
         step_ms: length of the simulated training step after each batch.
         seconds: length of each timed part.

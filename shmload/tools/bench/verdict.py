@@ -21,7 +21,7 @@ INSTANT_S = 1e-6  # a demand below this counts as zero
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """The measurements of one loader on one workload, per batch, with the shares of the trainer's time.
+    """The measurements of one loader on one workload, per batch.
 
     Args:
         read_cpu_s, read_blocked_s: reading all samples of a batch on one core, computing and asleep.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 import threading
 from collections.abc import Mapping
@@ -56,6 +57,8 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     _check_share(given)
     _check_effects(given)
     check_device(given["device"])
+    if given["audit"] is not None and not os.fspath(given["audit"]):
+        raise ValueError("audit must be the path of a folder; got '', which would be the current folder: give audit='.' for that")
     if given["device"] is not None and given["audit"] is not None:
         raise ValueError(
             "audit and device cannot be combined: the audit records a digest of bytes on the host, and these are on the device. "

@@ -247,6 +247,7 @@ def test_iterable_dataset_of_torch_is_read() -> None:
         ({"seed_samples": True}, "needs a seed"),
         ({"uneven": "odd"}, "uneven must be"),
         ({"ring_bytes": 0}, "ring_bytes must be a positive"),
+        ({"audit": ""}, "audit must be the path of a folder; got ''"),
         ({"max_restarts": -1}, "max_restarts must be at least 0"),
         ({"seed": 1, "rank": 1}, "go together"),
         ({"seed": 1, "rank": 2, "world_size": 2}, "below world_size"),

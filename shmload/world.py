@@ -152,7 +152,7 @@ def _place_by_environment() -> tuple[int, int]:
     if not 0 <= rank < world_size:
         told = ", ".join(f"{name}={os.environ[name]!r}" for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in os.environ)
         raise ValueError(
-            f"the environment says {told}, which is no place of a rank among several: set RANK and WORLD_SIZE, or neither, or give "
+            f"the environment says {told}, which is not a valid rank and world size: set RANK and WORLD_SIZE, or neither, or give "
             "rank and world_size"
         )
     return rank, world_size

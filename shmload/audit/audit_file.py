@@ -215,7 +215,7 @@ def _read_header(log: AuditLog, line: bytes) -> str:
     """Read the first line into the log. Return why it cannot be used, or ""."""
     magic, version, rest = (*line.split(b" ", 2), b"", b"")[:3]
     if magic + b" " != _MAGIC or not (version.isdigit() and len(version) < 10 and int(version)):
-        return "this is no audit file: it begins with no 'shmaudit' line"
+        return "this is not an audit file: it does not begin with a 'shmaudit' line"
     if int(version) > FORMAT_VERSION:
         return f"this file has format version {int(version)}, this shmload reads up to {FORMAT_VERSION}: install a newer one"
     header = _content(rest)

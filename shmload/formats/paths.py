@@ -203,7 +203,7 @@ def check_replaceable(path: str | os.PathLike[str]) -> None:
     """
     with suppress(FileNotFoundError):
         if not stat.S_ISREG(os.stat(path).st_mode):
-            raise ValueError(f"{os.fspath(path)} is no file, and one that is whole is put in its place: give the path of a file")
+            raise ValueError(f"{os.fspath(path)} is not a file, so it is not replaced: give the path of a file")
 
 
 def make_half(path: str | os.PathLike[str]) -> tuple[int, str]:
@@ -391,7 +391,7 @@ def _expanded(text: str, at: int, *, is_inside: bool) -> tuple[list[str], int]:
             at += text[at] == "\\" and at + 1 < len(text)
             parts = [text[at]]
         if len(found) * len(parts) > _MOST:
-            raise ValueError(f"{text!r} stands for more than {_MOST:,} names")
+            raise ValueError(f"{text!r} expands to more than {_MOST:,} names")
         found, at = [head + part for head in found for part in parts], at + 1
     return found, at
 
@@ -420,7 +420,7 @@ def _numbers(first: str, last: str, step: str | None) -> list[str]:
     width = max(len(first), len(last)) if is_padded else 0
     numbers = _range(int(first), int(last), step)
     if len(numbers) > _MOST:
-        raise ValueError(f"{{{first}..{last}}} stands for more than {_MOST:,} names")
+        raise ValueError(f"{{{first}..{last}}} expands to more than {_MOST:,} names")
     return [f"{n:0{width}d}" for n in numbers]
 
 

@@ -28,7 +28,9 @@ def rebuilt(loader: _Loader, **ordering: Any) -> _Loader:
     position = loader.__getstate__()["position"]
     has_begun = position and (not position["is_finished"] if loader.seed is None else position["epoch"] or position.get("step"))
     if has_begun:
-        raise StateMismatch("this loader stands within an order that is divided only now: load the state into what prepare returns")
+        raise StateMismatch(
+            "this loader is in the middle of an order that prepare divides among processes: load the state into what prepare returns"
+        )
     names = inspect.signature(ShmLoader.__init__).parameters
     made = object.__new__(type(loader))
     ShmLoader.__init__(made, **{n: getattr(loader, n) for n in names if n not in ("self", *ORDERING)}, **ordering)

@@ -53,7 +53,7 @@ def prepare(loader: _Loader, *, add_dist_sampler: bool = True, move_to_device: b
     rank, world_size = context.get_world_rank(), context.get_world_size()
     if rank is None or world_size is None:
         raise RuntimeError(
-            "this process is no worker of a TorchTrainer, and Ray Train knows no rank for it: call prepare in its loop"
+            "this process is not a worker of a TorchTrainer, and Ray Train knows no rank for it: call prepare in its loop"
         )
     arguments: dict[str, Any] = {}
     if orders_itself(loader):

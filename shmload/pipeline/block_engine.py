@@ -50,7 +50,7 @@ class BlockEngine(PipelineEngine):
 
     @property
     def num_steps(self) -> int:
-        raise TypeError("behind a stage that makes more or fewer items their number is not known before they are read")
+        raise TypeError("after a stage that makes more or fewer items their number is not known before they are read")
 
     @property
     def valid(self) -> int | None:
@@ -134,7 +134,7 @@ class BlockEngine(PipelineEngine):
                 self._at.arrive(self.blocks.number)
                 if self._at.offset > (found := length(self._current)):
                     raise StateMismatch(
-                        f"the state stands behind item {self._at.offset} of block {self._at.block}, which has {found}: what the "
+                        f"the state is after item {self._at.offset} of block {self._at.block}, which has {found}: what the "
                         "stages make of an item has changed since it was saved"
                     )
             if self._at.offset < length(self._current):

@@ -59,7 +59,7 @@ class Cache:
         """
         if not below.is_fixed:
             raise ValueError(
-                "its items come in another order, or are others, in each epoch, and would be kept anew: put Cache before that"
+                "its items come in another order, or are others, in each epoch, and would be cached again: put Cache before that"
             )
         return Cached(below, None if self.folder is None else Path(self.folder), self.version)
 

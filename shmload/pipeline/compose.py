@@ -71,7 +71,7 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
                 (of_items if collate is None else of_batches).append(Each(name, stage.fn))
         elif tail and collate is None and not isinstance(stage, Scan | Partition | Collate):
             raise ValueError(
-                f"{where} stands behind {tail[0][0]}, where only Scan, Map, Partition and Collate may: put it before that"
+                f"{where} comes after {tail[0][0]}, where only Scan, Map, Partition and Collate can be: put it before that"
             )
         elif isinstance(stage, Scan) and collate is None:
             tail.append((name, stage))
@@ -86,17 +86,17 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
         elif hasattr(stage, "over") and collate is None:
             if expanding:
                 raise ValueError(
-                    f"{where} needs to know where each item stands, which is not known behind {expanding[0][0]}: put it before that"
+                    f"{where} needs the position of each item, which is not known after {expanding[0][0]}: put it before that"
                 )
             if partition is not None:
-                raise ValueError(f"{where} stands behind Partition: which items there are is settled before ranks share them")
+                raise ValueError(f"{where} comes after Partition: choose items before the ranks share them")
             source, of_items = _over(stage, where, Mapped(source, of_items) if of_items else source), []
         elif collate is not None and (hasattr(stage, "over") or isinstance(stage, Expanding) or type(stage) in _NOT_BEHIND):
-            raise ValueError(f"{where} stands behind Collate, where only Map may: {_NOT_BEHIND.get(type(stage), _NO_PLACES)}")
+            raise ValueError(f"{where} comes after Collate, where only Map can be: {_NOT_BEHIND.get(type(stage), _NO_PLACES)}")
         elif isinstance(stage, DistributedBatchedMap):
             if (expanding or stream) and not callable(stage.mapping_fn):
                 behind = expanding[0][0] if expanding else "a Stream"
-                raise ValueError(f"{where} decodes into a batch's row (read_into), which is not known behind {behind}")
+                raise ValueError(f"{where} decodes into a batch's row (read_into), which is not known after {behind}")
             each = Each(name, stage.mapping_fn)
             if expanding or stream:
                 expanding.append((name, each))
@@ -115,7 +115,7 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
                 raise ValueError(f"{where} {_NO_WHOLE_BATCHES if by_blocks else _NO_BATCHES}")
             of_made.append(Each(name, stage.fn))
         else:
-            raise TypeError(f"{where} is no stage: a function becomes one as Map(function)")
+            raise TypeError(f"{where} is not a stage: for a function, give Map(function)")
     if of_made and of_items and not callable(of_items[-1].function):
         raise ValueError(
             f"{of_made[0].name} follows items that are decoded into the batch's row (read_into): use Map, in the trainer"
@@ -166,13 +166,13 @@ def _is_source(stage: Any) -> bool:
 _SOURCES = "a Range, a Permutation, Items, a Generate, a Stream, a Zip, a Chain, an Interleave or a Join"
 _NO_BATCHES = "is a function of batches where they are made: it follows Collate, before any Map of whole batches"
 _NO_WHOLE_BATCHES = (
-    "needs batches that workers make whole, which run across blocks behind a stage that makes more or fewer items: use Map"
+    "needs batches that workers make whole, which run across blocks after a stage that makes more or fewer items: use Map"
 )
 _NO_PLACES = "batches have no places of items; put it before Collate"
 _NOT_BEHIND = {
     Partition: "whole batches are dealt to the ranks already; put it before Collate",
     DistributedBatchedMap: "workers make whole batches; put it before Collate",
-    Collate: "a batch is no item",
+    Collate: "a batch is not an item",
 }
 
 

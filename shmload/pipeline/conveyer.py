@@ -78,7 +78,7 @@ class Conveyer(RunningPipeline):
         if self.plan.is_expanding and (misplaced := sorted(names & {*OF_BATCHES, "audit"})):
             raise ValueError(
                 f"{', '.join(misplaced)}: workers make blocks of items here, and not the batches that this is for: leave it out "
-                "behind a stage that makes more or fewer items"
+                "after a stage that makes more or fewer items"
             )
 
     @property

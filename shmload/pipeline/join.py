@@ -61,13 +61,13 @@ class Join(RunningPipeline, Fluent):
                 raise ValueError(f"member {number} comes as it is done (in_order=False), and a Join's items have an order")
             if isinstance(pipeline, Conveyer) and (pipeline.plan.tail or pipeline.plan.is_streamed):
                 raise ValueError(
-                    f"member {number} has a Stream or a Scan, whose state has no place in a Join's: put a Scan behind the Join, "
+                    f"member {number} has a Stream or a Scan, whose state has no place in a Join's: put a Scan after the Join, "
                     "and make Items of a Stream that is not too long"
                 )
             if isinstance(pipeline, Conveyer) and pipeline.plan.is_expanding and not pipeline.is_endless:
                 raise ValueError(
                     f"member {number} has a stage that makes more or fewer items, and how many it gives is not known before "
-                    "they are read: put that stage behind the Join, or give the member's source repeating=True"
+                    "they are read: put that stage after the Join, or give the member's source repeating=True"
                 )
             if _size(pipeline) == 0:
                 raise ValueError(f"member {number} of the Join gives nothing: not even one batch of all ranks is full")

@@ -117,7 +117,7 @@ class JoinEngine:
         counts: list[Any] = [count for count, _ in pairs]
         if not all(type(number) is int and number >= 0 for number in [epoch, *counts]):
             raise StateMismatch(
-                f"this is no state of a Join{where}: an epoch and counts are whole numbers; got {[epoch, *counts]!r:.200}"
+                f"this is not a state of a Join{where}: an epoch and counts are whole numbers; got {[epoch, *counts]!r:.200}"
             )
         self._draws.drawn.check_at(sum(counts), counts)
         entered = [

@@ -36,16 +36,16 @@ def _check(number: int, plan: Plan, options: Mapping[str, Any], name: str) -> No
         )
     if plan.is_streamed:
         raise ValueError(
-            f"member {number} of the {name} is a Stream, and the {name} needs to know where each item stands: make Items of it, if "
+            f"member {number} of the {name} is a Stream, and the {name} needs the position of each item: make Items of it, if "
             "it is not too long"
         )
     if plan.is_expanding:
         raise ValueError(
             f"member {number} of the {name} has a stage that makes more or fewer items, and the {name} needs to know where each "
-            f"item stands: put that stage behind the {name}"
+            f"item stands: put that stage after the {name}"
         )
     if plan.collate is not None or plan.partition.n_ranks > 1:
         raise ValueError(
             f"member {number} of the {name} has a {'Collate' if plan.collate is not None else 'Partition'} of its own, and the "
-            f"Conveyer that the {name} begins needs single items of all ranks: put that stage behind the {name}"
+            f"Conveyer that the {name} begins needs single items of all ranks: put that stage after the {name}"
         )

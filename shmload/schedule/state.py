@@ -108,7 +108,7 @@ def check_state(state: object) -> State:
     head = check_head(state, "seed", STATE_VERSION, "build the loader as it was at saving")
     faults = faults_in(head, _KINDS, optional=State.__optional_keys__)
     if faults:
-        raise StateMismatch(f"this is no state of a seeded run: {'; '.join(faults)}. Load what state_dict() returned")
+        raise StateMismatch(f"this is not a state of a seeded run: {'; '.join(faults)}. Load what state_dict() returned")
     check_checksum(head)
     return cast(State, head)
 

@@ -162,7 +162,7 @@ def _read_tensor(held: list[Any]) -> torch.Tensor:
     name, shape, text = held
     dtype, raw = getattr(torch, name), bytearray(_bytes(text))
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"{name} is no dtype")
+        raise TypeError(f"{name} is not a dtype")
     if not raw:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(raw, dtype=torch.uint8).clone().view(dtype).reshape(shape)

@@ -104,7 +104,7 @@ def check_compiled(host: Host, folder: Path = CORE, load: Callable[[str], object
     if missing:
         return problem(
             f"{', '.join(missing)}: missing, or built for another Python or C library",
-            "Install shmload anew (pip install --force-reinstall), or build the source tree: pip install -e .",
+            "Install shmload again (pip install --force-reinstall), or build the source tree: pip install -e .",
         )
     return f"all {len(stubs)} are there"
 
@@ -183,7 +183,7 @@ def check_pid_1(host: Host) -> CheckResult:
             "becomes a kill; and nobody reaps orphans (a loader reaps its own workers)",
             "Start the container with an init: docker run --init, or tini",
         )
-    return "it is no Python program"
+    return "it is not a Python program"
 
 
 def check_reaper(host: Host) -> CheckResult:
@@ -294,7 +294,7 @@ def check_threads(host: Host) -> CheckResult:
     setting = host.environ.get("OMP_NUM_THREADS", "")
     number = setting.split(",")[0]
     if setting and not number.isdigit():
-        return advice(f"OMP_NUM_THREADS={setting!r} is no number and is ignored", "Set a number")
+        return advice(f"OMP_NUM_THREADS={setting!r} is not a number and is ignored", "Set a number")
     threads = int(number or allowed)
     said = f"OMP_NUM_THREADS={threads}" if setting else "OMP_NUM_THREADS is not set"
     if threads <= usable:

@@ -75,7 +75,7 @@ def test_file_truncated_anywhere_is_torn_and_not_damaged(tmp_path: Path, recorde
 def test_format_version_0_is_unknown(tmp_path: Path, recorded: bytes) -> None:
     assert recorded.startswith(b"shmaudit 1 ")
     log = read(tmp_path, b"shmaudit 0 " + recorded[11:])
-    assert log.damage == ["offset 0: this is no audit file: it begins with no 'shmaudit' line"]
+    assert log.damage == ["offset 0: this is not an audit file: it does not begin with a 'shmaudit' line"]
 
 
 @given(st.data())

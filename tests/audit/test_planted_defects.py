@@ -88,7 +88,7 @@ def test_batches_delivered_in_the_wrong_order_are_swapped(folder: Path) -> None:
     report = verdict_after(folder, swap)
     assert {"swapped"} == kinds(report)
     assert "step 1 (" in texts(report, "swapped")
-    assert "delivered behind step 2" in texts(report, "swapped")
+    assert "delivered after step 2" in texts(report, "swapped")
 
 
 def test_batches_swapped_between_ranks_are_reported(folder: Path) -> None:

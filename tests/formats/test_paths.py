@@ -72,9 +72,9 @@ def test_writer_does_not_replace_folders_and_pipes(kind: str, tmp_path: Path) ->
         path.rename(tmp_path / "pipe")
         path.symlink_to(tmp_path / "pipe")
     before = path.lstat()
-    with pytest.raises(ValueError, match="there is no file, and one that is whole is put in its place"), TarWriter(path) as tar:
+    with pytest.raises(ValueError, match="there is not a file, so it is not replaced"), TarWriter(path) as tar:
         tar.write({"__key__": "a", "txt": "b"})
-    with pytest.raises(ValueError, match="there is no file"):
+    with pytest.raises(ValueError, match="there is not a file"):
         TFRecordWriter(path)
     assert path.lstat() == before
     assert {each.name for each in tmp_path.iterdir()} <= {"there", "pipe"}

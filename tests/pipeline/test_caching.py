@@ -120,7 +120,7 @@ def test_cache_refuses_items_in_different_order_each_epoch(stages: list[Any]) ->
 
 
 def test_cache_after_filter_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs to know where each item stands"):
+    with pytest.raises(ValueError, match="needs the position of each item"):
         Conveyer([Range(4), Filter(bool), Cache()])
 
 

@@ -584,13 +584,10 @@ def test_methods_make_the_same_stages() -> None:
 @pytest.mark.parametrize(
     ("stages", "message"),
     [
-        (
-            [Range(3), Filter(bool), Enumerate()],
-            r"stage 2, a Enumerate, needs to know where each item stands.*stage 1 \(a Filter\)",
-        ),
-        ([Range(3), Filter(bool), Take(2)], "needs to know where each item stands"),
-        ([Range(3), Filter(bool), Shuffle()], "needs to know where each item stands"),
-        ([Range(3), Collate(2), Filter(bool)], "stage 2, a Filter, stands behind Collate"),
+        ([Range(3), Filter(bool), Enumerate()], r"stage 2, a Enumerate, needs the position of each item.*stage 1 \(a Filter\)"),
+        ([Range(3), Filter(bool), Take(2)], "needs the position of each item"),
+        ([Range(3), Filter(bool), Shuffle()], "needs the position of each item"),
+        ([Range(3), Collate(2), Filter(bool)], "stage 2, a Filter, comes after Collate"),
         ([Range(3), BatchMap(mixed)], "stage 1, a BatchMap, is a function of batches where they are made: it follows Collate"),
         ([Range(3), Collate(2), Map(mixed), BatchMap(mixed)], "it follows Collate, before any Map of whole batches"),
         ([Range(3), Filter(bool), Collate(2), BatchMap(mixed)], "needs batches that workers make whole"),

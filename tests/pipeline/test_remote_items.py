@@ -100,7 +100,7 @@ def test_state_resumes_on_other_workers_and_ranks(shards: Path) -> None:
 def test_unsupported_stages_of_remote_items_are_refused(shards: Path) -> None:
     with pytest.raises(ValueError, match="which is unknown after select"):
         Items(decoded(shards).select(bool))
-    with pytest.raises(ValueError, match=r"Cache.* would be kept anew"):
+    with pytest.raises(ValueError, match=r"Cache.* would be cached again"):
         Conveyer([Items(decoded(shards)), Cache()])
     assert labels([Items(decoded(shards, shuffle=False)), Cache()]) == list(range(N))
 

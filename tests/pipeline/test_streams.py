@@ -278,7 +278,7 @@ def test_invalid_streams_are_refused_with_the_reason() -> None:
         Conveyer([Range(3), DistributedBatchedMap(items.Squares(), 1), Scan(lambda s, x: (s, x)), Collate(2)])
     with pytest.raises(ValueError, match="member 1 of the Zip is a Stream"):
         Conveyer([Zip(Range(3), Stream([1]))])
-    with pytest.raises(ValueError, match=r"stage 2, a Filter, stands behind stage 1 \(a Scan\)"):
+    with pytest.raises(ValueError, match=r"stage 2, a Filter, comes after stage 1 \(a Scan\)"):
         Conveyer([Range(3), Scan(lambda s, x: (s, x)), Filter(bool)])
 
 

@@ -49,7 +49,7 @@ def row_groups(footer: bytes) -> list[RowGroup]:
     try:
         return [_row_group(group) for group in _struct(footer, 0)[0].get(4, ())]
     except (IndexError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"its metadata is no Thrift struct of row groups: {type(error).__name__}: {error}") from error
+        raise ValueError(f"its metadata is not a Thrift struct of row groups: {type(error).__name__}: {error}") from error
 
 
 def _row_group(group: dict[int, Any]) -> RowGroup:

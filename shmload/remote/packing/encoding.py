@@ -307,7 +307,7 @@ def _named_picture(extension: str, value: Any, quality: int | None) -> bytes:
         array = _array(value) if is_tensor else value
         straight = _height_width_channels(array, is_tensor=is_tensor)
         if straight is None:
-            raise ValueError(f"an array of shape {array.shape} is no image: it has 2 extents, or 3 of which one is 1, 3 or 4")
+            raise ValueError(f"an array of shape {array.shape} is not an image: it has 2 extents, or 3 of which one is 1, 3 or 4")
         from PIL import Image
 
         pixels = _pixels(straight)

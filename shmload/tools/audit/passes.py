@@ -63,7 +63,7 @@ def judge_pass(
         epoch.remaining = f"the steps after {lasts}"
     elif unfinished:
         for rank, last in unfinished.items():
-            what = f"nothing behind step {last}, where it was left or its record ends"
+            what = f"nothing after step {last}, where it was left or its record ends"
             report.found("missing", f"rank {rank}, pass {epoch.epoch}: {what}")
     if report.num_found.total() == num_found:
         _judge_coverage(epoch, header, by_rank, report, is_whole=not unfinished)

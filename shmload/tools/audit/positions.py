@@ -121,7 +121,7 @@ def _check_indices(deliveries: list[Delivery], report: AuditReport) -> None:
             continue
         for row, _, new, tries in one.batch.changes:
             if new is not None and new != schedule.index_after(one.epoch, one.step, one.rank, row, tries):
-                what = f"row {row} has the substitute {new}, which is not number {tries} behind it in the order"
+                what = f"row {row} has the substitute {new}, which is not number {tries} after it in the order"
                 report.found("swapped", f"{one.where}: {what}")
     for kind, sign, what in (("missing", 1, "never came"), ("doubled", -1, "came once too often")):
         if found := sorted(key for key, more in expected_more.items() if sign * more > 0):

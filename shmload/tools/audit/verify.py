@@ -98,7 +98,7 @@ def _judge(timeline: AuditTimeline, report: AuditReport, *, allow_restarts: bool
     newest = timeline.parts[-1].header
     summary = AuditedLoader(_title(newest), [], newest.world_size, len(timeline.parts))
     for one, before in timeline.out_of_order:
-        how = "before its epoch began" if before is None else f"behind step {before}"
+        how = "before its epoch began" if before is None else f"after step {before}"
         report.found("swapped", f"{one.where}: delivered {how}")
     report.notes += timeline.lost
     for part, num_batches, num_samples in timeline.restarts if not allow_restarts else ():

@@ -154,7 +154,7 @@ class MeasuredStream:
             batch = next(self.batches)
         except StopIteration:
             if self.position == 0:
-                again = ", after others that had some: is it a generator? It is iterated anew for each epoch"
+                again = ", after others that had some: is it a generator? It is iterated again for each epoch"
                 words = f"the loader delivered no batch in a whole epoch{again if self.num_epochs > 1 else ''}"
                 raise RuntimeError(words) from None
             self.batches = None

@@ -51,7 +51,7 @@ def test_unbalanced_brace_is_an_error(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["{0..999999999999}", "{0..9999}{0..9999}"])
 def test_pattern_for_millions_of_names_is_an_error(text: str) -> None:
-    with pytest.raises(ValueError, match="stands for more than 1,000,000 names"):
+    with pytest.raises(ValueError, match="expands to more than 1,000,000 names"):
         expand_braces(text)
 
 

@@ -331,7 +331,7 @@ REFUSED = {
     "no image": (
         {"a.png": np.ones(3)},
         ValueError,
-        "field 'a.png': an array of shape (3,) is no image: it has 2 extents, or 3 of which one is 1, 3 or 4",
+        "field 'a.png': an array of shape (3,) is not an image: it has 2 extents, or 3 of which one is 1, 3 or 4",
     ),
     "no such encoder": ({"a.txt": 3}, TypeError, "field 'a.txt': text is str or bytes; got int"),
 }

@@ -1,4 +1,4 @@
-"""LitData's chunks in which several items are compressed together, in frames of zstd."""
+"""Read LitData's chunks in which several items are compressed together, in frames of zstd."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def index_of_frames(url: str, nbytes: int, read: Read) -> RecordIndex:
 
 
 def framed_item(index: RecordIndex, number: int, read: Read, cache: BlockCache) -> memoryview:
-    """Return an item's bytes from its frame, which is expanded only once."""
+    """Return a view of an item's bytes in its decompressed frame, which is kept in `cache`."""
     block, _ = index.block(number)
     offsets, firsts = np.frombuffer(index.extra, "<u4"), index.firsts
     assert firsts is not None

@@ -126,7 +126,7 @@ def _picture_encoded(picture: Picture, quality: int | None) -> tuple[str, bytes]
 
 
 def _height_width_channels(array: NDArray[Any], *, is_tensor: bool) -> NDArray[Any] | None:
-    """Return the image with channels last, or without that dimension if there is one; None if it is not an image."""
+    """Return the image with channels last, or without that dimension if it has one channel; None if it is not an image."""
     if 0 in array.shape or array.ndim not in (2, 3):
         return None
     if array.ndim == 2:
@@ -140,7 +140,7 @@ def _height_width_channels(array: NDArray[Any], *, is_tensor: bool) -> NDArray[A
 
 
 def _pixels(array: NDArray[Any]) -> NDArray[Any] | None:
-    """Return the image as PNG stores it without loss: uint8, or uint16 with one channel; None if that is not possible."""
+    """Return the image as PNG can store it without loss: uint8, or uint16 with one channel; None if that is not possible."""
     if array.dtype == np.uint8 or (array.dtype == np.uint16 and array.ndim == 2):
         return np.ascontiguousarray(array)
     if array.dtype not in (np.float32, np.float64):
@@ -199,7 +199,7 @@ _KNOWN = INTEGERS | TEXTS | IMAGE_EXTENSIONS | {"json", "jsn", "npy", "npz", "te
 _PLAIN = re.compile(r"[^a-z0-9_.-]")
 _PICTURES = {"jpg", "jpeg", "png", "tif", "tiff", "pbm", "pgm", "ppm", "webp", "gif", "bmp"}
 _BYTES = (bytes, bytearray, memoryview)
-_FACES = {"image": "", "label": ""}  # fields whose members are named by their extension only
+_FACES = {"image": "", "label": ""}  # fields whose members are named by their extension only; their order in a tuple
 
 
 def members_of(sample: Any, quality: int | None, serializers: Serializers | None = None) -> Members:
@@ -314,7 +314,7 @@ def _named_picture(extension: str, value: Any, quality: int | None) -> bytes:
         value = Image.fromarray(straight if pixels is None else pixels)
     file = file_of_picture(value) if hasattr(value, "getbands") else None
     if file is not None and _is_format(image_extension(file[:PEEK]), extension):
-        return file  # no second generation
+        return file  # no second generation (a loss by encoding twice)
     if quality is not None and extension in ("jpg", "jpeg") and getattr(value, "mode", "") in ("L", "RGB"):
         return _saved(value, "JPEG", quality=quality)
     return encode(extension, value)

@@ -104,7 +104,7 @@ class Session:
         return file
 
     def end_writing(self, name: str) -> None:
-        """Close the file. Idempotent."""
+        """Close the file of a reservation, which releases its lock. Idempotent."""
         if (file := self.writing.pop(name, None)) is not None:
             file.close()
 

@@ -1,4 +1,4 @@
-"""Names of files that are being written, and the removal of those that killed writers have left."""
+"""Name the files that are being written, and remove those that killed writers have left."""
 
 from __future__ import annotations
 

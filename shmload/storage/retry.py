@@ -85,7 +85,7 @@ class Retry:
 
     @property
     def left_s(self) -> float:
-        """Return the seconds until no further try begins; at least 0.1."""
+        """Return the number of seconds during which further tries may begin; at least 0.1."""
         return max(self.retry_policy.timeout_s - (monotonic() - self._since), 0.1)
 
     def failed(self, failure: TransientError) -> None:

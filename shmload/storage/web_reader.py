@@ -1,4 +1,4 @@
-"""Read objects over HTTP: the base of S3-compatible stores and plain web servers.
+"""`WebReader`: read objects over HTTP. It is the base of `S3Store` and `HttpStore`.
 
 An object is read by ranges, several at once, each directly into its destination. No answer is trusted: the range, the total size,
 the length and the version that it reports are compared with the request and with the other ranges. After a failure only the missing
@@ -40,7 +40,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class Version:
-    """The version that all ranges of one read must have.
+    """The version of an object that all ranges of one read must have. It also tells the ranges if one of them has failed.
 
     Args:
         url: URL of the object.

@@ -36,7 +36,7 @@ Found = int | str  # number of records in a file, or the reason why it cannot be
 
 
 class WalkedFile(RecordFile):
-    """A file whose records each process finds by itself, which costs less than an index file for each file of a budget."""
+    """A RecordFile without an index file: each process finds the records by itself, which costs less in a cache."""
 
     _offsets: Offsets | None = None
 
@@ -86,7 +86,12 @@ class Intake:
         return found if (size, at) == (status.st_size, status.st_mtime_ns) else None
 
     def look(self, path: Path, status: os.stat_result) -> Found | None:
-        """Examine a file. Return None if it is still being written."""
+        """Examine a file and remember the result. Return None if it is still being written.
+
+        Args:
+            path: the file.
+            status: its status.
+        """
         if self.is_being_written(path, status):
             return None
         found: Found

@@ -1,4 +1,4 @@
-"""Reports of processes, which `stats()` reads in other processes."""
+"""Reports that processes write about themselves, and that `stats()` reads in other processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shmload.processes.file_lock import FileLock, is_locked
 
 
 class WriterReport:
-    """The report of one process, .growing/<kind>/<pid>-<word>.json, rewritten at each change.
+    """The report of one writer or supervisor, .growing/<kind>/<pid>-<word>.json, rewritten at each change.
 
     It is valid while its process holds a lock on .../<pid>-<word>.lock. The process id would not be enough, because it may belong
     to another process in another container, or later.

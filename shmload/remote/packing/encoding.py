@@ -314,7 +314,7 @@ def _named_picture(extension: str, value: Any, quality: int | None) -> bytes:
         value = Image.fromarray(straight if pixels is None else pixels)
     file = file_of_picture(value) if hasattr(value, "getbands") else None
     if file is not None and _is_format(image_extension(file[:PEEK]), extension):
-        return file  # no second generation (a loss by encoding twice)
+        return file  # no second generation
     if quality is not None and extension in ("jpg", "jpeg") and getattr(value, "mode", "") in ("L", "RGB"):
         return _saved(value, "JPEG", quality=quality)
     return encode(extension, value)

@@ -150,7 +150,7 @@ class Mix(ConcatDataset[Any]):
         return self._read_several if any(ability_of(each, "__getitems__") for each in self.datasets) else None
 
     def _read_several(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples of indices: fewer, or more, where a member's `__getitems__` filters or adds samples."""
+        """Return the samples of several indices, in order: fewer or more if a member's `__getitems__` filters or adds samples."""
         rows_of: dict[int, list[tuple[int, int]]] = {}
         for row, index in enumerate(indices):
             member, place = self.place_of(index)
@@ -169,7 +169,12 @@ class Mix(ConcatDataset[Any]):
         return list(chain.from_iterable(samples))
 
     def keyed_order(self, *, shuffle: bool, global_batch: int) -> KeyedOrder:
-        """Return the order in which a loader in seed mode reads this Mix."""
+        """Return the order in which a loader in seed mode reads this Mix. It is cached until a member's length changes.
+
+        Args:
+            shuffle: whether each member's samples are shuffled.
+            global_batch: number of samples of one step over all ranks, which converts the steps of a curriculum to positions.
+        """
         sizes = [len(dataset) for dataset in self.datasets]  # type: ignore[arg-type]  # they have lengths
         if sizes != self._sizes:  # a member has grown
             self._sizes, self._orders = sizes, {}

@@ -1,4 +1,4 @@
-"""The order of a mixture: which member each position draws, and which of its samples.
+"""`MixOrder`: the order of a mixture, which decides from which member each position draws, and which of its samples.
 
     position       0   1   2   3   4   5   6  ...        the member: mix_draws.py, from the weights alone
     member         a   b   a   c   a   b   a

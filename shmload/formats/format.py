@@ -79,7 +79,10 @@ class Format(Protocol):
 
 
 class ShardFormat(Format, Protocol):
-    """A format that `RemoteDataset` reads. `BlockFormat` implements the methods below by means of those of `Format`."""
+    """A format that `RemoteDataset` reads. `BlockFormat` implements the methods below by means of those of `Format`.
+
+    Arguments are those of `Format`: `url`, `nbytes` and `read` of a shard, an `index` of it, and the `number` of a sample in it.
+    """
 
     def scan(self, url: str, nbytes: int, read: Read) -> bytes:
         """Return the index of a shard as bytes, which `unpack` accepts. Only the necessary bytes are read.
@@ -89,10 +92,10 @@ class ShardFormat(Format, Protocol):
         """
 
     def pack(self, url: str, data: Any) -> bytes:
-        """Return the same bytes as `scan`, given all bytes of a shard."""
+        """Return the same bytes as `scan`, given all bytes of a shard as `data`."""
 
     def unpack(self, url: str, packed: Any, nbytes: int) -> Any | None:
-        """Return the index in a result of `scan`; None if it is damaged, or was made for a shard of another size or format."""
+        """Return the index in `packed`, a result of `scan`; None if it is damaged, or was made for another size or format."""
 
     def known(self, url: str, nbytes: int) -> Any | None:
         """Return the index of a shard if it is known without reading the shard, else None."""

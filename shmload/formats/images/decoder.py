@@ -195,7 +195,10 @@ class ImageDecoder:
 
 
 def levels_of(mean: Sequence[float], deviation: Sequence[float]) -> NDArray[np.float32]:
-    """Return the normalized value of each level of each channel, by torchvision's arithmetic: shape (channels, 256)."""
+    """Return the normalized value of each of the 256 levels, by torchvision's arithmetic: float32, shape (channels, 256).
+
+    `mean` and `deviation` have one number per channel, on the scale from 0 to 1.
+    """
     levels = np.arange(256, dtype=np.float32) / np.float32(255)
     return (levels - np.array(mean, np.float32)[:, None]) / np.array(deviation, np.float32)[:, None]
 

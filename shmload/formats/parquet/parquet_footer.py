@@ -105,8 +105,12 @@ def file_footer(path: str) -> bytes:
 
 
 def footer_begin(where: str, nbytes: int, trailer: bytes) -> int:
-    """Return the offset at which the footer begins, given the file's size and its last 8 bytes.
+    """Return the offset at which the footer begins.
 
+    Args:
+        where: the file, for errors.
+        nbytes: size of the file.
+        trailer: its last 8 bytes.
     Raises:
         ShardCorrupt: the bytes do not end a Parquet file, or its footer is encrypted.
     """

@@ -179,6 +179,11 @@ class LocalShards:
         shards: the shards of the dataset.
         folder: folder for the copies. If None, a private folder, which is removed with this object.
         capacity_bytes: size limit of all copies in the folder, including those of other datasets and processes.
+    Attributes:
+        shards: the shards, to which `extend` adds.
+        cache: the folder of the copies.
+        keeps_all: whether the folder has room for all shards.
+        num_dropped: see `_begin`; users of copies compare it with the value that they saw.
     """
 
     def __init__(self, shards: Shards, folder: str | os.PathLike[str] | None, capacity_bytes: int) -> None:
@@ -320,7 +325,7 @@ class LocalShards:
         return all(self.shards.sizes[number] <= _SMALL for number in numbers)
 
     def range(self, number: int, offset: int, nbytes: int) -> Buffer:
-        """Return a range of a shard's bytes, from its copy if there is one, else from the store."""
+        """Return `nbytes` bytes of a shard from `offset` on, from its copy if there is one (see `copy`), else from the store."""
         copy = self.copy(number)
         if copy is not None:
             return copy[offset : offset + nbytes].data

@@ -213,8 +213,13 @@ class RemoteSource:
         return found if self.cipher is None else _decrypted_names(found)
 
     def decrypted(self, shard: int, sample: int, extension: str, data: Buffer) -> bytes:
-        """Decrypt a member.
+        """Return the decrypted content of a member.
 
+        Args:
+            shard: number of the shard.
+            sample: number of the sample in it.
+            extension: extension of the member, without ".enc".
+            data: the encrypted content.
         Raises:
             ShardCorrupt: it cannot be decrypted; the message names shard, sample and remedy.
         """
@@ -227,7 +232,12 @@ class RemoteSource:
             raise ShardCorrupt(f"{found.path}: member {extension!r} of sample {key!r} {error}") from None
 
     def read_some(self, indices: Sequence[int], *, has_names: bool = True) -> list[dict[str, Any]]:
-        """Read several samples like `read`, optionally without key and URL. Missing data is fetched by parallel range requests."""
+        """Return several samples like `read`. What has no local copy is fetched by parallel range requests.
+
+        Args:
+            indices: indices of the samples.
+            has_names: whether samples have `__key__` and `__url__`.
+        """
         places = [self.place(index) for index in indices]
         local = self.local
         numbers = list(dict.fromkeys(shard for shard, _ in places))

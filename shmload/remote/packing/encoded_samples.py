@@ -55,7 +55,10 @@ class PackedSamples:
 
 
 def prefix_and_members(sample: Any, quality: int | None, serializers: Serializers) -> tuple[str, Members]:
-    """Return the prefix of the key of any sample, and its members, sorted by extension."""
+    """Return the prefix of a sample's key (its own key and "-", or ""), and its members, sorted by extension.
+
+    `quality` and `serializers` are as for `PackedSamples`.
+    """
     key = sample.get(KEY) if isinstance(sample, Mapping) else None
     return (f"{key}-" if isinstance(key, str) else ""), members_of(sample, quality, serializers)
 

@@ -91,7 +91,7 @@ _COMPRESSION = 6  # zlib's default, given explicitly, so that another default of
 
 
 def picture_member(picture: Picture, quality: int | None) -> tuple[str, bytes]:
-    """Return (extension, bytes) of a Pillow image.
+    """Return (extension, bytes) of a Pillow image; `quality` is as for `members_of`.
 
     Raises:
         ValueError: no format supports its mode.
@@ -109,7 +109,7 @@ def picture_member(picture: Picture, quality: int | None) -> tuple[str, bytes]:
 
 
 def array_member(array: NDArray[Any], quality: int | None, *, is_tensor: bool) -> tuple[str, bytes]:
-    """Return (extension, bytes) of an image given as an array or a tensor."""
+    """Return (extension, bytes) of an image given as an array. Whether it was a tensor decides the order of axes."""
     straight = _height_width_channels(array, is_tensor=is_tensor)
     pixels = None if straight is None else _pixels(straight)
     if pixels is None:
@@ -405,7 +405,7 @@ def file_member(path: str | bytes) -> tuple[str, bytes]:
 
 
 def file_extension(path: str | bytes, begin: bytes) -> str:
-    """Return the extension under which a file is stored."""
+    """Return the extension under which a file is stored, given its path and its first `PEEK` bytes."""
     suffix = os.path.splitext(os.fsdecode(path))[1][1:].lower()
     found = image_extension(begin)
     return suffix if suffix and _is_format(found, suffix) else found or _PLAIN.sub("_", suffix) or "bin"

@@ -175,7 +175,7 @@ class ShardFile:
         return Path(f"/proc/self/fd/{self._file.fileno()}")
 
     def append(self, records: memoryview, num_samples: int) -> None:
-        """Append samples, given as consecutive bytes."""
+        """Append the records of `num_samples` samples, given as consecutive bytes."""
         self._write(records)
         self.num_samples += num_samples
 
@@ -366,7 +366,13 @@ class Generation:
         return {each.key: each for name in names for each in self._store.list_objects(name)}
 
     def manifest(self, records: Sequence[Record], seed: int, key: str = "") -> Manifest:
-        """Return the manifest of these shards, appended to those of the previous dataset."""
+        """Return the manifest of these shards, appended to those of the previous dataset.
+
+        Args:
+            records: the shards, in order.
+            seed: seed of the packing order.
+            key: fingerprint of the key that members are encrypted with, or "".
+        """
         before = self._before
         shards = tuple(record.shard for record in records)
         extensions = {extension for record in records for extension in record.extensions}
@@ -383,7 +389,7 @@ class Generation:
         )
 
     def commit(self, records: Sequence[Record], seed: int, key: str = "") -> Manifest:
-        """Make these shards the dataset: write the manifest, then remove what it replaces.
+        """Make these shards the dataset: write the manifest, then remove what it replaces. Arguments are those of `manifest`.
 
         Raises:
             StoreError: shards are missing, or another packing was begun.

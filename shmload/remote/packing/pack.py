@@ -409,7 +409,7 @@ def _numbered(samples: Iterable[Any], first: int = 0) -> Iterator[tuple[int, Any
 def packing_of(
     dataset: Any, store: Store, options: PackOptions, on_progress: Callable[[PackProgress], None] | None = None
 ) -> Packing:
-    """Return the packing of a dataset or of an iterable of samples.
+    """Return the packing of a dataset or of an iterable of samples, to be run. Arguments are those of `Packing`.
 
     Raises:
         TypeError: it is neither of these.
@@ -523,7 +523,7 @@ def upload_cv_dataset(
 
 
 def store_of(client: Any, bucket: str, base_folder: str) -> Store:
-    """Return the store for a dataset's folder.
+    """Return the store for a dataset's folder. Arguments are those of `upload_cv_dataset`.
 
     Raises:
         ValueError: no location is given.

@@ -105,7 +105,7 @@ class Intake:
         return found
 
     def is_being_written(self, path: Path, status: os.stat_result) -> bool:
-        """Return whether a file may still change."""
+        """Return whether a file may still change: a process has it open for writing, or that cannot be determined."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:

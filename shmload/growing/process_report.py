@@ -44,7 +44,7 @@ class WriterReport:
 
 
 def reports(control: Path, kind: str) -> Iterator[tuple[int, Any]]:
-    """Yield the process id and report of each living process. Remove the reports of dead ones."""
+    """Yield (process id, report) of each living process that has a `WriterReport` of this kind. Remove the reports of dead ones."""
     for lock in sorted((control / kind).glob("[!.]*.lock")):
         path = lock.with_suffix(".json")
         if is_locked(lock):

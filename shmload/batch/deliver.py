@@ -122,7 +122,7 @@ class LeasedBatch:
         return tensor if code == element.code else tensor.view(getattr(torch, dtype))
 
     def text(self, count: int, nbytes: int, offset: int, kind: int) -> list[Any]:
-        """Return a column of text as independent objects."""
+        """Return the text column of `count` values and `nbytes` bytes at `offset` as independent objects; `kind`: src/text.pyx."""
         lease = self._lease
         if offset + nbytes > lease.nbytes:
             raise ValueError(f"a text column of {nbytes} bytes at {offset} ends beyond the slot of {lease.nbytes}")
@@ -186,7 +186,7 @@ def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def made_sparse(layout: str, shape: tuple[int, ...], is_coalesced: bool, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Build a sparse tensor from its parts."""
+    """Build a sparse tensor from its parts, which it aliases; `parts` is as returned by `parts_of`."""
     values, *indices = parts
     if layout == "sparse_coo":
         return torch.sparse_coo_tensor(indices[0], values, shape, is_coalesced=is_coalesced, check_invariants=False)

@@ -264,7 +264,7 @@ def sequence_like(like: Sequence[Any], values: list[Any]) -> Any:
 
 
 def structure(tree: tuple[Any, ...], leaves: list[Any]) -> Any:
-    """Build a layout's structure around the values of its fields."""
+    """Build the structure that `Layout.tree` describes around the values of its fields, given in their order."""
     kind = tree[0]
     if kind == "leaf":
         return leaves[tree[1]]

@@ -101,7 +101,7 @@ class Packer:
         return PackedBatch(meta, self._pieces, self._end + len(meta), self._num_foreign)
 
     def place(self, nbytes: int, write: Write) -> int:
-        """Place a piece and return its offset."""
+        """Assign the next offset to a piece of `nbytes` bytes, which `write` will write. Return the offset."""
         at = self._end
         self._pieces.append((at, nbytes, write))
         self._end = aligned(at + nbytes)

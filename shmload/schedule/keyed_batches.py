@@ -162,7 +162,7 @@ class BatchSchedule(AnySchedule):
         return np.empty((0, 0), np.int64)
 
     def num_valid(self, epoch: int, step: int, rank: int) -> int:
-        """Return the number of rows that are not padding: all or none."""
+        """Return the number of rows of a rank's step that are not padding: all or none."""
         is_padding = step + rank >= self.order.num_batches(seed=self.seed, epoch=epoch)
         return 0 if is_padding else len(self.batch(epoch, step, rank))
 

@@ -27,6 +27,11 @@ from shmload.world import ability_of
 def check_members(members: Sequence[Any], stop: str, mixture: str, kind: str, kinds: str, is_one: Callable[[Any], bool]) -> None:
     """Check that members are (dataset or pipeline, weight) pairs and that `stop` is a rule for the end of an epoch.
 
+    Args:
+        members: the members.
+        stop: the rule.
+        mixture, kind, kinds: names of the mixture, of a member, and of what a member may be, for errors.
+        is_one: returns whether an object can be a member.
     Raises:
         ValueError, TypeError: one of them is not.
     """

@@ -168,7 +168,7 @@ class MixOrder(KeyedOrder):
 
 
 def length(sizes: Sequence[int], shares: Shares, stop: Stop) -> int:
-    """Return the number of positions in an epoch, in closed form.
+    """Return the number of positions in an epoch of members with these sizes and shares, in closed form.
 
     A member's draws x stay within one of its exact share L. "first" ends while L <= size, so x < size + 1 and no sample repeats.
     "all" ends when L >= size, so x > size - 1 and no sample is missing.

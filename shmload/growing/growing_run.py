@@ -34,7 +34,7 @@ log = logging.getLogger("shmload")
 
 
 SPARE = "spare"
-SPARE_NBYTES = 4096  # the unit of reservation
+SPARE_NBYTES = 4096  # the size of the spare file is a multiple of this
 KEPT_SNAPSHOTS = 64  # number kept in each run; older epochs cannot be resumed
 
 

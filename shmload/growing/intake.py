@@ -29,7 +29,7 @@ from shmload.formats.tfrecord.record_file import Offsets, RecordFile
 
 MAX_INFLATED_BYTES = 1 << 34
 SETTLE_S = 5.0
-_LONG = 16384  # bytes of a record above which a survey does not check its sum
+_LONG = 16384  # size in bytes from which a survey does not compare a record's checksum
 _AT_ONCE = 8192  # records surveyed together
 _FIELDS = fields_of({"bytes": bytes}, {}, None)
 Found = int | str  # number of records in a file, or the reason why it cannot be used

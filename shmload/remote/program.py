@@ -46,7 +46,7 @@ class SampleContext(StageContext):
     place: SamplePlace | None = None
 
     def failed(self, error: Exception, stage: str, handler: Handler | None = None) -> Any:
-        if isinstance(error, StopIteration):  # it would end the pass
+        if isinstance(error, StopIteration):  # raised as it is, it would silently end the pass
             of_sample = "" if self.place is None else f" at sample {self.place.key!r}"
             error = stop_iteration_error(error, f"the function of {stage}{of_sample}")
         error = _located(error, stage, self.place)

@@ -160,7 +160,7 @@ class Mix(ConcatDataset[Any]):
         for row, index in enumerate(indices):
             member, place = self.place_of(index)
             rows_of.setdefault(member, []).append((row, place))
-        samples: list[Sequence[Any]] = [()] * len(indices)  # of each index
+        samples: list[Sequence[Any]] = [()] * len(indices)  # the samples of each index
         for member, rows in rows_of.items():
             dataset, places = self.datasets[member], [place for _, place in rows]
             read = ability_of(dataset, "__getitems__")

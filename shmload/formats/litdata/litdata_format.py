@@ -271,9 +271,9 @@ def _batch(file: Any, number: int) -> tuple[dict[str, Any], int]:
 
 
 def _of_arrow(url: str, nbytes: int, read: Read, num_samples: int) -> RecordIndex:
-    """Return the index of a chunk of Arrow rows. Its table of offsets is empty, and an Arrow IPC file is stored at its end.
+    """Return the index of a chunk of Arrow rows. All its offsets are equal, and an Arrow IPC file is stored near its end.
 
-    The last 12 bytes are the size of that file, as uint32, and a magic.
+    The last 12 bytes, after that file, are the file's size, as uint32, and a magic.
     """
     tail = bytes(memoryview(read(max(nbytes - 12, 0), min(nbytes, 12))).cast("B"))
     begin = nbytes - 12 - int.from_bytes(tail[:4], "little")

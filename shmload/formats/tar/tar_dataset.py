@@ -22,7 +22,7 @@ from shmload.formats.tar.opened_shards import OpenedShards
 from shmload.formats.tar.shard_index import KEY, load_index
 from shmload.formats.tar.tar_column import TarColumn
 
-_MOST_ALTERNATIVES = 254  # per field, because ranks have 8 bits
+_MOST_ALTERNATIVES = 254  # per field, because an extension's place among them is stored in 8 bits, in which 255 means none
 
 
 class TarDataset:

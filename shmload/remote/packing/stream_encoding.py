@@ -32,7 +32,7 @@ from shmload.remote.packing.encoding import Members, Serializers, file_of_pictur
 _CHUNK_NBYTES, _CHUNK_SIZE = 1 << 20, 64  # per task: pickled bytes, and samples
 _TASKS_PER_WORKER = 3  # tasks that were submitted and not yet consumed
 _PLAIN = (np.ndarray, PosixPath)
-_BY_NAME = (type, FunctionType, BuiltinFunctionType)  # parts of the reductions of other objects
+_BY_NAME = (type, FunctionType, BuiltinFunctionType)  # pickled as their names; pickles of arrays and tensors contain them
 Handed = tuple[int, bytes, bool]  # number of a sample; its record, or its pickle for a worker to encode; whether it is a record
 
 

@@ -65,7 +65,16 @@ def typed_array(name: object, value: Any) -> TypedArray:
 
 
 class ArrayRows:
-    """Named arrays with the same number of rows."""
+    """Named arrays with the same number of rows, which are gathered into batches. It keeps the arrays alive.
+
+    Args:
+        arrays: the arrays by name.
+    Attributes:
+        schema: type and shape of a row of each array, by name.
+        num_rows: number of rows.
+    Raises:
+        ValueError: the arrays differ in their number of rows, or there are none.
+    """
 
     def __init__(self, arrays: Mapping[str, TypedArray]) -> None:
         lengths = {name: len(a.array) for name, a in arrays.items()}
@@ -76,7 +85,15 @@ class ArrayRows:
         self.num_rows = next(iter(lengths.values()))
 
     def read_batch_into(self, indices: Any, out: Any) -> None:
-        """Write the rows with these indices. Each field of `out` is C-contiguous and of the schema's type."""
+        """Write the rows with these indices.
+
+        Args:
+            indices: int64, shape `(rows,)`; negative ones count from the end.
+            out: for each field an array or tensor of the schema's type, C-contiguous, with a leading dimension of `rows`.
+        Raises:
+            IndexError: an index is out of range.
+            ValueError: a field is not contiguous or has another size.
+        """
         chosen = np.ascontiguousarray(indices, np.int64)
         for name, gather in self._gathers.items():
             address, nbytes = place_of(name, out[name])

@@ -1,7 +1,7 @@
-"""Collating samples directly into the bytes of a slot, without a batch in between.
+"""Collate samples directly into the bytes of a slot, without a batch in between.
 
 The result equals that of torch's default collate: arrays and numbers are stacked, text becomes lists, and dicts, lists and tuples
-of these are transposed. There are two degrees of strictness for other samples:
+of these are transposed. Other samples are treated in one of two ways:
 
 * strict (torch mode, unless `ragged` is given): anything unusual is left to torch's own collate, which may also reject it;
 * with a `Ragged` rule: all samples are accepted. Arrays of different shapes become ragged fields and dataclasses become one
@@ -45,7 +45,9 @@ def samples_in(batch: Any) -> list[Any] | None:
 
 
 def pack_samples(batch: Any, ragged: Ragged | None, functions: RegisteredFunctions | None) -> PackedBatch | None:
-    """Prepare the batch of some samples for its slot. Return None if torch's own collate must make it.
+    """Collate samples into a batch that can be written to a slot. Return None if torch's own collate must make the batch.
+
+    The result refers to the samples; nothing is copied before `PackedBatch.write`.
 
     Args:
         batch: the samples, usually in a list, or another result of the dataset's `__getitems__`.
@@ -72,7 +74,7 @@ _ANY_NUMBER = (int, float, np.number, np.bool_)
 
 
 class _Columns:
-    """Collates the samples of one batch, one column per leaf of their structure."""
+    """Collates the samples of one batch into nodes (packed_batch.py), one column per leaf of their structure."""
 
     def __init__(self, packer: Packer, ragged: Ragged | None, functions: RegisteredFunctions | None) -> None:
         self._packer = packer
@@ -202,7 +204,7 @@ class _Columns:
         return self._packer.node(tensors) if self._ragged.mode(name or "data") is None else self._list(values, name)
 
     def _rows(self, rows: Rows, name: str) -> Node:
-        """Collate rows of one dtype: stacked if their shapes are equal and no ragged mode was requested."""
+        """Collate rows of one dtype. They are stacked if their shapes are equal and no ragged mode was requested."""
         name = name or "data"
         self._seen.append(name)
         rule, shapes = self._ragged, rows.shapes

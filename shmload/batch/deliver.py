@@ -1,4 +1,4 @@
-"""Build the batch that the trainer sees from a leased slot: from fixed rows, or from a packed batch (`ragged.py`).
+"""Build the batch that the trainer receives from a leased slot: from fixed rows, or from a packed batch (`packed_batch.py`).
 
 Each array is a DLPack capsule over the slot; torch's storage owns the capsule and with it the lease, so whatever aliases the
 storage (a slice, `.numpy()`, a parameter, an autograd graph) keeps the slot from being used again.
@@ -75,7 +75,7 @@ class Jagged(NamedTuple):
 
 @faults.at("mapping")
 def deliver_rows(layout: Layout, lease: Lease, nrows: int) -> tuple[Any, int]:
-    """Return the batch of `nrows` fixed samples in a leased slot, and its size in bytes."""
+    """Return the batch of `nrows` fixed rows in a leased slot, whose tensors alias the slot and keep the lease; and its size."""
     plan, nbytes, viewed = _plan(layout, nrows)
     names = layout.names
     if names is not None and not viewed:
@@ -103,26 +103,26 @@ def _plan(layout: Layout, nrows: int) -> tuple[tuple[tuple[Any, ...], ...], int,
 
 
 def _code(element: ElementType) -> int:
-    """Return the DLPack code from which torch makes a tensor; eight-bit floats go as bytes, because torch has no DLPack codes."""
+    """Return the DLPack code of the capsule. Eight-bit floats are passed as bytes if this torch lacks their codes."""
     return element.code if element.code < FLOAT8_CODE or DLPACK_HAS_FLOAT8 else UINT_CODE
 
 
 class LeasedBatch:
-    """A packed batch in a leased slot."""
+    """A packed batch in a leased slot. `meta()` returns its last part, which describes the others."""
 
     def __init__(self, lease: Lease) -> None:
         self._lease = lease
         self.meta = lease.meta
 
     def tensor(self, dtype: str, shape: tuple[int, ...], offset: int) -> torch.Tensor:
-        """Return a tensor over the slot, which keeps the lease."""
+        """Return a tensor over the slot at `offset`; the tensor keeps the lease."""
         element = ELEMENT_TYPES[dtype]
         code = _code(element)
         tensor = from_dlpack(self._lease.capsule(offset, code, element.itemsize * 8, shape))
         return tensor if code == element.code else tensor.view(getattr(torch, dtype))
 
     def text(self, count: int, nbytes: int, offset: int, kind: int) -> list[Any]:
-        """Return a column of text as independent objects."""
+        """Return the text column of `count` values and `nbytes` bytes at `offset` as independent objects; `kind`: src/text.pyx."""
         lease = self._lease
         if offset + nbytes > lease.nbytes:
             raise ValueError(f"a text column of {nbytes} bytes at {offset} ends beyond the slot of {lease.nbytes}")
@@ -151,7 +151,7 @@ class PrivateBatch:
 
 
 def copied(batch: Any) -> Any:
-    """Copy every tensor and array of a batch to private memory, so that its slot can be released at once."""
+    """Return the batch with every tensor and array copied to private memory, so that its slot can be released at once."""
     return mapped(batch, _cloned, _copied_leaf)
 
 
@@ -186,7 +186,7 @@ def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def made_sparse(layout: str, shape: tuple[int, ...], is_coalesced: bool, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Build a sparse tensor from its parts."""
+    """Build a sparse tensor from its parts, which it aliases; `parts` is as returned by `parts_of`."""
     values, *indices = parts
     if layout == "sparse_coo":
         return torch.sparse_coo_tensor(indices[0], values, shape, is_coalesced=is_coalesced, check_invariants=False)
@@ -239,7 +239,7 @@ BatchMemory = LeasedBatch | PrivateBatch
 
 @faults.at("mapping")
 def unpack(source: BatchMemory) -> Any:
-    """Build the batch from its packed form."""
+    """Build the batch from its packed form. Its tensors and arrays alias `source` and keep it alive."""
     return _built(source, marshal.loads(source.meta()))
 
 
@@ -298,7 +298,7 @@ def _record(source: BatchMemory, kind: bytes, names: list[str], nodes: list[tupl
 
 
 def _records(kind: type, names: Iterable[str], rows: Iterable[Iterable[Any]]) -> list[Any]:
-    """Build one dataclass for each row of values without running __init__ and __post_init__."""
+    """Build one instance of a dataclass for each row of values, without running __init__ and __post_init__."""
     records: list[Any] = []
     for values in rows:
         records.append(object.__new__(kind))

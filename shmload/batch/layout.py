@@ -28,12 +28,12 @@ ALIGNMENT = 64
 
 
 def aligned(nbytes: int) -> int:
-    """Round up to a multiple of the alignment."""
+    """Return `nbytes` rounded up to a multiple of `ALIGNMENT`."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def c_strides(shape: Sequence[int], step: int = 1) -> tuple[int, ...]:
-    """Return the strides of an array in C order whose elements are `step` apart."""
+    """Return the strides of an array in C order whose elements are `step` apart, in the unit of `step`."""
     strides = []
     for extent in reversed(shape):
         strides.append(step)
@@ -54,11 +54,14 @@ class NotFixedError(Exception):
 
 @dataclass(frozen=True)
 class Field:
-    """One array of a batch: name, element type, shape of a row, and the kind of object that samples contain.
+    """One array of a batch.
 
-    `kind` is "array", "tensor", "scalar" (of numpy), "int", "float", "bool", "view" if the dataset writes into the row, or "text"
-    for str and bytes of a schema. A ragged dimension of a schema is None in the shape; a text field has one if its rows are lists
-    of text.
+    Attributes:
+        name: name of the field, or its path in the structure of a sample: "a.b".
+        dtype: name of its element type (element_types.py); "str" or "bytes" for text.
+        shape: shape of a row. A ragged dimension of a schema is None; a text field has one if its rows are lists of text.
+        kind: what samples contain: "array", "tensor", "scalar" (of numpy), "int", "float", "bool"; or "view" if the dataset writes
+            into the row, or "text" for str and bytes of a schema.
     """
 
     name: str
@@ -84,7 +87,13 @@ class Field:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The fields of a batch and the structure of its samples."""
+    """The fields of a batch and the structure of its samples. Immutable.
+
+    Attributes:
+        fields: the fields, in the order of their memory.
+        tree: the structure, as described above.
+        zero_fill: whether rows are zeroed before the dataset writes them.
+    """
 
     fields: tuple[Field, ...]
     tree: tuple[Any, ...]
@@ -221,7 +230,7 @@ def _leaf(value: Any, name: str) -> Field:
 
 
 def filled(like: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[Any, Any]:
-    """Return a mapping of the same class and attributes with other values, as torch's collate does."""
+    """Return a mapping of the class and attributes of `like` with other values, as torch's collate does."""
     try:
         if isinstance(like, MutableMapping):
             made = copy.copy(like)
@@ -255,7 +264,7 @@ def sequence_like(like: Sequence[Any], values: list[Any]) -> Any:
 
 
 def structure(tree: tuple[Any, ...], leaves: list[Any]) -> Any:
-    """Build a layout's structure around the values of its fields."""
+    """Build the structure that `Layout.tree` describes around the values of its fields, given in their order."""
     kind = tree[0]
     if kind == "leaf":
         return leaves[tree[1]]
@@ -268,7 +277,10 @@ def structure(tree: tuple[Any, ...], leaves: list[Any]) -> Any:
 
 
 def array_over(element: ElementType, memory: Any, shape: tuple[int, ...], offset: int = 0, *, as_tensor: bool = False) -> Any:
-    """Return an array over existing memory: of numpy, or of torch for types that numpy lacks or if requested."""
+    """Return an array that aliases `memory` from `offset` on and keeps it alive.
+
+    It is a numpy array, or a torch tensor for types that numpy lacks or if `as_tensor` is set.
+    """
     if element.numpy is not None and not as_tensor:
         return np.ndarray(shape, element.numpy, memory, offset)
     import torch

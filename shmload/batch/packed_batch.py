@@ -1,4 +1,4 @@
-"""Packing a batch of any structure into bytes: text, ragged fields, objects, results of a custom collate_fn.
+"""Pack a batch of any structure into bytes: text, ragged fields, objects, results of a custom collate_fn.
 
     16 bytes: offset of meta, its length | from 64 on: pieces, each at a multiple of 64 bytes | meta
 
@@ -56,11 +56,18 @@ Node = tuple[Any, ...]
 
 Room = NDArray[np.uint8]
 
-Write = Callable[[Room], None]  # writes a piece, which is bytes of a batch outside its meta, into memory of the piece's size
+Write = Callable[[Room], None]  # writes a piece (some of the batch's bytes that are not meta) to memory of the piece's size
 
 
 class PackedBatch(NamedTuple):
-    """A batch ready to be written: its meta, its pieces (offset, bytes, writer), its size, and the number of pickled objects."""
+    """A batch that is ready to be written.
+
+    Attributes:
+        meta: its last part.
+        pieces: (offset, size in bytes, function that writes it) of each piece. The functions refer to the samples' memory.
+        nbytes: size of the batch.
+        num_foreign: number of objects that were pickled.
+    """
 
     meta: bytes
     pieces: list[tuple[int, int, Write]]
@@ -94,7 +101,7 @@ class Packer:
         return PackedBatch(meta, self._pieces, self._end + len(meta), self._num_foreign)
 
     def place(self, nbytes: int, write: Write) -> int:
-        """Place a piece and return its offset."""
+        """Assign the next offset to a piece of `nbytes` bytes, which `write` will write. Return the offset."""
         at = self._end
         self._pieces.append((at, nbytes, write))
         self._end = aligned(at + nbytes)
@@ -114,10 +121,13 @@ class Packer:
         return ("outline", outline, self._grouped(leaves)) if leaves else ("value", outline)
 
     def _grouped(self, leaves: list[Any]) -> list[tuple[list[int], Node]]:
-        """Return groups of leaves that share a piece or a pickle, because a batch may have thousands of leaves."""
+        """Return groups of leaves that share a piece or a pickle: (numbers of the leaves, node of their list).
+
+        Leaves are grouped because a batch may have thousands of them.
+        """
         like: dict[_GroupKey | None, list[int]] = {}
         groups: list[tuple[list[int], Node]] = []
-        pickled_classes = set()  # whose every instance needs pickle: asking once for each class takes a quarter of the time
+        pickled_classes = set()  # classes of which every instance needs pickle; checking once per class takes a quarter of the time
         for number, leaf in enumerate(leaves):
             key = None if type(leaf) in pickled_classes else _group_of(leaf)
             if key is None and type(leaf) not in pickled_classes:
@@ -131,7 +141,7 @@ class Packer:
         return groups
 
     def _alone(self, leaf: Any) -> Node | None:
-        """Return the node of a leaf that does not need others to be packed well; None for any other leaf."""
+        """Return the node of a leaf that is packed by itself: text, a list of text or an array; None for any other leaf."""
         kind = type(leaf)
         if kind is str or kind is bytes:
             return "value", leaf
@@ -177,7 +187,7 @@ class Packer:
         return "text", len(values), column.nbytes, self.place(column.nbytes, column.write), column.kind
 
     def tensor(self, array: np.ndarray[Any, Any]) -> Node:
-        """Return the node of a tensor made from a numpy array that belongs to us."""
+        """Return the node of a tensor with the values of a numpy array that nobody changes before the batch is written."""
         return "tensor", array.dtype.name, array.shape, None, self.place(*_dense(np.ascontiguousarray(array)))
 
     def array(self, value: Any) -> Node | None:
@@ -319,7 +329,7 @@ def _inherits(kind: type, *names: str) -> bool:
 
 
 def _dense(array: Any) -> tuple[int, Write]:
-    """Return the piece of one array or tensor, a copy of its memory."""
+    """Return the piece of one array or tensor in C order or without gaps: (size in bytes, function that copies its memory)."""
 
     def write(room: Room) -> None:
         source = array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr()
@@ -346,7 +356,7 @@ def _compact(value: Any, strides: tuple[int, ...], unit: int, compact: Callable[
 
 
 def pack(batch: Any) -> PackedBatch:
-    """Prepare a batch of any structure for its slot.
+    """Return a batch of any structure in a form that can be written to a slot.
 
     Args:
         batch: the batch.

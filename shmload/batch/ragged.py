@@ -1,4 +1,4 @@
-"""Ragged fields: rows of different shapes, delivered as a list, padded, end to end, or as one `torch.nested` tensor.
+"""Deliver ragged fields, whose rows differ in shape, as a list, padded, end to end, or as one `torch.nested` tensor.
 
 Which fields are ragged must not depend on the data: otherwise a batch whose rows happen to be equal in shape would have another
 structure than its neighbors. So a field is ragged if the dataset's schema declares it (a `None` dimension), if `ragged={"name":
@@ -99,7 +99,11 @@ def ragged_of(asked: str | Mapping[str, str], schema: Mapping[str, Any] | None, 
 
 
 class Rows:
-    """One field of the samples: arrays or tensors of one dtype."""
+    """The rows of one field: an array or tensor of each sample, of one dtype.
+
+    Attributes:
+        shapes: shape of each row.
+    """
 
     def __init__(self, arrays: list[Any], dtype: str) -> None:
         self.arrays = arrays
@@ -169,7 +173,7 @@ def check_rows(name: str, rows: Rows, dims: Sequence[int]) -> None:
 
 
 def _joined(rows: Rows, numel: int) -> tuple[int, Write]:
-    """Return the piece of rows stored end to end."""
+    """Return the piece (size in bytes, writer) of rows stored end to end."""
     element = ELEMENT_TYPES[rows.dtype]
 
     def write(room: Room) -> None:
@@ -187,7 +191,7 @@ def _joined(rows: Rows, numel: int) -> tuple[int, Write]:
 
 
 def stacked(rows: Rows) -> tuple[int, Write]:
-    """Return the piece of rows of one shape, stored as rows of one array."""
+    """Return the piece (size in bytes, writer) of rows of one shape, stored as rows of one array."""
     arrays, shape = rows.arrays, rows.shapes[0]
 
     def write(room: Room) -> None:
@@ -206,7 +210,7 @@ def stacked(rows: Rows) -> tuple[int, Write]:
 
 
 def _padding(rows: Rows, padded: tuple[int, ...]) -> tuple[int, Write]:
-    """Return the piece of rows, each padded with zeros to the largest extent in each dimension."""
+    """Return the piece (size in bytes, writer) of rows, each padded with zeros to the largest extent in each dimension."""
     element = ELEMENT_TYPES[rows.dtype]
 
     def write(room: Room) -> None:

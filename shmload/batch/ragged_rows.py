@@ -1,4 +1,4 @@
-"""Rows of a batch whose schema has ragged or text fields, as `read_into` writes them through the views of `out.reserve`.
+"""`RaggedRows`: the rows of a batch whose schema has ragged or text fields, which `read_into` writes by `out.reserve`.
 
     head | fixed fields, row by row | one arena for each ragged field, its rows end to end | text | meta
 
@@ -30,7 +30,7 @@ Arenas = dict[str, float]  # bytes per row that a worker's earlier batches neede
 
 
 class RaggedRows:
-    """A batch of `nrows` rows that is being written.
+    """A batch of `nrows` rows that a dataset is writing.
 
     Args:
         layout: layout of the batch.
@@ -98,7 +98,7 @@ class RaggedRows:
                 )
 
     def finish(self) -> PackedBatch:
-        """Return the batch after every row was written. Data in the slot stays there if the rest fits after it."""
+        """Return the batch after every row was written. Writing it does not move data in the slot if the rest fits after it."""
         for name, arena in self.arenas.items():
             self._learnt[name] = max(self._learnt.get(name, 0.0), arena.nbytes / self.num_rows)
         if self._is_in_slot:
@@ -230,7 +230,7 @@ class _Arena:
         return self._used * self._field.element.itemsize + self.spilt_nbytes
 
     def reserve(self, extents: Any) -> Any:
-        """Return the view of the next row."""
+        """Return the writable view of the next row, whose ragged extents are `extents`."""
         if self._has_one_dimension and type(extents) is int and extents >= 0:
             row = self._take(extents)
         else:
@@ -240,7 +240,7 @@ class _Arena:
         return row
 
     def reserve_many(self, extents: Any, count: int) -> Any:
-        """Return the view of all rows, end to end."""
+        """Return the writable view of all `count` rows, end to end; `extents` has one entry per row."""
         numels = extents.tolist() if hasattr(extents, "tolist") else list(extents)
         is_flat = self._has_one_dimension and set(map(type, numels)) <= {int} and min(numels, default=0) >= 0
         shapes = [] if is_flat else [self._shape(e.tolist() if hasattr(e, "tolist") else e) for e in extents]
@@ -258,7 +258,7 @@ class _Arena:
         return values
 
     def put(self, value: Any) -> None:
-        """Write the next row."""
+        """Write `value` to the next row."""
         shape = tuple(np.shape(value))
         wanted = self._field.shape
         if not fits(shape, wanted):

@@ -1,4 +1,4 @@
-"""Collate functions that programs register with torch's default collate, and those that torch ships."""
+"""Find the collate functions that a program has registered with torch's default collate, in place of those that torch ships."""
 
 from __future__ import annotations
 

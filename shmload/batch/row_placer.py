@@ -1,7 +1,8 @@
-"""Placing samples as rows of a batch in a slot.
+"""Write samples to the rows of a batch, and the `out` objects through which datasets do so.
 
 A `RowPlacer` writes to the memory of one slot for a fixed number of rows. `put` writes a sample that is already decoded; `out`
-gives the dataset a writable view of a row, or of a slice of rows, so that it decodes in place.
+gives the dataset a writable view of a row, or of a slice of rows, so that it decodes in place. `OneSample` and `SingleRow` let a
+dataset that reads batches implement `__getitem__` and `read_into`.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class OneSample:
         self._fields[name] = values
 
     def reserve(self, name: str, lengths: Any) -> Any:
-        """Return the memory of a ragged row."""
+        """Return the writable, one-dimensional memory of a ragged field's only row."""
         dtype, shape = self._schema[name]
         (extents,) = lengths
         given = iter(extents if isinstance(extents, tuple) else (extents,))
@@ -75,7 +76,7 @@ class OneSample:
         return values.reshape(-1)
 
     def sample(self) -> dict[str, Any]:
-        """Return the fields: arrays, numpy scalars, text."""
+        """Return the sample: its fields by name, as arrays, numpy scalars or text, which alias this object's memory."""
         found = {name: self._fields[name][0] for name in self._schema}
         return {name: value[()] if isinstance(value, np.ndarray) and not value.ndim else value for name, value in found.items()}
 
@@ -87,7 +88,12 @@ def empty_rows(dtype: Any, shape: tuple[int, ...]) -> Any:
 
 
 class RowPlacer:
-    """Writes samples to the fields of one batch of `nrows` rows, at `offset` of a mapped segment."""
+    """Writes samples to the fields of one batch of `nrows` rows, at `offset` of a mapped segment.
+
+    Attributes:
+        rows: the memory of each field by name: an array or tensor, `(nrows, *shape)`.
+        put: `put(sample, row)` writes a decoded sample; it returns False if the sample does not have the layout's structure.
+    """
 
     def __init__(self, layout: Layout, memory: Memory, offset: int, nrows: int) -> None:
         self.layout = layout
@@ -161,7 +167,10 @@ def private_tensors(layout: Layout, nrows: int) -> list[Any]:
 
 
 def private_rows(layout: Layout, nrows: int, tensors: list[Any] | None = None) -> dict[str, Any]:
-    """Return rows in private memory for a dataset to write to: numpy arrays, or torch tensors for types that numpy lacks."""
+    """Return rows in private memory for a dataset to write to, by field: numpy arrays, or tensors for types that numpy lacks.
+
+    The rows alias `tensors` (from `private_tensors`) if they are given.
+    """
     return {
         f.name: t.numpy() if f.element.numpy is not None else t
         for f, t in zip(layout.fields, tensors or private_tensors(layout, nrows), strict=True)

@@ -1,4 +1,4 @@
-"""Columns of text whose values are in memory as UTF-8 or bytes. They are copied to the slot, and become objects on access."""
+"""`TextRuns`: a column of text whose values are somewhere in memory, as UTF-8 or bytes, and are copied from there to the slot."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TextRuns:
         return value.tobytes() if self.kind == BYTES else value.tobytes().decode()
 
     def write(self, room: NDArray[np.uint8]) -> None:
-        """Write the values at the start of `room`, which has `nbytes`."""
+        """Write the ends of the values (int64) and the values at the start of `room`, which has at least `nbytes`."""
         ends = 8 * len(self)
         room[:ends].view(np.int64)[:] = np.cumsum(self._lengths)
         gather_runs(self._addresses, self._lengths, room[ends : self.nbytes])

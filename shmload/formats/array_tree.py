@@ -1,4 +1,4 @@
-"""The base of datasets whose fields are arrays in one file or folder, by their paths within it (HDF5, Zarr)."""
+"""The base of `HDF5Dataset` and `ZarrDataset`: fields are arrays in one file or folder, selected by their paths within it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shmload.formats.paths import check_file, check_local
 
 
 class ArrayTreeDataset(ColumnDataset):
-    """Rows of arrays in one file or folder, by their paths within it, read by the library of the format."""
+    """Rows of arrays in one file or folder, which the library of the format opens. A subclass defines how arrays become columns."""
 
     _library: str
     _extra: str  # the extra that installs the library
@@ -34,11 +34,11 @@ class ArrayTreeDataset(ColumnDataset):
 
     @abstractmethod
     def _arrays(self, module: Any) -> Mapping[str, Any]:
-        """Return the library's arrays by field."""
+        """Return the library's array of each field; `module` is the library."""
 
     @abstractmethod
     def _column(self, name: str, array: Any, cache: BlockCache, module: Any) -> Column:
-        """Return the column of an array."""
+        """Return the column that reads an array's rows, decoding blocks into `cache` if necessary."""
 
     def _open(self) -> Opened:
         module = library(self._library, self._extra)

@@ -1,4 +1,4 @@
-"""ArrayDataset: samples that are rows of arrays, which all processes of a loader read without copying the arrays.
+"""ArrayDataset: samples that are rows of arrays, which the processes of a loader share.
 
 Rows are copied directly into the batch. A file's array is mapped again from its path in each process. An array in memory is
 inherited by forked workers. Before it is pickled, it is moved once to a shared segment, from which the dataset then reads. Spawned
@@ -26,14 +26,14 @@ from shmload.formats.shared_bytes import SharedBytes
 
 
 class ArrayPlace(NamedTuple):
-    """The location of an array in a file, or in the shared segment if `path` is None."""
+    """The location of an array in a file, or in the shared segment if `path` is None. Offset and strides are in bytes."""
 
     path: str | None
     offset: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
-    numpy: str  # numpy's string for the dtype, including its byte order
-    dtype: str
+    numpy: str  # numpy's string for the stored dtype, including its byte order
+    dtype: str  # name of the dtype in the batch
 
 
 def npy_place(path: str | os.PathLike[str]) -> ArrayPlace:
@@ -60,7 +60,7 @@ def npy_place(path: str | os.PathLike[str]) -> ArrayPlace:
 
 
 class _File(NamedTuple):
-    """A mapped file, and the end of the part that is read."""
+    """A mapped file, and the offset at which the part that is read ends."""
 
     path: str
     map: mmap.mmap
@@ -68,7 +68,7 @@ class _File(NamedTuple):
 
 
 def mapped(place: ArrayPlace) -> tuple[np.ndarray[Any, Any], _File]:
-    """Map the array of a file read-only. Return it and the file, which the map keeps open.
+    """Map the array of a file read-only. Return the array, and its file with the map.
 
     Raises:
         ShardCorrupt: the file has become shorter.
@@ -100,7 +100,11 @@ def _npz_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
 
 
 class HeldArrays:
-    """Named arrays, from paths, maps, numpy and torch."""
+    """Named arrays, given as .npy paths, memmaps, numpy arrays or CPU tensors. A pickle contains their locations, not their data.
+
+    Attributes:
+        arrays: the arrays by name: views of the given memory, or maps of files or of the shared segment.
+    """
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._memory: SharedBytes | None = None
@@ -139,7 +143,7 @@ class HeldArrays:
                 )
 
     def share(self) -> None:
-        """Move the arrays in this process's memory to one shared segment, and read from there."""
+        """Copy the arrays in this process's memory to one shared segment, and use the copies from then on."""
         own = {name: a for name, a in self.arrays.items() if name not in self._places}
         if not own:
             return
@@ -194,7 +198,7 @@ def _place_in_file(value: Any) -> ArrayPlace | None:
 
 
 def _is_still_at(path: str | os.PathLike[str], address: int) -> bool:
-    """Return whether the file mapped at `address` is still the one at `path`, as far as the system can tell."""
+    """Return whether the file mapped at `address` is still the one at `path`; also True if /proc does not tell."""
     with suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
             span, _, _, _, inode, *shown = line.rstrip("\n").split(maxsplit=5)
@@ -209,7 +213,7 @@ def _is_still_at(path: str | os.PathLike[str], address: int) -> bool:
 
 
 class HeldDataset:
-    """Base class of datasets of held arrays. Its pickle contains their locations; `_bind` creates what cannot be pickled."""
+    """Base class of datasets that read `HeldArrays`. `_bind` creates `_rows` or `_reader`, which cannot be pickled."""
 
     _held: HeldArrays
 
@@ -217,7 +221,7 @@ class HeldDataset:
         raise NotImplementedError
 
     def shared(self) -> Self:
-        """Move the arrays to shared memory. Return this dataset."""
+        """Copy arrays in this process's memory to shared memory, once. Return this dataset, which then reads the copies."""
         self._held.share()
         self._bind()
         return self
@@ -244,8 +248,8 @@ class ArrayDataset(HeldDataset):
 
     Args:
         arrays: the structure of a batch: a dict, tuple, list, named tuple, or a single array. Arrays are `.npy` paths, memmaps,
-            numpy arrays (strided, any byte order) and CPU tensors of torch. The first axis counts samples. Or the path of a `.npz`
-            file, whose arrays are read into memory as a dict.
+            numpy arrays (strided, any byte order) and CPU tensors of torch. The first axis counts samples. The path of a `.npz`
+            file is also accepted; its arrays are read into memory as a dict.
     Raises:
         ShardCorrupt: a file does not match its header.
         TypeError, ValueError: the arrays' rows do not form samples; the message names the array.

@@ -15,7 +15,11 @@ class BlockCache:
 
     Args:
         capacity_bytes: size limit of all blocks that are kept.
-    Thread/process safety: one thread decodes at a time, because few of these libraries allow more; reading takes no lock.
+    Attributes:
+        nbytes: size of the blocks that are kept.
+        num_decoded: number of blocks decoded so far.
+    Thread/process safety: `get` holds a lock, also while it decodes, because few of these libraries allow several threads. A block
+        that it has returned is read without the lock.
     """
 
     def __init__(self, capacity_bytes: int) -> None:

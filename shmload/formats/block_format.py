@@ -1,4 +1,4 @@
-"""The base of formats whose shards are blocks end to end: a subclass defines where blocks begin and what their bytes mean."""
+"""The base of formats whose shards are consecutive blocks: a subclass finds the blocks and decodes them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["BlockFormat"]
 
 
 class BlockFormat(ABC):
-    """A format whose shards are blocks end to end. A subclass has `name`, `index` and `decode`, and is a frozen dataclass.
+    """A `ShardFormat` whose shards are consecutive blocks. A subclass is a frozen dataclass with `name`, `index` and `decode`.
 
-    Files are recognized by the endings of their names, and described by their first samples, unless a subclass does so otherwise.
+    Files are recognized by the endings of their names and described by their first samples, unless a subclass overrides this.
     """
 
     name: ClassVar[str]
@@ -29,16 +29,16 @@ class BlockFormat(ABC):
 
     @property
     def index_name(self) -> str:
-        """Return the identity of a kept index: the format, and those of its options that decide where blocks begin."""
+        """Return the format's name and the options that decide where blocks begin. A kept index with another name is invalid."""
         return self.name
 
     @abstractmethod
     def index(self, url: str, nbytes: int, read: Read) -> RecordIndex:
-        """Return where the blocks of a shard begin."""
+        """Return the positions of the blocks of a shard; see `Format.index`."""
 
     @abstractmethod
     def decode(self, index: RecordIndex, data: memoryview, sample: int) -> dict[str, Any]:
-        """Return a sample of a block's bytes."""
+        """Decode one sample from the bytes of its block; see `Format.decode`."""
 
     def recognize(self, head: Head) -> bool:
         return not head.is_folder and bool(self.endings) and head.stem.endswith(self.endings)

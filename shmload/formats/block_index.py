@@ -1,8 +1,8 @@
-"""The index of a shard: where its blocks begin, and how the index is packed to be kept.
+"""`RecordIndex`: the positions of a shard's blocks, and their packed form, which is kept between runs.
 
 A *block* is the part that is read and decoded at once. That is one sample, except for a row group of Parquet, which contains many.
-The index of a shard is made once, by ranges if the format has headers or a footer, and kept next to the copies of the shards.
-Nothing in a shard or an index is used before it was checked.
+The index of a shard is made once and kept next to the copies of the shards. If the format has headers or a footer, only those are
+read for it. Nothing in a shard or an index is used before it has been checked.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Bounds = NDArray[np.int64]
 _MAGIC = b"SHMLOAD BLOCK INDEX 1\n"
 
 
-PIECE = 4 << 20  # bytes per request, if one block follows the other
+PIECE = 4 << 20  # bytes per request while a shard is read without large gaps
 
 
-_PEEK = 64 << 10  # bytes per request, if most of the bytes that follow are skipped
+_PEEK = 64 << 10  # bytes per request after a gap of at least PIECE, because most of the bytes that follow are skipped too
 
 
 class Index(Protocol):
@@ -49,12 +49,13 @@ class Index(Protocol):
 
 @dataclass(frozen=True)
 class RecordIndex:
-    """The positions of the blocks of a shard, end to end.
+    """The positions of the consecutive blocks of a shard.
 
     Attributes:
         path: the shard's URL.
-        bounds: offset of each block, and the end of the last one; shape `(blocks + 1,)`.
-        firsts: number of the first sample of each block, and the number of samples; None if each block is one sample.
+        bounds: offset of each block in bytes, and the end of the last one; shape `(blocks + 1,)`.
+        firsts: number of the first sample of each block, and the number of samples, shape `(blocks + 1,)`; None if each block is
+            one sample.
         extra: bytes that the format needs to decode a block, such as the shard's header or footer.
     """
 
@@ -84,7 +85,12 @@ class RecordIndex:
         return begin, int(self.bounds[block + 1]) - begin
 
     def pack(self, layout: str, nbytes: int) -> bytes:
-        """Return the index as bytes to be saved. Blocks of equal length take no space."""
+        """Return the index as bytes to be saved. If all blocks have one length, their offsets are not stored.
+
+        Args:
+            layout: the format's `index_name`.
+            nbytes: size of the shard.
+        """
         steps = np.diff(self.bounds)
         is_even = len(steps) > 1 and bool(np.all(steps == steps[0]))
         arrays = [] if is_even else [self.bounds]
@@ -100,7 +106,7 @@ class RecordIndex:
 
     @classmethod
     def unpack(cls, path: str, packed: Any, layout: str, nbytes: int) -> RecordIndex | None:
-        """Return the index that was packed for a shard of this format and length; None if it is damaged or of another shard."""
+        """Return the index in a result of `pack` for the same `layout` and `nbytes`; None if it is damaged or for others."""
         text = bytes(packed)
         head_text, _, body = text.removeprefix(_MAGIC).partition(b"\n")
         try:
@@ -124,14 +130,14 @@ class RecordIndex:
         return found if found.is_sound(nbytes) else None
 
     def is_sound(self, nbytes: int) -> bool:
-        """Return whether all blocks are inside the shard, one after the other."""
+        """Return whether all blocks are inside a shard of `nbytes` bytes, in order."""
         bounds, firsts = self.bounds, self.firsts
         inside = bounds[0] >= 0 and bounds[-1] <= nbytes and bool(np.all(bounds[1:] >= bounds[:-1]))
         return inside and (firsts is None or (firsts[0] == 0 and bool(np.all(firsts[1:] >= firsts[:-1]))))
 
 
 def _checksum(head: dict[str, Any], body: bytes) -> int:
-    """Return the checksum of an index and its head, which contains the positions of blocks of equal length."""
+    """Return the checksum of body and head. The head is included because it has the positions of blocks of equal length."""
     return crc32c(json.dumps(head).encode() + body)
 
 
@@ -149,7 +155,7 @@ class Pieces:
         self._begin, self._data = 0, memoryview(b"")
 
     def __call__(self, offset: int, size: int) -> memoryview:
-        """Return bytes of the shard; fewer than requested at its end."""
+        """Return `size` bytes of the shard from `offset`, a view; fewer at its end."""
         at, end = offset - self._begin, min(offset + size, self._nbytes)
         if at < 0 or end > self._begin + len(self._data):
             is_near = offset - (self._begin + len(self._data)) < PIECE

@@ -1,4 +1,4 @@
-"""The table of offsets and the values that are common to MosaicML's and LitData's shards."""
+"""Parse what MosaicML's and LitData's shards have in common: the table of offsets, and some encodings of values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from shmload.formats.block_index import Bounds, Read
 
 
 def offsets_table(url: str, nbytes: int, read: Read) -> tuple[Bounds, int]:
-    """Return the offsets of samples, and the end of their table: the shard begins with their number and the offsets, as uint32."""
+    """Read the table at the beginning of a shard: the number of samples and their offsets, as uint32.
+
+    Returns:
+        the offset of each sample and the end of the last one, int64, shape `(samples + 1,)`; and the offset of the table's end.
+    Raises:
+        ShardCorrupt: the table is truncated, or its offsets are not valid.
+    """
     head = bytes(memoryview(read(0, min(4, nbytes))).cast("B"))
     count = int.from_bytes(head, "little")
     end = 4 * (count + 2)
@@ -33,7 +39,10 @@ def text_of(data: Any) -> str:
 
 
 def raw_image(data: Any) -> NDArray[np.uint8]:
-    """Return a raw PIL image as an array: width, height, length of the mode, mode, pixels."""
+    """Return a raw PIL image as a new array `(height, width[, channels])`.
+
+    Its bytes are width, height and length of the mode, as uint32, then the mode and the pixels.
+    """
     width, height, length = struct.unpack_from("<3I", data)
     mode, pixels = text_of(data[12 : 12 + length]), data[12 + length :]
     channels = {"L": (), "P": (), "RGB": (3,), "RGBA": (4,), "CMYK": (4,), "YCbCr": (3,), "LA": (2,), "HSV": (3,), "LAB": (3,)}
@@ -43,7 +52,7 @@ def raw_image(data: Any) -> NDArray[np.uint8]:
 
 
 def sized_parts(data: Any, at: int) -> list[Any]:
-    """Return the parts that follow their number and lengths at offset `at`."""
+    """Return views of the parts of a list. At offset `at` are their number and their lengths, as uint32, then the parts."""
     (count,) = struct.unpack_from("<I", data, at)
     sizes = np.frombuffer(data, "<u4", count, at + 4).tolist()
     at, parts = at + 4 + 4 * count, []

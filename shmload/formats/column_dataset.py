@@ -16,17 +16,20 @@ from shmload.formats.row_numbers import Indices, checked_indices
 
 
 class Opened(Protocol):
-    """A dataset that is open in this process."""
+    """The open file of a `ColumnDataset` in this process."""
 
     num_rows: int
     schema: dict[str, Any]
 
     def read(self, rows: Indices, out: Any) -> None:
-        """Write these rows, which exist, to a batch."""
+        """Write rows to a batch. The row numbers have been checked."""
 
 
 class ColumnDataset(ABC):
-    """Samples that are rows of named columns. A pickled dataset contains its arguments; each process opens the file itself."""
+    """Samples that are rows of named columns. A subclass opens the file in `_open`.
+
+    A pickled dataset contains its arguments; each process opens the file itself at the first use.
+    """
 
     def __init__(self, source: str) -> None:
         self._source = source  # for its repr
@@ -41,7 +44,7 @@ class ColumnDataset(ABC):
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Return type and shape of each field, {"x": ("float32", (8,))}; None is a ragged extent. This opens the file."""
+        """Return type and shape of each field: {"x": ("float32", (8,))}. An extent of None is ragged. This opens the file."""
         return self._opened.schema
 
     def __len__(self) -> int:
@@ -72,11 +75,11 @@ class ColumnDataset(ABC):
 
 
 class GroupedDataset(ColumnDataset):
-    """Samples whose rows come in groups, such as a file's row groups or blocks, which are loaded one by one."""
+    """Samples whose rows are stored in groups, such as row groups of Parquet, each of which is loaded as a whole."""
 
     @property
     def block_starts(self) -> NDArray[np.int64]:
-        """Return the row that each group begins with, and the number of rows; int64, shape `(groups + 1,)`."""
+        """Return the number of each group's first row, and the number of rows; int64, shape `(groups + 1,)`."""
         return cast("NDArray[np.int64]", cast(Any, self._opened).starts)
 
     @property

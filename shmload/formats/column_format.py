@@ -1,4 +1,4 @@
-"""The base of formats that a dataset with a schema reads from local files, and their description for `shmload inspect`."""
+"""The base of formats that are read from local files only, by a dataset with a schema, and their output of `shmload inspect`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ __all__ = ["ColumnFormat", "describe_dataset"]
 
 
 class ColumnFormat(ABC):
-    """A format that only a dataset of local files reads, because its library needs a file and finds rows itself."""
+    """A format that is read by a dataset of local files and not by `RemoteDataset`, because its library needs a file.
+
+    A subclass defines `recognize` and `open`. `index` and `decode` raise an error that says what to do.
+    """
 
     name: ClassVar[str]
     title: ClassVar[str]
@@ -40,7 +43,7 @@ class ColumnFormat(ABC):
 
 
 def describe_dataset(title: str, head: Head, open: Callable[[Path], Any], num_samples: int) -> Summary:
-    """Return the description of a dataset with a schema. If rows differ in size, only the first ones are measured.
+    """Return the output of `shmload inspect` for a dataset with a schema. If rows differ in size, only the first are measured.
 
     Args:
         title: title of the format.

@@ -26,7 +26,7 @@ BLOCK_NBYTES = 1 << 20  # size of a block, if the file is not divided into chunk
 
 
 class Columns:
-    """Fields that are read one after the other. The `spec` of a column is its entry in the schema."""
+    """The columns of a file, as the `Opened` of a `ColumnDataset`. The `spec` of a column is its entry in the schema."""
 
     def __init__(self, num_rows: int, columns: Mapping[str, Column]) -> None:
         self.num_rows = num_rows
@@ -34,7 +34,7 @@ class Columns:
         self._columns = columns
 
     def read(self, rows: Indices, out: Any) -> None:
-        """Write these rows to a batch."""
+        """Write rows to a batch, one column after the other."""
         for name, column in self._columns.items():
             column.read(name, rows, out)
 
@@ -54,8 +54,11 @@ class Blocks:
     """A column in blocks of rows, which are decoded when they are needed.
 
     Args:
-        where: file and field, for errors.
-        rows_per_block: number of rows of a block, as the file is divided.
+        where: file and field, for errors. It also identifies the column in the cache.
+        num_rows: number of rows of the column.
+        rows_per_block: number of rows of each block but the last, which may have fewer.
+        load: decodes a range of rows.
+        cache: keeps decoded blocks. Columns may share it.
     """
 
     def __init__(self, where: str, num_rows: int, rows_per_block: int, load: Load, cache: BlockCache) -> None:
@@ -66,7 +69,7 @@ class Blocks:
         self.cache = cache
 
     def of(self, rows: Indices) -> Iterator[tuple[Any, Any, Any]]:
-        """Yield (places in the batch, block, rows within it), block by block."""
+        """Yield (places in the batch, the block, rows within the block) for each block that has some of `rows`."""
         number = rows // self.rows_per_block
         order = np.argsort(number, kind="stable")
         cuts = np.flatnonzero(np.diff(number[order])) + 1
@@ -75,7 +78,11 @@ class Blocks:
             yield places, self.block(block), rows[places] - block * self.rows_per_block
 
     def block(self, number: int) -> Any:
-        """Return one block after decoding it."""
+        """Return one block, from the cache or decoded.
+
+        Raises:
+            ShardCorrupt: it cannot be decoded, or has a wrong number of rows.
+        """
         return self.cache.get((self.where, number), lambda: self._decoded(number))
 
     def _decoded(self, number: int) -> tuple[Any, int]:
@@ -114,7 +121,7 @@ class FixedColumn:
             return
         begins = np.empty(len(numbers), np.int64)
         blocks = [self._blocks.block(number) for number in numbers.tolist()]
-        for number, block in enumerate(blocks):  # rows are copied from these addresses, so blocks are checked
+        for number, block in enumerate(blocks):  # checked because rows are copied from these addresses natively
             if block.dtype != self._dtype or block.shape[1:] != self._shape or not block.flags.c_contiguous:
                 raise ShardCorrupt(f"{self._blocks.where}: has a block of {block.dtype} {block.shape}, not {self.spec}")
             begins[number] = block.__array_interface__["data"][0]

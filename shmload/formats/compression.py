@@ -1,4 +1,4 @@
-"""Files and objects that are compressed as a whole: detect the compression and decompress while reading; compress with zstd."""
+"""Files and objects that are compressed as a whole: detect the compression, decompress while reading, and compress with zstd."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def expanded_pieces(kind: str, file: Any) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class _Streams:
-    """The way to decompress the streams of a format, and the bytes that may be between them.
+    """How the streams of a format are decompressed, and the padding that may be between them.
 
     Attributes:
         begin: creates the decompressor of a stream: an object with `decompress`, `eof` and `unused_data`.
@@ -111,7 +111,7 @@ def _streams(how: _Streams, file: Any) -> Iterator[bytes]:
     The readers of Python's `lzma` and `bz2` stop without an error at padding between streams and at a damaged later stream.
     """
     stream: Any = None
-    number = num_read = begin = num_zeros = 0  # of the stream; of bytes; first byte of the stream; zeros between streams
+    number = num_read = begin = num_zeros = 0  # streams begun; bytes read; first byte of the stream; zeros since the last stream
     while data := bytes(file.read(_INPUT)):
         num_read += len(data)
         while data:
@@ -154,7 +154,7 @@ def _explained(error: Exception) -> str:
 
 
 def _zstd_streams() -> _Streams:
-    """Return a decompressor of single frames, because stream readers do not detect that the last one is truncated."""
+    """Return how zstd is decompressed: frame by frame, because zstd's stream readers do not detect a truncated last frame."""
     log = window_log()
     if sys.version_info >= (3, 14):
         from compression import zstd
@@ -243,7 +243,7 @@ def _brotli(file: Any) -> Iterator[bytes]:
 
 
 def _snappy(file: Any) -> Iterator[bytes]:
-    """Yield the contents of one raw block, which begins with its length, as MosaicML writes it; framed snappy is not supported."""
+    """Yield the contents of a raw snappy block, as MosaicML writes it. Framed snappy is not supported."""
     module = library("snappy", "snappy")
     data = b"".join(iter(lambda: bytes(file.read(_STEP)), b""))
     try:

@@ -1,11 +1,11 @@
-"""Encryption of single members with a user's key: AES-256-GCM-SIV (RFC 8452).
+"""Encrypt and decrypt the members of samples with a user's key, by AES-256-GCM-SIV (RFC 8452).
 
     nonce (12 bytes) | ciphertext | tag (16 bytes)        under the member's name followed by ".enc"
 
 Packing must write the same bytes for any number of workers and after a kill, so nothing may be random. The nonce is a hash of the
-generation and the member's name. If a dataset changes while its packing is interrupted, one nonce may be used for two different
-contents. Plain GCM would then reveal its authentication key; the SIV variant only reveals whether two contents are equal, and is as
-fast.
+generation (one version of a packed dataset) and the member's name. If a dataset changes while its packing is interrupted, one nonce
+may be used for two different contents. Plain GCM would then reveal its authentication key; the SIV variant only reveals whether two
+contents are equal, and is as fast.
 
 The member's name, which includes the sample's key, is authenticated together with the content, so a member that was modified or
 moved to another sample is an error. The names, the number of samples and their sizes are not hidden, and a missing sample is not
@@ -53,7 +53,7 @@ class SampleCipher:
         return hmac.digest(self._key, b"shmload: which key is this?", sha256)[:4].hex()
 
     def encrypt(self, data: bytes, name: bytes, generation: str) -> bytes:
-        """Encrypt a member.
+        """Return the encrypted content of a member: nonce, ciphertext and tag.
 
         Args:
             data: the content of the member.
@@ -64,7 +64,7 @@ class SampleCipher:
         return nonce + bytes(self._aead.encrypt(nonce, data, name))
 
     def decrypt(self, data: bytes, name: bytes) -> bytes:
-        """Decrypt a member.
+        """Return the content of a member, given a result of `encrypt` and the same name.
 
         Raises:
             ValueError: it was encrypted with another key, modified, or has another name.

@@ -9,7 +9,7 @@ def named_fields(fields: Mapping[str, str] | Sequence[str]) -> dict[str, str]:
     """Return a mapping from the name of each field to its name in the file.
 
     Args:
-        fields: this mapping, or names in the file, which are then also the names of the fields.
+        fields: this mapping, or a list of names in the file, which are then also the names of the fields.
     Raises:
         TypeError: it is a single string.
     """
@@ -28,12 +28,15 @@ def names_of(names: Sequence[str], argument: str) -> list[str]:
 
 
 class NoField(ValueError):
-    """Raised if data is valid but cannot be a field of a batch, so that the user has to leave it out."""
+    """The data is valid but cannot be a field of a batch. The user has to leave it out."""
 
 
 def one_length(lengths: Mapping[str, int], where: str) -> int:
-    """Return the number of rows, which is the same for all fields.
+    """Return the number of rows, which must be the same for all fields.
 
+    Args:
+        lengths: the number of rows of each field.
+        where: path of the file, for errors.
     Raises:
         NoField: fields differ in their number of rows, or there are no fields.
     """

@@ -1,7 +1,12 @@
 """The `Format` protocol: how samples are recognized, indexed, decoded and described.
 
-A format is one file in this folder, or one folder, and a line in `known_formats.py`. Formats of other packages are registered there
-while a program runs. A format whose shards are named by an index.json also has the method of `NamedByIndex` (`index_json.py`).
+To add a format, write a class with these methods in a file or folder here, and add it to the list in `known_formats.py`. Formats of
+other packages are registered at run time (`known_formats.register`). There are four protocols:
+
+* `Format`: enough for `shmload inspect`. `ColumnFormat` (`column_format.py`) is the base of formats that have no more than this.
+* `ShardFormat`: also read by `RemoteDataset` and `shmload pack`. `BlockFormat` (`block_format.py`) is its usual base.
+* `IndexedBeside`: also indexed by `shmload index`.
+* `NamedByIndex` (`index_json.py`): for formats whose shards are listed in an index.json.
 """
 
 from __future__ import annotations
@@ -20,12 +25,13 @@ Read = Callable[[int, int], Buffer]  # (offset, nbytes) -> the bytes there
 
 
 class Format(Protocol):
-    """A format of samples. An instance has the options for reading samples, and can be pickled.
+    """A way of storing samples in files. An instance holds the options for reading them, and can be pickled.
 
     Attributes:
         name: the value of `layout=` that selects it. It is also stored in index files, so it never changes.
         title: its name in the output of `shmload inspect` and in messages.
-        endings: endings of the names of its files, in lower case, without that of a compression. Empty if names do not identify it.
+        endings: endings of the names of its files, in lower case, without a compression's: ".tar" also covers "x.tar.gz". Empty if
+            names do not identify it.
     """
 
     name: ClassVar[str]
@@ -51,11 +57,11 @@ class Format(Protocol):
         """
 
     def decode(self, index: Any, data: memoryview, sample: int) -> dict[str, Any]:
-        """Return the fields of a sample, in memory of their own.
+        """Return the fields of a sample by name. Their values do not alias `data`.
 
         Args:
             index: a result of `index`.
-            data: the bytes of the sample's block.
+            data: the bytes of the block that contains the sample (`block_index.py`).
             sample: its number within the shard.
         Raises:
             ValueError: the bytes do not match the format; the caller adds the shard and the offset.
@@ -73,26 +79,29 @@ class Format(Protocol):
 
 
 class ShardFormat(Format, Protocol):
-    """A format that `RemoteDataset` reads. `BlockFormat` implements the methods below by means of those of `Format`."""
+    """A format that `RemoteDataset` reads. `BlockFormat` implements the methods below by means of those of `Format`.
+
+    Arguments are those of `Format`: `url`, `nbytes` and `read` of a shard, an `index` of it, and the `number` of a sample in it.
+    """
 
     def scan(self, url: str, nbytes: int, read: Read) -> bytes:
-        """Return the packed index of a shard. Only the necessary bytes are read.
+        """Return the index of a shard as bytes, which `unpack` accepts. Only the necessary bytes are read.
 
         Raises:
             ShardCorrupt: the shard does not match its format; the message names the offset and the cause.
         """
 
     def pack(self, url: str, data: Any) -> bytes:
-        """Return the packed index of a shard, given all of its bytes."""
+        """Return the same bytes as `scan`, given all bytes of a shard as `data`."""
 
     def unpack(self, url: str, packed: Any, nbytes: int) -> Any | None:
-        """Return an index that was packed for a shard of `nbytes` bytes; None if it is damaged or of another shard."""
+        """Return the index in `packed`, a result of `scan`; None if it is damaged, or was made for another size or format."""
 
     def known(self, url: str, nbytes: int) -> Any | None:
         """Return the index of a shard if it is known without reading the shard, else None."""
 
     def sample(self, index: Any, number: int, read: Read) -> dict[str, Any]:
-        """Return the fields of one sample, in memory of their own.
+        """Read and decode one sample. Return its fields by name, which do not alias the bytes that `read` returns.
 
         Raises:
             ShardCorrupt: its bytes do not match the format.

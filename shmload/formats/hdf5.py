@@ -88,12 +88,13 @@ class HDF5Dataset(ArrayTreeDataset):
             return ListedColumn(
                 blocks(lambda a, b: [value.astype(dtype, copy=False) for value in dataset[a:b]], 1024), (dtype.name, (None,))
             )
-        # the offset of the numbers if they are contiguous in this file; else None, also if nothing was written yet
+        # offset: of the numbers if they are contiguous in this file; else None, also if nothing has been written yet
         offset, kind = dataset.id.get_offset(), dataset.id.get_type()
         if isinstance(kind, h5py.h5t.TypeEnumID):
             kind = kind.get_super()  # the integers that are stored
         is_number = isinstance(kind, h5py.h5t.TypeIntegerID | h5py.h5t.TypeFloatID)  # bit fields have no precision
         is_plain = is_number and 8 * kind.get_size() == kind.get_precision() == 8 * dataset.dtype.itemsize
+        # HDF5 invents an offset for a dataset that has no storage yet, if the file has a user block
         is_written = dataset.size and dataset.id.get_storage_size() == dataset.nbytes  # else a user block makes up an offset
         if offset is not None and is_plain and is_written:
             end = os.path.getsize(self.path)
@@ -140,7 +141,7 @@ class HDF5(ColumnFormat):
     title: ClassVar[str] = "HDF5"
 
     def recognize(self, head: Head) -> bool:
-        """Return whether its magic is at the beginning, or after a user block, whose size is a power of two."""
+        """Return whether HDF5's magic is at the beginning, or in a local file after a user block, whose size is a power of two."""
         if head.is_folder or head.compression:
             return False
         if not head.is_local:

@@ -17,18 +17,18 @@ from shmload.formats.paths import without_number
 
 __all__ = ["COMPRESSIONS", "PEEK", "Head", "head_of", "head_of_object"]
 
-_STEP = 64 << 10  # bytes per request, for an object that is compressed
+_STEP = 64 << 10  # bytes per request while the beginning of a compressed object is expanded
 PEEK = 1536  # bytes: three blocks of a tar file
 COMPRESSIONS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": "zstd", "br": "brotli", "snappy": "snappy"}  # ending -> name
 
 
 @dataclass(frozen=True)
 class Head:
-    """The beginning of a path.
+    """The first bytes, the name and the size of a file, folder or object.
 
     Attributes:
         path: path of a file or folder; of an object on a store only its name is known.
-        begin: its first bytes, expanded if it is compressed as a whole; empty for a folder.
+        begin: its first bytes, at most `PEEK`, expanded if it is compressed as a whole; empty for a folder.
         compression: "zlib" or a name in `COMPRESSIONS`; empty if it is not compressed. First bytes do not show brotli and snappy.
         nbytes: size of the file as it is stored.
         is_folder: whether it is a folder.
@@ -52,7 +52,7 @@ class Head:
         return not self.compression and self.begin.startswith(magic)
 
     def read(self) -> Any:
-        """Return all bytes of the file: expanded if it is compressed, else mapped."""
+        """Return all bytes of a local file: decompressed into memory, or a read-only map if it is not compressed."""
         with open(self.path, "rb") as file:
             if not self.compression:
                 return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -106,7 +106,7 @@ def head_of_object(name: str, nbytes: int, read: Callable[[int, int], Any]) -> H
 
 
 class _Object(io.RawIOBase):
-    """An object as a file that is read from its beginning."""
+    """An object as a file that is read once from its beginning. A read may return fewer bytes than requested."""
 
     def __init__(self, nbytes: int, read: Callable[[int, int], Any]) -> None:
         self._nbytes, self._read, self._at = nbytes, read, 0

@@ -1,4 +1,4 @@
-"""The `index.json` of MosaicML Streaming and of LitData, which names the shards of a dataset."""
+"""Read the `index.json` of MosaicML Streaming or LitData, which lists the shards of a dataset and defines their options."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ListedShard:
 
     Attributes:
         key: its name, relative to the folder of the index.
-        nbytes: its size, after decompression if `packing` is given.
+        nbytes: its size in bytes, after decompression if `packing` is given.
         num_samples: number of its samples; None if the index does not define it.
         packing: the ending of the compression of the whole shard, such as "zst", or empty.
     """
@@ -66,7 +66,7 @@ class UnsupportedIndex(ValueError):
 
 @runtime_checkable
 class NamedByIndex(Protocol):
-    """A format whose shards an index.json may name."""
+    """A format whose shards may be listed in an index.json."""
 
     def listed(self, index: Mapping[str, Any], where: str) -> IndexJson | None:
         """Return the contents of an index.json; None if it is not of this format.
@@ -124,7 +124,7 @@ def peek_index(folder: Path) -> Mapping[str, Any]:
 
 
 def describe_folder(index: IndexJson, head: Head, num_samples: int) -> Summary:
-    """Return the description of a local folder by its index.json, with the fields and the first samples of its first shard.
+    """Return the output of `shmload inspect` for a local folder with an index.json. Fields and samples are of its first shard.
 
     Args:
         index: the contents of its index.json.

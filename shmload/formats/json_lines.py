@@ -48,7 +48,7 @@ class JsonLines(BlockFormat):
 
     def index(self, url: str, nbytes: int, read: Read) -> RecordIndex:
         ends: list[Bounds] = []
-        before = b""  # the first byte of the continued line that is not blank
+        before = b""  # the first byte that is not blank of a line that began in an earlier piece
         for at in range(0, nbytes, PIECE):
             piece = bytes(memoryview(read(at, min(PIECE, nbytes - at))).cast("B"))
             if at == 0 and (packing := compression_of(piece)):
@@ -73,5 +73,5 @@ _BLANKS = b" \t\r\n"  # white space of JSON
 
 
 def is_lines(name: str) -> bool:
-    """Return whether a name indicates JSON lines, compressed or not, because the bytes of text do not."""
+    """Return whether a file is JSON lines, compressed or not, by its name, because its first bytes do not show it."""
     return packing_of(name.lower())[0].endswith(JsonLines.endings)

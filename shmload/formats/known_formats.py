@@ -82,7 +82,7 @@ def _load_plugins() -> None:
 
 
 def is_shard_format(format: Any) -> bool:
-    """Return whether `RemoteDataset` reads a format."""
+    """Return whether `RemoteDataset` can read a format, as a `ShardFormat`."""
     return hasattr(format, "scan")
 
 
@@ -109,7 +109,7 @@ def recognize_path(path: Path) -> tuple[Format, Head]:
 
 
 def layout_of(key: str) -> ShardFormat | None:
-    """Return the format that the name of an object indicates, or None.
+    """Return a format that `RemoteDataset` can read and that the name of an object indicates, or None.
 
     Args:
         key: key of the object, without the ending of a compression.
@@ -120,7 +120,10 @@ def layout_of(key: str) -> ShardFormat | None:
 
 
 def layout_named(given: str | ShardFormat) -> ShardFormat:
-    """Return the format with a given name, or a fresh copy of a format, whose caches belong to the shards of one dataset.
+    """Return the format with a given name, or a copy of a given format.
+
+    The copy is needed because a format may have caches, which must not be shared by the shards of two datasets. A format that is
+    not a dataclass is returned itself.
 
     Args:
         given: a name, or a format with options.

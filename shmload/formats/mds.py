@@ -1,6 +1,6 @@
-"""The format of MosaicML Streaming's shards, version 2. Each shard defines what the bytes of its columns mean.
+"""The format MDS: shards of MosaicML Streaming, version 2. Each shard defines what the bytes of its columns mean.
 
-An index.json names the shards of a dataset.
+An index.json lists the shards of a dataset.
 
 Format: https://github.com/mosaicml/streaming (its MDSWriter).
 """
@@ -52,7 +52,7 @@ _MDS_PLAIN: dict[str, Callable[[Any], Any]] = {
 
 
 def _mds_array(data: Any, config: str) -> NDArray[Any]:
-    """Return an array. Its dtype and shape are in the column's encoding, or come before the values."""
+    """Return a new array. Its dtype and shape are in `config`, such as "int32:2,3"; what is missing there precedes the values."""
     dtype, _, sizes = config.partition(":")
     at = 0
     if not dtype:

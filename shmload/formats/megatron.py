@@ -16,7 +16,7 @@ from shmload.formats.summary import Sizes, Summary
 
 
 class MegatronTokens(ColumnFormat):
-    """A pair of token files. The samples that are shown are its documents; `TokenDataset` reads windows of them."""
+    """A pair of token files, for `shmload inspect`, which shows documents as samples. `TokenDataset` reads windows of them."""
 
     name: ClassVar[str] = "tokens"
     title: ClassVar[str] = "tokens"

@@ -1,4 +1,8 @@
-r"""Names of files: paths, patterns, folders and braces in a dataset's arguments; files written atomically; .npy headers and gzip.
+r"""Functions on files that several formats share.
+
+* Find the files that a dataset's arguments name: paths, folders, patterns (`expanded`), and braces (`shard_paths`).
+* Write files atomically: `make_half`, `AtomicWriter`, `write_whole`.
+* Parse .npy headers (`npy_head`), and decompress gzip and zlib up to a limit (`inflated`).
 
 Braces name many shards at once, `train-{000000..000099}.tar`, and expand as in bash and webdataset:
 
@@ -40,7 +44,7 @@ def check_local(path: str | os.PathLike[str], reader: str) -> None:
 
     Args:
         path: the path to check.
-        reader: the class that was asked to read it, for the error.
+        reader: name of the class that was asked to read it, for the error.
     Raises:
         ValueError: it is a URL.
     """
@@ -59,8 +63,8 @@ def check_file(path: str | os.PathLike[str], reader: str, remedy: str = _JOIN) -
 
     Args:
         path: the user's argument.
-        reader: the class that was asked to read it, for the error.
-        remedy: the error's advice in place of a folder.
+        reader: name of the class that was asked to read it, for the error.
+        remedy: advice at the end of the error if it is a folder.
     Raises:
         ValueError: it is a URL or a folder; the message names some of the folder's files.
     """
@@ -72,7 +76,7 @@ def check_file(path: str | os.PathLike[str], reader: str, remedy: str = _JOIN) -
 
 
 def is_hidden(key: str) -> bool:
-    """Return whether a reader of a folder ignores a path below it: one of its names begins with "." or "_".
+    """Return whether readers of a folder ignore a path in it, because a part of the path begins with "." or "_".
 
     This is the rule of Hadoop and pyarrow; it covers `.ipynb_checkpoints`, `_temporary`, `_delta_log`, `_SUCCESS` and `__MACOSX`.
     As in Spark, a Hive partition such as `_year=2024` is data.
@@ -90,7 +94,7 @@ _NUMBERED = re.compile(r"-\d+-of-\d+$")
 
 
 def without_number(name: str) -> str:
-    """Return a name without the number of the shard that TensorFlow and Beam put at its end: `x.tfrecord-00000-of-00010`."""
+    """Return a name without the shard number that TensorFlow and Beam append to it: `x.tfrecord-00000-of-00010`."""
     return _NUMBERED.sub("", name)
 
 
@@ -108,15 +112,16 @@ def is_about(key: str) -> bool:
 
 
 def files_below(folder: str, kind: str, endings: tuple[str, ...], beside: tuple[str, ...] = ()) -> list[str]:
-    """Return the paths of a folder's data files, at any depth, sorted: those with the format's endings if there are any.
+    """Return the sorted paths of the files in a folder, at any depth, that have one of the format's endings.
 
-    Otherwise, files whose name does not indicate a format (`part-00000`) are returned, without those that describe the data.
+    If there are none, return the files whose names have no ending (`part-00000`), except those that describe the data (README).
+    Hidden files are ignored.
 
     Args:
         folder: the folder to search.
-        kind: kind of the files, for errors.
+        kind: kind of the files, for errors: "TFRecord".
         endings: endings of the names of such files.
-        beside: endings of the names of indexes.
+        beside: endings of the names of indexes, which are ignored.
     Raises:
         FileNotFoundError: there are no such files.
     """
@@ -144,16 +149,16 @@ def _num_hidden(path: str) -> int:
 
 
 def expanded(paths: Paths, kind: str, *, endings: tuple[str, ...] = (), beside: tuple[str, ...] = ()) -> list[str]:
-    """Return the absolute paths of the files that match paths, folders and patterns with * ? [ ].
+    """Return the absolute paths of the files that are given by paths, folders and patterns with * ? [ ].
 
     The files of a pattern or a folder are sorted by name. Hidden ones (`is_hidden`) are omitted, unless the pattern contains their
     dot or underscore; a file that is given by its path is always included.
 
     Args:
         paths: one or several paths, folders or patterns.
-        kind: kind of the files, for errors.
-        endings: endings of the names of such files in a folder.
-        beside: endings of names that patterns omit: indexes next to the files.
+        kind: kind of the files, for errors: "TFRecord".
+        endings: endings of the names of such files in a folder. If empty, a folder is returned itself.
+        beside: endings of the names of indexes next to the files, which patterns and folders omit.
     Raises:
         FileNotFoundError: a pattern or a folder has no such file.
         ValueError: there is no path, or one is a URL.
@@ -164,10 +169,10 @@ def expanded(paths: Paths, kind: str, *, endings: tuple[str, ...] = (), beside: 
 def expanded_below(
     paths: Paths, kind: str, *, endings: tuple[str, ...] = (), beside: tuple[str, ...] = ()
 ) -> list[tuple[str, str]]:
-    """Return each file as `expanded` does, and the folder below which it was found.
+    """Return (file, the folder below which it was found) for each file that `expanded` returns.
 
-    That is the folder that was given, the part of a pattern before its first * ? [, or the folder of a single file. Arguments and
-    errors are those of `expanded`.
+    That folder is the one that was given, the folder before a pattern's first * ? [, or the folder that contains a single file.
+    Arguments and errors are those of `expanded`.
     """
     given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     found: list[tuple[str, str]] = []
@@ -207,7 +212,7 @@ def check_replaceable(path: str | os.PathLike[str]) -> None:
 
 
 def make_half(path: str | os.PathLike[str]) -> tuple[int, str]:
-    """Create the file that will replace `path`, next to it and with the default mode. Return (descriptor, name)."""
+    """Create a temporary file in the folder of `path`, which the caller renames to `path`. Return (descriptor, name)."""
     half = os.path.join(os.path.dirname(path), f".shmload-{secrets.token_hex(8)}")
     return os.open(half, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), half
 
@@ -233,8 +238,12 @@ class AtomicWriter(ABC):
 
 
 def write_whole(path: str | os.PathLike[str], data: bytes, *, is_new: bool = False) -> bool:
-    """Write a file atomically. With `is_new`, return False if the file exists already.
+    """Write a file atomically, replacing an older one. Return whether it was written.
 
+    Args:
+        path: path of the file.
+        data: its contents.
+        is_new: do not replace an existing file; return False instead.
     Raises:
         OSError: it cannot be written.
     """
@@ -256,7 +265,7 @@ def write_whole(path: str | os.PathLike[str], data: bytes, *, is_new: bool = Fal
 
 
 def write_if_possible(path: str | os.PathLike[str], data: bytes) -> None:
-    """Call `write_whole` for a file that is optional. Errors, such as a full disk, are ignored."""
+    """Write an optional file, such as an index, atomically. Errors, such as a full disk, are ignored."""
     with suppress(OSError):
         write_whole(path, data)
 
@@ -274,7 +283,9 @@ def npy_head(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def npy_head_of(data: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
-    """Parse the header in the bytes of a .npy file, and also return its size. Results are cached, because samples share headers.
+    """Parse the header in the bytes of a .npy file. Return (shape, whether it is in Fortran order, dtype, size of the header).
+
+    Results are cached, because the samples of a dataset often have the same header.
 
     Raises:
         The same as npy_head.
@@ -341,11 +352,12 @@ _MOST = 1_000_000  # more names are a mistake that would exhaust memory
 def shard_paths(
     given: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, reader: str | None = None, endings: tuple[str, ...] = ()
 ) -> list[str]:
-    """Expand one or several names to paths, in order; local paths become absolute.
+    """Expand the braces and the `::` of names of tar shards. Return the paths in order.
 
     Args:
-        given: names, with braces.
-        reader: for errors, the class that reads only local files; None allows URLs.
+        given: names, with braces; a `Path` is not expanded.
+        reader: name of the class, for errors, if it reads only local files: URLs are then rejected, and paths become absolute. If
+            None, URLs are allowed, and nothing is searched on disk.
         endings: endings of the files that replace a folder; if empty, a folder stays unchanged.
     Raises:
         FileNotFoundError: a folder has no such file.

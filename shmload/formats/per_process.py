@@ -1,4 +1,4 @@
-"""An object that every process opens for itself at its first use, such as a file of a library that does not survive a fork.
+"""`PerProcess`: an object that each process opens for itself at its first use, such as a library's file.
 
 A forked child neither uses nor closes an object that its parent opened, because closing would run the library on a state whose
 locks and threads stayed in the parent. The child opens its own. The lock that prevents two threads from opening twice belongs to
@@ -17,9 +17,9 @@ T = TypeVar("T")
 
 
 class PerProcess(Generic[T]):
-    """An object that is opened once per process.
+    """Holds an object that is opened once per process. A pickle does not contain the object.
 
-    It gets `open` at each use and does not keep it, so that no reference cycle keeps its owner alive.
+    `open` is passed to each `get` and not kept, because a bound method of the owner would make a reference cycle.
 
     Args:
         is_inherited: whether a forked child continues to use its parent's object, which is allowed if files are only mapped.
@@ -40,7 +40,7 @@ class PerProcess(Generic[T]):
         return self._held is not None and self._held[0] in (0, os.getpid())
 
     def get(self, open: Callable[[], T]) -> T:
-        """Return this process's object, which `open` makes at the first call."""
+        """Return this process's object. The first call in the process creates it with `open`; other threads wait for that."""
         pid, held = 0 if self._is_inherited else os.getpid(), self._held
         if held is not None and held[0] == pid:
             return held[1]

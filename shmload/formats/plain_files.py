@@ -23,9 +23,9 @@ _SOUND_ENDINGS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".mp4")
 
 @dataclass(frozen=True)
 class PlainFiles(BlockFormat):
-    """Objects, such as images, each of which is one sample. The field is the object's extension, the key its name without it.
+    """Objects, such as images, each of which is one sample. Its field is named by the extension; `__key__` is the URL without it.
 
-    `recognize` and `describe` know pictures: a single one, or a folder of them with a subfolder for each class.
+    `recognize` and `describe` accept pictures only: a single one, or a folder of them with a subfolder for each class.
     """
 
     name: ClassVar[str] = "files"
@@ -37,7 +37,8 @@ class PlainFiles(BlockFormat):
             return False
         if head.is_folder:
             return next(_pictures_below(head.path), None) is not None
-        return head.begin[:2] != b"BM" and picture_format(head.begin) is not None  # outside a folder, two bytes are no proof
+        # BMP's magic has only two bytes, which other files may begin with, too; it is accepted within a folder of pictures
+        return head.begin[:2] != b"BM" and picture_format(head.begin) is not None
 
     def known(self, url: str, nbytes: int) -> RecordIndex:
         return RecordIndex(url, np.array([0, nbytes], np.int64))
@@ -99,7 +100,7 @@ def _pictures_below(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _of_picture(path: Path, what: Callable[[Any], Any]) -> Any:
-    """Return a property of a picture. Nothing is decoded for its size and mode, which are in the header."""
+    """Open a picture and return `what(picture)`. Size and mode are in the header, so asking for them decodes no pixels."""
     from PIL import Image
 
     try:

@@ -1,9 +1,9 @@
 """RayDataset and RayStream: read the rows of a ray.data.Dataset from Arrow blocks in Ray's object store.
 
-RayDataset reads rows by index. Ray Data determines the rows; ShmLoader determines their order, the worker that reads each, and
-where a run resumes, as for any dataset with a length. The dataset is therefore executed once, and its blocks stay in the object
-store, each with a known number of rows. Each reading process is connected to the cluster and fetches the blocks that it needs; a
-block on its node is read there without a copy.
+RayDataset reads rows by index. Ray Data determines the rows; ShmLoader determines their order, which worker reads each, and where a
+run resumes, as for any dataset with a length. The dataset is therefore executed once, and its blocks stay in the object store, each
+with a known number of rows. Each reading process is connected to the cluster and fetches the blocks that it needs. A block on the
+same node is read without a copy.
 
 A reference is pickled together with its owner's address (docs.ray.io, "out-of-band serialization"), so Ray keeps the blocks until
 the program that created the dataset ends. That program is their owner, and the blocks are freed with it.
@@ -47,7 +47,7 @@ class RayDataset(GroupedDataset):
         dataset: a `ray.data.Dataset`. One that is materialized already keeps its order; to get the same rows after a restart, it
             must have been created with `preserve_order`.
         columns, schema, fill_null: as for ParquetDataset.
-        cache_bytes: greatest size of the blocks that a process keeps; blocks on its own node take no additional memory.
+        cache_bytes: size limit of the blocks that a process keeps; blocks on its own node take no additional memory.
     Raises:
         ValueError: it has no rows, blocks with different columns, or columns whose rows cannot be fields of a batch.
         RuntimeError: on reading: in a fork of the process that created it.
@@ -106,7 +106,7 @@ class RayDataset(GroupedDataset):
         return RayBlocks(self._references(), self._schema, self._sizes, self._fill_null, self._cache_bytes)
 
     def _references(self) -> list[Any]:
-        """Return the references to the blocks, and connect to Ray if necessary."""
+        """Return the references to the blocks, after connecting to Ray if necessary."""
         self._blocks = _here(self._blocks, self._pid, self._address, "RayDataset")
         return list(self._blocks)
 
@@ -215,10 +215,14 @@ class RayStream(IterableDataset[dict[str, Any]]):
 
 
 class RayBlocks(Groups):
-    """The blocks, open in this process.
+    """The blocks of a `ray.data.Dataset`, open in this process.
 
     Args:
-        get: (one of `blocks`) -> its table; None if they are references.
+        blocks: references to the blocks, or objects that `get` accepts.
+        schema, fill_null: as for `Groups`.
+        sizes: (rows, bytes) of each block.
+        cache_bytes: size limit of the blocks that are kept.
+        get: (one of `blocks`) -> its Arrow table; None if they are references.
         first: number of the first block, for errors.
     """
 
@@ -247,7 +251,7 @@ class RayBlocks(Groups):
 
 
 def _at_once(table: Any, schema: Mapping[str, Any]) -> Iterator[Indices]:
-    """Return the rows of a block in groups of a MiB, or one by one if a field's rows differ in length."""
+    """Return the row numbers of a block in groups of up to a MiB and 256 rows, or singly if a field's rows differ in length."""
     is_fixed = all(spec in (str, bytes) or None not in spec[1] for spec in schema.values())
     count = min(max((table.num_rows << 20) // max(table.nbytes, 1), 1), 256) if is_fixed else 1
     rows = np.arange(table.num_rows)
@@ -273,7 +277,7 @@ def _check_columns(columns: Sequence[str] | None) -> None:
 
 
 def _in_order(dataset: Any, call: Callable[[], Any]) -> Any:
-    """Return the result of a call that executes or copies a Dataset, with blocks in the order of its source."""
+    """Return the result of `call`, which executes or copies a Dataset, with `preserve_order` set meanwhile."""
     options = dataset.context.execution_options
     before, options.preserve_order = options.preserve_order, True
     try:
@@ -283,7 +287,7 @@ def _in_order(dataset: Any, call: Callable[[], Any]) -> Any:
 
 
 def _here(held: Any, pid: int, address: str, name: str) -> Any:
-    """Return the unpickled objects of Ray, after connecting this process if necessary.
+    """Return Ray's objects, unpickling `held` if it is bytes, after connecting this process to `address` if necessary.
 
     Raises:
         RuntimeError: this is a fork of the process `pid`, in which they were created or unpickled.
@@ -308,5 +312,5 @@ def _pickled(held: Any) -> bytes:
 
 
 def _look(table: Any) -> tuple[int, int, Any]:
-    """Return rows, bytes and schema of a block; runs on the node of the block."""
+    """Return rows, bytes and schema of a block. Runs as a task of Ray, which places it near the block."""
     return table.num_rows, table.nbytes, table.schema

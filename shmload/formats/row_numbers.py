@@ -12,10 +12,11 @@ Indices = NDArray[np.int64]
 
 
 def checked_indices(indices: Any, num_rows: int) -> Indices:
-    """Return indices as row numbers from 0 on. Negative indices count from the end.
+    """Return indices as row numbers, int64, from 0 on. Negative indices count from the end.
 
     Raises:
         IndexError: an index is out of range.
+        TypeError: they are not integers.
     """
     given = np.asarray(indices)
     if given.size and given.dtype.kind not in "iu":
@@ -28,7 +29,7 @@ def checked_indices(indices: Any, num_rows: int) -> Indices:
 
 
 def checked_index(index: Any, num_rows: int) -> int:
-    """Return one index as a row number, at a tenth of the cost of an array.
+    """Do the same for a single index, at a tenth of the cost of `checked_indices`.
 
     Raises:
         IndexError: the index is out of range.

@@ -3,8 +3,8 @@
     u64 little-endian: bytes of the header | JSON: name -> {dtype, shape, data_offsets: [begin, end]} | the tensors end to end
 
 The library checks the header: names, shapes, and that the tensors are end to end and fill the file. Their offsets are then read
-from the header, and rows of any type are copied from the mapped file, because the library returns only whole slices, and no
-bfloat16 to numpy.
+from the header, and rows are copied from the mapped file. The library does not read the rows, because it returns only slices, and
+no bfloat16 to numpy.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SafetensorsDataset(ColumnDataset):
 
     Args:
         path: the file.
-        fields: the tensors that samples have: a list, or name -> tensor, {"image": "train.x"}. The default is all, by name.
+        fields: the tensors that become fields: a list, or field -> tensor, {"image": "train.x"}. The default is all, by name.
     Raises:
         ModuleNotFoundError: safetensors is not installed (extra `safetensors`).
         ShardCorrupt: on reading: the file does not match its format.

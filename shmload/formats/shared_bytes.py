@@ -1,4 +1,4 @@
-"""Read-only bytes in shared memory, which a pickle refers to instead of containing them."""
+"""`SharedBytes`: read-only bytes in shared memory. A pickle contains their location instead of the bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Reference(NamedTuple):
 
 
 class ReceivedBytes(np.ndarray[Any, Any]):
-    """Bytes received from another machine, with the attributes of a Mapping."""
+    """Bytes received from another machine, in private memory, with the attributes of a Mapping."""
 
     @property
     def address(self) -> int:
@@ -38,6 +38,9 @@ class ReceivedBytes(np.ndarray[Any, Any]):
 
 class SharedBytes:
     """Read-only bytes in shared memory, mapped into this process.
+
+    Other processes can map the memory while the instance that `written` returned, or one attached with `keeps_open`, exists. What
+    they have mapped stays valid after that.
 
     Attributes:
         mapping: the bytes, read-only.
@@ -56,6 +59,10 @@ class SharedBytes:
         The parts are written with a system call and not through a mapping, because the kernel then neither clears pages that are
         completely overwritten nor takes page faults.
 
+        Args:
+            nbytes: size of the segment.
+            parts: offset and content of each part.
+            what: what the memory is for, for errors.
         Raises:
             MemoryError: there is not enough memory; the message contains `what`.
         """

@@ -1,4 +1,4 @@
-"""The output of `shmload inspect` for a path, and descriptions of values and types in words."""
+"""`Summary`, the output of `shmload inspect` for a path, and functions that put values and types into words."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def shortened(value: Any) -> str:
 
 
 def described(spec: Any) -> str:
-    """Return the type and shape of a schema's field in words."""
+    """Return the type and shape of a schema's field in words: "float32 (28, any)"."""
     if not isinstance(spec, tuple):
         return spec.__name__ if isinstance(spec, type) else str(spec)
     dtype, shape = described(spec[0]), spec[1]
@@ -90,7 +90,7 @@ def described(spec: Any) -> str:
 
 
 def nbytes_of(sample: Mapping[str, Any]) -> int:
-    """Return the total size of the values of a sample in bytes."""
+    """Return the total size of a sample's values in bytes. A value whose size is unknown counts 8."""
     total = 0
     for value in sample.values():
         held = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
@@ -109,7 +109,13 @@ RECORDS_SEEN = 100  # records whose fields are listed
 
 
 def fields_seen(samples: Sequence[Mapping[str, Any]], counts: Mapping[str, int], num_seen: int) -> dict[str, str]:
-    """Return, by field, the types and shapes of its values in words, and the number of samples in which it was seen."""
+    """Return the types and shapes of each field's values in words, and in how many samples it occurs if not in all.
+
+    Args:
+        samples: the samples whose values are examined.
+        counts: number of samples that have each field.
+        num_seen: number of samples that were counted.
+    """
     found = {}
     for name, num in counts.items():
         shapes: dict[str, set[tuple[int, ...]]] = defaultdict(set)

@@ -1,8 +1,9 @@
 r"""TokenDataset: windows of a flat array of tokens: at a stride, within documents, or packed with several documents each.
 
 The contents of window i are fixed when the dataset is created, so a loader shuffles and resumes windows like any other samples. If
-windows depend on documents, native code computes a plan (src/tokens.pyx), which workers share. A plan consists of pieces of
-documents, in three arrays: the end of each window among the pieces, and the first token and the length of each piece.
+windows depend on documents, native code computes a plan (src/tokens.pyx), which workers share. A plan lists pieces of documents,
+window by window, in three arrays: `ends`, the number of pieces up to the end of each window; `starts`, the first token of each
+piece; and `lengths`, its number of tokens.
 
 Documents can be read from Megatron-LM's index: a .idx file next to the .bin file of tokens contains the tokens' type and the
 beginnings of documents. It is little-endian without padding: `MMIDIDX\0\0`, u64 version 1, u8 type of the tokens, u64 number of
@@ -84,9 +85,9 @@ def checked_offsets(index: Any, num_tokens: int, source: str = "") -> NDArray[np
     """Check and return the offsets of a document index, given as an array or the path of a .npy file.
 
     Args:
-        index: the array or path.
+        index: the offsets, in ascending order and between 0 and `num_tokens`; or the path of a .npy file of them.
         num_tokens: number of tokens.
-        source: path of the file from which an array was read.
+        source: path of the file from which an array was read; empty for a user's array.
     Raises:
         ShardCorrupt: the offsets in a file are invalid.
         ValueError: the offsets in an array are invalid.
@@ -196,7 +197,7 @@ class TokenDataset(HeldDataset):
             if cross_documents:
                 plan = _joined([cross(offsets, window, stride) for offsets in offsets_of], begins)
             else:
-                # the documents' numbers, without the gaps between the offsets of two files
+                # numbers of the documents; the last offset of a file is an end, and begins no document
                 order = np.delete(np.arange(sum(map(len, offsets_of))), _begins(map(len, offsets_of))[1:] - 1)
                 if seed is not None and len(order):
                     order = order[np.asarray(Permutation(len(order), seed=seed).take(np.arange(len(order))), np.int64)]
@@ -279,7 +280,7 @@ def _place(name: str, rows: Any, count: int) -> int:
 
 
 def _check(given: Mapping[str, Any]) -> None:
-    """Check the arguments of a dataset."""
+    """Check the arguments of a dataset, which are the local variables of its constructor."""
     window, stride, block = given["window"], given["stride"], given["block"]
     if not (1 <= window < 1 << 31 and stride >= 1 and block >= 1):
         raise ValueError(
@@ -348,12 +349,12 @@ def _several(given: Any) -> list[Any] | None:
 
 
 def _begins(lengths: Iterable[int]) -> NDArray[np.int64]:
-    """Return the beginning of each of several consecutive runs, followed by the end of the last one."""
+    """Return the beginning of each of several consecutive runs, given their lengths, followed by the end of the last one."""
     return np.cumsum([0, *lengths], dtype=np.int64)
 
 
 def _joined(plans: list[Any], begins: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
-    """Merge the plans of several files; `begins` are the indices of the files' first tokens."""
+    """Merge the plans of several files; `begins` has the number of tokens before each file."""
     if len(plans) == 1:
         return tuple(plans[0])
     pieces = _begins(len(lengths) for _, _, lengths in plans)

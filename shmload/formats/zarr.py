@@ -26,7 +26,7 @@ class ZarrDataset(ArrayTreeDataset):
     """Rows of the arrays of a Zarr group, or of one array, of format 2 or 3; the first axis counts samples.
 
     Rows are decoded one chunk (or shard) at a time into a cache of this process; see `ParquetDataset` about random order and
-    blocks. A missing chunk contains the array's fill value, according to the format, so a lost chunk is not an error.
+    blocks. As the format prescribes, a missing chunk reads as the array's fill value, so a lost chunk is not an error.
 
     Args:
         path: the folder.

@@ -1,4 +1,4 @@
-"""The files of a growing cache, and the meaning of their names.
+"""Name the files of a growing cache, and read the names.
 
     g<generation>-<records>-<bytes>.tfrecord[.gz|.zz]   published by a writer; damaged if its size differs from that in its name
     .growing/                                           files that processes write for each other; a listing does not need them
@@ -23,7 +23,7 @@ _OWN = re.compile(r"g(\d{12})-(\d+)-(\d+)\.tfrecord(?:\.gz|\.zz)?")
 
 
 class CacheFile(NamedTuple):
-    """The description of a file of samples in a listing or a snapshot."""
+    """The description of a file of samples in a listing or a snapshot; `nbytes` and `mtime_ns` are its size and time on disk."""
 
     name: str
     num_records: int
@@ -67,7 +67,7 @@ def next_generation(control: Path) -> int:
 
 
 def newest_generation(control: Path) -> int:
-    """Return the number of files that have been published since the cache was created."""
+    """Return the newest generation: the number of files published so far, and of generations that killed writers skipped."""
     try:
         return int((control / "generation").read_bytes() or b"0")
     except FileNotFoundError:

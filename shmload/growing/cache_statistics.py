@@ -20,8 +20,11 @@ class CacheStatistics:
     """The state of a growing cache at one moment.
 
     Attributes:
+        capacity_bytes: the budget.
         nbytes: the size of all files; files being written count with their reservation.
+        num_files, num_samples: number of files that an epoch could read, and of samples in them.
         num_leased: number of files that running epochs keep from being evicted.
+        num_writing: number of files that are being written.
         generation: number of files that writers have published so far.
         num_evicted: number of published files that are gone.
         bytes_per_s, samples_per_s: rates of publication in the last minute.

@@ -248,7 +248,7 @@ class CacheWriter(AtomicWriter):
 
 
 class _ReservedFile(os.PathLike[str]):
-    """A reservation that a TFRecordWriter writes like a file. Bytes beyond its end are kept in memory until there is room."""
+    """A reservation that a TFRecordWriter writes like a file. Bytes beyond its end are kept in memory until `settle` finds room."""
 
     def __init__(self, owner: CacheWriter, reservation: Reservation) -> None:
         self._owner, self._reservation = owner, reservation

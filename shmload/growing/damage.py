@@ -1,6 +1,6 @@
-"""Reports of files that an epoch found damaged.
+"""Report files that an epoch found damaged.
 
-.growing/bad/<checksum of the name>.json   the file and its damage. Later snapshots of all runs omit the file until it changes
+.growing/bad/<checksum of the name>.json    the file and its damage. Later snapshots of all runs omit the file until it changes
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The dataset of a growing cache for ShmLoader: samples by (snapshot, record), in any process.
+"""`GrowingDataset`: the samples of a growing cache for ShmLoader, by snapshot and record, in any process.
 
 A worker opens a snapshot at the first order of its epoch: it reads the list of files, maps the new ones, and unmaps those that are
 no longer listed. So the start of an epoch costs a worker only its new files.
@@ -61,7 +61,7 @@ class GrowingDataset:
     def _begin(self) -> None:
         self._lock = Lock()
         self._files: dict[CacheFile, _Opened] = {}  # a file may be replaced under its name
-        # the newest two, by run and epoch, because a state may belong to another run
+        # the newest two snapshots, by run and epoch, because a state may belong to another run
         self._opened: dict[tuple[Path, int], tuple[Snapshot, SnapshotRecords]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -104,10 +104,12 @@ class GrowingDataset:
         )
 
     def where(self, index: int) -> tuple[str, int]:
-        """Return the file name and the record number of an index.
+        """Return the file name and the record number of a sample.
 
         Args:
-            index: from `loader.last_indices`, an audit or an error.
+            index: index of the sample, from `loader.last_indices`, an audit or an error.
+        Raises:
+            IndexError: the snapshot of its epoch does not exist any more.
         """
         snapshot, _ = self._at(index >> EPOCH_SHIFT)
         return snapshot.place(index & ((1 << EPOCH_SHIFT) - 1))
@@ -187,7 +189,10 @@ class GrowingDataset:
 
 
 class _Opened:
-    """A cached file, mapped on first use and kept while a snapshot contains it. If it is gone or torn, its samples are lost."""
+    """A file of the cache, mapped by the constructor. If it is gone or damaged, it has no data, and reading its samples fails.
+
+    It has the attributes of a `RecordFile` that `TFRecordDataset` uses.
+    """
 
     def __init__(self, folder: Path, expected: CacheFile) -> None:
         self.path = os.fspath(folder / expected.name)
@@ -237,10 +242,10 @@ class _Opened:
 
 
 class SnapshotRecords(TFRecordDataset):
-    """The records of files that are already open."""
+    """A TFRecordDataset of files that are already open."""
 
     def take(self, opened: list[_Opened]) -> None:
-        """Replace the files."""
+        """Read from these files from now on."""
         self.taken = opened
         self.paths = [one.path for one in opened]
         self._file_nbytes = []

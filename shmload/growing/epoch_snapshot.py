@@ -1,4 +1,4 @@
-"""The snapshot of an epoch: the files that it reads.
+"""`Snapshot`: the files that an epoch reads.
 
 The index of a sample is `epoch << EPOCH_SHIFT | record`, where records are counted through the snapshot's files. So an index
 identifies its snapshot, and a sample's random numbers differ between epochs.
@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from shmload.errors import ShardCorrupt
 from shmload.growing.cache_file import CacheFile
 
-EPOCH_SHIFT = 40
+EPOCH_SHIFT = 40  # bits of an index that contain the record
 MAX_EPOCH = (1 << (63 - EPOCH_SHIFT)) - 1
 _VERSION = 1
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The files of an epoch, oldest first, with their state when the epoch was settled."""
+    """The files of an epoch, oldest first, with their state when the snapshot was frozen."""
 
     epoch: int
     files: tuple[CacheFile, ...]

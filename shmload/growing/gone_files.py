@@ -1,4 +1,4 @@
-"""A snapshot with missing files, and the replacement of their samples in a resume."""
+"""Find the samples of a snapshot whose files are gone, and replace them in a resume."""
 
 from __future__ import annotations
 
@@ -13,10 +13,15 @@ from shmload.growing.epoch_snapshot import Snapshot
 
 @dataclass(frozen=True)
 class Gone:
-    """A snapshot of which some files are gone, and the samples that replace the lost ones."""
+    """A snapshot of which some files are gone: which samples are lost, and which samples replace them.
+
+    Attributes:
+        snapshot: the snapshot.
+        is_gone: for each file of the snapshot, whether it is gone.
+    """
 
     snapshot: Snapshot
-    is_gone: tuple[bool, ...]  # [file]
+    is_gone: tuple[bool, ...]
 
     @cached_property
     def num_samples(self) -> int:
@@ -36,7 +41,7 @@ class Gone:
         return gone
 
     def substituted(self, records: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the records, with the k-th lost record of the snapshot replaced by its k-th remaining one."""
+        """Return the records, with the k-th lost record of the snapshot replaced by its k-th remaining one, cyclically."""
         gone, lost_before, there = self._counts
         files = np.searchsorted(self.snapshot.ends, records, "right")
         rank = (lost_before[files] + records - self.snapshot.starts[files]) % there[-1]

@@ -1,6 +1,6 @@
-"""The epochs of one loader: the snapshot of each epoch, and the lease on its files.
+"""`GrowingEpochs`: the snapshot of each epoch of one loader, and the lease on its files.
 
-An epoch's snapshot is written when its first batch is ordered, while the last batches of the previous epoch are still in progress,
+An epoch's snapshot is frozen when its first batch is ordered, while the last batches of the previous epoch are still in progress,
 so no worker waits for it. Its files are leased from then until a later epoch begins, the loader closes or the process ends.
 """
 
@@ -28,7 +28,7 @@ from shmload.storage.file_lease import Leases
 log = logging.getLogger("shmload")
 
 Missing = Literal["error", "skip", "substitute"]
-NAMED = 5  # most missing files that an error names
+NAMED = 5  # number of missing files that an error names at most
 _REMEDY = (
     'cache.dataset(missing="skip") reads the rest, missing="substitute" other samples of that epoch in their place; or begin '
     "the next epoch with set_epoch"
@@ -42,10 +42,10 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
     Args:
         library: the cache's files.
         joined: the run.
-        min_samples: samples that an epoch waits for.
-        timeout_s: most seconds that it waits.
-        missing: the policy of a resume for evicted samples.
-        smallest: least number of samples for an epoch with a step.
+        min_samples: number of samples that an epoch waits for.
+        timeout_s: seconds that it waits at most.
+        missing: what a resume does about samples that are gone: see `SampleCache.dataset`.
+        smallest: number of samples without which an epoch would have no step; epochs wait for these, too.
     """
 
     identity = "growing cache"
@@ -66,11 +66,11 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
 
     @property
     def run(self) -> GrowingRun:
-        """Return this rank's membership in its run."""
+        """Return this rank's membership in its run, evicting files if the disk is full."""
         return self._library.folder.evicting(lambda: self._joined.run)
 
     def named(self, snapshot: Snapshot) -> dict[str, Any]:
-        """Return a snapshot's entries in a state."""
+        """Return the description of a snapshot for a state."""
         return {"run": self.run.name, "n": snapshot.n, "digest": snapshot.digest}
 
     def restart(self, epoch: int) -> None:
@@ -116,7 +116,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
     # ------------------------------------------------------------ an epoch
 
     def settle(self, epoch: int, *, is_ahead: bool) -> Snapshot:
-        """Return an epoch's snapshot, written by the first rank of the run that asks for it.
+        """Return an epoch's snapshot, which the first rank of the run that asks for it freezes, and lease its files.
 
         Args:
             epoch: the epoch.
@@ -124,7 +124,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
 
         Raises:
             TimeoutError: too few samples have been collected.
-            StateMismatch: the snapshot was written long ago, and samples of it are gone.
+            StateMismatch: another rank has begun to read the snapshot, and samples of it are gone.
             CacheFull: the disk is full, and no file of the cache may be evicted.
         """
         folder, has_evicted = self._library.folder, False

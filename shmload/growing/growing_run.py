@@ -1,4 +1,4 @@
-"""The snapshots of one training run, the same for all its ranks.
+"""`GrowingRun`: a rank's membership in a training run, whose ranks share the snapshots of its epochs.
 
     .growing/runs/<name>/epoch-<e>.json   written once by the first rank to need it, visible when complete
     .growing/runs/<name>/epoch-<e>.begun  a rank has begun to read the snapshot; until then it may be replaced
@@ -7,8 +7,8 @@
     .growing/runs/<name>/gate             locked by a rank that joins the run or writes a snapshot to a full disk
 
 A rank that joins a run without living ranks, and does not resume, is the first of a new run: snapshots of an earlier run of the
-    same name are deleted. A rank that resumes keeps the snapshots up to its epoch, so it reads the same samples as without the
-    interruption.
+same name are deleted. A rank that resumes keeps the snapshots up to its epoch, so it reads the same samples as without the
+interruption.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger("shmload")
 
 
 SPARE = "spare"
-SPARE_NBYTES = 4096  # the unit of reservation
+SPARE_NBYTES = 4096  # the size of the spare file is a multiple of this
 KEPT_SNAPSHOTS = 64  # number kept in each run; older epochs cannot be resumed
 
 
@@ -47,7 +47,7 @@ def run_name(given: str | None, world_size: int) -> str:
     """
     if given is None and world_size == 1:
         return secrets.token_hex(6)
-    key = run_key()[1:] if given is None else ("named", given)  # the first is specific to this node
+    key = run_key()[1:] if given is None else ("named", given)  # the first part of the key differs between nodes
     return hashlib.blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
 
 
@@ -98,7 +98,13 @@ class GrowingRun:
         return read_snapshot(snapshot_path(self.path, epoch))
 
     def freeze(self, snapshot: Snapshot) -> bool:
-        """Write the epoch's snapshot unless another rank was first. Return whether it was written. Only the newest are kept."""
+        """Write the epoch's snapshot unless another rank was first. Return whether it was written.
+
+        Snapshots older than the newest `KEPT_SNAPSHOTS` are deleted. On a full disk, the spare file becomes the snapshot.
+
+        Raises:
+            OSError: it cannot be written.
+        """
         path, data = snapshot_path(self.path, snapshot.epoch), snapshot.dumps()
         try:
             is_ours = write_whole(path, data, is_new=True)
@@ -122,7 +128,7 @@ class GrowingRun:
         return is_ours
 
     def _recycle(self, epoch: int, nbytes: int) -> None:
-        """Make a spare file of at least `nbytes` from the oldest snapshot that no rank reads, without more disk space.
+        """Make a spare file of at least `nbytes` bytes from the oldest snapshots that no rank reads, without more disk space.
 
         Raises:
             OSError: the disk is full, and neither a spare file nor such a snapshot is large enough.
@@ -143,7 +149,7 @@ class GrowingRun:
             os.posix_fallocate(spare.fileno(), 0, -(-nbytes // SPARE_NBYTES) * SPARE_NBYTES)
 
     def begin(self, epoch: int) -> None:
-        """Mark this epoch's snapshot as being read, so that it is not replaced."""
+        """Mark an epoch's snapshot as being read, so that no rank replaces it."""
         self._mark(epoch).touch()
 
     def take_back(self, snapshot: Snapshot) -> bool:
@@ -171,7 +177,12 @@ class GrowingRun:
 
 
 def forget_runs(folder: Path, is_there: Callable[[str], bool]) -> None:
-    """Remove runs that have no members and whose samples are all gone, because no state of theirs can be resumed."""
+    """Remove runs that have no members and whose samples are all gone, because no state of theirs can be resumed.
+
+    Args:
+        folder: the cache.
+        is_there: returns whether the cache has a file of this name.
+    """
     runs = folder / CONTROL / "runs"
     for path in runs.iterdir() if runs.is_dir() else ():
         with suppress(OSError, ValueError), closing(FileLock.open(path / "attending")) as attending:
@@ -206,7 +217,7 @@ class JoinedRun:
         return self._run
 
     def go_on_in(self, name: str, epoch: int) -> None:
-        """Join the run of a state, at its epoch."""
+        """Join the run of a state to resume it at this epoch, leaving another run."""
         if self._run is not None and self._run.name != name:
             self._run.leave()
             self._run = None

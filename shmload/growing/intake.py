@@ -29,14 +29,14 @@ from shmload.formats.tfrecord.record_file import Offsets, RecordFile
 
 MAX_INFLATED_BYTES = 1 << 34
 SETTLE_S = 5.0
-_LONG = 16384  # bytes of a record above which a survey does not check its sum
+_LONG = 16384  # size in bytes from which a survey does not compare a record's checksum
 _AT_ONCE = 8192  # records surveyed together
 _FIELDS = fields_of({"bytes": bytes}, {}, None)
 Found = int | str  # number of records in a file, or the reason why it cannot be used
 
 
 class WalkedFile(RecordFile):
-    """A file whose records each process finds by itself, which costs less than an index file for each file of a budget."""
+    """A RecordFile without an index file: each process finds the records by itself, which costs less in a cache."""
 
     _offsets: Offsets | None = None
 
@@ -86,7 +86,12 @@ class Intake:
         return found if (size, at) == (status.st_size, status.st_mtime_ns) else None
 
     def look(self, path: Path, status: os.stat_result) -> Found | None:
-        """Examine a file. Return None if it is still being written."""
+        """Examine a file and remember the result. Return None if it is still being written.
+
+        Args:
+            path: the file.
+            status: its status.
+        """
         if self.is_being_written(path, status):
             return None
         found: Found
@@ -100,7 +105,7 @@ class Intake:
         return found
 
     def is_being_written(self, path: Path, status: os.stat_result) -> bool:
-        """Return whether a file may still change."""
+        """Return whether a file may still change: a process has it open for writing, or that cannot be determined."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:

@@ -1,4 +1,4 @@
-"""One process's view of the files of a growing cache, and the choice of those that an epoch may read.
+"""`Library`: one process's view of the files of a growing cache, and the choice of those that an epoch may read.
 
 When the cache is full, an epoch leaves out the oldest files, a share of the budget called headroom. Samplers may evict these
 while the epoch runs; without headroom every file would be leased in every epoch, and the cache would never be renewed.
@@ -21,8 +21,8 @@ from shmload.schedule.epoch_snapshots import EpochSnapshots
 from shmload.storage.budgeted_folder import BudgetedFolder
 from shmload.storage.ledger import PublishedFile
 
-LOOK_S = 0.05  # interval between checks for the first samples, because no bell is rung by writers of other machines
-EXAMINE_S = 0.2  # maximum delay of an epoch's start by the examination of added files
+LOOK_S = 0.05  # interval of polling for the first samples, because writers may be on other machines, which cannot ring a bell
+EXAMINE_S = 0.2  # a listing examines added files for this long, and the rest later; the first listing examines all
 
 
 class Library:
@@ -48,7 +48,7 @@ class Library:
         self._is_first = True
 
     def collected(self, at_least: int, timeout_s: float) -> Sequence[CacheFile]:
-        """Return the files that an epoch may read, oldest first: all files outside the headroom.
+        """Return the files that an epoch may read, oldest first: all files outside the headroom. Wait for the first samples.
 
         Args:
             at_least: the minimum number of samples in them.

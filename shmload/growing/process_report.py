@@ -1,4 +1,4 @@
-"""Reports of processes, which `stats()` reads in other processes."""
+"""Reports that processes write about themselves, and that `stats()` reads in other processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shmload.processes.file_lock import FileLock, is_locked
 
 
 class WriterReport:
-    """The report of one process, .growing/<kind>/<pid>-<word>.json, rewritten at each change.
+    """The report of one writer or supervisor, .growing/<kind>/<pid>-<word>.json, rewritten at each change.
 
     It is valid while its process holds a lock on .../<pid>-<word>.lock. The process id would not be enough, because it may belong
     to another process in another container, or later.
@@ -44,7 +44,7 @@ class WriterReport:
 
 
 def reports(control: Path, kind: str) -> Iterator[tuple[int, Any]]:
-    """Yield the process id and report of each living process. Remove the reports of dead ones."""
+    """Yield (process id, report) of each living process that has a `WriterReport` of this kind. Remove the reports of dead ones."""
     for lock in sorted((control / kind).glob("[!.]*.lock")):
         path = lock.with_suffix(".json")
         if is_locked(lock):

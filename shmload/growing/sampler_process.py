@@ -1,4 +1,4 @@
-"""Run one sampler in its process, from the fork to the end."""
+"""Run one sampler in the process that the supervisor has forked for it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shmload.growing.timely_publisher import TimelyPublisher
 
 Sampler = Callable[[int, int], Iterable[Any]]
 MakeWriter = Callable[[str], CacheWriter]
-TEXT_NBYTES = 65536  # most bytes of a traceback that are kept
+TEXT_NBYTES = 65536  # size of a sampler's report; a traceback may take half of it
 
 
 class AskedToEnd(BaseException):
     """Raised in a supervisor or sampler that is asked to end."""
 
 
-is_asked_to_end = False  # set in addition, because an exception raised while a finalizer runs is lost
+is_asked_to_end = False  # set in addition to raising `AskedToEnd`, because an exception raised while a finalizer runs is lost
 _writing: CacheWriter | None = None  # in a sampler, while it writes a record
 
 
@@ -30,7 +30,7 @@ def stop(number: int, frame: Any) -> None:
     """Handle SIGTERM in a supervisor or sampler."""
     global is_asked_to_end
     is_asked_to_end = True
-    if _writing is None or _writing.is_waiting:  # within a record, the exception would leave it written but not counted
+    if _writing is None or _writing.is_waiting:  # an exception within `write` could leave a record written but not counted
         raise AskedToEnd
 
 
@@ -42,7 +42,7 @@ def run_sampler(supervisor: int, sampler: Sampler, worker_id: int, num_workers: 
         sampler: the sampler.
         worker_id: its number.
         num_workers: number of samplers.
-        text: a descriptor, to which "1" is written once a file is published, then the traceback of a failure.
+        text: descriptor of the report: its first byte is set to "1" once a file is published; the traceback of a failure follows.
         make_writer: opens the cache under a role.
     """
     global _writing

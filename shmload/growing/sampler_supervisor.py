@@ -37,6 +37,7 @@ class _Place:
     """The supervisor's record of one sampler.
 
     Attributes:
+        worker_id: its number.
         restarts: counts its failures since it last published a file.
         child: its process, or None if it does not run.
         text: a memfd for the report of the process: whether it has published a file, then its traceback.
@@ -54,7 +55,7 @@ class _Place:
 
 @dataclass
 class SamplerSupervisor:
-    """The supervisor's loop.
+    """The supervisor of samplers, whose `run` is the loop of the supervisor process.
 
     Args:
         trainer_pid: the process id of the trainer; the supervisor ends with it.

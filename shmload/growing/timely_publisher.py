@@ -1,4 +1,4 @@
-"""Publish a sampler's file in time, in a thread."""
+"""`TimelyPublisher`: publish a sampler's file in time, in a thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ class TimelyPublisher:
     """A thread that publishes a sampler's file when it is due, however long the next sample takes.
 
     Args:
-        writer: the sampler's writer. It has one user at a time, the holder of `turn`.
+        writer: the sampler's writer.
+    Attributes:
+        turn: the lock of the writer; hold it while you use the writer.
     """
 
     def __init__(self, writer: CacheWriter) -> None:

@@ -1,19 +1,23 @@
 """Shards on an object store: pack a dataset into shards, and read it back. Names are imported at first use.
 
     listing.py           finds the shards, once; the list is pickled with the dataset
-    manifest.py          sizes and checksums of each shard
-    fetch.py             fetches their bytes
-    local_shards.py      keeps copies of the shards of three windows, fetched by a thread
-    remote_dataset.py    order and passes
-    fluent_methods.py    webdataset's methods, which add stages
+    manifest.py          the list of a packed dataset's shards, with sizes and checksums; `Shards`, the list of any dataset's
+    fetch.py             fetches bytes and indexes of shards from the store
+    local_shards.py      keeps copies of shards in a folder, which a thread fetches in advance
+    remote_source.py     samples by index, read from the copies or from the store
+    remote_dataset.py    `RemoteDataset`, the iterable dataset: order, ranks, workers and passes (pass_counter.py)
+    fluent_methods.py    its methods as in webdataset, which add stages: program.py, stage_functions.py, sample_decoder.py
+    indexed.py           map-style datasets over the same shards
+    following.py         epochs of a dataset that is appended to while it is read
+    object_stream.py     `ObjectStream`: every object is a sample, read while the store is being listed
+    packing/             `upload_cv_dataset`
 
 A format defines where the blocks of a shard are (formats/block_index.py) and what the bytes of a sample mean. Order, cache, ranges
 and resume do not depend on the format. Bytes are checksummed while they are received, in pieces of 64 KiB that are still in the
-processor's cache (src/receive.pyx). A tar shard without an index is read through ranges into address space of the file's size,
-which the ordinary scan reads.
+processor's cache (src/receive.pyx).
 
 Rejected: a reader for each format (it would need its own cache and order); reading compressed shards as streams (no resume, no
-shuffle); splitting by shard (unequal counts); a sliding shuffle buffer (cannot be entered in the middle); dealing samples to
+shuffle); splitting by shard (unequal counts); a sliding shuffle buffer (a pass could not begin in its middle); dealing samples to
 workers (a short batch for each).
 """
 

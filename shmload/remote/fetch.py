@@ -1,4 +1,4 @@
-"""Fetch and verify the bytes of a shard, all of them or a range, and its index."""
+"""Fetch and verify the bytes of a shard, all of them or a range, and fetch or build its index."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _AHEAD = 8 << 20  # bytes per request for an object that is decompressed while i
 
 
 def name_of(shard: RemoteShard) -> str:
-    """Return the name of the shard's local copy, which depends on its version."""
+    """Return the name under which the shard's index is kept locally. It depends on the shard's version."""
     return sha256(f"{shard.url}\0{shard.version}\0{shard.nbytes}".encode()).hexdigest()[:40]
 
 
@@ -142,8 +142,13 @@ def packing_at(shard: RemoteShard, layout: ShardFormat) -> str:
 
 
 def fetch_range(shards: Shards, shard: RemoteShard, offset: int, nbytes: int) -> Buffer:
-    """Return a range of a shard's bytes; a compressed shard is decompressed completely.
+    """Return a range of a shard's bytes, from the store. For a compressed shard, all of it is fetched and decompressed.
 
+    Args:
+        shards: the dataset that contains the shard.
+        shard: the shard.
+        offset: offset of the range, after decompression.
+        nbytes: size of the range.
     Raises:
         ShardCorrupt: it has changed since the dataset was created.
         StoreError: the store does not answer.
@@ -189,7 +194,7 @@ def fetch_index(shards: Shards, shard: RemoteShard, folder: str, copy: Any) -> A
 
 
 def _explained(shards: Shards, shard: RemoteShard, error: StoreError) -> Exception:
-    """Return the error to raise for a store's error: the same, unless the shard was removed or replaced."""
+    """Return the error to raise for a store's error: the same error, or ShardCorrupt if the shard was removed or replaced."""
     if isinstance(error, ObjectMissing):
         return shards.gone(shard, error)
     try:

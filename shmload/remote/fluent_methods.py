@@ -1,6 +1,6 @@
 """webdataset's fluent methods: each returns a new dataset with one more stage.
 
-`Program` (program.py) keeps track of the number of items.
+The stages are kept in a `Program` (program.py), which also knows how many items they make.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def checked_count(what: str, given: Any, at_least: int) -> int:
 
 
 class FluentMethods(IterableDataset[Any]):
-    """A dataset with webdataset's methods.
+    """A dataset with webdataset's methods. A subclass reads the samples and defines `_with`.
 
     Attributes:
         program: the stages of the dataset.

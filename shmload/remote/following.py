@@ -82,7 +82,7 @@ class FollowedEpochs(EpochSnapshots[ShardSnapshot]):
         return snapshot._asdict()
 
     def restart(self, epoch: int) -> None:
-        """Begin an epoch whose state names no snapshot. Forget one that was settled ahead, before the state was loaded."""
+        """Begin an epoch whose state names no snapshot. Forget all snapshots that were settled before the state was loaded."""
         self._snapshots, self._begun, self._unsettled = {}, epoch - 1, -1
 
     def resume(self, named: Mapping[str, Any], epoch: int) -> None:
@@ -102,6 +102,6 @@ class FollowedEpochs(EpochSnapshots[ShardSnapshot]):
 
 
 def _snapshots_of(manifest: Manifest) -> list[ShardSnapshot]:
-    """Return the dataset's snapshots, past and present."""
+    """Return the dataset's snapshots, one for each generation, the oldest first."""
     then = map(manifest.at, manifest.generations)
     return [ShardSnapshot(each.num_samples, each.digest) for each in then]

@@ -1,8 +1,12 @@
 """Remote shards as map-style datasets: samples by index, or the items of a fluent pipeline by number.
 
-`RemoteSamples` is a TarDataset whose shards come from the cache, with the same fields, schema and decoding into rows. If the cache
-has room for all shards, each is fetched completely when it is first needed. Otherwise only the shards in the windows of a
-`block_shuffle` are fetched completely, and any other sample is read by one range request.
+* `RemoteSamples`, for tar shards, is a TarDataset whose shards come from the cache, with the same fields, schema and decoding into
+  rows.
+* `RemoteRecords` is for shards of all other formats.
+* `RemoteUnits` is for ShmLoader in seed mode, given a RemoteDataset with stages.
+
+If the cache has room for all shards, each is fetched completely when it is first needed. Otherwise only the shards in the windows
+of a `block_shuffle` are fetched completely, and any other sample is read by one range request.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ from shmload.worker.sample_rng import seed_and_epoch
 
 __all__ = ["RemoteRecords", "RemoteSamples", "RemoteUnits"]
 
-_GAP_NBYTES = 64 << 10  # bytes that may be read in vain to get a sample's members with one range request
+_GAP_NBYTES = 64 << 10  # unneeded bytes that may be read to get a sample's members with one range request
 
 
 class _NotHere(Exception):
@@ -59,7 +63,10 @@ class _Indexes(Sequence[ShardIndex]):
 
 
 class _Held(OpenedShards):
-    """Samples of the shards that have local copies. It is discarded, with its references to copies, when a copy is released."""
+    """The `OpenedShards` over local copies. `map` raises `_NotHere` for a shard without one.
+
+    It is discarded, with its references to copies, when `num_dropped` of the source has changed.
+    """
 
     def __init__(self, source: RemoteSource, alternatives: Sequence[Sequence[str]]) -> None:
         super().__init__(_Indexes(source), alternatives, source.local.counts())
@@ -74,7 +81,7 @@ class _Held(OpenedShards):
 
 
 class _Ordered:
-    """Base class of views that prefetch shards in the order of a block shuffle."""
+    """Base class of map-style datasets that prefetch shards in the order of a block shuffle."""
 
     _source: RemoteSource
     _order: ShardShuffle | NodeShuffle | None = None
@@ -99,7 +106,7 @@ class _Ordered:
         return self._order
 
     def _enter(self, shard: int) -> None:
-        """Prefetch the shards that come next, if a block shuffle determines them."""
+        """Announce which shards come next, now that a sample of `shard` is read: those of the block shuffle, or all shards."""
         now = seed_and_epoch()
         if self._order is None:
             if self._source.ahead_bytes is None:
@@ -231,7 +238,7 @@ class RemoteSamples(_Ordered, TarDataset):
         return super().block_shuffle(window, nodes=nodes, global_batch=global_batch)
 
     def _checked(self, indices: Any) -> NDArray[np.int64]:
-        """Check indices and return them. If one is beyond the known samples, first add what has been appended."""
+        """Return indices as row numbers. If one is beyond the known samples, first add what has been appended."""
         if self._follows and len(indices) and max(indices) >= len(self):
             self._source.follow()
         return checked_indices(indices, len(self))
@@ -254,7 +261,7 @@ class RemoteSamples(_Ordered, TarDataset):
         source.begin()
         for shard in dict.fromkeys((np.searchsorted(source.starts, numbers, "right") - 1).tolist()):
             self._enter(shard)
-            source.local.copy(shard)  # before a batch that begins the next window announces that window
+            source.local.copy(shard)  # now, because the next shard may begin a window whose announcement releases this one
         try:
             super()._read_batch_into(cast(Any, numbers), out)
         except _NotHere:
@@ -265,7 +272,7 @@ class RemoteSamples(_Ordered, TarDataset):
         local = self._source.local
         places = [self._source.place_in_whole(number) for number in numbers.tolist()]
         wanted = {extension for column in self._columns for extension in (self._fields or {})[column.name]}
-        spans: dict[tuple[int, int], tuple[int, int, int]] = {}  # member -> the range that contains it: (shard, begin, nbytes)
+        spans: dict[tuple[int, int], tuple[int, int, int]] = {}  # member (shard, offset) -> its range (shard, begin, nbytes)
         for shard, sample in places:
             named = [each for each in self._source.index(shard).members(sample) if each[0] in wanted]
             begin, nbytes = members_span(named) if named else (0, 0)

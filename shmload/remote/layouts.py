@@ -1,4 +1,4 @@
-"""The formats that `layout=` takes, with their options.
+"""The formats that `layout=` of RemoteDataset accepts, by name or as an object with options.
 
     layout     object                           a sample is
     tar        .tar                             the members of one key, as bytes
@@ -6,8 +6,8 @@
     jsonl      .jsonl, .ndjson                  a line: the fields of its object
     npy        .npy                             a row of the first axis, as "data"
     parquet    .parquet                         a row: its columns
-    mds        .mds, named by an index.json     a sample of MosaicML Streaming
-    litdata    .bin, named by an index.json     an item of LitData
+    mds        .mds, listed in an index.json    a sample of MosaicML Streaming
+    litdata    .bin, listed in an index.json    an item of LitData
     files      an image, a sound, anything      the object itself, under its extension
 
 `BlockFormat`, `RecordIndex` and `register` are for formats of your own (docs/new_format.md).

@@ -50,7 +50,7 @@ def shards_in(store: Store, layout: str | ShardFormat | None = None, generation:
     Args:
         store: the folder.
         layout: the layout; None detects it from names and index.
-        generation: the newest generation to include, for a dataset that was appended to; None includes all.
+        generation: the newest generation to include, for a dataset that was appended to (manifest.py); None includes all.
     Raises:
         ObjectMissing: there are no shards.
         ShardCorrupt: the manifest is damaged.
@@ -69,7 +69,7 @@ def shards_in(store: Store, layout: str | ShardFormat | None = None, generation:
 
 
 def shards_of(store: Store, manifest: Manifest) -> Shards:
-    """Return the shards that a manifest names.
+    """Return the shards that a manifest lists; `store` is the folder that contains it.
 
     Raises:
         ObjectMissing: it names no shard.
@@ -86,7 +86,7 @@ def _of_entry(store: Store, entry: ShardEntry) -> RemoteShard:
 
 
 def _foreign(store: Store, layout: str | ShardFormat | None) -> Shards:
-    """Return the shards of a folder that was not packed with shmload."""
+    """Return the shards of a folder without a manifest: those of its index.json, or the objects of one layout."""
     asked = None if layout is None else layout_named(layout)
     try:
         listed = list(store.list_objects())
@@ -122,7 +122,7 @@ def _foreign(store: Store, layout: str | ShardFormat | None) -> Shards:
 
 
 def _groups(listed: list[StoredObject], asked: ShardFormat | None) -> dict[str, list[StoredObject]]:
-    """Return the objects that may be a folder's shards, by layout; only one layout if the others are clearly something else.
+    """Return the objects that may be a folder's shards, by layout; a single layout if the other objects are clearly not shards.
 
     Hidden objects are never shards. If a layout is requested, the shards are the objects whose names have its endings. If there are
     none, they are the objects whose names indicate no format, without those that describe a dataset. If no layout is requested,
@@ -162,7 +162,7 @@ def _tell_ignored(url: str, listed: list[StoredObject], taken: list[StoredObject
 
 
 def _all_sized(there: list[RemoteShard], layout: ShardFormat) -> Shards:
-    """Return the shards of a dataset with their layout and, if they are compressed, their decompressed size.
+    """Return the shards with their layout and, if they are compressed, their decompressed size.
 
     If the first shard is compressed although its name does not indicate that, as TensorFlow writes TFRecord files, the first bytes
     of each shard are read. Files named .tar are never compressed, so this request is saved for them.
@@ -191,7 +191,7 @@ def _sized(shard: RemoteShard, layout: ShardFormat, is_unnamed: bool) -> RemoteS
 
 
 def _named_by_index(store: Store, asked: ShardFormat | None) -> Shards:
-    """Return the shards that an index.json of MosaicML Streaming or LitData names."""
+    """Return the shards that an index.json of MosaicML Streaming or LitData lists."""
     where = f"{store.url}/{INDEX_NAME}"
     index = named_by_index(bytes(store.get(INDEX_NAME)), asked, where)
     if not index.shards:
@@ -336,6 +336,8 @@ def indexes_beside(shards: Shards) -> Iterator[tuple[RemoteShard, str]]:
 
 def indexes_kept(shards: Shards, cache_folder: str | os.PathLike[str]) -> Iterator[tuple[RemoteShard, str]]:
     """Create the indexes that a RemoteDataset with this `cache_folder` would create on first use.
+
+    Yield each shard and what was done.
 
     Raises:
         ShardCorrupt: a shard does not match its layout.

@@ -1,7 +1,7 @@
-"""The local copies of a dataset's shards: a folder with a size limit, filled before the shards are needed.
+"""`LocalShards`: copies of a dataset's shards in a folder with a size limit, fetched before they are needed.
 
-    reader      announces which shards come next, takes the ones that it needs, waits for those that are being fetched
-    prefetcher  a thread that fetches the announced shards that no process has begun to fetch
+The reader announces which shards come next, takes the ones that it needs, and waits for those that are being fetched. The
+`Prefetcher`, a thread of the same process, fetches announced shards that no process has begun to fetch.
 
 All processes that share the folder share its files: one of them fetches a shard, the others map it. A process holds leases on the
 shards that it has announced, so that they are not evicted, and releases those that it has passed. If other processes have leased
@@ -71,12 +71,12 @@ class PrivateFolder:
         lock = FileLock.open(f"{self.path}/{_LOCK}.new", os.O_CREAT, 0o600)
         lock.acquire()
         os.rename(f"{self.path}/{_LOCK}.new", f"{self.path}/{_LOCK}")
-        self.owner: PrivateFolder | None = None  # the owner of the folder, kept alive by this object
+        self.owner: PrivateFolder | None = None  # of an unpickled object in the owner's process: keeps the owner alive
         self._finish: Any = weakref.finalize(self, _end, self.path, lock, os.getpid())
 
     @property
     def is_gone(self) -> bool:
-        """Return whether the owner has removed it. A folder without a lock was recreated by a process that was still using it."""
+        """Return whether the owner has removed it. If only its lock is missing, a process that still used it has recreated it."""
         return not os.path.exists(f"{self.path}/{_LOCK}")
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ class PrivateFolder:
 
 
 def remove_abandoned(place: Path) -> list[str]:
-    """Remove this user's folders whose owners are dead. Return their paths."""
+    """Remove this user's private folders in `place` whose owners are dead. Return their paths."""
     removed = []
     for folder in place.glob(f"{_PREFIX}{os.getuid()}-*"):
         with contextlib.suppress(OSError):  # it is being created, or its owner is alive
@@ -120,7 +120,7 @@ Fetched = Literal["done", "again", "over"]
 
 
 class Prefetcher:
-    """Fetches shards in a thread, in the order of the last request.
+    """Fetches shards in a thread, in the order of the last `wish`.
 
     Args:
         fetch: a method that fetches a shard and returns "done" to continue with the next one, "again" to be called once more, or
@@ -179,6 +179,11 @@ class LocalShards:
         shards: the shards of the dataset.
         folder: folder for the copies. If None, a private folder, which is removed with this object.
         capacity_bytes: size limit of all copies in the folder, including those of other datasets and processes.
+    Attributes:
+        shards: the shards, to which `extend` adds.
+        cache: the folder of the copies.
+        keeps_all: whether the folder has room for all shards.
+        num_dropped: see `_begin`; users of copies compare it with the value that they saw.
     """
 
     def __init__(self, shards: Shards, folder: str | os.PathLike[str] | None, capacity_bytes: int) -> None:
@@ -219,10 +224,10 @@ class LocalShards:
         self._places: dict[int, int] = {}  # position of each in `_wanted`, which may have a million entries
         self._prefetcher: Prefetcher | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self.num_dropped = 0  # number of copies released so far; it tells users of copies to check for new ones
+        self.num_dropped = 0  # increases when copies are released or shards are added, so that users of copies ask again
 
     def _here(self) -> None:
-        """Reset the state in a forked child, because leases, locks and threads belong to the parent."""
+        """Reset the state if this is a forked child, because leases, locks and threads belong to the parent."""
         if self._pid != _process:
             self._begin()
 
@@ -258,14 +263,14 @@ class LocalShards:
         return fetch_index(self.shards, shard, self._indexes_folder, copy)
 
     def _index_all(self, numbers: list[int]) -> None:
-        """Index shards. One of the processes that share the folder does this, while the others wait for the files."""
+        """Get the indexes of shards. One of the processes that share the folder builds them; the others wait and load its files."""
         with contextlib.ExitStack() as stack:
             if os.path.isdir(self._indexes_folder):  # after close, each process indexes for itself
                 stack.enter_context(locked(f"{self._indexes_folder}/.lock"))
             list(stack.enter_context(ThreadPoolExecutor(min(len(numbers), _AT_ONCE), "shmload-index")).map(self.index, numbers))
 
     def extend(self, shards: Shards) -> None:
-        """Add the shards that were appended to the dataset.
+        """Add the shards that were appended to the dataset. Known shards keep their numbers and copies.
 
         Args:
             shards: all shards, beginning with the known ones.
@@ -287,7 +292,11 @@ class LocalShards:
     # ------------------------------------------------------------ copies
 
     def copy(self, number: int) -> NDArray[np.uint8] | None:
-        """Return a shard's bytes, fetched if necessary; None if the copy does not fit, or a whole copy is not worthwhile."""
+        """Return the bytes of a shard's copy, a map, after fetching it if necessary.
+
+        Return None if there is no room, or if a copy is not worthwhile: the shard is neither announced nor compressed, and the
+        folder cannot hold all shards.
+        """
         self._here()
         held = self._copies.get(number)
         if held is not None:
@@ -296,7 +305,7 @@ class LocalShards:
             if not self.shards.all[number].packing:
                 return None
             self._let_go(self._copies.keys() - set(self._wanted))  # it must be decompressed whole, and replaces another one
-        try:  # a fetcher is alive, or the copy would be ours; never wait for space: its holder may wait for this reader
+        try:  # wait for a process that is fetching it, but never for space, because its holder may wait for this reader
             return wait_for_room(lambda: self._obtain(number, 0), None, (TimeoutError,))
         except CacheFull:
             return None
@@ -316,7 +325,7 @@ class LocalShards:
         return all(self.shards.sizes[number] <= _SMALL for number in numbers)
 
     def range(self, number: int, offset: int, nbytes: int) -> Buffer:
-        """Return a range of a shard's bytes, from its copy if there is one, else from the store."""
+        """Return `nbytes` bytes of a shard from `offset` on, from its copy if there is one (see `copy`), else from the store."""
         copy = self.copy(number)
         if copy is not None:
             return copy[offset : offset + nbytes].data
@@ -334,7 +343,7 @@ class LocalShards:
             return self._pool
 
     def announce_all(self) -> None:
-        """Announce that any shard may be needed next. If there is room for all shards, all are fetched."""
+        """Announce all shards, once, if there is room for all, because any of them may be needed next; else do nothing."""
         self._here()
         if self.keeps_all and self._prefetcher is None:
             first = self._pid % len(self.shards.all)  # each process begins with another shard
@@ -401,7 +410,10 @@ class LocalShards:
                 private.close()
 
     def fetch_ahead(self, number: int) -> Fetched:
-        """Fetch a shard unless it is being fetched; if it is small, fetch small ones that come next in parallel."""
+        """Fetch a shard unless it is being fetched; if it is small, fetch small ones that come next in parallel.
+
+        The prefetcher calls this in its thread; the result is as for `Prefetcher`.
+        """
         wanted, places = self._wanted, self._places
         at = places.get(number, len(wanted))
         beside = [each for each in wanted[at : at + _AT_ONCE] if each not in self._copies]

@@ -44,7 +44,7 @@ _SHARD = re.compile(r"[0-9a-f]{16}/shard-[0-9]{6,9}\.tar(\.zst)?")
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """The packed index of a shard, a separate object.
+    """The object that contains the packed index of a shard.
 
     Attributes:
         name: relative to the dataset's folder.
@@ -72,7 +72,7 @@ class PackedObject:
 
 @dataclass(frozen=True, slots=True)
 class ShardEntry:
-    """One shard.
+    """One shard, as the manifest lists it.
 
     Attributes:
         name: relative to the dataset's folder: "<generation>/shard-000000.tar", followed by ".zst" if it is compressed.
@@ -120,7 +120,7 @@ class ShardEntry:
         return cls(**{**given, "index": IndexEntry(**index), "packed": None if packed is None else PackedObject(**packed)})
 
     def told(self) -> dict[str, Any]:
-        """Return the entry in its JSON form, which `of` reads."""
+        """Return the entry in its JSON form, which `of` accepts."""
         found = asdict(self)
         return found if self.packed is not None else {name: value for name, value in found.items() if name != "packed"}
 
@@ -245,7 +245,7 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-Kind = tuple[Callable[[Any], bool], str]  # a validator of a value, and its description for errors
+Kind = tuple[Callable[[Any], bool], str]  # returns whether a value is valid; what is needed, in words, for errors
 
 
 def _text(pattern: str, needed: str) -> Kind:
@@ -279,7 +279,7 @@ def _check(given: Any, kinds: dict[str, Kind], name: str, where: str, optional: 
     """Raise unless `given` is an object with exactly the required keys, any of the optional keys, and valid values."""
     if not isinstance(given, dict):
         raise _wrong(name, where, f"an object with {', '.join(kinds)} is needed; got {_short(given)}")
-    if given.keys() != kinds.keys():  # checked only then, because there may be a million
+    if given.keys() != kinds.keys():  # the usual case needs no more work, because there may be a million shards
         if absent := [key for key in kinds if key not in given]:
             raise _wrong(name, where, f"{', '.join(absent)} is missing")
         kinds = {**kinds, **{key: kind for key, kind in (optional or {}).items() if key in given}}
@@ -300,15 +300,17 @@ TAR = Tar()
 
 @dataclass(frozen=True, slots=True)
 class RemoteShard:
-    """One shard in a store.
+    """One shard in a store, whether or not a manifest lists it.
 
     Attributes:
+        store: the store.
         key: key of the object in the store.
         nbytes: size of the object, uncompressed.
         etag: ETag of the object; "" if the manifest identifies it.
         num_samples, crc32c, index: from the manifest; None without one.
         layout: the format of its samples.
-        packing: its compression, or "" if it is not compressed. `stored_nbytes` is the size of the stored object.
+        packing: its compression, or "" if it is not compressed.
+        packed_nbytes: size of the stored object if it is compressed.
         has_index: whether there is an index next to it, made by `shmload index`.
     """
 
@@ -384,7 +386,12 @@ _RECENT = 1024  # shards that are cached as objects
 
 
 class FieldColumns:
-    """The fields of dataclasses of one type as columns: a value that all share is stored once, and strings are concatenated."""
+    """Instances of one dataclass, stored as columns: a value that all share is stored once, and strings are concatenated.
+
+    Attributes:
+        size: number of instances.
+        of: for each field by name, a function of a row number that returns the value.
+    """
 
     def __init__(self, kind: type[Any], rows: Iterable[Any]) -> None:
         names = [field.name for field in fields(kind)]
@@ -430,6 +437,7 @@ class Shards:
     """The shards of a dataset, in order.
 
     Attributes:
+        all: the shards.
         generation: generation in the manifest; None without a manifest.
         home: the store that contains the manifest.
         key: fingerprint of the encryption key, from the manifest.
@@ -466,7 +474,12 @@ class Shards:
         return next((self.all[number] for number in large.tolist() if self.all[number].packing), None)
 
     def gone(self, shard: RemoteShard, error: Exception) -> Exception:
-        """Return the error for a shard that is missing or has changed, with the cause as far as it can be determined."""
+        """Return the error to raise for a shard that is missing or has changed. Reads the manifest to determine the cause.
+
+        Args:
+            shard: the shard.
+            error: the store's error.
+        """
         if self.home is not None:
             try:
                 now = Manifest.parse(self.home.get(MANIFEST_NAME), name=f"{self.home.url}/{MANIFEST_NAME}").generation

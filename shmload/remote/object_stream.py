@@ -29,7 +29,7 @@ log = logging.getLogger("shmload")
 
 
 def pass_over(samples: Iterator[Any], number: int, what: str) -> None:
-    """Skip the samples that are already packed.
+    """Skip the first `number` samples, because they are already packed. `what` is the beginning of the error's message.
 
     Raises:
         ValueError: there are fewer samples, so the packed ones would wrongly be kept.

@@ -1,9 +1,8 @@
 """Number the passes over an iterable dataset so that all workers of a rank agree.
 
-A loader does not tell an iterable dataset the
-epoch, and its workers, which may be new processes for every pass, each begin their own iterator. They have in common the base seed
-that torch draws for a pass; persistent workers keep the seed, so they also count their turns. The workers agree through a board in
-shared memory:
+A loader does not pass the epoch to an iterable dataset, and its workers, which may be new processes for every pass, each begin
+their own iterator. They have in common the base seed that torch draws for a pass. Persistent workers keep the seed, so each worker
+also counts how many passes it has begun with it (its *turn*). The workers agree through a board in shared memory:
 
     nonce | number of the next pass | (base seed, turn, number) of the newest passes
 
@@ -51,7 +50,7 @@ class PassCounter:
     def _open(self, fd: int, home: str) -> None:
         self._lock = threading.Lock()
         self._turns: dict[int, int] = {}  # base seed -> turns that this process has begun
-        self._since = 0  # the first entry that counts; a late worker from before `set_next` still has an older value
+        self._since = 0  # the first entry that counts: older ones are from before `set_next`
         self._fd, self._home = fd, home
         self._board = np.frombuffer(mmap.mmap(fd, _NBYTES), np.uint64)  # nonce (2 words), next pass, entries ever written, entries
         self._close = weakref.finalize(self, os.close, fd)

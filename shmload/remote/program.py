@@ -1,11 +1,14 @@
-"""Program: the stages of a fluent reader, and what is known about its items before any sample is read.
+"""Program: the stages of a RemoteDataset, and what is known about its items before any sample is read.
 
-After `shuffle`, the number of items is known, but not their order. After `select`, `unbatched` and `then`, neither is known.
+A *unit* is the samples from which one item is made (schedule/units.py). After `shuffle`, the number of items is known, but not
+their order. After `select`, `unbatched` and `then`, neither is known.
 
-Only this reader has the stages Batching, Slicing and Piping, because a pipeline promises more: its Collate makes tensors in shared
-memory, Take and Skip know the position of every item, and a generator over a whole pass could not resume from a block.
+The stages Batching, Slicing and Piping do not exist in `shmload.pipeline`, because a pipeline promises more: its Collate makes
+tensors in shared memory, Take and Skip know the position of every item, and a generator over a whole pass could not resume from a
+block.
 
-`repetitions` and `limit` are numbers, not stages like Repeat and Take, because they count the items of all workers of a rank.
+`repetitions` and `limit` are numbers, not stages like a pipeline's Repeat and Take, because they count the items of all workers of
+a rank.
 """
 
 from __future__ import annotations
@@ -34,12 +37,16 @@ class SamplePlace(NamedTuple):
 
 
 class SampleContext(StageContext):
-    """The context that the stages of a pass share. `place` is None if unknown, as for items made by the user's generator."""
+    """The context that the stages of a pass share: the sample that is being processed, for errors.
+
+    Attributes:
+        place: the sample; None if it is unknown, as for items made by the user's generator.
+    """
 
     place: SamplePlace | None = None
 
     def failed(self, error: Exception, stage: str, handler: Handler | None = None) -> Any:
-        if isinstance(error, StopIteration):  # it would end the pass
+        if isinstance(error, StopIteration):  # raised as it is, it would silently end the pass
             of_sample = "" if self.place is None else f" at sample {self.place.key!r}"
             error = stop_iteration_error(error, f"the function of {stage}{of_sample}")
         error = _located(error, stage, self.place)
@@ -48,7 +55,7 @@ class SampleContext(StageContext):
         return DROP if handler(error) else END
 
     def placed(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Yield items, and set the place of each: the place is read from the item, or is unknown."""
+        """Yield items, and set `place` to each item's own key and URL before it is yielded, or to None if it has none."""
         for item in items:
             is_named = isinstance(item, Mapping) and "__key__" in item and "__url__" in item
             self.place = SamplePlace(item["__url__"], item["__key__"]) if is_named else None
@@ -56,7 +63,7 @@ class SampleContext(StageContext):
 
 
 def _located(error: Exception, stage: str, place: SamplePlace | None) -> Exception:
-    """Return the error of a stage with its sample: in the text if that is the only argument, else in a note."""
+    """Return the error of a stage after adding the sample to it: to its message if that is its only argument, else in a note."""
     if place is None:
         return error
     if str(place.url) in str(error) and repr(place.key) in str(error):
@@ -97,7 +104,7 @@ class Batching(Expanding):
 
 @dataclass(frozen=True)
 class Slicing(Expanding):
-    """Some of the items of each worker, used for items whose position in the whole pass is unknown before they are read."""
+    """A slice of each worker's items. Used if the position of items in the whole pass is unknown before they are read."""
 
     start: int
     stop: int | None
@@ -109,7 +116,7 @@ class Slicing(Expanding):
 
 @dataclass(frozen=True)
 class Piping(Expanding):
-    """A function of the iterator. It may consume several items to make one, so the place of its items is read from the items."""
+    """A user's function of the iterator of items. It may make one item of several, so `place` is read from the items it yields."""
 
     function: Callable[..., Iterable[Any]]
     args: tuple[Any, ...]
@@ -125,7 +132,7 @@ _NO_LEVELS = Units()
 
 @dataclass(frozen=True)
 class Program:
-    """The stages of a reader.
+    """The stages of a RemoteDataset, and what is known about its items. Immutable.
 
     Attributes:
         stages: pairs of name and stage.
@@ -173,7 +180,7 @@ class Program:
         return self.repetitions * self.units.count(num_samples)
 
     def run(self, samples: Iterator[Any], seed: int) -> Iterator[Any]:
-        """Return the items made of samples.
+        """Yield the items that the stages make of samples.
 
         Args:
             samples: the samples of a worker's units.

@@ -43,7 +43,7 @@ from shmload.world import OwnRank
 
 __all__ = ["CACHE_BYTES", "RemoteDataset"]
 
-CACHE_BYTES = 10 << 30
+CACHE_BYTES = 10 << 30  # default size limit of the copies of shards
 _UNKNOWN_EPOCHS = 1 << 20  # epochs reserved for a pass of unknown length; a longer pass would repeat epochs of the next one
 
 

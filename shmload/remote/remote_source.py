@@ -1,4 +1,4 @@
-"""RemoteSource: the samples of remote shards by index, used by the fluent dataset and the map-style views."""
+"""RemoteSource: the samples of remote shards by index. RemoteDataset and the map-style datasets of indexed.py read through it."""
 
 from __future__ import annotations
 
@@ -135,7 +135,14 @@ class RemoteSource:
     def order(
         self, *, shuffle: bool, window: int | None = None, nodes: int = 1, global_batch: int = 1
     ) -> ShardShuffle | NodeShuffle:
-        """Return the order of an epoch's samples."""
+        """Return the order of the samples, a function of seed and epoch.
+
+        Args:
+            shuffle: whether shards and samples are shuffled.
+            window: number of shards whose samples are mixed; None is this source's.
+            nodes: number of nodes that each read their own share of the shards.
+            global_batch: number of samples of one step over all ranks; only used with several nodes.
+        """
         counts = self.local.counts() if self._chosen is None else np.diff(np.searchsorted(self._chosen, self.starts))
         if nodes != 1:
             return NodeShuffle(counts, nodes=nodes, global_batch=global_batch, window=window or self.window, shuffle=shuffle)
@@ -159,7 +166,13 @@ class RemoteSource:
         return shard, number - self.starts[shard]
 
     def enter(self, order: ShardShuffle | NodeShuffle, shard: int, seed: int, epoch: int) -> None:
-        """Announce the shards of a window and of the next ones when the first shard of that window is read."""
+        """Announce the shards of the window that contains `shard`, and of the next windows, unless they are announced already.
+
+        Args:
+            order: the order in which samples are read.
+            shard: the shard that is read next.
+            seed, epoch: determine the order.
+        """
         window = order.window_of(shard, seed=seed, epoch=epoch)
         if self._now is not None and self._now[:2] == (seed, epoch) and window <= self._now[2]:
             return
@@ -179,13 +192,13 @@ class RemoteSource:
         return int(np.searchsorted(taken, self.ahead_bytes, "right"))
 
     def begin(self) -> None:
-        """Mark everything read so far as done, and release the shards of windows that were passed."""
+        """Begin to read a sample: everything read before is done with, so shards that were passed are released."""
         if not self._is_settled:
             self._is_settled = True
             self.local.let_go_passed()
 
     def read(self, index: int) -> dict[str, Any]:
-        """Return a sample's members as bytes, with its key and URL."""
+        """Return a sample's fields as its format decodes them, with `__key__` and `__url__`. Members are decrypted."""
         shard, sample = self.place(index)
         found = self.index(shard)
         layout = self.local.shards.all[shard].layout
@@ -195,13 +208,18 @@ class RemoteSource:
         return {"__key__": found.key(sample), "__url__": found.path, **fields}
 
     def index(self, shard: int) -> Any:
-        """Return the index of a shard, with the names of decrypted members."""
+        """Return the index of a shard. Names of encrypted members lack their ending ".enc"."""
         found = self.local.index(shard)
         return found if self.cipher is None else _decrypted_names(found)
 
     def decrypted(self, shard: int, sample: int, extension: str, data: Buffer) -> bytes:
-        """Decrypt a member.
+        """Return the decrypted content of a member.
 
+        Args:
+            shard: number of the shard.
+            sample: number of the sample in it.
+            extension: extension of the member, without ".enc".
+            data: the encrypted content.
         Raises:
             ShardCorrupt: it cannot be decrypted; the message names shard, sample and remedy.
         """
@@ -214,7 +232,12 @@ class RemoteSource:
             raise ShardCorrupt(f"{found.path}: member {extension!r} of sample {key!r} {error}") from None
 
     def read_some(self, indices: Sequence[int], *, has_names: bool = True) -> list[dict[str, Any]]:
-        """Read several samples like `read`, optionally without key and URL. Missing data is fetched by parallel range requests."""
+        """Return several samples like `read`. What has no local copy is fetched by parallel range requests.
+
+        Args:
+            indices: indices of the samples.
+            has_names: whether samples have `__key__` and `__url__`.
+        """
         places = [self.place(index) for index in indices]
         local = self.local
         numbers = list(dict.fromkeys(shard for shard, _ in places))
@@ -223,7 +246,7 @@ class RemoteSource:
         alone: dict[tuple[int, int, int], Buffer] = {}
         for shard, sample in places:
             found, layout, copy = of[shard]
-            if copy is None and getattr(found, "firsts", None) is None:  # layouts that decode in blocks fetch blocks
+            if copy is None and getattr(found, "firsts", None) is None:  # others have several samples per block and fetch blocks
                 alone[shard, *layout.span(found, sample)] = b""
         alone = dict(zip(alone, local.ranges(list(alone)), strict=True))
 
@@ -249,7 +272,7 @@ class RemoteSource:
 
 
 def taken_at(order: ShardShuffle | NodeShuffle, positions: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
-    """Return the indices at positions that are mostly close together and ascending."""
+    """Return the samples' indices at these positions of the order. Fast if positions are mostly ascending and close together."""
     if not len(positions):
         return positions
     found = np.empty(len(positions), np.int64)

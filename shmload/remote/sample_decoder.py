@@ -50,7 +50,7 @@ def _expanded(key: str, data: bytes) -> Continue | None:
 
 @dataclass
 class _Decoded:
-    """A decoded value, which may be None (JSON's null). A handler that returns None itself has not decoded the member."""
+    """A decoded value, which may be None (JSON's null). A bare None from a handler means that it has not decoded the member."""
 
     value: Any
 
@@ -69,7 +69,7 @@ def _by_extension(decoders: Decoders, allow_pickle: bool, key: str, data: bytes)
 
 
 class SampleDecoder:
-    """Decodes the members of a sample.
+    """Decodes the members of a sample: the function of the stage `decode`.
 
     Args:
         handlers: image specs or functions of (extension with leading dot, bytes).

@@ -1,4 +1,4 @@
-"""The functions that the stages of a RemoteDataset apply to items, as in webdataset 1.0.2."""
+"""The functions that the stages of a RemoteDataset apply to items, with the results of webdataset 1.0.2."""
 
 from __future__ import annotations
 
@@ -11,8 +11,13 @@ from shmload.worker.stage_engine import DROP
 
 
 def first_of(sample: Mapping[str, Any], names: str | Sequence[str], method: str, missing_is_error: bool) -> Any:
-    """Return the first of several fields that a sample has; names are separated by ";".
+    """Return the value of the first of several fields that a sample has; None if it has none of them.
 
+    Args:
+        sample: the sample.
+        names: names of the fields, as a list or separated by ";".
+        method: the stage, for errors.
+        missing_is_error: raise if the sample has none of the fields.
     Raises:
         ValueError: it has none of them.
     """

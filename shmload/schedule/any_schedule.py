@@ -1,4 +1,4 @@
-"""The interface of all schedules, with the implementation for a schedule whose epochs are all alike."""
+"""The interface of all schedules, with the methods of a schedule whose epochs are all alike."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ Uneven = Literal["pad", "drop", "exact"]
 
 
 class AnySchedule:
-    """Base class of schedules.
+    """Base class of schedules, which map (epoch, step, rank) to sample indices.
+
+    A step is one batch on each rank. It is named by an integer that grows by `stride` from one step to the next: the number of the
+    step, or the position at which it begins.
 
     Attributes:
         grows: the samples of an epoch are fixed only shortly before it begins, so the loader orders nothing beyond the end of
@@ -22,20 +25,20 @@ class AnySchedule:
 
     @property
     def stride(self) -> int:
-        """Return the difference between two consecutive steps."""
+        """Return the difference between the names of two consecutive steps."""
         return 1
 
     @property
     def stream(self) -> dict[str, Any] | None:
-        """Return how positions and keys number the items of a stream (a pipeline); None if this is not a stream."""
+        """Return how a pipeline's positions and keys number its items; None for the schedule of a dataset."""
         return None
 
     def behind(self, step: int) -> int:
-        """Return the step after `step`."""
+        """Return the name of the step after `step`."""
         return step + self.stride
 
     def number(self, step: int) -> int:
-        """Return the number of steps before `step`, for a record of steps."""
+        """Return the number of steps before `step`."""
         return -(-step // self.stride)
 
     def begins(self, epoch: int) -> None:
@@ -45,8 +48,8 @@ class AnySchedule:
         """Record that no pass is running."""
 
     def children(self, epoch: int) -> dict[str, Any] | None:
-        """Return the part of a state in `epoch` besides its position."""
+        """Return what a state that is saved in `epoch` needs besides its position, such as the snapshot; None for nothing."""
         return None
 
     def go_on_from(self, children: Mapping[str, Any], epoch: int) -> None:
-        """Restore a result of `children`, before a resume in `epoch`."""
+        """Restore a result of `children` from a state, before a resume in `epoch`."""

@@ -84,8 +84,8 @@ class _Window(NamedTuple):
     """A group of blocks whose samples are mixed."""
 
     start: int  # its first position
-    order: Permutation  # of its samples, numbered block by block
-    shifts: NDArray[np.int64]  # per block: the index of a sample less its number
+    order: Permutation  # of its samples, numbered block by block within the window
+    shifts: NDArray[np.int64]  # for each of its blocks: difference of a sample's index in the dataset and its number in the window
 
 
 def _window_at(n: int, block_size: int, window: int, seed: int, epoch: int, position: int) -> _Window:
@@ -123,5 +123,5 @@ def _blocks(num_blocks: int, seed: int, epoch: int) -> Permutation:
 
 @lru_cache(maxsize=16)
 def _place_of_last(num_blocks: int, seed: int, epoch: int) -> int:
-    """Return the place of the last block, which may be short, in the epoch's order of blocks."""
+    """Return the position of the dataset's last block, which may be short, in the epoch's order of blocks."""
     return int(_blocks(num_blocks, seed, epoch).inverse([num_blocks - 1])[0])

@@ -1,4 +1,4 @@
-"""Batches of samples of similar length: the common base of LengthBuckets and TokenBudget.
+"""`Bucketed`: batches of samples of similar length, the common base of LengthBuckets and TokenBudget.
 
     shuffle     all samples, by the keyed permutation
     sort        by length within windows of many batches, ascending and descending in turn, so that neighbors are similar across
@@ -51,8 +51,12 @@ class Epoch(NamedTuple):
 
 
 class Bucketed(KeyedBatches):
-    """Base class: batches cut from samples that were sorted by length within windows.
+    """Base class of orders whose batches are cut from samples that were sorted by length within windows.
 
+    Args:
+        lengths: one for each sample, 0 to 2^31 - 1. Copied.
+        window: number of batches whose samples are sorted together.
+        group: number of neighboring batches that stay together when the batches are shuffled.
     Thread/process safety: as EpochCache.
     """
 
@@ -121,7 +125,7 @@ class Bucketed(KeyedBatches):
 
 
 def _sorted(lengths: NDArray[np.int32], per_window: int, *, max_bits: int = 63) -> NDArray[np.int64]:
-    """Sort samples by length within windows, ascending in even windows and descending in odd ones. Return their places.
+    """Return the places that sort samples by length within windows of `per_window`, ascending in even and descending in odd ones.
 
     Equal lengths keep their order. Window, length and place are sorted as one integer if `max_bits` can hold it, at a fraction of
     the cost of a stable sort.

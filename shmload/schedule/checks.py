@@ -17,6 +17,11 @@ _WRITTEN = {MAX_N: "2^62", MAX_UINT64: "2^64 - 1"}  # how error messages write t
 def whole_number(name: str, value: SupportsIndex, *, at_least: int = 1, at_most: int = MAX_N, remedy: str) -> int:
     """Return `value` as a Python int after checking its bounds.
 
+    Args:
+        name: the argument, with which an error begins: "BlockShuffle: window".
+        value: its value.
+        at_least, at_most: bounds, both allowed.
+        remedy: what to do about another value; ends the error.
     Raises:
         TypeError: it is not an integer (numpy integers are; floats and strings are not).
         ValueError: it is outside [at_least, at_most].
@@ -36,7 +41,10 @@ def own_int(value: Any) -> Any:
 
 
 def refuse_where(needed: str, given: NDArray[Any], wrong: NDArray[np.bool_], remedy: str) -> None:
-    """Raise ValueError for the first value where `wrong` is True, if there is one."""
+    """Raise ValueError for the first value of `given` where `wrong` is True, if there is one.
+
+    The message begins with `needed`, what values must be, and ends with `remedy`.
+    """
     if wrong.any():
         first = int(wrong.argmax())
         number = np.count_nonzero(wrong)

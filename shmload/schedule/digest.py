@@ -1,4 +1,4 @@
-"""Identify the values that an order was made from, so that a state saved under other values is refused."""
+"""Identify the values that an order was made from, so that a state saved under other values is rejected."""
 
 from __future__ import annotations
 

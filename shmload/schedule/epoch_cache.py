@@ -1,4 +1,4 @@
-"""Keep what an order without a formula computes for a whole epoch, for the two epochs in use at a time."""
+"""`EpochCache`: keep what an order computes for a whole epoch, for the two epochs that are in use at a time."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The snapshot of a growing dataset that each epoch reads, the same in all ranks.
+"""`EpochSnapshots`: the snapshot of a growing dataset that each epoch reads, the same in all ranks.
 
-The first rank that needs an epoch's snapshot settles it in a place that all ranks can see; the others find it there. No rank waits
-for another, so ranks may order batches ahead at their own pace. The dataset chooses the place: a folder of the run, or the store of
-torch.distributed.
+The first rank that needs an epoch's snapshot *settles* it: it decides which samples the epoch has, and writes that to a place that
+all ranks can see; the others find it there. No rank waits for another, so ranks may order batches ahead at their own pace. The
+dataset chooses the place: a folder of the run, or the store of torch.distributed.
 
 A state names the snapshot of an epoch that has begun. Before that, the epoch may be settled again, with more samples.
 """
@@ -29,10 +29,11 @@ S = TypeVar("S", bound=Sized)
 
 
 class EpochSnapshots(ABC, Generic[S]):
-    """The snapshots of one loader's epochs.
+    """The snapshots of one loader's epochs. `SnapshotSchedule` uses it as its order.
 
     Attributes:
         identity: the name of this kind of order in states.
+        n: 0, because each epoch has a length of its own.
         not_yet: errors that leave an epoch unsettled while an earlier one is read.
     """
 
@@ -61,7 +62,7 @@ class EpochSnapshots(ABC, Generic[S]):
 
     @abstractmethod
     def settle(self, epoch: int, *, is_ahead: bool) -> S:
-        """Agree with the other ranks on an epoch's snapshot."""
+        """Settle an epoch's snapshot, or return the one that another rank has settled. Arguments are those of `snapshot`."""
 
     @abstractmethod
     def named(self, snapshot: S) -> dict[str, Any]:
@@ -119,7 +120,7 @@ class EpochSnapshots(ABC, Generic[S]):
         return True
 
     def begins(self, epoch: int) -> None:
-        """Settle an epoch that is read from now on, and forget earlier ones.
+        """Begin to read an epoch: settle it if necessary, and forget the snapshots before the previous epoch's.
 
         Args:
             epoch: the epoch.

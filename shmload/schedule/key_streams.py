@@ -1,4 +1,4 @@
-"""Numbers of the random streams, one for each use of randomness.
+"""The numbers of random streams, one for each use of randomness. They are part of all orders, so they never change.
 
 Two uses under one (seed, epoch, n) must never see the same random numbers, so each has a stream of its own. Permutations and
 random words are numbered separately, because they use different functions.

@@ -1,4 +1,4 @@
-"""Orders that decide themselves which samples each batch contains, and the schedule that deals their batches to ranks.
+"""`KeyedBatches`: orders that decide which samples each batch contains; and `BatchSchedule`, which deals their batches to ranks.
 
 Seed mode accepts such an order as `batch_sampler=`. The batches of an epoch are one sequence for all ranks, a pure function of
 (seed, epoch, number); epochs may have different numbers of batches.
@@ -46,7 +46,7 @@ class KeyedBatches(ABC):
     @property
     @abstractmethod
     def identity(self) -> str:
-        """Identify these batches and what they were made from. A state saved under another identity is refused."""
+        """Return a text that identifies these batches and what they were made from. A state with another identity is rejected."""
 
     @abstractmethod
     def num_batches(self, *, seed: int, epoch: int) -> int:
@@ -68,7 +68,13 @@ class KeyedBatches(ABC):
         """
 
     def schedule(self, *, seed: int, uneven: Uneven, world_size: int) -> BatchSchedule:
-        """Return the schedule that deals these batches to ranks."""
+        """Return the schedule that deals these batches to ranks. The loader calls this.
+
+        Args:
+            seed: the loader's seed.
+            uneven: as for `BatchSchedule`.
+            world_size: number of ranks.
+        """
         return BatchSchedule(self, seed=seed, uneven=uneven, world_size=world_size)
 
     def __len__(self) -> int:
@@ -88,7 +94,7 @@ class KeyedBatches(ABC):
 
 @dataclass(frozen=True)
 class BatchSchedule(AnySchedule):
-    """Pure map (epoch, step, rank) -> sample indices, for an order that makes batches. The loader checks the arguments.
+    """The schedule of an order that makes batches: a pure map (epoch, step, rank) -> indices. The loader checks the arguments.
 
     `uneven` decides a last step with fewer batches than ranks:
 
@@ -152,16 +158,16 @@ class BatchSchedule(AnySchedule):
         return self.order.batch(number, seed=self.seed, epoch=epoch)
 
     def batches(self, epoch: int, step: int, rank: int, most: int) -> NDArray[np.int64]:
-        """Return no batches, because they are computed one by one; see Schedule.batches."""
+        """Return an array without batches, because they differ in size; the caller then uses `batch`. See Schedule.batches."""
         return np.empty((0, 0), np.int64)
 
     def num_valid(self, epoch: int, step: int, rank: int) -> int:
-        """Return the number of rows that are not padding: all or none."""
+        """Return the number of rows of a rank's step that are not padding: all or none."""
         is_padding = step + rank >= self.order.num_batches(seed=self.seed, epoch=epoch)
         return 0 if is_padding else len(self.batch(epoch, step, rank))
 
     def index_after(self, epoch: int, step: int, rank: int, row: int, distance: int) -> int:
-        """Return the index `distance` places after a row, in the epoch's batches end to end, wrapping around at the end."""
+        """Return the index `distance` places after a row in the sequence of the epoch's batches, wrapping around at the end."""
         place = row + distance
         while place >= len(batch := self.batch(epoch, step, rank)):
             place -= len(batch)

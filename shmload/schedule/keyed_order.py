@@ -1,4 +1,4 @@
-"""The base class of orders that are pure functions of (seed, epoch, position).
+"""`KeyedOrder`: the base class of orders that are pure functions of (seed, epoch, position).
 
 Such an order needs no state, is divided among ranks like the plain shuffle, and resumes on other hardware by a division. Only a
 mixture cannot be a formula: it has one counter for each member.
@@ -22,7 +22,7 @@ class KeyedOrder(ABC):
     from torch's global generator, as torch's RandomSampler does.
 
     Attributes:
-        num_needed: the largest index plus one; a loader refuses a dataset with fewer samples. None accepts a dataset of any length.
+        num_needed: the largest index plus one; a loader rejects a dataset with fewer samples. None accepts a dataset of any length.
     """
 
     num_needed: int | None = None
@@ -35,7 +35,7 @@ class KeyedOrder(ABC):
     @property
     @abstractmethod
     def identity(self) -> str:
-        """Identify this order and what it was made from. A state saved under another identity is refused."""
+        """Return a text that identifies this order and what it was made from. A state with another identity is rejected."""
 
     @abstractmethod
     def take(self, start: int, stop: int, *, seed: int, epoch: int) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Batches of a fixed size whose samples have similar lengths."""
+"""`LengthBuckets`: batches of a fixed size whose samples have similar lengths."""
 
 from __future__ import annotations
 

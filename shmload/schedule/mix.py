@@ -27,6 +27,11 @@ from shmload.world import ability_of
 def check_members(members: Sequence[Any], stop: str, mixture: str, kind: str, kinds: str, is_one: Callable[[Any], bool]) -> None:
     """Check that members are (dataset or pipeline, weight) pairs and that `stop` is a rule for the end of an epoch.
 
+    Args:
+        members: the members.
+        stop: the rule.
+        mixture, kind, kinds: names of the mixture, of a member, and of what a member may be, for errors.
+        is_one: returns whether an object can be a member.
     Raises:
         ValueError, TypeError: one of them is not.
     """
@@ -150,12 +155,12 @@ class Mix(ConcatDataset[Any]):
         return self._read_several if any(ability_of(each, "__getitems__") for each in self.datasets) else None
 
     def _read_several(self, indices: Sequence[int]) -> list[Any]:
-        """Return the samples of indices: fewer, or more, where a member's `__getitems__` filters or adds samples."""
+        """Return the samples of several indices, in order: fewer or more if a member's `__getitems__` filters or adds samples."""
         rows_of: dict[int, list[tuple[int, int]]] = {}
         for row, index in enumerate(indices):
             member, place = self.place_of(index)
             rows_of.setdefault(member, []).append((row, place))
-        samples: list[Sequence[Any]] = [()] * len(indices)  # of each index
+        samples: list[Sequence[Any]] = [()] * len(indices)  # the samples of each index
         for member, rows in rows_of.items():
             dataset, places = self.datasets[member], [place for _, place in rows]
             read = ability_of(dataset, "__getitems__")
@@ -169,7 +174,12 @@ class Mix(ConcatDataset[Any]):
         return list(chain.from_iterable(samples))
 
     def keyed_order(self, *, shuffle: bool, global_batch: int) -> KeyedOrder:
-        """Return the order in which a loader in seed mode reads this Mix."""
+        """Return the order in which a loader in seed mode reads this Mix. It is cached until a member's length changes.
+
+        Args:
+            shuffle: whether each member's samples are shuffled.
+            global_batch: number of samples of one step over all ranks, which converts the steps of a curriculum to positions.
+        """
         sizes = [len(dataset) for dataset in self.datasets]  # type: ignore[arg-type]  # they have lengths
         if sizes != self._sizes:  # a member has grown
             self._sizes, self._orders = sizes, {}

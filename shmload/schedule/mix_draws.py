@@ -1,4 +1,4 @@
-"""The member of a mixture at each position, computed in blocks from the nearest position whose counters are known.
+"""`Drawn`: the member of a mixture at each position, computed in blocks from the nearest position whose counters are known.
 
 Each draw depends on the draws before it (src/mix.h), so a distant position is reached by drawing from a known one, at 15 to 75 ns
 per draw. Known are the start of the epoch, the position of a loaded state, the ends of blocks, and every position where each member
@@ -41,6 +41,7 @@ class Drawn:
     """The draws of one mixture. They are the same in every epoch; the seed only decides which sample a draw selects.
 
     Args:
+        shares: the share of each member.
         n: number of positions in an epoch, at most 2^62.
     Thread/process safety: none; the owner holds a lock.
     """
@@ -90,7 +91,7 @@ class Drawn:
             )
 
     def learn(self, position: int, counters: Sequence[int]) -> None:
-        """Store counters that `check_at` has checked."""
+        """Remember the counters at `position`, which `check_at` has checked, so that draws can be computed from there."""
         self._keep(position, np.array(counters, np.int64))
 
     def _nearest(self, position: int) -> tuple[int, NDArray[np.int64]]:

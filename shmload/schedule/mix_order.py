@@ -1,4 +1,4 @@
-"""The order of a mixture: which member each position draws, and which of its samples.
+"""`MixOrder`: the order of a mixture, which decides from which member each position draws, and which of its samples.
 
     position       0   1   2   3   4   5   6  ...        the member: mix_draws.py, from the weights alone
     member         a   b   a   c   a   b   a
@@ -168,7 +168,7 @@ class MixOrder(KeyedOrder):
 
 
 def length(sizes: Sequence[int], shares: Shares, stop: Stop) -> int:
-    """Return the number of positions in an epoch, in closed form.
+    """Return the number of positions in an epoch of members with these sizes and shares, in closed form.
 
     A member's draws x stay within one of its exact share L. "first" ends while L <= size, so x < size + 1 and no sample repeats.
     "all" ends when L >= size, so x > size - 1 and no sample is missing.

@@ -1,4 +1,4 @@
-"""A shard shuffle in which each node reads only its own share of the shards."""
+"""`NodeShuffle`: a shard shuffle in which each node reads only its own share of the shards."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class NodeShuffle(KeyedOrder):
         return [share.shards[each].tolist() for each in pieces]
 
 
-_NODE = 1 << 32  # the most windows that a node can have
+_NODE = 1 << 32  # a window's number is that of its node times this, plus its number within the node
 
 
 def _of_node(seed: int, node: int) -> int:

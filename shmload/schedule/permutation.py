@@ -1,4 +1,4 @@
-"""A seeded permutation of [0, n) that is computed at the position where it is read.
+"""`Permutation`: a seeded permutation of [0, n) that is computed at the position where it is read.
 
 A permutation of 10^12 samples is never stored: each position is mapped by itself, so seeking is free, memory does not grow with
 n, and any process can compute any part. Up to n = 65,536 a shuffled table (128 KiB) is better mixed and faster; above that a

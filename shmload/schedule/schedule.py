@@ -1,4 +1,4 @@
-"""The plain schedule: which samples a rank reads at a step of an epoch. A pure function, so there is nothing to save.
+"""`Schedule`: which samples a rank reads at a step of an epoch. A pure function, so there is nothing to save.
 
     position   0 .......... global_batch .......... 2 * global_batch ...... n
     step       |     0      |           1           |       2 (rest)       |
@@ -31,7 +31,9 @@ from shmload.schedule.stream_positions import rows_of
 
 @dataclass(frozen=True)
 class Schedule(AnySchedule):
-    """Pure map (epoch, step, rank) -> sample indices, with O(1) memory and time to seek.
+    """The schedule of the plain or shuffled order, or of a `KeyedOrder`: a pure map (epoch, step, rank) -> sample indices.
+
+    It needs O(1) memory, and O(1) time to seek. Steps are numbered from 0.
 
     `uneven` decides the rest, the positions after the last whole global batch:
 

@@ -1,4 +1,4 @@
-"""A shuffle that reads shards whole, for shards of any sizes.
+"""`ShardShuffle`: a shuffle that reads shards whole, for shards of any sizes.
 
     dataset    shard 0 | shard 1 | shard 2 | ...            each with its own number of samples
     epoch      the shards in random order, cut into windows of a few; the samples of each window in random order
@@ -31,7 +31,7 @@ class _Epoch(NamedTuple):
     shards: NDArray[np.int64]  # shards that have samples, in the order they are read
     places: NDArray[np.int64]  # place of each shard in `shards`; -1: it has no samples
     begins: NDArray[np.int64]  # position at which each window begins, and the end of the last
-    windows: dict[int, tuple[Permutation, NDArray[np.int64], NDArray[np.int64]]]  # the newest windows, computed when they are read
+    windows: dict[int, tuple[Permutation, NDArray[np.int64], NDArray[np.int64]]]  # results of `_window` for the newest windows
 
 
 class ShardShuffle(KeyedOrder):

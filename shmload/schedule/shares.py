@@ -1,4 +1,4 @@
-"""The exact share of each member of a mixture in its first n draws.
+"""`Shares`: the exact share of each member of a mixture in its first n draws.
 
 Weights are numbers as people write them: a float means the decimal it prints as, so 0.1, 0.2 and 0.7 are 1 : 2 : 7. Shares are
 whole multiples of 1/total. If a total of at most 2^60 makes all shares exact, that total is used (dataset sizes as weights are
@@ -42,7 +42,12 @@ class Shares:
 
     @classmethod
     def of(cls, weights: Sequence[Sequence[Any]], *, starts: Sequence[int] = (0,)) -> Shares:
-        """Compute shares from checked weights, one sequence for each piece."""
+        """Compute shares from weights that `check_weights` has accepted.
+
+        Args:
+            weights: the weights of all members, for each piece.
+            starts: first position of each piece, ascending from 0.
+        """
         exact = [_shares(piece) for piece in weights]
         total = math.lcm(*(share.denominator for piece in exact for share in piece))
         if total <= MAX_TOTAL:

@@ -1,4 +1,4 @@
-"""The schedule of a growing dataset, in which each epoch reads a snapshot with its own length.
+"""`SnapshotSchedule`: the schedule of a growing dataset, in which each epoch reads a snapshot with its own length.
 
 Within an epoch it is the plain schedule over the records of the snapshot. A step is named by its first position, which is also the
 position in a state, so any number of ranks with the same global batch can continue from it.
@@ -23,7 +23,7 @@ _plain = lru_cache(maxsize=8)(Schedule)
 
 @dataclass(frozen=True)
 class SnapshotSchedule(BatchSchedule):
-    """Pure map (snapshot, step, rank) -> indices.
+    """The schedule of a growing dataset: a pure map (snapshot of the epoch, step, rank) -> indices.
 
     Args:
         order: an `EpochSnapshots`, which knows the snapshot of each epoch.
@@ -39,7 +39,7 @@ class SnapshotSchedule(BatchSchedule):
     grows = True
 
     def of(self, epoch: int) -> Schedule:
-        """Return the schedule within an epoch."""
+        """Return the plain schedule over the records of an epoch's snapshot, which is settled if necessary."""
         uneven: Uneven = self.uneven
         return _plain(
             self.order.snapshot(epoch).n,

@@ -1,9 +1,9 @@
-"""The saved state of a seeded run: a flat, JSON-able dict of eleven fields, for any loader, pipeline or growing cache.
+"""Make, check and resume the saved state of a seeded run: a flat dict of eleven fields that JSON can represent.
 
-The order is a pure function, so a state contains no indices. It contains which order it is (n, seed, shuffle, global_batch,
-uneven, schedule) and how far the run has come (epoch, position). World size is left out on purpose: any number of ranks with the
-same global batch may resume, and where the order makes the batches itself, any number. Mixtures add `counters`; composites and
-snapshots add `children`.
+Loaders, pipelines and growing caches use it. The order is a pure function, so a state contains no indices. It contains which order
+it is (n, seed, shuffle, global_batch, uneven, schedule) and how far the run has come (epoch, position). World size is left out on
+purpose: any number of ranks with the same global batch may resume, and if the order makes the batches itself, any number. Orders
+other than the plain one add `order`, mixtures `counters`, and composites and snapshots `children`.
 """
 
 from collections.abc import Collection, Mapping
@@ -43,6 +43,11 @@ _KINDS: dict[str, tuple[type, ...]] = {name: (get_origin(kind) or kind,) for nam
 def check_head(state: object, mode: str, version: int, remedy: str) -> Mapping[Any, Any]:
     """Return the state after checking that it is of this mode and not of a newer version.
 
+    Args:
+        state: the state.
+        mode: "seed" or another mode.
+        version: newest format version that can be read.
+        remedy: what to do about a state of another mode; ends the message.
     Raises:
         StateMismatch: it is not.
     """
@@ -58,9 +63,10 @@ def check_head(state: object, mode: str, version: int, remedy: str) -> Mapping[A
 def faults_in(
     state: Mapping[Any, Any], kinds: Mapping[str, tuple[type, ...]], *, optional: Collection[str] = (), signed: Collection[str] = ()
 ) -> list[str]:
-    """Describe each fault in the fields of a state.
+    """Return a description of each fault in the fields of a state.
 
     Args:
+        state: the state.
         kinds: the types allowed for each field. Integers must not be negative; lists contain such integers, or dicts.
         optional: fields that may be missing.
         signed: fields whose integers may be negative.
@@ -79,12 +85,19 @@ def faults_in(
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Describe each field whose saved value differs from the current one."""
+    """Return a description of each field of `now` whose value in `saved` differs."""
     return [f"{name}: saved {saved.get(name)!r}, now {value!r}" for name, value in now.items() if saved.get(name) != value]
 
 
 def make_state(schedule: Schedule | BatchSchedule, *, epoch: int, step: int, children: Mapping[str, Any] | None = None) -> State:
-    """Make the state of a run that continues at (epoch, step); `step` may be `num_steps`, the end of the epoch."""
+    """Return the state of a run that continues at (epoch, step).
+
+    Args:
+        schedule: the schedule of the run.
+        epoch: the epoch.
+        step: the next step; it may be the end of the epoch.
+        children: further entries, such as `AnySchedule.children` returns; None for none.
+    """
     state: dict[str, Any] = {
         "version": STATE_VERSION,
         **_identity(schedule),

@@ -1,4 +1,4 @@
-"""The checksum of a state, by which a loader detects a damaged or edited state.
+"""Compute and check the checksum of a state, by which a loader detects a damaged or edited state.
 
 It is computed over canonical JSON, so a JSON round trip, torch.save, reordered keys and tuples in place of lists do not change
 it. It detects damage. It does not detect intent: a person who writes a state can write its checksum too (state_codec.py ensures

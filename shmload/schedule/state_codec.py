@@ -34,14 +34,15 @@ _MAX_INT = 1 << 63
 
 
 def sealed(value: Any) -> str:
-    """Encode a value as JSON; parts wrapped in UsersOwn may be any objects."""
+    """Encode a value as JSON text. Parts of it that are wrapped in UsersOwn may be any objects."""
     return json.dumps(value, default=_marked, allow_nan=False)
 
 
 def opened(text: str, *, is_trusted: bool) -> Any:
-    """Decode what `sealed` returned.
+    """Decode a result of `sealed`. Values wrapped in UsersOwn come back without the wrapper.
 
     Args:
+        text: the result of `sealed`.
         is_trusted: allow pickles, which can run any code.
     Raises:
         StateMismatch: the text contains a pickle and is not trusted.

@@ -22,9 +22,13 @@ def stream_positions(
     """Return the positions of a rank's rows in a step, as int64; positions of n and more are padding.
 
     Args:
+        step: the step, named by its first position.
+        rank: the rank.
         n: number of items in the stream, or None if it never ends.
         uneven: how the last step is divided: "pad", "drop" or "exact".
+        world_size: number of ranks.
         batch_size: items in one step of one rank, or None for single items, fetched `num_rounds` at a time.
+        num_rounds: number of single items that a rank fetches in one step.
     """
     left = MAX_N if n is None else n - step
     if batch_size is None:
@@ -35,7 +39,11 @@ def stream_positions(
 
 
 def rows_of(first: int, rank: int, left: int, uneven: str, world_size: int, batch_size: int) -> tuple[int, int]:
-    """Return the positions of a rank's rows as (start, stop), in the step that begins at `first`; `left` positions remain."""
+    """Return the positions of a rank's rows in the step that begins at `first`, as (start, stop).
+
+    `left` is the number of positions from `first` to the end; the last step has fewer than a global batch. Other arguments are as
+    for `stream_positions`.
+    """
     each, longer = batch_size, 0
     if left < batch_size * world_size:
         if uneven == "drop":
@@ -46,7 +54,10 @@ def rows_of(first: int, rank: int, left: int, uneven: str, world_size: int, batc
 
 
 def stream_end(n: int | None, rank: int, *, uneven: str, stride: int) -> int:
-    """Return the first step that does not exist for `rank`; `stride` is the number of items in a step, over all ranks."""
+    """Return a bound of the steps (named by their first positions) that exist for `rank`: each is below it.
+
+    `stride` is the number of items in a step over all ranks; `n` and `uneven` are as for `stream_positions`.
+    """
     if n is None:
         return int(MAX_N)
     if uneven == "drop":

@@ -1,4 +1,4 @@
-"""Batches of any number of samples whose padded size stays within a budget."""
+"""`TokenBudget`: batches of any number of samples whose padded size stays within a budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Import of botocore, which only the extra `s3` installs."""
+"""Import botocore, which only the extra `s3` installs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["library"]
 
 
 def library(name: str) -> Any:
-    """Import a module of botocore.
+    """Import and return a module of botocore.
 
     Args:
         name: name of the module.

@@ -82,8 +82,8 @@ class BudgetedFolder:
     Args:
         path: path of the folder, on a local disk or in memory; created if missing.
         capacity_bytes: maximum of the files' total length.
-        adopts: whether to count and evict all files that do not begin with ".", whichever program wrote them. Files of other
-            programs count from the next look on, so only what is written through this class is sure to respect the budget.
+        adopts: whether to count and evict all files whose names do not begin with ".", whichever program wrote them. Files of other
+            programs count only after the folder is listed again, so they may exceed the budget until then.
         durable: whether to sync a file to the disk before it gets its name, so that a power failure never leaves a truncated file.
         order: which unleased files may be evicted, in the order of eviction; None is the oldest first.
     Raises:
@@ -259,7 +259,7 @@ class BudgetedFolder:
             session.close()
 
     def _let_go(self, session: Session, inos: tuple[int, ...]) -> None:
-        """End leases. This is a method, so that a lease keeps this object and with it the session alive."""
+        """End leases. A lease refers to this method, and so keeps this object and its session alive."""
         session.let_go(inos)
 
     def _obtain(self, name: str | None, nbytes: int, timeout_s: float | None, order: Order) -> Lease | Reservation:

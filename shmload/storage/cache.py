@@ -97,7 +97,7 @@ class Cache:
         """Lease an object's file, and fetch it first if it is not there.
 
         Args:
-            key: address of the object, including its store's but no credentials; the same for all users of the object.
+            key: URL of the object or another name of it that includes the store, without credentials; the same for all users of it.
             nbytes: length of the object, which is checked.
             fetch: called with the descriptor of a file of that length if the object must be fetched; must write all of it. An
                 exception from it is raised here, and the next process tries.

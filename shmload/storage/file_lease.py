@@ -1,4 +1,4 @@
-"""Leases of files in a budgeted folder: a leased file is not evicted."""
+"""`Lease` and `Leases` of files in a budgeted folder. A leased file is not evicted."""
 
 from __future__ import annotations
 

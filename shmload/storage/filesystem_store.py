@@ -41,6 +41,7 @@ __all__ = ["FilesystemStore"]
 
 # Schemes whose objects appear as a whole. In the others, files are written under another name and renamed.
 _OBJECTS = ("abfs", "abfss", "adl", "az", "gcs", "gs", "hf", "memory", "oci", "ocilake", "oss", "r2", "s3a")
+# scheme -> extra of shmload that installs its library
 _PACKAGES = {"gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure", "hf": "huggingface", "sftp": "sftp"}
 _VERSIONS = ("etag", "ETag", "generation", "blob_id", "sha", "checksum")  # names that file systems give to an object's version
 _TIMES = ("mtime", "last_modified", "LastModified", "updated", "modified", "created")
@@ -300,12 +301,8 @@ class FilesystemStore:
     def _failure(self, error: Exception, key: str | None, verb: str) -> StoreError | TransientError:
         """Return the error to raise for an exception of the file system's library."""
         status = _status_of(error)
-        kinds = (
-            FileNotFoundError,
-            FileExistsError,
-            IsADirectoryError,
-            NotADirectoryError,
-        )  # the second means that a file is where a folder should be
+        # FileExistsError means that a file is where a folder should be
+        kinds = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
         if (isinstance(error, kinds) and verb != "write") or status == 404:
             return ObjectMissing(f"no such object: {self._name(key)}")
         said = self._without_secrets(describe(error))
@@ -344,7 +341,7 @@ class _Unbounded:
         return getattr(self._system, name)
 
     def slow_by(self, nbytes: int) -> Any:
-        """Return the same file system, with additional time for a transfer of `nbytes`."""
+        """Return the same file system, with additional time for a transfer of `nbytes` bytes."""
         return self
 
 

@@ -94,7 +94,10 @@ class Session:
                 self.ledger.end_writing(name)
 
     def begin_writing(self, name: str, nbytes: int) -> FileLock:
-        """Create a reservation's file with its full length, so that a listing counts it right. Requires the folder's lock."""
+        """Create and lock a reservation's file under a temporary name, with its full length of `nbytes`, which listings count.
+
+        Requires the folder's lock.
+        """
         self.ledger.changing()
         file = FileLock.open(f"{self.folder}/{NEW}/{name}", os.O_CREAT | os.O_EXCL)
         file.acquire()
@@ -104,7 +107,7 @@ class Session:
         return file
 
     def end_writing(self, name: str) -> None:
-        """Close the file. Idempotent."""
+        """Close the file of a reservation, which releases its lock. Idempotent."""
         if (file := self.writing.pop(name, None)) is not None:
             file.close()
 

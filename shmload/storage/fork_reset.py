@@ -1,4 +1,4 @@
-"""Objects that reset themselves in a forked child."""
+"""Reset objects in a forked child."""
 
 from __future__ import annotations
 

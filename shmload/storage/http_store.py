@@ -39,7 +39,9 @@ class HttpStore(WebReader):
         self._transports: dict[str, Transport] = {}
 
     def add_query(self, key: str, query: str) -> None:
-        """Send a query with each request for this object, such as the signature of a presigned URL. It appears in no error or name.
+        """Send a query with each request for this object, such as the signature of a presigned URL.
+
+        The query appears in no error, and is not part of the object's name.
 
         Args:
             key: key of the object.

@@ -1,4 +1,4 @@
-"""The CRC-32C of concatenated parts, from the checksums of the parts."""
+"""Compute the CRC-32C of concatenated parts from the checksums of the parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of objects, with the same rules in every store.
+"""Check keys of objects, by the same rules in every store.
 
 A key is parts joined by "/", relative to the store's root, and cannot name anything outside it.
 """
@@ -35,6 +35,10 @@ def checked_key(key: str, url: str) -> str:
 
 
 def checked_prefix(prefix: str, url: str) -> str:
-    """Return a folder's key followed by "/"; empty for the root."""
+    """Return a folder's key followed by "/"; empty for the root.
+
+    Raises:
+        StoreError: the key is invalid.
+    """
     trimmed = prefix.removesuffix("/")
     return checked_key(trimmed, url) + "/" if trimmed else ""

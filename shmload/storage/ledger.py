@@ -1,4 +1,4 @@
-"""The contents of a budgeted folder, as a copy in each process that is listed again only after a change.
+"""`Ledger`: one process's copy of a budgeted folder's contents, which is listed again only after another process's change.
 
     <folder>/.shmload/ledger    identifies the last change of the folder
     <folder>/.shmload/new/      files that are being written, each locked by its writer and as long as its reservation
@@ -62,9 +62,8 @@ class Ledger:
 
     def __init__(self, folder: str, *, adopts: bool) -> None:
         self.folder = folder
-        self.files: OrderedDict[str, PublishedFile] = (
-            OrderedDict()
-        )  # not a dict, in which finding the first entry takes longer the more were removed before it
+        # not a dict, in which finding the first entry takes longer the more entries were removed before it
+        self.files: OrderedDict[str, PublishedFile] = OrderedDict()
         self.writing: dict[str, int] = {}
         self.nbytes = 0
         self.num_listings = 0

@@ -1,4 +1,4 @@
-"""A folder as a store.
+"""`LocalStore`: a folder as a store.
 
 An object is written next to its final path under a name that listings skip, synced to the disk, and renamed, so readers see either
 the old bytes or the new ones. A killed writer leaves such a partial file, which is ignored; files older than a day are removed when

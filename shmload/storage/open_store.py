@@ -1,4 +1,4 @@
-"""Opening the store that a path or URL names: a folder, file://, http(s)://, s3://bucket/folder, or a scheme of fsspec."""
+"""Open the store that a path or URL names: a folder, file://, http(s)://, s3://bucket/folder, or a scheme of fsspec."""
 
 from __future__ import annotations
 

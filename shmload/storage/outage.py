@@ -34,7 +34,7 @@ class OutageRecord:
 
 
 class Outage:
-    """A record that processes share through a file. Picklable.
+    """The record of a store's outage, which processes share through a file. Picklable.
 
     A process ignores records from before it began to use the store, so new workers try again.
 
@@ -70,7 +70,7 @@ class Outage:
         return found if found is not None and found.text and found.at >= max(begun, self._begun) else None
 
     def try_anew(self) -> None:
-        """Replace an existing record, so that operations that begin from now on try the store."""
+        """Let operations that begin from now on try the store, although there is a record."""
         if os.path.exists(self._path):
             self._write(OutageRecord("", monotonic(), is_silent=False))
 

@@ -1,4 +1,4 @@
-"""A parallel map over threads that end with the call."""
+"""`parallel_map`: call a function in threads that end with the call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names of files that are being written, and the removal of those that killed writers have left."""
+"""Name the files that are being written, and remove those that killed writers have left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 __all__ = ["PARTIAL_PREFIX", "remove_abandoned"]
 
 PARTIAL_PREFIX = ".half-"  # prefix of the names of files that are being written
-_ABANDONED_S = 86_400  # age after which a partial file counts as abandoned
+_ABANDONED_S = 86_400  # age in seconds after which a partial file counts as abandoned
 
 
 def remove_abandoned(folder: Path) -> None:

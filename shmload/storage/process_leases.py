@@ -1,4 +1,4 @@
-"""Users of a budgeted folder, and the files that each has leased.
+"""`ProcessLeases`: the processes that use a budgeted folder, and the files that each has leased.
 
     <folder>/.shmload/users/<pid>-<word>    one file per process: its budget, and the inodes of the files it has leased
 
@@ -51,9 +51,8 @@ class ProcessLeases:
         self._counts: dict[int, int] = {}  # number of leases of this process, by inode
         self._slots: dict[int, int] = {}  # index of each inode in the file's table
         self._free: list[int] = []  # unused indices of the table
-        self._others: dict[
-            str, tuple[int, frozenset[int]]
-        ] = {}  # leases of other processes, and the version at which they were read
+        # by other process: the version at which its leases were read, and the leases
+        self._others: dict[str, tuple[int, frozenset[int]]] = {}
 
     def holds(self, ino: int) -> bool:
         return ino in self._counts
@@ -76,7 +75,7 @@ class ProcessLeases:
         self._changed()
 
     def drop(self, inos: Iterable[int]) -> None:
-        """End the leases of files."""
+        """End one lease of each of these files. Does not need the folder's lock."""
         freed = []
         for ino in inos:
             self._counts[ino] -= 1

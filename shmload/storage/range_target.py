@@ -1,4 +1,4 @@
-"""Destinations for the bytes of a range: memory or a file.
+"""Receive the bytes of a range into memory (`MemoryTarget`) or into a file (`FilePart`).
 
 A file is not written through a mapping, because each page would be faulted in and cleared before it is filled. Measured on ext4,
 CPU per MiB: 0.63 ms through a new mapping, 0.22 ms by pwrite from a buffer that stays in the processor's cache, where the
@@ -16,9 +16,8 @@ from shmload.storage.transport import Answer
 
 __all__ = ["FilePart", "MemoryTarget"]
 
-_BUFFER_NBYTES = (
-    64 << 10
-)  # larger buffers use larger pages, from memory that virtual machines return to their hosts when it is free
+# larger buffers would use larger pages, from memory that virtual machines return to their hosts when it is free
+_BUFFER_NBYTES = 64 << 10
 
 
 class MemoryTarget:
@@ -69,9 +68,8 @@ class FilePart:
             if answer.is_plain():
                 yield from self._receive_buffered(answer, answer.num_read_ahead())
                 yield from self._receive_directly(answer, self.nbytes - self.done - 1)
-            yield from self._receive_buffered(
-                answer, self.nbytes - self.done
-            )  # the HTTP client itself must read the last byte to see the body's end
+            # the HTTP client itself must read the last byte, to see the body's end
+            yield from self._receive_buffered(answer, self.nbytes - self.done)
         except OSError as error:
             raise StoreError(
                 f"cannot write a copy of {self.nbytes:,} bytes: {error.strerror}. Give the cache a folder on a disk with "
@@ -86,7 +84,7 @@ class FilePart:
             yield
 
     def _receive_buffered(self, answer: Answer, nbytes: int) -> Iterator[None]:
-        """Receive up to `nbytes` through the buffer."""
+        """Receive up to `nbytes` bytes through the buffer."""
         end = min(self.done + nbytes, self.nbytes)
         got = -1
         while got and self.done < end:

@@ -91,7 +91,7 @@ class Reservation:
             return lease.files[0]  # type: ignore[no-any-return]  # the block's value is of either class
 
     def publish_leased(self, name: str, *, nbytes: int | None = None) -> Lease:
-        """Publish the file and lease it at the same moment.
+        """Publish the file and lease it at the same moment, so that it cannot be evicted in between.
 
         Args:
             name: name within the folder.

@@ -71,7 +71,7 @@ class Retry:
         if outage is not None and (recent := outage.since(self._since - retry_policy.stall_s)) is not None:
             if recent.is_silent:
                 raise StoreError(recent.text)
-            self._retries = 0  # retrying a store that refuses costs no time, and it may have recovered
+            self._retries = 0  # try once: a store that rejects requests does so at once, and it may have recovered
 
     def progressed(self) -> None:
         """Forget earlier failures, because bytes arrived."""
@@ -85,7 +85,7 @@ class Retry:
 
     @property
     def left_s(self) -> float:
-        """Return the seconds until no further try begins; at least 0.1."""
+        """Return the number of seconds during which further tries may begin; at least 0.1."""
         return max(self.retry_policy.timeout_s - (monotonic() - self._since), 0.1)
 
     def failed(self, failure: TransientError) -> None:

@@ -19,7 +19,7 @@ class S3Endpoint:
         region: the region for which requests are signed.
         credentials: the credentials that sign requests.
         retry_policy: how often and for how long an operation is retried.
-        parallel: number of ranges of one large object that are read at once.
+        parallel: number of ranges of one large object that are read, or of parts that are written, at once.
         path_style: whether the bucket is named in the path instead of the host.
         ca_file: file of certificates to trust; None is the system's.
     """

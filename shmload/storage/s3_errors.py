@@ -1,4 +1,4 @@
-"""Error responses of S3-compatible servers: which are transient, and the remedy for the others."""
+"""Turn error responses of S3-compatible servers into the errors to raise: transient ones, and others with their remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A bucket of an S3-compatible store, or a folder in it.
+"""`S3Store`: a bucket of an S3-compatible store, or a folder in it.
 
 Reads are signed by botocore and use our own connections (transport.py), which receive directly into the caller's memory; boto3
 takes 1.6 to 2 times the CPU for this. Writing, listing and deleting go through botocore's client.
@@ -83,7 +83,7 @@ class S3Store(WebReader):
             token = following
 
     def _page(self, doing: str, prefix: str, token: str | None) -> tuple[list[StoredObject], str | None]:
-        """Return the objects after `token` and the next token. Invalid keys, such as markers of folders, are skipped."""
+        """Return the page of a listing after `token`, and the next token. Invalid keys, such as markers of folders, are skipped."""
         after: dict[str, Any] = {} if token is None else {"ContinuationToken": token}
         stall_s = self.client.retry_policy.stall_s
         page = self.call("list_objects_v2", doing, wait_s=stall_s, Prefix=prefix, MaxKeys=_PAGE, **after)

@@ -46,16 +46,19 @@ class Store(Protocol):
         """Return the object's length and version without reading its bytes."""
 
     def get(self, key: str, *, etag: str | None = None) -> Buffer:
-        """Return all bytes of an object, of the version `etag` if given."""
+        """Return all bytes of an object, read-only. If `etag` is given, another version is an error."""
 
     def read_into(self, key: str, out: Buffer, *, offset: int = 0, etag: str | None = None) -> None:
-        """Fill `out` with the object's bytes from `offset` on, by parallel ranges and without the GIL."""
+        """Fill `out` with the object's bytes from `offset` on, by parallel ranges and without the GIL.
+
+        It is an error if the object ends before `out` is full, changes while it is read, or has another version than `etag`.
+        """
 
     def put(self, key: str, data: Buffer) -> StoredObject:
-        """Write an object."""
+        """Write an object, replacing an older one. Return its length and version."""
 
     def put_file(self, key: str, path: Path) -> StoredObject:
-        """Write a file's bytes as an object, in parts if it is large. Only a few parts are in memory at once."""
+        """Write a file's bytes as an object, like `put`, in parts if it is large. Only a few parts are in memory at once."""
 
     def list_objects(self, prefix: str = "") -> Iterator[StoredObject]:
         """Yield all objects under the folder `prefix`, in order of their keys. "a" contains "a/b" but not "ab"."""

@@ -1,4 +1,4 @@
-"""Parsing URLs of stores and objects."""
+"""Parse URLs of stores and objects."""
 
 from __future__ import annotations
 

@@ -228,9 +228,8 @@ class Transport:
 
     def _begin(self) -> None:
         self._pool = _Pool(os.getpid())
-        weakref.finalize(
-            self, _close_all, self._pool.idle
-        ).atexit = False  # keeps idle connections from being garbage collected unclosed
+        # closes idle connections when this object is garbage collected, because unclosed sockets cause warnings
+        weakref.finalize(self, _close_all, self._pool.idle).atexit = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_pool"}
@@ -298,7 +297,7 @@ class Transport:
             pool.idle.append(connection)
 
     def close(self) -> None:
-        """Close the idle connections."""
+        """Close this process's idle connections. New ones are opened when they are needed."""
         pool = self._here()
         with pool.lock:
             while pool.idle:

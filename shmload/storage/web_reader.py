@@ -1,4 +1,4 @@
-"""Read objects over HTTP: the base of S3-compatible stores and plain web servers.
+"""`WebReader`: read objects over HTTP. It is the base of `S3Store` and `HttpStore`.
 
 An object is read by ranges, several at once, each directly into its destination. No answer is trusted: the range, the total size,
 the length and the version that it reports are compared with the request and with the other ranges. After a failure only the missing
@@ -40,7 +40,7 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class Version:
-    """The version that all ranges of one read must have.
+    """The version of an object that all ranges of one read must have. It also tells the ranges if one of them has failed.
 
     Args:
         url: URL of the object.
@@ -85,11 +85,25 @@ class WebReader(ABC):
 
     @abstractmethod
     def ask(self, method: str, key: str, headers: Mapping[str, str]) -> Answer:
-        """Send a request about an object."""
+        """Send a request about an object and return the answer.
+
+        Args:
+            method: HTTP method.
+            key: key of the object.
+            headers: headers besides those that each request of the store has.
+        Raises:
+            StoreError, TransientError: no answer came.
+        """
 
     @abstractmethod
     def failure(self, answer: Answer, url: str, doing: str) -> StoreError | TransientError:
-        """Return the error to raise for an unsuccessful answer."""
+        """Return the error to raise for an unsuccessful answer.
+
+        Args:
+            answer: the answer.
+            url: URL of the object.
+            doing: the operation in words.
+        """
 
     def head(self, key: str) -> StoredObject:
         # a GET of the first byte, because an answer to HEAD does not explain errors and may lack the length
@@ -133,7 +147,14 @@ class WebReader(ABC):
         self._fill_all(key, offset, [MemoryTarget(view[begin:end]) for begin, end in self._parts(len(view))], etag)
 
     def read_to_file(self, key: str, fd: int, nbytes: int, *, etag: str | None = None) -> int:
-        """Read an object of known length into a file, by parallel ranges. Return its CRC-32C, computed as the bytes arrive."""
+        """Read an object of known length into a file, by parallel ranges. Return its CRC-32C, computed as the bytes arrive.
+
+        Args:
+            key: key of the object.
+            fd: descriptor of the file, which has room for the object.
+            nbytes: length of the object.
+            etag: version of the object; None is the one of the first answer.
+        """
         parts = [FilePart(fd, begin, end - begin) for begin, end in self._parts(nbytes)]
         self._fill_all(key, 0, parts, etag)
         return joined_crc32c([(part.crc32c, part.nbytes) for part in parts])

@@ -1,9 +1,9 @@
-"""A column of an arrow table as addresses: where the bytes of each row are, chunk by chunk.
+"""`ArrowColumn`: the addresses of a column's rows in the memory of an arrow table, chunk by chunk.
 
-Arrow keeps the values of a column end to end, even if they are in nested lists; offsets (or a fixed length) define where each row
-begins. So if all lists have one length, a row is one run of bytes at an address that follows from its number, and a row of text or
-of a ragged list is one run between two offsets. Nothing is copied or decoded to find the rows. If the buffers are those of a mapped
-file, every worker reads the same pages.
+Arrow stores the values of a column contiguously, even if they are in nested lists; offsets (or a fixed length) define where each
+row begins. So if all lists have one length, a row is one run of bytes at an address that follows from its number, and a row of text
+or of a ragged list is one run between two offsets. Nothing is copied or decoded to find the rows. If the buffers are those of a
+mapped file, every worker reads the same pages.
 
 Offsets are checked before they are used: nothing outside the values of a chunk is ever read.
 """
@@ -25,7 +25,8 @@ from shmload.errors import SampleError
 from shmload.formats.arrow.arrow_types import dtype_of, is_list, offset_nbytes
 from shmload.formats.row_numbers import Indices
 
-Chunk = tuple[int, int, int, int]  # address of element 0; of the first offset, or 0; first and last element
+# address of element 0; address of the first offset, or 0 without offsets; numbers of the first element and after the last
+Chunk = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,9 +37,9 @@ class ArrowColumn:
         name: name of the column.
         dtype: numpy's dtype of the values; str or bytes for text.
         extents: shape of a row; a leading None means that rows differ in length.
-        is_variable: whether the first dimension may differ between rows, by the arrow type.
-        starts: row number at which each chunk begins, and the number of rows.
-        chunks: a `Chunk` for each arrow chunk, shape `(chunks, 4)`.
+        is_variable: whether the arrow type allows rows of different lengths.
+        starts: row number at which each chunk begins, and the number of rows; shape `(chunks + 1,)`.
+        chunks: a `Chunk` for each arrow chunk; shape `(chunks, 4)`.
         offset_nbytes: number of bytes of one offset; 0 if rows have one length.
         table: keeps the memory alive.
     """
@@ -48,13 +49,13 @@ class ArrowColumn:
     extents: tuple[int | None, ...]
     is_variable: bool
     starts: Indices
-    chunks: NDArray[np.int64]  # a Chunk for each arrow chunk
+    chunks: NDArray[np.int64]
     offset_nbytes: int
     table: Any = field(repr=False)  # its repr would print all values
 
     @property
     def element_nbytes(self) -> int:
-        """Return the number of bytes of one element of the first dimension, or of a row without dimensions."""
+        """Return the size of one element of the first dimension in bytes, or of a row if it has no dimensions."""
         return 1 if self.dtype in (str, bytes) else prod(self.inner) * int(self.dtype.itemsize)
 
     @property
@@ -114,10 +115,13 @@ class ArrowColumn:
                 out[...] = held
 
     def text(self, rows: Indices, *, strips_nul: bool) -> TextRuns:
-        """Return the addresses of rows of text. The text is copied later.
+        """Return the addresses of rows of text. The text is copied later; the result keeps the memory alive.
 
         Args:
+            rows: numbers of the rows.
             strips_nul: leave out the NULs at the end of values, as numpy's arrays of text do.
+        Raises:
+            SampleError: an offset is outside the values.
         """
         addresses, lengths = self.lengths(rows)
         if strips_nul:
@@ -134,7 +138,7 @@ class ArrowColumn:
 
 @dataclass(frozen=True, eq=False)
 class TextLists:
-    """A column whose rows are lists of text, which only pyarrow reads.
+    """A column whose rows are lists of text. They are read by pyarrow, not by address.
 
     Attributes:
         name: name of the column.
@@ -162,7 +166,10 @@ def _strip_nul(addresses: Indices, lengths: Indices) -> None:
 
 
 def column_of(name: str, column: Any) -> ArrowColumn | None:
-    """Return the addresses of a ChunkedArray; None unless its rows are numbers, text or lists of numbers, without nulls."""
+    """Return a ChunkedArray as an `ArrowColumn`, which keeps it alive.
+
+    Return None if rows are not numbers, text or lists of numbers, or if they contain nulls.
+    """
     depth, leaf = 0, column.type
     while is_list(leaf):
         depth, leaf = depth + 1, leaf.value_type
@@ -193,7 +200,10 @@ def column_of(name: str, column: Any) -> ArrowColumn | None:
 
 
 def _walked(array: Any, dtype: Any) -> tuple[Chunk, tuple[int | None, ...]] | None:
-    """Return one chunk and the shape of its rows; None if it contains nulls, or lists in lists that differ in length."""
+    """Return the addresses of one arrow array and the shape of its rows.
+
+    Return None if it contains nulls, or lists within lists that differ in length, or if its offsets are outside its values.
+    """
     if dtype in (str, bytes):
         _, offsets, data = array.buffers()
         places = _offsets_of(array, offsets, 0, len(array))
@@ -240,7 +250,7 @@ def _offsets_of(array: Any, buffer: Any, first: int, count: int) -> NDArray[Any]
 
 
 def _common_length(places: NDArray[Any]) -> int | None:
-    """Return the length of every row; None if they differ."""
+    """Return the length that all rows have, given their offsets; None if rows differ in length."""
     count, total = len(places) - 1, int(places[-1]) - int(places[0])
     length = total // count if count else 0
     if total != length * count:  # the sums of most ragged columns differ already

@@ -1,8 +1,8 @@
-"""Rows by number from tables in groups, such as row groups of Parquet files or blocks of Ray Data.
+"""`Groups`: read rows by number from arrow tables that are loaded in groups, such as row groups of Parquet or blocks of Ray Data.
 
 The groups of a batch are joined to one table whose chunks are those of the groups (`ArrowColumn`). So one native copy per column
-makes a batch, even if its rows come from many groups. A batch that needs more groups than the cache can hold takes its rows from
-one group after the other: it never holds more than one of them in addition to the cache.
+makes a batch, even if its rows come from many groups. If a batch needs more groups than the cache can hold, its rows are taken from
+one group after the other, so that at most one group is in memory in addition to the cache.
 
 pyarrow's own threads are not used: they do not exist in a forked worker, and the workers decode in parallel.
 """
@@ -28,10 +28,12 @@ Table = dict[str, ArrowColumn | TextLists]
 
 
 class Groups(ABC):
-    """The rows of tables that are loaded one by one, open in this process.
+    """The rows of tables that are loaded group by group: the `Opened` of a `GroupedDataset`.
 
     Attributes:
         starts: row number at which each group begins, and the number of rows.
+        num_rows: number of rows.
+        cache: the decoded groups.
     Args:
         schema: schema of the dataset.
         sizes: (rows, bytes) of each group, none of which is empty.
@@ -50,7 +52,7 @@ class Groups(ABC):
         self._cache_bytes = cache_bytes
         self.cache = BlockCache(cache_bytes)
         self._nowhere = np.full(len(sizes), -1, np.int64)
-        self._last: tuple[Table, Indices] = {}, self._nowhere  # a table of some groups; where each begins in it, or -1
+        self._last: tuple[Table, Indices] = {}, self._nowhere  # the last joined table; the row at which each group begins, or -1
         self._num_joined = 0  # number of groups joined since all groups in the cache were joined
 
     @abstractmethod
@@ -62,7 +64,7 @@ class Groups(ABC):
         """Return the name of a group for errors."""
 
     def read(self, rows: Indices, out: Any) -> None:
-        """Write these rows to a batch."""
+        """Write rows to a batch. The row numbers have been checked."""
         if not len(rows):
             return
         table, numbers = self._table(rows)
@@ -89,7 +91,7 @@ class Groups(ABC):
                 return self._picked(rows, group_of, groups)
             tables = {group: self._group(group) for group in groups.tolist()}
             self._num_joined += len(tables)
-            if self._num_joined >= self.cache.num_decoded:  # joining all groups costs no more than joining these did
+            if self._num_joined >= self.cache.num_decoded:  # so joining all groups at most doubles the cost of joins
                 tables, self._num_joined = {**tables, **self.cache.held()}, 0
             held = np.array(list(tables))
             lengths = self.starts[held + 1] - self.starts[held]

@@ -1,4 +1,4 @@
-"""The reader of arrow tables in files: Parquet and Arrow IPC, in local files and in ranges of objects.
+"""Open Parquet and Arrow IPC data, in local files and in ranges of objects, and return arrow tables from it.
 
 pyarrow is imported at the first use. Its threads are not used, because they do not exist in a forked worker. All tables are
 validated, because pyarrow reads at damaged offsets without a check.
@@ -65,7 +65,7 @@ def parquet_file(path: str) -> Any:
 
 
 def parquet_part(where: str, begin: int, data: bytes, nbytes: int, metadata: Any) -> Any:
-    """Return a `pyarrow.parquet.ParquetFile` that has only one range of its bytes, such as a row group.
+    """Return a `pyarrow.parquet.ParquetFile` of which only one range of bytes can be read, such as a row group.
 
     Args:
         where: the file and the row group, for errors.
@@ -139,7 +139,7 @@ def check_encryption(path: str, file: Any, columns: Sequence[str] | None, remedy
 
 
 def row_group(file: Any, number: int, columns: Sequence[str], where: str) -> Any:
-    """Return a row group as a table.
+    """Decode a row group and validate it. Return it as a pyarrow table.
 
     Args:
         file: the file, from `parquet_file`.
@@ -159,7 +159,7 @@ def row_group(file: Any, number: int, columns: Sequence[str], where: str) -> Any
 
 
 def ipc_file(data: Any) -> Any:
-    """Open an Arrow IPC file (Feather version 2) in memory, which may be a mapped file. Nothing is copied.
+    """Open an Arrow IPC file (Feather version 2) that is in memory or mapped. Nothing is copied; batches are views of `data`.
 
     Raises:
         pyarrow.ArrowException, OSError: it is damaged.
@@ -168,7 +168,7 @@ def ipc_file(data: Any) -> Any:
 
 
 def ipc_batch(file: Any, number: int) -> Any:
-    """Return a record batch of an IPC file.
+    """Return a record batch of an IPC file, after validating it.
 
     Raises:
         pyarrow.ArrowException, OSError: it is damaged.
@@ -179,7 +179,7 @@ def ipc_batch(file: Any, number: int) -> Any:
 
 
 class _Part(io.RawIOBase):
-    """A file that has only one range of its bytes."""
+    """A file of `nbytes` bytes of which only the range at `begin` can be read."""
 
     def __init__(self, begin: int, data: bytes, nbytes: int) -> None:
         self._begin, self._data, self._nbytes, self._at = begin, data, nbytes, 0

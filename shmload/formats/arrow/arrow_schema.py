@@ -1,4 +1,4 @@
-"""The schema of a dataset, from the arrow schemas of its files or blocks and the user's own entries."""
+"""Derive the schema of a dataset from the arrow schemas of its files or blocks and from the user's own entries."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from shmload.formats.field_names import NoField
 
 
 def fields_of(schema: Any, path: str, names: Sequence[str] | None) -> list[Any]:
-    """Return the arrow fields of the columns that samples have.
+    """Return the arrow fields of the columns to read.
 
+    Args:
+        schema: an arrow schema.
+        path: the file or block, for errors.
+        names: names of the columns, or None for all.
     Raises:
         NoField: a column is missing, or its name is not unique.
     """
@@ -27,6 +31,8 @@ def spec_of(field: Any, path: str, asked: Any) -> Any:
     """Return the schema's entry for a column.
 
     Args:
+        field: the column's arrow field.
+        path: the file or block, for errors.
         asked: the user's own entry, or None.
     Raises:
         NoField: its rows cannot be a field of a batch, or not the requested one.
@@ -77,7 +83,9 @@ def schema_of(
     Args:
         schemas: the arrow schema of each table, by its name in errors.
         names: names of the columns, or None for all columns of the first table.
-        what: what messages call the tables, in the plural.
+        asked: the user's own entries, by column.
+        fill_null: values in place of nulls, by column; only the names are checked.
+        what: what messages call the tables, in the plural: "files".
     Raises:
         NoField: the tables differ, or rows of a column cannot be a field of a batch.
     """

@@ -25,14 +25,18 @@ def is_list(kind: Any) -> bool:
 
 
 def offset_nbytes(kind: Any) -> int:
-    """Return the number of bytes of one offset of a type; 0 if it has no offsets."""
+    """Return the size of one offset in bytes for a type of lists, text or binary values; 0 for lists of a fixed size."""
     if isinstance(kind, pa.FixedSizeListType):
         return 0
     return 8 if str(kind).startswith("large_") else 4  # of lists, strings and binary values
 
 
 def plain_type(kind: Any) -> Any:
-    """Return the arrow type that a column is read as: without dictionaries, times as integers, tensors of one shape as lists."""
+    """Return the arrow type to which a column is converted when it is read.
+
+    Dictionaries become their values, dates and times become integers, tensors of one shape become lists, and fixed-size binary
+    values become binary. Other types do not change.
+    """
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
         return kind.storage_type

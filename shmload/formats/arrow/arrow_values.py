@@ -1,4 +1,4 @@
-"""Values of arrow columns as Python objects and arrays, for samples of any type."""
+"""Convert values of arrow columns to Python objects and arrays, for formats whose samples have no schema."""
 
 from __future__ import annotations
 
@@ -21,11 +21,13 @@ def array_or_values(values: Any) -> Any:
 
 
 def value_of(column: Any, row: int, where: str, name: str) -> Any:
-    """Return a row's value.
+    """Return the value of one row: a numpy scalar, an array for a list of numbers, or pyarrow's Python object. It is a copy.
 
     Args:
         column: a result of `array_or_values`.
+        row: number of the row within the column.
         where: the file and the row, which begin the message of an error.
+        name: name of the column, for errors.
     Raises:
         SampleError: Python's type does not hold the value.
     """
@@ -44,17 +46,18 @@ def _cell(column: Any, row: int) -> Any:
     if isinstance(column, np.ndarray):
         return value
     if column.null_count and isinstance(alone := array_or_values(column.slice(row, 1)), np.ndarray):
-        return alone[0]  # a number of the type that it has in a row group without nulls
+        return alone[0]  # so a number has the same type as in a row group without nulls
     inner = getattr(value, "values", None)  # the values of a list; a struct has a method of that name
     if getattr(inner, "null_count", 1) == 0 and isinstance(numbers := array_or_values(inner), np.ndarray):
         return numbers.copy()
     if (kind := _in_microseconds(column.type)) != column.type:
-        column.take([row]).cast(kind)  # raises if nanoseconds would be lost; of a slice, all values of lists would be cast
+        # raises if nanoseconds would be lost; take() instead of slice(), of which all lists' values would be cast
+        column.take([row]).cast(kind)
     return value.as_py()
 
 
 def _in_microseconds(kind: Any) -> Any:
-    """Return a type whose times of day are in microseconds, as in Python."""
+    """Return the type with its times of day in microseconds, which is all that Python's `time` can hold."""
     arrow = library("pyarrow", "parquet")
     if arrow.types.is_list(kind):
         inner = _in_microseconds(kind.value_type)

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 Size = tuple[int, int]
-_ATTEMPTS = 10
+_ATTEMPTS = 10  # random parts to draw before the middle of the image is taken, as in torchvision
 
 
 class Window(NamedTuple):
@@ -186,7 +186,11 @@ def _between(least: float, most: float, rng: np.random.Generator) -> float:
 
 
 def height_and_width(size: int | Sequence[int], name: str) -> Size:
-    """Return `size` as (height, width)."""
+    """Return `size` as (height, width).
+
+    Raises:
+        ValueError: it is not one or two positive integers; the message begins with `name`.
+    """
     sides = tuple(size) if isinstance(size, Sequence) else (size, size)
     if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
         raise ValueError(f"{name}: size needs one or two whole numbers of pixels, at least 1; got {size!r}")
@@ -194,7 +198,7 @@ def height_and_width(size: int | Sequence[int], name: str) -> Size:
 
 
 def shorter_side_to(side: int, height: int, width: int) -> Size:
-    """Return height and width of an image whose shorter side becomes `side`, rounded down as torchvision does."""
+    """Return (height, width) after resizing an image so that its shorter side is `side`, rounded down as torchvision does."""
     if width <= height:
         return int(side * height / width), side
     return side, int(side * width / height)

@@ -31,8 +31,8 @@ from shmload.metrics import irregular_files
 
 Shape = tuple[int | None, ...]
 Place = Callable[[tuple[int, ...]], NDArray[Any]]  # shape -> the array that the image is written to
-_MARGIN = 2  # least size of a shrunk image, in sizes of the result: libjpeg and the triangle filter then nearly agree
-_LEAST_SHRUNK = 16  # pixels of a side: the library's rounding would choose another reduction for smaller ones
+_MARGIN = 2  # a shrunk crop is at least this many times as large as the result, so libjpeg and the triangle filter nearly agree
+_LEAST_SHRUNK = 16  # least side of a shrunk image in pixels: for smaller ones, the library's rounding chooses another reduction
 _STRAIGHT: dict[int, Callable[[Pixels], Pixels]] = {  # turns a stored image upright, by EXIF orientation
     2: lambda pixels: pixels[:, ::-1],
     3: lambda pixels: pixels[::-1, ::-1],
@@ -162,7 +162,7 @@ class ImageDecoder:
         return out
 
     def _middle(self, out: NDArray[Any], size: tuple[int, int], *, is_flipped: bool) -> NDArray[Any]:
-        """Fill the result with black, and return the part of it that a window smaller than the crop fills."""
+        """Fill the result with black. Return a view of the part of it that a window of this smaller `size` fills."""
         height, width = out.shape[1:] if self.layout == "CHW" else out.shape[:2]
         rows, columns = centered_slices((height, width), size, is_flipped=is_flipped)
         black = np.zeros(3, out.dtype) if self._levels is None else self._levels[:, 0]
@@ -185,7 +185,7 @@ class ImageDecoder:
             out[...] = target
 
     def _table(self) -> NDArray[np.float32] | None:
-        """Return the output value of each level of each channel; None if levels do not change."""
+        """Return the output value of each level of each channel, shape (3, 256); None if the result is uint8."""
         if self.normalize is None and self.dtype != "float32":
             return None
         mean, deviation = ((0,) * 3, (1,) * 3) if self.normalize is None else self.normalize
@@ -195,7 +195,10 @@ class ImageDecoder:
 
 
 def levels_of(mean: Sequence[float], deviation: Sequence[float]) -> NDArray[np.float32]:
-    """Return the normalized value of each level of each channel, by torchvision's arithmetic: shape (channels, 256)."""
+    """Return the normalized value of each of the 256 levels, by torchvision's arithmetic: float32, shape (channels, 256).
+
+    `mean` and `deviation` have one number per channel, on the scale from 0 to 1.
+    """
     levels = np.arange(256, dtype=np.float32) / np.float32(255)
     return (levels - np.array(mean, np.float32)[:, None]) / np.array(deviation, np.float32)[:, None]
 

@@ -1,4 +1,4 @@
-"""The bytes of an encoded image, in each form in which datasets have them."""
+"""Get the bytes of an encoded image from each form in which datasets store it."""
 
 from __future__ import annotations
 

@@ -30,6 +30,9 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", 
 def find_images(root: str, classes: list[str]) -> Iterator[tuple[str, int]]:
     """Yield (path, number of its class), class by class, and sorted folder by folder within a class.
 
+    Args:
+        root: the folder that contains a folder for each class.
+        classes: names of these folders, in the order of their numbers.
     Raises:
         FileNotFoundError: a class has no image.
     """

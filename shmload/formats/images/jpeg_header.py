@@ -87,5 +87,5 @@ def jpeg_header(data: bytes, *, is_strict: bool | None = None) -> JpegHeader:
 
 
 def jpeg_is_whole(data: bytes, header: JpegHeader) -> bool:
-    """Return whether the end marker is present. Its two bytes cannot occur within a scan."""
+    """Return whether a file with this header has its end marker. The marker's two bytes cannot occur within a scan."""
     return data.rfind(b"\xff\xd9") > header.scan_at

@@ -38,7 +38,7 @@ class _LibraryJpeg(OpenedImage):
 
 
 class LibJpeg(_LibraryJpeg):
-    """A JPEG that Pillow's libjpeg-turbo decodes, as far as it is needed."""
+    """A JPEG of which Pillow's libjpeg-turbo decodes only the needed part."""
 
     def pixels(self, reduction: int, *, into: Pixels | None = None) -> Pixels:
         height, width = self.size(reduction)
@@ -72,6 +72,11 @@ LIBRARIES = ("auto", "libjpeg", "simplejpeg", "pillow")
 def open_image(data: bytes, library: str, max_pixels: int, *, is_strict: bool | None, is_fast: bool) -> OpenedImage:
     """Parse the header of an image file and choose the library that decodes it.
 
+    Args:
+        data: the file.
+        library: one of `LIBRARIES`. Images that are not usual JPEGs are always decoded by Pillow.
+        max_pixels: limit on height times width.
+        is_strict, is_fast: `strict` and `fast` of `ImageDecoder`.
     Raises:
         ValueError: the file is empty, damaged, not an image, or larger than `max_pixels`.
         ImportError: no library for this format is installed.
@@ -127,7 +132,7 @@ def _jpeg_library(library: str) -> str:
 
 
 def checked(read: Callable[[], T]) -> T:
-    """Return `read()`, and turn any error that a library raises about a file into a ValueError."""
+    """Return `read()`. Any error that a library raises about a file becomes a ValueError."""
     try:
         return read()
     except (ValueError, ImportError, MemoryError):

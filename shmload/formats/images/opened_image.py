@@ -17,7 +17,7 @@ _local = threading.local()
 
 
 class Part(NamedTuple):
-    """Some pixels of an image, and the (top, left) of the first one."""
+    """Some pixels of a shrunk image, and the (top, left) of the first one within it."""
 
     pixels: Pixels
     origin: tuple[int, int]
@@ -28,6 +28,9 @@ class OpenedImage(ABC):
     """An image whose size is known and whose pixels are not decoded yet.
 
     Attributes:
+        data: the file.
+        height, width: size in pixels, as stored.
+        is_strict, is_fast: `strict` and `fast` of `ImageDecoder`.
         reductions: the factors by which the decoder itself can shrink the image: powers of 2, including 1.
         is_irregular: the file violates its format but is read anyway; final only after decoding.
     """
@@ -49,7 +52,7 @@ class OpenedImage(ABC):
         """
 
     def part(self, reduction: int, needed: Box) -> Part:
-        """Return at least the needed pixels of the shrunk image, in memory that the thread's next image overwrites."""
+        """Return at least the pixels in `needed` of the shrunk image, in memory that the thread's next image overwrites."""
         return Part(self.pixels(reduction), (0, 0))
 
     @abstractmethod
@@ -62,7 +65,10 @@ class OpenedImage(ABC):
 
 
 def memory(nbytes: int) -> NDArray[np.uint8]:
-    """Return memory of this thread for one image. It is reused because fresh pages would add a tenth to the decoding time."""
+    """Return memory of this thread for one image. The thread's next call returns the same memory.
+
+    It is reused because fresh pages would add a tenth to the decoding time.
+    """
     if nbytes > _KEPT_NBYTES:
         return np.empty(nbytes, np.uint8)
     kept: NDArray[np.uint8] | None = getattr(_local, "kept", None)

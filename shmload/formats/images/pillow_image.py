@@ -1,6 +1,6 @@
-"""Images that Pillow decodes, and their conversion to RGB.
+"""Decode images with Pillow, and convert them to RGB.
 
-Pillow converts other modes to RGB, except 16-bit images, which Pillow would clip: their high byte is used.
+Pillow would clip 16-bit images, so their high byte is used instead.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def open_picture(data: bytes) -> Picture:
 
 
 def rgb_picture(picture: Picture) -> Picture:
-    """Convert the image to Pillow's mode RGB.
+    """Return the picture in Pillow's mode RGB.
 
     Raises:
         ValueError: the range of its values is unknown.

@@ -1,4 +1,4 @@
-"""The header, the checksums and the compressed pixels of a PNG file.
+"""Check a PNG file before it is decoded: its header, its checksums and its compressed pixels.
 
 Source: W3C Portable Network Graphics (third edition), 5.
 """

@@ -28,8 +28,8 @@ def with_restart_markers(data: bytes, *, every: Literal["tile", "row"] = "tile")
 
     Args:
         data: an encoded image.
-        every: the distance of restart markers: "tile", as close to each other as divides a row of MCUs, but at least 48 pixels
-            apart; "row", one after each row of MCUs.
+        every: the distance of restart markers: "tile", the smallest one of at least 48 pixels that divides a row of MCUs (minimum
+            coded units, of 8 or 16 pixels) evenly; "row", one after each row of MCUs.
     Returns:
         The new file, or `data`.
     Raises:
@@ -51,7 +51,7 @@ def with_restart_markers(data: bytes, *, every: Literal["tile", "row"] = "tile")
 
 
 def recoded(data: bytes, *, every: Literal["tile", "row"] = "tile") -> tuple[bytes, str]:
-    """Return the result of `with_restart_markers` and the reason why the file is unchanged, "" if it was recoded."""
+    """Return (result of `with_restart_markers`, the reason why the file is unchanged, or "" if it was recoded)."""
     if every not in _LEAST_WIDTHS:
         raise ValueError(f"every needs to be one of {tuple(_LEAST_WIDTHS)}; got {every!r}")
     if not data.startswith(JPEG):

@@ -1,1 +1,1 @@
-"""LitData: the chunks that its `optimize` writes."""
+"""The format LitData: the chunks that its function `optimize` writes, and their index.json."""

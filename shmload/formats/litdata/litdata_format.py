@@ -51,7 +51,7 @@ def _lit_dtype(kind: str, code: int) -> str:
 
 
 def _lit_array(kind: str, code: str, data: Any) -> NDArray[Any]:
-    """Return a flat array of the type that the format names, or an array with a header: type, number of axes, axes."""
+    """Return a new array: flat and of type `code` without a header, else as its header says (type, number of axes, axes)."""
     if kind.startswith("no_header"):
         return np.frombuffer(data, _lit_dtype(kind, int(code))).copy()
     order = ">" if kind == "tensor" else "<"
@@ -174,7 +174,7 @@ class LitData(BlockFormat):
         return RecordIndex(url, bounds)
 
     def _unsealed(self, url: str, nbytes: int, read: Read) -> tuple[tuple[RecordIndex, memoryview], int]:
-        """Return ((index of the items, decrypted chunk), size of the chunk in bytes)."""
+        """Read and decrypt a chunk. Return ((index of its items, decrypted chunk), its size in bytes), for the cache."""
         try:
             plain = self._decrypted(memoryview(read(0, nbytes)))
         except ValueError as error:
@@ -257,7 +257,10 @@ def _kind(value: Any) -> str:
 
 
 def _opened(data: Any) -> tuple[tuple[Any, int], int]:
-    """Return ((file, rows of each of its batches), size in bytes, which are on the disk if the copy is mapped)."""
+    """Open the Arrow file of a chunk. Return ((file, rows per batch), size in bytes), for the cache.
+
+    The size counts even if `data` is a map, which takes no memory.
+    """
     file = ipc_file(data)
     return (file, max(file.get_batch(0).num_rows, 1)), memoryview(data).nbytes
 
@@ -268,7 +271,10 @@ def _batch(file: Any, number: int) -> tuple[dict[str, Any], int]:
 
 
 def _of_arrow(url: str, nbytes: int, read: Read, num_samples: int) -> RecordIndex:
-    """Return the index of a chunk of Arrow rows: its offsets are all equal, and its end names an Arrow IPC file before it."""
+    """Return the index of a chunk of Arrow rows. All its offsets are equal, and an Arrow IPC file is stored near its end.
+
+    The last 12 bytes, after that file, are the file's size, as uint32, and a magic.
+    """
     tail = bytes(memoryview(read(max(nbytes - 12, 0), min(nbytes, 12))).cast("B"))
     begin = nbytes - 12 - int.from_bytes(tail[:4], "little")
     if tail[4:] != b"LDARW01\0" or begin < 0:

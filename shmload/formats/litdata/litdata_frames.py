@@ -1,4 +1,4 @@
-"""LitData's chunks in which several items are compressed together, in frames of zstd."""
+"""Read LitData's chunks in which several items are compressed together, in frames of zstd."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ _FRAME = np.dtype([("first", "<u4"), ("count", "<u4"), ("at", "<u8"), ("nbytes",
 
 
 def index_of_frames(url: str, nbytes: int, read: Read) -> RecordIndex:
-    """Return the index of a chunk of frames: blocks are frames, and `extra` has the offsets of items within the expanded frames."""
+    """Return the index of a chunk of frames: blocks are frames, and `extra` has the offsets of items within the expanded frames.
+
+    Raises:
+        ShardCorrupt: the tables at the beginning of the chunk are damaged.
+    """
     head = bytes(memoryview(read(0, min(nbytes, 24))).cast("B"))
     if len(head) < 24:
         raise ShardCorrupt(f"{url}: at byte 8: it ends within the head of its frames")
@@ -45,7 +49,16 @@ def index_of_frames(url: str, nbytes: int, read: Read) -> RecordIndex:
 
 
 def framed_item(index: RecordIndex, number: int, read: Read, cache: BlockCache) -> memoryview:
-    """Return an item's bytes from its frame, which is expanded only once."""
+    """Return a view of an item's bytes in its decompressed frame, which is kept in `cache`.
+
+    Args:
+        index: a result of `index_of_frames`.
+        number: number of the item in the chunk.
+        read: returns the bytes of a range of the chunk.
+        cache: keeps decompressed frames.
+    Raises:
+        ValueError: the frame is damaged.
+    """
     block, _ = index.block(number)
     offsets, firsts = np.frombuffer(index.extra, "<u4"), index.firsts
     assert firsts is not None

@@ -1,4 +1,4 @@
-"""The index.json of LitData, which names the chunks of a dataset and defines what the bytes of an item mean."""
+"""Parse the index.json of LitData, which lists the chunks of a dataset and defines what the bytes of an item mean."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def item_loader_of(index: Mapping[str, Any]) -> str | None:
 
 
 def listed_chunks(index: Mapping[str, Any]) -> list[ListedShard]:
-    """Return the chunks that an index.json names."""
+    """Return the chunks that an index.json lists."""
     config, loader = index["config"], item_loader_of(index)
     is_whole = config.get("compression_level") in (None, "chunk") and loader != PARQUET_LOADER
     packing = "zst" if str(config.get("compression") or "").startswith("zstd") and is_whole else ""
@@ -41,9 +41,9 @@ class ChunkConfig:
 
     Attributes:
         data_format: format of each leaf, such as "int" or "no_header_tensor:17".
-        tree: how leaves make an item: None is a leaf, and a list or a dict contains more of them.
-        is_tokens: whether chunks are tokens end to end.
-        is_zipped: whether each item is a frame of zstd.
+        tree: structure of an item: None is a leaf; a list or a dict contains more of these.
+        is_tokens: whether chunks are tokens without boundaries between items.
+        is_zipped: whether each item is compressed by itself, as a frame of zstd.
         encryption: (what is encrypted, "chunk" or "sample"; the name of the algorithm), or None.
     """
 
@@ -85,7 +85,7 @@ def chunk_config(index: Mapping[str, Any], where: str) -> ChunkConfig:
 
 
 def _tree(spec: Mapping[str, Any], where: str) -> Any:
-    """Convert a spec of torch's pytree to lists, dicts, and None for a leaf."""
+    """Convert a spec of torch's pytree to lists, dicts, and None for each leaf."""
     kind, parts = spec["type"], [_tree(part, where) for part in spec["children_spec"]]
     if kind is None:
         return None

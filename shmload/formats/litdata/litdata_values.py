@@ -1,4 +1,4 @@
-"""Lists and dicts within LitData's items: one leaf of format "json", in JSON or in a compact encoding of tagged values.
+"""Decode leaves of format "json" in LitData's items: lists and dicts, as JSON text or in a compact encoding of tagged values.
 
 A leaf whose first byte is above 0x20 is JSON. Otherwise each value begins with a tag; numbers are little-endian.
 
@@ -71,7 +71,7 @@ class _Reader:
             return {self._text(): self.value(depth + 1) for _ in range(count)}
         keys = [self._text() for _ in range(self._count())]
         if not keys:
-            raise ValueError("records have no keys")  # these would take no bytes, so any number of them would be valid
+            raise ValueError("records have no keys")  # records without keys take no bytes, so a false count would exhaust memory
         return [{key: self._record_value() for key in keys} for _ in range(count)]
 
     def _record_value(self) -> Any:

@@ -1,1 +1,1 @@
-"""Parquet: `ParquetDataset` for local files, the layout `Parquet` for objects on a store."""
+"""Parquet: `ParquetDataset` reads local files, and the format `Parquet` is for `RemoteDataset` and `shmload inspect`."""

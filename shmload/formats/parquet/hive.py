@@ -21,11 +21,11 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 def partition_columns(
     paths: Sequence[str], folders: Sequence[str], wanted: Sequence[str] | None, types: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return the columns in the names of folders: by name, an arrow array with one value for each file.
+    """Return the columns in the names of folders, by name. A column is an arrow array with one value for each file.
 
     Args:
         paths: absolute paths of the files, or URLs.
-        folders: for each file, the folder below which names of folders count.
+        folders: for each file, the folder below which names of folders are columns.
         wanted: the columns to read, or None for all.
         types: types of the columns, which `partition_types` found for more files than these.
     Raises:
@@ -41,7 +41,7 @@ def partition_columns(
 
 
 def partition_types(keys: Sequence[str], wanted: Sequence[str] | None) -> dict[str, str]:
-    """Return the arrow types of the columns that the keys of a dataset's objects contain.
+    """Return the arrow types, as strings, of the columns that the keys of a dataset's objects contain.
 
     Args:
         keys: keys of all objects, below the folder of the dataset.

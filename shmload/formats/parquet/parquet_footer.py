@@ -30,7 +30,7 @@ class RowGroup:
     Attributes:
         num_rows: number of its rows.
         begin: offset of its first unencrypted page; None if all are encrypted.
-        encrypted: numbers of its encrypted columns, in the order of the schema's leaves.
+        encrypted: numbers of its encrypted columns, counted as the leaves of the schema.
     """
 
     num_rows: int
@@ -56,7 +56,7 @@ def _row_group(group: dict[int, Any]) -> RowGroup:
     columns = group[1]
     encrypted = tuple(k for k, column in enumerate(columns) if 8 in column)
     readable = [column[3] for column in columns if 8 not in column]
-    begins = [min(meta[9], meta.get(11) or meta[9]) for meta in readable]  # of the data, of the dictionary if there is one
+    begins = [min(meta[9], meta.get(11) or meta[9]) for meta in readable]  # offsets of the data, and of a dictionary if any
     if not all(isinstance(number, int) for number in (group[3], *begins)):
         raise TypeError("numbers are of another type")
     return RowGroup(group[3], min(begins, default=None), encrypted)
@@ -91,7 +91,7 @@ def is_signed(footer: bytes, metadata: Any) -> bool:
 
 
 def file_footer(path: str) -> bytes:
-    """Return the footer of a local file, which ends with its length and the magic.
+    """Return the footer of a local file: the metadata, a signature if any, the footer's length, and the magic.
 
     Raises:
         ShardCorrupt: the file does not end as a Parquet file does, or its footer is encrypted.
@@ -105,8 +105,12 @@ def file_footer(path: str) -> bytes:
 
 
 def footer_begin(where: str, nbytes: int, trailer: bytes) -> int:
-    """Return the offset at which the footer begins, given the file's size and its last 8 bytes.
+    """Return the offset at which the footer begins.
 
+    Args:
+        where: the file, for errors.
+        nbytes: size of the file.
+        trailer: its last 8 bytes.
     Raises:
         ShardCorrupt: the bytes do not end a Parquet file, or its footer is encrypted.
     """
@@ -167,7 +171,7 @@ def _value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
         for _ in range(count):
             _, at = _value(data, at, kinds >> 4)
             _, at = _value(data, at, kinds & 15)
-        return None, at  # Parquet has none
+        return None, at  # skipped: Parquet's metadata has no maps
     nbytes = {_TRUE: 1, _FALSE: 1, _BYTE: 1, _DOUBLE: 8, _UUID: 16}[kind]
     if at + nbytes > len(data):
         raise IndexError(f"a value ends beyond byte {len(data)}")

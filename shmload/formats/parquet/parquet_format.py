@@ -1,4 +1,4 @@
-"""The format Parquet: a row group is read by one range and decoded whole.
+"""The format Parquet: a row group is read with one request and decoded as a whole.
 
 Format: https://parquet.apache.org/docs/file-format/.
 """
@@ -32,7 +32,7 @@ from shmload.formats.summary import Summary
 
 @dataclass(frozen=True)
 class Parquet(BlockFormat):
-    """Rows of Parquet. A row group is read by one range, decoded as a whole, and kept in this process's cache.
+    """Rows of Parquet. A row group is read with one request, decoded as a whole, and kept in this process's cache.
 
     Lists of numbers become arrays; other values become pyarrow's Python objects. If keys in a folder have parts such as
     `year=2024/` (Hive's partitions), these are columns, too, as in `ParquetDataset`.
@@ -108,7 +108,10 @@ class Parquet(BlockFormat):
         return self.sample(index, sample, lambda at, nbytes: data[at - begin : at - begin + nbytes])
 
     def _checked(self, url: str, footer: bytes) -> Any:
-        """Return pyarrow's metadata of a footer, after checking for encrypted columns: the index may be for other columns."""
+        """Return pyarrow's metadata of a footer.
+
+        Encrypted columns are checked for again, because the index may have been made when other columns were requested.
+        """
         metadata = parquet_metadata(url, footer)
         if is_signed(footer, metadata):
             readable_groups(url, footer, metadata, self.columns, _REMEDY)

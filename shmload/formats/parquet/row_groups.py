@@ -15,7 +15,7 @@ from shmload.formats.parquet.hive import partition_columns, with_partitions
 
 
 class RowGroups(Groups):
-    """The row groups of Parquet files, as groups of rows.
+    """The `Groups` of a `ParquetDataset`: all row groups of its files, except empty ones.
 
     Args:
         paths: paths of the files.

@@ -20,13 +20,14 @@ SCALARS = {"int": "int64", "float": "float64", "bool": "bool"}  # kinds that alw
 
 @dataclass(frozen=True)
 class ColumnLayout:
-    """One column.
+    """The location and type of one column.
 
     Attributes:
         name: key of a dict, field of a named tuple, or position in a plain tuple; 0 if entries are not rows.
         kind: "str", "bytes", "int", "float", "bool" or "array".
         dtype, shape: type and shape of one entry; dtype is "" for text.
-        ends, data: offsets of the words (-1 without words) and of the values.
+        is_nullable: whether entries of text may be None.
+        ends, data: offsets in bytes of the words (-1 without words) and of the values.
     """
 
     name: str | int
@@ -54,7 +55,10 @@ class IndexLayout:
     """The layout of an index.
 
     Attributes:
+        count: number of entries.
+        columns: the columns, in the order of their memory.
         row_type: dict, tuple or the class of a named tuple; None if entries are the values of a single column.
+        nbytes: size of the memory.
     """
 
     count: int

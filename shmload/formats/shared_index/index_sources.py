@@ -40,8 +40,11 @@ def pack_dataframe(frame: Any) -> PackedIndex:
 
 
 def pack_manifest(path: str | os.PathLike[str], types: Types | None) -> PackedIndex:
-    """Pack a .jsonl, .csv, .tsv, .txt or .parquet file; the first four may be compressed as .gz.
+    """Pack the entries of a .jsonl, .csv, .tsv, .txt or .parquet file; the first four may be compressed as .gz.
 
+    Args:
+        path: path of the file.
+        types: converters of columns of .csv and .tsv, by name; other columns are str.
     Raises:
         TypeError, ValueError, OverflowError: an entry cannot be stored; the message names its number and the file.
         ImportError: reading .parquet needs pyarrow.

@@ -28,9 +28,10 @@ class _Board(NamedTuple):
 def share(
     name: str, pack: Callable[[], PackedIndex], fingerprint: Fingerprint, *, is_packed: bool
 ) -> tuple[IndexLayout, SharedBytes]:
-    """Return the index that this run has under `name`. Build it if no process has done so yet.
+    """Return the layout and the memory of the index that this run has under `name`. Build it if no process has done so yet.
 
     Args:
+        name: name of the index within this run and node.
         pack: builds the index; called by one process of the node, or by each if the entries must be compared.
         fingerprint: identifies the contents: equal fingerprints are assumed to mean equal entries.
         is_packed: every process has the entries, so that they are compared if there is no fingerprint.

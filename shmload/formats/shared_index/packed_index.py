@@ -1,4 +1,4 @@
-"""Pack entries or columns into the columns of a SharedIndex."""
+"""Pack entries or columns into the form in which a SharedIndex stores them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _NUMERIC = "biufc"  # numpy's kinds of numeric dtypes
 
 
 class PackedIndex(NamedTuple):
-    """Columns that are ready to be written, and their layout."""
+    """Columns that are ready to be written to shared memory, and their layout."""
 
     layout: IndexLayout
     builders: Sequence[ColumnBuilder]
 
     @classmethod
     def of(cls, builders: Sequence[ColumnBuilder], row_type: type | None) -> PackedIndex:
-        """Assign a position in memory to each column."""
+        """Assign a position in memory to each column. Return the result; `row_type` is as for `IndexLayout`."""
         columns, end = [], 0
         for number, builder in enumerate(builders):
             has_words = builder.kind in ("str", "bytes")
@@ -38,7 +38,7 @@ class PackedIndex(NamedTuple):
         return cls(IndexLayout(builders[0].count, tuple(columns), row_type, end), builders)
 
     def parts(self) -> Iterator[tuple[int, Any]]:
-        """Yield (offset, bytes) of all parts of the memory."""
+        """Yield (offset in the memory, bytes) of each part of the columns."""
         for column, builder in zip(self.layout.columns, self.builders, strict=True):
             yield from ((column.ends, builder.ends), (column.data, builder.data))
 

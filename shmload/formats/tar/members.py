@@ -13,8 +13,8 @@ Tenbin is webdataset's format for a list of arrays. Each array is a header chunk
     "~TenBin~" | int64 number of bytes | the bytes, padded to 64           a chunk
     type, name (8 characters each) | int64 dimensions | int64 extents      the bytes of a header chunk
 
-Source: webdataset 1.0.2, its autodecode module. Its encoders of class, count, msgpack, tenbin and html have no decoder there; they
-have one here.
+Source: webdataset 1.0.2, its autodecode module. It encodes class, count, msgpack, tenbin and html but does not decode them; they
+are decoded here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _SPEC = re.compile(r"(torch|pil)?(l|rgb|rgba)?(8)?")
 
 
 def image_decoder(spec: str) -> Callable[[bytes], Any]:
-    """Return the decoder for a spec.
+    """Return the decoder of images for one of webdataset's specs, such as "torchrgb8".
 
     Raises:
         ValueError: the spec is invalid.
@@ -231,7 +231,7 @@ def zstd(data: bytes, level: int = ZSTD_LEVEL) -> bytes:
 
 
 class Decoders:
-    """Finds the decoder for an extension.
+    """The decoders of a dataset, found by the extensions of members.
 
     Args:
         decode: True uses the safe ones; False none; a str also decodes images, by webdataset's image specs ("pil", "rgb8"); a
@@ -257,7 +257,7 @@ class Decoders:
         return self._found[extension]
 
     def is_plain(self, extension: str) -> bool:
-        """Return whether the extension has its default decoder, which native code may replace."""
+        """Return whether the extension has its default decoder, so that native code may decode instead."""
         return self._decode is not False and extension not in self._own and extension.rpartition(".")[2] not in self._own
 
     def _search(self, extension: str) -> Decoder | None:
@@ -306,7 +306,7 @@ Encoder = Callable[[Any], bytes]
 
 
 def encode(extension: str, value: Any) -> bytes:
-    """Encode a value.
+    """Return a value as the bytes of a member with this extension. Bytes and str are not converted; str becomes UTF-8.
 
     Raises:
         ValueError, TypeError: the extension has no encoder for this value.

@@ -16,10 +16,15 @@ from shmload.world import ForkLock
 
 
 class OpenedShards:
-    """The shards that this process has opened: all indexes, and the shards mapped so far.
+    """The indexes of a dataset's shards, and the shards that this process has mapped so far.
 
     Args:
+        indexes: the index of each shard.
+        alternatives: for each field, the extensions of which a sample's member has one, the preferred ones first.
         counts: number of samples of each shard; None takes them from the indexes.
+    Attributes:
+        starts: number of the first sample of each shard, and the number of samples; int64.
+        rows: finds the members of samples in native code.
     """
 
     def __init__(
@@ -38,12 +43,12 @@ class OpenedShards:
         return self._begin[-1]
 
     def at(self, index: int) -> tuple[int, int]:
-        """Return (shard, sample within it)."""
+        """Return (shard, sample within it) of the sample with this index, which must not be negative."""
         shard = bisect_right(self._begin, index) - 1
         return shard, index - self._begin[shard]
 
     def data(self, shard: int) -> NDArray[np.uint8]:
-        """Return the bytes of a shard."""
+        """Return the bytes of a shard, a view of its map; the first call maps it."""
         return self._mapped[shard] if shard in self._mapped else self._open(shard)
 
     def open_all(self, indices: NDArray[np.int64]) -> None:
@@ -66,7 +71,13 @@ class OpenedShards:
             raise changed(self.indexes[shard])
 
     def map(self, shard: int) -> tuple[NDArray[np.uint8], bytes | None, tuple[int, int, int, int] | None]:
-        """Return (bytes of a shard, path and state of its file). Path and state may be None if the file cannot change."""
+        """Map a shard. Return (its bytes, path of its file, state of its file by which changes are noticed).
+
+        A subclass may return None for path and state if the file cannot change.
+
+        Raises:
+            ShardCorrupt: the shard has been modified since it was indexed.
+        """
         index = self.indexes[shard]
         file = MappedFile(os.fsencode(index.path))
         if file.state[2:] != (index.nbytes, index.mtime_ns):

@@ -35,11 +35,12 @@ _MAGIC = b"SHMTAR\x00\x01"
 
 
 class ShardIndex:
-    """The positions of the members in a shard.
+    """The positions of the members in a shard. Its arrays are views of `packed`, which must have been validated.
 
     Attributes:
-        offsets, sizes, member_extensions: one value per member; `first`: first member of each sample, and the end.
-        extensions: in lower case; values of `member_extensions` are indices into this list.
+        offsets, sizes, member_extensions: one value per member: offset and size of the payload in bytes, number of the extension.
+        first: number of the first member of each sample, and the number of members; shape `(samples + 1,)`.
+        extensions: extensions in lower case; `member_extensions` are indices into this list.
         nbytes, mtime_ns: size and modification time of the shard.
     """
 
@@ -68,7 +69,7 @@ class ShardIndex:
         return self._keys[begin : int(self._key_ends[sample])].tobytes().decode("utf-8", "surrogateescape")
 
     def members(self, sample: int) -> list[tuple[str, int, int]]:
-        """Return (extension, offset, size) of each member of a sample."""
+        """Return (extension, offset of the payload, size of the payload) of each member of a sample."""
         return [
             (self.extensions[self.member_extensions[m]], int(self.offsets[m]), int(self.sizes[m]))
             for m in range(int(self.first[sample]), int(self.first[sample + 1]))
@@ -90,7 +91,7 @@ class ShardIndex:
 
 
 def map_file(path: str) -> tuple[mmap.mmap | bytes, os.stat_result]:
-    """Map a file read-only. Return its bytes and its status at that time."""
+    """Map a file read-only. Return the map, or b"" for an empty file, and the file's status at that time."""
     with open(path, "rb") as file:
         status = os.fstat(file.fileno())
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
@@ -103,8 +104,11 @@ def changed(index: ShardIndex) -> ShardCorrupt:
 
 
 def load_index(path: str, *, cache: bool = True) -> ShardIndex:
-    """Load the saved index of a shard if it is valid and up to date; otherwise build it, and save it if possible.
+    """Load the saved index of a local shard if it is valid and up to date; otherwise build it, and save it if possible.
 
+    Args:
+        path: path of the shard.
+        cache: use and save indexes next to the shard; if False, the index is always built.
     Raises:
         ShardCorrupt: the shard is not a valid tar file; names offset and cause.
         ValueError: the shard is compressed.
@@ -144,7 +148,7 @@ def pack_index(path: str, data: Buffer, *, mtime_ns: int = 0) -> bytes:
 
 
 def _has_its_own(path: str, nbytes: int) -> bool:
-    """Return whether the index was packed with the shard. It must not be replaced, because the manifest has its checksum."""
+    """Return whether the index next to a shard was made by `shmload pack`. The manifest has its checksum, so it is not replaced."""
     try:
         found = unpack_index(path, map_file(path + SUFFIX)[0], nbytes)
     except OSError:

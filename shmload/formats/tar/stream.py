@@ -1,8 +1,4 @@
-"""TarStream: read the samples of tar shards in order, also of compressed ones.
-
-Each worker of each rank reads its own shards, so the number of shards should be a multiple of the total number of workers. Samples
-and errors are the same as for TarDataset.
-"""
+"""TarStream: read the samples of tar shards in order. Shards may be compressed. Samples and errors are as for TarDataset."""
 
 from __future__ import annotations
 

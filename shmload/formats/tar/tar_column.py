@@ -21,9 +21,11 @@ DecodeRow = Callable[[int], Any]  # row -> the value, as `__getitem__` returns i
 
 @dataclass(frozen=True)
 class TarColumn:
-    """The reader of one field of a schema.
+    """Reads one field of a schema into the rows of batches.
 
     Attributes:
+        name: name of the field.
+        number: position of the field among the dataset's fields.
         way: how its rows are read: "npy", "int", "raw", "str" and "bytes" natively, "decode" in Python.
         dtype: numpy's; str or bytes for text.
         shape: shape of a row; None is a ragged extent.
@@ -37,8 +39,12 @@ class TarColumn:
 
     @classmethod
     def of(cls, name: str, number: int, spec: Any, kinds: set[str]) -> TarColumn:
-        """Create the column of a schema's field. `kinds` are the kinds of its members: "npy", "int", "raw", "str" or "decode".
+        """Create the column of a schema's field.
 
+        Args:
+            name, number: as for the class.
+            spec: the schema's entry.
+            kinds: the kinds of members that the field may have: "npy", "int", "raw", "str" or "decode".
         Raises:
             ValueError: numpy does not have the type.
         """
@@ -59,7 +65,13 @@ class TarColumn:
         return cls(name, number, kind if is_native else "decode", found, shape)
 
     def read(self, members: Members, out: Any, decoded: DecodeRow) -> None:
-        """Read the field of all rows of a batch into `out`."""
+        """Read the field of all rows of a batch into `out`.
+
+        Args:
+            members: the member of each row, from `TarRows.find`.
+            out: the rows of the batch, as for `read_batch_into`.
+            decoded: called for rows that native code cannot copy; returns the value or raises the error.
+        """
         if self.dtype in (str, bytes):
             found = [None] * members.count if self.way == "decode" else members.payloads(self.way == "str")
             out[self.name] = [decoded(row) if value is None else value for row, value in enumerate(found)]
@@ -106,7 +118,7 @@ class TarColumn:
             values[int(ends[row] - numels[row]) : int(ends[row])] = value.reshape(-1)
 
     def checked(self, value: Any) -> Any:
-        """Convert a decoded value for its row: text, or an array of the schema's shape and dtype.
+        """Convert a decoded value to the type of its row: text, or an array of the schema's shape and dtype.
 
         Raises:
             ValueError: the value does not match the schema.

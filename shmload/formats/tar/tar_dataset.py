@@ -22,7 +22,7 @@ from shmload.formats.tar.opened_shards import OpenedShards
 from shmload.formats.tar.shard_index import KEY, load_index
 from shmload.formats.tar.tar_column import TarColumn
 
-_MOST_ALTERNATIVES = 254  # per field, because ranks have 8 bits
+_MOST_ALTERNATIVES = 254  # per field, because an extension's place among them is stored in 8 bits, in which 255 means none
 
 
 class TarDataset:
@@ -104,8 +104,8 @@ class TarDataset:
     def read_batch_into(self) -> Callable[[Sequence[int], Any], None] | None:
         """Return a function `read(indices, out)` that decodes samples into rows; None if a user-defined decoder is needed.
 
-        See docs/own_format.md. User-defined decoders may draw random numbers, and each sample has its own generator only if samples
-        are read one by one.
+        See docs/own_format.md for `out`. User-defined decoders may draw random numbers, and each sample has a generator of its own
+        only if samples are read one by one.
         """
         return None if self._has_own_decoders else self._read_batch_into
 
@@ -133,7 +133,7 @@ class TarDataset:
             out[KEY] = [samples.indexes[shard].key(sample) for shard, sample in places]
 
     def _row(self, numbers: NDArray[np.int64], column: TarColumn, row: int) -> Any:
-        """Return a field of a sample, decoded and checked."""
+        """Return a field of the sample at position `row` of `numbers`, decoded and checked."""
         number = int(numbers[row])
         value = self._value(number, column.name)
         try:
@@ -143,7 +143,7 @@ class TarDataset:
             raise self._corrupt(shard, sample, column.name, error) from error
 
     def _value(self, number: int, name: str) -> Any:
-        """Return a field of a sample, decoded."""
+        """Return a field of sample `number`, decoded."""
         assert self._fields is not None
         samples = self._opened()
         shard, sample = samples.at(number)
@@ -181,7 +181,7 @@ class TarDataset:
         return ShardCorrupt(f"{index.path}: field {name!r} of sample {index.key(sample)!r}{at}: {error}")
 
     def _kind(self, extension: str) -> str:
-        """Return the way in which members of this extension are read for a schema."""
+        """Return how members of this extension are read for a schema: "npy", "int", "raw", "str" or "decode"."""
         if self._decoders.of(extension) is None:
             return "raw"
         if not self._decoders.is_plain(extension):
@@ -204,7 +204,7 @@ class TarDataset:
 
 
 def _fields(given: Any, schema: Mapping[str, Any] | None) -> dict[str, list[str]] | None:
-    """Return the alternative extensions of each field; None if a sample has all its members."""
+    """Return the alternative extensions of each field; None if neither fields nor schema are given: a sample has all members."""
     if given is None:
         return None if schema is None else {name: [name.lower()] for name in schema if name != KEY}
     pairs = given.items() if isinstance(given, Mapping) else [(name, name) for name in names_of(given, "fields")]

@@ -1,9 +1,9 @@
 """The tar format as written by WebDataset: the members with the same key are one sample.
 
-The index of a remote shard without one is built from its headers. The shard is represented by address space of its size: the bytes
-that are read are copied to their positions. Then the same scan runs as for a whole shard, with the same checks and the same result.
-While members are small, pieces of a few MiB are read, because those contain many headers. The contents of large members are not
-read, and their pages take no memory.
+If a remote shard has no index, `scan_remote` builds it from the headers. The shard is represented by anonymous memory of its size,
+to which the bytes that are read are copied at their offsets. Then the same scan runs as for a whole shard, with the same checks and
+the same result. While members are small, pieces of a few MiB are read, because those contain many headers. The contents of large
+members are not read, and their pages take no memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _META_LIMIT = 1 << 20  # greatest size of a long name or PAX header
 
 
 def scan_remote(url: str, nbytes: int, read: Read) -> bytes:
-    """Build the packed index of a shard.
+    """Build the index of a remote shard in its saved form (shard_index.py), reading only what is necessary.
 
     Args:
         url: URL of the shard, for errors.
@@ -148,6 +148,6 @@ class Tar:
 
 
 def members_span(members: list[tuple[str, int, int]]) -> tuple[int, int]:
-    """Return the (offset, nbytes) of the range of a sample's members, which are next to each other."""
+    """Return the (offset, nbytes) of the range that contains all members of a sample, given `ShardIndex.members`."""
     begin = min(offset for _, offset, _ in members)
     return begin, max(offset + size for _, offset, size in members) - begin

@@ -31,12 +31,12 @@ _PLAIN = sum(_OWNER) + sum(_LINK) + ord("0") + 8 * ord(" ")
 
 
 def archive_nbytes(members_nbytes: int) -> int:
-    """Return the size of an archive with members of this total size, including its end marker and padding."""
+    """Return the size of an archive in bytes, including its end marker and padding, given the total size of its members."""
     return -(-(members_nbytes + 2 * BLOCK) // RECORD) * RECORD
 
 
 def member_name(key: str, extension: str) -> bytes:
-    """Return the name of a sample's member.
+    """Return the name of a sample's member in the archive, `key.extension`.
 
     Raises:
         ValueError: it would be read back as another key or extension.
@@ -52,7 +52,7 @@ def member_name(key: str, extension: str) -> bytes:
 
 
 def member_header(name: bytes, nbytes: int, *, mtime: int = 0) -> bytes:
-    """Return the header for a payload of `nbytes`."""
+    """Return the header for a payload of `nbytes` bytes; `mtime` is in seconds since 1970."""
     prefix, rest = b"", name
     if len(name) > 100:
         at = name.rfind(b"/", 0, 156)

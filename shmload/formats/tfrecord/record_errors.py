@@ -30,10 +30,14 @@ _MISFITS = {
 def error_of(
     problem: tuple[Any, ...], fields: list[RecordField], paths: list[str], file_nbytes: list[int], num_records: int
 ) -> Exception:
-    """Return the error of a dataset for a `Survey.problem`.
+    """Return the error that a dataset raises for a `Survey.problem`, which names the file, the record and the cause.
 
     Args:
+        problem: the problem.
+        fields: the fields of the survey.
+        paths: path of each file.
         file_nbytes: size of each file when it was opened.
+        num_records: number of records of the dataset.
     """
     cause, _, index, file, start, *_ = problem
     if cause == "index":
@@ -46,9 +50,11 @@ def error_of(
 
 
 def cause_of(problem: tuple[Any, ...], fields: list[RecordField], file_nbytes: int = 0) -> str:
-    """Return a `Survey.problem` in words, without the record's place.
+    """Return the cause of a `Survey.problem` in words, without file and record.
 
     Args:
+        problem: the problem.
+        fields: the fields of the survey.
         file_nbytes: size of the record's file when it was opened.
     """
     cause, _, _, _, _, nbytes, which, kind, count, value_nbytes = problem

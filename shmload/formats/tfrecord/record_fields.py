@@ -16,9 +16,15 @@ from shmload.formats.images.decoder import ImageDecoder
 
 @dataclass(frozen=True)
 class RecordField:
-    """One field of the schema: its element type (None for text), its shape with at most one None, its default row or None.
+    """One field that a schema requires of records.
 
-    A field with a decoder may have several None in its shape, and its default is the value before decoding.
+    Attributes:
+        name: name of the field.
+        element: type of its elements; None for text.
+        shape: shape of a row, with at most one None, or several if the field has a decoder.
+        is_str: whether text is str instead of bytes.
+        fill: the row of records without the field, as bytes, before decoding; None if records must have it.
+        decode: converts the bytes of the field to an array.
     """
 
     name: str
@@ -30,7 +36,7 @@ class RecordField:
 
     @property
     def is_text(self) -> bool:
-        """Return whether the field is read as one str or bytes."""
+        """Return whether native code returns the field as bytes, because it is text or is decoded in Python."""
         return self.element is None or self.decode is not None
 
     @property
@@ -61,6 +67,8 @@ def fields_of(
 ) -> list[RecordField]:
     """Return the fields of a schema.
 
+    Args:
+        schema, defaults, decode: as for `TFRecordDataset`.
     Raises:
         TypeError, ValueError: the schema is invalid, or a record cannot have such a field.
     """

@@ -52,9 +52,14 @@ log = logging.getLogger("shmload")
 
 
 class RecordFile:
-    """The bytes of one file, and the int64 offsets of its records, followed by the end of the last one.
+    """One TFRecord file: its bytes, and the offsets of its records.
 
+    Args:
+        path: path of the file.
+        compression: "auto", "none", "gzip" or "zlib".
+        max_inflated_bytes: limit on the decompressed size.
     Attributes:
+        data: the bytes of the records: a map of the file, or the decompressed file in private memory.
         nbytes: size of the file on disk.
         state: the values by which `RecordReader` notices changes of the file; None if its bytes are in private memory.
 
@@ -80,7 +85,13 @@ class RecordFile:
             self._check()
 
     def offsets(self) -> Offsets:
-        """Return the offsets of records, from the index next to this file or by a pass over the file."""
+        """Return the offset of each record in `data` and the end of the last one; int64, shape `(records + 1,)`.
+
+        They come from an index next to the file, or from a pass over the file, whose result is saved if possible.
+
+        Raises:
+            ShardCorrupt: a record is invalid, or the file has changed.
+        """
         found = None
         if self.state is not None:
             found = self._own()
@@ -137,7 +148,7 @@ class RecordFile:
         return None
 
     def _lie_end_to_end(self, offsets: Offsets) -> bool:
-        """Return whether offsets begin and end with the file, and leave enough bytes for the frame of each record."""
+        """Return whether offsets are valid: they begin and end with the file, and each record has room for its frame."""
         size = self.nbytes
         if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != size or offsets.min() < 0 or offsets.max() > size:
             return False  # offsets within the file cannot overflow when they are subtracted
@@ -145,7 +156,13 @@ class RecordFile:
 
 
 def write_index(path: str, identity: dict[str, Any], offsets: Offsets) -> None:
-    """Write the index next to a file, if its folder is writable."""
+    """Write the index next to a file if possible.
+
+    Args:
+        path: path of the file.
+        identity: its name, size and modification time, by which the index is recognized as its own.
+        offsets: a result of `RecordFile.offsets`.
+    """
     body = offsets.tobytes()
     head = json.dumps({**identity, "crc32c": crc32c(body)}).encode()
     write_if_possible(path + SUFFIX, MAGIC + head + b"\n" + body)

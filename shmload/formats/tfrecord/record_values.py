@@ -13,14 +13,15 @@ from shmload.formats.tfrecord.record_fields import RecordField
 
 
 def rows_written(survey: Survey, fields: list[RecordField], out: Any) -> dict[str, list[bytes]] | None:
-    """Write the values of all fields but text to the rows of `out`.
+    """Write the fields of surveyed records to the rows of `out`, except those that `is_text`.
 
     Args:
         survey: the records, without a problem.
         fields: the fields of the survey.
         out: the rows, as in `read_batch_into`.
     Returns:
-        the bytes of text fields, by name; None if `survey.problem` names a record that could not be written.
+        the bytes of the fields that `is_text`, by name, one for each row; None if `survey.problem` names a record that could not be
+        written.
     """
     targets: list[Any] = []
     for number, field in enumerate(fields):
@@ -37,7 +38,7 @@ def rows_written(survey: Survey, fields: list[RecordField], out: Any) -> dict[st
 
 
 def memory_of(rows: Any) -> Any:
-    """Return an array's memory as a buffer; as bytes if numpy lacks torch's type."""
+    """Return the memory of an array or tensor as a buffer: the array itself, or a tensor's bytes."""
     if isinstance(rows, np.ndarray):
         return rows
     import torch
@@ -60,7 +61,7 @@ def text_value(field: RecordField, data: bytes) -> str | bytes:
 
 
 def decoded(field: RecordField, data: bytes) -> Any:
-    """Return the value of a field, in memory of its own.
+    """Return the decoded value of a field, given its bytes.
 
     Raises:
         ValueError: the value does not match the schema.
@@ -77,7 +78,7 @@ def decoded(field: RecordField, data: bytes) -> Any:
 
 
 def decode_into(field: RecordField, data: bytes, out: Any) -> None:
-    """Write the value of a field to its row. See `shmload.ShmLoader` for `out`.
+    """Decode a field, given its bytes, into its row in `out`, which is as for `read_into` (docs/own_format.md).
 
     Raises:
         ValueError: the value does not match the schema.

@@ -148,7 +148,8 @@ class TFRecordDataset:
     def read_batch_into(self) -> Callable[[Any, Any], object] | None:
         """Return a function `read(indices, out)` that reads records into rows; None if a decoder does part of that.
 
-        See docs/own_format.md. A decoder may draw random numbers, and each sample has its own only if samples are read one by one.
+        See docs/own_format.md for `out`. A decoder may draw random numbers, and each sample has a generator of its own only if
+        samples are read one by one.
         """
         return None if any(field.decode is not None for field in self._fields) else self._read
 
@@ -167,7 +168,7 @@ class TFRecordDataset:
                 self._decoded(survey, field, partial(decode_into, field, texts[field.name][0], out))
 
     def _read(self, indices: Any, out: Any) -> tuple[Survey, dict[str, list[Any]]]:
-        """Write the rows of all fields without decoders. Return the survey, and the texts and the bytes to decode by field."""
+        """Write the rows of all fields without decoders. Return the survey, and the rows of fields that `is_text`, by name."""
         if not any(field.is_text or field.is_ragged for field in self._fields):
             survey = self._survey(indices, [memory_of(out[field.name]) for field in self._fields])
             if not survey.is_still_so():

@@ -29,13 +29,13 @@ from shmload.formats.tfrecord.tfrecord_dataset import FORMS, LEVELS
 
 _INFLATED_MAX = 1 << 34
 _REMEDY = "TFRecords(is_example=False) gives its bytes"
-_AT_ZERO = np.zeros(1, np.int64)  # number and offset of the only record of a block
-_ONE_RECORD = np.ones(1, np.int64)
+_AT_ZERO = np.zeros(1, np.int64)  # the index and the offset of a block's only record
+_ONE_RECORD = np.ones(1, np.int64)  # the number of records
 
 
 @dataclass(frozen=True)
 class TFRecords(BlockFormat):
-    """Records of Examples. Checksums are compared.
+    """TFRecord files whose records are tf.train.Examples, or whole records. Checksums are compared.
 
     Args:
         schema: type and shape of the features that samples have, as for TFRecordDataset: {"label": "int64", "name": str, "x":
@@ -77,7 +77,7 @@ class TFRecords(BlockFormat):
     def pack(self, url: str, data: Any) -> bytes:
         text, problem, _ = record_starts(data)
         if problem:
-            return super().pack(url, data)  # which raises an error with place and cause
+            return super().pack(url, data)  # raises an error with offset and cause
         nbytes = memoryview(data).nbytes
         return self._packed(url, nbytes, self._whole(url, nbytes, np.frombuffer(text, np.int64)))
 

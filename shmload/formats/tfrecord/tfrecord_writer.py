@@ -134,7 +134,7 @@ class TFRecordWriter(AtomicWriter):
         )
 
     def _array(self, name: str, value: Any) -> NDArray[Any]:
-        """Return a field's value in this machine's byte order, which is also that of reading raw fields.
+        """Return a field's value as a contiguous array in this machine's byte order, in which raw fields are read again.
 
         Raises:
             TypeError, ValueError: the value cannot be an array.
@@ -155,7 +155,7 @@ class TFRecordWriter(AtomicWriter):
         return native
 
     def finish(self) -> None:
-        """Write the rest to the file. Nothing can be written afterwards."""
+        """Write the remaining records and the end of the compressed stream to the file, which keeps its temporary name."""
         self._buffer.write_to(self._sink)
         if self._sink is not self._file:
             self._sink.close()
@@ -220,7 +220,7 @@ class _HalfFile:
 
 
 class _Deflated:
-    """A file that is written through zlib; `wbits` selects the format as in zlib's manual."""
+    """Compresses what is written to it and writes it to `sink`. `wbits` selects gzip or zlib, as in zlib's manual."""
 
     def __init__(self, sink: Any, wbits: int) -> None:
         self._deflate, self._sink = zlib.compressobj(wbits=wbits), sink

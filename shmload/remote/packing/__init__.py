@@ -1,7 +1,8 @@
 """Packing a dataset into shards on a store: encoding samples, writing shards, and continuing an interrupted packing.
 
-A sample becomes members of a record by one table (encoding.py). Workers encode (encoded_samples.py), and the trainer cuts, sums
-and writes (pack.py). The samples of an iterable are cut into shards by the same code, but encoded by the trainer
-(stream_encoding.py). The store keeps a claim, a note beside each complete shard, and finally the manifest. A generation
-(generation.py) is named after the dataset and the arguments, so continuing takes one listing.
+One table defines which members a sample becomes (encoding.py); the members with their tar headers are the sample's *record*. Worker
+processes encode records (encoded_samples.py; for iterables, stream_encoding.py), and the packing process appends them to shards and
+computes checksums (pack.py). The store keeps a claim, a note beside each complete shard, and finally the manifest. The part of the
+folder that one packing writes, its *generation* (generation.py), is named by a hash of the dataset and the arguments, so one
+listing finds what is left to do.
 """

@@ -1,7 +1,7 @@
-"""The dataset that the packing's loader reads: it maps a position in the packing order to the sample's record in a shard.
+"""`EncodedSamples`: the dataset that the packing's loader reads. Its samples are the records of a shard, by position in the order.
 
-Workers do all of the encoding, including headers and padding, in their slot of the ring; the trainer only writes the result to
-shards. The position of a sample depends only on the order, so the number of workers changes no byte.
+Workers do all of the encoding, including headers and padding, in their slot of the ring; the packing process only writes the result
+to shards. The position of a sample depends only on the order, so the number of workers changes no byte.
 
 If a dataset only opens the files of a list, these files are copied byte for byte, and no image is decoded. This cannot be
 determined from the dataset's code, so some of its samples are compared with what Pillow decodes from their files.
@@ -27,13 +27,19 @@ from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.sample_rng import begin_sample, generators_kept
 from shmload.world import ability_of
 
-NUM_PROBED_FILES = 4  # samples of a dataset of files that are compared
+NUM_PROBED_FILES = 4  # number of samples that are compared with their files
 _TRANSFORMS = ("transform", "transforms", "target_transform")
 
 
 @dataclass
 class PackedSamples:
-    """Any dataset; its samples are encoded."""
+    """A source of packing: any dataset, whose samples are encoded.
+
+    Attributes:
+        dataset: the dataset.
+        quality: JPEG quality for images that are encoded; None encodes without loss.
+        serializers: the user's serializers by type.
+    """
 
     dataset: Any
     quality: int | None
@@ -49,14 +55,17 @@ class PackedSamples:
 
 
 def prefix_and_members(sample: Any, quality: int | None, serializers: Serializers) -> tuple[str, Members]:
-    """Return the prefix of the key of any sample, and its members, sorted by extension."""
+    """Return the prefix of a sample's key (its own key and "-", or ""), and its members, sorted by extension.
+
+    `quality` and `serializers` are as for `PackedSamples`.
+    """
     key = sample.get(KEY) if isinstance(sample, Mapping) else None
     return (f"{key}-" if isinstance(key, str) else ""), members_of(sample, quality, serializers)
 
 
 @dataclass
 class Files:
-    """A dataset of files, which are copied, with labels.
+    """A source of packing: files, which are copied unchanged, and their labels.
 
     Args:
         entries: paths, or pairs of path and label.
@@ -82,7 +91,7 @@ class Files:
         return "", sorted([file_member(path), labelled], key=lambda member: member[0])
 
     def update(self, digest: Any) -> None:
-        """Update a hashlib digest with the names and labels of all files."""
+        """Add the names and labels of all files to a hashlib digest. A name is the last two parts of the path."""
         for entry in self.entries:
             path, label = entry if self.has_labels else (entry, None)
             name = "/".join(path.rsplit("/", 2)[-2:])
@@ -90,7 +99,7 @@ class Files:
 
 
 class PackedParts:
-    """Samples of several sources in an order, which represents torch's Subset and ConcatDataset.
+    """A source of packing: samples of other sources in a given order, for torch's Subset and ConcatDataset.
 
     Args:
         parts: the sources.
@@ -112,8 +121,11 @@ PackSource = PackedSamples | Files | PackedParts  # a dataset as the packer read
 
 
 def source_of(dataset: Any, quality: int | None, serializers: Serializers | None = None) -> PackSource:
-    """Return the source for a dataset.
+    """Return how the packer reads a dataset.
 
+    Args:
+        dataset: a map-style dataset.
+        quality, serializers: as for `PackedSamples`.
     Raises:
         TypeError: it has no length, or no samples by index.
     """
@@ -176,7 +188,7 @@ NEVER_SMALLER = INTEGERS | frozenset(_DENSE.split())
 
 @dataclass(frozen=True)
 class MemberCoding:
-    """Transformations of members on their way into a shard. The name indicates them: "txt" becomes "txt.zst.enc".
+    """Transforms members on their way into a shard. The name of a member shows how: "txt" becomes "txt.zst.enc".
 
     Attributes:
         restart_markers: add restart markers to JPEG files, without loss.
@@ -190,8 +202,12 @@ class MemberCoding:
     generation: str = ""
 
     def record(self, number: str, prefix: str, members: Members) -> list[bytes]:
-        """Return the record of a sample: headers, payloads and padding.
+        """Return the record of a sample in pieces: headers, payloads and padding.
 
+        Args:
+            number: number of the sample, as it ends the key.
+            prefix: what precedes the number in the key.
+            members: (extension, bytes) of each member.
         Raises:
             ValueError: two members would have the same name.
         """
@@ -219,7 +235,7 @@ RECORD = "record"
 
 
 class EncodedSamples:
-    """Records of samples: their members, one after the other, each padded to a block.
+    """A dataset of the records of samples, for a ShmLoader. A record is the members one after the other, each padded to a block.
 
     The random numbers of a dataset (augmentations) are seeded by (seed, index of the sample), so that a packing that is continued
     after a kill, or with another number of workers, writes the same bytes.
@@ -246,7 +262,7 @@ class EncodedSamples:
         return len(self.source)
 
     def read_batch_into(self, positions: Any, out: Any) -> None:
-        """Write the records at these positions of the order, one after the other."""
+        """Write the records at these positions of the order to the field `RECORD`, one after the other."""
         indices = self.order.take(np.asarray(positions, np.int64)).tolist()
         if self.source.draws:
             own = OwnGenerators(self.source)

@@ -91,7 +91,7 @@ _COMPRESSION = 6  # zlib's default, given explicitly, so that another default of
 
 
 def picture_member(picture: Picture, quality: int | None) -> tuple[str, bytes]:
-    """Return (extension, bytes) of a Pillow image.
+    """Return (extension, bytes) of a Pillow image; `quality` is as for `members_of`.
 
     Raises:
         ValueError: no format supports its mode.
@@ -109,7 +109,7 @@ def picture_member(picture: Picture, quality: int | None) -> tuple[str, bytes]:
 
 
 def array_member(array: NDArray[Any], quality: int | None, *, is_tensor: bool) -> tuple[str, bytes]:
-    """Return (extension, bytes) of an image given as an array or a tensor."""
+    """Return (extension, bytes) of an image given as an array. Whether it was a tensor decides the order of axes."""
     straight = _height_width_channels(array, is_tensor=is_tensor)
     pixels = None if straight is None else _pixels(straight)
     if pixels is None:
@@ -126,7 +126,7 @@ def _picture_encoded(picture: Picture, quality: int | None) -> tuple[str, bytes]
 
 
 def _height_width_channels(array: NDArray[Any], *, is_tensor: bool) -> NDArray[Any] | None:
-    """Return the image with channels last, or without that dimension if there is one; None if it is not an image."""
+    """Return the image with channels last, or without that dimension if it has one channel; None if it is not an image."""
     if 0 in array.shape or array.ndim not in (2, 3):
         return None
     if array.ndim == 2:
@@ -140,7 +140,7 @@ def _height_width_channels(array: NDArray[Any], *, is_tensor: bool) -> NDArray[A
 
 
 def _pixels(array: NDArray[Any]) -> NDArray[Any] | None:
-    """Return the image as PNG stores it without loss: uint8, or uint16 with one channel; None if that is not possible."""
+    """Return the image as PNG can store it without loss: uint8, or uint16 with one channel; None if that is not possible."""
     if array.dtype == np.uint8 or (array.dtype == np.uint16 and array.ndim == 2):
         return np.ascontiguousarray(array)
     if array.dtype not in (np.float32, np.float64):
@@ -199,7 +199,7 @@ _KNOWN = INTEGERS | TEXTS | IMAGE_EXTENSIONS | {"json", "jsn", "npy", "npz", "te
 _PLAIN = re.compile(r"[^a-z0-9_.-]")
 _PICTURES = {"jpg", "jpeg", "png", "tif", "tiff", "pbm", "pgm", "ppm", "webp", "gif", "bmp"}
 _BYTES = (bytes, bytearray, memoryview)
-_FACES = {"image": "", "label": ""}  # fields whose members are named by their extension only
+_FACES = {"image": "", "label": ""}  # fields whose members are named by their extension only; their order in a tuple
 
 
 def members_of(sample: Any, quality: int | None, serializers: Serializers | None = None) -> Members:
@@ -405,7 +405,7 @@ def file_member(path: str | bytes) -> tuple[str, bytes]:
 
 
 def file_extension(path: str | bytes, begin: bytes) -> str:
-    """Return the extension under which a file is stored."""
+    """Return the extension under which a file is stored, given its path and its first `PEEK` bytes."""
     suffix = os.path.splitext(os.fsdecode(path))[1][1:].lower()
     found = image_extension(begin)
     return suffix if suffix and _is_format(found, suffix) else found or _PLAIN.sub("_", suffix) or "bin"

@@ -1,7 +1,7 @@
-"""The state of a packing in the store: its claim, its shards with one record each, and finally the manifest.
+"""The objects that a packing writes to the store: its claim, its shards with a note beside each, and finally the manifest.
 
     packing.json                            the claim: generation of the packing that began last, and its number of parts
-    <generation>/shard-000000.tar.json      the record of a shard; written after the shard and its index, so these are complete
+    <generation>/shard-000000.tar.json      the note of a shard (`Record`); written after the shard and its index are complete
     manifest.json                           names the newest complete generation; written last
 
     <generation>/versions.json              in a bucket: the ETags of a complete generation's objects, as returned by the uploads
@@ -88,11 +88,12 @@ class Spool:
 
 @dataclass(frozen=True)
 class Record:
-    """A shard that is in the store, as recorded there so that the packing can be continued.
+    """A complete shard in the store, as its note describes it, so that the packing can be continued.
 
     Attributes:
         first: position of its first sample in the packing order.
         extensions: extensions of its members, sorted.
+        shard: its entry in the manifest.
         versions: ETags of the shard and of its index from their upload; None if unknown.
     """
 
@@ -136,7 +137,12 @@ class PackPart:
         return self.count == 1 or self.first_number <= record.number < self.first_number + MOST_SHARDS
 
     def whole(self, records: Sequence[Record], total: int | None) -> list[Record]:
-        """Return the shards of this part from its beginning up to the first gap. `records` is sorted by position."""
+        """Return the shards of this part from its beginning up to the first gap.
+
+        Args:
+            records: complete shards, sorted by position.
+            total: number of samples of all parts; None if unknown.
+        """
         found: list[Record] = []
         at, stop = (0, None) if total is None else self.span(total)
         for record in filter(self.has, records):
@@ -169,7 +175,7 @@ class ShardFile:
         return Path(f"/proc/self/fd/{self._file.fileno()}")
 
     def append(self, records: memoryview, num_samples: int) -> None:
-        """Append samples, given as consecutive bytes."""
+        """Append the records of `num_samples` samples, given as consecutive bytes."""
         self._write(records)
         self.num_samples += num_samples
 
@@ -283,13 +289,13 @@ class Generation:
         return found if found is not None and found.generation == self.name else None
 
     def note(self, record: Record) -> None:
-        """Record that a shard is complete."""
+        """Write the note that a shard is complete."""
         shard = record.shard
         note = {"first": record.first, "extensions": list(record.extensions), "shard": shard.told(), "versions": record.versions}
         self._store.put(shard.name + _NOTE, json.dumps(note).encode("ascii"))
 
     def forget(self, records: Sequence[Record]) -> None:
-        """Delete the records of shards that are going to be rewritten."""
+        """Delete the notes of shards that are going to be rewritten."""
         if records:
             self._store.delete([record.shard.name + _NOTE for record in records])
 
@@ -360,7 +366,13 @@ class Generation:
         return {each.key: each for name in names for each in self._store.list_objects(name)}
 
     def manifest(self, records: Sequence[Record], seed: int, key: str = "") -> Manifest:
-        """Return the manifest of these shards, appended to those of the previous dataset."""
+        """Return the manifest of these shards, appended to those of the previous dataset.
+
+        Args:
+            records: the shards, in order.
+            seed: seed of the packing order.
+            key: fingerprint of the key that members are encrypted with, or "".
+        """
         before = self._before
         shards = tuple(record.shard for record in records)
         extensions = {extension for record in records for extension in record.extensions}
@@ -377,7 +389,7 @@ class Generation:
         )
 
     def commit(self, records: Sequence[Record], seed: int, key: str = "") -> Manifest:
-        """Make these shards the dataset: write the manifest, then remove what it replaces.
+        """Make these shards the dataset: write the manifest, then remove what it replaces. Arguments are those of `manifest`.
 
         Raises:
             StoreError: shards are missing, or another packing was begun.
@@ -410,7 +422,7 @@ class Generation:
             )
 
     def _clean(self, manifest: Manifest) -> None:
-        """Remove objects that are not needed any more: other generations, records of shards, and the claim."""
+        """Remove objects that are not needed any more: other generations, notes of shards, and the claim."""
         claimed = self._claimed()
         kept = {name for shard in manifest.shards for name in (shard.name, shard.index.name)}
         kept |= {f"{generation}/{_VERSIONS}" for generation in manifest.generations}
@@ -479,7 +491,7 @@ def all_parts(records: Sequence[Record], count: int, total: int) -> tuple[list[R
 
 
 def _noted(store: Store, there: Mapping[str, StoredObject]) -> list[Record]:
-    """Read the records of shards."""
+    """Read the notes of shards. Those that cannot be read are left out."""
 
     def read(key: str) -> Record | None:
         with suppress(ValueError, KeyError, TypeError, ObjectMissing):  # unreadable counts as missing: packed again
@@ -513,9 +525,11 @@ NUM_THREADS = 2
 
 
 class ShardSender:
-    """Uploads shards in threads: each shard, then its index, then the record that both are complete.
+    """Uploads shards in threads: each shard, then its index, then the note that both are complete.
 
     Args:
+        store: the dataset's folder.
+        generation: the generation that the shards belong to.
         sent: called in the thread of `wait` with each record, when its shard is complete.
         level: zstd level for compressing shards; None does not compress.
     """

@@ -62,8 +62,11 @@ class PackOptions:
     Attributes:
         maxsize, maxcount: greatest size of a shard's file in bytes, and its greatest number of samples.
         workers: processes that encode; 0 encodes in this process.
+        seed: seed of the order and of the dataset's random numbers.
         quality: JPEG quality for images that are not encoded yet. If None, they become PNG.
-        compress: "samples" or "shards" compresses with zstd at `compression_level`; None does not compress.
+        restart_markers: add restart markers to JPEG files, without loss.
+        compress: "samples" or "shards" compresses with zstd; None does not compress.
+        compression_level: zstd level, 1 to 22.
         cipher: encrypts samples; None does not encrypt.
         append: keep the existing shards, and add these after them as a new generation.
         part: the part of the dataset that this machine packs: (number, count), counted from 1.
@@ -123,7 +126,9 @@ class PackProgress:
     Attributes:
         total: number of samples in the part that is packed; None if unknown, as for an iterable.
         num_samples: samples packed so far, including those of existing shards.
-        nbytes: size of the shards that are complete in the store: `num_shards`, of which `num_found` existed before.
+        nbytes: size of the shards that are complete in the store.
+        num_shards: number of these shards.
+        num_found: number of these shards that existed when the packing began.
     """
 
     total: int | None
@@ -134,8 +139,13 @@ class PackProgress:
 
 
 class Packing:
-    """The packing of a dataset into a store.
+    """The packing of a map-style dataset into a store, which `run` performs.
 
+    Args:
+        dataset: the dataset.
+        store: the folder to write to.
+        options: the options.
+        on_progress: called from time to time with the progress.
     Attributes:
         num_found: number of shards that existed when it began.
         missing: parts that are not yet complete.
@@ -172,7 +182,12 @@ class Packing:
         self.num_found = self._num_packed = self._first = 0
 
     def _digest(self, probes: list[bytes], source: PackSource | None) -> str:
-        """Return a hash for the name of the generation. Other arguments or another dataset change it."""
+        """Return a hash of the arguments and the dataset, for the name of the generation.
+
+        Args:
+            probes: records of some samples.
+            source: the dataset, if it has a length.
+        """
         options, digest = self._options, hashlib.sha256()
         arguments = (options.seed, options.maxsize, options.maxcount, options.quality, options.restart_markers)
         digest.update(json.dumps((VERSION, self._total, *arguments)).encode("ascii"))
@@ -259,7 +274,7 @@ class Packing:
         number = self.num_found
         try:
             for records, ends in self._batches(at):
-                begin = last = 0  # of the samples that are not written yet
+                begin = last = 0  # offsets in `records`: end of what is in a shard, and end of the last sample seen
                 count = 0
                 for end in ends:
                     if shard is not None and self._is_full(shard, end - begin, count + 1):
@@ -327,7 +342,7 @@ class Packing:
 
 
 def _name(digest: str, before: Manifest | None) -> str:
-    """Return the name of a generation."""
+    """Return the name of a generation: a hash of `digest` and of the dataset that it is appended to."""
     return (digest if before is None else hashlib.sha256(f"{digest} {before.digest}".encode()).hexdigest())[:16]
 
 
@@ -394,7 +409,7 @@ def _numbered(samples: Iterable[Any], first: int = 0) -> Iterator[tuple[int, Any
 def packing_of(
     dataset: Any, store: Store, options: PackOptions, on_progress: Callable[[PackProgress], None] | None = None
 ) -> Packing:
-    """Return the packing of a dataset or of an iterable of samples.
+    """Return the packing of a dataset or of an iterable of samples, to be run. Arguments are those of `Packing`.
 
     Raises:
         TypeError: it is neither of these.
@@ -508,7 +523,7 @@ def upload_cv_dataset(
 
 
 def store_of(client: Any, bucket: str, base_folder: str) -> Store:
-    """Return the store for a dataset's folder.
+    """Return the store for a dataset's folder. Arguments are those of `upload_cv_dataset`.
 
     Raises:
         ValueError: no location is given.

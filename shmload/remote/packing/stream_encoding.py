@@ -32,8 +32,8 @@ from shmload.remote.packing.encoding import Members, Serializers, file_of_pictur
 _CHUNK_NBYTES, _CHUNK_SIZE = 1 << 20, 64  # per task: pickled bytes, and samples
 _TASKS_PER_WORKER = 3  # tasks that were submitted and not yet consumed
 _PLAIN = (np.ndarray, PosixPath)
-_BY_NAME = (type, FunctionType, BuiltinFunctionType)  # parts of the reductions of other objects
-Handed = tuple[int, bytes, bool]  # number of a sample, its pickle or record, and whether it is a record
+_BY_NAME = (type, FunctionType, BuiltinFunctionType)  # pickled as their names; pickles of arrays and tensors contain them
+Handed = tuple[int, bytes, bool]  # number of a sample; its record, or its pickle for a worker to encode; whether it is a record
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,11 @@ class EncodedMembers:
 
 @dataclass(frozen=True)
 class StreamEncoder:
-    """Encodes samples to records.
+    """Encodes samples to records, here or in worker processes.
 
     Attributes:
+        coding: transformation of the members.
+        quality, serializers: as for `members_of`.
         first: number of the first sample, which is part of its key.
     """
 
@@ -71,7 +73,7 @@ class StreamEncoder:
             raise
 
     def encoded(self, sample: Any) -> EncodedMembers:
-        """Encode a sample immediately, so that later changes to its values have no effect."""
+        """Return the encoded members of a sample, which later changes to the sample's values do not affect."""
         return EncodedMembers(*prefix_and_members(sample, self.quality, self.serializers))
 
     def records(self, handed: Iterable[Handed]) -> list[bytes]:
@@ -79,7 +81,7 @@ class StreamEncoder:
         return [data if is_record else self.record(number, pickle.loads(data)) for number, data, is_record in handed]
 
     def handed(self, number: int, sample: Any) -> Handed:
-        """Convert a sample to the form in which it is sent to a worker."""
+        """Return the form in which a sample is sent to a worker: its pickle, or its record if it cannot be pickled safely."""
         if isinstance(sample, tuple) and hasattr(sample, "_asdict"):
             sample = sample._asdict()
         file = io.BytesIO()

@@ -21,5 +21,5 @@ class AutoNumber(int):
 
 
 def is_auto(value: Any) -> bool:
-    """Return whether an argument is automatic."""
+    """Return whether an argument is "auto", or a number that was chosen for "auto"."""
     return isinstance(value, AutoNumber) or (isinstance(value, str) and value == AUTO)

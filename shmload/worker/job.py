@@ -48,7 +48,7 @@ class Job:
     num_threads: int = 1
 
     def own_generators(self) -> OwnGenerators | None:
-        """Return the generators in dataset and collate_fn to seed before each sample; None if there are none or not `seed_samples`."""
+        """Return the generators in dataset and collate_fn to seed before each sample; None if there are none or without seeding."""
         own = OwnGenerators(self.dataset, self.collate_fn) if self.seed is not None and self.seed_samples else None
         return own or None
 

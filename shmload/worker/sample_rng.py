@@ -362,7 +362,7 @@ def sample_of(seed: int, epoch: int, index: int, worker: int, *, own: OwnGenerat
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Restore the global generators after the block, so that reading in the trainer (`num_workers=0`) does not disturb its draws."""
+    """Restore the global generators after the block, so that reading in the trainer (`num_workers=0`) does not change its draws."""
     torch = sys.modules.get("torch")
     pythons, put_numpys_back, torchs = random.getstate(), generators.keep_numpys(), torch.get_rng_state() if torch else None
     try:

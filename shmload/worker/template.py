@@ -363,7 +363,7 @@ class Popen(popen_forkserver.Popen):
         self.finalizer = util.Finalize(self, util.close_fds, fds)
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
-        """Return the exit code; None if the process has not ended, 255 if it cannot be known, as in multiprocessing's fork server."""
+        """Return the exit code; None while the process runs, 255 if the code is lost, as in multiprocessing's fork server."""
         if self.returncode is None and connection.wait([self.sentinel], 0 if flag == os.WNOHANG else None):
             try:
                 self.returncode = forkserver.read_signed(self._status)

@@ -132,7 +132,7 @@ def _is_locked(lock: FileLock) -> bool:
     """Return whether another process holds a lock. If not, this process holds it from now on."""
     try:
         return not lock.try_acquire()
-    except OSError:  # on a file system without locks, every owner counts as living
+    except OSError:  # on a file system without locks, nobody is declared dead
         return True
 
 

@@ -216,7 +216,7 @@ def _create_named(name: str, nbytes: int, num_reserved: int) -> int:
         os.fchmod(fd, 0o600)
         _reserve_first(fd, num_reserved)
         os.rename(path, f"{SHM_DIR}/{name}")  # never visible unlocked under its name, because a janitor removes what it can lock
-    except BaseException:  # also the exception of a signal handler, because reserving takes time
+    except BaseException:  # a signal's, too: to reserve takes its time
         for made in (path, f"{SHM_DIR}/{name}"):
             with suppress(FileNotFoundError):
                 os.unlink(made)

@@ -156,7 +156,7 @@ def with_note(error: Exception, stage: str, item: str = "") -> Exception:
         stage: name of the stage that raised it, or empty for the source.
         item: name of the item.
     """
-    if isinstance(error, StopIteration):  # it would end the items without an error
+    if isinstance(error, StopIteration):  # which would end the items
         error = stop_iteration_error(error, f"the function of {stage}" if stage else "reading the source")
     error.add_note(f"shmload: {', of '.join(filter(None, (stage, item)))}")
     return error

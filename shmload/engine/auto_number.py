@@ -1,4 +1,4 @@
-"""The value of `num_workers` and `prefetch_factor` while they are automatic: an int that remembers to be "auto"."""
+"""The value of `num_workers` and `prefetch_factor` that were given as "auto": an int that still means "auto" when passed on."""
 
 from __future__ import annotations
 

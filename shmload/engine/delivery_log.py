@@ -13,7 +13,7 @@ class DeliveryLog(Protocol):
     """A log of deliveries, for `audit=`.
 
     Attributes:
-        is_on: whether deliveries are recorded. If not, `delivered` need not be called.
+        is_on: whether deliveries are recorded. If not, no method need be called.
         last: order of the last yielded batch, set by the code that yields it.
         num_passes: passes begun in this run; in torch mode, passes have no other number.
     """

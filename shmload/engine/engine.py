@@ -2,7 +2,7 @@
 
     submit ──▶ backlog ──publish──▶ slot ──workers──▶ ready ──next──▶ tensors ──last alias dies──▶ free slot ──▶ backlog ...
 
-Batches are delivered in the order in which they were submitted. The queue of orders is independent of the number of slots, so a
+Batches are delivered in the order in which their orders came. The queue of orders is independent of the number of slots, so a
 sampler is read at the pace that its user expects for any size of the ring. The trainer runs its part of the protocol only inside
 these calls; it has no thread. One round is: collect freed slots, answer the workers' requests, publish orders, check the next
 batch, check for deaths, and only then sleep, on a doorbell that a worker rings when it completes the awaited slot. Usually a batch

@@ -57,7 +57,7 @@ class RingReader:
     """A reader of one ring's control block.
 
     Args:
-        control: mapping of the whole block, which must stay mapped; may be read-only.
+        control: mapping of the whole block; may be read-only.
     Raises:
         ValueError: it is not a control block of this version, or it is damaged.
     """

@@ -9,5 +9,5 @@ janitor.py        removes the files of dead loaders; reaper.py removes them when
 meeting.py        a shared board by which the processes of one run find each other
 pickling.py       pickles for processes of this machine, and for other machines
 fork_copies.py    copies of batches for a forked child
-host.py           reads the properties of a host from /proc and /sys, for `shmload doctor`
+host.py           reads the properties of a host from /proc and /sys, for `shmload doctor` and the launcher
 """

@@ -1,4 +1,4 @@
-"""Worker processes: how they start, read samples, write them into slots, and report what failed.
+"""Run worker processes, which read samples, write them into slots, and report failures.
 
 `process.py` is a worker from start to end, `loop.py` the loop inside it, `read_plan.py` the decision how a batch is read, and
 `sample_reader.py` the reading. `pool.py` starts and watches the processes for the engine; with spawn and forkserver they are

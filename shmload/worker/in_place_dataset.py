@@ -1,4 +1,4 @@
-"""Datasets that decode into rows of the batch themselves, also through `Subset`, `ConcatDataset` and `Mix`."""
+"""The in-place readers of datasets that decode into rows of the batch, also through `Subset`, `ConcatDataset` and `Mix`."""
 
 from __future__ import annotations
 

@@ -172,8 +172,8 @@ class WorkerLoop:
 
     # ------------------------------------------------------------ filling
 
-    # The functions below return the final state of the claimed chunk: DONE, or VOID if its rows are no longer wanted in this form,
-    # because the order was abandoned or the batch will be ordered again.
+    # The methods below that return an int return the final state of the claimed chunk: DONE, or VOID if its rows are not wanted in
+    # this form any more, because the order was abandoned or the batch will be ordered again.
 
     def _fill(self) -> int:
         if self._init_failure is not None:

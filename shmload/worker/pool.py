@@ -274,7 +274,7 @@ def context_of(wanted: Any) -> BaseContext:
 
 @dataclasses.dataclass(frozen=True)
 class PreparedWorkers:
-    """What a backend needs to make a worker pool: the job, a post for each worker, and settings for processes of this machine.
+    """The argument of a `Backend`: the job, a post for each worker, and settings for processes of this machine.
 
     Attributes:
         job: the work, the same for all workers.

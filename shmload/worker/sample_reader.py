@@ -62,7 +62,7 @@ class SampleReader:
 
     @property
     def begun(self) -> int:
-        """Return a number that differs for each call of `begin`, for `sample_info` and `sample_rng`; 0 if none is being read."""
+        """Return a number that differs for each call of `begin`, for `sample_info` and `sample_rng`; 0 before the claim's first."""
         return self._ring.begun
 
     def sample(self) -> Sample:

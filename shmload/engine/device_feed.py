@@ -126,7 +126,7 @@ class DeviceFeed:
                 batch, tensors = sent(batch, device, is_slot=True)
                 return SentBatch(Outcome(order, batch, note), tensors, event=device.record(self._side))
         except Exception as error:  # raised by the device, or by the user's named tuple when it is rebuilt
-            # the host's batch dies while another stream is current, and copies from a part of it may still run on this one
+            # the host's batch dies while another stream is current, and copies from a part of it may still run on the side stream
             if batches.releases is not None:
                 batches.releases.name_stream(order.slot, self._side)
             error = error.with_traceback(None)  # its frames hold the batch

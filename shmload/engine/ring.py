@@ -20,7 +20,7 @@ from shmload.worker.job import Job, PeerRing, Post
 from shmload.worker.pool import STACK_NBYTES
 from shmload.world import rank_and_world_size
 
-TEXT_CAPACITY = 16384  # bytes for the text of a failure
+TEXT_CAPACITY = 16384  # bytes of each slot's area for the text of a failure or a note
 LAYOUT_CAPACITY = 65536  # bytes for the layout of a batch
 ORDER_CAPACITY = 4096  # least bytes for the indices of a slot's order; a larger order gets a segment of its own
 WHOLE_BATCHES = 1 << 30  # threads per worker if a claim is a call to another machine: batches are not divided into chunks

@@ -1,8 +1,8 @@
 """A lock that lets one thread at a time ask an iterator for a batch.
 
 Several threads may call `next` on one iterator: each gets its own batch, one thread after the other. A second call in the thread
-that is already inside (from a signal handler, a sampler or a callback) would wait for itself, so it raises an error. Ctrl-C
-interrupts a waiting thread.
+that is already inside (from a signal handler, a sampler or a callback) would wait for itself, so it raises an error. Ctrl-C can
+interrupt the wait.
 """
 
 from __future__ import annotations

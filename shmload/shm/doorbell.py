@@ -1,7 +1,7 @@
 """Doorbells: semaphores in shared memory by which one process wakes another.
 
-A ring of a doorbell only means "check again": the state is in the owner words (src/protocol.h). A doorbell is never used as a lock,
-because a killed holder would never release it. A ring may be lost with a killed process, and may come without a reason. So every
+Ringing a doorbell only means "check again": the state is in the owner words (src/protocol.h). A doorbell is never used as a lock,
+because a killed holder would never release it. A wake-up may be lost with a killed process, and may come without a reason. So every
 wait has a timeout, and the waiter checks the state after it.
 
 A doorbell is a named semaphore where possible. The C library keeps these in /dev/shm; if that is read-only, full or missing, the

@@ -350,7 +350,10 @@ def _generator(now: _Now, first: int, second: int) -> np.random.Generator:
 
 @contextmanager
 def sample_of(seed: int, epoch: int, index: int, worker: int, *, own: OwnGenerators | None = None) -> Iterator[None]:
-    """Let the block read a sample with a key of its own inside another sample, whose `sample_rng()` continues afterward."""
+    """Let the block read a sample with a key of its own inside another sample, which is the current one again afterward.
+
+    The global generators and `own` are seeded for the inner sample, and are not restored.
+    """
     now = _threads.now
     outer = now.reading
     begin_sample(seed, epoch, index, worker, reseed=True, own=own)

@@ -1,6 +1,7 @@
 """A worker's end of a ring: claim a chunk of rows, record the row being decoded, write it, finish.
 
-A claim ends in exactly one finish. All fields of an order are read after the claim, because only then they cannot change.
+Each claim is followed by exactly one finish. All fields of an order are read after the claim, because they cannot change from then
+on.
 """
 
 include "ring.pxi"
@@ -19,7 +20,7 @@ import os
 DONE = SHML_DONE
 VOID = SHML_VOID
 ERROR = SHML_ERROR
-# Kinds of waits of a worker with a claim.
+# The reasons for which a worker with a claim waits.
 ROOM = SHML_EVENT_ROOM
 LAYOUT = SHML_EVENT_LAYOUT
 
@@ -30,14 +31,21 @@ cdef uint64_t IDLE_NS = 1_000_000_000  # a wait for orders is reported in parts 
 cdef class WorkerRing:
     """One worker's view of the control block.
 
-    Between `claim` and `finish` the attributes describe the claim: `slot`, `chunk`, `order`, rows `first_row` to `end_row` of
-    `nrows`, `epoch`, `step`, and whether it `is_packed` (then one chunk is the whole batch).
+    Args:
+        control: mapping of the control block.
+        worker_id: number of the worker's record.
+    Raises:
+        ValueError: the control block has another version, or no record of this number.
+
+    Between `claim` and `finish`, the attributes describe the claim: `slot`, `chunk`, `order` (its number), rows `first_row` to
+    `end_row` of `nrows`, `nchunks`, `epoch`, `step`, whether the order `is_pickled`, and whether it `is_packed` (then one chunk is
+    the whole batch).
 
     `index` is that of the sample begun last, and `begun` a number that is unique in this process (0 before the first sample of the
-    claim). While one sample is being read, `key` and `row` are the sample's; otherwise None and -1.
+    claim). While one sample is being read, `key` and `row` are those of the sample; otherwise they are None and -1.
 
-    After `is_held_up` was set, `claim` returns False until the trainer has handled the failure of the last claim: if its batch is
-    ordered again, it is claimed first.
+    If `is_held_up` is set, `claim` returns False until the trainer has handled the failure of the last claim. If the trainer orders
+    that batch again, it is claimed first.
     """
 
     cdef shml_ring _ring
@@ -71,7 +79,7 @@ cdef class WorkerRing:
         """Record that this process has started and is ready for orders.
 
         Args:
-            begun_ns: CLOCK_MONOTONIC at its start, for stats readers; 0 if not known. A process is not older than its ring.
+            begun_ns: CLOCK_MONOTONIC at its start, for stats readers; 0 if not known. If the ring was made later, its start counts.
         """
         cdef shml_worker *me = &self._ring.workers[self.worker_id]
         cdef uint64_t now = shml_now_ns()
@@ -83,12 +91,12 @@ cdef class WorkerRing:
 
     @property
     def is_closing(self):
-        """Whether the trainer wants workers to leave."""
+        """Return whether the trainer is closing the ring, so that all workers must leave."""
         return bool(self._ring.header.is_closing)
 
     @property
     def is_wanted(self):
-        """Whether the trainer wants this worker to continue."""
+        """Return whether this worker should continue: the ring is not closing, and the trainer wants a worker of this number."""
         return not self._ring.header.is_closing and <uint64_t>self.worker_id < self._ring.header.num_wanted
 
     def request(self, uint64_t ticket):
@@ -96,7 +104,7 @@ cdef class WorkerRing:
         return shml_request(&self._ring, self.worker_id, ticket) == 1
 
     def waiting(self, bint on):
-        """Record for stats readers whether this worker waits for orders."""
+        """Record whether this worker waits for orders, for stats readers and for the trainers that it could help."""
         self._ring.workers[self.worker_id].is_waiting = on
         cdef uint64_t now
         if self._idle_ns == 0:
@@ -105,7 +113,7 @@ cdef class WorkerRing:
             now = shml_now_ns()
             if now - self._idle_ns >= IDLE_NS:
                 self._end_idle(now)
-                self._idle_ns = now  # it checks for orders, and most likely continues to wait
+                self._idle_ns = now  # the worker checks for orders now, and most likely continues to wait
 
     cdef void _end_idle(self, uint64_t now):
         shml_record_of_none(&self._ring, self.worker_id, SHML_EVENT_IDLE, self._idle_ns, now)
@@ -172,7 +180,10 @@ cdef class WorkerRing:
 
     @property
     def batch(self):
-        """The number of the claimed batch within its epoch, for messages; with an order of batches, a step counts all ranks' batches."""
+        """Return the number of the claimed batch within its epoch, for messages.
+
+        It equals `step`, except with an order of whole batches, in which a step counts the batches of all ranks.
+        """
         cdef int64_t stride = max(self._ring.header.step_stride, 1)
         return (self.step + stride - 1) // stride
 
@@ -183,12 +194,12 @@ cdef class WorkerRing:
 
     @property
     def order_path(self):
-        """Segment that contains the order's bytes; empty if they are in the order area."""
+        """Return the path of the segment that contains the order's bytes; empty if they are in the order area."""
         return <bytes>(<const char *>self._record().order_path)
 
     @property
     def order_nbytes(self):
-        """Length of the order's bytes."""
+        """Return the number of the order's bytes."""
         return self._record().order_nbytes
 
     def order_bytes(self):
@@ -201,7 +212,7 @@ cdef class WorkerRing:
 
         Args:
             row: the row.
-            key: key of its sample, which becomes `index`; -1 if it is not an integer of 64 bits.
+            key: key of its sample. It becomes `index` if it is an integer of 64 bits; otherwise `index` becomes -1.
         Returns:
             whether the claimed order is still wanted.
         """
@@ -225,55 +236,55 @@ cdef class WorkerRing:
         self.key, self.row = None, -1
 
     def end_rows(self):
-        """Record that no row is being decoded, so that no sample is blamed for a death or a delay."""
+        """Record that no row is being decoded, so that no sample is blamed for a death or a timeout."""
         cdef shml_worker *me = &self._ring.workers[self.worker_id]
         me.since_ns = 0
         me.now = 0
 
     @property
     def is_abandoned(self):
-        """Whether the claimed order is no longer wanted; finish it with VOID."""
+        """Return whether the claimed order is no longer wanted; then finish it with VOID."""
         return self._ring.header.generation != self._record().generation
 
     @property
     def is_suspect(self):
-        """Whether a worker has died while filling the claimed order."""
+        """Return whether a worker has died while filling the claimed order."""
         return self._record().num_lost > 0
 
     @property
     def payload(self):
-        """(version, path, offset, nbytes) of the claimed slot's payload; an empty path before there is one."""
+        """Return (version, path, offset, nbytes) of the claimed slot's payload; the path is empty before there is one."""
         cdef shml_slot *record = self._record()
         return record.payload_version, <bytes>(<const char *>record.payload_path), record.payload_offset, record.payload_nbytes
 
     @property
     def payload_version(self):
-        """Number that grows when the claimed slot's payload changes."""
+        """Return a number that grows when the claimed slot gets another payload."""
         return self._record().payload_version
 
     def need(self, uint64_t nbytes):
-        """Request a payload of this size for the claimed slot from the trainer."""
+        """Request a payload of `nbytes` for the claimed slot from the trainer. Then ring its bell."""
         self._record().need_nbytes = nbytes
 
     @property
     def is_granted(self):
-        """Whether the trainer has answered `need`."""
+        """Return whether the trainer has answered `need`."""
         return self._record().need_nbytes == 0
 
     @property
     def used_nbytes(self):
-        """Payload bytes of the claimed order's packed batch, once it is written; otherwise 0."""
+        """Return the size of the claimed order's packed batch in bytes, once `set_used` has recorded it; otherwise 0."""
         return self._record().used_nbytes
 
     def set_used(self, uint64_t nbytes):
-        """Record the size of a packed batch in payload bytes. The order must be one chunk, because the batch has one writer."""
+        """Record the size in bytes of the slot's packed batch. The order must be one chunk, because the batch has one writer."""
         cdef shml_slot *record = self._record()
         if record.nchunks != 1:
             raise ValueError(f"a packed batch must be written by one worker, but this order is divided into {record.nchunks} chunks")
         record.used_nbytes = nbytes
 
     def write_note(self, bytes note):
-        """Send a note with the claimed order's batch, at most `text_capacity` bytes. The order must be one chunk."""
+        """Store a note, at most `text_capacity` bytes, that is sent with the claimed order's batch. The order must be one chunk."""
         cdef shml_slot *record = self._record()
         if record.nchunks != 1 or <uint64_t>len(note) > self._ring.header.text_capacity:
             raise ValueError(f"a note must have at most {self._ring.header.text_capacity} bytes and belong to an order of one chunk, "
@@ -282,14 +293,16 @@ cdef class WorkerRing:
         record.note_nbytes = len(note)
 
     def ask_repack(self):
-        """Request that the claimed order is filled again as one packed chunk; then finish with VOID."""
+        """Request that the trainer orders the claimed batch again as one packed chunk; then finish with VOID."""
         self._record().repack = self._claim.order
 
     def write_error(self, bytes text):
-        """Write the error of the claimed chunk for the trainer unless another chunk's error is there; then finish with ERROR.
+        """Write the error of the claimed chunk for the trainer, unless another chunk's error is there; then finish with ERROR.
 
+        Args:
+            text: the error; cut to `text_capacity` bytes.
         Returns:
-            whether the text was written. It is cut to the size of the text area.
+            whether the text was written.
         """
         cdef shml_slot *record = self._record()
         if not shml_win_error(&self._ring, &self._claim):
@@ -301,11 +314,16 @@ cdef class WorkerRing:
 
     @property
     def text_capacity(self):
-        """Most bytes of an error text."""
+        """Return the largest number of bytes of an error text or a note."""
         return self._ring.header.text_capacity
 
     def finish(self, uint32_t own, *, uint64_t num_foreign=0, uint64_t num_irregular=0):
-        """End the claim with DONE, VOID or ERROR. Return whether the trainer sleeps for it, so that its bell must be rung."""
+        """End the claim with DONE, VOID or ERROR. Return whether the trainer sleeps until this slot is final, so ring its bell.
+
+        Args:
+            own: DONE, VOID or ERROR.
+            num_foreign, num_irregular: counted for stats readers.
+        """
         self._record()
         cdef uint64_t now = shml_now_ns()
         self._note(SHML_EVENT_CHUNK, self._claimed_ns, now, own)
@@ -320,44 +338,54 @@ cdef class WorkerRing:
         return all_final == 1 and shml_is_awaited(&self._ring, self._claim.slot) == 1
 
     def pace_of(self, uint32_t worker_id):
-        """Return (chunks finished so far, nanoseconds they took) of any worker of the ring."""
+        """Return (number of chunks finished so far, nanoseconds that they took) of any worker of the ring."""
         if worker_id >= self._ring.header.num_workers:
             raise ValueError(f"worker {worker_id} does not exist: the ring has {self._ring.header.num_workers}")
         cdef shml_worker *worker = &self._ring.workers[worker_id]
         return worker.num_chunks, worker.busy_ns
 
     def count_fetch(self, uint64_t nbytes, *, bint is_remote, bytes node, uint32_t num_actors):
-        """Record for stats readers bytes that a Ray actor has sent, whether from another node, its node, and the number of actors."""
+        """Count bytes that a Ray actor has sent, for stats readers.
+
+        Args:
+            nbytes: number of bytes.
+            is_remote: whether they came from another node.
+            node: Ray's id of the actor's node; the first 11 bytes are kept.
+            num_actors: number of actors that this worker has had so far.
+        """
         shml_count_fetch(&self._ring.workers[self.worker_id], nbytes, is_remote, node[:11], num_actors)
 
     # ------------------------------------------------------------ layout
 
     @property
     def has_layout(self):
-        """Whether the trainer has settled the layout."""
+        """Return whether the trainer has settled the layout."""
         return self._ring.header.layout_state == SHML_LAYOUT_READY
 
     @property
     def is_packed_only(self):
-        """Whether samples have no fixed rows, so that workers must not try."""
+        """Return whether samples are known not to have one shape, so that workers need not try to place rows."""
         return bool(self._ring.header.is_packed)
 
     @property
     def layout_capacity(self):
-        """Most bytes of a layout text."""
+        """Return the largest number of bytes of a layout text."""
         return self._ring.header.layout_capacity
 
     @property
     def layout_text(self):
-        """The settled layout text."""
+        """Return the settled layout text."""
         return (<const char *>self._ring.layout)[:self._ring.header.layout_nbytes]
 
     def ask_layout(self):
-        """Request to describe the layout. Return False if another worker does; if True, `propose_layout` must follow."""
+        """Become the worker that describes the layout. Return False if another worker does.
+
+        After True, call `propose_layout` or `give_up_layout`.
+        """
         return bool(shml_ask_layout(&self._ring, self.worker_id))
 
     def give_up_layout(self):
-        """Let another worker describe the layout, after `ask_layout` has returned True, instead of a proposal."""
+        """Let another worker describe the layout, after `ask_layout` has returned True and before `propose_layout`."""
         if self._ring.header.layout_state == <uint32_t>(SHML_LAYOUT_ASKING + self.worker_id):
             self._ring.header.layout_state = SHML_LAYOUT_NONE
 
@@ -373,17 +401,19 @@ cdef class WorkerRing:
 
 
 cdef class ChunkWriter:
-    """A writer of a claimed chunk: it writes samples into their rows, or gathers them, and begins the next sample each time.
+    """A writer of a claimed chunk's samples: it reads them, and writes them into their rows or gathers them in a list.
 
-    It takes one call for each sample, because for small samples calls cost more than bytes.
+    It takes a single Python call for each sample, because for small samples calls cost more than copying.
 
     Args:
+        ring: the ring, with a claim.
         part: the rows; None if samples are only gathered.
         keys: keys of the batch's samples.
         row: row of the sample that has been begun.
         begin: begins a sample, like `WorkerRing.begin_row`; None for the ring's own.
         reseeder: seeds the global generators before a sample; None if they are not seeded, or seeded by `begin`.
-        seed_rest: (left, seed, epoch, index, keys, row) -> None, seeds the generators that `reseeder` has left.
+        seed: the loader's seed, for `reseeder`.
+        seed_rest: (left, seed, epoch, index, keys, row) -> None: seeds the generators that `reseeder` has not seeded.
 
     Attributes:
         row: row of the sample that has been begun; the chunk's end once all are written.

@@ -1,14 +1,15 @@
 /* Helpers: workers of the node's other ranks, which fill chunks of this ring when their own ring has none.
  *
- * A helper has a worker record here, like the workers of the ring's own pool, and claims and finishes like they do. But it is not a
- * child of this trainer, and may die at any moment. So the trainer must watch its process before it may claim:
+ * A helper has a worker record here, like the workers of the ring's own pool, and claims and finishes as they do. But it is not a
+ * child of this trainer, and may die at any moment. So the trainer must watch the helper's process before the helper may claim. Two
+ * words of the record ensure this:
  *
  *     visitor    0 ──helper──▶ ticket ───────────────────────────────────▶ 0   the trainer, once the process is gone
  *     accepted   0 ─────────────────trainer, which watches it──▶ ticket ──▶ 0  and its claims are recovered
  *
- * A ticket is a process id and its start time, so a process id that the kernel has reused is not mistaken for the helper. One exchange
- * from 0 gives a record to one helper; that worker's replacement waits until the trainer has cleared the record. A helper that dies
- * before it is accepted has claimed nothing. Explored in tests/proof/helpers.py.
+ * A ticket contains a process id and its start time, so a process id that the kernel has reused is not mistaken for the helper. One
+ * compare-exchange from 0 gives a record to one helper. If the helper dies, its replacement waits until the trainer has cleared the
+ * record. A helper that dies before it is accepted has claimed nothing. tests/proof/helpers.py explores all interleavings.
  */
 #ifndef SHMLOAD_HELPERS_H
 #define SHMLOAD_HELPERS_H
@@ -25,18 +26,18 @@ static inline int shml_request(const shml_ring *ring, uint32_t w, uint64_t ticke
     return atomic_load_explicit(&record->accepted, memory_order_acquire) == ticket;
 }
 
-/* Return the ticket of a helper that waits for admission; 0 if none does. */
+/* Return the ticket of the helper that waits for admission as worker w; 0 if none does. */
 static inline uint64_t shml_requests(const shml_ring *ring, uint32_t w) {
     uint64_t visitor = atomic_load_explicit(&ring->workers[w].visitor, memory_order_acquire);
     return visitor == atomic_load_explicit(&ring->workers[w].accepted, memory_order_relaxed) ? 0 : visitor;
 }
 
-/* Admit a helper that the trainer watches. */
+/* Admit a helper. The trainer must already watch its process. */
 static inline void shml_accept(const shml_ring *ring, uint32_t w, uint64_t ticket) {
     atomic_store_explicit(&ring->workers[w].accepted, ticket, memory_order_release);
 }
 
-/* Clear the record for the next helper. Only after the process has ended, and after shml_recover. */
+/* Clear the record for the next helper. Call this only after the process has ended, and after shml_recover. */
 static inline void shml_release(const shml_ring *ring, uint32_t w) {
     atomic_store_explicit(&ring->workers[w].accepted, 0, memory_order_relaxed);
     atomic_store_explicit(&ring->workers[w].visitor, 0, memory_order_release);

@@ -1,10 +1,10 @@
-/* The trainer's private state of a ring: the owner of each slot, and the leases.
+/* The trainer's private state of a ring: the state of each slot, and the leases.
  *
- * Nothing here is in shared memory. A lease counts the tensors made from one slot; each is a DLPack capsule whose deleter ends up
- * in torch's storage, so the count follows the storage and not the Python object that was yielded. The deleter may run in any
- * thread and without the GIL: it only pushes the slot onto a lock-free stack, which the trainer empties. In a forked child the
- * deleter works on the child's own copy of this state, so it returns no slot to the parent; the bytes there are shared until
- * shml_lease_make_private (see shm/fork_copies.py).
+ * Nothing here is in shared memory. A lease counts the tensors made from one slot. Each is made from a DLPack capsule, whose deleter
+ * is called when torch frees the storage, so the count follows the storage and not the Python object that was yielded. The deleter
+ * may run in any thread and without the GIL: it only pushes the slot onto a lock-free stack, which the trainer empties. In a forked
+ * child the deleter works on the child's own copy of this state, so it returns no slot to the parent; the bytes there are shared
+ * until shml_lease_make_private (see shm/fork_copies.py).
  *
  * A mapping is counted too: by its owner and by every lease in it, so closing a loader never unmaps memory under a live tensor.
  */
@@ -47,13 +47,13 @@ static inline shml_map *shml_map_keep(shml_map *map) {
     return map;
 }
 
-enum { /* private slot states, the only record of who owns a slot */
+enum { /* states of a slot, as only the trainer knows them */
     SHML_FREE = 0,
     SHML_HELD = 1,     /* taken from the free list, about to be published */
-    SHML_ORDERED = 2,
+    SHML_ORDERED = 2,  /* an order is published: being filled, ready or failed, by the owner words */
     SHML_LEASED = 3,
-    SHML_DRAINING = 4, /* abandoned while a worker still writes to it */
-    SHML_PARKED = 5,   /* unused: a ring may be created for more batches than are in progress now */
+    SHML_DRAINING = 4, /* abandoned, and a worker may still write to it */
+    SHML_PARKED = 5,   /* not in use: a ring may be created for more batches than are in progress now */
     SHML_PENDING_COPIES = 6,  /* its lease has ended, but copies from it to a device may still be running */
 };
 
@@ -85,21 +85,21 @@ typedef struct {
 typedef struct shml_local_ring {
     _Atomic int refs;         /* the ring object, the list of all local rings, and every live lease */
     _Atomic int32_t returned; /* head of the stack of slots whose last alias was dropped; -1 if empty */
-    _Atomic int poison;       /* for debugging, what happens to a slot when it is returned: 0 nothing, 1 it is overwritten, -n
-                                 the process sends itself signal n before the slot is returned (once) */
+    _Atomic int poison;       /* for debugging: if 1, a slot is overwritten when it is returned; if -n, the process sends itself
+                                 signal n before the next slot is returned; 0 for neither */
     uint32_t num_slots;
     uint32_t num_usable;      /* not parked */
     uint32_t num_free;
     uint32_t num_leased;      /* as the trainer last saw it */
     uint32_t num_pending_copies;
-    int32_t *pending_copies;         /* returned slots that must not be used yet, oldest first; NULL: a returned slot is free now */
+    int32_t *pending_copies;  /* returned slots that must not be used yet, oldest first; if NULL, a returned slot is free at once */
     void (*ended)(void *context, uint32_t slot); /* called when a lease ends, in its thread, before the slot is returned; or NULL */
     void *context;            /* argument of `ended`; lives as long as the local ring has leases */
     int32_t *free_list;       /* last in, first out, so the part of the ring in use stays small and in the caches */
     shml_place *places;
 } shml_local_ring;
 
-/* Return a new local ring whose first `num_usable` slots are free and whose others are parked; NULL: out of memory. */
+/* Return a new local ring whose first `num_usable` slots are free and whose others are parked; NULL if out of memory. */
 static inline shml_local_ring *shml_local_ring_new(uint32_t num_slots, uint32_t num_usable) {
     shml_local_ring *local_ring = (shml_local_ring *)calloc(1, sizeof(shml_local_ring));
     if (!local_ring) return NULL;
@@ -130,7 +130,7 @@ static inline void shml_local_ring_drop(shml_local_ring *local_ring) {
     free(local_ring);
 }
 
-/* Release the ring's mappings: afterwards only leases keep its payloads mapped. */
+/* Release the ring's mappings. Afterward only leases keep its payloads mapped. */
 static inline void shml_local_ring_close(shml_local_ring *local_ring) {
     for (uint32_t s = 0; s < local_ring->num_slots; s++) {
         shml_map_drop(local_ring->places[s].map);
@@ -143,7 +143,7 @@ static inline void shml_local_ring_push_free(shml_local_ring *local_ring, uint32
     local_ring->free_list[local_ring->num_free++] = (int32_t)slot;
 }
 
-/* Take a free slot off the list. */
+/* Remove a free slot from the list of free slots. */
 static inline void shml_local_ring_pull_free(shml_local_ring *local_ring, uint32_t slot) {
     uint32_t at = 0;
     while (local_ring->free_list[at] != (int32_t)slot) at++;
@@ -214,7 +214,8 @@ static inline shml_lease *shml_lease_begin(shml_local_ring *local_ring, uint32_t
     return lease;
 }
 
-/* Add a reference if there is at least one, and return 1 if so. Needs a live local ring in which no slot is leased meanwhile. */
+/* Add a reference to a lease that has not ended. Return 1 if it was added. The local ring must be alive, and no slot may be leased
+ * meanwhile. */
 static inline int shml_lease_try_keep(shml_lease *lease) {
     int refs = atomic_load_explicit(&lease->refs, memory_order_relaxed);
     while (refs > 0)
@@ -228,7 +229,7 @@ static inline void shml_lease_drop(shml_lease *lease) {
     shml_local_ring *local_ring = lease->local_ring;
     shml_map *map = lease->map;
     int poison = atomic_load_explicit(&local_ring->poison, memory_order_relaxed);
-    if (poison > 0 && !local_ring->pending_copies) shml_local_ring_poison(lease->base, lease->nbytes); /* else after cooling */
+    if (poison > 0 && !local_ring->pending_copies) shml_local_ring_poison(lease->base, lease->nbytes); /* else after the copies */
     if (poison < 0) {
         atomic_store_explicit(&local_ring->poison, 0, memory_order_relaxed);
         kill(getpid(), -poison);
@@ -280,7 +281,7 @@ typedef struct {
     int32_t ndim;
     dl_dtype dtype;
     int64_t *shape;
-    int64_t *strides; /* in elements; NULL: C order */
+    int64_t *strides; /* in elements; NULL for C order */
     uint64_t byte_offset;
 } dl_tensor;
 
@@ -296,7 +297,8 @@ static void shml_dl_delete(dl_managed *managed) {
     free(managed);
 }
 
-/* Return a C-order array at `offset` of the lease's slot, with a reference to the lease. NULL: out of memory. */
+/* Return a C-order array at `offset` of the lease's slot, with a reference to the lease; NULL if out of memory. The caller sets its
+ * shape. */
 static inline dl_managed *shml_dl_new(shml_lease *lease, uint64_t offset, uint8_t code, uint8_t bits, int32_t ndim) {
     dl_managed *managed = (dl_managed *)malloc(sizeof(dl_managed) + (size_t)ndim * sizeof(int64_t));
     if (!managed) return NULL;

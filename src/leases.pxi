@@ -10,7 +10,7 @@ cdef extern from *:
     #if PY_VERSION_HEX < 0x030D0000
     #define Py_IsFinalizing _Py_IsFinalizing
     #endif
-    /* return whether this is a Python thread, with or without the GIL: torch releases the GIL while it frees a tensor */
+    /* Return whether this is a thread of Python's, with or without the GIL: torch releases the GIL while it frees a tensor. */
     static inline int shml_has_python(void) {
         return Py_IsInitialized() && !Py_IsFinalizing() && PyGILState_GetThisThreadState() != NULL;
     }
@@ -35,7 +35,7 @@ cdef class _LocalRing:
 
 
 cdef void _report_ended(void *context, uint32_t slot) noexcept nogil:
-    """Tell Python that a lease has ended, if this thread belongs to Python. Takes the GIL, as torch does to free numpy's memory."""
+    """Call `_ended` if this thread belongs to Python. This takes the GIL, as torch does to free numpy's memory."""
     if not shml_has_python():
         return
     with gil:
@@ -53,7 +53,7 @@ cdef _call_ended(_LocalRing entry, uint32_t slot):
         entry._ended(slot)
     except KeyboardInterrupt:  # ^C arrived here, where it cannot be raised
         PyErr_SetInterrupt()
-    except BaseException:  # the slot then has no event; its next user waits for the whole device, which reports the error
+    except BaseException:  # the slot then has no event, so its next user waits for the whole device, which reports the error
         pass
     finally:
         PyErr_Restore(kind, value, traceback)
@@ -73,7 +73,7 @@ cdef _LocalRing _enter(shml_local_ring *local_ring):
 
 
 def live_leases():
-    """Return one more Lease for every slot of this process that is leased and in shared memory."""
+    """Return an additional Lease for every slot that this process has leased and that is in shared memory."""
     cdef Lease lease
     cdef shml_local_ring *local_ring
     found = []
@@ -89,19 +89,19 @@ def live_leases():
 
 
 def stop_poisoning():
-    """Disable poisoning in a forked child: tensors freed there must not write into the parent's slots."""
+    """Stop overwriting released slots, in a forked child, because tensors freed there must not write into the parent's slots."""
     for entry in _local_rings:
         (<_LocalRing>entry)._local_ring.poison = 0
 
 
 def harm_at_release(int number):
-    """For fault tests: when the next lease of this process ends, send this process a signal before the slot is returned."""
+    """For tests: send this process the signal `number` when its next lease ends, before the slot is returned."""
     for entry in _local_rings:
         (<_LocalRing>entry)._local_ring.poison = -number
 
 
 cdef void _drop_capsule(object capsule) noexcept:
-    """Release the reference of a capsule that was never consumed."""
+    """Release the lease of a capsule that was never consumed."""
     cdef dl_managed *managed
     if PyCapsule_IsValid(capsule, "dltensor"):
         managed = <dl_managed *>PyCapsule_GetPointer(capsule, "dltensor")
@@ -109,11 +109,16 @@ cdef void _drop_capsule(object capsule) noexcept:
 
 
 cdef class Lease:
-    """The trainer's lease of one delivered slot. It ends when this object and every tensor made from it are gone."""
+    """A lease of one slot. It ends, and the slot may be reused, when this object and every tensor made from it are dead.
+
+    Attributes:
+        used_nbytes: size of the packed batch in bytes; 0 if the slot contains rows as in the layout.
+        has_note: whether the worker sent a note with the batch.
+    """
 
     cdef shml_lease *_lease
-    cdef readonly uint64_t used_nbytes  # bytes of a packed batch; 0 if the rows are placed as in the layout
-    cdef readonly bint has_note  # whether its worker sent a note with it
+    cdef readonly uint64_t used_nbytes
+    cdef readonly bint has_note
 
     def __dealloc__(self):
         if self._lease != NULL:
@@ -121,21 +126,21 @@ cdef class Lease:
 
     @property
     def slot(self):
-        """Number of the slot."""
+        """Return the number of the slot."""
         return self._lease.slot
 
     @property
     def address(self):
-        """Address of the slot's first byte."""
+        """Return the address of the slot's first byte."""
         return <uintptr_t>self._lease.base
 
     @property
     def nbytes(self):
-        """Size of the slot in bytes."""
+        """Return the size of the slot in bytes."""
         return self._lease.nbytes
 
     def make_private(self):
-        """In a forked child, give the slot a private copy of its bytes, at the same address. Return False if memory is short."""
+        """Replace the slot by a private copy at the same address, in a forked child. Return False if memory is short."""
         return shml_lease_make_private(self._lease) == 0
 
     def bytes_at(self, uint64_t offset, uint64_t nbytes):
@@ -155,10 +160,14 @@ cdef class Lease:
         return (<const char *>self._lease.base)[place[0]:place[0] + place[1]]
 
     cpdef capsule(self, uint64_t offset, int code, int bits, tuple shape):
-        """Return a DLPack capsule of a C-order array in the slot; its consumer holds the lease.
+        """Return a DLPack capsule of a C-order array that aliases the slot. The capsule, and then its consumer, keep the lease.
 
         Args:
+            offset: offset of the array in the slot, in bytes.
             code, bits: DLPack's dtype.
+            shape: shape of the array.
+        Raises:
+            ValueError: the array ends beyond the slot.
         """
         cdef int ndim = len(shape)
         cdef uint64_t nbytes = bits // 8
@@ -177,11 +186,13 @@ cdef class Lease:
         return PyCapsule_New(managed, "dltensor", <void (*)(object) noexcept>_drop_capsule)
 
     def tensors(self, tuple plan, from_dlpack, tuple names=None):
-        """Return one tensor for each entry of `plan`, each of which holds the lease: a list, or a dict if `names` is given.
+        """Return one tensor for each entry of `plan`, as a list, or a dict if `names` is given. They alias the leased slot.
 
         Args:
-            plan: per field (offset, code, bits, shape), or (-1, make, shape, dtype) for a field without bytes.
-            from_dlpack: makes a tensor from a capsule.
+            plan: for each field (offset, code, bits, shape); or (-1, make, shape, dtype) for a field without bytes, whose tensor is
+                `make(shape, dtype=dtype)`.
+            from_dlpack: capsule -> tensor.
+            names: the keys of the dict, in the order of `plan`.
         """
         cdef list found = []
         cdef dict named = {}

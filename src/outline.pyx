@@ -1,8 +1,8 @@
 """Split a batch into an outline, which marshal can write, and its leaves; and join them again.
 
 The outline is the batch with Ellipsis in place of each leaf. None, numbers and text stay in the outline; lists, tuples and dicts
-are copied. A leaf is anything else: arrays, tensors, objects of other classes, and text that is worth a place of its own. Walking
-the structure here costs about 20 ns for each value; a Python function for each would cost 1 us.
+are copied. A leaf is anything else: arrays, tensors, objects of other classes, large text and long lists of text. Walking the
+structure here costs about 20 ns for each value; a Python function would cost 1 us for each.
 """
 
 from cpython.bytes cimport PyBytes_CheckExact, PyBytes_GET_SIZE
@@ -19,7 +19,7 @@ cdef extern from "Python.h":
     Py_ssize_t PyUnicode_GET_LENGTH(object text)
 
 cdef Py_ssize_t _LARGE = 4096  # characters or bytes from which a text is a leaf, so that it is copied once
-cdef Py_ssize_t _MANY = 64  # values from which a list of text is a leaf
+cdef Py_ssize_t _MANY = 64  # number of values from which a list of text is a leaf
 cdef int _MAX_DEPTH = 100  # a container below this depth, or one that contains itself, is a leaf
 
 
@@ -32,7 +32,7 @@ cdef inline bint _is_large(object text):
 
 
 cdef inline bint _is_small_value(object value):
-    """Return whether the value belongs in the outline. Exact types only: marshal writes an instance of a subclass as its base."""
+    """Return whether the value stays in the outline. Only exact types do, because marshal writes a subclass as its base class."""
     if value is None or value is True or value is False:
         return True
     if PyLong_CheckExact(value) or PyFloat_CheckExact(value) or PyComplex_CheckExact(value):
@@ -41,7 +41,7 @@ cdef inline bint _is_small_value(object value):
 
 
 cdef bint _is_column(list values):
-    """Return whether a list is text of one type, many or large, which is packed as a column."""
+    """Return whether a list consists of many or large texts of one type, which are packed as a column."""
     cdef Py_ssize_t i, count = PyList_GET_SIZE(values)
     if count == 0:
         return False
@@ -89,9 +89,9 @@ cdef bint _has_plain_keys(dict value):
 
 
 def split(value):
-    """Return the outline of a value, and its leaves in the order of the structure.
+    """Return (outline, leaves) of a value, with the leaves in the order of the structure.
 
-    The outline has no list, tuple or dict in common with the value.
+    The outline shares no list, tuple or dict with the value. The leaves are the value's own objects.
     """
     cdef list leaves = []
     return _split(value, leaves, 0), leaves
@@ -137,8 +137,11 @@ cdef object _join(object outline, _Leaves leaves):
 
 
 def join(outline, list values):
-    """Return the value that has this outline and these leaves. Lists and dicts of the outline become the value's.
+    """Return the value that has this outline and these leaves. Lists and dicts of the outline are changed and become the value's.
 
+    Args:
+        outline: an outline, as of `split`.
+        values: the leaves, in the order of `split`.
     Raises:
         ValueError: the outline has more or fewer places than there are leaves.
     """

@@ -6,11 +6,14 @@
  *     0            unclaimed, open to anyone
  *     0x4000 + w   unclaimed, reserved for worker w
  *     w + 1        claimed by worker w
- *     DONE, VOID, ERROR, POISON   final
+ *     DONE         final: the rows are filled
+ *     VOID         final: the rows are not filled; the order was abandoned, or must be ordered again in another form
+ *     ERROR        final: the rows could not be read
+ *     POISON       final: the trainer has given up the rows, because reading them crashed workers or took too long
  *
- * Claim and ownership are one compare-exchange, so a kill cannot lose work at any moment. "Ready" is derived from the words, never
- * stored. Only the trainer publishes, voids, recovers and re-opens, under Python's GIL and within one C call each, so nothing can
- * interrupt it between two words. A semaphore only tells its reader to look again.
+ * A chunk is claimed and its owner recorded by one compare-exchange, so a kill cannot lose work at any moment. "Ready" is derived
+ * from the words, never stored. Only the trainer publishes, voids, recovers and re-opens, under Python's GIL and within one C call
+ * each, so nothing can interrupt it between two words. Ringing a semaphore only makes its waiter check the words again.
  *
  * Orderings: publish, re-open and recover store with release; claim acquires; finish and the scan after it are seq_cst, because
  * with weaker orderings two workers finishing at the same time could each miss the other, and neither would ring (store buffering).
@@ -113,7 +116,7 @@ static inline uint32_t shml_first_row(uint32_t nrows, uint32_t nchunks, uint32_t
 
 static inline uint64_t shml_round_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 
-/* Return the size of a control block in bytes; with `header`, also write the offsets. */
+/* Return the size of a control block in bytes; unless `h` is NULL, also write the offsets and capacities to it. */
 static inline uint64_t shml_plan(shml_header *h, uint32_t num_slots, uint32_t num_workers, uint64_t order_capacity,
                                  uint64_t text_capacity, uint64_t layout_capacity) {
     uint64_t at = sizeof(shml_header);
@@ -149,6 +152,7 @@ static inline uint64_t shml_plan(shml_header *h, uint32_t num_slots, uint32_t nu
     return at;
 }
 
+/* Set the pointers of a view to the parts of the control block at `base`. */
 static inline void shml_view(shml_ring *ring, void *base) {
     uint8_t *b = (uint8_t *)base;
     shml_header *h = (shml_header *)base;
@@ -178,7 +182,7 @@ static inline void shml_create(shml_ring *ring, void *base, uint32_t num_slots, 
 
 /* ---------------------------------------------------------------- trainer's operations */
 
-/* Publish the order that the caller has written into the slot's plain fields: all fields before any word.
+/* Publish the order that the caller has written into the slot's plain fields; all fields become visible before any word.
  * `reserved` is the only worker that may claim it, or SHML_ANYONE. */
 static inline void shml_publish(shml_ring *ring, uint32_t slot, uint64_t order, int reserved) {
     shml_slot *s = &ring->slots[slot];
@@ -198,8 +202,8 @@ static inline void shml_publish(shml_ring *ring, uint32_t slot, uint64_t order, 
     atomic_store_explicit(&ring->header->last_order, order, memory_order_release);
 }
 
-/* Read the slot's words, each with acquire. Words only move towards final (only the trainer resets them), so reading one after the
- * other is sound. */
+/* Summarize the slot's words, each read with acquire. Words only move toward final (only the trainer resets them), so reading one
+ * after the other is sound. */
 static inline shml_status shml_inspect(const shml_ring *ring, uint32_t slot) {
     const shml_slot *s = &ring->slots[slot];
     shml_status status = {0, 0, 0, -1, 0};
@@ -230,7 +234,7 @@ static inline void shml_void(shml_ring *ring, uint32_t slot) {
     }
 }
 
-/* Turn chunks that ended in ERROR into VOID, because they are not ordered again. Their worker may be waiting for that
+/* Turn chunks that ended in ERROR into VOID, because they will not be ordered again. Their worker may be waiting for that
  * (shml_take_failed). */
 static inline void shml_give_up(shml_ring *ring, uint32_t slot) {
     shml_slot *s = &ring->slots[slot];
@@ -243,7 +247,8 @@ static inline void shml_give_up(shml_ring *ring, uint32_t slot) {
 
 /* Recover worker w's claim in this slot. Call this only after its process is dead and reaped, because a stopped worker that wakes
  * up would write into rows that belong to another. `own` is the new value of the word: OPEN, a reservation, VOID or POISON.
- * Return the recovered chunk, or -1. A worker holds at most one claim. */
+ * Return the recovered chunk, or -1 if there is none. Each call recovers at most one chunk; a worker number that stands for a Ray
+ * actor may have several claims. */
 static inline int32_t shml_recover(shml_ring *ring, uint32_t slot, uint32_t w, uint32_t own) {
     shml_slot *s = &ring->slots[slot];
     for (uint32_t c = 0; c < s->nchunks; c++) {
@@ -265,16 +270,16 @@ static inline int32_t shml_recover(shml_ring *ring, uint32_t slot, uint32_t w, u
     return -1;
 }
 
-/* Announce the slot for which the trainer is about to sleep (SHML_ANY_SLOT for any, -1 when it is awake). The trainer must check the
- * slot again before it sleeps, because a worker that finished earlier did not ring. The fence, and the total order of seq_cst in
- * shml_finish and shml_is_awaited, ensure that one of the two sees the other. */
+/* Announce the slot for which the trainer is about to sleep (SHML_ANY_SLOT for any, -1 when it is awake). The trainer must check
+ * the slot again before it sleeps, because a worker that finished earlier did not ring. The fence, and the total order of seq_cst
+ * in shml_finish and shml_is_awaited, ensure that one of the two sees the other. */
 static inline void shml_await(shml_ring *ring, int64_t slot) {
     uint64_t awaited = slot == SHML_ANY_SLOT ? UINT64_MAX : (uint64_t)(slot + 1);
     atomic_store_explicit(&ring->header->awaited, awaited, memory_order_seq_cst);
     atomic_thread_fence(memory_order_seq_cst);
 }
 
-/* Open a chunk again that ended in ERROR while the text area had another chunk's error, so that it fails again with its own text. */
+/* Open a chunk again that ended in ERROR while the text area had another chunk's error, so that it fails with its own text. */
 static inline void shml_reopen(shml_ring *ring, uint32_t slot, uint32_t chunk, int reserved) {
     shml_slot *s = &ring->slots[slot];
     uint64_t order = SHML_ORDER_OF(atomic_load_explicit(&s->owner[chunk], memory_order_relaxed));
@@ -367,9 +372,9 @@ static inline int shml_take_claim(const shml_ring *ring, uint32_t w, shml_claim 
     return shml_take_claim_behind(ring, w, 0, claim);
 }
 
-/* Claim again worker w's batch that ended in ERROR, once the trainer has ordered the batch again in its slot, reserved for w. Only w
- * may claim it, so the plain fields do not change. In torch mode, w must fill it before the later batches, whose order numbers are
- * smaller. Return 1 and fill `claim`, 0 if the trainer has dropped the batch, -1 if it has not handled the error yet. */
+/* Claim again worker w's batch that ended in ERROR, once the trainer has ordered the batch again in its slot, reserved for w. Only
+ * w may claim it, so the plain fields do not change. In torch mode, w must fill it before the later batches, whose order numbers
+ * are smaller. Return 1 and fill `claim`, 0 if the trainer has dropped the batch, -1 if it has not handled the error yet. */
 static inline int shml_take_failed(const shml_ring *ring, uint32_t w, int64_t epoch, int64_t step, shml_claim *claim) {
     shml_slot *s = &ring->slots[claim->slot];
     uint64_t word = atomic_load_explicit(&s->owner[claim->chunk], memory_order_acquire);
@@ -383,7 +388,8 @@ static inline int shml_take_failed(const shml_ring *ring, uint32_t w, int64_t ep
     return 1;
 }
 
-/* Call before an ERROR finish: return 1 if this worker may write the slot's text area. */
+/* Call this before finishing with ERROR. Return 1 if this worker may write the slot's text area, because no other chunk's error is
+ * there. */
 static inline int shml_win_error(const shml_ring *ring, const shml_claim *claim) {
     uint64_t none = 0;
     return atomic_compare_exchange_strong_explicit(&ring->slots[claim->slot].err, &none,
@@ -411,8 +417,8 @@ static inline int shml_is_awaited(const shml_ring *ring, uint32_t slot) {
     return awaited == (uint64_t)slot + 1 || awaited == UINT64_MAX;
 }
 
-/* Wake the ranks that sleep until this ring changes (share.h). A worker calls this when it has made a slot final. The total order of
- * seq_cst ensures that it sees the sleeper, or that the sleeper, which checks again, sees the change. */
+/* Wake the ranks that sleep until this ring changes (share.h). A worker calls this when it has made a slot final. The total order
+ * of seq_cst ensures that it sees the sleeper, or that the sleeper, which checks again, sees the change. */
 static inline void shml_wake(const shml_ring *ring) {
     shml_header *header = ring->header;
     if (atomic_load_explicit(&header->num_sleepers, memory_order_seq_cst) == 0) return;
@@ -420,8 +426,8 @@ static inline void shml_wake(const shml_ring *ring) {
     syscall(SYS_futex, (uint32_t *)&header->num_rings, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-/* Before the layout is known, one worker describes it. Return 1 if w may write the layout text; w then stores SHML_LAYOUT_PROPOSED
- * and waits. If the worker dies in between, the trainer resets the state. */
+/* Become the worker that describes the layout, before it is known. Return 1 if w may write the layout text; w then stores
+ * SHML_LAYOUT_PROPOSED and waits. If the worker dies in between, the trainer resets the state. */
 static inline int shml_ask_layout(const shml_ring *ring, uint32_t w) {
     uint32_t none = SHML_LAYOUT_NONE;
     return atomic_compare_exchange_strong(&ring->header->layout_state, &none, SHML_LAYOUT_ASKING + w);

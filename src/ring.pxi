@@ -1,5 +1,6 @@
-# Cython declarations of the C side of a ring; included by trainer.pyx, filler.pyx, peer_status.pyx and stats_reader.pyx. Words that
-# are _Atomic in C are read and written here like plain fields: C11 makes each such access sequentially consistent.
+# Cython declarations of the C side of a ring; included by trainer.pyx, filler.pyx, peer_status.pyx and stats_reader.pyx. layout.h
+# explains the fields. Words that are _Atomic in C are read and written here like plain fields, because C11 makes each such access
+# sequentially consistent.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 

@@ -1,7 +1,7 @@
 """The trainer's end of a ring: publish orders, check them, lease ready slots, and recover the claims of dead workers.
 
-Only the process that made the ring may call it (a forked child is refused), and only with the GIL held, which is the protocol's
-mutex: every step is one C call that cannot be interrupted. This module does not wait.
+Only the process that made the ring may use these classes (a forked child is refused). The GIL is the protocol's mutex: it is held
+in every call, and every step is one C call that cannot be interrupted. Nothing here waits.
 """
 
 include "ring.pxi"
@@ -40,9 +40,9 @@ if shml_watch_forks():
 # Results of `look` for an ordered slot.
 FILLING = 0   # a chunk is unclaimed or being filled
 READY = 1     # every row is in place
-FAILED = 2    # a chunk ended in an error, or was dropped after it had crashed its workers
-REPACK = 3    # its samples have no fixed rows, so it must be ordered again as one packed chunk
-# Results of `state`, apart from leased and draining.
+FAILED = 2    # a chunk ended in an error, or was given up because it crashed its workers or took too long
+REPACK = 3    # its samples do not have one shape, so it must be ordered again as one packed chunk
+# Results of `state`, except leased and draining.
 FREE = SHML_FREE
 HELD = SHML_HELD
 ORDERED = SHML_ORDERED
@@ -58,7 +58,15 @@ cdef uint64_t CHUNK_WORK_NS = 300_000  # least work of a chunk, below which clai
 
 def control_nbytes(uint32_t num_slots, uint32_t num_workers, *, uint64_t order_capacity, uint64_t text_capacity,
                    uint64_t layout_capacity):
-    """Return the size in bytes of the control block for such a ring."""
+    """Return the size in bytes of the control block for a ring.
+
+    Args:
+        num_slots: number of slots.
+        num_workers: number of worker records.
+        order_capacity: bytes of each slot's area for an order.
+        text_capacity: bytes of each slot's area for an error text or a note.
+        layout_capacity: bytes of the area for the layout.
+    """
     return shml_plan(NULL, num_slots, num_workers, order_capacity, text_capacity, layout_capacity)
 
 
@@ -70,11 +78,15 @@ include "follower.pxi"
 
 
 cdef class TrainerRing(HostRing):
-    """A ring with all operations of the trainer; takes LocalRing's arguments."""
+    """The trainer's end of a ring, with all its operations. The arguments are those of LocalRing.
+
+    Attributes:
+        is_draining: whether any slot is draining, so that `drain` must be called.
+    """
 
     cdef uint64_t _look_ns
     cdef int _awaited
-    cdef readonly bint is_draining  # whether a slot drains
+    cdef readonly bint is_draining
 
     # ------------------------------------------------------------ looking and leasing
 
@@ -96,7 +108,8 @@ cdef class TrainerRing(HostRing):
         """Return (chunk, text) of a FAILED slot: the lowest chunk that failed and the worker's error text.
 
         `text` is None if the chunk was poisoned. If the text area has another chunk's error, open the chunk again and return
-        (chunk, b""): ring the workers and look again later. So the message does not depend on the order of failures.
+        (chunk, b""); the caller must ring the workers and check the slot again later. So the message does not depend on the order
+        of failures.
         """
         self._slot(slot)
         cdef shml_status status = shml_inspect(&self._ring, slot)
@@ -131,7 +144,7 @@ cdef class TrainerRing(HostRing):
         return (<const char *>shml_text_area(&self._ring, slot))[:nbytes]
 
     def bytes_at(self, int slot, uint64_t offset, uint64_t nbytes):
-        """Return a copy of a part of a slot's bytes, for a batch that has failed."""
+        """Return a copy of `nbytes` bytes of a slot's payload from `offset` on, for a batch that has failed and has no lease."""
         self._slot(slot)
         cdef shml_place *place = &self._local_ring.places[slot]
         if place.map == NULL or offset + nbytes > place.nbytes:
@@ -139,12 +152,12 @@ cdef class TrainerRing(HostRing):
         return (<const char *>place.map.base + place.offset)[offset:offset + nbytes]
 
     def need_nbytes(self, int slot):
-        """Return the payload bytes for which the slot's claimant waits; 0 if it does not wait."""
+        """Return the payload size in bytes that the slot's worker has requested; 0 if it has not."""
         self._slot(slot)
         return self._ring.slots[slot].need_nbytes
 
     def needy(self):
-        """Return a slot whose claimant waits for a larger payload; -1 if none does."""
+        """Return a slot whose worker waits for a larger payload; -1 if there is none."""
         return self._needy()
 
     cdef int _needy(self):
@@ -155,13 +168,13 @@ cdef class TrainerRing(HostRing):
         return -1
 
     def grant(self, int slot):
-        """Tell the claimant that the slot now has the requested payload."""
+        """Tell the slot's worker that the slot now has the requested payload."""
         self._slot(slot)
         self._ring.header.num_grown += 1
         self._ring.slots[slot].need_nbytes = 0
 
     def lease(self, int slot):
-        """Lease a READY slot. The slot is kept until the last tensor made from the lease dies."""
+        """Lease a READY slot. The slot is kept until the lease and every tensor made from it have died."""
         self._slot(slot)
         if self.look(slot) != READY:
             raise ValueError(f"slot {slot} is not ready")
@@ -170,13 +183,14 @@ cdef class TrainerRing(HostRing):
         return self._lease(slot, shml_now_ns())
 
     def take(self, Order order, bint has_looked=False):
-        """Return the lease of a ready order if the trainer has nothing else to do; otherwise None.
+        """Return the lease of an order if it is ready and the trainer has nothing else to do; otherwise None.
 
-        Something else to do is: a check for deaths is due, a layout or more room is requested, a slot drains, or the batch has a
-        note. One call in place of `look`, `lease` and the checks between them.
+        The trainer has something else to do if a check for deaths is due, a worker requests a layout or more room, a slot drains,
+        or the batch has a note with news. One call in place of `look`, `lease` and the checks between them.
 
         Args:
-            has_looked: the check for deaths has been done.
+            order: a published order.
+            has_looked: ignore that a check for deaths is due.
         """
         self._guard()
         cdef int slot = order.slot
@@ -200,8 +214,8 @@ cdef class TrainerRing(HostRing):
     def must_sleep(self, Order order):
         """Return whether the trainer can only sleep until the order's slot is final; if so, `begin_wait` has been called.
 
-        Return False if the order is ready, or if there is anything else to do. Call `end_wait` in both cases. One call in place of
-        `begin_wait` and the checks before and after it.
+        Return False if the order is ready, or if there is anything else to do. The caller must call `end_wait` in both cases. One
+        call in place of `begin_wait` and the checks before and after it.
         """
         self._guard()
         cdef int slot = order.slot
@@ -219,7 +233,7 @@ cdef class TrainerRing(HostRing):
 
     @property
     def must_look(self):
-        """Whether a check for deaths is due. `take` returns None until `look_again`."""
+        """Return whether a check for deaths is due. If so, `take` returns None until `look_again` was called."""
         return shml_now_ns() >= self._look_ns
 
     cdef Lease _lease(self, int slot, uint64_t now):
@@ -249,7 +263,7 @@ cdef class TrainerRing(HostRing):
                 self.is_draining = True
 
     def withdraw(self, int slot):
-        """Make the unclaimed chunks of an order final, to order it in another form. It is REPACK once no chunk is claimed."""
+        """Make the unclaimed chunks of an order final, to order it in another form. Its slot is REPACK once no chunk is claimed."""
         self._slot(slot)
         if self._local_ring.places[slot].state != SHML_ORDERED:
             raise ValueError(f"slot {slot} is not ordered: its state is {self._local_ring.places[slot].state}")
@@ -273,7 +287,10 @@ cdef class TrainerRing(HostRing):
         return num_left
 
     def held_by(self, uint32_t worker):
-        """Return (slot, chunk, order, row) of a worker's claim, or None; row is -1 if it has not begun a row of this order."""
+        """Return (slot, chunk, order number, row in the batch) of a worker's first claim; None without one.
+
+        The row is -1 if the worker is not reading a single row of this claim.
+        """
         self._worker(worker)
         cdef uint64_t word, now = self._ring.workers[worker].now
         cdef int64_t row, first, begun = <int64_t>self._ring.workers[worker].row
@@ -293,11 +310,16 @@ cdef class TrainerRing(HostRing):
         return None
 
     def recover(self, uint32_t worker, *, bint poison=False):
-        """Recover a worker's claim. Call this only after its process is dead and reaped.
+        """Recover a dead worker's claims, at most one in each slot. Call this only after its process is dead and reaped.
 
+        A recovered chunk is open again (reserved as before); VOID if its slot is draining; or POISON.
+
+        Args:
+            worker: number of the worker.
+            poison: give up the chunk, so that its rows are not read again.
         Returns:
-            the slot of its claim, or -1. The chunk is open again (reserved as before), void if its slot drains, or dropped for good
-            with `poison=True`.
+            the slot of a recovered claim; -1 if there was none. A Ray actor may have several claims in one slot, so call this until
+            it returns -1.
         """
         self._worker(worker)
         cdef uint32_t own
@@ -327,18 +349,23 @@ cdef class TrainerRing(HostRing):
 
     @property
     def proposal(self):
-        """The layout text that a worker has proposed, or None."""
+        """Return the layout text that a worker has proposed, or None."""
         if self._ring.header.layout_state != SHML_LAYOUT_PROPOSED:
             return None
         return (<const char *>self._ring.layout)[:self._ring.header.layout_nbytes]
 
     @property
     def has_layout(self):
-        """Whether the layout is settled."""
+        """Return whether the layout is settled."""
         return self._ring.header.layout_state == SHML_LAYOUT_READY
 
     def accept_layout(self, bytes text, *, bint is_packed):
-        """Settle the layout; slots must have their payloads. With `is_packed`, workers no longer try fixed rows."""
+        """Settle the layout. The slots must have their payloads.
+
+        Args:
+            text: the dumped layout; empty if there is none.
+            is_packed: tell workers that samples do not have one shape, so that they do not try to place rows.
+        """
         self._guard()
         if <uint64_t>len(text) > self._ring.header.layout_capacity:
             raise ValueError(f"the text of a layout must have at most {self._ring.header.layout_capacity} bytes, got {len(text)}")
@@ -348,7 +375,7 @@ cdef class TrainerRing(HostRing):
         self._ring.header.layout_state = SHML_LAYOUT_READY
 
     def share(self, Share shared):
-        """Let other ranks read this ring too. May be called once, before the first order."""
+        """Let other ranks read this ring, too. May be called once, before the first order."""
         self._guard()
         if self._order or self._shared is not None:
             raise ValueError("a ring can be shared only once, before its first order")
@@ -363,18 +390,18 @@ cdef class TrainerRing(HostRing):
         self._ring.header.is_closing = 1
 
     def look_again(self, double after_s):
-        """Make the next check for deaths due after so many seconds; `take` then returns None."""
+        """Record that deaths were checked for; the next check is due after `after_s` seconds."""
         self._look_ns = shml_now_ns() + <uint64_t>(after_s * 1e9)
 
     cpdef begin_wait(self, int slot):
-        """Announce that the trainer is about to sleep until this slot (or ANY_SLOT) is final. Check the slot again before sleeping."""
+        """Announce that the trainer is about to sleep until this slot (or ANY_SLOT) is final. Check the slot again before that."""
         if self._ring.header.waiting_since_ns == 0:
             self._ring.header.waiting_since_ns = shml_now_ns()
         self._awaited = slot
         shml_await(&self._ring, slot)
 
     def end_wait(self):
-        """Announce that the trainer is awake, and count the time it has waited. Do nothing without a `begin_wait`."""
+        """Announce that the trainer is awake, and count the time that it has waited. Do nothing without a `begin_wait`."""
         if self._ring.header.waiting_since_ns == 0:
             return
         shml_await(&self._ring, -1)

@@ -1,4 +1,4 @@
-"""Check the arguments of a loader, alone and together."""
+"""Check the values of a loader's arguments, each by itself and in combination. `argument_types.py` checks their types."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from shmload.world import package_ability
 _CHOICES = {"uneven": ("pad", "drop", "exact"), "on_error": ("raise", "skip", "substitute")}
 
 
+# argument, smallest value, description of the valid values for the error
 _LEAST = (
     ("ring_bytes", 1, "a positive number of bytes"),
     ("snapshot_every_n_steps", 0, "at least 0"),
@@ -32,13 +33,13 @@ _LEAST = (
 
 
 def check_arguments(given: Mapping[str, Any]) -> None:
-    """Raise unless the arguments are valid, alone and together.
+    """Raise unless the arguments are valid, each by itself and in combination.
 
     Args:
         given: the arguments of `ShmLoader` by name.
     Raises:
-        TypeError: an argument has a type that it cannot have.
-        ValueError: an argument is invalid, or excludes another.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is invalid, cannot be combined with another, or has no effect together with the others.
         ImportError: an argument needs a package that is not installed.
     """
     check_types(given)
@@ -230,7 +231,7 @@ def _check_effects(given: Mapping[str, Any]) -> None:
     is_foreign = not all(isinstance(order, KeyedOrder | KeyedBatches) or _divides(order) for order in orders)
     is_named = given["audit"] is not None and (
         bool(orders) or isinstance(given["dataset"], IterableDataset)
-    )  # by its rank, in records
+    )  # the audit names its files by the rank, so rank and world_size do have an effect
     has_ranks = (given["rank"], given["world_size"]) not in ((None, None), (0, 1))  # rank 0 of 1 reads all samples, in every mode
     ranks = f"rank={given['rank']} and world_size={given['world_size']}"
     is_uneven, uneven = given["uneven"] != "pad", f"uneven={given['uneven']!r}"

@@ -1,4 +1,4 @@
-"""Check the type of each argument of a loader, so that a wrong one is an error that names it, at construction."""
+"""Check the types of a loader's arguments when the loader is constructed, so that the error names the wrong argument."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def _has_samples(value: Any) -> bool:
     return hasattr(value, "__iter__") or hasattr(value, "__getitem__")  # what iter() accepts
 
 
+# arguments, their check, description of the valid types for the error
 _TYPES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("num_workers",), lambda value: is_auto(value) or _is_integer(value), 'an integer or "auto"'),
     (("prefetch_factor",), lambda value: value is None or is_auto(value) or _is_integer(value), 'an integer, "auto" or None'),
@@ -53,14 +54,14 @@ _CHECKED_BY_TORCH = ("num_workers", "prefetch_factor", "timeout")  # in torch mo
 
 
 def check_types(given: Mapping[str, Any]) -> None:
-    """Raise unless each argument has a type that it can have.
+    """Raise unless each argument has a valid type.
 
     Arguments that torch uses as truth values, and those that must be one of a few words, are not checked here.
 
     Args:
         given: the arguments of `ShmLoader` by name.
     Raises:
-        TypeError: an argument has another type.
+        TypeError: an argument has the wrong type.
     """
     for names, is_valid, what in _TYPES:
         for name in names:

@@ -1,4 +1,4 @@
-"""The value of `num_workers` and `prefetch_factor` while they are automatic: an int that remembers to be "auto"."""
+"""The value of `num_workers` and `prefetch_factor` that were given as "auto": an int that still means "auto" when passed on."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ class AutoNumber(int):
 
 
 def is_auto(value: Any) -> bool:
-    """Return whether an argument is automatic."""
+    """Return whether an argument is "auto", or a number that was chosen for "auto"."""
     return isinstance(value, AutoNumber) or (isinstance(value, str) and value == AUTO)

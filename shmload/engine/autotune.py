@@ -1,7 +1,8 @@
-"""The autotuner of a running engine: it measures windows, changes a setting if needed, and logs the change with its reason.
+"""Tune the "auto" settings of a running engine: measure windows of time, change a setting if needed, and log the reason.
 
 It runs in the trainer's `next()`. Each batch costs one count and one reading of the clock, and the ring's counters are read twice a
-second. A window in which a worker started or was replaced is discarded, because it belongs to neither worker pool.
+second. A window in which a worker started or was replaced is discarded, because it measures neither the old nor the new worker
+pool. `tuning_decision.py` decides on changes, and `tuning_limits.py` says how many CPUs and bytes may be used.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("shmload")
 
-WINDOW_S = 0.5
+WINDOW_S = 0.5  # minimum duration of a window
 WINDOW_BATCHES = 8  # minimum number of batches in a window
 FIRST_PREFETCH = 2
 PREFETCH_MAX = 8
-MOST_AHEAD = 64  # most batches in progress, or 2 for each worker if that is more; workers read the record of every slot
+MOST_AHEAD = 64  # most batches in progress, or 2 for each worker if that is more; limited because workers read every slot's record
 NUM_KEPT = 20  # number of decisions in stats()
 
 
@@ -44,18 +45,21 @@ def first_numbers(num_workers: Any, prefetch_factor: Any, *, is_torch_mode: bool
 
 
 def tuner_of(config: LoaderConfig, on_change: Callable[[Setting], None]) -> Autotuner | None:
-    """Return a loader's tuner; None if nothing may change."""
+    """Return a new tuner for a loader; None if the loader has no setting that may change.
+
+    In torch mode the number of workers is fixed, even if it was given as "auto".
+    """
     changes_pool = is_auto(config.num_workers) and config.seed is not None
     may_change = config.num_workers and (changes_pool or is_auto(config.prefetch_factor))
     return Autotuner(config, on_change) if may_change else None
 
 
 class Autotuner:
-    """Tunes one loader, over one engine after another.
+    """The tuner of one loader, which keeps its settings when a new engine replaces the last.
 
     Args:
         config: the loader's configuration.
-        on_change: called with the settings whenever they change, so that the loader's attributes are up to date.
+        on_change: called with the initial settings, and with the new ones after each change, to update the loader's attributes.
     Attributes:
         num_ahead: number of batches to order ahead.
     """
@@ -90,7 +94,7 @@ class Autotuner:
         return self._setting == (config.total_workers, config.prefetch_factor)
 
     def engine_options(self) -> dict[str, int]:
-        """Return the options of a new engine: its maximum size and its initial settings."""
+        """Return the `EngineOptions` that decide a new engine's size: its maximum and its initial settings."""
         return {
             "num_workers": self._most.num_workers,
             "num_ordered": self._most_ahead,
@@ -99,7 +103,7 @@ class Autotuner:
         }
 
     def count_batch(self, engine: BatchSource) -> int:
-        """Count a delivered batch, and change a setting if it is time. Return the number of batches to order ahead."""
+        """Count a delivered batch, and change a setting if a window has ended. Return the number of batches to order ahead."""
         assert isinstance(engine, Engine)  # ranks that share a ring have fixed settings
         if self._engine is None or self._engine() is not engine:
             self._engine = weakref.ref(engine)
@@ -130,7 +134,7 @@ class Autotuner:
                 self._bottleneck = judge_ring(trainer_waits=look.waits, workers_busy=min(look.busy, 1.0))
             if decision is not None:
                 self._change(engine, decision)
-            engine.worker_set.make_room(self.num_ahead, allowed)  # slots to be parked may be free now
+            engine.worker_set.make_room(self.num_ahead, allowed)  # also without a change: slots to be parked may be free now
         self._begin(engine)
 
     def _change(self, engine: Engine, decision: Decision) -> None:
@@ -157,7 +161,7 @@ class Autotuner:
         self._on_change(setting)
 
     def stats(self) -> dict[str, Any]:
-        """Return the current numbers, the bottleneck, and the last decisions, the newest last."""
+        """Return the current settings, the bottleneck, and the last `NUM_KEPT` decisions, the newest last."""
         return {
             "num_workers": self._setting.num_workers,
             "prefetch_factor": self._setting.prefetch,

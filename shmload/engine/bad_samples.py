@@ -1,8 +1,8 @@
 """Skip or replace samples that cannot be read, according to the loader's `on_error`.
 
-A worker reports the rows of its batch that it could not read. "raise" raises its error; "skip" orders the batch again without these
-rows, "substitute" with other indices in their place. The new order is read by the same code on the same path, so the outcome
-depends only on the bad samples, not on workers or timing.
+A worker reports the rows of its batch that it could not read. "raise" raises its error, "skip" orders the batch again without these
+rows, and "substitute" orders it with other indices in their place. The new order is read in the same way as the first, so the
+outcome depends only on the bad samples, not on workers or timing.
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ SUBSTITUTES_MAX = 100  # most indices tried in place of one bad sample
 OnError = Literal["raise", "skip", "substitute"]
 
 
-NextIndex: TypeAlias = Callable[[Order, int, int], Any]
+NextIndex: TypeAlias = Callable[[Order, int, int], Any]  # (order, row, tries) -> index; see `BadSamples`
 
 
 class BadSamples:
-    """Counts and replaces the bad samples of one loader, over its whole life.
+    """The count of one loader's bad samples over its whole life, and the rule by which they are replaced.
 
     Args:
         on_error: "raise", "skip" or "substitute".
         max_bad: more bad samples than this raise SampleError; None allows any number.
-        next_index: (order, row, tries) -> the index that replaces a row at that try, counted from 1. Must be set before reading.
+        next_index: (order, row, tries) -> the index that replaces a row of the batch as first ordered. `tries` numbers the
+            substitutes of the row from 1. Needed for "substitute", and may be set after construction.
 
     Attributes:
         count: bad samples so far.
-        num_irregular: irregular files that this process has read itself; the ring counts those of workers.
+        num_irregular: files read in this process that break a rule of their format; the ring counts those of workers.
         listed: a dict for each of the first `LISTED_MAX` bad samples.
     """
 
@@ -51,7 +52,7 @@ class BadSamples:
 
     @contextmanager
     def counting_irregular(self) -> Iterator[None]:
-        """Count the files read in the block that break a rule of their format."""
+        """Add the files read within the block that break a rule of their format to `num_irregular`."""
         before = irregular_files.value
         try:
             yield
@@ -66,12 +67,15 @@ class BadSamples:
     def replaced(
         self, order: Order, bad: Sequence[int], error: Callable[[], BaseException]
     ) -> Sequence[Any] | np.ndarray[Any, Any]:
-        """Return the order's indices without its bad rows, or with other indices in their place.
+        """Return an order's indices without its bad rows, or with other indices in their place, and count the bad rows.
 
         Args:
-            order: the order.
+            order: the order. Its `ordered` is set to the indices as first ordered, and its `origins` to the row and the number of
+                substitutes of each new row. Its `indices` stay as they are.
             bad: rows that could not be read.
             error: returns the worker's error.
+        Returns:
+            an int64 array if `order.indices` is an array, else a list.
         Raises:
             the worker's error, if on_error is "raise".
             SampleError: there are more bad samples than `max_bad`, or `SUBSTITUTES_MAX` substitutes were bad, too.

@@ -1,4 +1,4 @@
-"""The protocol through which a mode orders batches: an engine, or another rank's ring."""
+"""The protocol through which a mode orders batches. An engine implements it, and so does a reader of another rank's ring."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class BatchSource(Protocol):
 
     Attributes:
         turns: held by the thread that asks for a batch; the iterator uses the same object.
-        num_slots, control: size of the ring, and its control block.
+        num_slots: number of slots of the ring.
+        control: mapping of the ring's control block.
         shared_by: number of ranks that read the ring.
         on_delivery: called after each batch, unless None.
     """
@@ -39,7 +40,7 @@ class BatchSource(Protocol):
 
     @property
     def front(self) -> Order | None:
-        """Return the order that `next` will deliver."""
+        """Return the order that `next` will deliver if called in order; None without orders."""
 
     @property
     def layout(self) -> Layout | None:
@@ -47,15 +48,15 @@ class BatchSource(Protocol):
 
     @property
     def wants_pinned(self) -> bool:
-        """Return whether the loader must copy batches to pinned memory, because the ring is not pinned."""
+        """Return whether batches should be passed to torch's `pin_memory`, which copies the tensors that are not pinned already."""
 
     @property
     def releases(self) -> Releases | None:
-        """Return the streams to wait for when a lease ends; None if nothing is pinned."""
+        """Return the record of streams to wait for when a lease ends; None if the ring is not pinned."""
 
     @property
     def holders(self) -> Holders | None:
-        """Return the record of code that holds batches; None if that is not recorded."""
+        """Return the record of the lines of the program that took each batch; None if that is not recorded."""
 
     def submit(self, order: Order) -> None:
         """Queue an order after those submitted before.
@@ -65,14 +66,17 @@ class BatchSource(Protocol):
         """
 
     def next(self, *, in_order: bool = True) -> Outcome:
-        """Wait for the oldest order and return its outcome.
+        """Wait for the oldest order and return its outcome. There must be an order.
 
         Args:
             in_order: if False, take the oldest finished order.
+        Raises:
+            WorkerDied: a worker died and may not be replaced.
+            RuntimeError: the loader is closed, or `timeout` has passed.
         """
 
     def abandon(self) -> None:
-        """Drop every order."""
+        """Drop every order without waiting."""
 
     def begin_pass(self, num_steps: int, *, step_stride: int = 1, epoch_base: int = 0) -> None:
         """Publish the length of the pass that begins, for readers of stats.
@@ -84,17 +88,17 @@ class BatchSource(Protocol):
         """
 
     def leave_pass(self) -> None:
-        """Record that the pass was left before its end."""
+        """Tell the other ranks that read the ring, if any, that the pass was left before its end."""
 
     def counters(self) -> dict[str, Any]:
         """Return the ring's report for `shmload top`."""
 
     def totals(self) -> dict[str, Any]:
-        """Return the ring's counters since it was made, and `busy_s` of all workers."""
+        """Return the ring's counters since it was made, with `wait_s` of the trainer and `busy_s` summed over all workers."""
 
     def close(self, *, grace_s: float = STOP_GRACE_S) -> None:
         """Stop the workers; live batches stay valid.
 
         Args:
-            grace_s: seconds that a worker gets to finish its claim.
+            grace_s: seconds that a worker gets to finish its claim before it is killed.
         """

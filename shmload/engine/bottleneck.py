@@ -1,8 +1,8 @@
 """Find the bottleneck between storage and the training step.
 
-`stats()`, `shmload top`, `num_workers="auto"`, `explain()` and `shmload bench` measure different times, but all decide by these
-functions and use these words. Two questions decide: does the trainer wait longer than the workers, and if so, which work takes most
-of the workers' time?
+`stats()`, `shmload top`, `num_workers="auto"`, `explain()` and `shmload bench` measure different times, but all use these functions
+and these names for the result. Two questions decide: does the trainer wait longer than the workers, and if so, which work takes
+most of the workers' time?
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def judge(
 
 
 def judge_ring(*, trainer_waits: float, workers_busy: float, start_up: float = 0.0) -> Bottleneck:
-    """Return the bottleneck of a running ring, which measures when its workers have work but not their kind of work.
+    """Return the bottleneck of a running ring, which records how long its workers have work, but not what kind of work.
 
-    A worker that has work counts as decoding. An idle one waits for the trainer while the trainer is busy, and for the hand-off
-    while the trainer waits, too.
+    A worker that has work counts as decoding. An idle one counts as waiting for the trainer while the trainer is busy, and for the
+    hand-off while the trainer waits, too.
 
     Args:
         trainer_waits: share of the time in which the trainer waited for a batch, start-up not included.

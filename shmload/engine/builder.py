@@ -1,4 +1,4 @@
-"""Make the engines of one loader: a new one each time that the loader starts workers."""
+"""Make the engines of one loader: a new one each time the loader starts workers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def max_rows(config: LoaderConfig) -> int:
 
 
 class Make(Protocol):
-    """A function that makes an engine."""
+    """A function that makes an engine, or a reader of another rank's ring. The arguments are those of `Engine`."""
 
     def __call__(
         self, job: Job, options: EngineOptions, bad_samples: BadSamples, *, records_holders: bool = False
@@ -57,10 +57,10 @@ class Make(Protocol):
 
 
 class Tracing(Protocol):
-    """A recorder of engines (trace.py).
+    """A trace that records the events of engines, implemented in trace.py.
 
     Attributes:
-        path: the file that it writes.
+        path: the file that the trace is written to.
     """
 
     path: Path
@@ -75,17 +75,17 @@ class Tracing(Protocol):
 
 
 class EngineBuilder:
-    """Makes the engines of one loader and keeps track of them.
+    """The maker of one loader's engines, which keeps track of them.
 
     Args:
         config: arguments of the loader when it was made.
         bad_samples: shared by all engines.
-        kind: (config, builder) -> the function that makes the engine, and the engine options for the placement of its workers.
+        kind: (config, builder) -> the function that makes the engine, and the `EngineOptions` for the placement of its workers.
         on_change: called with the current values of "auto" arguments whenever they change.
 
     Attributes:
         engines: engines that are still alive.
-        last: the newest engine.
+        last: the newest engine, closed or not; None before the first.
         tuner: changes the values of "auto" arguments; None if there are none.
         num_made: engines made so far.
         trace: records all engines, including later ones; None if there is no trace.
@@ -117,7 +117,7 @@ class EngineBuilder:
             config: arguments of the loader for this pass.
             base_seed: torch's base seed of the workers.
             resume: one pickled snapshot for each worker to continue from, or empty.
-            of_job: fields of the `Job` that depend on the pass.
+            of_job: fields of the `Job` that this pass replaces.
         """
         if self.tuner is not None and not self.tuner.still_matches(config):  # the program has set a number between passes
             self.tuner = tuner_of(config, self._on_change)
@@ -160,7 +160,7 @@ class EngineBuilder:
         """Return the device to send batches to; None if they stay on the host.
 
         Args:
-            device: the loader's argument. "cuda" means the device that was current in the first pass.
+            device: the loader's argument. "cuda" means the device that was current when this was first called.
         """
         if device is None:
             return None

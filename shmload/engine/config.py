@@ -27,7 +27,7 @@ class LoaderConfig:
 
     Attributes:
         index_sampler: the sampler that torch made of shuffle, sampler and batch_sampler.
-        auto_collation: whether samples are collated into batches.
+        auto_collation: whether samples are collated into batches, as torch decides it from batch_size and batch_sampler.
         has_own_order: whether a sampler of the user's decides the order in seed mode, instead of the schedule.
     """
 
@@ -72,7 +72,7 @@ class LoaderConfig:
 
     @property
     def total_workers(self) -> int:
-        """Return the number of workers of all kinds."""
+        """Return the number of workers: `num_workers`, and the local ones that a Ray backend adds."""
         return self.num_workers + (0 if self.ray is None else self.ray.num_local_workers)
 
     @property
@@ -100,7 +100,10 @@ class LoaderConfig:
 
     @property
     def snapshot_every(self) -> int:
-        """Return the interval in batches at which workers report positions; 0 for never. Out of order, reports are needed."""
+        """Return the interval in batches at which workers report positions; 0 for never.
+
+        With in_order=False, every batch carries a report, unless reports are turned off.
+        """
         if self.seed is not None:
             return 0
         return self.snapshot_every_n_steps if self.in_order else min(self.snapshot_every_n_steps, 1)
@@ -124,7 +127,7 @@ class LoaderConfig:
         """Return the number of batches of a pass in torch mode; 0 if unknown."""
         try:
             return 0 if self.is_iterable else len(self.index_sampler)
-        except Exception:  # of the user's sampler, which may have no length
+        except Exception:  # raised by the user's sampler, which may have no length
             return 0
 
     @property

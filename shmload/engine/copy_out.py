@@ -5,8 +5,8 @@ the workers need (`num_lendable`).
 
 Garbage may hold slots, too: a batch in a reference cycle lives until Python's collector finds the cycle. A collection can free
 such slots, but a full one takes 80 ns for each object in the process, 40 ms with 500,000 objects, and frees nothing if the program
-does hold the batches. So collections are limited to `SHARE` of the time since slots first ran out, and to half of that after each
-collection that freed no slot. If the program has disabled the collector, nothing is collected.
+does hold the batches. So collections are limited to `SHARE` of the time since slots first ran out. Each collection that frees no
+slot halves this share, and the next one that does restores it. If the program has disabled the collector, nothing is collected.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from shmload._core.trainer import FollowerRing, TrainerRing
 from shmload.shm import fork_copies
 from shmload.world import users_frame
 
-SHARE = 0.005  # share of the time since slots first ran out: for collections of young generations, and as much for full ones
+SHARE = 0.005  # share of the time since slots first ran out, for collections of young generations and again for full ones
 FIRST_S = 0.001  # the first collection may always take this long
 OBJECT_S = 1e-7  # estimated cost of a collection for each object
 YOUNG, FULL = 1, 2  # generations of gc.collect
 
 
 class CollectionBudget:
-    """Limits the time that collections of garbage take in this process.
+    """The limit on the time that this process spends on collecting garbage to free slots.
 
     Args:
         clock: returns seconds; tests pass their own.
@@ -78,10 +78,14 @@ _budget = CollectionBudget()  # one for all rings, because a collection serves a
 
 
 class CopyOut:
-    """Decides whether batches of one ring must be copied out of their slots.
+    """The decision, for each batch of one ring, whether it must be copied out of its slot.
 
     Args:
+        ring: the ring.
         is_shared: other ranks read the ring, too.
+
+    Attributes:
+        refused: a warning that the program turns into an error and that has not been raised yet; see `raise_warning`.
     """
 
     def __init__(self, ring: TrainerRing | FollowerRing, *, is_shared: bool = False) -> None:
@@ -91,10 +95,12 @@ class CopyOut:
         self.refused: UserWarning | None = None
 
     def must_copy(self, who_holds: Callable[[], str]) -> bool:
-        """Return whether the newest batch must leave its slot now, because the workers need a slot and the program holds too many.
+        """Return whether the newest batch must be copied now, because the program holds too many slots for the workers to go on.
+
+        If so, count the copy, and warn the first time. The caller makes the copy.
 
         Args:
-            who_holds: returns text that the warning adds.
+            who_holds: returns text that is added to the warning.
         """
         ring = self._ring
         fork_copies.release_copied()
@@ -111,7 +117,7 @@ class CopyOut:
                 warnings.warn(text, stacklevel=users_frame()[1])
             except UserWarning as error:
                 # The program turns warnings into errors. Raised here, this one would lose the batch, and its traceback would keep
-                # the last slot. `raise_warning` raises it at the next call.
+                # the last slot. `raise_warning` raises it in the next call of `next`.
                 self.refused = error.with_traceback(None)
         ring.count_copied_out()
         return True
@@ -120,7 +126,7 @@ class CopyOut:
         return self._ring.num_leased < self._ring.num_lendable
 
     def raise_warning(self) -> None:
-        """Raise the warning that the program has turned into an error, once."""
+        """Raise `refused`, if there is one, and forget it."""
         error, self.refused = self.refused, None
         if error is not None:
             raise error

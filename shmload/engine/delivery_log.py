@@ -10,10 +10,10 @@ from shmload.engine.config import LoaderConfig
 
 
 class DeliveryLog(Protocol):
-    """Records deliveries for `audit=`.
+    """A log of deliveries, for `audit=`.
 
     Attributes:
-        is_on: whether deliveries are recorded. If not, the methods need not be called.
+        is_on: whether deliveries are recorded. If not, no method need be called.
         last: order of the last yielded batch, set by the code that yields it.
         num_passes: passes begun in this run; in torch mode, passes have no other number.
     """
@@ -48,9 +48,9 @@ class DeliveryLog(Protocol):
 
         Args:
             order: its order.
-            batch: the batch, or NOTHING.
+            batch: the batch, or `outcome.NOTHING`.
             valid: rows that are not padding.
-            epoch, step: position in the user's count; None for the order's.
+            epoch, step: position as the user counts it; None if it equals that of the order.
         """
 
     def ended(self, epoch: int, step: int) -> None:

@@ -3,9 +3,9 @@
     slot ready ──lease──▶ host batch ──copies on the side stream──▶ device batch ──the consumer's stream waits for them──▶ yielded
                               └── dropped at once: its lease ends with the side stream current, so the slot is kept until then
 
-Each call copies up to `num_sent` ready batches ahead of the one it returns, and waits neither for workers nor for the device to do
-so. A batch that was sent ahead still counts as ordered and can be abandoned, so the position, the state and torch's pace are the
-same with a device as without.
+Each call of `next` returns one batch and starts the copies of up to `num_sent` batches after it, if they are ready; it never waits
+in order to copy ahead. A batch that was sent ahead still counts as ordered and can be abandoned, so the position, the state and the
+pace at which samplers are read are the same with a device as without.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from shmload.processes.interrupts import interrupts_held
 
 
 class ReadyBatches(Protocol):
-    """The engine, as its device feed uses it.
+    """The part of an engine that its device feed uses.
 
     Attributes:
-        releases: streams to wait for when a lease ends.
+        releases: record of the streams to wait for when a lease ends; None if the ring is not pinned.
     """
 
     releases: Releases | None
@@ -39,10 +39,10 @@ class ReadyBatches(Protocol):
         """Run all pending work without blocking."""
 
     def wait_for_next(self, in_order: bool) -> tuple[Order, Outcome | None]:
-        """Wait for the next order; return it with None once it is ready, or with its outcome if there is no batch."""
+        """Wait for the next order. Return it with None once it is ready, or with its outcome if it will have no batch."""
 
     def first_ready(self, in_order: bool) -> Order | None:
-        """Return the next order if it is ready."""
+        """Return the next order if it is ready, else None."""
 
     def deliver(self, order: Order) -> Outcome:
         """Return the outcome of a ready order."""
@@ -64,14 +64,14 @@ class SentBatch:
 
 
 class DeviceFeed:
-    """Sends the batches of an engine to a device.
+    """The queue of batches on their way from an engine to a device.
 
     Args:
         device: the device.
-        num_sent: batches to send ahead.
+        num_sent: number of batches to send ahead.
 
     Attributes:
-        ahead: batches that were sent and are not delivered.
+        ahead: batches that were sent and are not delivered, the oldest first.
     """
 
     def __init__(self, device: CudaDevice, num_sent: int) -> None:
@@ -111,12 +111,12 @@ class DeviceFeed:
         return arrival.outcome
 
     def _send(self, batches: ReadyBatches, order: Order) -> SentBatch:
-        """Take a ready batch and start its copies. Keep an error for the batch's turn."""
+        """Take a ready batch and start its copies. An error becomes part of the outcome and is raised in the batch's turn."""
         outcome = batches.deliver(order)
         if outcome.error is not None or outcome.batch is NOTHING:
             return SentBatch(outcome)
         note, batch = outcome.note, outcome.batch
-        del outcome  # because the host's batch must die below
+        del outcome  # otherwise it would keep the host's batch alive, which must die below
         device = self._device
         try:
             if self._side is None:
@@ -125,8 +125,8 @@ class DeviceFeed:
                 # the last reference to the host's batch goes away while the side stream is current
                 batch, tensors = sent(batch, device, is_slot=True)
                 return SentBatch(Outcome(order, batch, note), tensors, event=device.record(self._side))
-        except Exception as error:  # of the device, or of the user's named tuple when it is rebuilt
-            # the batch dies with another stream current, and a part of it may be on its way
+        except Exception as error:  # raised by the device, or by the user's named tuple when it is rebuilt
+            # the host's batch dies while another stream is current, and copies from a part of it may still run on the side stream
             if batches.releases is not None:
                 batches.releases.name_stream(order.slot, self._side)
             error = error.with_traceback(None)  # its frames hold the batch

@@ -2,11 +2,11 @@
 
     submit ──▶ backlog ──publish──▶ slot ──workers──▶ ready ──next──▶ tensors ──last alias dies──▶ free slot ──▶ backlog ...
 
-Orders are delivered in the order in which they were submitted. Their queue is independent of the number of slots, so a sampler is
-read at the pace that its user expects for any size of the ring. The trainer runs its part of the protocol only inside these calls;
-it has no thread. One round is: collect freed slots, answer the workers' requests, publish orders, check the next batch, check for
-deaths, and only then sleep, on a doorbell that a worker rings when it completes the awaited slot. Usually a batch takes two native
-calls instead, `TrainerRing.post` and `TrainerRing.take`, because the other steps would dominate with small batches.
+Batches are delivered in the order in which their orders came. The queue of orders is independent of the number of slots, so a
+sampler is read at the pace that its user expects for any size of the ring. The trainer runs its part of the protocol only inside
+these calls; it has no thread. One round is: collect freed slots, answer the workers' requests, publish orders, check the next
+batch, check for deaths, and only then sleep, on a doorbell that a worker rings when it completes the awaited slot. Usually a batch
+takes two native calls instead, `TrainerRing.post` and `TrainerRing.take`, because the other steps would dominate for small batches.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from shmload.worker.pool import STOP_GRACE_S, PreparedWorkers
 
 log = logging.getLogger("shmload")
 
-WAIT_S = 0.02  # longest sleep between checks for deaths and lost rings of the doorbell
+WAIT_S = 0.02  # longest sleep until the next check for deaths, and for a batch whose doorbell was not rung
 DEATH_LOOK_S = 0.02  # interval between checks for deaths while batches are ready
 
 
@@ -58,15 +58,19 @@ class Engine:
         job: the work of the workers.
         options: size and placement.
         bad_samples: skips or replaces samples that cannot be read.
-        ranks: hook of the node's other ranks that take part; None without them.
-        records_holders: record which code holds batches.
+        ranks: hook through which other ranks of the node take part; None without them.
+        records_holders: record the line of the program that takes each batch.
 
     Attributes:
         on_delivery: called after each batch, unless None.
         turns: held by the thread that asks for a batch; the iterator uses the same object.
         shared_by: number of ranks that read the ring.
-        holders: the record of code that holds batches; None if that is not recorded.
-        releases: streams to wait for when a lease ends; None if the ring is not pinned.
+        holders: the record of the lines that took each batch; None if that is not recorded.
+        releases: record of the streams to wait for when a lease ends; None if the ring is not pinned.
+        control: mapping of the ring's control block.
+        num_slots: number of slots, in use or parked.
+        pool: the worker processes or actors.
+        worker_set: starts, stops and replaces the pool's workers.
     """
 
     def __init__(
@@ -151,7 +155,7 @@ class Engine:
         """Append an order to the queue; it is published as soon as a slot is free.
 
         Args:
-            order: the samples to read.
+            order: the samples to read. The engine sets its `slot` once it is published.
         """
         if self._is_closed:
             raise self._closed_error()
@@ -171,7 +175,7 @@ class Engine:
 
     @property
     def front(self) -> Order | None:
-        """Return the order that `next` will deliver."""
+        """Return the order that `next` will deliver if called in order; None without orders."""
         if self._feed is not None and self._feed.ahead:
             return self._feed.ahead[0].outcome.order
         return self._queue[0] if self._queue else None
@@ -191,7 +195,7 @@ class Engine:
     # Delivery
 
     def next(self, *, in_order: bool = True) -> Outcome:
-        """Wait for the oldest order and return its outcome.
+        """Wait for the oldest order and return its outcome. There must be an order.
 
         Args:
             in_order: if False, take the oldest finished order.
@@ -237,9 +241,9 @@ class Engine:
             raise
 
     def _sleep_and_take(self, order: Order) -> Lease | None:
-        """Wait for an order and lease its slot, in the simple case. Return None in all others (`wait_for_next`).
+        """Wait for an order and lease its slot, in the usual case. Return None in all others, which `wait_for_next` handles.
 
-        After a wake-up, the code is not in any cache, so this takes half the steps of `wait_for_next`.
+        It takes half the steps of `wait_for_next`, because steps are slow after a wake-up, when the code is in no cache of the CPU.
         """
         if self._pending_copies is not None or self._options.timeout_s or self._memory.is_sparse:
             return None
@@ -258,7 +262,9 @@ class Engine:
         """Wait for the next order. Return it with None once it is ready, or with its outcome if it will have no batch.
 
         Args:
-            in_order: if False, take any finished order.
+            in_order: if False, take the oldest finished order.
+        Raises:
+            WorkerDied, RuntimeError: see `next`.
         """
         began = 0.0
         ring = self._ring
@@ -284,7 +290,7 @@ class Engine:
                 self._work_once()
                 if self._is_done(order if in_order else self._first_done()):
                     continue
-                if self._memory.is_sparse and ring.counters()["batches"]:  # later, because the first batch needs the CPUs
+                if self._memory.is_sparse and ring.counters()["batches"]:  # not before the first batch, whose workers need the CPUs
                     self._memory.reserve_more()
                     continue
                 was_rung = self._ready.wait(WAIT_S)
@@ -337,7 +343,7 @@ class Engine:
             is_last_slot = self._ring.count_batch(order, nbytes)
             if is_last_slot and batch is not NOTHING and self._copy_out.must_copy(self._holders_hint):
                 batch = copied(batch)
-        except Exception as error:  # for example of an object that cannot be unpickled, which would fail again
+        except Exception as error:  # an object that cannot be unpickled, for example; reading it again would fail, too
             self._queue.remove(order)
             return Outcome(order, None, note, error)
         self._supervisor.num_vain = 0
@@ -353,10 +359,10 @@ class Engine:
             self._handle_deaths()
 
     def first_ready(self, in_order: bool) -> Order | None:
-        """Return the next order if it is ready.
+        """Return the next order if it is ready, else None.
 
         Args:
-            in_order: if False, take any finished order.
+            in_order: if False, take the oldest finished order.
         """
         if not self._queue:
             return None
@@ -375,7 +381,7 @@ class Engine:
             self._backlog = deque(order for order in self._queue if order.slot < 0)
 
     def _holders_hint(self) -> str:
-        """Return the end of a warning, which names the code that holds slots."""
+        """Return the end of the warning of `CopyOut`: the lines that hold slots, or how to record them."""
         return "; shmload.debug.enable() records where they were taken" if self.holders is None else str(self.holders)
 
     def _settle(self, order: Order, found: int) -> Outcome | None:
@@ -384,11 +390,11 @@ class Engine:
         if found == REPACK:
             self._publisher.write_packed(order, self._ring.counters()["batches"])
             if self._publisher.is_packed:
-                self._pack_divided()  # after this one: workers fill what was ordered first
+                self._pack_divided()  # after publishing this order, because workers fill what was ordered first
             return None
         assert found == FAILED
         _, text = ring.failure(slot)
-        if text == b"":  # the text belonged to another chunk, and this one was opened again
+        if text == b"":  # the text belonged to another chunk, and the failed one was opened again
             self._publisher.ring_workers(order, 1)
             return None
         bad: Sequence[int]
@@ -413,7 +419,7 @@ class Engine:
         return None
 
     def _drop_order(self, order: Order, slot: int, outcome: Outcome) -> Outcome:
-        """Free the slot of an order that will have no batch. In torch mode, its worker may be waiting for that."""
+        """Free the slot of an order that will have no batch, and return the outcome. In torch mode, its worker waits for that."""
         self._ring.free(slot)
         if order.worker >= 0:
             self._publisher.ring_workers(order, 1)
@@ -440,7 +446,7 @@ class Engine:
             self._publish()
 
     def _accept_layout(self, text: bytes) -> None:
-        """Use the layout that a worker has proposed; b"" if samples do not have rows of one shape."""
+        """Use the layout that a worker has proposed; b"" if the samples do not all have one shape, so that batches are packed."""
         nrows = max(self._options.max_rows, *(order.nrows for order in self._queue), 1)
         if not text:
             for order in self._divided():
@@ -537,7 +543,7 @@ class Engine:
         finally:
             self._is_closed = True
             try:
-                with self.turns.wait_until_alone():  # a thread that waits in next() sees it at its next check
+                with self.turns.wait_until_alone():  # a thread that waits in next() sees `_is_closed` at its next check for deaths
                     if self._feed is not None:
                         self._feed.ahead.clear()
                     self._stop_workers(grace_s)
@@ -564,7 +570,7 @@ class Engine:
 
     def counters(self) -> dict[str, Any]:
         """Return the report of `shmload top` on this ring (docs/top.md), with the counters of the trainer's process."""
-        self._ring.state(0)  # collects released leases, and raises in a forked child
+        self._ring.state(0)  # called because it collects released leases, and raises in a forked child
         report = RingReader(self.control).report()
         pids = self.pool.pids
         for worker, pid in zip(report["workers"], pids, strict=False):  # a closed pool has no pids
@@ -577,12 +583,12 @@ class Engine:
         return report | self._ranks.counters()
 
     def totals(self) -> dict[str, Any]:
-        """Return the ring's counters since it was made, and `busy_s` of all workers."""
+        """Return the ring's counters since it was made, with `wait_s` of the trainer and `busy_s` summed over all workers."""
         seen = RingReader(self.control).snapshot()
         return {**seen, "wait_s": seen["wait_ns"] / 1e9, "busy_s": sum(worker["busy_ns"] for worker in seen["workers"]) / 1e9}
 
     def pace(self) -> tuple[float, float, int]:
-        """Return (seconds the trainer has waited, seconds workers have worked, workers replaced) so far."""
+        """Return totals so far: seconds the trainer has waited, seconds all workers have worked, and number of workers replaced."""
         totals = self.totals()
         return totals["wait_s"], totals["busy_s"], int(totals["num_restarts"])
 
@@ -593,5 +599,8 @@ class Engine:
 
     @property
     def wants_pinned(self) -> bool:
-        """Return whether the loader must copy batches to pinned memory, because the ring is not pinned."""
+        """Return whether batches should be passed to torch's `pin_memory`, which copies the tensors that are not pinned already.
+
+        False if the device feed copies batches, or if pinning the ring has failed.
+        """
         return self._options.num_sent is None and (self._pending_copies is None or not self._pending_copies.pins.has_failed)

@@ -21,7 +21,7 @@ FULL_SHARE = 4  # a recorder is read when 1/4 of its places are full
 
 
 class EventLog:
-    """The events of one ring's recorders since the event_log was made, or since the oldest recorded event.
+    """The events of one ring's recorders, from the construction of the log or from the oldest event in the recorders.
 
     Args:
         control: mapping of the ring's control block.
@@ -45,7 +45,7 @@ class EventLog:
             self.num_lost = 0  # events older than the buffer are not counted as lost
 
     def pids(self) -> list[int]:
-        """Return the pid of each worker, by its number; 0 if it has not started."""
+        """Return the pid of each worker, by its number; 0 for one that has not started."""
         return self._recorders.pids()
 
     def drain_if_due(self) -> None:
@@ -66,5 +66,9 @@ class EventLog:
         return most
 
     def events(self, owner: int) -> NDArray[np.void]:
-        """Return the recorded events of one owner, in order, with the fields of EVENT. The last owner is the trainer."""
+        """Return the recorded events of one owner in order, as a read-only array of dtype `EVENT`.
+
+        Args:
+            owner: number of a worker, or `num_workers` for the trainer.
+        """
         return np.frombuffer(b"".join(self._raw[owner]), EVENT)

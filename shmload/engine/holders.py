@@ -1,4 +1,8 @@
-"""Record which line of the program holds each batch, for loaders that start their workers after `enable()`."""
+"""Record which line of the program took each batch that still has its slot.
+
+`shmload.debug` is the public interface. Only loaders that start their workers after `enable()` are recorded;
+SHMLOAD_DEBUG_BATCHES=1 enables it from the start.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ _is_enabled = os.environ.get("SHMLOAD_DEBUG_BATCHES", "") not in ("", "0")
 
 
 def enable(on: bool = True) -> None:
-    """Record holders and poison released slots, in loaders that start their workers from now on.
+    """Record holders, and overwrite released slots so that late reads are noticed, in loaders that start their workers from now on.
 
     Args:
         on: if False, stop recording.
@@ -54,7 +58,11 @@ class Holder(NamedTuple):
 
 
 class Holders:
-    """Records the line that takes each batch of one ring; the ring poisons released slots."""
+    """The record of which line took each batch of one ring. Constructing it makes the ring overwrite released slots.
+
+    Args:
+        ring: the ring.
+    """
 
     def __init__(self, ring: TrainerRing) -> None:
         self._ring = ring

@@ -22,15 +22,16 @@ class EngineOptions:
         timeout_s: seconds that `next` waits for a batch; 0 for no limit.
         base_seed: torch's base seed of the workers.
         resume: one snapshot for each worker to continue from, or empty.
-        first_workers, first_ordered: initial number of workers and of batches in flight; 0 for all of them, without changes later.
+        first_workers, first_ordered: initial number of workers and of batches in flight, which may change later; 0 for the largest
+            numbers, which then stay.
         device: the device that the ring is pinned for; None if it is not pinned.
         num_pending_copies: additional slots for batches whose copies to the device are in flight.
-        num_sent: batches copied to the device ahead of their turn; None if batches stay on the host.
+        num_sent: number of batches copied to the device ahead of their turn; None if batches stay on the host.
         num_ranks: ranks of this node that read the ring.
         num_helpers: workers of other ranks that may fill chunks of the ring.
         affinity: CPUs of the workers; empty for those of the trainer.
         backend: starts the workers.
-        num_far: number of workers, the first ones, that run on other machines.
+        num_far: number of workers that are Ray actors, on any machine; they have the first numbers.
         about: (stage, its place) for each stage of a pipeline, shown to readers of the ring.
     """
 

@@ -20,7 +20,8 @@ class Outcome(NamedTuple):
         order: the order.
         batch: the batch, whose arrays alias the slot until their last alias dies; `NOTHING` if there is none; None after an error.
         note: the worker's report of its position, in torch mode.
-        error: the error that lost the batch, if any. Raise it after deleting the outcome, or the traceback keeps both alive.
+        error: the error because of which there is no batch, if any. Delete the outcome before raising it, or the traceback keeps
+            both alive.
     """
 
     order: Order

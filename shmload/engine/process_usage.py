@@ -1,4 +1,4 @@
-"""CPU time and memory of the processes of a loader, read from /proc."""
+"""Read the memory, state and command line of a loader's processes from /proc."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ _HELPERS = (
     "multiprocessing.spawn",
     "multiprocessing.forkserver",
     "shmload.worker.template",
-)  # commands of multiprocessing, for which the parent's is shown
+)  # modules in the command lines of multiprocessing's processes, for which the parent's command line is shown
 
 
 class Process(NamedTuple):
     """One process of this PID namespace.
 
     Attributes:
+        parent: pid of its parent.
+        is_stopped: whether a signal or a debugger has stopped it.
         rss_bytes: resident memory, including the ring that it maps.
         private_bytes: the part of `rss_bytes` that is not shared with a file or a segment.
-        is_stopped: whether a signal or a debugger has stopped it.
     """
 
     parent: int
@@ -30,7 +31,7 @@ class Process(NamedTuple):
 
 
 def usage_of(pid: int | None, proc: str = "/proc") -> Process | None:
-    """Read the usage of a process; None if it has ended or is not readable."""
+    """Return the usage of a process; None if it has ended or is not readable."""
     if not pid:
         return None
     try:
@@ -59,7 +60,7 @@ def add_memory_usage(report: dict[str, Any], proc: str = "/proc", *, is_known: b
     """Add to a report the memory of the workers' processes and whether one is stopped; None if unknown.
 
     Args:
-        report: the report.
+        report: a report of `stats.describe`, which is changed in place.
         proc: mount point of procfs.
         is_known: whether the pids belong to this PID namespace.
     """

@@ -1,7 +1,8 @@
 """Publish orders in slots: write the indices, make room for the batch, and ring the workers' doorbells.
 
-`TrainerRing.post` publishes the usual order in one native call. This module handles all others: a sampler's own keys, an order or a
-batch larger than its room, an order that is published again because its samples differ or were bad.
+`TrainerRing.post` publishes the usual order in one native call. `Publisher.write` handles all others: indices that are a sampler's
+own keys, an order or a batch larger than its room, an order that is published again because its samples differ in shape or were
+bad.
 """
 
 from __future__ import annotations
@@ -23,15 +24,18 @@ REPACKED_SHARE = 4  # if 1 batch in 4 had to be packed after all, pack all batch
 
 
 class Publisher:
-    """Publishes orders for rows of one shape or for packed batches.
+    """The writer of a ring's orders, for batches of rows of one shape and for packed batches.
 
     Args:
+        ring: the trainer's end of the ring.
+        memory: the payload of its slots.
         bells: the workers' doorbells: one for each worker, or one for all.
-        is_packed: batches are packed, because samples are known not to have rows of one shape.
+        is_packed: batches are packed from the start, because the samples are known not to have one shape.
 
     Attributes:
         layout: offsets of the fields in a slot; None until it is known.
-        num_repacked: batches that were ordered as rows and had to be packed.
+        num_repacked: number of batches that were ordered as rows and had to be packed.
+        is_packed: whether all new orders are packed.
     """
 
     def __init__(self, ring: TrainerRing, memory: RingMemory, bells: Sequence[Doorbell | JointBell], *, is_packed: bool) -> None:
@@ -60,7 +64,7 @@ class Publisher:
 
     @faults.at("publishing")
     def write(self, order: Order, slot: int, *, is_packed: bool = False) -> None:
-        """Publish any order in a slot that is held, or again in the slot it has."""
+        """Publish an order of any kind in a slot that is held, or again in the slot that it already has."""
         indices, is_pickled = order.indices, False
         raw: Any = None
         if isinstance(indices, np.ndarray) and not order.is_given:
@@ -92,10 +96,15 @@ class Publisher:
         self.ring_workers(order, nchunks)
 
     def write_packed(self, order: Order, num_delivered: int) -> None:
-        """Publish an order again as a packed batch, because its samples differ. If that is common, pack all later batches."""
+        """Publish an order again as a packed batch, because its samples differ in shape. If that is common, pack all later batches.
+
+        Args:
+            order: an order in a slot.
+            num_delivered: number of batches delivered so far.
+        """
         self.num_repacked += 1
         if self.num_repacked > 1 and REPACKED_SHARE * self.num_repacked >= num_delivered:
-            self.is_packed = True  # beginning as rows would be wasted
+            self.is_packed = True  # reading further batches as rows first would be wasted work
         self.write(order, order.slot, is_packed=True)
 
     @faults.at("ringing")

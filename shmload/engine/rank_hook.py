@@ -34,10 +34,18 @@ class RankHook:
         """Called when the engine could not be made."""
 
     def before_next(self, order: Order) -> None:
-        """Called when the program requests the front order. An exception leaves the order in the queue."""
+        """Called when the program requests the front order. An exception reaches the program, and the order stays in the queue.
+
+        Args:
+            order: the front order.
+        """
 
     def after_next(self, *, is_gone: bool) -> None:
-        """Called after `next`. `is_gone`: whether the front order was delivered or lost; if not, it is still in the queue."""
+        """Called after `next`, whether or not it raised.
+
+        Args:
+            is_gone: whether the front order was delivered or failed; if not, it is still in the queue.
+        """
 
     def check_ranks(self) -> int:
         """Check the other ranks, together with the engine's own check for deaths. Return the number of recovered chunks."""
@@ -57,7 +65,11 @@ class RankHook:
         return {}
 
     def closing(self, *, is_broken: bool) -> None:
-        """Called before the engine closes. `is_broken`: whether it closes because a worker may not be replaced."""
+        """Called before the engine closes.
+
+        Args:
+            is_broken: whether it closes because a worker that may not be replaced has died.
+        """
 
     def closed(self) -> None:
         """Called when the engine has closed."""

@@ -20,14 +20,14 @@ from shmload.worker.job import Job, PeerRing, Post
 from shmload.worker.pool import STACK_NBYTES
 from shmload.world import rank_and_world_size
 
-TEXT_CAPACITY = 16384
-LAYOUT_CAPACITY = 65536
-ORDER_CAPACITY = 4096
-WHOLE_BATCHES = 1 << 30  # rows per claim if a claim is a call to another machine
+TEXT_CAPACITY = 16384  # bytes of each slot's area for the text of a failure or a note
+LAYOUT_CAPACITY = 65536  # bytes for the layout of a batch
+ORDER_CAPACITY = 4096  # least bytes for the indices of a slot's order; a larger order gets a segment of its own
+WHOLE_BATCHES = 1 << 30  # threads per worker if a claim is a call to another machine: batches are not divided into chunks
 
 
 class Ring:
-    """A ring that is ready for orders. `close` removes all names; live batches stay valid.
+    """The shared memory and doorbells of one engine, ready for orders. `close` removes all names; live batches stay valid.
 
     Args:
         job: the work of the workers.
@@ -37,7 +37,8 @@ class Ring:
 
     Attributes:
         native: the trainer's end of the ring's protocol.
-        control: mapping of the control block, which is in `control_segment`.
+        control: mapping of the control block.
+        control_segment: the segment that contains the control block.
         group: owner of all segments and doorbells.
         num_slots: slots in total, in use or parked.
         num_workers: largest number of workers.
@@ -110,7 +111,7 @@ class Ring:
         self.ready = self.group.doorbell("ready")
         self.grants = self.group.doorbell("grants")
         is_static = job.seed is None
-        has_both = 0 < options.num_far < options.num_workers  # a bell for workers elsewhere and one for this machine's
+        has_both = 0 < options.num_far < options.num_workers  # one bell for Ray actors and one for the processes of this machine
         num_bells = options.num_workers if is_static else 1 + has_both
         self.order_bells = [self.group.doorbell(f"orders-{i}") for i in range(num_bells)]
         if order_bell is not None:
@@ -119,7 +120,7 @@ class Ring:
         self.publisher = Publisher(self.native, self.memory, bells, is_packed=job.plan.is_whole)
 
     def posts(self, options: EngineOptions, peer_rings: tuple[PeerRing, ...]) -> list[Post]:
-        """Return each worker's post, with which it attaches to the ring.
+        """Return the `Post` of each worker, by its number: what it needs to attach to the ring.
 
         Args:
             options: options of the engine.

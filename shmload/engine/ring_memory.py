@@ -1,9 +1,9 @@
 """The payload memory of a ring's slots.
 
-At first one segment holds the payload of all slots in use. A slot that needs more, or that comes into use later, gets a segment of
-its own and keeps it, so a ring adapts to growing batches slot by slot. The old segment is unlinked at once; leases and workers that
-still map it keep its memory until they unmap it. A ring may have more slots than are in use: the others are *parked* and have no
-memory.
+The payload is the memory for a batch. At first one segment holds the payload of all slots in use. A slot that needs more, or that
+comes into use later, gets a segment of its own and keeps it, so a ring adapts to growing batches slot by slot. The old segment is
+unlinked at once; leases and workers that still map it keep its memory until they unmap it. A ring may have more slots than are in
+use: the others are *parked* and have no memory.
 
 A payload of up to 8 MiB is a named segment in /dev/shm and is reserved at once. Reserving a larger one takes 0.25 s per GiB, and
 filling it with zeros and mapping it 0.4 s more, which would delay the first batch. So a larger one is not reserved at once, and is
@@ -37,13 +37,13 @@ ALIGNMENT = mmap.PAGESIZE  # at least 4 KiB; ranks that share a ring refresh it 
 GROWTH = 1.25  # a slot that must grow gets this many times the requested size
 
 
-RESERVED_NBYTES = 8 << 20  # reserved at a time, 2 ms; larger segments are reserved incrementally, between batches
+RESERVED_NBYTES = 8 << 20  # bytes reserved at a time, which takes 2 ms; larger segments are reserved incrementally, between batches
 
 
-SPARSE_KIND = "memfd"  # kind of these segments, because any process can take unreserved room in /dev/shm
+SPARSE_KIND = "memfd"  # kind of larger segments, because any process can take unreserved room in /dev/shm
 
 
-LEAST_SLOTS = 4  # one that is filled, one in use by the trainer, and two so that neither waits for the other
+LEAST_SLOTS = 4  # one that a worker fills, one that the trainer uses, and two so that neither waits for the other
 
 
 SHM_SHARE = 4  # a slot added later takes at most 1/4 of the free room in /dev/shm, because other programs need some
@@ -112,7 +112,11 @@ class RingMemory:
         self._has_payload, self._num_first = True, len(slots)
 
     def ensure(self, slot: int, nbytes: int) -> None:
-        """Give a slot at least that many bytes of payload."""
+        """Give a slot at least `nbytes` bytes of payload. Its present contents are lost if it gets a new segment.
+
+        Raises:
+            RingTooSmall: this exceeds the ring's limit or the machine's memory.
+        """
         if self._ring.payload_nbytes(slot) >= nbytes:
             return
         self._put(slot, self._payload_or_park(_aligned(nbytes), lambda: 1))
@@ -151,7 +155,7 @@ class RingMemory:
             del self._sparse[0]
 
     def answer_need(self, slot: int) -> None:
-        """Give the worker that packs a batch into this slot the bytes that it asks for."""
+        """Give the worker that packs a batch into this slot `GROWTH` times the bytes that it asks for."""
         nbytes = int(self._ring.need_nbytes(slot) * GROWTH)
         self._has_grown = True
         if self._has_payload:
@@ -253,8 +257,13 @@ class RingMemory:
         return segment
 
     def order_path(self, slot: int, order: Any) -> bytes:
-        """Write an order that is larger than its area to a segment and return its path; b"" if it fits the area."""
-        if not self._orders and len(order) * 8 <= self._ring.order_capacity:  # 8 bytes per index; a pickle is smaller
+        """Write an order that is larger than its area in the control block to a segment, and return its path; b"" if it fits.
+
+        Args:
+            slot: slot of the order.
+            order: an int64 array of indices, or a pickle.
+        """
+        if not self._orders and len(order) * 8 <= self._ring.order_capacity:  # 8 bytes per index; a pickle has 1 byte per item
             return b""
         old = self._orders.pop(slot, None)
         if old is not None:

@@ -1,9 +1,9 @@
 """Read a running ring's control block for `shmload top`, `shmload trace` and `loader.stats()`.
 
 Other programs must first find a block: by its name in /dev/shm, or in a memfd through /proc/<pid>/fd. The flock on a named block
-shows whether its owner lives. The lock is not tried, because /proc/locks lists its holder. Only a block whose lock is held by no
-visible process is checked like in `shmload clean` (shm/janitor.py): its loader is dead, or belongs to another container that shares
-/dev/shm. A block is mapped read-only, and its contents are used only after its sizes were checked.
+shows whether its owner lives, and /proc/locks lists the owner's pid. Leftovers of dead loaders, as `shmload clean` finds them
+(shm/janitor.py), are reported separately; a block whose lock is held by no visible process and that is no leftover belongs to
+another container that shares /dev/shm. A block is mapped read-only, and its contents are used only after its sizes were checked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class ControlBlock(NamedTuple):
 
     Attributes:
         stem: name of its segment group, unique on the host.
-        path: path to open.
+        path: path for `RingReader.open`.
+        uid: id of the user who owns it.
         pid: the trainer's pid in this PID namespace; None if it lives in another one.
         kind: "shm" or "memfd".
     """
@@ -46,14 +47,14 @@ class ControlBlock(NamedTuple):
 
 
 class HostRings(NamedTuple):
-    """The blocks and leftovers found on the host."""
+    """The control blocks of living loaders and the leftovers of dead ones, as found on the host."""
 
     blocks: list[ControlBlock]
     leftovers: list[Leftover]
 
 
 class RingReader:
-    """Reads one ring's control block.
+    """A reader of one ring's control block.
 
     Args:
         control: mapping of the whole block; may be read-only.
@@ -92,7 +93,7 @@ class RingReader:
         Args:
             folder: folder of named segments.
             proc: mount point of procfs.
-        Cost: one stat per name of ours, and one readlink per descriptor of each process that this user may read.
+        Cost: one stat per name of shmload's, and one readlink per descriptor of each process that this user may read.
         """
         leftovers = janitor.find_leftovers(folder)
         dead = {leftover.stem for leftover in leftovers}
@@ -100,7 +101,7 @@ class RingReader:
         return HostRings([*named, *_in_memfds(proc)], leftovers)
 
     def snapshot(self) -> Snapshot:
-        """Return the current words of the block."""
+        """Return the current values of the block, by name (src/stats_reader.pyx)."""
         return self._stats_reader.snapshot()
 
     @property
@@ -132,7 +133,7 @@ def _named(folder: str, holders: dict[tuple[int, int, int], int]) -> Iterator[Co
 
 
 def _holders(proc: str) -> dict[tuple[int, int, int], int]:
-    """Return the holder of each exclusive flock, by device and inode: proc_locks(5). Other PID namespaces are not visible."""
+    """Return the pid that holds each exclusive flock, by (major, minor, inode), from proc_locks(5), in this PID namespace."""
     try:
         lines = Path(proc, "locks").read_text().splitlines()
     except OSError:
@@ -142,7 +143,7 @@ def _holders(proc: str) -> dict[tuple[int, int, int], int]:
 
 
 def _in_memfds(proc: str) -> Iterator[ControlBlock]:
-    """Yield blocks in memfds. The lowest pid that has one open is its trainer's, because workers map it and close it."""
+    """Yield blocks in memfds. The lowest pid that has one open is its trainer's, because workers close it once it is mapped."""
     seen = set()
     for pid in sorted(int(name) for name in os.listdir(proc) if name.isdigit()):
         try:

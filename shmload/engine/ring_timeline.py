@@ -14,7 +14,13 @@ TRAINER = "trainer"
 
 @dataclass(frozen=True)
 class Span:
-    """An activity, or a moment (`end_ns == begin_ns`). `kind` names the activity, such as "fill" or "deliver"."""
+    """An activity, or a moment (`end_ns == begin_ns`).
+
+    Attributes:
+        kind: the activity, such as "fill" or "deliver".
+        begin_ns, end_ns: times of CLOCK_MONOTONIC.
+        args: details such as "epoch", "step", "slot" and "rows", as shown in trace files.
+    """
 
     kind: str
     begin_ns: int
@@ -50,14 +56,17 @@ class _Life:
 
 @dataclass
 class Timeline:
-    """The activities of the processes of one ring.
+    """The activities of the processes of one ring. All times are in ns of CLOCK_MONOTONIC.
 
     Attributes:
+        owner_pid: pid of the trainer.
+        num_lost: number of events that were overwritten before they were read.
         tracks: activities in order, by name of the process, the trainer first.
         slots: states by number of the slot: filling, ready, held.
         moments: publications and abandoned orders, on the trainer's track.
         ready: (time, number of slots that are ready from then on).
         links: (worker's track, end of a chunk, beginning of the delivery of its batch).
+        pids: pid of each worker, by its track.
     """
 
     owner_pid: int
@@ -133,7 +142,7 @@ def _spans(event_log: EventLog, owner: int) -> list[Span]:
 
 
 def _worker_track(spans: list[Span]) -> list[Span]:
-    """Join the recorded parts of a wait for orders into one span. A process begins when the one that it replaces has ended."""
+    """Return a worker's spans, with the recorded parts of a wait joined, and no process begun before the end of its predecessor."""
     track: list[Span] = []
     end = 0
     for span in spans:

@@ -1,4 +1,4 @@
-"""Write the stages of a pipeline into a control block, for readers outside the program."""
+"""Write the stages of a pipeline after a control block, and read them, for `shmload top` and other readers outside the program."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ About = Sequence[tuple[str, str]]  # (name, place) of each stage of a pipeline
 
 _ABOUT = struct.Struct("<I8s")  # number of bytes of the text before it, and a mark
 _MARK = b"stages 1"
-_ABOUT_NBYTES = 4000
+_ABOUT_NBYTES = 4000  # largest text; later stages are left out
 
 
 def dump_stages(about: About) -> bytes:
-    """Return the bytes that are stored after a pipeline's control block; empty for other loaders."""
+    """Return the bytes to store after the control block of a pipeline's ring; empty for other loaders."""
     if not about:
         return b""
     num_shown = len(about)

@@ -1,7 +1,7 @@
 """Report on a ring from its control block: rates, waits, and the current work of each worker.
 
-A snapshot (`RingReader.snapshot`) is the words of the block at one moment. `describe` makes a report from one snapshot or from the
-difference of two; docs/top.md lists its keys.
+A snapshot (`RingReader.snapshot`) is the contents of the block at one moment. `describe` makes a report from one snapshot or from
+the difference of two; docs/top.md lists its keys.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ Report = dict[str, Any]
 
 HUNG_S = 5.0  # seconds after which a trainer that waits for one batch is reported as hung
 
-FREE, HELD, ORDERED, LEASED, DRAINING, PARKED = range(6)  # slot.state
+FREE, HELD, ORDERED, LEASED, DRAINING, PARKED = range(6)  # values of `state` in a slot's record
 
 COPIED = (
     *("is_packed", "batches", "samples", "nbytes", "num_waits", "num_copied_out", "num_grown", "num_restarts"),
     *("num_bad_samples", "generation", "num_slots"),
-)  # words that a report contains unchanged
+)  # entries of a snapshot that a report contains unchanged
 
+# entries of a worker in a snapshot that a report contains unchanged
 COPIED_OF_WORKER = (
     *("index", "num_chunks", "num_samples", "num_foreign", "num_irregular", "num_actors", "nbytes_fetched", "nbytes_remote"),
     *("num_restarts", "is_waiting", "started_ns", "since_ns"),
@@ -81,7 +82,7 @@ def _epoch(seen: Snapshot, epoch: int) -> int:
 
 
 def _step(seen: Snapshot, step: int) -> int:
-    """Return the number of steps before an order. If an order of batches is used, orders count the steps of all ranks."""
+    """Convert an order's step number to this rank's step. With an order of whole batches, orders count the batches of all ranks."""
     return step // max(int(seen["step_stride"]), 1)
 
 
@@ -99,7 +100,7 @@ def _slots(seen: Snapshot) -> dict[str, int]:
 
 
 def _orders(seen: Snapshot) -> list[Report]:
-    """Return the batches in progress, in the order in which they were requested."""
+    """Return the batches in progress, in the order in which they were published."""
     ordered = sorted((slot for slot in seen["slots"] if slot["state"] == ORDERED), key=lambda slot: int(slot["order"]))
     return [
         {
@@ -159,9 +160,9 @@ def _workers(before: Snapshot, seen: Snapshot) -> list[Report]:
 
 
 def _doing(seen: Snapshot, number: int, claim: tuple[dict[str, Any], int, int] | None) -> tuple[str, int]:
-    """Return a worker's state, and the time at which it began; 0 if unknown."""
+    """Return a worker's state, and the time in ns at which it began; 0 if unknown."""
     worker, is_wanted = seen["workers"][number], number < seen["num_wanted"]
-    if not worker["started_ns"] and claim is None:  # a helper has a claim if it has started
+    if not worker["started_ns"] and claim is None:  # a helper from another rank has no start time, but may have a claim
         return ("starting" if is_wanted else "not wanted"), 0
     if claim is None:
         return ("leaving" if seen["is_closing"] or not is_wanted else "waiting"), 0
@@ -169,13 +170,13 @@ def _doing(seen: Snapshot, number: int, claim: tuple[dict[str, Any], int, int] |
     order, row = worker["now"] >> 16, worker["now"] & 0xFFFF
     if (
         order == slot["order"] and first + ((row - first) & 0xFFFF) < end
-    ):  # otherwise the row belongs to a chunk that it finished before
+    ):  # otherwise the row belongs to a chunk that the worker finished earlier
         return "decoding", worker["since_ns"]
     return "filling", worker["claimed_ns"]
 
 
 def _cluster(before: Snapshot, seen: Snapshot, interval_s: float) -> Report | None:
-    """Return the counters of batches that Ray actors have sent, and their nodes; None without Ray, or before the first batch."""
+    """Return the nodes of the Ray actors and the bytes that they have sent; None without Ray, or before the first batch."""
     far = [worker for worker in seen["workers"] if worker["node"]]
     if not far:
         return None
@@ -195,7 +196,7 @@ def _cluster(before: Snapshot, seen: Snapshot, interval_s: float) -> Report | No
 
 
 def _waits_for(seen: Snapshot, workers: list[Report]) -> Report | None:
-    """Return the batch that the trainer sleeps for, and the worker that has held it longest; None if the trainer does not sleep."""
+    """Return the batch that the trainer sleeps for, and the worker that has worked on it longest; None if it does not sleep."""
     if not seen["waiting_since_ns"]:
         return None
     found: Report = {"for_s": _seconds_since(seen["waiting_since_ns"], seen), "epoch": None, "step": None}
@@ -218,7 +219,7 @@ def _awaited(seen: Snapshot) -> dict[str, Any] | None:
 
 
 def _is_hung(seen: Snapshot) -> bool:
-    """Return whether the trainer has waited long for one batch, although the workers have started."""
+    """Return whether the trainer has waited `HUNG_S` seconds for one batch since the first worker started."""
     since = seen["waiting_since_ns"]
     ready = min((worker["started_ns"] for worker in seen["workers"] if worker["started_ns"]), default=None)
     return bool(since) and ready is not None and seen["time_ns"] - max(since, ready) >= HUNG_S * 1e9

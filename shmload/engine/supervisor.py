@@ -1,8 +1,8 @@
-"""Handle the deaths of workers: recover their rows, replace them, or end the loader.
+"""Handle the deaths of workers: recover their rows, replace them, or end the loader with an error.
 
-In seed mode, a worker is replaced as often as needed, but a sample that ends two workers is bad, and repeated deaths of workers
-with nothing to do end the loader. In torch mode, the first death ends the loader, as in torch, unless `max_restarts` allows more,
-because the dead worker's random stream cannot be recovered.
+In seed mode, a dead worker is replaced as often as needed, but a sample that ends two workers is bad, and repeated deaths of
+workers with nothing to do end the loader. In torch mode, the first death ends the loader, as in torch, because the dead worker's
+random stream cannot be recovered. `max_restarts` sets a limit in both modes.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ log = logging.getLogger("shmload")
 Fatal: TypeAlias = tuple[tuple[int, ...], Callable[[], ShmloadError]]
 
 
-VAIN_DEATHS = 10  # successive deaths of workers without a claim, and without a batch between, after which the loader ends
+VAIN_DEATHS = 10  # deaths of workers without a claim since the last batch, after which the loader ends
 
 
 class Supervisor:
-    """Handles the deaths and timeouts of one worker pool.
+    """The handler of one worker pool's deaths and timeouts.
 
     Args:
+        ring: the trainer's end of the ring.
+        pool: the worker pool.
         workers: knows the workers that are wanted, and those that are leaving.
+        config: arguments of the loader.
         order_in: returns the order in a slot, if there is one.
         helpers: workers of other ranks, numbered after the pool's own (sharing/balancing.py); None if there are none. It has the
             methods `stack`, `kill` and `replace` of a pool.
@@ -102,7 +105,9 @@ class Supervisor:
         return None
 
     def end_if_timed_out(self, worker: int) -> bool:
-        """Kill and replace a worker whose sample takes too long; the sample is then bad. Return whether it was killed.
+        """Kill and replace a worker whose sample takes longer than `sample_timeout_s`. Return whether it was killed.
+
+        If the sample is known, it counts as bad. Otherwise the rows of the chunk are read again, one by one.
 
         Args:
             worker: number of the worker.
@@ -111,7 +116,7 @@ class Supervisor:
             return False
         held = self._ring.held_by(worker)
         since_ns = self._ring.worker(worker)["since_ns"]
-        # 0 if it is not reading a sample, but waits for the trainer or collates
+        # `since_ns` is 0 while the worker does not read a sample, but waits for the trainer or collates
         has_timed_out = held is not None and since_ns and (monotonic_ns() - since_ns) / 1e9 > (self._sample_timeout_s or 0)
         if held is None or not has_timed_out:
             self._unbegun.pop(worker, None)
@@ -131,7 +136,7 @@ class Supervisor:
         stack = owner.stack(worker)
         death = owner.kill(worker)
         text = timeout_text(what, self._sample_timeout_s, worker, death.pid, stack)
-        if row >= 0:  # otherwise it hung before its first sample or among several, which are read one by one from now on
+        if row >= 0:  # otherwise it hung before its first sample, or while it read several, which are read one by one from now on
             text += REMEDY
             self._poisoned[slot] = (row,), partial(SampleTimeout, text)
         is_raised = row >= 0 and not self._tolerates_bad_samples  # the error has the text of the warning
@@ -153,7 +158,7 @@ class Supervisor:
         return self._pool if self._helpers is None or worker < self._ring.num_wanted else self._helpers
 
     def give_up_rows(self, slot: int) -> Fatal:
-        """Return the bad rows and the error of a slot whose rows must not be read again."""
+        """Return the bad rows of a slot and the function that returns their error; called once, when the slot's batch is next."""
         return self._poisoned.pop(slot, ((), partial(WorkerDied, "a sample ended its worker twice")))
 
     def _blame(self, slot: int, row: int, number: int) -> tuple[str | None, int, int]:
@@ -163,8 +168,12 @@ class Supervisor:
         rows are read one by one afterwards. A batch that is ordered again without its bad rows has a new order number, so it starts
         over with its rows read together.
 
+        Args:
+            slot: slot of the batch.
+            row: row that was being read, or -1.
+            number: order number of the batch.
         Returns:
-            description of the sample or batch; the row, -1 if unknown; deaths so far while reading it.
+            description of the sample or batch, None if it was abandoned; the row, -1 if unknown; deaths so far while reading it.
         """
         order = self._order_in(slot)
         if order is None:
@@ -203,4 +212,4 @@ def _death_error(text: str, death: Death, work: str | None) -> Callable[[], Work
             made.add_note(f"shmload: it was reading {work}")
         return made
 
-    return error  # a function, because a raised error keeps its frames alive
+    return error  # a function, so that each raise gets a new error: a raised one keeps its frames alive

@@ -1,4 +1,4 @@
-"""Compute shares of time between two snapshots, such as waiting of the trainer and work of the workers."""
+"""Compute how the time between two snapshots is divided, such as the share in which the trainer waited."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def busy_ns(worker: dict[str, Any], time_ns: int) -> int:
 
 
 def beginning(seen: Snapshot) -> Snapshot:
-    """Return the snapshot of the moment when the trainer made the ring, with all counters 0."""
+    """Return a snapshot for the moment when the trainer made the ring, with all counters 0, to report on the ring's whole life."""
     compared = ("batches", "samples", "nbytes", "wait_ns", "waiting_since_ns")
     workers = [dict.fromkeys(worker, 0) for worker in seen["workers"]]
     return {"time_ns": seen["owner_start_ns"], "workers": workers, **dict.fromkeys(compared, 0)}

@@ -27,6 +27,13 @@ log = logging.getLogger("shmload")
 class Trace:
     """The result of `ShmLoader.trace`: a context manager that records within its block and writes the file at its end.
 
+    Args:
+        builder: the maker of the loader's engines; all of them are recorded.
+        num_workers: number of workers of the loader.
+        path: path of the file to write.
+    Raises:
+        ValueError: there are no workers.
+        FileNotFoundError: the folder of the file does not exist.
     Attributes:
         path: path of the file.
         num_lost: number of events that were overwritten before they were read; known at the end.
@@ -57,7 +64,7 @@ class Trace:
         return self
 
     def follow(self, engine: BatchSource, *, with_history: bool = True) -> None:
-        """Also record another ring of the loader."""
+        """Also record another engine of the loader; see `builder.Tracing`."""
         event_log = EventLog(engine.control, with_history=with_history)
         self._event_logs.append(event_log)
         self._engines.add(engine)

@@ -42,7 +42,7 @@ def write(timelines: Sequence[Timeline], path: Path) -> None:
 
 
 def begin_of(timelines: Sequence[Timeline]) -> int:
-    """Return the beginning of the first event, in ns of CLOCK_MONOTONIC; 0 without events."""
+    """Return the time at which the first event begins, in ns of CLOCK_MONOTONIC; 0 without events."""
     every = [
         span for timeline in timelines for track in (timeline.spans, timeline.moments, *timeline.slots.values()) for span in track
     ]
@@ -50,7 +50,7 @@ def begin_of(timelines: Sequence[Timeline]) -> int:
 
 
 def events(timelines: Sequence[Timeline]) -> Iterator[Event]:
-    """Yield all events of a trace."""
+    """Yield all events of a trace in the Trace Event Format, as JSON objects."""
     zero = begin_of(timelines)
     for number, timeline in enumerate(timelines):
         yield from _events_of(timeline, number, zero)

@@ -1,18 +1,20 @@
-"""Decide which setting to change, from the measurements of the last windows. A pure function: its memory is an argument and result.
+"""Decide which setting to change, from the measurements of the last windows.
 
-If workers did not slow each other down, two figures would describe a pipeline: a batch takes `step_s` of the trainer and `work_s`
-    of a worker, so work_s / step_s workers keep up, and further ones are idle. In practice they do, or wait for the same disk. So
-    the formula proposes a number, and the measured batches per second decide:
+`decide` is a pure function: its memory of earlier windows is an argument, and the new memory is part of its result.
+
+If workers did not slow each other down, two figures would describe a pipeline: a batch takes `step_s` of the trainer's time and
+`work_s` of a worker's, so work_s / step_s workers keep up, and further ones are idle. In practice workers compete for CPUs and
+disks. So the formula proposes a number, and the measured batches per second decide:
 
     the trainer waits, workers are busy  ->  the formula's number of workers, but at most twice as many at once
     the trainer waits, workers are idle  ->  more batches ordered ahead, which evens out bursts
     the trainer never waits              ->  fewer workers, if the remaining ones would still have time to spare
     memory is short                      ->  fewer batches ordered ahead
 
-Batches arrive unevenly, so slightly more workers than the formula's number are needed: its square root more, as for any pool that
-serves random arrivals. Every change is on trial for one look. A change without a gain is reverted, and not tried again before the
-load has changed. Changes that are not urgent must be confirmed by two looks. This, the gap between the thresholds for growing and
-shrinking, and medians over several windows keep the settings stable under a steady load.
+Batches arrive unevenly, so slightly more workers than the formula's number are needed: more by a fraction of its square root, as
+for any pool that serves random arrivals. A *look* is the medians of several windows. Every change is on trial for one look. A
+change without a gain is reverted, and not tried again before the load has changed. Changes that are not urgent must be confirmed by
+two looks. These rules and the gap between the thresholds for growing and shrinking keep the settings stable under a steady load.
 
 Sources: utilization law (D. Menasce et al., Performance by Design, 2004, ch. 3), square-root staffing (S. Halfin, W. Whitt,
 Operations Research 29, 1981). Additive increase and multiplicative decrease were rejected, because they never settle.
@@ -27,13 +29,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-LOOK = 4  # windows whose medians make a look
+LOOK = 4  # number of windows in a look
 WAITS = 0.04  # share of the time above which the trainer waits too much
 WAITS_NOT = 0.01  # share of the time below which the trainer does not wait
 WAITS_LONG = 0.12  # share of the time above which one look is enough
 BUSY = 0.75  # share of the time above which workers count as busy
 
-GROW, SHRINK = 0.25, 0.5  # a pool grows, or shrinks, to the formula's number plus this many times its square root
+GROW, SHRINK = 0.25, 0.5  # a pool grows (or shrinks) to the formula's number plus this fraction of its square root
 
 GAIN = 0.03  # relative gain in batches per second that a change must bring to stay
 ALIKE = 1.3  # loads within this factor count as equal
@@ -43,14 +45,14 @@ What = Literal["num_workers", "prefetch"]
 
 
 class Setting(NamedTuple):
-    """The settings that can be changed: the number of workers, and of batches ordered ahead per worker."""
+    """The settings that can be changed: the number of workers, and the number of batches ordered ahead for each worker."""
 
     num_workers: int
     prefetch: int
 
     @property
     def num_ahead(self) -> int:
-        """Return the number of batches in progress."""
+        """Return the number of batches ordered ahead for all workers."""
         return self.num_workers * self.prefetch
 
 
@@ -89,7 +91,7 @@ class Load(NamedTuple):
 
 
 class Measurement(NamedTuple):
-    """The medians of a few windows."""
+    """A look: the medians of a few windows."""
 
     load: Load
     rate: float  # batches per second
@@ -99,7 +101,13 @@ class Measurement(NamedTuple):
 
 @dataclass(frozen=True)
 class Trial:
-    """A change that must prove its gain."""
+    """A change that is reverted unless it proves a gain.
+
+    Attributes:
+        what: the changed setting.
+        before: the settings before the change.
+        look: the look before the change.
+    """
 
     what: What
     before: Setting
@@ -108,7 +116,7 @@ class Trial:
 
 @dataclass(frozen=True)
 class TuningHistory:
-    """The memory between windows: the windows since the last change, the change on trial, and changes without a gain."""
+    """The memory between windows: the windows since the last look, the change on trial, and changes without a gain."""
 
     windows: tuple[RateWindow, ...] = ()
     trial: Trial | None = None
@@ -116,7 +124,7 @@ class TuningHistory:
         default_factory=dict
     )  # (setting, whether it was increased) -> the load under which the change failed
     look: Measurement | None = None  # the newest look
-    leaning: tuple[What, bool] | None = None  # the change that it favored, if that was not urgent
+    leaning: tuple[What, bool] | None = None  # the change that this look favored, if it was not urgent
 
 
 class Decision(NamedTuple):
@@ -161,7 +169,7 @@ def decide(now: Setting, memory: TuningHistory, window: RateWindow, limits: Limi
 
 
 def medians_of(windows: tuple[RateWindow, ...], now: Setting) -> Measurement:
-    """Return the medians of some windows."""
+    """Return the medians of some windows, measured with the settings `now`."""
     step_s = _median(max(w.seconds - w.wait_s, 1e-9) / w.num_batches for w in windows)
     work_s = _median(max(w.busy_s, 1e-9) / w.num_batches for w in windows)
     return Measurement(

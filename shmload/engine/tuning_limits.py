@@ -1,9 +1,9 @@
-"""Limits of "auto": the processors and bytes that a loader may take.
+"""Compute the limits of "auto": how many processors and bytes a loader may use.
 
-The processors are those that this process may use by affinity and cgroup quota, divided by the launcher's number of ranks on this
-node, because ranks share them. They are not divided if shmload's launcher, or Slurm by --cpus-per-task, has given each rank its
-own. SHMLOAD_MAX_WORKERS overrides the number for one loader: a smaller one if several loaders run side by side, a larger one if
-samples wait for a network more than they compute.
+The processors are those that this process may use by affinity and cgroup quota, divided by the number of ranks on this node,
+because ranks share them. They are not divided if shmload's launcher, or Slurm with --cpus-per-task, has given each rank its own.
+SHMLOAD_MAX_WORKERS overrides the number for each loader of the process: set it lower if several loaders run side by side, and
+higher if samples wait for a network more than they compute.
 
 The bytes are `ring_bytes`, or a quarter of the memory that is free for a rank within its cgroups, including the ring's own.
 /dev/shm is not a limit, because slots that are added later are in memfds if it has little room.
@@ -29,7 +29,7 @@ def num_cpus(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) ->
     quota, num_ranks = cpu_limit(root), num_ranks_here(environ)
     usable = len(os.sched_getaffinity(0))
     own = environ.get(OWN_CPUS if "LOCAL_WORLD_SIZE" in environ else "SLURM_CPUS_PER_TASK", "")
-    if not own.isdecimal() or usable > int(own):  # otherwise the affinity was widened after the launcher had divided the processors
+    if not own.isdecimal() or usable > int(own):  # not divided by the launcher, or the affinity was widened afterwards
         usable //= num_ranks
     if quota is not None:
         usable = min(usable, int(quota) // num_ranks)
@@ -54,13 +54,16 @@ def most_workers(root: Path = Path("/"), environ: Mapping[str, str] = os.environ
 
 
 def fixed_workers(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> int:
-    """Return the number of workers if it must be the same in every run: all processors but the trainer's, at most 16."""
+    """Return the number of workers if it cannot change later (torch mode): all processors but the trainer's, at most 16.
+
+    SHMLOAD_MAX_WORKERS, if set, is the number itself.
+    """
     given = most_workers(root, environ)
     return given if environ.get(LIMIT) else max(min(given - 1, FIXED_MAX), 1)
 
 
 def first_workers(root: Path = Path("/"), environ: Mapping[str, str] = os.environ) -> int:
-    """Return the initial number of workers if it may change: half of the processors, at most 4."""
+    """Return the initial number of workers if it may change later: half of the processors, at least 1 and at most 4."""
     return max(min(num_cpus(root, environ) // 2, most_workers(root, environ), 4), 1)
 
 

@@ -1,8 +1,8 @@
-"""Mutual exclusion for the callers of one iterator.
+"""A lock that lets one thread at a time ask an iterator for a batch.
 
 Several threads may call `next` on one iterator: each gets its own batch, one thread after the other. A second call in the thread
-that is already inside (from a signal handler, a sampler or a callback) would wait for itself, so it raises an error. Waiting does
-not block KeyboardInterrupt.
+that is already inside (from a signal handler, a sampler or a callback) would wait for itself, so it raises an error. Ctrl-C can
+interrupt the wait.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ LEAVE_S = 1.0  # seconds that a caller inside gets to return before the iterator
 class Turns:
     """A lock that a thread cannot take twice: `with turns: ...`.
 
-    Loaders contain the same code inline, because method calls would double the cost of the lock:
+    Iterators contain the same code inline, because method calls would double the cost of the lock:
 
     with turns.lock:
         if turns.is_taken:
-            raise turns.refusal()
+            raise turns.nested_call_error()
         turns.is_taken = True
         try:
             ...
@@ -55,7 +55,10 @@ class Turns:
 
     @contextmanager
     def wait_until_alone(self) -> Iterator[None]:
-        """Wait until no other thread is inside, for at most `LEAVE_S`, because it may be running the user's code."""
+        """Wait until no other thread is inside, but at most `LEAVE_S` seconds, because that thread may be running the user's code.
+
+        Then keep other threads out during the block, if the wait succeeded.
+        """
         is_mine = self.lock.acquire(timeout=LEAVE_S)
         try:
             yield

@@ -1,8 +1,8 @@
 """Start, stop and replace the workers of one engine, and adjust how many workers and slots are in use.
 
-A ring has records for the largest worker pool. Its header contains the number of wanted workers, which are the first ones. The
-other workers read the header between two chunks and leave. Their finished chunks stay valid, so no batch changes. The set remembers
-the workers that are leaving until their processes have ended, because only their exits are not deaths.
+A ring has records for the largest worker pool. Its header contains the number of wanted workers, which are those with the lowest
+numbers. The others see this number between two chunks and leave. Their finished chunks stay valid, so no batch changes. The set
+remembers the workers that are leaving until their processes have ended, because any other exit is a death.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ class WorkerSet:
     """The workers of one engine by number, and the slots that they fill.
 
     Args:
-        num_pending_copies: slots in addition to those for batches in flight.
+        ring: the trainer's end of the ring.
+        pool: starts and ends the processes.
+        memory: the payload of the slots.
+        num_pending_copies: number of slots in addition to those for batches in flight.
 
     Attributes:
         leaving: workers that were asked to leave; the end of their processes is not a death.
-        start_s: seconds from the start of the newest worker to its first claim attempt; 0 before any worker has started.
+        start_s: seconds that the newest worker took from its start until it looked for work; 0 before any worker has started.
     """
 
     def __init__(self, ring: TrainerRing, pool: WorkerPool, memory: RingMemory, num_pending_copies: int) -> None:
@@ -82,7 +85,7 @@ class WorkerSet:
         return self._memory.nbytes
 
     def forget(self, worker: int) -> None:
-        """Reap a worker that has left, and start it again if it is wanted again."""
+        """Reap the process of a worker that has left, and start it again if it is wanted again."""
         self._pool.reap(worker)
         self._ring.forget(worker)
         self.leaving.discard(worker)
@@ -116,5 +119,5 @@ class WorkerSet:
 
 
 def num_slots(num_ordered: int) -> int:
-    """Return the number of slots for `num_ordered` batches in flight: one more for the user's batch, and one that is free."""
+    """Return the number of slots for `num_ordered` batches in flight: one more for the batch in use, and one that is free."""
     return max(num_ordered + 2, LEAST_SLOTS)

@@ -1,12 +1,13 @@
 """Start one process per GPU: `shmload.spawn` for functions, `shmload launch` for scripts.
 
-The launcher starts the ranks of one node, gives each rank torch.distributed's environment and its own processors (rank_specs.py),
-prints their output, and watches them (watching.py): when one rank fails, all are ended. The launcher does not import torch, decode
-samples or hold a ring; ranks are ordinary trainers. For restarts, machines that join and leave, and log files,
-torch.distributed.elastic's agent starts the ranks (elastic_agent.py); they are watched, printed and ended in the same way.
+The launcher (spawning.py) starts the ranks of one node, gives each rank torch.distributed's environment (environment.py) and its
+own processors (rank_specs.py, affinity.py), prints their output (output.py), and watches them (watching.py): when one rank fails,
+all are ended. The launcher does not import torch, decode samples or own a ring; ranks are ordinary trainers. For restarts, machines
+that join and leave, and torch's log options, torch.distributed.elastic's agent starts the ranks (elastic_agent.py); they are
+watched, printed and ended in the same way.
 
-Each rank begins with a short program of ours (boot.py), which asks the kernel to kill the process when the launcher's thread ends,
-and then becomes the user's program by exec. So a rank dies with its launcher from its first moment, and its `__main__` is the same
-as without a launcher. Rejected: a watching thread in the rank, because a script has no line of ours that could start it; runpy,
-because its `__main__` differs; a rendezvous server in the launcher, because it would have to import torch first.
+Each rank begins with a short program (boot.py), which asks the kernel to kill the process when the launcher's thread ends, and then
+becomes the user's program by exec. So a rank dies with its launcher from its first moment, and its `__main__` is the same as
+without a launcher. Rejected alternatives: a watching thread in the rank, because a user's script does not start one; runpy, because
+its `__main__` differs; a rendezvous server in the launcher, because it would have to import torch first.
 """

@@ -1,8 +1,8 @@
 """Divide the cores of a machine among ranks, given its cores and the NUMA node of each rank's GPU.
 
 Shares are equal to within one core, because ranks wait for each other. Every core is assigned, because decoding needs them all.
-The hardware threads of a core stay together. Within these rules a rank gets cores of its GPU's node; ranks without a known node
-take the nodes in order. A rank gets cores of another node only if its own has no more.
+The hardware threads of a core stay together. Within these rules a rank gets cores of its GPU's NUMA node; ranks without a known
+node take the nodes in order. A rank gets cores of another node only if its own node has none left.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def shares(cores: Sequence[Core], wanted: Sequence[int | None]) -> list[tuple[in
     """Divide cores among ranks. Return the processors of each rank; empty tuples (no binding) if there are fewer cores than ranks.
 
     Args:
-        cores: all cores, sorted by node.
-        wanted: for each rank, the node that it should be near, or None for any.
+        cores: all cores, sorted by NUMA node.
+        wanted: for each rank, the NUMA node of its GPU; None if it is unknown.
     """
     num_ranks = len(wanted)
     if len(cores) < num_ranks:

@@ -1,11 +1,11 @@
-"""The program that a rank's process runs before it becomes the user's: `python -I -S boot.py LAUNCHER_PID CPUS LOGS COMMAND...`.
+"""The program that a rank's process runs before the user's program: `python -I -S boot.py LAUNCHER_PID CPUS LOGS COMMAND...`.
 
 CPUS are the processors of one rank, "0,1", or of each local rank, "0,1;2,3", because torch's agent starts all ranks of a machine
 with one command line. LOGS is a folder for the output; if empty, the output goes where the launcher sends it.
 
-It imports nothing of shmload, because it runs before every rank, in 16 ms. Both settings that it makes in the kernel survive the
-exec. The death signal comes when the *thread* that started this process ends, so the launcher starts ranks in the thread that
-watches them.
+It imports nothing of shmload, because it delays every rank; so it takes 16 ms. The death signal and the affinity that it sets
+survive the exec. The death signal is sent when the *thread* that started this process ends, so the launcher starts ranks in the
+thread that watches them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 
 def bind(launcher_pid: int, cpus: Iterable[int]) -> None:
-    """Make this process die with its launcher, and bind it to its processors if there are any."""
+    """Make this process die with its launcher, and bind it to its processors.
+
+    Args:
+        launcher_pid: process id of the launcher, the parent of this process.
+        cpus: the processors; empty for no binding.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != launcher_pid:  # the launcher died before prctl
         os._exit(1)

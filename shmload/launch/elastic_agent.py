@@ -1,12 +1,12 @@
-"""`shmload launch` with restarts and machines that join or leave: torch.distributed.elastic's agent, extended.
+"""Run `shmload launch` with restarts and machines that join or leave, by an extension of torch.distributed.elastic's agent.
 
 torch does the rendezvous, membership, the environment of ranks, restarts, log files, the final barrier, and the parsing of its
 options. Added here: each rank begins with boot.py, so it has processors of its own and dies with the agent; the end of a rank is
-noticed at once through a pidfd (the agent polls ten times a second and blames the lowest local rank); output lines are printed
+noticed at once through a pidfd (torch's agent polls ten times a second and blames the lowest local rank); output lines are printed
 with their rank directly, not through files; and ranks are ended in order, with the same messages as in `spawn`.
 
-The agent ends ranks in several cases (a failure, new members, a signal, its own end). All of them call `_shutdown`, which ends
-our ranks first, so torch's own code finds none left.
+torch's agent ends ranks in several cases (a failure, new members, a signal, its own end). In all of them it calls `_shutdown`,
+which is overridden to end the ranks first, so that torch's own code finds none left.
 
 Rejected: torch's agent for every launch, because it imports torch before the first rank starts, which takes 1 to 2 s. A launch on
 one machine that only asks for restarts is restarted by the command itself (`cli/launch_command.py`).
@@ -43,11 +43,11 @@ from shmload.shm.host import Host
 from shmload.torch_names import rank_processes
 from shmload.world import OWN_CPUS
 
-Tell = Callable[[str], None]
+Tell = Callable[[str], None]  # shows a message to the user
 
 
 class RaisingSignals(Signals):
-    """Keep signals, but let the first one interrupt the agent, even in a long rendezvous."""
+    """A recorder of signals, of which the first one also interrupts the agent, even in a long rendezvous."""
 
     def _catch(self, number: int, frame: Any) -> None:
         super()._catch(number, frame)
@@ -56,10 +56,15 @@ class RaisingSignals(Signals):
 
 
 class RankStreams(LogsSpecs):
-    """torch's log specification, in which a stream without a file goes through a pipe to our printer.
+    """A log specification for torch's agent, which sends streams without a file through pipes to a `Printer`.
+
+    Args:
+        files: torch's own log specification, for the streams that go to files.
+        grace_s: seconds between SIGTERM and SIGKILL.
+        logs: a folder for one output file per rank, or "".
 
     Attributes:
-        watch: watches the ranks that are about to start.
+        watch: watches the ranks of the current start; made anew for each start.
         stderrs: the pipes of their stderr, by local rank.
     """
 
@@ -79,7 +84,7 @@ class RankStreams(LogsSpecs):
         return log_of(self._logs, rank) if self._logs else ""
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Make the pipes. torch opens their paths under /proc as it would open log files."""
+        """Make the watch and the pipes for a start of ranks. Return the pipes' paths in /proc, which torch opens like log files."""
         found = self._files.reify(envs)
         self.watch.close(DRAIN_S)
         lost = self.watch.printer.lost
@@ -100,13 +105,17 @@ class RankStreams(LogsSpecs):
 
 
 class RankAgent(LocalElasticAgent):
-    """torch's agent of one machine. It overrides only methods that torch documents for subclasses.
+    """torch's agent of one machine, extended. It overrides only methods that torch documents for subclasses.
 
     Args:
+        spec: what torch's agent runs.
+        streams: sends the output of ranks to files or pipes.
+        signals: records signals to the launcher.
+        config: torch's launch configuration.
         tell: called with a message when ranks are restarted.
 
     Attributes:
-        failure: why ranks were last ended by a failure, or "".
+        failure: text about the failure of the newest start, with a blank line at its end; "" if there was none.
     """
 
     def __init__(self, spec: WorkerSpec, streams: RankStreams, signals: Signals, config: LaunchConfig, tell: Tell) -> None:
@@ -147,7 +156,7 @@ class RankAgent(LocalElasticAgent):
         return result
 
     def _shutdown(self, *args: Any, **kwargs: Any) -> None:
-        """End the ranks. The arguments differ between releases of torch."""
+        """End the ranks, and call torch's own method, whose arguments differ between releases."""
         watch = self._streams.watch
         watch.end(self._signals)
         watch.printer.finish(DRAIN_S if self.failure or self._signals.caught else None)
@@ -165,11 +174,11 @@ def run_elastic(arguments: Sequence[str], *, grace_s: float, pin: bool, logs: st
         tell: called with a message when ranks are restarted.
 
     Returns:
-        why some output of ranks could not be written, or None.
+        the error because of which some output of ranks could not be written, or None.
 
     Raises:
         RankFailed: a rank failed, and no restarts are left.
-        Stopped: a signal arrived.
+        Stopped: a signal has ended the run.
         ConnectionError: the machines did not find each other.
         ValueError: an argument is invalid.
     """
@@ -201,7 +210,7 @@ def run_elastic(arguments: Sequence[str], *, grace_s: float, pin: bool, logs: st
             spec = _spec(config, rank_command)
             agent = RankAgent(spec, streams, signals, config, tell)
             result = agent.run()
-            spec.rdzv_handler.shutdown()  # not after a signal: other machines may continue without this one
+            spec.rdzv_handler.shutdown()  # skipped after a signal, because other machines may continue without this one
         except RendezvousError as error:
             raise ConnectionError(f"the machines of this run have not found each other: {type(error).__name__}: {error}") from error
         except SignalException as stopped:
@@ -212,11 +221,11 @@ def run_elastic(arguments: Sequence[str], *, grace_s: float, pin: bool, logs: st
 
 
 def _set_environment(given_threads: str | None, num_ranks: int, *, has_own_cpus: bool) -> None:
-    """Set what ranks inherit, as `environment` in environment.py does for the other launcher."""
+    """Set environment variables that ranks inherit, as `environment` in environment.py does for the other launcher."""
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     os.environ.setdefault("PYTHONFAULTHANDLER", "1")
-    # Rank 0 serves the rendezvous, at each start again. Otherwise ranks would use a store of the first machine's agent, which keeps
-    # the addresses of ended ranks, and for which a machine that joins later waits forever (torch 2.13).
+    # Let rank 0 serve a new store at each start. Otherwise ranks would use a store of the first machine's agent, which keeps the
+    # addresses of ended ranks, and for which a machine that joins later waits forever (torch 2.13).
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     os.environ.pop(OWN_CPUS, None)
     if given_threads is None:
@@ -226,7 +235,7 @@ def _set_environment(given_threads: str | None, num_ranks: int, *, has_own_cpus:
 
 
 def _spec(config: LaunchConfig, rank_command: Sequence[str]) -> WorkerSpec:
-    """Describe to torch's agent what to run and where to meet."""
+    """Return the description for torch's agent of what to run and where the machines meet."""
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,

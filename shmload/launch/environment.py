@@ -1,8 +1,9 @@
-"""Make the environment of a rank: torch.distributed's variables, as torchrun sets them, and a meeting point.
+"""Make the environment of a rank: torch.distributed's variables, as torchrun sets them, and a port at which ranks meet.
 
-Ranks meet at a loopback port that no other process can take. The launcher keeps a socket bound to the port while it runs, and never
-listens, so rank 0 can listen there and the kernel gives the port to no other process. Both sides must set SO_REUSEADDR; servers do,
-including torch's. Rejected: choosing a free port and releasing it, because another process may take it before rank 0 listens.
+Ranks of one machine meet at a port that no other process can take. The launcher keeps a socket bound to the port while it runs, and
+never listens on it, so rank 0 can listen there, and the kernel gives the port to no other process. This works if both sides set
+SO_REUSEADDR, as servers do, including torch's. Rejected: choosing a free port and releasing it, because another process may take it
+before rank 0 listens.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ STATIC_PORT = 29500  # torchrun's default, at which several machines meet
 
 @dataclass(frozen=True)
 class NodePlace:
-    """The meeting point of a run's ranks, the place of this machine among its machines, and the restarts so far."""
+    """The address where a run's ranks meet, this machine's place among the run's machines, and the restarts so far."""
 
     master_addr: str
     master_port: int
@@ -33,7 +34,7 @@ class NodePlace:
 
 
 def held_port() -> socket.socket:
-    """Bind a socket to a free port on all addresses. No other process can take the port until the socket is closed."""
+    """Return a socket bound to a free port on all addresses. No other process can take the port until the socket is closed."""
     for family in (socket.AF_INET6, socket.AF_INET):
         with ExitStack() as stack:
             try:
@@ -58,7 +59,7 @@ def environment(
         place: the meeting point of the run, and this machine's place in it.
         local_rank: the rank among those of this machine.
         num_local: number of ranks on this machine.
-        cpus: processors reserved for this rank; empty if ranks share processors.
+        cpus: processors of this rank alone; empty if ranks share processors.
         inherited: the environment to start from.
     """
     rank, world_size = place.node_rank * num_local + local_rank, place.num_nodes * num_local
@@ -93,11 +94,19 @@ def environment(
 
 
 def next_start(number: int, ranks: Sequence[int], world_size: int, num_used: int, max_restarts: int) -> str:
-    """Describe the `number`th start of the ranks of this machine."""
+    """Return a message about a start of this machine's ranks.
+
+    Args:
+        number: number of the start, counted from 1.
+        ranks: ranks of this machine.
+        world_size: number of ranks of the run.
+        num_used: number of restarts used so far, including this one.
+        max_restarts: number of restarts allowed.
+    """
     who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
     return f"start {number}: {who} of {world_size}; {num_used} of {max_restarts} restarts are used up"
 
 
 def threads_of_each(num_local: int) -> str:
-    """Return OMP_NUM_THREADS for ranks that share their processors."""
+    """Return the value of OMP_NUM_THREADS for `num_local` ranks that share this process's processors."""
     return str(max(len(os.sched_getaffinity(0)) // num_local, 1))

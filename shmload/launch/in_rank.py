@@ -15,7 +15,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any, NamedTuple
 
-_WHAT, _TRACEBACK = 2_000, 50_000  # characters
+_WHAT, _TRACEBACK = 2_000, 50_000  # most characters of a report's fields
 
 
 class RankReport(NamedTuple):
@@ -33,11 +33,18 @@ class RankReport(NamedTuple):
 
 
 def main(fn: Callable[..., object], args: tuple[Any, ...], local_rank: int, report_fd: int) -> None:
-    """Call the function. If it raises, report that and end the process with exit code 1."""
+    """Call `fn(local_rank, *args)`. If it raises, write a report and end the process with exit code 1.
+
+    Args:
+        fn: the rank's function.
+        args: its arguments after the local rank.
+        local_rank: number of the rank on this machine.
+        report_fd: the writing end of the pipe for the report.
+    """
     os.set_inheritable(report_fd, False)
     try:
         fn(local_rank, *args)
-    except KeyboardInterrupt:  # the signal was sent to this rank: end by it, without a traceback
+    except KeyboardInterrupt:  # end by the signal, without a traceback
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except Exception as error:
@@ -58,5 +65,5 @@ def _cut(text: str, length: int) -> str:
 
 
 def read_report(line: bytes) -> RankReport | None:
-    """Read a line that `main` has written, or return None if it is incomplete."""
+    """Return the report from the line that `main` has written; None if the line is incomplete."""
     return RankReport(**json.loads(line)) if line.endswith(b"\n") else None

@@ -1,7 +1,7 @@
-"""Print what ranks print, line by line, with the rank's number before each line.
+"""Print the output of ranks, line by line, with the rank's number before each line.
 
-One thread reads all pipes and writes whole lines, so lines of ranks do not mix, and the launcher watches ranks even while the
-reader of its output is slow. A line ends at \\n or \\r (progress bars); a line longer than a megabyte is cut there.
+One thread reads all pipes and writes whole lines. So lines of different ranks do not mix, and the launcher can watch ranks even
+while the reader of its output is slow. A line ends at \\n or \\r (progress bars); a line longer than a megabyte is split.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import threading
 from collections import deque
 from typing import IO, Any
 
-_CHUNK = 1 << 16
-_LONGEST = 1 << 20
+_CHUNK = 1 << 16  # bytes read at a time
+_LONGEST = 1 << 20  # bytes after which a line is split
 TAIL = 200  # lines of a rank's stderr that are kept for error messages
 
 
@@ -24,10 +24,11 @@ class Pipe:
     Args:
         fd: the reading end; `close` closes it.
         prefix: printed before each line.
-        stream: the text file that lines are written to, or None.
+        stream: the text file that lines are written to; None to write nothing.
 
     Attributes:
-        lost: why lines could not be written, or None if they were, or their reader has gone.
+        tail: the last `TAIL` lines.
+        lost: the error because of which lines could not be written; None if all were written, or if their reader has gone.
     """
 
     def __init__(self, fd: int, prefix: str, stream: IO[Any] | None) -> None:
@@ -73,7 +74,7 @@ class Pipe:
         if self._stream is not None:
             try:
                 _write(self._stream, b"".join([self._prefix + line for line in lines]))
-            except (BrokenPipeError, ValueError):  # its reader has gone, or it is closed; ranks continue
+            except (BrokenPipeError, ValueError):  # the reader of the stream has gone, or the stream is closed; ranks continue
                 self._stream = None
             except OSError as error:  # a full disk may have room for later lines
                 self.lost = error
@@ -91,11 +92,11 @@ def _write(stream: IO[Any], data: bytes) -> None:
 
 
 class Printer:
-    """Prints the output of all ranks.
+    """The pipes of all ranks, and the thread that prints their output.
 
     Attributes:
-        thread: to be started once all pipes have been added.
-        lost: like Pipe.lost, of the first closed pipe that has one.
+        thread: the thread, which the caller starts once all pipes have been added.
+        lost: the `lost` of the first pipe that has one; known after `finish`.
     """
 
     def __init__(self) -> None:
@@ -110,13 +111,15 @@ class Printer:
         Args:
             fd: the reading end.
             prefix: printed before each line.
-            name: the stream in `sys` that lines are written to.
+            name: "stdout" or "stderr", the stream of this process that lines are written to.
         """
         pipe = self._pipes[fd] = Pipe(fd, prefix, getattr(sys, name))
         return pipe
 
     def finish(self, timeout_s: float | None = None) -> None:
-        """Print the remaining output and end. Call this when all ranks have ended; other processes that hold a pipe are ignored.
+        """Print the remaining output and end the thread. Call this when all ranks have ended. Idempotent.
+
+        Output that other processes write to a pipe later is lost.
 
         Args:
             timeout_s: seconds to wait for the reader of the output, or None to wait without limit.

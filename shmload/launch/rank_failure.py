@@ -1,4 +1,4 @@
-"""Describe the failure of a run: the first rank to fail with its own traceback, then how the others ended."""
+"""Describe the failure of a run: which rank failed first, its own traceback, and how the others ended."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ class Ending:
     """How a rank ended.
 
     Attributes:
-        exitcode: negative for a signal; None while it runs.
-        report: the exception that its function raised.
-        asked: whether it had been asked to end.
+        rank: its number among all ranks.
+        pid: its process id.
+        exitcode: its exit code, negative for a signal; None while it runs.
+        report: the exception that its function raised; None without one.
+        asked: whether it was asked to end.
         killed: whether it did not end when asked, and was killed.
     """
 
@@ -45,10 +47,10 @@ class Ending:
 
 
 def first_to_fail(endings: Sequence[Ending]) -> Ending:
-    """Return the cause among failures that were seen at the same time.
+    """Return the likely cause among failures that were detected together.
 
-    A rank killed by a signal comes before exceptions, because other ranks raise when a rank is gone. Exceptions are ordered by the
-    time at which they were caught.
+    A rank that was killed by a signal comes before ranks with exceptions, because other ranks raise when a rank has ended.
+    Exceptions are ordered by the time at which they were caught.
 
     Args:
         endings: the failures.
@@ -59,13 +61,13 @@ def first_to_fail(endings: Sequence[Ending]) -> Ending:
 
 
 def failure_text(first: Ending, last: str, others: Sequence[Ending], num_ranks: int, grace_s: float) -> str:
-    """Return the text of the error.
+    """Return the text of the error for a failed run.
 
     Args:
-        first: the cause.
+        first: the rank that failed first.
         last: the end of its stderr.
         others: the endings of the other ranks.
-        num_ranks: number of ranks.
+        num_ranks: number of ranks of this machine.
         grace_s: seconds between SIGTERM and SIGKILL.
     """
     hint = ""

@@ -1,4 +1,4 @@
-"""Describe each rank before it starts (place, environment, processors, output), and start a command as a rank."""
+"""Decide how to start each rank (its number, environment, processors and output), and start a command as a rank."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from shmload.shm.host import Host
 
 @dataclass(frozen=True)
 class RankSpec:
-    """How to start one rank.
+    """The settings with which one rank is started.
 
     Attributes:
         local_rank: its number on this machine.
         rank: its number among all ranks.
         environ: its complete environment.
-        cpus: the processors it is bound to; empty: all processors of the launcher.
-        log: the file for its output; "": pipes to the launcher, which prints it.
+        cpus: the processors that it is bound to; empty for all processors of the launcher.
+        log: the file for its output; "" if the launcher prints it.
     """
 
     local_rank: int
@@ -37,11 +37,11 @@ class RankSpec:
 
 
 class Ends(NamedTuple):
-    """Descriptors of the pipes and files that a rank's process writes to."""
+    """Descriptors of the pipes or files that a rank's process writes to."""
 
     stdout: int
     stderr: int
-    report: int
+    report: int  # see in_rank.py
 
 
 Start = Callable[[RankSpec, Ends], Child]  # starts the process of a rank and does not wait for it
@@ -64,6 +64,8 @@ def divided(num_ranks: int, host: Host, allowed: Sequence[int] | None = None) ->
     """Return the processors of each rank of this machine, near its GPU; empty tuples if there are fewer cores than ranks.
 
     Args:
+        num_ranks: number of ranks on this machine.
+        host: this machine.
         allowed: the processors to divide, or None for those that this thread may run on.
     """
     nodes = device_nodes(host)
@@ -72,7 +74,7 @@ def divided(num_ranks: int, host: Host, allowed: Sequence[int] | None = None) ->
 
 
 def log_of(logs: str | Path, rank: int) -> str:
-    """Return the log file of a rank. boot.py builds the same name."""
+    """Return the path of a rank's log file. boot.py builds the same name, because it imports nothing of shmload."""
     return os.path.join(os.path.abspath(logs), f"rank_{rank}.log")
 
 
@@ -85,9 +87,12 @@ def rank_specs(
     logs: str | Path | None = None,
     allowed: Sequence[int] | None = None,
 ) -> list[RankSpec]:
-    """Describe every rank of this machine.
+    """Return the settings for every rank of this machine.
 
     Args:
+        place: the run's meeting point, and this machine's place in the run.
+        num_ranks: number of ranks on this machine.
+        host: this machine.
         pin: give each rank processors of its own.
         logs: a folder for one output file per rank; created if it does not exist.
         allowed: the processors to divide, or None for those that this thread may run on.
@@ -110,9 +115,12 @@ BOOT = ("-I", "-S", str(Path(__file__).with_name("boot.py")))  # the arguments w
 def booted(command: Sequence[str], rank_spec: RankSpec, ends: Ends, keep: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     """Start a command as a rank that dies with this thread, in a process group of its own.
 
-    A ^C in the terminal reaches only the foreground group, which is the launcher's; it decides what happens to the ranks.
+    So a ^C in the terminal reaches only the launcher, which decides what happens to the ranks.
 
     Args:
+        command: the command line.
+        rank_spec: the settings of the rank.
+        ends: descriptors for its output.
         keep: further descriptors that the command inherits.
     """
     return subprocess.Popen(
@@ -130,8 +138,8 @@ def start_command(command: Sequence[str], rank_spec: RankSpec, ends: Ends) -> Ch
 
     Args:
         command: the command line.
-        rank_spec: the rank.
-        ends: where it writes.
+        rank_spec: the settings of the rank.
+        ends: descriptors for its output.
     """
     process = booted(command, rank_spec, ends)
     return Child(process.pid, process.wait)

@@ -1,6 +1,6 @@
-"""Keep signals to the launcher until it asks for them.
+"""Record signals to the launcher until it asks for them.
 
-They are not raised in the handler, because an exception could fall between the start of a rank and its record.
+The handlers raise no exception, because it could come after a rank was started and before it is recorded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(Exception):
-    """A signal ended the run. All ranks have ended.
+    """The error for a run that was ended by a signal, raised after all ranks have ended.
+
+    Args:
+        number: the signal.
+        text: the message.
 
     Attributes:
         number: the signal.
@@ -28,18 +32,21 @@ class Stopped(Exception):
 
 
 class Signals:
-    """A context in which signals are kept. It catches nothing outside the main thread, because other threads get no signals.
+    """A context manager that records signals. Outside the main thread it does nothing, because other threads get no signals.
 
-    Ignored signals stay ignored. If the program has a handler for a signal, that handler is called when the launcher looks; an
-    exception that it raises ends the run.
+    Ignored signals stay ignored. If the program has a handler for a signal, `take` calls it; an exception that it raises ends the
+    run.
 
     Args:
         wake: called at each signal.
+
+    Attributes:
+        caught: (signal, time of the monotonic clock) of the signals that have not been taken, in order.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake
-        self.caught: list[tuple[int, float]] = []  # not taken yet: (signal, time of the monotonic clock)
+        self.caught: list[tuple[int, float]] = []
         self._before: dict[int, Any] = {}
         self._ignored_children = False
 
@@ -47,7 +54,7 @@ class Signals:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 before = signal.getsignal(number)
-                if before is not None and before != signal.SIG_IGN:  # None: not installed by Python
+                if before is not None and before != signal.SIG_IGN:  # None for a handler that was not installed by Python
                     self._before[number] = before
             self.install()
             if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # the kernel would keep no exit codes
@@ -75,7 +82,11 @@ class Signals:
         return any(number == signal.SIGINT and caught_s > time_s for number, caught_s in self.caught)
 
     def take(self) -> int:
-        """Return the signal that ends the run, or 0. Call the program's own handlers."""
+        """Take the recorded signals in order. Call the program's handler for each that has one; return the first that has none.
+
+        Returns:
+            the signal that ends the run; 0 if there is none.
+        """
         while self.caught:
             number, _ = self.caught.pop(0)
             before = self._before[number]

@@ -1,9 +1,9 @@
 """`shmload.spawn`: run a function in one process per GPU.
 
-Processes are multiprocessing's, so objects that it shares (queues, locks, tensors) can be passed as arguments. A spawned process
-begins as a rank (boot.py) and its output is captured from the first line; multiprocessing cannot do that, so here it only pickles
-the process. `forkserver` is refused: its processes are children of the server and not of the launcher, so neither their signals
-nor their lifetimes are tied to the launcher.
+Processes are multiprocessing's, so objects that it shares (queues, locks, tensors) can be passed as arguments. With the start
+method "spawn", multiprocessing only pickles the process. It is started here, because it must begin with boot.py, and its output
+must be captured from the first line. `forkserver` is refused: its processes are children of the server and not of the launcher, so
+neither their signals nor their lifetimes are tied to the launcher.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from shmload.launch.watching import DRAIN_S, RankWatch, RunningRank
 from shmload.processes.child import Child
 from shmload.shm.host import Host
 
-GRACE_S = 5.0  # between SIGTERM and SIGKILL
+GRACE_S = 5.0  # time between SIGTERM and SIGKILL
 
 
 class SpawnedRanks:
-    """All ranks of this machine, as `spawn(..., join=False)` returns them.
+    """The ranks of this machine, as `spawn(..., join=False)` returns them.
 
     A thread of the program watches them while the program continues. They end with the program: in order if it exits, at once if it
     is killed.
 
     Args:
-        start: starts the process of one rank.
+        start: function that starts the process of one rank.
         rank_specs: the ranks to start.
         grace_s: seconds between SIGTERM and SIGKILL.
         port: the socket that reserves the meeting port, closed when all ranks have ended; None if another machine reserves it.
@@ -67,7 +67,7 @@ class SpawnedRanks:
 
     @property
     def lost(self) -> OSError | None:
-        """Return why some output of ranks could not be written, or None if all was written. Final once all ranks have ended."""
+        """Return the error because of which some output could not be written; None if there was none. Final after the run."""
         return self._watch.printer.lost
 
     def join(self, timeout_s: float | None = None) -> bool:
@@ -88,14 +88,14 @@ class SpawnedRanks:
         return True
 
     def stop(self) -> None:
-        """End all ranks: SIGTERM, the grace period, SIGKILL. `join` raises an earlier failure."""
+        """End all ranks (SIGTERM, the grace period, SIGKILL) and wait for it. `join` still raises an earlier failure."""
         self._asked = True
         self._watch.wake()
         if self._thread is not None:
             self._thread.join()
 
     def start(self) -> None:
-        """Run the ranks in a thread of their own. Return when all have been started."""
+        """Call `run` in a thread, and return when all ranks have been started. If one could not be started, raise its error."""
         atexit.register(self.stop)
         self._thread = threading.Thread(target=self._run_apart, name="shmload launcher", daemon=True)
         self._thread.start()
@@ -112,7 +112,7 @@ class SpawnedRanks:
             atexit.unregister(self.stop)
 
     def run(self) -> None:
-        """Start all ranks, and return when all have ended.
+        """Start all ranks in this thread, watch them, and return when all have ended.
 
         Raises:
             RankFailed: a rank failed.
@@ -174,9 +174,16 @@ class SpawnedRanks:
 
 
 def start_forked(fn: Callable[..., object], args: tuple[Any, ...], rank_spec: RankSpec, ends: Ends) -> Child:
-    """Start a rank that calls `fn(local_rank, *args)`, by fork."""
+    """Start a rank that calls `fn(local_rank, *args)`, by fork.
+
+    Args:
+        fn: the rank's function.
+        args: its arguments after the local rank.
+        rank_spec: the settings of the rank.
+        ends: descriptors for its output.
+    """
     target = (rank_spec, ends, os.getpid(), fn, args)
-    # only the handle: multiprocessing would reap a Process that it knows whenever another one is started
+    # Popen and not a started Process, because multiprocessing would reap that whenever it starts another one
     process = popen_fork.Popen(ForkProcess(target=_forked, args=target, name=f"shmload rank {rank_spec.rank}", daemon=False))
 
     def reap() -> int:
@@ -188,15 +195,15 @@ def start_forked(fn: Callable[..., object], args: tuple[Any, ...], rank_spec: Ra
 
 
 def _forked(rank_spec: RankSpec, ends: Ends, launcher_pid: int, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
-    """Do in a forked rank what boot.py and exec do for others."""
+    """Do in a forked rank what boot.py and exec do in a spawned one, and call the function."""
     os.setpgid(0, 0)
     boot.bind(launcher_pid, rank_spec.cpus)
     for caught in SIGNALS:
-        if callable(signal.getsignal(caught)):  # installed by the launcher
+        if callable(signal.getsignal(caught)):  # a handler that the launcher has installed
             signal.signal(caught, signal.default_int_handler if caught == signal.SIGINT else signal.SIG_DFL)
     os.dup2(ends.stdout, 1)
     os.dup2(ends.stderr, 2)
-    for number, name in ((1, "stdout"), (2, "stderr")):  # the launcher may have replaced its own
+    for number, name in ((1, "stdout"), (2, "stderr")):  # the launcher's program may have replaced sys.stdout or sys.stderr
         setattr(sys, name, open(number, "w", buffering=1, closefd=False))  # noqa: SIM115  # for the lifetime of the process
     faulthandler.disable()  # otherwise handlers that the program has replaced would stay
     faulthandler.enable()
@@ -233,6 +240,11 @@ class _Pickled(popen_spawn_posix.Popen):
 def start_spawned(fn: Callable[..., object], args: tuple[Any, ...], rank_spec: RankSpec, ends: Ends) -> Child:
     """Start a rank that calls `fn(local_rank, *args)`, in a new interpreter.
 
+    Args:
+        fn: the rank's function.
+        args: its arguments after the local rank.
+        rank_spec: the settings of the rank.
+        ends: descriptors for its output.
     Raises:
         TypeError: `fn` or `args` cannot be pickled.
     """
@@ -251,12 +263,12 @@ def start_spawned(fn: Callable[..., object], args: tuple[Any, ...], rank_spec: R
     try:
         with open(own_end, "wb", closefd=False) as file:
             file.write(pickled.job.getbuffer())
-    except BrokenPipeError:  # it has died already; the watch reports that
+    except BrokenPipeError:  # the rank has died already, which the watch reports
         pass
 
     def reap() -> int:
         code = process.wait()
-        os.close(own_end)  # multiprocessing in the rank reads from it that its parent is alive
+        os.close(own_end)  # open until now, because multiprocessing in the rank takes its end for the parent's death
         return code
 
     return Child(process.pid, reap)
@@ -278,10 +290,10 @@ def spawn(
 ) -> SpawnedRanks:
     """Run `fn(local_rank, *args)` in one process per GPU, each with torch.distributed's environment.
 
-    `torch.distributed.init_process_group()` needs no arguments there, and a ShmLoader finds its rank and world size itself. Each
-    rank has its own processors, near its GPU, which its loader's workers also use. Lines that a rank prints are printed here after
-    the rank's number. If one rank fails, all are ended. No rank outlives this process. `shmload launch` does the same for scripts.
-    See docs/launch.md.
+    In `fn`, `torch.distributed.init_process_group()` needs no arguments, and a ShmLoader finds its rank and world size itself. Each
+    rank has its own processors, near its GPU, which its loader's workers also use. Lines that a rank prints are printed here, with
+    the rank's number before each. If one rank fails, all are ended. No rank outlives this process. `shmload launch` does the same
+    for scripts. See docs/launch.md.
 
     Args:
         fn: a function at the top level of a module, unless `start_method="fork"`.
@@ -292,14 +304,14 @@ def spawn(
         grace_s: seconds between SIGTERM and SIGKILL when ranks are ended.
         pin: give each rank processors of its own: whole cores, by NUMA node, of those that this process may use. With fewer cores
             than ranks, ranks share all of them.
-        logs: a folder for the output of ranks, appended to `rank_0.log`, `rank_1.log`, ... instead of printed.
+        logs: a folder for the output of ranks, which is appended to `rank_0.log`, `rank_1.log`, ... there instead of being printed.
     Returns:
         the ranks, with `pids()`, `join()` and `stop()`.
     Raises:
         RankFailed: a rank raised, exited with a code other than 0, or was killed; the message has its traceback. The others were
             ended.
-        KeyboardInterrupt: ^C; the ranks were ended in order. A SIGTERM or SIGHUP that this program does not handle also ends the
-            ranks, and then this program.
+        KeyboardInterrupt: ^C was pressed; the ranks were ended in order. A SIGTERM or SIGHUP that this program does not handle also
+            ends the ranks, and then this program.
         TypeError: `fn` or `args` cannot be pickled; the message names the object.
         RuntimeError: this is a daemonic process, which may not have children.
         ValueError: `nprocs` is less than 1 or not an integer, or the start method is unknown.

@@ -14,8 +14,8 @@ class Core(NamedTuple):
     """One core.
 
     Attributes:
-        node: its NUMA node.
-        cpus: those of its hardware threads that this process may use.
+        node: number of its NUMA node.
+        cpus: numbers of those of its hardware threads that may be used, as in sched_setaffinity.
     """
 
     node: int
@@ -23,7 +23,12 @@ class Core(NamedTuple):
 
 
 def cores(host: Host, allowed: Iterable[int]) -> list[Core]:
-    """Return the cores of the `allowed` processors, by node. Without /sys they are one-threaded cores of one node."""
+    """Return the cores of some processors, sorted by node. Without /sys, each processor counts as a core of node 0.
+
+    Args:
+        host: the machine.
+        allowed: the processors that may be used.
+    """
     allowed, left = set(allowed), set(allowed)
     node_of = {}
     for folder in (host.root / "sys/devices/system/node").glob("node[0-9]*"):
@@ -49,7 +54,7 @@ def num_devices(host: Host) -> int:
 
 
 def device_nodes(host: Host) -> list[int | None]:
-    """Return the NUMA node of each CUDA device in CUDA's order, None for an unknown node. The list is empty if nothing is known.
+    """Return the NUMA node of each CUDA device in CUDA's order, None for an unknown node. Empty if the devices are unknown.
 
     NVIDIA's driver lists devices by PCI address, which is CUDA's order among devices of one kind. CUDA itself is not used, because
     a process that has initialized it cannot fork ranks any more.
@@ -58,7 +63,7 @@ def device_nodes(host: Host) -> list[int | None]:
     addresses = sorted(folder.name for folder in listing.iterdir()) if listing.is_dir() else []
     if (visible := host.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         names = [name.strip() for name in visible.split(",")]
-        if not all(name.isdecimal() and int(name) < len(addresses) for name in names):  # UUIDs of devices, or of parts of one
+        if not all(name.isdecimal() and int(name) < len(addresses) for name in names):  # for example UUIDs of devices or MIG slices
             return []
         addresses = [addresses[int(name)] for name in names]
     nodes = [int(host.text(f"sys/bus/pci/devices/{address.lower()}/numa_node") or -1) for address in addresses]

@@ -1,8 +1,8 @@
 """Watch the ranks of one machine, in the thread that started them, and end them in order.
 
-The first rank to fail ends all ranks, and so does a signal: SIGTERM, the grace period, SIGKILL. A failure is an exit code, a
-signal, or an exception that a rank's function has reported. When a rank ends in such a run, processes that it has started are asked
-to end too, by its process group.
+When one rank fails, or the launcher gets a signal, all ranks are ended: by SIGTERM, and after the grace period by SIGKILL. A rank
+fails by an exit code, a signal, or an exception that its function has reported. When a rank fails or is ended, the processes that
+it has started are also sent SIGTERM, by its process group.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from shmload.launch.rank_specs import RankSpec
 from shmload.launch.signals import SIGNALS, Signals
 from shmload.processes.child import Child, Children
 
-_BLAME_S = 0.1  # seconds; a signal to one rank may be one to all, and the launcher's own may arrive a moment later
-_DOUBLED_S = 0.5  # seconds; `timeout` and terminals send some ^C twice at once, and only a later one is a second request
-DRAIN_S = 2.0  # seconds that the reader of the output has after a failure
-_LAST_NBYTES = 16384  # of a log, searched for a traceback
+_BLAME_S = 0.1  # after a rank was killed by a signal, time in which the launcher may get the same signal, if it was sent to all
+_DOUBLED_S = 0.5  # a second ^C counts only after this time, because `timeout` and terminals send some ^C twice at once
+DRAIN_S = 2.0  # longest time to wait for the reader of the output after a failure
+_LAST_NBYTES = 16384  # bytes at the end of a log that are searched for a traceback
 
 
 @dataclass
 class RunningRank:
-    """One rank's process.
+    """A rank that was started.
 
     Attributes:
+        rank_spec: the settings with which it was started.
         child: the process.
         report_fd: the pipe for its report; -1 once the report is complete or cannot come any more.
         stderr: the pipe from its stderr, or None if it writes to a log.
-        ending: how it ended.
+        ending: how it ended, kept up to date.
+        reported: the part of its report read so far.
     """
 
     rank_spec: RankSpec
@@ -46,7 +48,7 @@ class RunningRank:
     reported: bytes = b""
 
     def last(self) -> str:
-        """Return the end of its stderr or of its log. To be called when it writes no more."""
+        """Return the end of its stderr or of its log. Call this after it has ended."""
         if self.stderr is not None:
             return b"".join(self.stderr.tail).decode(errors="replace")
         with open(self.rank_spec.log, "rb") as file:
@@ -55,14 +57,14 @@ class RunningRank:
 
 
 class RankWatch:
-    """The started ranks of this machine.
+    """The started ranks of this machine, and the means to watch and end them. Use it in the thread that starts them.
 
     Args:
-        grace_s: seconds from SIGTERM to SIGKILL.
+        grace_s: seconds between SIGTERM and SIGKILL.
 
     Attributes:
         ranks: the ranks started so far.
-        printer: prints their output.
+        printer: the thread that prints their output; the caller starts it after the last `add`.
     """
 
     def __init__(self, grace_s: float) -> None:
@@ -75,13 +77,13 @@ class RankWatch:
         self._waking = threading.RLock()  # no write to a closed descriptor; a signal handler may interrupt its own thread
 
     def wake(self) -> None:
-        """End a look, from a signal handler or another thread."""
+        """Make a running `look` return. May be called from a signal handler or another thread."""
         with self._waking:
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
 
     def close(self, timeout_s: float | None) -> None:
-        """Print the rest of the output. Call this when all ranks have ended.
+        """Print the rest of the output, and release the descriptors. Call this when all ranks have ended. Idempotent.
 
         Args:
             timeout_s: seconds to wait for the reader of the output, or None to wait without limit.
@@ -97,7 +99,7 @@ class RankWatch:
         """Watch a started rank.
 
         Args:
-            rank_spec: its description.
+            rank_spec: the settings with which it was started.
             child: its process.
             stderr: the pipe from its stderr, or None if it writes to a log.
             report_fd: the reading end of the pipe for its report, or -1.
@@ -109,19 +111,19 @@ class RankWatch:
 
     @property
     def living(self) -> list[RunningRank]:
-        """Return the ranks that have not ended."""
+        """Return the ranks that have not been found to have ended."""
         return [one for one in self.ranks if one.child.exit_code is None]
 
     @property
     def fates(self) -> list[str]:
-        """Describe how the ranks that were asked to end have ended."""
+        """Return lines that describe how the ranks that were asked to end have ended."""
         return fates([one.ending for one in self.ranks], self._grace_s)
 
     def failure(self, failed: Sequence[RunningRank]) -> str:
         """Return the text of the error, once all ranks have ended and their output is printed.
 
         Args:
-            failed: what the first look that saw failures returned.
+            failed: the result of the first `look` or `first_failed` that was not empty.
         """
         endings = [one.ending for one in self.ranks]
         cause = first_to_fail([one.ending for one in failed])
@@ -129,7 +131,7 @@ class RankWatch:
         return failure_text(cause, last, [ending for ending in endings if ending is not cause], len(endings), self._grace_s)
 
     def first_failed(self, signals: Signals, timeout_s: float | None) -> list[RunningRank]:
-        """Look once, and return the ranks that have failed. After a failure, wait briefly for a signal to the launcher as well.
+        """Call `look` once, and return the ranks that have failed. If one was killed by a signal, wait briefly for the launcher's.
 
         Args:
             signals: signals to the launcher.
@@ -178,7 +180,10 @@ class RankWatch:
         one.report_fd = -1
 
     def _reap(self, one: RunningRank) -> None:
-        """Record how a rank ended. Until its exit code is collected, its process id and group id cannot be reused."""
+        """Record how a rank ended, and end the processes that it has started if it failed or was asked to end.
+
+        The process group is signaled before the exit code is collected, because the id of the group may be reused afterward.
+        """
         if one.report_fd >= 0:
             self._read_report(one)
         if one.report_fd >= 0:  # a process that the rank has started holds the other end
@@ -186,7 +191,7 @@ class RankWatch:
         try:
             found = os.waitid(os.P_PIDFD, one.child.pidfd, os.WEXITED | os.WNOWAIT)
             if one.ending.asked or (found and found.si_status):
-                os.killpg(one.child.pid, signal.SIGTERM)  # end the processes that the rank has started and not ended
+                os.killpg(one.child.pid, signal.SIGTERM)
         except OSError:  # it left its group, or the program has collected its exit code, and its id may be reused
             pass
         one.ending.exitcode = self._children.reap(one.child)

@@ -1,7 +1,7 @@
-"""Child processes: watched together by their pidfds, ended in order, each with its exit code.
+"""Watch, end and reap child processes by their pidfds, and get their exit codes.
 
 A pidfd refers to one process for good, so no signal can reach another process that got the same id. Three things may happen between
-a start and the first look; none of them is an error here:
+the start of a process and the first check of it, and all of them are handled here:
 
 * the process has ended already, and the kernel keeps no exit code: the program ignores SIGCHLD, or waits for all of its children
 * another part of the program collects the exit code first
@@ -27,13 +27,13 @@ class Child:
 
     Args:
         pid: its process id.
-        collect: waits for the ended process and returns its exit code. If None, the code is collected by the pidfd, which works for
-            any child of this process.
+        collect: function that waits for the ended process and returns its exit code. If None, the code is collected by the pidfd,
+            which works for any child of this process.
 
     Attributes:
         pid: its process id.
         pidfd: a descriptor that is readable once the process has ended; -1 after `reap`.
-        exit_code: negative for a signal, UNKNOWN_EXIT if another part of the program has collected it; None before `reap`.
+        exit_code: negative for a signal, UNKNOWN_EXIT if another part of the program has collected it; None before `wait`.
 
     Raises:
         OSError: no descriptor is left, and the process was killed.
@@ -83,7 +83,7 @@ class Child:
         return self.exit_code
 
     def reap(self) -> int:
-        """Wait until the process has ended, forget it, and return its exit code. Idempotent."""
+        """Wait until the process has ended, close its pidfd, and return its exit code. Idempotent."""
         code = self.wait()
         fd, self.pidfd = self.pidfd, -1
         if fd >= 0:
@@ -139,7 +139,7 @@ T = TypeVar("T", bound=Child)
 
 
 class Children(Generic[T]):
-    """Children that are watched in one poll, if needed together with other descriptors."""
+    """A set of children that are watched in one poll, if needed together with other descriptors."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
@@ -209,7 +209,8 @@ class Children(Generic[T]):
 
         Args:
             grace_s: seconds before the others are killed.
-            look: waits up to the given number of seconds for an event, and reaps children that have ended.
+            look: function that waits up to the given number of seconds (None: without limit) for an event, and calls `reap` for
+                children that have ended.
             is_enough: called after each look; True ends the grace period.
         """
         deadline = monotonic() + grace_s

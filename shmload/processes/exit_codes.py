@@ -1,4 +1,4 @@
-"""Exit codes of processes, even if another part of the program has collected them first."""
+"""Get the exit code of a process, even if another part of the program has collected it first, and describe it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def wait_popen_exit_code(process: subprocess.Popen[Any]) -> int:
 
 
 def describe_exit(code: Any) -> str:
-    """Describe a process's exit code in words."""
+    """Return a phrase for an exit code, such as "was killed by SIGKILL", to follow the name of the process."""
     if code is None:
         return "is still running"
     if code == UNKNOWN_EXIT:

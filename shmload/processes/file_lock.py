@@ -7,7 +7,7 @@ that reaches the file. Three rules keep that true:
   close their copies (private_fds.py), exec does too (O_CLOEXEC), and `close` unlocks before it closes.
 * After a file was opened and before the lock was granted, the file may have been removed and another one created under its name.
   Code that removes locked files calls `is_at` once it has the lock.
-* On a file system without locks, every attempt raises OSError; the caller decides whether that means alive or an error.
+* On a file system without locks, every attempt raises OSError; the caller decides whether the owner then counts as alive.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shmload.processes import private_fds
 
 
 class FileLock:
-    """An open file that this process can lock, exclusively or shared. It is closed at the latest with its last reference.
+    """An open file that this process can lock, exclusively or shared. It is closed when the object dies, if not before.
 
     Args:
         fd: the file's descriptor, opened close-on-exec; every child forked from now on closes its copy.
@@ -52,7 +52,7 @@ class FileLock:
         """Lock the file; wait while another process has it.
 
         Args:
-            shared: allow others to share the lock. Changing a lock's kind releases it for a moment.
+            shared: take a lock that others can share. Changing the kind of a held lock releases it for a moment.
         """
         fcntl.flock(self.fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
 
@@ -91,7 +91,7 @@ def try_lock(fd: int) -> bool:
     """Lock a file for this process alone. Return False at once if another process has locked it.
 
     Args:
-        fd: a descriptor that the caller keeps private.
+        fd: a descriptor that is registered in private_fds.py, so that no forked child keeps the lock.
 
     Raises:
         OSError: the file system has no locks.

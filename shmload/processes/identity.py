@@ -28,7 +28,7 @@ def pidfd_of(pid: int, began: str) -> int:
 
     Args:
         pid: the process id.
-        began: its start time, as of `start_of`.
+        began: its start time, a result of `start_of`.
 
     Raises:
         OSError: no descriptor is left.

@@ -1,4 +1,4 @@
-"""Hold back KeyboardInterrupt while processes are started or state changes hands."""
+"""Delay KeyboardInterrupt while processes are started or shared state is changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from typing import Any
 
 @contextmanager
 def interrupts_held() -> Iterator[None]:
-    """Delay ^C until the block has ended, because a worker that was started but not recorded would never be stopped."""
+    """Delay ^C until the block has ended; without effect in threads other than the main one.
+
+    It is needed, for example, because a worker that was started but not recorded would never be stopped.
+    """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

@@ -1,4 +1,4 @@
-"""Descriptors that belong to this process alone: every forked child closes its copies.
+"""Register descriptors that every forked child closes, because they must belong to this process alone.
 
 A file lock and a pipe live as long as any copy of their descriptor is open. A forked child would keep both, and make a dead owner
 look alive. Every such descriptor is registered here and closed in each forked child; exec closes it too if it was opened
@@ -21,7 +21,7 @@ _descriptors: dict[int, _PrivateFd] = {}
 
 
 def keep(fd: int) -> int:
-    """Register a descriptor. Return it as the value to give to `close`.
+    """Register a descriptor. Return it as an int that `close` and `is_kept` recognize even if its number is reused.
 
     Args:
         fd: an open descriptor.

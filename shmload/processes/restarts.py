@@ -1,13 +1,13 @@
-"""When to restart a process that fails again and again, and when to give up."""
+"""Decide when to restart a process that fails repeatedly, and when to give up."""
 
 from __future__ import annotations
 
 
 class RestartPolicy:
-    """Counts consecutive failures.
+    """A limit on consecutive failures, and the pauses between restarts.
 
     Args:
-        max_restarts: consecutive failures that are tolerated.
+        max_restarts: number of consecutive failures that are tolerated.
         pause_s: seconds before the first restart; the pause doubles with each consecutive failure.
         max_pause_s: the longest pause.
 

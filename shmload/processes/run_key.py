@@ -1,4 +1,4 @@
-"""A key that is the same in all processes of one run on one node, and different in every other run there."""
+"""Compute a key that is the same in all processes of one run on one node, and different in every other run there."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ _RUN_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JO
 
 
 def run_key() -> tuple[str, ...]:
-    """Return the key of this run, which every process of the run on this node computes alike.
+    """Return the key of this run, the same in every process of the run on this node.
 
-    Launchers set the same meeting point in every rank (MASTER_ADDR and MASTER_PORT, torchrun's run id, Slurm's job and step,
-    OpenMPI's name of the job). Without a launcher, ranks are children of one process (torch.multiprocessing.spawn, MPICH's mpirun),
-    so the key is that process's id and start time. The PID namespace is part of the key because ids mean nothing across containers.
+    Launchers set the same variables in every rank (MASTER_ADDR and MASTER_PORT, torchrun's run id, Slurm's job and step, PMIx's
+    namespace), and the key consists of them. Without a launcher, ranks are children of one process (torch.multiprocessing.spawn,
+    MPICH's mpirun), so the key is that process's id and start time. The PID namespace is always part of the key, because ids mean
+    nothing across containers.
     """
     namespace = str(os.stat("/proc/self/ns/pid").st_ino)
     found = tuple(os.environ.get(name, "") for name in _RUN_VARIABLES)

@@ -3,8 +3,8 @@
 The agent joins Ray, creates the actors, puts the dataset into the object store, sends tasks to the actors, and replaces actors that
 die.
 
-An actor has started once it has the dataset and has reported its node's versions, and gets tasks only then. So an actor that waits
-for a CPU, or for a node that an autoscaler is still adding, delays no batch, because the other actors take its share.
+An actor *has started* once it has loaded the dataset and reported its node's versions, and gets tasks only then. So an actor that
+waits for a CPU, or for a node that an autoscaler is still adding, delays no batch, because the other actors take its share.
 """
 
 from __future__ import annotations
@@ -39,13 +39,20 @@ from shmload.worker.failure import Failure, sample_at
 log = logging.getLogger("shmload")
 LOG_S = 5.0  # interval of log messages about pending steps
 LOOK_S = 0.1  # interval at which a wait checks whether it is still needed
-MAX_DEATHS = 3  # deaths of actors while reading one task alone, after which the task is blamed
-MAX_STARTS = 10  # actors of one worker that end before they have started, after which the cluster is blamed
+MAX_DEATHS = 3  # deaths of actors while reading one task alone, after which the task counts as the cause
+MAX_STARTS = 10  # actors of one worker that end before they have started, after which the loader fails
 OWN_S = 2.0  # time that a dead actor's task waits for the replacement before another worker's actor gets it
 
 
 class Call(NamedTuple):
-    """A task that was sent to an actor."""
+    """A call of an actor's method.
+
+    Attributes:
+        actor: the actor; None if the call has not been sent, because the worker has no actor that has started.
+        ref: Ray's reference to the result; None if it has not been sent.
+        method: name of the method.
+        argument: its arguments.
+    """
 
     actor: Any
     ref: Any
@@ -60,8 +67,13 @@ class ActorSet:
         config: the agent's settings.
         pickled_job: the pickled job.
         settings: settings of the actors, by worker.
-        wait_for_job: returns once the pickled job has been written.
-        control: a descriptor of the ring's control segment, which actors that reach it lock.
+        wait_for_job: function that returns once the pickled job has been written.
+        control: a descriptor of the ring's control segment; actors lock a byte of it if they can reach it (life_lock.py).
+
+    Attributes:
+        when_started: functions to call, from any thread, when an actor has started or starting has failed.
+        repeats_in_order: see `AgentConfig`.
+        node_id: Ray's id of this machine's node; empty before the connection is up.
     """
 
     def __init__(
@@ -81,7 +93,7 @@ class ActorSet:
         self._pickled_job_nbytes = pickled_job.nbytes
         self._settings = settings
         self._is_connected = threading.Event()  # `connect` has finished or failed
-        self._asked_at: float | None = None  # time of the first request to the cluster, after Ray was imported
+        self._asked_at: float | None = None  # time of the first request to the cluster; None while Ray is being imported
         self._joined_at: float | None = None
         self._failure: Exception | None = None
         self._lock = threading.RLock()
@@ -90,16 +102,19 @@ class ActorSet:
         self._started: dict[int, ActorStarted] = {}  # worker -> the message of its newest actor, once that has started
         self._waits_since: dict[int, float] = {}  # worker -> time since which its newest actor has been starting
         self._restarts = [RestartPolicy(MAX_STARTS - 1) for _ in settings]  # counts actors that end before they have started
-        self.when_started: list[Callable[[], None]] = []  # called when an actor has started, from any thread
+        self.when_started: list[Callable[[], None]] = []
         # held while a worker's new actor repeats one task alone
         self._repeats = [threading.Lock() for _ in settings]
-        self._newest: dict[int, tuple[Any, int]] = {}  # by worker: place of its newest answer, and how many actors so far
+        self._newest: dict[int, tuple[Any, int]] = {}  # worker -> place of its newest answer, and number of its actors so far
         self._ended: dict[int, str] = {}  # torch mode: workers whose actor has died, with the message
-        self.node_id = ""  # the node of this machine
+        self.node_id = ""
         self._job: Any = None  # the dataset in Ray's object store
 
     def connect(self) -> None:
-        """Join the cluster, create the actors, and put the dataset into the object store while they start."""
+        """Join the cluster, create the actors, and put the dataset into the object store while they start.
+
+        An error is not raised here, but by the later calls of `begin` and `result`.
+        """
         try:
             import ray
 
@@ -156,7 +171,7 @@ class ActorSet:
             threading.Thread(target=self._wait_until_started, args=arguments, daemon=True).start()
 
     def _wait_until_started(self, worker: int, actor: Any, ref: Any) -> None:
-        """Wait until an actor has started, which may take long, and let the dispatcher claim for its worker."""
+        """Wait until an actor has started, which may take long, and then let the dispatcher claim orders for its worker."""
         try:
             found: ActorStarted = self._answer(actor, ref)
             text = version_error(found.place[0], found.host, found.versions)
@@ -176,7 +191,7 @@ class ActorSet:
         self._notify_started()
 
     def _not_started(self, worker: int, actor: Any, error: Exception) -> None:
-        """Replace an actor that ended before it had started, unless no replacement could do better."""
+        """Replace an actor that ended before it had started, unless a replacement would fail in the same way."""
         how = _one_line(error)
         with self._changed:
             is_given_up = self._restarts[worker].failed() is None
@@ -198,10 +213,13 @@ class ActorSet:
             call()
 
     def wait(self, is_wanted: Callable[[], bool]) -> None:
-        """Wait until the connection is up or has failed, or until it is no longer wanted.
+        """Wait until the dataset is in the object store and the actors are starting, or until this has failed or is not wanted.
 
         The cluster has `connect_timeout_s` to answer. Importing Ray before that and sending the dataset after it have no limit:
-        they end with this process, and a log message every LOG_S seconds names the pending one.
+        they end with this process, and a log message every LOG_S seconds names the pending step.
+
+        Args:
+            is_wanted: returns False to end the wait.
         """
         began = logged = monotonic()
         with stderr_status_line() as show:
@@ -224,7 +242,11 @@ class ActorSet:
         return f"the dataset, {self._pickled_job_nbytes / 1e6:,.0f} MB, is being sent to Ray's object store"
 
     def watch(self, is_wanted: Callable[[], bool]) -> None:
-        """Report progress until all actors have started: on one line of a terminal, else in the log at growing intervals."""
+        """Report progress until all actors have started, on one line of a terminal and in the log at growing intervals.
+
+        Args:
+            is_wanted: returns False to end the wait.
+        """
         pause_s, logged = LOG_S, monotonic()
         with stderr_status_line() as show, self._changed:
             while is_wanted() and self._failure is None and len(self._started) < len(self._settings):
@@ -235,7 +257,7 @@ class ActorSet:
                     logged, pause_s = monotonic(), 2 * pause_s
 
     def progress(self) -> str:
-        """Return a message with the number of actors that have started, and of their nodes."""
+        """Return a message with the number of actors that have started, and the number of their nodes."""
         with self._lock:
             nodes = {found.place[0] for found in self._started.values()}
             text = f"{len(self._started)} of {len(self._settings)} Ray actors have started"
@@ -264,6 +286,10 @@ class ActorSet:
 
         If the actor has died and its replacement has not started, nothing is sent yet; `result` sends it.
 
+        Args:
+            worker: number of the worker.
+            method: name of the method of `WorkerActor`.
+            argument: its arguments.
         Raises:
             ClusterUnreachable: there is no connection yet, or it has failed.
             WorkerDied: the actor is dead and may not be replaced.
@@ -296,11 +322,11 @@ class ActorSet:
             )
 
     def may_claim(self, worker: int) -> bool:
-        """Return whether the worker has an actor that has started, or an error to report instead."""
+        """Return whether to claim orders for the worker: it has an actor that has started, or there is an error to report."""
         return worker in self._started or self._failure is not None or not self._is_connected.is_set() or self._is_late(worker)
 
     def _is_late(self, worker: int) -> bool:
-        """Return whether the worker's actor is overdue. In seed mode, this is False once any actor has started."""
+        """Return whether the worker's actor has not started in `ship_timeout_s`. In seed mode, False once any actor has started."""
         limit_s = self._config.ship_timeout_s
         with self._lock:
             since = self._waits_since.get(worker)
@@ -321,13 +347,17 @@ class ActorSet:
         return self._repeats[worker].locked()
 
     def result(self, worker: int, call: Call) -> Any:
-        """Return the result of a call. In seed mode, if its actor has died, another actor repeats it.
+        """Wait for a call and return its result. In seed mode, if its actor has died, another actor repeats it.
 
         There is no timeout, because a timeout would restart the transfer of an object.
 
+        Args:
+            worker: number of the worker.
+            call: the result of `begin`.
         Raises:
             WorkerDied: the actor is dead and may not be replaced, or `MAX_DEATHS` actors died while reading this task alone, but
                 none while reading a single sample of it.
+            ClusterUnreachable: no actor could start.
         """
         from ray import exceptions
 
@@ -336,7 +366,7 @@ class ActorSet:
             exceptions.ObjectLostError,
             exceptions.NodeDiedError,
             exceptions.WorkerCrashedError,
-            exceptions.OutOfMemoryError,  # Ray has killed it because its node ran out of memory
+            exceptions.OutOfMemoryError,  # Ray has killed the actor because its node ran out of memory
         )
         reason: Exception | None = None  # the error that ended the previous actor
         if call.actor is not None:
@@ -346,8 +376,8 @@ class ActorSet:
                 reason = error
             if (timed_out := self._timed_out(worker, call)) is not None:
                 return timed_out
-        num_deaths = 0.0  # the first death may have been caused by another task
-        with self._repeats[worker]:  # alone, because other tasks in progress could be the cause of a death
+        num_deaths = 0.0  # the death above does not count, because another task may have caused it
+        with self._repeats[worker]:  # only one task at a time, because other tasks in progress could cause a death
             while True:
                 if reason is not None:
                     self._handle_death(worker, call.actor, reason)
@@ -364,7 +394,7 @@ class ActorSet:
                     return timed_out
 
     def _answer(self, actor: Any, ref: Any) -> Any:
-        """Return an actor's answer to a call. If this raises an error that the actor did not report, the actor has ended."""
+        """Return an actor's answer to a call. For any error except one that its method raised, end the actor first."""
         import ray
         from ray.exceptions import RayTaskError
 
@@ -377,7 +407,7 @@ class ActorSet:
             raise
 
     def _end(self, actor: Any) -> None:
-        """End an actor. Afterward it cannot write into the ring, and another actor may get its rows."""
+        """End an actor, and wait until it cannot write into the ring, so that another actor may get its rows. Idempotent."""
         import ray
 
         if (byte := self._bytes.get(actor)) is None:
@@ -399,7 +429,7 @@ class ActorSet:
     def _actor_for(self, worker: int) -> Any:
         """Return the worker's newest actor once it has started, or another worker's if that takes longer than OWN_S.
 
-        A replacement takes long, for example, if its CPU was lost with a node.
+        It may take long, for example, because a node and its CPUs were lost.
 
         Raises:
             ClusterUnreachable: no actor has started within `ship_timeout_s`.
@@ -417,7 +447,12 @@ class ActorSet:
                 self._changed.wait(LOOK_S)
 
     def num_actors(self, worker: int, place: tuple[str, int]) -> int:
-        """Record the place of the worker's newest answer. Return the number of its actors so far."""
+        """Record the place of the worker's newest answer. Return the number of actors that have answered for the worker so far.
+
+        Args:
+            worker: number of the worker.
+            place: Ray's id of the actor's node, and its pid there.
+        """
         with self._lock:
             newest, number = self._newest.get(worker, (None, 0))
             if newest != place:
@@ -425,7 +460,7 @@ class ActorSet:
             return self._newest[worker][1]
 
     def _timed_out(self, worker: int, call: Call) -> Reply | None:
-        """If a sample of the task is known to have timed out, replace the actor and return the failure; otherwise return None."""
+        """If the actor has ended because of a timeout, replace it. Return the failure of the sample, None if it is not known."""
         task = call.argument[0]
         if self._settings[worker].sample_timeout_s is None or not isinstance(task, Task):
             return None
@@ -437,7 +472,7 @@ class ActorSet:
         return Reply(ERROR, error=failure.dumps(self._settings[worker].text_capacity))
 
     def _blamed(self, worker: int, call: Call, reason: Exception, died: tuple[type[Exception], ...]) -> Reply:
-        """Return the failure of the task's first sample that also ends its actor when it is read alone.
+        """Read a task's samples one by one, and return the failure of the first one that ends its actor.
 
         Raises:
             WorkerDied: no single sample ends its actor.

@@ -31,7 +31,7 @@ from shmload.worker.process import GONE, open_memory
 def wait_for_job() -> None:
     """Wait until the trainer has written the pickled job."""
     if sys.stdin.buffer.read(len(ARRIVED)) != ARRIVED:
-        os._exit(GONE)  # the trainer failed to write it, and its loader failed, too
+        os._exit(GONE)  # the trainer could not write the job, and its loader has failed
 
 
 def main() -> None:
@@ -70,7 +70,7 @@ def main() -> None:
     actors.watch(lambda: not rings[0][0].is_closing)
     for thread in threads:
         thread.join()
-    os._exit(0)  # without an orderly shutdown, which takes longer, because Ray cleans up after a driver
+    os._exit(0)  # an orderly shutdown takes longer, and is not needed because Ray cleans up after a driver
 
 
 if __name__ == "__main__":

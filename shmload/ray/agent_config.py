@@ -12,20 +12,23 @@ from shmload.worker.job import Post
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """The agent's settings: the workers' posts, the cluster's address, the program's sys.path.
+    """The agent's settings.
 
     Attributes:
+        posts: the post of each actor's worker.
+        address: address of the cluster's head, or "auto".
+        paths: sys.path of the trainer's program.
         is_seeded: whether a task's result depends only on the task, so that another actor may repeat it.
-        num_ahead: tasks that each worker may have in progress.
-        num_local: workers of this machine that claim from the same ring.
-        num_ordered: batches that the trainer orders ahead, over all workers.
+        num_ahead: number of tasks that each worker may have in progress.
+        num_local: number of workers of this machine that claim from the same ring.
+        num_ordered: number of batches that the trainer orders ahead, over all workers.
         connect_timeout_s: seconds that the cluster may take to answer; sending the dataset afterwards has no limit.
-        ship_timeout_s: seconds that an actor may then take to receive the dataset and start; None for no limit.
+        ship_timeout_s: seconds that an actor may take to receive the dataset and start; None for no limit.
         actor_options: arguments of Ray's `.options` for the actors.
-        node_nbytes: bytes of the dataset on each node, if the dataset reports them.
+        node_nbytes: bytes of the dataset on each node, by Ray's node id; empty if the dataset does not report them.
         sample_timeout_s: seconds that one sample may take before its actor is ended; None for no limit.
-        repeats_in_order: whether a worker repeats a lost batch before all others, because its random streams continue from batch to
-            batch.
+        repeats_in_order: whether a worker repeats a batch with bad samples before all others, because its random streams continue
+            from batch to batch (torch mode with on_error="skip" or "substitute").
         is_replacement: whether this agent replaces another; then it retries a cluster that does not answer.
     """
 
@@ -45,4 +48,4 @@ class AgentConfig:
     is_replacement: bool = False
 
 
-ARRIVED = b"!"  # sent after the agent config, once the pickled job has been written
+ARRIVED = b"!"  # sent to the agent's standard input after the AgentConfig, once the pickled job has been written

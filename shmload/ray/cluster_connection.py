@@ -10,14 +10,14 @@ from typing import Any
 
 from shmload.errors import ClusterUnreachable
 
-HEAD_S = 10.0  # the timeout of a connection to the head; Ray itself retries for two minutes
+HEAD_S = 10.0  # longest time to connect to the head, because Ray itself would retry for two minutes
 
 
 def join_cluster(given: str, timeout_s: float = HEAD_S) -> None:
     """Make this process a driver of a cluster.
 
     Args:
-        given: the address of the head, or "auto".
+        given: the address of the head; "auto" means RAY_ADDRESS, or the cluster that Ray finds on this machine.
         timeout_s: seconds that the head may take to accept a connection, at most HEAD_S.
     Raises:
         ClusterUnreachable: no cluster answers at this address.
@@ -35,7 +35,7 @@ def join_cluster(given: str, timeout_s: float = HEAD_S) -> None:
 
 
 def current_cluster_address() -> str:
-    """Return the address of the cluster that this process already belongs to, like a worker of Ray Train; otherwise "auto"."""
+    """Return the address of the cluster that this process belongs to (a worker of Ray Train, for example), otherwise "auto"."""
     ray: Any = sys.modules.get("ray")
     return str(ray.get_runtime_context().gcs_address) if ray is not None and ray.is_initialized() else "auto"
 

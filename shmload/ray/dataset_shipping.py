@@ -13,7 +13,7 @@ from shmload.worker.job import Job
 
 
 def pickle_job_by_value(job: Job) -> pickling.Parcel:
-    """Return the pickled job for actors, with the definitions of the trainer's own program, which actors cannot import.
+    """Return the pickled job for actors, with the functions and classes of the trainer's own program, which actors cannot import.
 
     Raises:
         TypeError: the job cannot be pickled; the message names the cause.
@@ -28,7 +28,7 @@ def pickle_job_by_value(job: Job) -> pickling.Parcel:
         Pickler(pickled, protocol=5, buffer_callback=take).dump(value)
         return pickled.getbuffer()
 
-    # the name of the program in a process that it has spawned, for example a rank; elsewhere __main__ has another name
+    # in a process that the program has spawned, such as a rank, its classes belong to __mp_main__, which cloudpickle does not know
     if (program := sys.modules.get("__mp_main__")) is not None and program.__name__ == "__mp_main__":
         cloudpickle.register_pickle_by_value(program)
     try:

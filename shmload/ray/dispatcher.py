@@ -1,7 +1,8 @@
-"""The agent's thread that claims orders from the ring and gives each claim to the worker with the fewest tasks in progress.
+"""Claim orders from the ring in a thread of the agent, each for the worker with the fewest tasks in progress.
 
 In seed mode all workers share one bell and so one dispatcher; in torch mode each worker has its own bell and dispatcher. The
-dispatcher itself sends the claim, so that an actor gets tasks in the order of claims; a thread of the proxy waits for the reply.
+dispatcher itself sends the claim, so that an actor gets tasks in the order of claims. Each proxy has a thread that waits for the
+reply.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from shmload.worker.slot_memory import LOOK_AGAIN_S
 
 
 class Dispatcher:
-    """A thread that claims orders for workers that share a bell.
+    """The claims of the workers that share a bell. A thread calls `run`.
 
     Args:
         actors: the actors of all workers.
         proxies: the proxies of each worker.
         orders: the bell that these workers share.
-        local: the processes of this machine that claim from the same ring, if there are any.
+        local: the processes of this machine that claim from the same ring; None if there are none.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Dispatcher:
         self._orders.post()  # as WorkerLoop.run does
 
     def _least_busy(self) -> int:
-        """Return the worker to claim for; -1 if none has both a free proxy and an actor that would finish in time."""
+        """Return the place in `proxies` of the worker to claim for; -1 if none has a free proxy and an actor that may claim."""
         best, most = -1, 0
         for place, free in enumerate(self._free):
             if len(free) <= most:
@@ -118,9 +119,13 @@ class Dispatcher:
 
 
 def start_or_exit(run: Callable[..., None], *args: object) -> threading.Thread:
-    """Start a thread that ends the agent if it fails.
+    """Start a daemon thread that ends the agent if `run` fails, because its claim would otherwise stay open forever.
 
-    Otherwise its claim would stay open forever. The trainer handles the agent's death.
+    The trainer handles the agent's death.
+
+    Args:
+        run: the function to run.
+        args: its arguments.
     """
 
     def run_or_die() -> None:

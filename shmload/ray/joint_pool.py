@@ -10,12 +10,12 @@ from shmload.worker.pool import Death, ProcessPool, WorkerPool
 
 
 class JointPool:
-    """Two worker pools on one ring; a worker's number determines its pool.
+    """Two worker pools on one ring: the workers with the lowest numbers are actors, the others processes of this machine.
 
     Args:
-        actors: the pool of the workers with the lowest numbers.
-        processes: the pool of this machine's workers.
-        num_actors: the number of the first worker of this machine.
+        actors: the pool of the actors.
+        processes: the pool of the processes.
+        num_actors: number of actors, and so the number of the first process.
     """
 
     def __init__(self, actors: RayPool, processes: ProcessPool, num_actors: int) -> None:
@@ -26,16 +26,16 @@ class JointPool:
 
     @property
     def pids(self) -> list[int]:
-        """Return the workers' PIDs: the agent's for each actor, then the processes' own."""
+        """Return the workers' process ids: the agent's for each actor, then the processes' own."""
         return self._actors.pids + self._processes.pids
 
     @property
     def processes(self) -> list[BaseProcess]:
-        """Return this machine's workers."""
+        """Return the multiprocessing processes of this machine's workers."""
         return self._processes.processes
 
     def reads_samples(self, worker_id: int) -> bool:
-        """Return whether the worker belongs to this machine."""
+        """Return whether the worker is a process of this machine."""
         return self._pool_of(worker_id).reads_samples(worker_id)
 
     def start(self, num_workers: int) -> None:

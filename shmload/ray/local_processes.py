@@ -1,17 +1,17 @@
 """Decide which orders of a ring are left to processes of this machine, when actors claim from the same ring.
 
-Batches are wanted in order, and only a limited number is ordered ahead, so one slow batch delays all others. Therefore:
+Batches are delivered in order, and only a limited number is ordered ahead, so one slow batch delays all others. Therefore:
 
 * an actor without a task takes the oldest order, like any process; for an actor with tasks, which would start later, the oldest
   orders are skipped, one for each process, because a free process starts at once;
 * an actor gets no task while the processes would finish all orders in progress before the actor finished that batch.
 
-The time that an actor takes is measured, separately for each number of tasks that it already has in progress. Measurements decay,
-so an actor that was slow once is tried again. Tasks sent before an actor's first answer do not count, because the actor was still
-starting.
+The time that an actor takes is measured, separately for each number of tasks that it already has in progress. Measured times decay
+toward 0, so an actor that was slow once is tried again. Tasks sent before an actor's first answer do not count, because the actor
+was still starting.
 
-Rejected: giving everyone the oldest order. The batches queued at a slow actor are then the ones that are needed next: with actors
-four times slower, both kinds together reached half of the processes' throughput (benchmarks/local_workers.py).
+Rejected: always claiming the oldest order. The batches queued at a slow actor are then the ones that are needed next: with actors
+four times slower, both kinds together reached half of the throughput of the processes alone (benchmarks/local_workers.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ WEIGHT = 0.25  # weight of the newest measurement
 
 
 class LocalProcesses:
-    """The processes that claim from the same ring as the actors, and measurements of both.
+    """The measured times of actors and processes that claim from one ring, and the decisions based on them.
+
+    An actor is identified by the place of its worker in the dispatcher's list.
 
     Args:
         ring: a view of the ring, which counts the chunks that its workers have finished.
@@ -43,18 +45,24 @@ class LocalProcesses:
         self._first_answers: dict[int, float] = {}  # actor -> time of its first answer
 
     def num_skipped(self, num_under_way: int) -> int:
-        """Return the number of oldest orders that an actor with so many tasks skips."""
+        """Return the number of oldest orders that an actor must skip if it already has `num_under_way` tasks in progress."""
         return len(self._processes) if num_under_way else 0
 
     def may_claim(self, actor: int, num_under_way: int) -> bool:
-        """Return whether an actor with so many tasks in progress would finish another one in time."""
+        """Return whether an actor that has `num_under_way` tasks in progress would finish another one in time."""
         self._look()
         took_s, when = self._took.get((actor, num_under_way), (0.0, 0.0))
         faded_s = took_s * 0.5 ** ((self._clock() - when) / HALF_LIFE_S)
         return not self._process_s or faded_s * len(self._processes) <= self._num_ordered * self._process_s
 
     def answered(self, actor: int, num_under_way: int, began_s: float, ended_s: float) -> None:
-        """Record the time that a task took an actor which had so many tasks in progress when it got this one."""
+        """Record the time that a task took an actor.
+
+        Args:
+            actor: the actor.
+            num_under_way: number of tasks that it had in progress when it got this one.
+            began_s, ended_s: times of `clock` at the claim and at the reply.
+        """
         if began_s < self._first_answers.setdefault(actor, ended_s):
             return
         took_s = ended_s - began_s

@@ -1,7 +1,7 @@
 """A ring of one slot in an actor's private memory, with the trainer's half of the protocol.
 
-A `WorkerLoop` needs a ring and a trainer. `LocalRing` is both: when the loop rings a bell to settle a layout or to get more memory,
-the local ring grants the request before the bell's `post` returns.
+A `WorkerLoop` needs a ring, doorbells and a trainer. `LocalRing` is all of them: when the loop rings a bell to propose a layout or
+to request more memory, `post` grants the request before it returns.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ from shmload._core.trainer import ORDERED, Lease, TrainerRing, control_nbytes
 from shmload.batch.layout import Layout
 from shmload.ray.messages import NOTHING, Slot
 
-GROWTH = 1.25  # the same as in ring_memory
-ORDER_CAPACITY = 4096  # bytes; larger orders get their own memory
+GROWTH = 1.25  # as in engine/ring_memory.py
+ORDER_CAPACITY = 4096  # bytes of the ring's area for an order; larger orders get their own memory
 _ORDER = "order"
 
 
 class LocalRing:
     """The ring, its memory, and all of its bells in one object.
 
+    Args:
+        worker_id: the worker's number in the trainer's ring, which its messages to users contain.
+        text_capacity, layout_capacity: capacities of the trainer's ring, in bytes.
+
     Attributes:
         ring: the worker's end.
         trainer: the trainer's end.
-        layout: the settled layout; None before it is settled, or if samples have no fixed rows.
-        nrows: the rows of the order.
-    Args:
-        worker_id: the worker's number in the real ring, which its messages to users contain.
-        text_capacity, layout_capacity: capacities of the real ring.
+        layout: the settled layout; None before it is settled, or if the samples do not have one shape.
+        nrows: number of rows of the order.
+        is_borrowed: whether the payload is the batch's own slot in the trainer's ring.
     """
 
     def __init__(self, worker_id: int, *, text_capacity: int, layout_capacity: int) -> None:
@@ -48,7 +50,7 @@ class LocalRing:
         self._memory: dict[str, Mapping] = {}
         self._payload = ""
         self._num_made = self._offset = 0
-        self.is_borrowed = False  # whether the payload is the batch's own slot in the trainer's ring
+        self.is_borrowed = False
         self.layout: Layout | None = None
         self.nrows = 1
         self._lease: Lease | None = None  # the lease of the latest batch
@@ -76,7 +78,7 @@ class LocalRing:
     # ------------------------------------------------------------ the trainer's half
 
     def settle(self, text: bytes) -> None:
-        """Accept a layout; an empty text means that samples have no fixed rows."""
+        """Accept a layout, given as bytes. Empty bytes mean that the samples do not have one shape, so batches are packed."""
         self.layout = Layout.loads(text) if text else None
         if self.layout is not None:
             self._make_room(self.layout.nbytes(self.nrows))
@@ -97,7 +99,12 @@ class LocalRing:
         """Publish an order in the slot, whose previous batch is no longer needed, and claim it.
 
         Args:
+            raw: the indices, as int64 bytes or as a pickle.
             borrowed: memory for the batch, used if it is large enough; None for this process's own memory.
+            epoch, step: position of the order, for messages and random numbers.
+            nrows: number of rows.
+            is_pickled: whether `raw` is a pickle.
+            is_packed: whether the batch must be packed.
             is_suspect: whether an actor died while reading this order; its samples are then read one by one.
         """
         ring = self.trainer
@@ -140,7 +147,7 @@ class LocalRing:
         return self._lease.used_nbytes
 
     def payload(self, nbytes: int, at: int = 0) -> NDArray[np.uint8]:
-        """Return bytes of the slot, valid until the next order."""
+        """Return a view of `nbytes` bytes of the slot from offset `at` on, valid until the next order."""
         if not nbytes:
             return NOTHING
         return np.ndarray(nbytes, np.uint8, self._memory[self._payload], self._offset + at)  # type: ignore[arg-type]  # a buffer
@@ -159,7 +166,7 @@ class LocalRing:
 
 
 def private_memory(nbytes: int) -> Mapping:
-    """Return memory that no other process sees."""
+    """Return memory that no other process can see, filled with zeros, as a Mapping."""
     fd = os.memfd_create("shmload-local_ring")
     try:
         os.ftruncate(fd, nbytes)

@@ -16,7 +16,7 @@ from shmload.worker.job import Post
 
 @dataclass(frozen=True)
 class ActorSetting:
-    """The settings of a new actor: its post, and the real ring's capacities, which the local ring must not exceed."""
+    """The settings of a new actor: its worker's post, and the capacities of the trainer's ring, which its own ring also gets."""
 
     post: Post
     paths: Sequence[str]  # the trainer's sys.path
@@ -27,13 +27,13 @@ class ActorSetting:
 
 
 class Slot(NamedTuple):
-    """A batch's place in the trainer's ring. An actor that reaches it decodes there."""
+    """A batch's slot in the trainer's ring. An actor that can map it decodes there."""
 
     number: int
     path: str  # the path of its segment
-    offset: int
+    offset: int  # in the segment
     nbytes: int
-    layout: bytes  # the text of the ring's layout
+    layout: bytes  # the ring's layout, as bytes
 
 
 class Task(NamedTuple):
@@ -47,11 +47,11 @@ class Task(NamedTuple):
     order: bytes  # the whole order, encoded as in the ring
     is_pickled: bool
     is_packed: bool
-    slot: Slot | None = None  # slot for direct writes; if None, the actor sends its rows back
+    slot: Slot | None = None  # the batch's slot, for direct writes; if None, the actor sends its rows back
     is_suspect: bool = False  # an actor died while reading it, so its samples are read one by one to find the cause
 
     def key(self, row: int) -> Any:
-        """Return the order's key for a row of the whole batch."""
+        """Return the dataset's key for a row, counted in the whole batch."""
         if self.is_pickled:
             return list(pickle.loads(self.order))[row]  # pickled by the trainer
         return int.from_bytes(self.order[8 * row : 8 * row + 8], sys.byteorder, signed=True)
@@ -63,10 +63,16 @@ NOTHING = np.empty(0, np.uint8)
 class Reply(NamedTuple):
     """The result of a task.
 
-    `own` is DONE or ERROR. `row_nbytes` contains the size of one row of each field if the payload contains rows, and is None if the
-    payload contains a packed batch or is empty. `layout` is the text of the actor's own layout: b"" if its samples have no fixed
-    rows, None if it is not known yet. `note` is a worker's snapshot and whether its iterator has ended. `place` is the actor's
-    node, by Ray's id, and its pid there; None if no actor has answered.
+    Attributes:
+        own: DONE or ERROR.
+        payload: rows of the batch, dense field by field, or a packed batch; empty if there is none or it is already in the slot.
+        row_nbytes: the size of one row of each field if the result consists of rows; None if it is a packed batch or there is none.
+        layout: the actor's own layout as bytes; b"" if its samples do not have one shape, None if it is not known yet.
+        note: the worker's snapshot, and whether its iterator has ended; None if no note is due.
+        error: the dumped `Failure`, for ERROR.
+        num_foreign, num_irregular: counters of the chunk, as in `WorkerRing.finish`.
+        place: the actor's node, by Ray's id, and its pid there; None if no actor has answered.
+        num_written: bytes of rows that the actor has written into the slot.
     """
 
     own: int
@@ -78,12 +84,12 @@ class Reply(NamedTuple):
     num_foreign: int = 0
     num_irregular: int = 0
     place: tuple[str, int] | None = None
-    num_written: int = 0  # bytes of rows that are already in the slot
+    num_written: int = 0
 
 
 class ActorStarted(NamedTuple):
     """An actor's message that it has started and loaded the dataset."""
 
-    place: tuple[str, int]
+    place: tuple[str, int]  # as in `Reply`
     host: str
     versions: dict[str, str]  # by name; "" if not installed

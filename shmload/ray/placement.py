@@ -2,12 +2,13 @@
 
 Unless `actor_options` changes it, an actor requests one CPU, so that an autoscaler sees the demand and Ray does not overbook a
 node.
+
 As many actors as there are CPUs on the nodes are placed explicitly: in proportion to the bytes of the dataset on each node, if the
 dataset reports them; otherwise in proportion to the CPUs, on nodes without a GPU first, because a trainer needs the CPUs of a GPU
-node. These places are preferences: Ray takes another node if one is full or gone. Ray places the other actors when a node with free
-CPUs arrives.
+node. These places are preferences: Ray takes another node if one is full or gone. Further actors are placed by Ray when a node has
+free CPUs.
 
-Ray would put actors that request no CPU on any node, so they are all placed explicitly, without another choice.
+Ray would put actors that request no CPU on any node, so all of these are placed explicitly, and Ray may not take another node.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ class Node(NamedTuple):
 
 
 def alive_nodes(described: Iterable[dict[str, Any]], going: Container[str] = ()) -> list[Node]:
-    """Return the nodes that Ray reports as alive and that are not being drained, in a fixed order."""
+    """Return the nodes that are alive and not being drained, in a fixed order.
+
+    Args:
+        described: the result of `ray.nodes()`.
+        going: ids of the nodes that are being drained.
+    """
     nodes = []
     for one in described:
         if one["Alive"] and one["NodeID"] not in going:
@@ -35,7 +41,7 @@ def alive_nodes(described: Iterable[dict[str, Any]], going: Container[str] = ())
 
 
 def draining() -> Mapping[str, int]:
-    """Return the nodes that Ray is draining, by id."""
+    """Return the nodes that Ray is draining; the keys are their ids."""
     from ray._private.state import state
 
     found: Mapping[str, int] = getattr(state, "get_draining_nodes", dict)()  # Ray has no public interface for it
@@ -43,16 +49,16 @@ def draining() -> Mapping[str, int]:
 
 
 def place(nodes: list[Node], num_workers: int, first: int = 0, node_nbytes: Mapping[str, int] | None = None) -> list[str]:
-    """Return the node of each worker.
+    """Return the id of each worker's node.
 
-    Workers fill nodes with data up to their CPUs, in proportion to the bytes, then CPU-only nodes by turns, then nodes with a
-    GPU, then start over.
+    Workers take the CPUs of nodes with data first, in proportion to the bytes, then those of nodes without a GPU by turns, then
+    those of nodes with a GPU, and then start over.
 
     Args:
         nodes: the live nodes.
         num_workers: the number of workers.
         first: number of the node that gets the first worker, so that several loaders do not all start with the same node.
-        node_nbytes: bytes of the dataset on each node.
+        node_nbytes: bytes of the dataset on each node, by id.
     Raises:
         ValueError: `nodes` is empty.
     """
@@ -63,7 +69,7 @@ def place(nodes: list[Node], num_workers: int, first: int = 0, node_nbytes: Mapp
 
 
 def seats(nodes: list[Node], first: int, node_nbytes: Mapping[str, int]) -> list[str]:
-    """Return each node once for each of its CPUs, in the order in which workers take them."""
+    """Return the id of each node once for each of its CPUs, in the order in which workers take them."""
     # by highest averages (D'Hondt): the next seat goes to the node with the most bytes for each actor
     with_data = [
         (node_nbytes[n.node_id] / (seat + 1), n.node_id) for n in nodes if node_nbytes.get(n.node_id) for seat in range(n.num_cpus)
@@ -89,7 +95,7 @@ def options_of(
         num_workers: the number of workers.
         given: the user's options; a `scheduling_strategy` or `label_selector` among them replaces this placement.
         first: number of the node that gets the first worker.
-        node_nbytes: bytes of the dataset on each node.
+        node_nbytes: bytes of the dataset on each node, by id.
     """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 

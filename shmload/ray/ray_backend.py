@@ -1,4 +1,4 @@
-"""The backend of `backend="ray"`: it makes the worker pool of a loader whose workers are Ray actors."""
+"""Make the worker pool of a loader with `backend="ray"`, whose workers are Ray actors."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from shmload.ray_options import Ray
 from shmload.worker.pool import PreparedWorkers, process_pool, with_job_path
 from shmload.world import package_ability
 
-MAX_AHEAD = 4  # most tasks of a worker: one is decoded, one transferred, one copied, and one is in reserve
+MAX_AHEAD = 4  # most tasks of a worker in progress: one is decoded, one transferred, one copied, and one waits
 
 
 @dataclasses.dataclass(frozen=True)
 class RayBackend:
-    """Starts workers on a Ray cluster, and optionally some on this machine.
+    """A `Backend` that puts workers on a Ray cluster, and optionally some on this machine.
 
     Args:
         ray: options of the cluster. The last `num_local_workers` of the workers run on this machine.

@@ -1,4 +1,4 @@
-"""The trainer's view of its Ray actors: a worker pool with one child process, the agent, which represents all workers."""
+"""The trainer's worker pool of Ray actors: one child process, the agent, represents all of them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ LOG_S = 5.0  # interval of log messages while actors outlive their agent
 
 
 class RayPool:
-    """A worker pool of Ray actors: one child process, the agent, represents all of them.
+    """A worker pool of Ray actors, which starts and replaces their agent.
 
-    If the agent ends, all of its workers have ended; a new agent starts once the rows of all workers have been recovered. Ray
-    starts actors on any machine, so the agent learns of an actor's death from Ray and from its file lock (life_lock.py), not from a
-    pidfd.
+    If the agent ends, all of its workers count as dead; a new agent starts once the rows of all workers have been recovered. The
+    deaths of single actors are not visible here: the agent handles them.
 
     Args:
         config: the agent's settings.
@@ -60,7 +59,7 @@ class RayPool:
 
     @property
     def pids(self) -> list[int]:
-        """Return the agent's PID for each worker."""
+        """Return the agent's process id for each worker."""
         return [] if self._agent is None else [self._agent.pid] * len(self._config.posts)
 
     @property
@@ -69,7 +68,7 @@ class RayPool:
         return []
 
     def start(self, num_workers: int) -> None:
-        """Start the agent without waiting for it, and write the pickled job in the meantime."""
+        """Start the agent for all workers without waiting for it, and write the pickled job in the meantime."""
         faults.hit("starting")
         self._launch(self._config, self._write)
 
@@ -95,7 +94,7 @@ class RayPool:
             process.stdin.write(ARRIVED)
 
     def start_worker(self, worker_id: int) -> None:
-        """Raise NotImplementedError, because a Ray worker pool does not change its size."""
+        """Raise NotImplementedError, because a worker pool of Ray actors does not change its size."""
         raise NotImplementedError("a worker pool of Ray actors cannot change its size")
 
     reap = start_worker
@@ -113,10 +112,7 @@ class RayPool:
         return [Death(worker, agent.pid, agent.wait()) for worker in sorted(self._dead)]
 
     def _log_wait_for_actors(self) -> None:
-        """Log every LOG_S seconds that actors outlive their agent.
-
-        Their rows cannot be reused while they may still write to them.
-        """
+        """Log every LOG_S seconds that actors outlive their agent, so their rows cannot be reused yet."""
         now = monotonic()
         self._logged = self._logged or now
         if now - self._logged > LOG_S:
@@ -124,7 +120,7 @@ class RayPool:
             log.warning("the Ray agent has ended, but some of its actors still run: waiting until Ray has ended them")
 
     def replace(self, worker_id: int) -> None:
-        """Start a new agent once every dead worker's rows have been recovered, because it claims for all workers."""
+        """Count a worker whose rows have been recovered, and start a new agent after the last one, because it claims for all."""
         self._dead.discard(worker_id)
         if self._dead or self._agent is None:
             return
@@ -173,7 +169,7 @@ class RayPool:
 
 
 def _end(agent: Child, pid: int) -> None:
-    """Kill an agent that still runs at the end of its process, because its loader was not closed."""
+    """Kill and reap an agent whose pool has died, because its loader was not closed."""
     if os.getpid() == pid:
         agent.kill()
         agent.reap()

@@ -1,7 +1,7 @@
-"""End an actor whose sample takes too long, and tell the agent which sample it was.
+"""End an actor whose sample takes too long, and report to the agent which sample it was.
 
-`SampleTimer`, a second thread of the actor, stores the failure in Ray's key-value store, because a dead actor cannot return it, and
-the agent reads it there. The thread needs the GIL, so a sample that blocks in C code and holds the GIL is not detected.
+A `SampleTimer`, in a second thread of the actor, stores the failure in Ray's key-value store, because a dead actor cannot return
+it, and the agent reads it there. The thread needs the GIL, so a sample that blocks in C code and holds the GIL is not detected.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ NAMESPACE = b"shmload"
 
 
 class SampleTimer:
-    """A thread that limits the time of the worker loop for a sample.
+    """A limit on the time that the worker loop may take for a sample. A second thread runs `watch`.
 
     Args:
-        ring: the loop's ring, which records the current row and the time of its start.
+        ring: the trainer's end of the loop's ring, which records the current row and the time of its start.
         worker: the worker's number.
         limit_s: the longest time that a sample may take.
-        store_failure: (bytes) -> None, stores the failure; called before the actor is ended.
+        store_failure: (bytes) -> None: stores the failure; called before the actor is ended.
     """
 
     def __init__(self, ring: Any, worker: int, limit_s: float, store_failure: Any) -> None:
@@ -62,7 +62,7 @@ class SampleTimer:
         return True
 
     def watch(self) -> None:
-        """Check regularly until a sample has timed out, then end the process."""
+        """Check regularly until a sample has timed out, then end the process. Does not return."""
         pause = threading.Event()
         while not self.look():
             pause.wait(self._limit_s / LOOKS)
@@ -70,9 +70,13 @@ class SampleTimer:
 
 
 def failure_in(word: bytes | None, task: Task) -> Failure | None:
-    """Return the failure of this task, or None if `word` is absent or belongs to another task.
+    """Return the failure of this task; None if nothing is stored or it belongs to another task.
 
-    The failure has no rows if any of several samples may be the cause.
+    Args:
+        word: the stored bytes, or None.
+        task: the task.
+    Returns:
+        a failure with the bad row of the whole batch; without rows if any of several samples may be the cause.
     """
     if word is None:
         return None
@@ -81,7 +85,7 @@ def failure_in(word: bytes | None, task: Task) -> Failure | None:
 
 
 def store_failure(word: bytes) -> None:
-    """Store the failure for which this actor will be ended."""
+    """Store the failure because of which this actor will end, under a name that contains the actor's id."""
     import ray
     from ray.experimental import internal_kv
 

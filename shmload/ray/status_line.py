@@ -1,4 +1,4 @@
-"""A changing line of text on the terminal, for as long as something is pending."""
+"""Show a changing line of text on the terminal while something is pending."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def stderr_status_line() -> Iterator[Callable[[str | None], None]]:
-    """Show one changing line of text on a terminal and remove it at the end. Without a terminal on stderr, show nothing."""
+    """Yield a function that shows one changing line of text on a terminal; the line is removed after the block.
+
+    The function takes the new text, or None to hide the line. Without a terminal on stderr, it shows nothing.
+    """
     if not sys.stderr.isatty():
         yield lambda text: None
         return

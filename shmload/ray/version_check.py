@@ -12,11 +12,11 @@ SAME_VERSIONS = (
 
 
 def versions() -> dict[str, str]:
-    """Return the package versions that trainer and actor must share, because code and pickles depend on them."""
+    """Return the versions of this process, by name, that trainer and actor must share; "" for a package that is missing."""
     found = {"Python": "{}.{}".format(*sys.version_info)}
     for name in ("shmload", "torch"):
         try:
-            found[name] = version(name).partition("+")[0]  # a build for CPUs has the same code
+            found[name] = version(name).partition("+")[0]  # without the build, because one for CPUs has the same Python code
         except PackageNotFoundError:  # a source tree, or an actor without torch
             found[name] = str(getattr(sys.modules.get(name), "__version__", ""))
     return found

@@ -1,4 +1,4 @@
-"""The Ray actor: a worker's loop over a private ring of one slot (local_ring.py), called once for each task.
+"""The Ray actor: it runs a worker's loop over a private ring of one slot (local_ring.py), once for each task.
 
 The agent sends a `Task` to an actor, which returns a `Reply`.
 """
@@ -40,16 +40,22 @@ READ_ONLY = (
 
 
 def same_layout(one: bytes, other: bytes) -> bool:
-    """Return whether two texts describe the same layout. Texts can differ, because pickle records identities of strings."""
+    """Return whether two dumped layouts are equal. Their bytes can differ, because pickle records identities of strings."""
     try:
         ours, theirs = Layout.loads(one), Layout.loads(other)
-    except Exception:  # a class that only the trainer's program has
+    except Exception:  # raised, for example, for a class that only the trainer's program has
         return False
     return (ours.fields, ours.tree, ours.zero_fill) == (theirs.fields, theirs.tree, theirs.zero_fill)
 
 
 class WorkerActor:
-    """One worker of a loader, on any node. It starts without the dataset, which is put into the object store at the same time."""
+    """One worker of a loader, as a Ray actor on any node.
+
+    It is constructed without the dataset, which is put into the object store at the same time; `start` loads it.
+
+    Args:
+        setting: the actor's settings.
+    """
 
     def __init__(self, setting: ActorSetting) -> None:
         post = setting.post
@@ -66,8 +72,8 @@ class WorkerActor:
         The dataset's large arrays stay in Ray's memory, shared by all actors of the node.
 
         Args:
-            parcel: a list with a reference to the pickled job. For a direct argument, Ray would transfer the bytes itself, and
-                leave them on the node until their memory is needed if the actor ended during the transfer.
+            parcel: a list with Ray's reference to the pickled job. If the reference were the argument itself, Ray would transfer
+                the bytes before the call, and if the actor ended meanwhile, leave them on the node until their memory is needed.
         """
         post = self._setting.post
         job, source, snapshots, failure = Job(None, None, None, True, None, False), None, None, None
@@ -100,7 +106,10 @@ class WorkerActor:
         return ActorStarted(self._place, socket.gethostname(), versions())
 
     def work(self, task: Task) -> Reply:
-        """Fill the task's rows."""
+        """Fill the task's rows with the worker's loop, and return them, or the error.
+
+        The payload of the reply aliases the slot of the local ring, and is valid until the next task.
+        """
         local_ring, ring = self._local_ring, self._local_ring.trainer
         worker_id = local_ring.ring.worker_id
         raw, is_pickled = _part(task)
@@ -113,7 +122,7 @@ class WorkerActor:
         after = ring.worker(worker_id)
         counted = {name: int(after[name]) - int(before[name]) for name in ("num_foreign", "num_irregular")}
         if ring.look(0) == FAILED and (text := ring.failure(0)[1]):
-            said = Failure.loads(text).worker  # the agent writes it again, into its own note
+            said = Failure.loads(text).worker  # the worker's note, which the agent dumps again for the trainer's ring
             error = _shifted(text, task.first, local_ring.ring.text_capacity // (2 if said else 1) - 64)
             return self._outcome(ERROR, error=error, note=(_snapshot(said, local_ring), False) if said else None)
         dumped = ring.note(0)
@@ -161,7 +170,12 @@ class WorkerActor:
         return self._equal[text]
 
     def pack_rows(self, made: Reply, nrows: int) -> Reply:
-        """Return the rows of another reply as a packed batch, because the trainer's ring has another layout."""
+        """Return the rows of another reply as a packed batch, because the trainer's ring has another layout.
+
+        Args:
+            made: a reply with rows.
+            nrows: number of rows.
+        """
         assert made.layout is not None
         memory = private_memory(made.payload.nbytes)
         memoryview(memory)[:] = memoryview(made.payload)  # type: ignore[arg-type]  # a buffer
@@ -212,7 +226,7 @@ def _node_id() -> str:
 
 
 def _name_classes_of_main() -> None:
-    """Add classes of the trainer's program, which were pickled by value, to `__main__`, so that replies can refer to them."""
+    """Add the classes of the trainer's program, which were pickled by value, to `__main__`, so that replies can name them."""
     from ray.cloudpickle import cloudpickle
 
     main = sys.modules["__main__"]

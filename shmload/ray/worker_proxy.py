@@ -1,4 +1,4 @@
-"""A worker's proxy in the ring: it sends one claim to the worker's actor, and writes the reply into the claim's rows.
+"""Send one claim of a worker to its actor, and write the reply into the ring.
 
 Each worker of the ring has several proxies, so that its actor decodes one batch while the previous one is transferred or copied.
 """
@@ -23,10 +23,10 @@ from shmload.worker.slot_memory import Bell, SlotMemory
 
 
 class WorkerProxy:
-    """A worker's representative in the ring for one claim, whose samples an actor decodes.
+    """A worker's representative in the ring for one claim at a time, whose samples an actor decodes.
 
     Args:
-        ring: its own view of the ring, with the worker's number.
+        ring: the proxy's own view of the ring, with the worker's number.
         actors: the actors of all workers.
         ready: the bell that wakes the trainer.
         grants: the bell that the trainer rings when it has granted memory or a layout.
@@ -127,7 +127,7 @@ class WorkerProxy:
         return Task(ring.epoch, ring.step, ring.first_row, ring.end_row, ring.nrows, order, ring.is_pickled, is_packed, slot)
 
     def _fits(self, text: bytes) -> bool:
-        """Return whether rows of this layout have places in the ring."""
+        """Return whether rows of this layout can be copied into the ring, because its layout is the same."""
         ring = self.ring
         if ring.is_packed or ring.is_packed_only:
             return False
@@ -165,7 +165,7 @@ class WorkerProxy:
             target += aligned(ring.nrows * nbytes)
 
     def _send_note(self, note: tuple[bytes, bool]) -> int:
-        """Write the actor's note; a long snapshot is appended to the batch's memory."""
+        """Write the actor's note; a long snapshot is appended to the batch's memory. Return DONE, or VOID if it gets no memory."""
         ring = self.ring
         used = 0 if note[1] else ring.used_nbytes or self._memory.layout.nbytes(ring.nrows)
         dumped = self._note(note, ring.text_capacity, used)
@@ -175,7 +175,7 @@ class WorkerProxy:
         return DONE
 
     def _note(self, note: tuple[bytes, bool], capacity: int, used_nbytes: int) -> bytes | None:
-        """Return a note as bytes, like WorkerLoop; None if the snapshot does not get memory."""
+        """Return a note as bytes, like `WorkerLoop._note`; None if the snapshot gets no memory, because the batch is not wanted."""
         snapshot, has_ended = note
         dumped = dump_note(snapshot, has_ended=has_ended)
         if len(dumped) > capacity:

@@ -1,12 +1,12 @@
-"""Load balancing between ranks of a node that read different samples: idle workers of one rank fill chunks of another's ring.
+"""Balance the load of a node's ranks that read different samples: idle workers of one rank fill chunks of another's ring.
 
-`Helpers` are other ranks' workers in this rank's ring, from the view of its trainer, which admits and watches them, and recovers
-their chunks.
+This is the trainer's side: it admits and watches other ranks' workers in its ring, and recovers their chunks. The worker's side is
+in worker/helping.py.
 
-A helper is a child of another rank, which replaces it if it dies. Here it has a record after those of the worker pool, and it is
-admitted once this trainer has its pidfd (src/helpers.h): its end is then detected like that of a worker, once all its threads are
-gone. Its death is not blamed on its current sample, because its own rank may have ended; but no other helper touches that batch
-again, so the worker pool finds a sample that kills its worker.
+A helper is a child of another rank, which replaces it if it dies. In this rank's ring it has a record after those of the ring's own
+workers, and it is admitted once this trainer has its pidfd (src/helpers.h): its end is then detected like that of a worker, once
+all its threads are gone. Its death is not blamed on its current sample, because its own rank may have ended. But no other helper
+touches that batch again, so a sample that kills its reader is found by the ring's own workers.
 """
 
 from __future__ import annotations
@@ -35,22 +35,25 @@ log = logging.getLogger("shmload")
 
 
 class Helpers:
-    """The helpers of one ring.
+    """The helpers of one ring: workers of other ranks, numbered by their records after those of the ring's own workers.
 
     Args:
         ring: the trainer's end of the ring.
         rank_group: the ranks of the node.
         num_workers: the number of workers of each rank.
-        rings: the information that each other rank has posted about its ring, by its number in the rank group.
+        rings: the information that each rank has announced about its ring, by its number in the rank group.
     """
 
     def __init__(self, ring: TrainerRing, rank_group: RankGroup, num_workers: int, rings: dict[int, dict[str, Any]]) -> None:
         self._ring, self._rank_group, self._num_workers, self._rings = ring, rank_group, num_workers, rings
-        self._watched: dict[int, tuple[int, int]] = {}  # (pidfd, pid) by record
+        self._watched: dict[int, tuple[int, int]] = {}  # record -> (pidfd, pid)
         self._poll = select.poll()
 
     def check(self) -> int:
-        """Admit waiting helpers, and recover the chunks of those that have ended. Return the number of chunks. Cost: one poll."""
+        """Admit waiting helpers, and recover the chunks of those that have ended. Return the number of recovered chunks.
+
+        Cost: one poll.
+        """
         num_taken_back = 0
         for pidfd, _ in self._poll.poll(0):
             record = next(record for record, (fd, _) in self._watched.items() if fd == pidfd)
@@ -66,7 +69,7 @@ class Helpers:
         pid, began = of_ticket(ticket)
         try:
             pidfd = pidfd_of(pid, began)
-        except OSError as error:  # no descriptor is left: the helper asks again
+        except OSError as error:  # no descriptor is left; the helper will ask again
             log.warning("a worker of another rank (pid %d) cannot be watched, so it cannot help: %s", pid, error)
             return
         if pidfd < 0:
@@ -85,10 +88,10 @@ class Helpers:
         rank, worker = self._place(record)
         return f"worker {worker} of local rank {self._rank_group.members[rank].local_rank} (pid {self._watched[record][1]})"
 
-    # ------------------------------------------------------------ what a supervisor expects of a worker pool
+    # ------------------------------------------------------------ the methods that the supervisor calls, as of a worker pool
 
     def stack(self, record: int) -> str:
-        """Return the Python stack of a helper, or why it is not known."""
+        """Return the Python stack of a helper, or the reason why it is not known."""
         rank, worker = self._place(record)
         try:
             fd = open_segment(self._rings[rank]["stacks"][worker])
@@ -108,7 +111,7 @@ class Helpers:
         return Death(record, pid, -signal.SIGKILL)
 
     def replace(self, record: int) -> None:
-        """Free a helper's record once its claims have been recovered."""
+        """Release a helper's record, once its claims have been recovered. Its own rank starts the replacement."""
         pidfd, _ = self._watched.pop(record)
         self._poll.unregister(pidfd)
         private_fds.close(pidfd)
@@ -125,18 +128,18 @@ class Helpers:
 class PeerPool(NamedTuple):
     """The worker pool of another rank, with the means to wake it."""
 
-    status: PeerStatus
-    bell: Doorbell
+    status: PeerStatus  # shows whether its workers are idle
+    bell: Doorbell  # the bell for its orders
 
 
 class NodeBell(Doorbell):
-    """The worker pool's bell for orders. It also wakes other ranks' idle workers for chunks that its own workers cannot claim."""
+    """The bell for a ring's orders, which also wakes other ranks' idle workers for chunks that the ring's own workers leave."""
 
     ring: TrainerRing
-    peer_pools: dict[int, PeerPool]  # by number in the rank group, the next one first
+    peer_pools: dict[int, PeerPool]  # by number in the rank group, beginning with the rank after this one
 
     def post_up_to(self, count: int) -> None:
-        """Ring like any bell; then ring the other ranks' bells as long as there are chunks left and workers idle."""
+        """Ring as any bell does, then ring the other ranks' bells for the remaining chunks, as far as workers are idle there."""
         super().post_up_to(count)
         num_left = self.ring.num_unattended
         for peer_pools in self.peer_pools.values():
@@ -169,7 +172,7 @@ class Balancer(RankHook):
         return self._bell
 
     def peer_rings(self, ring: Ring) -> tuple[PeerRing, ...]:
-        """Announce this rank's ring, and return the rings of all ranks that still run and have created one."""
+        """Announce this rank's ring, wait for the others, and return the rings of all other ranks that still run and have one."""
         rank_group, num_workers = self._rank_group, ring.num_workers
         num_ranks = len(rank_group.members)
         rank_group.announce(
@@ -193,7 +196,7 @@ class Balancer(RankHook):
             peer, member = rings[number], rank_group.members[number]
             try:
                 self._peer_pools[number] = PeerPool(PeerStatus(map_segment(peer["control"])), Doorbell.attach(peer["orders"]))
-            except OSError:  # it has closed its loader in the meantime
+            except OSError:  # that rank has closed its loader in the meantime
                 continue
             peer_rings.append(
                 PeerRing(
@@ -231,7 +234,7 @@ class Balancer(RankHook):
         }
 
     def closed(self) -> None:
-        """Release the helpers, which end their work by themselves; the other ranks continue."""
+        """Stop watching the helpers, which notice by themselves that the ring is closing; the other ranks continue."""
         self._peer_pools.clear()
         if self.helpers is not None:
             self.helpers.close()

@@ -1,4 +1,4 @@
-"""Choose the batch source of a loader with `share="node"`: its own ring, as leader, with helpers or alone, or its leader's ring."""
+"""Choose the batch source of a loader with `share="node"`: its own ring (as leader, with helpers, or alone), or a leader's ring."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from shmload.engine.builder import EngineBuilder
     from shmload.engine.config import LoaderConfig
 
-SLOTS_PER_FOLLOWER = 3  # as many as the batches that the user of a loader with one rank and one worker may keep
+SLOTS_PER_FOLLOWER = 3  # additional slots of the ring for each follower: what a user of one rank and one worker may keep
 
-_next_number = itertools.count()  # numbers loaders in the order in which they begin to read, which is the same in all ranks
+_next_number = itertools.count()  # numbers loaders in the order in which they begin to read, which must be the same in all ranks
 _numbers: WeakKeyDictionary[EngineBuilder, int] = WeakKeyDictionary()
 
 
@@ -41,6 +41,10 @@ def shared_engine(
 ) -> BatchSource:
     """Return the batch source of one rank, once all ranks of the node have joined.
 
+    Args:
+        config: arguments of the loader.
+        builder: the loader's builder, by which the loader is numbered.
+        job, options, bad_samples, records_holders: as for `Engine`.
     Raises:
         ValueError, RankLeft: see `gather`.
     """
@@ -67,7 +71,7 @@ def shared_engine(
 
 
 def _must_be_equal(config: LoaderConfig) -> dict[str, Any]:
-    """Return the values that must be equal in ranks that read one ring: those that determine the batches, and the prefetching."""
+    """Return the values that must be equal in ranks that read one ring: those that determine the batches, or the ring's size."""
     plan = config.plan
     collate_fn = config.custom_collate_fn
     orders = (given for given in (config.sampler, config.batch_sampler) if isinstance(given, KeyedOrder | KeyedBatches))

@@ -1,7 +1,7 @@
-"""A rank that reads the ring of its group's leader: orders in, batches out, like an engine.
+"""Read the batches of a rank from the ring of its group's leader.
 
-It is not an `Engine`, because it has no ring, workers or slots of its own to fill. An order only identifies the expected batch;
-whether the batch is ready is in the leader's owner words.
+A follower is a `BatchSource` like an `Engine`, but has no ring or workers of its own. Its orders are not published: each only
+identifies the batch that is expected next. The owner words in the leader's ring show whether that batch is ready.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shmload.shm.doorbell import Doorbell
 from shmload.shm.segment import map_segment
 from shmload.worker.failure import Failure
 
-FOLLOWER_WAIT_S = 0.02  # the longest sleep before it looks for ranks that have ended
+FOLLOWER_WAIT_S = 0.02  # longest sleep until the next check for ranks that have ended
 
 
 class FollowingEngine:
@@ -36,6 +36,8 @@ class FollowingEngine:
     Args:
         options: the loader's options for its engine.
         rank_group: the ranks that read the ring.
+    Raises:
+        RankLeft: the leader has ended, or could not create its ring.
     """
 
     wants_pinned = True  # the ring is not pinned, so batches are copied to pinned memory, as torch does
@@ -79,16 +81,16 @@ class FollowingEngine:
 
     @property
     def front(self) -> Order | None:
-        """Return the order that `next` will deliver."""
+        """Return the order that `next` will deliver; None without orders."""
         return self._queue[0] if self._queue else None
 
     def abandon(self) -> None:
-        """Expect none of these batches any more."""
+        """Drop every order. The next batch that is expected begins a new generation (`RankSync`)."""
         self._queue.clear()
         self._rank_sync.abandoned()
 
     def begin_pass(self, num_steps: int, *, step_stride: int = 1, epoch_base: int = 0) -> None:
-        """Count passes. Readers of statistics look at the leader."""
+        """Count the pass. The arguments are ignored, because readers of stats see the leader's."""
         self._rank_sync.pass_begins()
 
     def leave_pass(self) -> None:
@@ -99,12 +101,14 @@ class FollowingEngine:
     # ------------------------------------------------------------ delivery
 
     def next(self, *, in_order: bool = True) -> Outcome:
-        """Wait for the next expected batch and deliver it.
+        """Wait for the oldest order and return its outcome.
 
+        Args:
+            in_order: ignored, because all ranks get batches in order.
         Returns:
             the batch, or the exception of one of its samples, the same in every rank; WorkerDied if a sample ended two workers.
         Raises:
-            RankLeft: another rank does not take this batch, or has ended.
+            RankLeft: another rank will not take this batch, or has ended.
             RuntimeError: the loader is closed, or `timeout` has passed.
         """
         self._check_open()
@@ -116,7 +120,7 @@ class FollowingEngine:
             slot, lease = self._taken(order)
         except Exception:
             raise
-        except BaseException:  # at a ^C the batch may have been passed on, and it does not come twice
+        except BaseException:  # ^C, for example; the batch may have been released already, and cannot be read again
             self.close()
             raise
         try:
@@ -130,7 +134,7 @@ class FollowingEngine:
                 batch, _ = deliver_rows(self.layout, lease, order.nrows)
             if self._ring.num_leased >= self._ring.num_lendable and self._copy_out.must_copy(str):
                 batch = copied(batch)
-        except Exception as error:  # for example, raised by an object that does not unpickle
+        except Exception as error:  # an object that cannot be unpickled, for example
             return Outcome(order, None, None, error)
         finally:
             del lease
@@ -208,20 +212,24 @@ class FollowingEngine:
         self._ready.post_up_to(1)
         self._ring.wake()
 
-    # ------------------------------------------------------------ looking at it
+    # ------------------------------------------------------------ observation
 
     def counters(self) -> dict[str, Any]:
         """Return the leader's counters for `shmload top`, except that `num_copied_out` is this rank's own."""
         return {**self._reader.report(), "num_copied_out": self._ring.num_copied_out, "shared_by": len(self._rank_group.members)}
 
     def totals(self) -> dict[str, float]:
-        """Return zeros, because the leader counts the work of the ring."""
+        """Return zeros, because the leader counts the ring's work."""
         return {"nbytes": 0, "num_restarts": 0, "busy_s": 0.0}
 
-    # ------------------------------------------------------------ ends
+    # ------------------------------------------------------------ end
 
     def close(self, *, grace_s: float = 0) -> None:
-        """Leave the ring; live batches stay valid. Idempotent, and without effect in a forked child."""
+        """Leave the ring; live batches stay valid. Idempotent, and without effect in a forked child.
+
+        Args:
+            grace_s: ignored, because this rank has no workers.
+        """
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True

@@ -1,4 +1,4 @@
-"""The rank whose ring the other ranks of its group read."""
+"""The hook of a group's leader, the rank whose ring the other ranks of the group read."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shmload.engine.engine import WAIT_S
 from shmload.engine.ring import Ring
 from shmload.sharing.rank_group import RankSync
 
-LINGER_S = 5.0  # seconds that a closing leader waits for ranks that have not read its ready batches yet
+LINGER_S = 5.0  # longest time that a closing leader waits for ranks that have taken fewer batches than itself
 
 
 class Leader(RankSync):
-    """The hook of an engine whose ring other ranks read: a slot is reused when all ranks have released it."""
+    """The hook of an engine whose ring other ranks read. A slot is reused when all ranks have released it."""
 
     def started(self, ring: Ring) -> None:
         self._ring, self._ready = ring.native, ring.ready
@@ -43,7 +43,7 @@ class Leader(RankSync):
         return {"shared_by": len(self._rank_group.members)}
 
     def closing(self, *, is_broken: bool) -> None:
-        """Wait a limited time for slower ranks, which may still have to open segments of this ring."""
+        """Wait up to `LINGER_S` for slower ranks, which may still have to open segments of this ring."""
         self.leave()
         deadline = monotonic() + LINGER_S
         while not is_broken and not self.others_have_caught_up() and monotonic() < deadline:

@@ -1,9 +1,14 @@
-"""Groups of ranks that read together: each rank of a node posts its data on a board, and ranks with the same data are a group.
+"""Form groups of ranks that read together, and keep their reading together.
 
-The board is JSON: a member for each local rank, then for each group how to attach to its leader's ring. All ranks that the
-launcher has started on this node take part, once for each ring of each loader, in the order in which loaders begin to read. No
-rank continues before all have arrived, because only then the leader is known. The name consists of the loader's number and the
-run's own variables (world.run_key).
+Each rank of a node posts on a board (shm/meeting.py) which data it reads. Ranks with the same data are a group; if all ranks read
+different data, the group is all of them.
+
+The board is JSON: the members (`RankInfo`), and by local rank the information to attach to a ring. All ranks that the launcher has
+started on this node meet once for each ring of each loader, in the order in which loaders begin to read. No rank continues before
+all have arrived, because only then the groups are known. The name of the meeting consists of the loader's number and the key of the
+run (processes/run_key.py).
+
+`RankSync` lets the ranks that read one ring check each other's progress.
 """
 
 from __future__ import annotations
@@ -28,9 +33,9 @@ from shmload.shm.names import meeting_stem
 from shmload.shm.segment_group import SegmentGroup
 from shmload.world import local_place
 
-MEET_S = 300.0  # seconds to wait for the others, if the loader has no timeout: they may have more to import and to open
+MEET_S = 300.0  # longest wait for the other ranks if the loader has no timeout, because they may have more to import and to open
 _ENDED = '{} has ended before all ranks of this node had begun to read (share="node")'
-LOOK_MS = 10  # milliseconds between looks at the board; starting a worker pool takes longer
+LOOK_MS = 10  # milliseconds between checks of the board; starting a worker pool takes longer
 
 
 class RankInfo(NamedTuple):
@@ -49,9 +54,17 @@ class RankInfo(NamedTuple):
 
 @dataclass(frozen=True)
 class RankGroup:
-    """Ranks that share something, and this rank's number among them. `pidfds` maps the others' numbers to their pidfds.
+    """A group of ranks that work together, as one of them sees it.
 
-    Either all read the same data, and the first is the leader; or each reads other data, and the group is all ranks of the node.
+    Either all members read the same data, and the first is the leader; or each reads different data, and the group is all ranks of
+    the node. A rank's number is its place in `members`.
+
+    Attributes:
+        members: the ranks, by local rank.
+        me: number of this rank.
+        pidfds: pidfd of each other rank, by number.
+        meeting: the board.
+        group: an empty segment group, which keeps the reaper running.
     """
 
     members: list[RankInfo]
@@ -66,14 +79,24 @@ class RankGroup:
         return len({member.data for member in self.members}) == len(self.members)
 
     def announce(self, ring: dict[str, Any]) -> None:
-        """Post the information that others need to attach to this rank's ring, or `{"failed": why}` without a ring."""
+        """Post on the board the information that others need to attach to this rank's ring, or `{"failed": reason}` without a ring.
+
+        Args:
+            ring: a JSON object; `Leader.started` and `Balancer.peer_rings` write it.
+        """
         with self.meeting.locked_board():
             board = json.loads(self.meeting.read())
             board["rings"][str(self.members[self.me].local_rank)] = ring
             self.meeting.write(json.dumps(board).encode())
 
     def rings(self, numbers: Iterable[int]) -> dict[int, dict[str, Any]]:
-        """Return how to attach to the rings of these ranks, once each has posted it. Ranks that ended before are left out."""
+        """Wait until each of some ranks has announced its ring or has ended, leave the meeting, and return what they announced.
+
+        Args:
+            numbers: the ranks.
+        Returns:
+            what each has announced, by number; ranks that ended before are left out.
+        """
         poll = poll_of(self.pidfds.values())
         ended: set[int] = set()
         while True:
@@ -89,7 +112,7 @@ class RankGroup:
             poll.poll(LOOK_MS)
 
     def ring(self) -> dict[str, Any]:
-        """Return how to attach to the leader's ring, once the leader has posted it.
+        """Wait until the leader has announced its ring, leave the meeting, and return what it announced.
 
         Raises:
             RankLeft: the leader has ended, or could not create its ring.
@@ -101,7 +124,7 @@ class RankGroup:
         raise RankLeft(f'{self.members[0]}, whose ring this rank was to read (share="node"), {why}')
 
     def close(self) -> None:
-        """Stop watching the other ranks."""
+        """Leave the meeting, and stop watching the other ranks."""
         self.meeting.leave()
         for pidfd in self.pidfds.values():
             private_fds.close(pidfd)
@@ -123,10 +146,10 @@ def gather(name: str, data: tuple[int, int], promise: dict[str, Any], timeout_s:
         name: the name of the ring, unique in this run.
         data: the rank and world size whose batches this rank reads.
         promise: values that must be equal within a group.
-        timeout_s: seconds to wait for the others; 0 is MEET_S.
+        timeout_s: seconds to wait for the others; 0 means MEET_S.
     Raises:
-        ValueError: no launcher has set which ranks this node has and which of them this is, or the ranks of a group promise
-            different things.
+        ValueError: LOCAL_RANK or LOCAL_WORLD_SIZE is not set or invalid, two processes have the same local rank, or the promises of
+            a group's ranks differ.
         RankLeft: a rank has ended, or has not arrived in time.
     """
     place = local_place()
@@ -209,15 +232,15 @@ def _check_promises(rank_group: list[RankInfo]) -> None:
 
 
 class RankSync(RankHook):
-    """The progress of ranks that read one ring, from the view of one rank, which publishes its own and checks that of the others.
+    """The progress of ranks that read one ring, as one of them sees it. It reports its own progress and checks that of the others.
 
-    Ranks count the batches that they have taken since all began at one place; these batches are a *generation*. It ends for all at
-    the same batch, when the program leaves the loop, resumes or sets another epoch. Then the ranks wait for each other and compare
-    their places.
+    The batches that ranks take after they began together at one position are a *generation*. It ends for all ranks at the same
+    batch, when the program leaves the loop, resumes or sets another epoch. Then the ranks wait for each other, and compare how many
+    batches they have taken and where they begin.
 
     Args:
         rank_group: the ranks.
-        timeout_s: seconds to wait for ranks to arrive at one place; 0 for no limit.
+        timeout_s: seconds to wait for the others at the beginning of a generation; 0 for no limit.
     """
 
     def __init__(self, rank_group: RankGroup, timeout_s: float) -> None:
@@ -225,17 +248,17 @@ class RankSync(RankHook):
         self._poll = poll_of(rank_group.pidfds.values())
         self._ended: set[int] = set()  # ranks whose processes have ended
         self._count = 0  # batches taken in this generation
-        self._count_before = 0  # batches taken in the previous one
+        self._count_before = 0  # batches taken in the previous generation
         self._num_passes = 0
         self._begins = True  # whether the ranks have yet to begin this generation together
 
     def attach(self, share: Share, sleep: Callable[[Order | None], None], ring_others: Callable[[], None]) -> None:
-        """Receive the objects that exist once there is a ring.
+        """Set the objects that exist only once there is a ring. Call this before the other methods.
 
         Args:
             share: the words that ranks share.
-            sleep: function of an order, or of None for no particular order; sleeps until something may have changed, at most 20 ms.
-            ring_others: wakes ranks that sleep.
+            sleep: (order, or None for any) -> None: sleeps until the batch may be ready or a rank has reported, at most 20 ms.
+            ring_others: () -> None: wakes the other ranks.
         """
         self._share, self._sleep, self._ring_others = share, sleep, ring_others
 
@@ -264,10 +287,11 @@ class RankSync(RankHook):
             self._share.report(trainer.REPORT_COUNT, self._count)
 
     def before_next(self, order: Order) -> None:
-        """Ensure that all ranks arrive at a batch in the same way.
+        """Check, before this rank waits for a batch, that the others will take it, too. In a new generation, wait for the others.
 
         Raises:
-            RankLeft: a rank arrives differently, or has ended.
+            RankLeft: another rank begins at another position, will not take this batch, or has ended.
+            RuntimeError: the others have not begun within `timeout_s`.
         """
         if self._begins:
             self._begin(order)
@@ -279,7 +303,7 @@ class RankSync(RankHook):
             self._ended.add(next(rank for rank, fd in self._rank_group.pidfds.items() if fd == pidfd))
 
     def check_ranks(self) -> int:
-        """Check the other ranks.
+        """Check the other ranks. Return 0, because no chunks are recovered.
 
         Raises:
             RankLeft: another rank will not take the batch that this one wants, or has taken other batches.
@@ -303,7 +327,7 @@ class RankSync(RankHook):
         return 0
 
     def others_have_caught_up(self) -> bool:
-        """Return whether all other ranks have taken every batch that this one has taken."""
+        """Return whether every other rank has taken all batches that this one has taken, or will take no more."""
         self._see_ended()
         mine, reported = self._share.generation, self._share.reported
         return all(
@@ -322,7 +346,7 @@ class RankSync(RankHook):
         return divmod(self._share.reported(rank, trainer.REPORT_LEFT), 1 << 32)
 
     def _begin(self, order: Order) -> None:
-        """Begin a generation together with all others."""
+        """Begin a generation at this order: report it, wait until all others have reported theirs, and compare."""
         share, reported = self._share, self._share.reported
         mine = share.generation
         odd = _parity(mine)
@@ -370,5 +394,5 @@ class RankSync(RankHook):
 
 
 def _parity(generation: int) -> int:
-    """Return the number to add to the words of the place where a generation begins."""
+    """Return the offset of a generation's words for its beginning. Two sets of words alternate."""
     return trainer.REPORT_ODD * (generation & 1)

@@ -1,4 +1,4 @@
-"""The limits that cgroups, v1 and v2, set on this process's memory and processors.
+"""Read the limits that cgroups, v1 and v2, set on this process's memory and processors.
 
 Every cgroup counts, from the process's own up to the root. A container sees its own cgroup mounted at the top, while /proc still
 names the path on the host. So missing folders are skipped on the way up, and the top is always read. Functions take the root of
@@ -56,7 +56,7 @@ def cgroup_folders(controller: str, root: Path = Path("/")) -> Iterator[tuple[in
 
 
 def memory_cgroups(root: Path = Path("/")) -> list[CgroupMemory]:
-    """Return every cgroup, from this process's own up, that limits its memory."""
+    """Return every cgroup that limits this process's memory, its own first."""
     found = []
     for version, folder in cgroup_folders("memory", root):
         limit, usage = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
@@ -67,7 +67,7 @@ def memory_cgroups(root: Path = Path("/")) -> list[CgroupMemory]:
 
 
 def cpu_limit(root: Path = Path("/")) -> float | None:
-    """Return how many processors' time this process may use; None if no cgroup limits it."""
+    """Return the CPU quota of this process, in processors (1.5 means 150 % of one); None if no cgroup limits it."""
     found = []
     for version, folder in cgroup_folders("cpu", root):
         try:

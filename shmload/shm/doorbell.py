@@ -1,11 +1,11 @@
 """Doorbells: semaphores in shared memory by which one process wakes another.
 
-A doorbell means "look again", and nothing more: the state is in the owner words (src/protocol.h). It is never a lock, because a
-killed holder would never release it. Posts may be lost with a killed process and may come too often, so every wait has a timeout
-and is followed by a look.
+Ringing a doorbell only means "check again": the state is in the owner words (src/protocol.h). A doorbell is never used as a lock,
+because a killed holder would never release it. A wake-up may be lost with a killed process, and may come without a reason. So every
+wait has a timeout, and the waiter checks the state after it.
 
-A doorbell has a name where possible. A read-only, full or missing /dev/shm cannot hold it (the C library keeps semaphores there).
-Then the semaphore is in a memfd, and its name is the owner's descriptor under /proc, as with segments.
+A doorbell is a named semaphore where possible. The C library keeps these in /dev/shm; if that is read-only, full or missing, the
+semaphore is in a memfd, and its name is the owner's descriptor under /proc, as with segments.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ log = logging.getLogger("shmload")
 
 
 class JointBell:
-    """Several bells that are rung together: one waiter at each of them wakes."""
+    """Several bells that are rung together, so that a waiter at each of them wakes.
+
+    Args:
+        bells: the bells.
+    """
 
     def __init__(self, bells: Sequence[Doorbell]) -> None:
         self._bells = tuple(bells)
@@ -44,8 +48,9 @@ class Doorbell(Bell):
     """One semaphore. The process that created it removes its name with `close`.
 
     Args:
-        name: begins with a slash; the argument of `attach`.
+        name: the argument of `attach`: the semaphore's name, which begins with a slash, or a path of `memfd_path`.
         fd: the memfd that contains it; -1 for a named semaphore.
+        is_owner: whether this process has created it.
     """
 
     def __init__(self, name: str, fd: int = -1, *, is_owner: bool) -> None:
@@ -89,6 +94,8 @@ class Doorbell(Bell):
     def attach(cls, name: str) -> Self:
         """Open another process's bell.
 
+        Args:
+            name: the `name` of the owner's bell.
         Raises:
             FileNotFoundError: its owner has ended.
         """

@@ -1,13 +1,13 @@
-"""Private copies of leased batches for a forked child of the trainer, which contain the bytes at the moment of the fork.
+"""Give a forked child of the trainer private copies of the leased batches, with their contents at the moment of the fork.
 
 A slot is shared memory. Without a copy, a child would see the next batch's bytes once the parent has dropped its batch. So each
-fork with live leases takes one more reference to every one of them and makes a pipe; the child replaces those slots by private
-copies and closes its end; the parent waits for that, and then drops the references. A child without memory for copies keeps its end
-open: then the slots stay the parent's until the child ends or execs. If the child takes longer than GRACE_S, the parent continues,
-and looks again at its next fork and in `release_copied`.
+fork with live leases takes one more reference to every one of them and makes a pipe. The child replaces those slots by private
+copies and closes its end of the pipe. The parent waits for that, and then drops the references. A child without memory for copies
+keeps its end open, so that the slots are not reused until the child ends or execs. If the child takes longer than GRACE_S, the
+parent continues, and checks again at its next fork and in `release_copied`.
 
-Memory: a child costs the bytes of the slots leased at its fork, even if it never reads them; usually that is one batch. The
-worker pool's own workers never read a batch, and cost nothing (`without_copies`).
+Memory: a child costs the bytes of the slots leased at its fork, even if it never reads them; usually that is one batch. Workers
+never read a batch, so none are copied for them (`without_copies`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from shmload._core.trainer import Lease, live_leases, stop_poisoning
 from shmload.processes import private_fds
 
-GRACE_S = 1.0  # seconds that a fork waits for its child's copies
+GRACE_S = 1.0  # longest time that os.fork waits in the parent for the child's copies
 
 
 class _Fork(NamedTuple):
@@ -48,7 +48,7 @@ def without_copies() -> Iterator[None]:
 
 
 def release_copied() -> int:
-    """Drop the references of forks whose children have copied or ended. Return how many have not."""
+    """Drop the references of forks whose children have copied or ended. Return the number of forks whose children have not."""
     for fork in _unsettled:
         _settle(fork, 0)
     return len(_unsettled)

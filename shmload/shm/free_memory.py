@@ -1,7 +1,7 @@
-"""How much memory this process may still allocate, and the check that a ring fits.
+"""Compute how much memory this process may still allocate, and check that a ring fits.
 
-That is the smallest of the machine's free memory and the rest of every cgroup of this process (cgroups.py). Functions take the
-root of the file system as an argument, so that tests can pass the trees of other machines.
+A process may allocate the machine's free memory, but no more than any of its cgroups has left (cgroups.py). Functions take the root
+of the file system as an argument, so that tests can pass the trees of other machines.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def check_fits(nbytes: int, slots: tuple[int, int] | None = None, root: Path = P
 
     Args:
         nbytes: the size of the segment.
-        slots: (number, bytes each) of a ring.
+        slots: (number, bytes each) of a ring's slots, for the message.
         root: the root of the file system.
-        promised_nbytes: bytes of other segments that have no memory yet: free, but no longer available.
+        promised_nbytes: bytes of other segments that have no memory yet: the kernel counts them as free, but they will be needed.
     Raises:
         RingTooSmall: the memory is too small. The message has the bytes needed and free, how many slots would fit, and a remedy.
     """

@@ -1,4 +1,4 @@
-"""A host as /proc, /sys and the environment describe it, under any root, so that tests can describe another host."""
+"""Read the properties of a host from /proc, /sys and the environment. Tests can pass the root of another host's files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Host:
 
     Attributes:
         root: the root of its file system.
-        environ: the environment variables of a training there.
+        environ: the environment variables of a training run there.
         pid: the process's id in its own PID namespace.
     """
 

@@ -1,11 +1,12 @@
 """Remove the files that dead owners have left in /dev/shm, and no others.
 
-A group is dead if no process holds the lock on its control segment (processes/file_lock.py). The janitor takes that lock itself
-and keeps it until the names are gone, the control segment's last, so no owner can begin in between, and of two janitors one
-passes by. Owners create control segments under another name and rename them once they are locked (segment.py, segment_group.py).
-So a control segment that can be locked is dead at once, and a container that is restarted can remove its old ring.
+A group (the files of one loader) is dead if no process holds the lock on its control segment (processes/file_lock.py). The janitor
+takes that lock itself and keeps it until the names are removed, the control segment's last. So no owner can begin in between, and
+of two janitors one skips the group. Owners create control segments under another name and rename them once they are locked
+(segment.py, segment_group.py). So a control segment that can be locked belongs to a dead owner, however new it is, and a container
+that is restarted can remove its old ring.
 
-A group without a control segment cannot be asked. It is left alone until its files are older than a guard time.
+A group without a control segment has no lock to check. It is left alone until its files are older than a guard time.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Literal, NamedTuple
 from shmload.processes.file_lock import FileLock
 from shmload.shm.names import NEW, SHM_DIR, STEM_PATTERN
 
-GUARD_S = 5.0
+GUARD_S = 5.0  # minimum age of a group without a control segment before it is removed
 _HEADER = struct.Struct("<8s88xq")  # magic and owner_pid of shml_header in src/layout.h
 _MAGIC = b"SHMLOLD1"
 
@@ -105,7 +106,7 @@ def _locked_if_dead(control: str, uid: int) -> Iterator[tuple[_State, int]]:
             lock = FileLock.open(path)
         except FileNotFoundError:
             continue
-        except OSError:  # for example, no descriptor is left; what cannot be asked counts as living
+        except OSError:  # for example, no descriptor is left; an owner that cannot be checked counts as living
             yield "living", 0
             return
         try:

@@ -1,4 +1,4 @@
-"""The rendezvous of the processes of one run on one node: a board that all can read, and that one at a time can write.
+"""The rendezvous of the processes of one run on one node: a board, a small text that one process at a time can read and write.
 
     <stem>-control   the board. Each attending process holds a shared flock on it, so the janitor sees that the meeting is alive
     <stem>-gate      a process that reads or writes the board holds an exclusive flock on it, and others wait for that lock
@@ -7,9 +7,10 @@ Both locks are the kernel's: they end with their holder, however it ends. If a h
 finds an empty board or the previous one. The last process to leave removes both files; the reaper does that for killed ones
 (reaper.py). A process that can turn its lock on the board into an exclusive one is the last, and no other is inside the gate.
 
-The names follow from what the run's processes know, so others can guess them, and in a folder that everyone may write to anyone
-can be there first. A place whose path is another user's, or not a regular file, is skipped: the next place has the last number of
-the stem one higher. A place where this user has begun a meeting is preferred to a free one.
+The names are computed from values that all processes of the run know. Other users can guess them and create these files first,
+because everyone may write to /dev/shm. So there are several places, whose stems end in different numbers. A place with a file that
+belongs to another user or is not a regular file is skipped, and a place where this user has begun a meeting is preferred to a free
+one.
 
 A file that was opened may have been removed by the last process of an earlier meeting. So once both locks are held, it is
 verified that the names still refer to these files; otherwise everything is repeated.
@@ -33,7 +34,7 @@ _NUM_PLACES = 16  # number of places of one meeting
 
 
 class Meeting:
-    """This process's attendance. Ends with `leave`.
+    """This process's attendance at a meeting, from the first `locked_board` until `leave`.
 
     Args:
         stem: the stem of the first place, which ends in "-0".
@@ -61,14 +62,14 @@ class Meeting:
             gate.close()
 
     def read(self) -> bytes:
-        """Return the board's text; empty if nothing has been written yet."""
+        """Return the board's text; empty if nothing has been written yet. Call it in `locked_board`."""
         assert self._control is not None
         data = os.pread(self._control.fd, os.fstat(self._control.fd).st_size, 0)
         digest, text = data[:_DIGEST_NBYTES], data[_DIGEST_NBYTES:]
         return text if digest == _digest(text) else b""
 
     def write(self, text: bytes) -> None:
-        """Overwrite the board. If the writer is killed, the board is empty or unchanged."""
+        """Overwrite the board. Call it in `locked_board`. If the writer is killed, the board is empty or unchanged."""
         assert self._control is not None
         os.pwrite(self._control.fd, _digest(text) + text, 0)
         os.ftruncate(self._control.fd, _DIGEST_NBYTES + len(text))
@@ -106,7 +107,7 @@ class Meeting:
                 gate.acquire()
                 if gate.is_at(self._gate_path) and self._control.is_at(self._control_path):
                     return gate
-            except BaseException:  # including a signal's, while waiting
+            except BaseException:  # also the exception of a signal handler while waiting
                 gate.close()
                 raise
             gate.close()

@@ -1,13 +1,13 @@
-"""Names of the files that a loader creates in /dev/shm.
+"""Make the names of the files that a loader creates in /dev/shm.
 
     shmload-<uid>-<process nonce>-<k>            the stem of one loader's group
     <stem>-control, <stem>-payload-0, ...        its segments
     <stem>-control.new, ...                      a segment under construction, renamed once it is locked
     sem.<stem>-ready, ...                        its semaphores, as the C library names them
 
-No name is fixed, so no file of another user, process or container can be mistaken for ours. A forked child draws a new nonce, so
-its files are its own. The one exception is the place where the processes of one run meet (meeting_stem): its nonce is a digest of
-values that only they know, and it contains no data.
+Every process draws a random nonce, and a forked child draws a new one, so no two processes or containers use the same names. The
+one exception is the place where the processes of one run meet (`meeting_stem`): its nonce is a digest of values that all of them
+know. Others may guess these values, so meeting.py checks whose files it finds there.
 """
 
 from __future__ import annotations

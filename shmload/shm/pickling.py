@@ -1,17 +1,17 @@
-"""Pickles for processes of this machine, which map shared memory, and for other machines, which must receive its contents.
+"""Pickle values for processes of this machine, which can map shared memory, and for other machines, which must receive the bytes.
 
-An object with shared memory calls `is_for_another_machine()` while it is pickled; if so, it pickles `out_of_band(memory)` in
-place of its path. That memory is not part of the pickle but follows it, whole. So do arrays of at least LEAST_NBYTES: the buffers
-of pickle's protocol 5, and the storages of torch's tensors. The receiver reads them in place without a copy, so they are
-read-only there; a tensor cannot be read-only, and is copied. Anything smaller is pickled as usual, and its arrays are writable.
-The limit is the size from which sharing pays: objects that a dataset writes to (counts, a buffer for one sample) are smaller;
-large data that it only reads should not exist once per process.
+A value for other machines becomes a *parcel*: a pickle, followed by large pieces of memory. An object with shared memory calls
+`is_for_another_machine()` while it is pickled; if that is true, it pickles `out_of_band(memory)` in place of its path, and the
+memory becomes a piece. So do arrays of at least LEAST_NBYTES: the buffers of pickle's protocol 5, and the storages of torch's
+tensors. The receiver reads the pieces in place without a copy, so they are read-only there; a tensor cannot be read-only, and is
+copied. Anything smaller is pickled as usual, and its arrays are writable. The limit is chosen so that objects that a dataset writes
+to (counts, a buffer for one sample) are usually smaller, and large data that it only reads do not exist once per process.
 
     head: number of pieces, length of each  |  pickle  |  piece  |  piece ...     each at a multiple of 64 bytes
 
-Rejected: several objects of 64 MiB, so that the first is transferred while others are put. The time for 16 arrays of 64 MB until
-the first batch on another node was the same within the noise (2.6 to 3.0 s in pieces, 2.5 to 3.0 s whole): the transfer takes all
-of it.
+Rejected: splitting a parcel into several of Ray's objects of 64 MiB, so that the first is transferred while others are stored. With
+16 arrays of 64 MB, the time until the first batch on another node was the same within the noise (2.6 to 3.0 s split, 2.5 to 3.0 s
+whole), because the transfer takes all of it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from typing import Any
 
 import numpy as np
 
-ALIGNMENT = 64
-LEAST_NBYTES = 1 << 20
+ALIGNMENT = 64  # bytes; of each piece
+LEAST_NBYTES = 1 << 20  # smallest array that becomes a piece
 
 _held: ContextVar[list[pickle.PickleBuffer] | None] = ContextVar("_held", default=None)
 
@@ -43,7 +43,7 @@ def is_for_another_machine() -> bool:
 
 
 def out_of_band(memory: Any) -> Any:
-    """Return the placeholder of some bytes in a pickle; unpickling it returns a buffer of them.
+    """Return an object to pickle in place of some bytes; unpickling it gives a read-only buffer of them.
 
     Args:
         memory: a contiguous buffer, which must not change before the parcel is written.
@@ -56,11 +56,11 @@ def out_of_band(memory: Any) -> Any:
 
 
 class Parcel:
-    """A value for other machines. Its large parts are not copied until `write`, which copies them once.
+    """A value pickled for other machines. Its large pieces are not copied until `write`, which copies them once.
 
     Args:
-        value: the value.
-        dump: pickles it.
+        value: the value, which must not change before `write`.
+        dump: the function that pickles it.
     Attributes:
         nbytes: the size of the whole parcel.
     """
@@ -93,7 +93,7 @@ class Parcel:
         pwrite takes half the time of writing to a mapping whose pages are new.
 
         Args:
-            fd: the file.
+            fd: descriptor of the file.
         Raises:
             OSError: the file system is full.
         """
@@ -109,8 +109,10 @@ def _write(fd: int, piece: memoryview, begin: int) -> None:
 
 
 def loads(packed: Any) -> Any:
-    """Return the value; carried memory and large arrays alias `packed` and are read-only.
+    """Return the value of a parcel. Its memory pieces and large arrays are read-only and alias `packed`, which they keep alive.
 
+    Args:
+        packed: a buffer with the whole parcel.
     Raises:
         pickle.UnpicklingError: these bytes are not a parcel.
     """
@@ -138,7 +140,7 @@ def _places(sizes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 class LocalPickler(pickle.Pickler):
-    """A pickler with protocol 5, which also keeps the byte order of arrays, for tensors of every dtype."""
+    """A pickler with protocol 5 that can pickle tensors of every dtype."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, protocol=5)
@@ -146,16 +148,16 @@ class LocalPickler(pickle.Pickler):
 
 
 def dumps(value: Any) -> bytes:
-    """Return a value's pickle for a process of this machine."""
+    """Pickle a value for a process of this machine; `pickle.loads` reads the result."""
     pickled = io.BytesIO()
     LocalPickler(pickled).dump(value)
     return pickled.getvalue()
 
 
 def reducers() -> dict[type, Callable[[Any], Any]]:
-    """Return entries for a pickler's dispatch_table: they pickle a tensor's memory as a buffer, where torch would copy it.
+    """Return entries for a pickler's dispatch_table that pickle a tensor's memory as a buffer, where torch would copy it.
 
-    torch cannot read its own pickles of dtypes without a storage class (uint16, float8, ...) (torch 2.13).
+    They are also needed for dtypes without a storage class (uint16, float8, ...), whose pickles torch 2.13 cannot read.
     """
     torch = sys.modules.get("torch")
     return {} if torch is None else {torch.storage.TypedStorage: _reduced, torch.UntypedStorage: _reduced_untyped}

@@ -1,8 +1,8 @@
-"""A shell that removes this process's names from /dev/shm when the process is killed.
+"""Run a shell that removes this process's names from /dev/shm when the process is killed.
 
 A small shell waits on a pipe whose other end only the trainer holds. It has its own session, so a kill of the trainer's process
 group does not reach it. When the other end closes, the shell removes every file with the process's stem from /dev/shm and ends.
-It is started with a process's first group, and asked to leave after the last group has been closed.
+It is started with a process's first segment group, and ends after the last group has been closed.
 
 Workers end by themselves when the trainer does, once their interpreters have started. The shell then kills those that still import
 the user's program. It knows the start time of each, so it never kills a later process with the same id.
@@ -60,7 +60,7 @@ _watched: dict[int, str] = {}  # a worker's pid -> its pid and start time, as se
 
 
 def enter() -> None:
-    """Count a new group. Start the shell if there is none."""
+    """Count a new segment group. Start the shell if none is running."""
     global _groups
     with _lock:
         _groups += 1
@@ -73,7 +73,7 @@ def _start() -> None:
     if _pipe >= 0:
         private_fds.close(_pipe)
     if _shell is not None:
-        _await(_shell)  # it is removing earlier names, and those of new groups have the same prefix
+        _await(_shell)  # it removes all names of this process, and would also remove those of the new group
     end, own = os.pipe2(os.O_CLOEXEC)
     _pipe = private_fds.keep(own)
     try:
@@ -116,7 +116,7 @@ def watch(pid: int) -> None:
 
 
 def forget(pid: int) -> None:
-    """Forget a worker that has ended.
+    """Stop watching a worker that has ended. Idempotent.
 
     Args:
         pid: the worker's process.
@@ -131,7 +131,7 @@ def watch_meeting(board: str) -> None:
     """Let the shell remove a meeting's files after this process is killed. Idempotent.
 
     Args:
-        board: the meeting's board.
+        board: path of the meeting's board.
     """
     with _lock:
         if board not in _boards:
@@ -141,17 +141,17 @@ def watch_meeting(board: str) -> None:
 
 def _write(line: str) -> None:
     if private_fds.is_kept(_pipe):
-        with suppress(OSError):  # it was killed; the next shell gets all lines
+        with suppress(OSError):  # the shell was killed; the next one gets all lines
             os.write(_pipe, f"{line}\n".encode())
 
 
 def keep_for(whom: object) -> weakref.finalize[..., Any]:
-    """Keep the shell while an object lives, even without a group, so that the next group need not start it.
+    """Keep the shell running while an object lives, even without a segment group, so that the next group need not start it.
 
     Args:
         whom: the object.
     Returns:
-        a function that ends this at once.
+        a function that stops keeping it; called by itself when the object dies.
     """
     enter()
     return weakref.finalize(whom, _leave_in, os.getpid())
@@ -163,7 +163,7 @@ def _leave_in(pid: int) -> None:
 
 
 def leave() -> None:
-    """Count a closed group. End the shell with the last one, and wait for it."""
+    """Count a closed segment group. After the last one, end the shell and wait for it."""
     global _groups, _shell, _pipe
     with _lock:
         _groups -= 1

@@ -1,7 +1,7 @@
-"""Segments: named pieces of shared memory that one process creates and others open by path.
+"""Segments: pieces of shared memory that one process creates and others open by path.
 
-A *segment* is a named POSIX segment like multiprocessing.shared_memory's, or a memfd if /dev/shm has no room. A named segment is
-reserved whole with posix_fallocate, so that a lack of memory is an error now and not a SIGBUS later. That takes 0.25 s per GiB.
+A segment is a file in /dev/shm, like those of multiprocessing.shared_memory, or a memfd if /dev/shm has no room. A file in /dev/shm
+is reserved whole with posix_fallocate, so that a lack of memory is an error now and not a SIGBUS later. That takes 0.25 s per GiB.
 So a large ring uses a memfd, which is not limited by the size of /dev/shm: its size is compared with the free memory, and its
 memory is reserved incrementally. The owner reserves the next part when it is idle, and workers have the kernel allocate the rows
 that they are about to write (`Mapping.populate`).
@@ -39,13 +39,15 @@ _NAMED = "#"  # separates a descriptor from the name of its memfd
 
 
 class Segment:
-    """`nbytes` of shared memory, owned by this process until `close`.
+    """A segment that this process owns until `close`. Make one with `create`.
 
     Attributes:
-        path: the path that another process of this user opens to attach.
-        kind: "shm" or "memfd".
+        name: its unique name.
+        nbytes: its size.
+        path: the argument of `open_segment` and `map_segment` in another process of this user.
+        kind: "shm" for a file in /dev/shm, or "memfd".
         fd: the owner's descriptor.
-        num_reserved: bytes from the start that are certain to have memory.
+        num_reserved: number of bytes from the start that are certain to have memory.
     """
 
     def __init__(self, name: str, nbytes: int, fd: int, kind: Literal["shm", "memfd"]) -> None:
@@ -63,7 +65,7 @@ class Segment:
         """Create a segment, filled with zeros.
 
         Args:
-            name: the name; never reused.
+            name: the name, which must be unique on the host and never be reused.
             nbytes: the size.
             kind: "auto" takes a memfd if /dev/shm is too small, read-only or missing.
             slots: (number, bytes each) of the slots that it will contain, for the error message.
@@ -164,8 +166,10 @@ def memfds_work() -> bool:
 
 
 def open_segment(path: str) -> int:
-    """Open another process's segment for reading and writing.
+    """Open another process's segment for reading and writing, and return the descriptor, which the caller closes.
 
+    Args:
+        path: the `path` of the owner's segment.
     Raises:
         PermissionError: the path is not a file of this user.
         FileNotFoundError: its owner has ended, or has closed it.
@@ -184,7 +188,14 @@ def open_segment(path: str) -> int:
 
 
 def map_segment(path: str, **options: bool) -> Mapping:
-    """Map all of another process's segment. It raises OSError in the same cases as `open_segment`."""
+    """Map all of another process's segment.
+
+    Args:
+        path: the `path` of the owner's segment.
+        options: options of `Mapping`.
+    Raises:
+        OSError: as `open_segment`.
+    """
     fd = open_segment(path)
     try:
         return Mapping(fd, os.fstat(fd).st_size, **options)

@@ -1,6 +1,6 @@
 """The segments and doorbells of one loader: created under one stem and closed together.
 
-The first group of a process removes what dead loaders have left (janitor.py) and starts the reaper (reaper.py).
+The first group of a process removes the files of dead loaders (janitor.py) and starts the reaper (reaper.py).
 """
 
 from __future__ import annotations
@@ -47,10 +47,11 @@ class _OwnerLockFile:
 
 
 class SegmentGroup:
-    """The segments and bells of one loader. Closed when the process ends at the latest.
+    """The segments and bells of one loader. It is closed at exit, if not before.
 
     Attributes:
-        control: the control segment, once there is one.
+        stem: the prefix of their names.
+        control: the control segment; None before it is created.
     """
 
     def __init__(self) -> None:
@@ -73,7 +74,13 @@ class SegmentGroup:
         _alive.add(self)
 
     def segment(self, part: str, nbytes: int, **options: Any) -> Segment:
-        """Create a segment of the group; `options` are those of Segment.create."""
+        """Create a segment of the group.
+
+        Args:
+            part: end of its name, unique in the group. The segment "control" carries the group's lock.
+            nbytes: its size.
+            options: options of `Segment.create`.
+        """
         segment = Segment.create(f"{self.stem}-{part}", nbytes, **options)
         self._owned.append(segment)
         if part == "control":
@@ -86,7 +93,11 @@ class SegmentGroup:
         return segment
 
     def doorbell(self, part: str) -> Doorbell:
-        """Create a bell of the group."""
+        """Create a bell of the group.
+
+        Args:
+            part: end of its name, unique in the group.
+        """
         bell = Doorbell.create(f"/{self.stem}-{part}")
         self._owned.append(bell)
         return bell

@@ -1,9 +1,10 @@
 """Read Hugging Face's datasets from their Arrow table directly into the batch.
 
-`datasets` makes a Python object or a small array of every value, and torch's collate joins these again. If the result is certain,
-this module copies the bytes from the mapped file to the slot instead: numbers, fixed lists and arrays of numbers, text, and lists
-of different lengths if the loader has a rule for them. `_field_of` defines the effect of a format on a column, and the tests
-compare every batch with torch's DataLoader. All other datasets, even one with a single null in a column, are read sample by sample.
+`datasets` makes a Python object or a small array of every value, and torch's collate joins these again. Where the result is known
+to be the same, this module copies the bytes from the mapped file to the slot instead: numbers, lists and arrays of numbers of one
+length, text, and lists of different lengths if the loader has a rule for them. `_field_of` defines what a column becomes in a
+batch, and the tests compare every batch with torch's DataLoader. All other datasets, even one with a single null in a column, are
+read sample by sample.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ Read = Callable[[Indices, Any], None]
 
 
 class _View:
-    """The properties of a dataset that decide how it is read. Its columns are checked once."""
+    """The properties of a dataset that decide how it is read. Its columns are checked once, at construction.
+
+    Attributes:
+        columns: the columns of a sample, in order; None if the dataset must be read sample by sample.
+    """
 
     def __init__(self, dataset: Any) -> None:
         self.format = dataset.format
@@ -99,10 +104,14 @@ def arrow_in_place(dataset: Any, ragged: Ragged | None) -> InPlace | None:
 
 
 class ArrowRows(InPlace):
-    """Reads rows of a dataset's table in place.
+    """An in-place reader of the rows of a dataset's table.
 
-    A batch of `datasets` has other types than a single row (numpy's scalars keep their width there), so a ConcatDataset, which
-    reads row by row, cannot contain these rows.
+    `datasets` returns other types for a batch than for a single row (numpy's scalars keep their width in a batch). A ConcatDataset
+    reads row by row, so it is not read in place if it contains such a dataset.
+
+    Args:
+        view: the properties of the dataset.
+        schema: name -> (dtype, shape) of each field.
     """
 
     reads_rows_alike = False
@@ -120,7 +129,7 @@ class ArrowRows(InPlace):
         self._readers = [_reader(column, schema[column.name], view.format["type"]) for column in view.columns]
 
     def takes(self, keys: Any) -> bool:
-        """Return whether torch's collate has its own rules, without functions of the user."""
+        """Return whether torch's collate is unchanged: the program has registered no function of its own with it."""
         return collates_as_shipped()
 
     def _read(self, indices: Any, out: Any) -> None:
@@ -162,7 +171,7 @@ def _reader(column: ArrowColumn, spec: tuple[Any, tuple[int | None, ...]], kind:
 
 
 def _field_of(column: ArrowColumn, form: dict[str, Any], ragged: Ragged | None) -> tuple[str, tuple[Any, Any]] | None:
-    """Return the field that a format and torch's collate make of a column, (name, (dtype, shape)); None if it is not certain."""
+    """Return the field that a format and torch's collate make of a column, (name, (dtype, shape)); None if this is not known."""
     dtype = _dtype_in(column.dtype, form["type"], form["format_kwargs"].get("dtype"))
     if dtype is None:
         return None
@@ -172,12 +181,12 @@ def _field_of(column: ArrowColumn, form: dict[str, Any], ragged: Ragged | None) 
         is_flat = len(column.extents) == 1
         return (column.name, (dtype, (None, *column.extents[1:]))) if is_flat or form["type"] else None
     if form["type"] is None or None in column.extents or 0 in column.extents:
-        return None  # either lists become lists of columns, or there is no rule for these lists
+        return None  # torch's collate makes lists of columns from Python lists; for lists of different lengths, no rule is given
     return column.name, (dtype, column.extents)
 
 
 def _is_ragged(column: ArrowColumn, ragged: Ragged | None, *, is_python: bool) -> bool:
-    """Return whether the rule applies to a column of lists: it names the column, or the lists have no or different lengths."""
+    """Return whether the rule applies to a column of lists: the rule names it, or its lists have no fixed length."""
     if ragged is None:
         return False
     if column.name in ragged.of_field or column.extents[0] is None:
@@ -186,7 +195,7 @@ def _is_ragged(column: ArrowColumn, ragged: Ragged | None, *, is_python: bool) -
 
 
 def _dtype_in(stored: Any, kind: str | None, asked: Any) -> Any:
-    """Return the dtype that a format gives to values; None if it is not certain.
+    """Return the dtype that a format gives to values; None if this is not known.
 
     Python's numbers become int64 and float64 in torch's collate. The formatters of `datasets` convert them to int64 and float32
     unless they are given a dtype. Text stays text, except in numpy's format, whose samples contain numpy's own str.

@@ -12,13 +12,13 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class Samples(Protocol[T_co]):
-    """Returns samples by index: a list, a range, shmload's formats, torch's map-style datasets."""
+    """An object that returns samples by index: a list, a range, shmload's formats, torch's map-style datasets."""
 
     def __getitem__(self, index: int, /) -> T_co: ...
 
 
 class DecodesSamples(Protocol):
-    """Writes a sample into its row of the batch. The schema maps field names to (dtype, shape)."""
+    """An object that writes a sample into its row of the batch. The schema maps field names to (dtype, shape)."""
 
     @property
     def schema(self) -> Any: ...
@@ -27,7 +27,7 @@ class DecodesSamples(Protocol):
 
 
 class DecodesBatches(Protocol):
-    """Writes the samples of a batch into its rows."""
+    """An object that writes several samples into their rows of the batch, in one call."""
 
     @property
     def schema(self) -> Any: ...

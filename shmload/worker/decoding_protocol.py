@@ -1,4 +1,4 @@
-"""Find out whether a dataset has the decoding protocol: a `schema`, and `read_into` or `read_batch_into`."""
+"""Find out whether a dataset has the decoding protocol (a `schema`, and `read_into` or `read_batch_into`), and get its reader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ log = logging.getLogger("shmload")
 
 
 def in_place_reader_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
-    """Return a dataset's in-place reader, also through Subset, ConcatDataset, Mix and pipelines; None if it has none.
+    """Return a dataset's in-place reader; None if it has none.
+
+    Datasets with the decoding protocol have one, and so have Hugging Face's datasets, TensorDataset, and Subset, ConcatDataset, Mix
+    and pipelines over datasets that have one.
 
     Args:
         dataset: the dataset.
@@ -50,7 +53,7 @@ def declares_decoding(dataset: Any) -> bool:
     """Return whether a dataset has the whole decoding protocol: a valid schema, and `read_into` or `read_batch_into`.
 
     A program may use attributes of these names for something else; its dataset is then read by `__getitem__`. If it has no
-    `__getitem__`, return True, so that the flaw in its schema becomes an error.
+    `__getitem__` but a schema that is a mapping, return True, so that the flaw in the protocol becomes an error.
     """
     schema = ability_of(dataset, "schema")
     readers = [found for name in ("read_into", "read_batch_into") if (found := ability_of(dataset, name)) is not None]

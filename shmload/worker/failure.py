@@ -1,7 +1,7 @@
 """Send a worker's exception to the trainer: its type, text, traceback, and the sample that raised it.
 
-The text equals that of torch's loader, so code that searches it keeps working. If the sample is known, the exception has a note
-with it.
+The text equals that of torch's loader, so code that searches it keeps working. If the sample is known, a note on the exception
+names it.
 """
 
 from __future__ import annotations
@@ -32,11 +32,20 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, where: str, note: str) -> Failure:
-        """Return the failure for an exception that is being handled."""
+        """Return the failure that describes an exception.
+
+        Args:
+            error: the exception.
+            where: "in DataLoader worker process 0" or similar.
+            note: text to add to the exception.
+        """
         return cls(type(error), "".join(traceback.format_exception(error)), where, note)
 
     def dumps(self, capacity: int) -> bytes:
-        """Return at most `capacity` bytes. A long traceback loses its middle; a type that does not pickle becomes RuntimeError."""
+        """Return the failure as bytes, at most `capacity` unless that is less than a few hundred.
+
+        A long traceback loses its middle, and a type that cannot be pickled becomes RuntimeError.
+        """
         try:
             kind = pickle.dumps(self.kind)
             pickle.loads(kind)
@@ -54,7 +63,7 @@ class Failure(NamedTuple):
 
     @classmethod
     def loads(cls, dumped: bytes) -> Failure:
-        """Return the failure that `dumps` has dumped."""
+        """Return the failure from the result of `dumps`."""
         kind, *rest = pickle.loads(dumped)
         return cls(pickle.loads(kind), *rest)
 

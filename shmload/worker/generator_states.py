@@ -1,10 +1,11 @@
-"""Compact states of a worker's global generators, and their restoration.
+"""Save the states of a worker's global generators in a few bytes, and restore them.
 
 random, numpy and torch all use a Mersenne Twister: 624 words and a position among them, 2.5 KB for each generator of each worker.
-But a worker's words follow from its seed by a number of whole renewals ("blocks") of the 624 words, so the number is enough. If a
-dataset seeds a generator itself, its words no longer follow from the worker's seed, and the state contains all of them.
+After 624 draws a generator computes the next 624 words (a "block") from the last, so the number of blocks since the worker's seed
+is enough to restore the words. If a dataset seeds a generator itself, its words no longer follow from the worker's seed, and the
+state contains all of them.
 
-Source: M. Matsumoto, T. Nishimura, Mersenne Twister (1998). All three renew their words by its recurrence.
+Source: M. Matsumoto, T. Nishimura, Mersenne Twister (1998). All three compute their words by its recurrence.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import numpy as np
 log = logging.getLogger("shmload")
 
 NUM_WORDS = 624
-BLOCKS_MAX = 4096  # maximum number of renewals searched between two states: 2.5 million draws, 12 ms
-REPLAY_MAX = 1 << 20  # maximum number of renewals that a resume may replay, in 1.5 seconds
+BLOCKS_MAX = 4096  # most blocks searched for the words of the next state: 2.5 million draws, 12 ms
+REPLAY_MAX = 1 << 20  # most blocks that a resume may replay, which takes 1.5 seconds
 
 Rest = list[Any]  # state of a generator besides its words, JSON-able
 
@@ -36,7 +37,13 @@ def _view_of(generator: np.random.MT19937) -> np.ndarray[Any, np.dtype[np.uint32
 
 
 class _WordSequence:
-    """The sequence of words that follow from the initial words, block by block."""
+    """The sequence of words that follow from the initial words, block by block.
+
+    Attributes:
+        words: the words of the current block.
+        num_blocks: number of blocks since the initial words.
+        is_left: a generator's words were not found in the sequence, so its words must be stored.
+    """
 
     def __init__(self, words: bytes) -> None:
         self._twister = np.random.MT19937()
@@ -57,7 +64,7 @@ class _WordSequence:
         self.words = words
 
     def skip(self, num_blocks: int) -> None:
-        """Advance by this number of renewals."""
+        """Advance by this number of blocks."""
         for _ in range(num_blocks):
             self._twister.random_raw(NUM_WORDS, output=False)
         self.num_blocks += num_blocks
@@ -142,7 +149,10 @@ class _Torch:
 
 
 class Streams:
-    """The global generators of this process, followed from their states at construction (after seeding and worker_init_fn)."""
+    """The positions of this process's global generators, counted from their states at construction.
+
+    Construct it after the worker has been seeded and worker_init_fn was called.
+    """
 
     def __init__(self) -> None:
         self._generators: dict[str, Any] = {"random": _Random(), "torch": _Torch()}
@@ -156,7 +166,10 @@ class Streams:
             self._lines[name] = _WordSequence(self._seen[name][0])
 
     def positions(self) -> dict[str, dict[str, Any]]:
-        """Return the positions, JSON-able: one entry for each generator that was drawn from. Takes about 10 us if none was."""
+        """Return the positions as a JSON-able dict, with one entry for each generator that was drawn from.
+
+        The result is the same object as that of the last call if nothing was drawn since, which takes about 10 us to find out.
+        """
         for name, generator in self._generators.items():
             if generator.has_moved(*self._seen[name]):
                 words, rest = self._seen[name] = generator.read()
@@ -171,7 +184,7 @@ class Streams:
         return self._positions
 
     def go_to(self, positions: dict[str, dict[str, Any]]) -> None:
-        """Restore positions. A generator whose initial words are others is left unchanged, with a warning."""
+        """Set the generators to saved positions. One whose initial words differ from the saved run's is not set, with a warning."""
         for name, entry in positions.items():
             line = self._lines[name]
             if "words" in entry:

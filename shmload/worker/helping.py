@@ -47,6 +47,18 @@ class HelperRing(WorkerRing):
 class HelpedRank:
     """A rank that this worker helps, and the parts of its ring that this worker has mapped.
 
+    Args:
+        peer_ring: the rank's ring.
+        worker_id: number of this worker in its own pool.
+        job: the work.
+        orders: the doorbell that wakes this worker.
+        open_memory: (path) -> mapping of a trainer's segment.
+
+    Attributes:
+        body: the loop that fills the rank's chunks.
+        pidfd: descriptor of the rank's process.
+        status: the part of the rank's control block that shows whether it waits or is closing.
+
     Raises:
         FileNotFoundError: the rank has ended.
     """
@@ -72,11 +84,11 @@ class HelpedRank:
 
     @property
     def has_gone(self) -> bool:
-        """Return whether its loader has closed or its trainer has ended."""
+        """Return whether the rank's loader has closed or its trainer has ended."""
         return self.status.is_closing or bool(self._poll.poll(0))
 
     def claims(self, ticket: int) -> bool:
-        """Claim a chunk, if helpers may and the trainer has admitted this one. Return whether a chunk was claimed."""
+        """Request permission to help, and claim a chunk if it was granted before. Return whether a chunk was claimed."""
         ring = self._ring
         return ring.request(ticket) and ring.has_layout and ring.claim()
 
@@ -102,7 +114,7 @@ class HelpedRanks:
         self._looked = monotonic()
 
     def claim(self) -> WorkerLoop | None:
-        """Claim a chunk of the rank whose trainer has waited longest, or else of the next one that has any.
+        """Claim a chunk of the rank whose trainer has waited longest, or of the next rank that has an open chunk.
 
         Returns:
             the loop that fills it; None if there is nothing to do.

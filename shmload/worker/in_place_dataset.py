@@ -1,4 +1,4 @@
-"""Datasets that decode into rows of the batch themselves, also through `Subset`, `ConcatDataset` and `Mix`."""
+"""The in-place readers of datasets that decode into rows of the batch, also through `Subset`, `ConcatDataset` and `Mix`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from shmload.world import ability_of
 
 
 class InPlace:
-    """A dataset that decodes into rows of the batch.
+    """The in-place reader of a dataset that decodes into rows of the batch.
 
     Attributes:
-        schema: the fields of a row.
+        schema: name -> (dtype, shape) of each field of a row.
         batch_type: type of a batch, if it is not a dict.
-        read_into, read_batch_into: decode one sample, or several; one of them may be None.
+        read_into: (key, row) -> None: decodes one sample into a row. May be None if `read_batch_into` is not.
+        read_batch_into: (int64 array of indices, rows) -> None: decodes several samples. May be None if `read_into` is not.
         reads_rows_alike: whether a row that is read alone equals the same row read in a batch.
         takes_all: whether `takes` is true for all keys.
         draws_nothing: whether no code of the user runs, so that samples may be read together with any others.
@@ -73,7 +74,7 @@ class InPlace:
 
 
 class InPlaceSubset(InPlace):
-    """torch's Subset of a dataset that decodes in place."""
+    """The in-place reader of torch's Subset of a dataset that decodes in place."""
 
     def __init__(self, inner: InPlace, indices: Sequence[int]) -> None:
         self.schema, self.batch_type = inner.schema, inner.batch_type
@@ -93,10 +94,12 @@ class InPlaceSubset(InPlace):
 
 
 class InPlaceConcat(InPlace):
-    """Several datasets with equal schemas, concatenated. Members read whole batches if that gives the same as row by row.
+    """The in-place reader of several datasets with equal schemas, concatenated.
+
+    Members read whole batches if the result equals that of reading row by row.
 
     Args:
-        members: the datasets.
+        members: the readers of the datasets.
         ends: number of samples up to the end of each.
         is_cyclic: indices after the last one start over; `Mix` uses them when a member begins again.
     """

@@ -39,7 +39,7 @@ def with_results(fn: Callable[[Any], Any], items: Iterator[Any], name: str, cont
 
 @dataclass(frozen=True)
 class Filter(Expanding):
-    """Keeps only the items for which a function returns True.
+    """A stage that keeps only the items for which a function returns True.
 
     Args:
         fn: item -> whether to keep it.
@@ -60,7 +60,7 @@ class Filter(Expanding):
 
 @dataclass(frozen=True)
 class FlatMap(Expanding):
-    """Replaces each item by the items that a function returns for it, none or many.
+    """A stage that replaces each item by the items that a function returns for it, none or many.
 
     Args:
         fn: item -> a finite iterable of items.
@@ -93,15 +93,15 @@ class FlatMap(Expanding):
 
 @dataclass(frozen=True)
 class BufferedShuffle(Expanding):
-    """Delivers a random item of a buffer each time.
+    """A stage that fills a buffer with items and delivers a random one of them each time.
 
-    It is separate from the keyed Shuffle of pipelines, which mixes a whole epoch, and needs the position of every item for that.
+    Pipelines also have a Shuffle by keys, which mixes a whole epoch, but needs to know the position of every item.
 
     Args:
         size: number of items in the full buffer.
         initial: number of items in the buffer before the first is delivered; until it is full, it grows by one with each item.
-        seed: seed of Python's random numbers; None draws from `sample_rng()`. Both orders must stay different, because saved states
-            continue in them.
+        seed: seed of Python's random numbers; None draws from `sample_rng()`. Neither kind of draw may change, because saved states
+            continue in its order.
     """
 
     size: int

@@ -10,13 +10,17 @@ from typing import Any
 
 
 class IterablePass:
-    """The present pass through an iterable dataset.
+    """The current pass through an iterable dataset.
 
     Args:
         dataset: the dataset.
-        has_ended: the first pass has already ended, and no iterator is made for it.
-        iterator_state: loaded into the first pass's iterator, unless None.
+        iterator_state: saved state to load into the first pass's iterator; None for none.
+        has_ended: the first pass had already ended when the state was saved, so no iterator is made for it.
         is_over: the dataset's state was saved at the end of a pass, and the first pass is the one after it.
+
+    Attributes:
+        dataset, has_ended: as above, kept up to date.
+        iterator: the iterator of the current pass; None before the first.
     """
 
     def __init__(self, dataset: Any, iterator_state: Any = None, *, has_ended: bool = False, is_over: bool = False) -> None:
@@ -26,7 +30,7 @@ class IterablePass:
         self.iterator: Any = None
 
     def enter(self, epoch: int, shared_seed: int) -> None:
-        """Begin the pass of this number, unless it is the present one.
+        """Begin the pass of this number, unless it is the current one.
 
         Args:
             epoch: number of the pass.
@@ -35,7 +39,7 @@ class IterablePass:
         if epoch == self._epoch:
             return
         if self._epoch is None and self.has_ended:
-            if self._iterator_state is not None:  # loading it may also change the dataset
+            if self._iterator_state is not None:  # loaded although the pass has ended, because this may also change the dataset
                 iter(self.dataset).load_state_dict(self._iterator_state)
             self._epoch, self._iterator_state = epoch, None
             return
@@ -65,7 +69,7 @@ class IterablePass:
 
 
 class RestartingIterator:
-    """An iterator over a dataset, which starts again if the first iterator is empty.
+    """An iterator over a dataset that makes a second iterator if the first is empty.
 
     A dataset whose state was saved at the end of a pass may first return an iterator that is already at its end, although the next
     pass is whole. Other datasets begin the next pass by themselves; for them, this is an ordinary iterator.

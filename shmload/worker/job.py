@@ -1,4 +1,4 @@
-"""A worker's arguments: the job, which is the same for all workers of a loader, and its post."""
+"""The arguments of a worker: the `Job`, which is the same for all workers of a loader, and the worker's own `Post`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ class Job:
         is_iterable: the dataset is an IterableDataset.
         drop_last: drop an incomplete last batch; only used for iterable datasets, because only the worker finds their end.
         shared_seed: seeds the shufflers of DataPipes.
-        snapshot_every: interval in batches at which a worker's state travels with a batch; 0 for never.
-        num_steps: length of a pass, if it is known and workers stay for the next one. Its last batches always carry a state.
+        snapshot_every: interval in batches at which a batch carries its worker's state; 0 for never.
+        num_steps: number of batches of a pass, if it is known and workers stay for the next one, else 0. The last batches of such a
+            pass always carry a state.
         tolerates_bad_samples: find all bad rows of a batch instead of failing at the first.
         plan: how batches are read.
-        num_threads: samples that a worker reads at once.
+        num_threads: number of samples that a worker reads at once.
     """
 
     dataset: Any
@@ -47,7 +48,7 @@ class Job:
     num_threads: int = 1
 
     def own_generators(self) -> OwnGenerators | None:
-        """Return the generators of dataset and collate_fn that must be seeded before each sample; None if there are none."""
+        """Return the generators in dataset and collate_fn to seed before each sample; None if there are none or without seeding."""
         own = OwnGenerators(self.dataset, self.collate_fn) if self.seed is not None and self.seed_samples else None
         return own or None
 
@@ -79,9 +80,9 @@ class Post:
         trainer_pid: process id of the trainer; the worker ends with it.
         control_path, control_nbytes: segment of the control block.
         ready_bell, orders_bell, grants_bell: names of doorbells.
-        base_seed: torch's base seed.
+        base_seed: torch's base seed, to which the worker's number is added.
         affinity: the CPUs on which the worker may run.
-        pickled_job_path, pickled_job_nbytes: segment with the pickled job; empty if the job is inherited.
+        pickled_job_path, pickled_job_nbytes: segment with the pickled job; "" and 0 if the process gets the job as an argument.
         stack_path: segment to which the worker writes its Python stack on request; empty if it cannot.
         peer_rings: rings of other ranks in which the worker helps.
         resume: pickled snapshot to continue from; empty to start from the beginning.

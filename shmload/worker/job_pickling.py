@@ -73,7 +73,7 @@ def _pickling_error(value: Any) -> Exception | None:
 
 
 def pickled_once(job: Job, modules: set[str]) -> bytes | None:
-    """Return the job as bytes for all workers; None if only multiprocessing can pickle it, process by process.
+    """Return the job as bytes for all workers; None if it must be pickled by multiprocessing for each process separately.
 
     Args:
         job: the job.

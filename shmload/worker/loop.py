@@ -1,7 +1,7 @@
-"""The worker's loop: claim rows of an ordered slot, decode them in place, mark them as finished, until the trainer closes the ring.
+"""The worker's loop: claim a chunk of rows, read its samples into the slot, mark it as finished, until the trainer closes the ring.
 
-The loop keeps no position: its orders are in the slots, so a killed worker loses nothing, and a row that is read twice gives the
-same bytes.
+The loop keeps no position: its orders are in the slots. So a killed worker loses nothing, because another one reads its rows again,
+and in seed mode gets the same bytes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MISFITS_MAX = 2  # batches that a worker may begin as rows and repack before it 
 
 
 class RankHelper(Protocol):
-    """Claims chunks of other ranks' rings for the loop (helping.py)."""
+    """A part of the loop that claims chunks of other ranks' rings, implemented in helping.py."""
 
     def claim(self) -> WorkerLoop | None:
         """Claim a chunk of another rank's ring. Return the loop that fills it; None if there is nothing to do."""
@@ -59,7 +59,7 @@ class RankHelper(Protocol):
 
 
 class WorkerLoop:
-    """One worker's loop over its view of the ring.
+    """One worker's loop over one ring: its own, or another rank's that it helps.
 
     Args:
         ring: the worker's end of the ring.
@@ -128,7 +128,7 @@ class WorkerLoop:
             body.work()
 
     def work(self) -> None:
-        """Fill the claimed chunk, and report its end or its error to the trainer."""
+        """Fill the claimed chunk, and report to the trainer that it is done or has failed."""
         ring = self._ring
         self._num_foreign, num_irregular = 0, irregular_files.value
         begin_reading(self._reader)
@@ -171,6 +171,9 @@ class WorkerLoop:
         self._ring.write_error(failure.dumps(self._ring.text_capacity))
 
     # ------------------------------------------------------------ filling
+
+    # The methods below that return an int return the final state of the claimed chunk: DONE, or VOID if its rows are not wanted in
+    # this form any more, because the order was abandoned or the batch will be ordered again.
 
     def _fill(self) -> int:
         if self._init_failure is not None:
@@ -217,10 +220,10 @@ class WorkerLoop:
         return self._ask_repack(keys, read)
 
     def _place_all(self, keys: list[Any], batch: Any) -> int:
-        """Write the samples into the claimed rows if there is one for each; else write or order a packed batch."""
+        """Write the samples of `__getitems__` or of the threads into the claimed rows; if they do not fit there, pack the batch."""
         ring = self._ring
         samples = samples_in(batch)
-        if not ring.has_layout:  # before anything is written, because the slot gets its memory with the layout
+        if not ring.has_layout:  # the slot gets its memory with the layout, so settle that first
             is_settled = self._memory.find_layout(samples[0]) if samples else self._memory.settle(b"")
             if not is_settled:
                 return VOID
@@ -321,7 +324,7 @@ class WorkerLoop:
     # ------------------------------------------------------------ iterable datasets
 
     def _fill_from(self, source: IterablePass, keys: list[Any]) -> int:
-        """Make a batch of the next samples; at the end of the iterator, send only a note."""
+        """Make a batch of the next samples. At the end of the iterator there is no batch, only a note."""
         ring, job = self._ring, self._job
         ring.end_rows()  # the time to make the iterator belongs to no sample
         source.enter(ring.epoch, keys[0])
@@ -362,7 +365,7 @@ class WorkerLoop:
             yield sample
 
     def _send_note(self, snapshots: Snapshots) -> int:
-        """Send this worker's snapshot with the batch, if one is due."""
+        """Send this worker's snapshot with the batch, if one is due. Return DONE, or VOID if the batch is no longer wanted."""
         ring = self._ring
         note = self._note(snapshots, ring.text_capacity, has_batch=not self._has_ended)
         if note is None:
@@ -392,7 +395,7 @@ class WorkerLoop:
         return note
 
     def _note_of_failed(self, snapshots: Snapshots) -> bytes:
-        """Return the note for a failed batch, which travels with the error; empty if the note fails, so that the error is kept."""
+        """Return the note to send with a failed batch's error; empty if none is due, or if it fails, so that the error is kept."""
         try:
             note = self._note(snapshots, self._ring.text_capacity // 2, has_batch=False)
         except Exception:
@@ -410,7 +413,7 @@ class WorkerLoop:
         return default_convert(sample)
 
     def packed(self, samples: Any) -> PackedBatch:
-        """Collate some samples by the user's collate_fn or torch's rules.
+        """Collate samples by the user's collate_fn or torch's rules, and return them as a packed batch.
 
         Args:
             samples: a list, or the result of the dataset's `__getitems__`.

@@ -33,9 +33,9 @@ class Note(NamedTuple):
 
 END = bytes([_ENDED])  # the first byte of a note without a batch or a payload
 
-NO_NEWS = Note(SAME, has_ended=False)
+NO_NEWS = Note(SAME, has_ended=False)  # the snapshot has not changed, and the iterator has not ended
 
-AFRESH = Note(pickle.dumps({}), has_ended=False)  # the state of a worker that has just replaced another
+AFRESH = Note(pickle.dumps({}), has_ended=False)  # the note of a worker that has just replaced another, and starts without a state
 
 
 def dump_note(snapshot: bytes | tuple[int, int], *, has_ended: bool) -> bytes:
@@ -52,7 +52,7 @@ def dump_note(snapshot: bytes | tuple[int, int], *, has_ended: bool) -> bytes:
 
 
 def load_note(dumped: bytes, payload_bytes: Callable[[int, int], bytes] | None) -> Note | None:
-    """Return the note that `dump_note` made; None if the bytes are empty.
+    """Return the note that `dump_note` made; None if the bytes are empty, because no note was due.
 
     Args:
         dumped: the result of `dump_note`.

@@ -1,18 +1,19 @@
-"""Reseed the generators that a dataset owns before each sample, like the global generators.
+"""Find the random generators inside a dataset, and reseed them before each sample, like the global generators.
 
 Augmentations own generators: albumentations' pipelines, MONAI's transforms, a user's `rng` attribute. In seed mode, each of them
-starts every sample at its own stream, keyed by (seed, epoch, index, path of the generator), so its numbers do not depend on the
-worker. The state is set in place: other references to the generator stay valid. Without workers, the generators are the trainer's
-own objects, and keep the state that the last sample left, as with torch's loader.
+starts every sample at a stream keyed by (seed, epoch, index, path of the generator), so its numbers do not depend on the worker.
+The state is set in place: other references to the generator stay valid. Without workers, the generators are the trainer's own
+objects, and keep the state that the last sample left, as with torch's loader.
 
-The search covers the dataset and its `collate_fn` (which continues from the state that the last sample of its batch left), their
-attributes, generators among the attributes of their classes, items of lists, tuples and dicts, arguments of partial functions, and
-closures of functions: the first fifty items of a container, two thousand objects in all. The path of a generator is the shortest
-one to it, and the first by name if there are several: the same in every worker, for every start method, in every run.
+The search covers the dataset and its `collate_fn` (whose draws continue from the state that the last sample of the batch left),
+their attributes, generators among the attributes of their classes, items of lists, tuples and dicts, arguments of partial
+functions, and closures of functions. It visits the first fifty items of a container, and two thousand objects in all. The path of
+a generator is the shortest one to it, and the first by name if there are several. So it is the same in every worker, for every
+start method, in every run.
 
-Not covered: generators made while a sample is read (except those that replace another in the same attribute), generators in global
-variables of modules or inside compiled objects. When the loader is made, it names the generators that were found and cannot be
-seeded: a SystemRandom, a generator of a GPU, one of an unknown kind, one in a set, because a set has no order.
+Not covered are generators made while a sample is read (except those that replace another in the same attribute), and generators in
+global variables of modules or inside compiled objects. When a loader is constructed, it names the generators that were found and
+cannot be seeded: a SystemRandom, a generator of a GPU, one of an unknown kind, and one in a set, because a set has no order.
 """
 
 from __future__ import annotations
@@ -43,7 +44,13 @@ Words = tuple[int, int, int, int]
 
 
 class OwnGenerators:
-    """The generators of one loader's dataset and collate_fn, in one process.
+    """The generators inside one loader's dataset and collate_fn, in one process.
+
+    It is false if no generator can be seeded.
+
+    Args:
+        dataset: the dataset.
+        collate_fn: the user's function, or None.
 
     Attributes:
         unreachable: paths of the generators that cannot be seeded, like ["dataset.transform.rng"].
@@ -60,7 +67,7 @@ class OwnGenerators:
         return bool(self._all)
 
     def _look(self) -> None:
-        """Find the generators at their present places."""
+        """Search for the generators, at construction and again after one was replaced."""
         self._places: list[tuple[dict[str, Any], str, Any]] = []
         self._puts: list[tuple[Callable[[Words], None], int]] = []
         self._pythons: list[random.Random] = []
@@ -88,7 +95,7 @@ class OwnGenerators:
                 self._puts.append((put, _stream(path)))
 
     def begin(self, seed: int, epoch: int, index: int) -> None:
-        """Set each generator to the start of its stream for the sample."""
+        """Set each generator to the start of its stream for this sample."""
         for holder, name, generator in self._places:
             if holder.get(name) is not generator:
                 self._look()
@@ -210,7 +217,10 @@ def _pcg64_addresses(generator: Any) -> tuple[int, int] | None:
 
 
 def _pcg64_place(bits: np.random.PCG64) -> tuple[int, int] | None:
-    """Return these addresses untested: `state_address` holds the address of the state in the same object; the rest follows it."""
+    """Return the addresses for `_pcg64_addresses`, untested.
+
+    At `state_address` is a pointer to the state, in the same object; after the pointer comes the half word.
+    """
     first, end = id(bits), id(bits) + type(bits).__basicsize__
     address: Any = bits.ctypes.state_address
     if not first <= address <= end - 16:

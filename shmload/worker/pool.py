@@ -31,7 +31,7 @@ from shmload.worker.job_pickling import pickled_once
 from shmload.worker.process import STACK_SIGNAL, main
 from shmload.worker.template import process_maker
 
-STACK_NBYTES = 65536
+STACK_NBYTES = 65536  # size of the segment for a worker's stack
 
 log = logging.getLogger("shmload")
 
@@ -41,7 +41,13 @@ STOP_GRACE_S = 1.0  # a worker's time to finish its sample when the loader close
 
 
 class Death(NamedTuple):
-    """A worker process that has ended."""
+    """A worker process that has ended.
+
+    Attributes:
+        worker_id: number of the worker.
+        pid: process id.
+        exitcode: exit code, negative for a signal; None if it is not known.
+    """
 
     worker_id: int
     pid: int
@@ -52,7 +58,7 @@ class Death(NamedTuple):
 
 
 class WorkerPool(Protocol):
-    """The worker pool that the engine uses, of processes of this machine or others."""
+    """The workers of one engine: processes of this machine, or actors of a Ray cluster. Workers are named by their numbers."""
 
     @property
     def pids(self) -> list[int]:
@@ -60,7 +66,7 @@ class WorkerPool(Protocol):
 
     @property
     def processes(self) -> list[BaseProcess]:
-        """Return the workers' multiprocessing processes, in worker order; a worker of another kind is left out."""
+        """Return the multiprocessing processes of the workers that have one, in worker order."""
 
     def reads_samples(self, worker_id: int) -> bool:
         """Return whether the worker's own process reads samples, so that a sample can end it or time out."""
@@ -81,7 +87,7 @@ class WorkerPool(Protocol):
         """Start a new worker in place of a dead one whose rows have been recovered."""
 
     def stack(self, worker_id: int) -> str:
-        """Return a worker's Python stack, or why it is unknown."""
+        """Return a worker's Python stack, or the reason why it is unknown. The worker must have a stack segment."""
 
     def kill(self, worker_id: int) -> Death:
         """End a worker at once; it can then be replaced."""
@@ -109,11 +115,11 @@ class ProcessPool:
     """A worker pool of processes of this machine, started by any of multiprocessing's start methods.
 
     Args:
-        posts: one for each worker; they need not begin at worker 0, because other workers of the ring may be on other machines.
+        posts: one for each worker; they need not begin at worker 0, because other workers of the ring may be Ray actors.
         job: the work. A fork inherits it; for other start methods it is pickled once, into the segment that `posts` name. If it
             contains objects that only multiprocessing can pickle (locks, queues, shared memory), it is pickled for each process.
-        make: makes a process that is not started, like the `Process` of a multiprocessing context.
-        inherits_job: the job is passed to each process as an argument, and not in the segment.
+        make: makes a process without starting it, like the `Process` of a multiprocessing context.
+        inherits_job: pass the job to each process as an argument instead of in the segment.
         stacks: the segment to which each worker writes its Python stack on request, by worker.
     """
 
@@ -156,7 +162,7 @@ class ProcessPool:
                     faults.hit("starting")
 
     def start_worker(self, worker_id: int) -> None:
-        """Start one more worker later, without waiting for it."""
+        """Start one more worker, without waiting for it and without the snapshot of its post."""
         self._start(dataclasses.replace(self._posts[worker_id], resume=b""))
 
     def reap(self, worker_id: int) -> None:
@@ -188,11 +194,11 @@ class ProcessPool:
         """Start a new worker in place of a dead one. If that fails, `deaths` continues to report the dead one."""
         dead = self._workers[worker_id]
         faults.hit("replacing")
-        self.start_worker(worker_id)  # without its snapshot, because its progress since the resume is lost
+        self.start_worker(worker_id)  # not from the snapshot, because the progress since then is lost
         self._reap(dead)
 
     def stack(self, worker_id: int) -> str:
-        """Return a worker's Python stack, or why it is unknown."""
+        """Return a worker's Python stack, or the reason why it is unknown."""
         return request_stack(self._workers[worker_id].pidfd, self._stacks[worker_id].fd)
 
     def kill(self, worker_id: int) -> Death:
@@ -224,7 +230,12 @@ class ProcessPool:
 
 
 def request_stack(pidfd: int, fd: int) -> str:
-    """Make a worker process write its Python stack to its segment `fd`. Return the stack, or why it is unknown."""
+    """Make a worker process write its Python stack to its stack segment. Return the stack, or the reason why it is unknown.
+
+    Args:
+        pidfd: descriptor of the process.
+        fd: descriptor of the segment, which has `STACK_NBYTES` bytes and is overwritten.
+    """
     os.pwrite(fd, bytes(STACK_NBYTES), 0)
     try:
         signal.pidfd_send_signal(pidfd, STACK_SIGNAL)
@@ -255,7 +266,7 @@ os.register_at_fork(after_in_child=_forget_workers_of_parent)
 
 
 def context_of(wanted: Any) -> BaseContext:
-    """Return a multiprocessing context, given by name or itself; for None, the platform's default."""
+    """Return the multiprocessing context for a loader's argument: a context, a start method, or None for the platform's default."""
     if wanted is None or isinstance(wanted, str):
         return multiprocessing.get_context(wanted)
     return wanted  # type: ignore[no-any-return]  # torch has checked it
@@ -263,15 +274,15 @@ def context_of(wanted: Any) -> BaseContext:
 
 @dataclasses.dataclass(frozen=True)
 class PreparedWorkers:
-    """The parts of a worker pool: the job, a post for each worker, and the needs of processes of this machine.
+    """The argument of a `Backend`: the job, a post for each worker, and settings for processes of this machine.
 
     Attributes:
         job: the work, the same for all workers.
         group: the segments of the ring.
         posts: one for each worker.
-        multiprocessing_context: as the user gave it.
+        multiprocessing_context: the loader's argument.
         stacks: the segment to which each worker writes its Python stack on request; a worker without one cannot be asked.
-        num_ahead: batches that are ordered ahead for each worker.
+        num_ahead: number of batches ordered ahead for each worker.
         sample_timeout_s: seconds that reading a sample may take; None for no limit.
     """
 
@@ -284,7 +295,7 @@ class PreparedWorkers:
     sample_timeout_s: float | None = None
 
 
-Backend = Callable[[PreparedWorkers], WorkerPool]  # decides on which machines workers run
+Backend = Callable[[PreparedWorkers], WorkerPool]  # makes a pool that is not started; decides on which machines its workers run
 
 
 def process_pool(called: PreparedWorkers) -> ProcessPool:

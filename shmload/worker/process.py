@@ -1,4 +1,4 @@
-"""A worker process from start to end: attach to the ring, end with the parent, get the job, work."""
+"""A worker process from start to end: arrange to end with the trainer, attach to the ring, get the job, run the loop."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def main(post: Post, inherited: Job | None) -> None:
 
     Args:
         post: the worker's number, bells and segments.
-        inherited: the job, if it was inherited by a fork or could only be pickled with the process. If None, read it from the
+        inherited: the job, if it was inherited by a fork or had to be pickled with the process. If None, the job is read from the
             segment with the pickled job, which all workers share.
     """
     die_with(post.trainer_pid)
@@ -96,10 +96,10 @@ def main(post: Post, inherited: Job | None) -> None:
 
 
 def set_batch_scheduling() -> None:
-    """Make this process a batch process, so that waking up never preempts another, unless it already has a scheduling policy.
+    """Set SCHED_BATCH, so that this process never preempts another when it wakes up, unless it already has a scheduling policy.
 
-    The trainer rings for a worker within `next()`. A worker that wakes up on the trainer's processor would run first, for as long
-    as it decodes. A batch process takes a free processor at once, and a busy one at the next tick.
+    The trainer wakes workers within `next()`. A worker that wakes up on the trainer's processor could otherwise run at once, and
+    the trainer would wait while it decodes. A batch process takes a free processor at once, and a busy one at the next tick.
     """
     with suppress(OSError):  # a sandbox may forbid the call
         if os.sched_getscheduler(0) == os.SCHED_OTHER:
@@ -112,7 +112,7 @@ def limit_library_threads() -> None:
     os.environ.setdefault("OPENCV_FOR_THREADS_NUM", "1")  # for an OpenCV imported later; below for an inherited one
     cv2: Any = sys.modules.get("cv2")
     if cv2 is not None and cv2.getNumThreads() == cv2.getNumberOfCPUs():
-        cv2.setNumThreads(0)  # only the caller's; with 1, OpenCV would wait for threads that a forked child does not have
+        cv2.setNumThreads(0)  # only the caller's thread; with 1, OpenCV would wait for threads that a forked child does not have
 
 
 def prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots | None]:

@@ -1,8 +1,8 @@
 """The read plan: how the batches of one loader are read, decided once from the loader's arguments and its dataset.
 
 The plan is part of the job. The trainer that publishes orders, the workers that fill them and the reader without workers all follow
-it and never ask the dataset again, because two decisions could differ: batches of text were once published in chunks, and each
-chunk's worker wrote the whole batch.
+it and never ask the dataset again, because two decisions could differ. (They once did: batches of text were published in chunks,
+and each chunk's worker wrote the whole batch.)
 
 Precedence: a custom collate_fn (which makes the whole batch), `read_batch_into`, `read_into`, `__getitems__`, `__getitem__`.
 """
@@ -38,7 +38,7 @@ class ReadPlan:
         ragged: how to deliver ragged fields; if None, raise an error for samples that torch's collate refuses.
         is_whole: rows have no known offsets, so one worker reads and writes the whole batch. If False, the samples of a batch may
             still differ; the batch is then ordered as packed.
-        has_getitems: samples that are not read in place are read by `__getitems__`.
+        has_getitems: whether samples that are not read in place are read by `__getitems__`.
     """
 
     path: str = "__getitem__"
@@ -61,11 +61,13 @@ class ReadPlan:
         return None if self.layout is None else in_place_reader_of(dataset, self.ragged)
 
     def read(self, dataset: Any, key: Any) -> Any:
-        """Read one sample. With `__getitems__`, read a batch of one key, which may contain any number of samples.
+        """Read one sample, not in place.
 
         Args:
             dataset: the dataset.
             key: index of the sample.
+        Returns:
+            the sample; or, if `has_getitems`, the result of `__getitems__` for this key, which may contain any number of samples.
         """
         return dataset.__getitems__([key]) if self.has_getitems else dataset[key]
 
@@ -76,6 +78,8 @@ class ReadPlan:
             dataset: the dataset.
             in_place: its in-place reader, or None.
             key: index of the sample.
+        Raises:
+            Exception: the error of the dataset, if it cannot.
         """
         if in_place is None or not in_place.takes([key]):
             self.read(dataset, key)
@@ -91,7 +95,7 @@ class ReadPlan:
 
 
 def no_room(nbytes: int) -> NDArray[np.uint8]:
-    """Return empty memory instead of a slot's."""
+    """Return empty memory, for a sample that is decoded outside of a slot."""
     return np.empty(0, np.uint8)
 
 

@@ -28,9 +28,9 @@ def can_be_joined(batch: Any) -> bool:
 
 
 def joined(batches: list[Any]) -> Any:
-    """Concatenate the results of `__getitems__` for each key; return None if they are not sequences of one type.
+    """Concatenate the results of `__getitems__` for single keys; return None if they are not sequences of one type.
 
-    A result has any number of samples, because a dataset may filter or add samples.
+    A result may have any number of samples, because a dataset may filter or add samples.
     """
     kind = type(batches[0])
     if not can_be_joined(batches[0]) or any(type(batch) is not kind for batch in batches):
@@ -41,7 +41,7 @@ def joined(batches: list[Any]) -> Any:
 
 
 class SampleReader:
-    """Reads the samples of one worker. The ring records the sample being read, so that a death can be blamed on it.
+    """The reader of one worker's samples. It records the sample being read in the ring, so that a death can be blamed on it.
 
     Args:
         ring: the worker's end of the ring.
@@ -53,7 +53,7 @@ class SampleReader:
     def __init__(self, ring: WorkerRing, job: Job, in_place: InPlace | None, open_memory: Callable[[str], MemoryMapping]) -> None:
         self._ring, self._job, self._in_place, self._open = ring, job, in_place, open_memory
         self._kept: tuple[Any, Any] | None = None  # (key, sample) that was decoded to learn the layout
-        self._given: Any = None  # the batch sampler's own object, if it is not a list of int
+        self._given: Any = None  # the batch sampler's own object, if the order was pickled
         self._keys: list[Any] | None = None  # keys of the order; None if its samples are not begun one by one
         self._reads_many = job.plan.has_getitems  # False once its samples have drawn random numbers
         self._own = job.own_generators()
@@ -62,7 +62,7 @@ class SampleReader:
 
     @property
     def begun(self) -> int:
-        """Return the number of the last begin, for `sample_info` and `sample_rng`."""
+        """Return a number that differs for each call of `begin`, for `sample_info` and `sample_rng`; 0 before the claim's first."""
         return self._ring.begun
 
     def sample(self) -> Sample:
@@ -84,7 +84,7 @@ class SampleReader:
         return self._job.plan.path == "__getitems__" or self.threads is not None
 
     def keys(self) -> Any:
-        """Return the indices of the whole batch (an array for `read_batch_into`), or the sampler's keys."""
+        """Return the keys of the whole claimed order: an int64 array if the plan is `read_batch_into`, else a list."""
         ring = self._ring
         path = ring.order_path
         raw = bytes(memoryview(self._open(path.decode()))[: ring.order_nbytes]) if path else ring.order_bytes()
@@ -100,7 +100,7 @@ class SampleReader:
         return self._keys
 
     def beginning(self) -> Callable[[int, Any], bool]:
-        """Return a faster `begin` for this order, which leaves out unneeded steps, most of the cost of small samples."""
+        """Return a faster equivalent of `begin` for this order. It omits unneeded steps, most of the cost of small samples."""
         begin_row, ring, seed, epoch, keys = self._ring.begin_row, self._ring, self._job.seed, self._ring.epoch, self._keys
         if faults.armed or self._own is not None:
             return self.begin
@@ -115,7 +115,7 @@ class SampleReader:
         return begin
 
     def writer(self, placer: RowPlacer | None, keys: list[Any], row: int) -> ChunkWriter:
-        """Return a writer for the chunk's samples from `row` on, which has been begun; without a placer, it collects them."""
+        """Return a writer for the chunk's samples from `row` on, which must have been begun. Without a placer, it collects them."""
         seed, part = self._job.seed, None if placer is None else placer.part
         if faults.armed or self._own is not None:
             return ChunkWriter(self._ring, part, keys, row, begin=self.begin)
@@ -137,7 +137,7 @@ class SampleReader:
         return is_wanted
 
     def begin_all(self, row: int, key: Any, count: int) -> None:
-        """Record that `count` samples are read at once, from this one on."""
+        """Record that `count` samples are read at once, the first of which is in row `row`."""
         key = key.item() if isinstance(key, np.integer) else key
         self.begin(row, key)
         if count > 1:
@@ -151,7 +151,7 @@ class SampleReader:
         return self.read(key)
 
     def read(self, key: Any) -> Any:
-        """Read the sample that has been begun."""
+        """Read the sample that was begun last, or return it if it was kept."""
         if self._kept is not None and self._kept[0] == (self._ring.epoch, key):
             sample, self._kept = self._kept[1], None
             return sample
@@ -217,7 +217,7 @@ class SampleReader:
         return read_by_threads(threads, read_row, range(first, end), lambda row: self.begin(row, keys[row]))
 
     def bad_rows(self) -> tuple[int, ...]:
-        """Return the claimed rows that cannot be read, one of which has just failed; empty if the batch failed as a whole."""
+        """Read the claimed rows after the one that has just failed. Return all bad rows; empty if the batch failed as a whole."""
         ring = self._ring
         first, end = (0, ring.nrows) if ring.is_packed else (ring.first_row, ring.end_row)
         keys = self.keys()

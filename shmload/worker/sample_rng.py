@@ -1,9 +1,9 @@
-"""Randomness that belongs to the sample, not to the worker that decodes it.
+"""Give each sample its own random numbers, independent of the worker that decodes it.
 
 In seed mode every draw is keyed by (seed, epoch, index). `sample_rng()` returns the sample's own numpy Generator. With
-`seed_samples` the global generators of random, numpy and torch are reseeded from the same key before each sample (reseeding.py),
-and the dataset's own generators from keys of their own (own_generators.py). So ordinary augmentations give the same result with
-any number of workers, any start method, and after any crash or resume.
+`seed_samples` the global generators of random, numpy and torch are reseeded before each sample (reseeding.py), and so are the
+generators inside the dataset (own_generators.py). So ordinary augmentations give the same result with any number of workers, any
+start method, and after any crash or resume.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from shmload.worker.reseeding import GlobalGenerators
 
 _OWN_STREAM = 0  # stream of sample_rng(); 1 is the stream of the global generators (reseeding.py)
 _ZEROS = np.zeros(4, np.uint64)
-_UNKEPT = 2  # references to a generator that only this module holds: `_Now.rng` and the argument; Python 3.14 does not count locals
+_UNKEPT = 2  # getrefcount of a generator that only this module holds: `_Now.rng` and the argument; Python 3.14 counts no locals
 _UNREAD = "sample_info() and sample_rng() can be called only while a ShmLoader reads a sample"
 
 
 class SampleInfo(NamedTuple):
-    """Identifies the sample that is being decoded.
+    """The identity of the sample that is being decoded.
 
     Attributes:
         epoch: epoch of the pass.
@@ -47,7 +47,7 @@ Sample: TypeAlias = tuple[int | None, int, int, int]  # seed, epoch, index, work
 
 
 class CurrentReading(Protocol):
-    """The reader of samples. It computes the sample's identity only on request."""
+    """A reader of samples, which computes the identity of the current sample only on request."""
 
     @property
     def begun(self) -> object:
@@ -58,9 +58,9 @@ class CurrentReading(Protocol):
 
 @dataclass
 class _Watch:
-    """Detects draws while several samples are read at once: they belong to no sample, and depend on how many are read together."""
+    """A watch for draws while several samples are read at once. Such draws belong to no sample, and depend on the batch size."""
 
-    begun: object  # identifies the reading
+    begun: object  # identifies the reading, as `CurrentReading.begun`
     states: (
         tuple[Any, ...] | None
     )  # of the global generators and the dataset's own, before the reading; None if they are not compared
@@ -84,7 +84,7 @@ class _One:
 
 
 class _Keyed:
-    """Maps the indices by which a dataset asks for generators to the samples' keys."""
+    """A map from the indices by which a dataset asks for generators to the keys of the samples."""
 
     def __init__(self, indices: Any, keys: Any) -> None:
         self._made_of = indices, keys
@@ -99,9 +99,9 @@ class _Keyed:
 
 @dataclass(slots=True)
 class _Now:
-    """A thread's current reading, and the sample's generator if it was requested.
+    """The state of one thread: its current reading, and the sample's generator if it was requested.
 
-    `watch` exists while several samples are read at once, the first of which is the sample.
+    While several samples are read at once, `watch` exists, and `reading` has the identity of the first of them.
     """
 
     reading: CurrentReading | None = None
@@ -187,7 +187,7 @@ def begin_many(*, can_repeat: bool, compares: bool = False, own: OwnGenerators |
 
     Args:
         can_repeat: whether they can be read again one by one, if `drew_between_samples` returns True.
-        compares: whether draws from the global generators and from `own` count.
+        compares: whether draws from the global generators and from `own` count, and not only those of `sample_rng()`.
         own: the dataset's own generators.
     """
     now = _threads.now
@@ -198,7 +198,7 @@ def begin_many(*, can_repeat: bool, compares: bool = False, own: OwnGenerators |
 
 @contextmanager
 def keyed_by(indices: Any, keys: Any) -> Iterator[None]:
-    """Make `sample_rng(index)` draw for the sample of another key, for a dataset that is read by indices of its own.
+    """Make `sample_rng(index)` use the sample's key in place of the index, for a dataset that is read by indices of its own.
 
     Args:
         indices: indices of the samples that are read.
@@ -263,7 +263,7 @@ def _sample() -> Sample:
 
 
 def seed_and_epoch() -> tuple[int | None, int] | None:
-    """Return seed and epoch of the sample or batch that this thread is decoding; None if no loader of ours is reading."""
+    """Return (seed, epoch) of the sample or batch that this thread is decoding; None if no ShmLoader is reading in this thread."""
     reading = _threads.now.reading
     return None if reading is None or not reading.begun else reading.sample()[:2]
 
@@ -350,7 +350,10 @@ def _generator(now: _Now, first: int, second: int) -> np.random.Generator:
 
 @contextmanager
 def sample_of(seed: int, epoch: int, index: int, worker: int, *, own: OwnGenerators | None = None) -> Iterator[None]:
-    """Read a sample with a key of its own inside another sample. Afterward the outer sample continues with unchanged generators."""
+    """Let the block read a sample with a key of its own inside another sample, which is the current one again afterward.
+
+    The global generators and `own` are seeded for the inner sample, and are not restored.
+    """
     now = _threads.now
     outer = now.reading
     begin_sample(seed, epoch, index, worker, reseed=True, own=own)
@@ -362,7 +365,7 @@ def sample_of(seed: int, epoch: int, index: int, worker: int, *, own: OwnGenerat
 
 @contextmanager
 def generators_kept() -> Iterator[None]:
-    """Restore the global generators afterward, because reading in the trainer (`num_workers=0`) must not disturb its own."""
+    """Restore the global generators after the block, so that reading in the trainer (`num_workers=0`) does not change its draws."""
     torch = sys.modules.get("torch")
     pythons, put_numpys_back, torchs = random.getstate(), generators.keep_numpys(), torch.get_rng_state() if torch else None
     try:

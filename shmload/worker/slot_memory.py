@@ -19,7 +19,7 @@ from shmload.errors import RingTooSmall, SampleError
 
 BLOCK_NBYTES = 1 << 16  # bytes of a segment that get memory together
 PREPARED_MAX = 4096  # number of chunks that a worker remembers to have memory
-LOOK_AGAIN_S = 0.1  # longest sleep, because a ring of the bell may be lost with a killed process
+LOOK_AGAIN_S = 0.1  # longest sleep, because a wake-up may be lost with a killed process
 
 
 class Bell(Protocol):
@@ -58,13 +58,13 @@ class SlotMemory:
 
     @property
     def layout(self) -> Layout:
-        """Return the settled layout."""
+        """Return the settled layout. There must be one (`ring.has_layout`)."""
         if self._layout is None:
             self._layout = Layout.loads(self._ring.layout_text)
         return self._layout
 
     def placer(self) -> RowPlacer:
-        """Return the placer of the claimed slot, after making sure that the claimed rows have memory."""
+        """Return the placer of the claimed slot, after making sure that the claimed rows have memory. Valid for this claim only."""
         ring = self._ring
         key = (ring.slot, ring.payload_version, ring.nrows)
         placer = self._placers.get(key)
@@ -93,7 +93,7 @@ class SlotMemory:
             self._prepare(path, begin + ring.first_row * field.row_nbytes, begin + ring.end_row * field.row_nbytes)
 
     def _prepare(self, path: bytes, begin: int, end: int) -> Mapping:
-        """Make the kernel allocate memory for these bytes of a segment, where it is not known to be there yet.
+        """Make the kernel allocate memory for bytes `begin` to `end` of a segment, unless it is known to exist. Return the segment.
 
         Raises:
             RingTooSmall: no memory is left.
@@ -127,14 +127,14 @@ class SlotMemory:
         return memory
 
     def room(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return the first `nbytes` bytes of the claimed slot."""
+        """Return a view of the first `nbytes` bytes of the claimed slot, which have memory; empty if it has no payload yet."""
         _, path, offset, _ = self._ring.payload
         if not path:
             return np.empty(0, np.uint8)
         return np.ndarray(nbytes, np.uint8, self._prepare(path, offset, offset + nbytes), offset)  # type: ignore[arg-type]  # a buffer
 
     def room_for(self, nbytes: int) -> NDArray[np.uint8]:
-        """Return the whole claimed slot, after making it at least `nbytes` large.
+        """Return a view of the whole claimed slot, after making it at least `nbytes` large.
 
         It stays smaller if the batch is no longer wanted, and for a helper, which does not wait.
         """
@@ -143,7 +143,7 @@ class SlotMemory:
         return self.room(self._ring.payload[3])
 
     def grow(self, nbytes: int) -> bool:
-        """Wait for a larger payload, whose contents are new. Return False if the batch is no longer wanted.
+        """Wait until the slot has a payload of `nbytes`, with undefined contents. Return False if the batch is no longer wanted.
 
         A helper does not wait: it asks for the room and for a new order of the batch, and returns False at once.
         """
@@ -169,11 +169,15 @@ class SlotMemory:
         return True
 
     def append(self, used_nbytes: int, extra: bytes) -> int:
-        """Write bytes after the first `used_nbytes` of the slot. Return their offset; -1 if the batch is no longer wanted."""
+        """Write bytes after the first `used_nbytes` of the slot, which keep their contents.
+
+        Returns:
+            the offset of the bytes in the slot, a multiple of 64; -1 if the batch is no longer wanted.
+        """
         at = -(-used_nbytes // 64) * 64
         _, path, offset, nbytes = self._ring.payload
         if nbytes < at + len(extra):
-            # an unused slot may have no memory yet
+            # nothing is read if no bytes are used, because the slot may then have no memory
             kept = bytes(memoryview(self.mapped(path))[offset : offset + used_nbytes]) if used_nbytes else b""
             if not self.grow(at + len(extra)):
                 return -1
@@ -192,10 +196,10 @@ class SlotMemory:
         return self.settle(text)
 
     def settle(self, text: bytes) -> bool:
-        """Propose a layout until one is settled, this or another worker's. Return False if the batch is no longer wanted.
+        """Propose a layout until this or another worker's is settled. Return False if the batch is no longer wanted.
 
         Args:
-            text: the layout as bytes; empty if samples have no fixed rows.
+            text: the layout as bytes; empty if the samples do not have rows of one shape.
         """
         ring = self._ring
         if len(text) > ring.layout_capacity:

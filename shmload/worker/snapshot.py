@@ -1,8 +1,8 @@
 """Snapshots of a worker, sent with its batches, from which a resumed run continues as if it had not stopped (torch mode).
 
-A snapshot contains the `state_dict()` of the dataset and of the iterator, and the states of the global generators, directly after
-its batch, however far the worker has read ahead. It reaches the trainer as bytes, which are unpickled only when the program
-requests a state.
+A snapshot contains the `state_dict()` of the dataset and of the iterator, and the states of the global generators, as they are
+directly after its batch, however many batches the worker reads ahead. It reaches the trainer as bytes, which are unpickled only
+when the program requests a state.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ def own_states(dataset: Any, iterator: Any, *, has_ended: bool) -> Snapshot:
 
 
 class Snapshots:
-    """Takes a worker's snapshots. Created when the worker is ready for orders.
+    """The maker of one worker's snapshots, constructed when the worker is ready for orders.
 
     Args:
         job: the work.
         source: the pass through the dataset, if it is iterable.
+        num_workers: number of workers, which divide the steps among them.
         streams: the global generators of this process, restored to their positions in the saved run.
     """
 
@@ -74,7 +75,7 @@ class Snapshots:
         self._last = None
 
     def take(self) -> bytes:
-        """Return the present snapshot, pickled; SAME if it equals the last one. The first is never SAME."""
+        """Return the present snapshot, pickled; `note.SAME` if it equals the last one. The first is never SAME."""
         streams = self._streams.positions()
         if not self._has_own and streams is self._last_streams and self._last is not None:
             return SAME

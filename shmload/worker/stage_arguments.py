@@ -1,4 +1,4 @@
-"""Checks of the arguments of stages."""
+"""Check the arguments of pipeline stages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ MAX_WORKERS = 16000
 
 
 def set_whole(stage: Any, what: str, field: str, least: int, most: int) -> None:
-    """Check an attribute that is a whole number, and make it an `int`, because it may become part of a state, which is JSON."""
+    """Check an attribute that must be a whole number, and make it an `int`, because it may become part of a state, which is JSON.
+
+    Args:
+        stage: the stage; may be a frozen dataclass.
+        what: name of the argument, for the message.
+        field: name of the attribute.
+        least, most: range of valid values, both included.
+    Raises:
+        ValueError: it is not an integer in this range.
+    """
     value = getattr(stage, field)
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not least <= value <= most:
         raise ValueError(f"{what} must be an integer from {least} to {most}; got {value!r}")
@@ -18,16 +27,20 @@ def set_whole(stage: Any, what: str, field: str, least: int, most: int) -> None:
 
 
 def check_flag(what: str, value: Any) -> None:
-    """Check a flag: a string such as "no" would be true."""
+    """Raise TypeError unless a value is a bool, because a string such as "no" would count as true."""
     if not isinstance(value, bool):
         raise TypeError(f"{what} must be True or False; got {value!r}")
 
 
 def check_function(name: str, value: Any, of: str = "one item") -> None:
-    """Check that a value can be called.
+    """Raise unless a value can be called.
 
+    Args:
+        name: name of the argument, for the message.
+        value: the value.
+        of: what the function takes, for the message.
     Raises:
-        TypeError: it cannot.
+        TypeError: it cannot be called.
     """
     if not callable(value):
         raise TypeError(f"{name} must be a function of {of}; got {value!r}")

@@ -3,9 +3,9 @@
     Each         a function of each item
     Expanding    makes more or fewer items, or another order: Filter, FlatMap, BufferedShuffle (item_stages.py), ...
 
-Stages pass items to each other directly. All stages of a run share a `StageContext`, whose place is the origin of the current item.
-The source sets it, and so does a stage that delays items or makes several of one. So an error names the right item, and items
-need no wrappers.
+Stages pass items to each other directly. All stages of a run share a `StageContext`, whose `place` is the origin of the current
+item: the source sets it, and so does a stage that delays items or makes several of one. So an error names the right item, and
+items need no wrappers.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 
 from shmload.worker.failure import Failure, stop_iteration_error
 
-Handler = Callable[[Exception], bool]
+Handler = Callable[[Exception], bool]  # True leaves the failed item out, False ends the items
 DROP = object()  # replaces an item that is left out
 END = object()  # replaces an item that ends the pass
 
 
 @dataclass(frozen=True)
 class Each:
-    """A function of each item.
+    """A stage that applies a function to each item.
 
     Attributes:
         name: for messages.
@@ -37,7 +37,7 @@ class Each:
 
 
 class FailedItem(NamedTuple):
-    """Replaces an item that could not be made, and lets the others continue."""
+    """A placeholder for an item that could not be made. Stages pass it on, so that the other items continue."""
 
     failure: Failure
 
@@ -67,7 +67,7 @@ class Expanding:
 
     @property
     def kind(self) -> str:
-        """Return the stage without its functions, for a pipeline's identity."""
+        """Return a description of the stage without its functions, as part of a pipeline's identity."""
         return type(self).__name__
 
     def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
@@ -81,11 +81,11 @@ class Expanding:
         raise NotImplementedError
 
 
-Run = tuple[str, Expanding | list[Each]]
+Run = tuple[str, Expanding | list[Each]]  # an expanding stage with its name, or neighboring functions with an empty name
 
 
 def group_stages(stages: Iterable[tuple[str, Expanding | Each]]) -> list[Run]:
-    """Prepare stages, each with its name, for `run_stages`. Neighboring functions run together."""
+    """Group stages, each given with its name, for `run_stages`, so that neighboring functions run in one loop."""
     runs: list[Run] = []
     for name, stage in stages:
         if isinstance(stage, Expanding):
@@ -98,7 +98,7 @@ def group_stages(stages: Iterable[tuple[str, Expanding | Each]]) -> list[Run]:
 
 
 def run_stages(items: Iterator[Any], runs: Iterable[Run], context: StageContext) -> Iterator[Any]:
-    """Return the items after they have passed through stages.
+    """Return an iterator over the items after they have passed through all stages. Nothing runs before it is advanced.
 
     Args:
         items: the items of the source.
@@ -129,7 +129,7 @@ def _mapped(items: Iterator[Any], stages: Sequence[Each], context: StageContext)
 
 
 def apply_functions(stages: Iterable[Each], value: Any, name: Callable[[int], str] | None = None, key: int = 0) -> Any:
-    """Apply functions to a value, one after the other. A note on their exception names the function and the value.
+    """Apply functions to a value, one after the other, and return the result. A note on an exception names function and value.
 
     Args:
         stages: the functions.
@@ -149,7 +149,7 @@ def apply_functions(stages: Iterable[Each], value: Any, name: Callable[[int], st
 
 
 def with_note(error: Exception, stage: str, item: str = "") -> Exception:
-    """Return an exception with a note that names its stage and item.
+    """Return an exception with a note that names its stage and item: the same one, or a RuntimeError in place of StopIteration.
 
     Args:
         error: the exception.

@@ -1,7 +1,7 @@
-"""A template process for spawn and forkserver: it imports the modules of all workers once, and workers are forks of it.
+"""A template process for spawn and forkserver, which imports the workers' modules once and forks each worker.
 
-A fresh interpreter takes 1.5 s and 150 MiB of its own to import torch. The template does that once for its trainer; a worker is a
-fork of it, shares those pages, and starts in milliseconds.
+A fresh interpreter takes 1.5 s and 150 MiB of its own to import torch. The template does that once for its trainer. A worker is a
+fork of the template, shares its pages, and starts in milliseconds.
 
     trainer     modules, descriptors  ──▶  template     imports them and forks     ──▶  worker
                 pid, later exit code  ◀──               by a pipe for each worker
@@ -10,12 +10,12 @@ fork of it, shares those pages, and starts in milliseconds.
 The guarantees of spawn and forkserver hold. The template is a fresh interpreter without any of the trainer's memory. It forks
 only while it has one thread. A worker runs multiprocessing's start code for spawned processes, and imports `__main__` itself.
 Random state that a fresh start would seed is seeded again (numpy's generator). The properties that a fresh process would inherit
-from the trainer are either sent (environment, output) or compared: if credentials, limits, ignored signals and the like differ
-(`_origin`), a new template is started.
+from the trainer are either sent (environment, output) or compared: if credentials, limits, ignored signals and the like have
+changed since the template was started (`_origin`), a new one is started.
 
 multiprocessing's own fork server is unsuitable: if it is killed with its trainer, it leaves a folder in /tmp for its socket;
 workers and their child processes keep it alive; when it dies, its children seem to have ended; and the user decides which modules
-it imports. The template takes its orders from a pair of sockets that only the trainer holds, so it ends with the trainer.
+it imports. The template takes its orders from a socket whose other end only the trainer holds, so it ends with the trainer.
 
 If no template can be started, or it dies during an order, the worker is started without it.
 """
@@ -60,18 +60,22 @@ resource_tracker: Any = public_resource_tracker
 spawn: Any = public_spawn
 util: Any = public_util
 
-FOR_ALL: tuple[str, ...] = ("shmload.worker.pool",)
-FOR_TORCH = ("torch", "shmload.worker.torch_side")
+FOR_ALL: tuple[str, ...] = ("shmload.worker.pool",)  # modules for every worker
+FOR_TORCH = ("torch", "shmload.worker.torch_side")  # modules for workers that use torch
 _LOADER = "shmload.loader"  # takes 0.2 s more; workers of a program that uses ShmLoader import it
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from shmload.worker.template import serve; serve({number})"
-_ORDER_NBYTES, _ORDER_FDS = 65536, 253  # the kernel's limit on descriptors
+_ORDER_NBYTES, _ORDER_FDS = 65536, 253  # largest order; 253 is the kernel's limit on descriptors in a message
 _SIGNALS = {signal.SIGINT: signal.SIG_IGN, signal.SIGCHLD: signal.SIG_DFL}
 _THREAD_LOOKS = 20
 
 
 def serve(number: int) -> NoReturn:
-    """Run the template: take orders from a socket until the trainer is gone."""
+    """Run the template process: take orders from a socket until the trainer is gone.
+
+    Args:
+        number: descriptor of the socket.
+    """
     fresh = {each: signal.signal(each, how) for each, how in _SIGNALS.items()}
     util._close_stdin()
     control = socket.socket(fileno=number)
@@ -87,7 +91,7 @@ def serve(number: int) -> NoReturn:
                 continue
             modules, fds, _, _ = socket.recv_fds(control, _ORDER_NBYTES, _ORDER_FDS)
             if not modules:
-                os._exit(0)  # without cleanup: the trainer may kill it during that, and modules have nothing to clean up
+                os._exit(0)  # without cleanup, during which the trainer may kill it; the modules have nothing to clean up
             for name in modules.decode().split():
                 with suppress(Exception):  # the worker that needs the module imports it again, and reports the error
                     importlib.import_module(name)
@@ -109,9 +113,9 @@ def serve(number: int) -> NoReturn:
 
 
 def _fork() -> int:
-    """Fork like os.fork; return -1 if there is a second thread, or if forking fails."""
+    """Fork like os.fork; return -1 if there is a second thread that does not end, or if forking fails."""
     with suppress(OSError):
-        if not _is_alone():  # OpenBLAS ends its threads at a fork
+        if not _is_alone():  # a trial fork makes OpenBLAS end its threads
             with warnings.catch_warnings(action="ignore"):  # about threads
                 trial = os.fork()
             if trial == 0:
@@ -188,7 +192,13 @@ def _set_environment(wanted: dict[bytes, bytes]) -> None:
 
 
 class Template:
-    """The trainer's end of the template process, which ends once neither the next start nor one of its workers refers to it."""
+    """The trainer's end of one template process. The process is killed when this object dies.
+
+    The object lives as long as it is the current template, or one of its workers refers to it.
+
+    Args:
+        origin: the result of `_origin` for the start method.
+    """
 
     def __init__(self, origin: Any) -> None:
         self.origin = origin
@@ -217,7 +227,7 @@ class Template:
 
         Args:
             modules: names of the modules.
-            fds: the descriptors of the worker.
+            fds: the descriptors of the worker, as `_work` takes them.
         Raises:
             OSError: the template has ended.
         """
@@ -249,7 +259,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def template_for(method: str) -> Template:
-    """Return the template for a worker that is started now by this method.
+    """Return the template for a worker that is started now by this method: the current one if it still fits, else a new one.
 
     Args:
         method: "spawn" or "forkserver".
@@ -297,7 +307,7 @@ _READ_AT_START = re.compile(
 
 
 def _origin(method: str) -> Any:
-    """Return the inherited properties that a process started now would have. If they differ, an older template must not be used."""
+    """Return the properties that a process started now would inherit. A template with other properties must not be used."""
     status = Path("/proc/thread-self/status").read_text().splitlines()
     return (
         _interpreter(),
@@ -316,7 +326,7 @@ def _origin(method: str) -> Any:
 
 
 class Popen(popen_forkserver.Popen):
-    """A process forked by the template. Its end is detected directly, not by the template's report."""
+    """multiprocessing's handle of a process forked by the template. A pidfd shows its end; the template reports its exit code."""
 
     _fds: list[int]
 
@@ -353,11 +363,11 @@ class Popen(popen_forkserver.Popen):
         self.finalizer = util.Finalize(self, util.close_fds, fds)
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
-        """Return the exit code if the process has ended; 255 if it cannot be known, as with multiprocessing's fork server."""
+        """Return the exit code; None while the process runs, 255 if the code is lost, as in multiprocessing's fork server."""
         if self.returncode is None and connection.wait([self.sentinel], 0 if flag == os.WNOHANG else None):
             try:
                 self.returncode = forkserver.read_signed(self._status)
-            except (OSError, EOFError):  # the template was killed, and init, which may be this process, adopted the worker
+            except (OSError, EOFError):  # the template was killed, and init adopted the worker; this process may be init
                 self.returncode = 255
                 with suppress(ChildProcessError):
                     self.returncode = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -365,14 +375,14 @@ class Popen(popen_forkserver.Popen):
 
 
 def _tracker() -> int:
-    """Return the descriptor of multiprocessing's resource tracker, which is restarted if the program has closed the old one."""
+    """Return the descriptor of multiprocessing's resource tracker. Restart the tracker if the program has closed its descriptor."""
     tracker = resource_tracker._resource_tracker
     if tracker._fd is not None:
         try:
             is_pipe = stat.S_ISFIFO(os.fstat(tracker._fd).st_mode)
         except OSError:
             is_pipe = False
-        if not is_pipe:  # the tracker has ended with it
+        if not is_pipe:  # the tracker ended when the descriptor was closed
             with suppress(ChildProcessError):
                 os.waitpid(tracker._pid, 0)
             tracker._fd = tracker._pid = None
@@ -407,7 +417,9 @@ _KINDS: dict[type, type[_Spawned] | type[_Served]] = {context.SpawnContext: _Spa
 
 
 def process_maker(given: Any, sources: Iterable[str], *, needs_torch: bool) -> Any:
-    """Return a context's process class: that of the template if the context is multiprocessing's own for spawn or forkserver.
+    """Return the function that makes a worker's process.
+
+    It uses the template if the context is multiprocessing's own for spawn or forkserver; else it is the context's `Process`.
 
     Args:
         given: the multiprocessing context.
@@ -433,7 +445,7 @@ def process_maker(given: Any, sources: Iterable[str], *, needs_torch: bool) -> A
 
 
 def _main() -> list[str]:
-    """Return `__main__` in a list, if a worker imports it."""
+    """Return ["__main__"] if a worker imports it, else an empty list."""
     prepared = spawn.get_preparation_data("")
     name = prepared.get("init_main_from_name", "__main__")
     has_name = name != "__main__" and not name.endswith(".__main__")
@@ -462,5 +474,5 @@ def _with_imported(sources: Iterable[str]) -> set[str]:
     return seen
 
 
-_LOOKS = 300
+_LOOKS = 300  # most modules searched
 _OPAQUE = sys.stdlib_module_names - {"__main__"} | {"numpy"}

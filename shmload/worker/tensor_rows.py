@@ -1,7 +1,7 @@
 """Gather rows of torch's TensorDataset from the memory of its tensors directly into the batch.
 
 torch indexes every tensor once for each sample and stacks the results. Gathering gives the same bytes. `TensorRows.takes` decides
-for each batch whether this is allowed: keys other than plain integers are passed to the dataset, like torch does.
+for each batch whether this is certain; otherwise, the dataset itself is indexed, as torch does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,11 @@ def tensors_in_place(dataset: Any) -> InPlace | None:
 
 
 class TensorRows(InPlace):
-    """Reads rows of a TensorDataset's tensors. A batch is a list, like torch's collate of tuples."""
+    """The in-place reader of a TensorDataset. A batch is a list, as in torch's collate of tuples.
+
+    Raises:
+        TypeError, ValueError: a tensor is not plain memory.
+    """
 
     takes_all = False
     draws_nothing = True

@@ -1,9 +1,9 @@
 """Read several samples at once in the threads of one worker, for datasets that wait for a disk or network or release the GIL.
 
-Rows are submitted in order and their results taken in order, so the worker always waits for the oldest row, which is blamed for a
-delay. A death may be any row's fault, and so may a delay in a dataset that itself reads several samples. The worker that takes over
-the rows reads them one by one, so the next death or delay names the right row. No read may outlast its chunk, because it could
-write into a row that belongs to another batch by then.
+Rows are submitted in order and their results are taken in order, so the worker always waits for the oldest row, which is blamed for
+a timeout. A death may be any row's fault, and so may a timeout in a dataset that itself reads several samples. The worker that
+takes over the rows reads them one by one, so the next death or timeout is blamed on the right row. No read may outlast its chunk,
+because it could write into a row that belongs to another batch by then.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 def read_by_threads(
     threads: ThreadPoolExecutor, read: Callable[[int], T], rows: Sequence[int], begin: Callable[[int], object]
 ) -> Iterator[T]:
-    """Yield `read(row)` for each row, in order. When the iterator has been closed, no read is running.
+    """Yield `read(row)` for each row, in order. No read is running any more once the iterator has ended or was closed.
 
     Args:
         threads: the threads that read.
@@ -26,7 +26,7 @@ def read_by_threads(
         rows: the rows.
         begin: called with each row before waiting for it.
     Raises:
-        Exception: what `read` raised for the first row that cannot be read.
+        Exception: the error of `read` for the first row that cannot be read.
     """
     reads: list[Future[T]] = [threads.submit(read, row) for row in rows]
     try:

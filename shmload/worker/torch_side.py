@@ -1,4 +1,4 @@
-"""Worker code that needs torch: torch mode's seeds and worker info, its default collate, and saved generator states.
+"""Code that needs torch: torch mode's seeds and worker info, its default collate, and the generator states of an order.
 
 It is a module of its own because a worker whose dataset never touches torch does not import it.
 """
@@ -137,7 +137,7 @@ class Origin:
 
 
 def origin_of(generator: torch.Generator | None) -> Origin:
-    """Return the present states. Takes about 40 us.
+    """Return the present states of all global generators and the loader's own. Takes about 40 us.
 
     Args:
         generator: the loader's own, if it has one.
@@ -157,9 +157,10 @@ def torch_origin(generator: torch.Generator | None) -> Origin:
 
 @contextmanager
 def replayed(origin: Origin, generator: torch.Generator | None) -> Iterator[None]:
-    """Set the generators to an origin, and restore the global ones afterwards.
+    """Set the generators to saved states within the block, and restore the global ones afterward.
 
     Args:
+        origin: the saved states.
         generator: the loader's own, which is not restored: it keeps the state after the draws.
     """
     with generators_kept():

@@ -29,7 +29,8 @@ def rebuilt(loader: _Loader, **ordering: Any) -> _Loader:
     has_begun = position and (not position["is_finished"] if loader.seed is None else position["epoch"] or position.get("step"))
     if has_begun:
         raise StateMismatch(
-            "this loader is in the middle of an order that prepare divides among processes: load the state into what prepare returns"
+            "this loader is in the middle of an order that prepare divides among processes: load the state into what "
+            "prepare returns"
         )
     names = inspect.signature(ShmLoader.__init__).parameters
     made = object.__new__(type(loader))

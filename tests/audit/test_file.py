@@ -103,7 +103,7 @@ def test_random_bytes_never_raise(tmp_path: Path, recorded: bytes, noise: bytes)
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"something else\n", "offset 0: this is no audit file"),
+        (b"something else\n", "offset 0: this is not an audit file"),
         (b"shmaudit 9 00000000 {}\n", "format version 9, this shmload reads up to 1: install a newer one"),
         (b"shmaudit 1 00000000 {}\n", "offset 0: the header line is damaged: its checksum differs"),
         (header_line([]), "offset 0: the header line holds no JSON object"),  # type: ignore[arg-type]  # not a mapping, on purpose

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 import os
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, float) or _is_integer(value)
+    return isinstance(value, numbers.Real) or _is_integer(value)
 
 
 def _has_samples(value: Any) -> bool:

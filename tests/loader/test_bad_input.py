@@ -225,7 +225,14 @@ def test_an_argument_of_a_wrong_type_is_named_at_construction(name: str, value: 
 
 
 def test_integers_of_every_library_and_fractions_of_seconds_are_taken() -> None:
-    with ShmLoader([1, 2], num_workers=np.int64(1), prefetch_factor=torch.tensor(2), timeout=60.5, ring_bytes=1e6) as loader:  # type: ignore[arg-type]
+    with ShmLoader(
+        [1, 2],
+        num_workers=np.int64(1),
+        prefetch_factor=torch.tensor(2),
+        timeout=60.5,
+        ring_bytes=1e6,
+        sample_timeout_s=np.float32(60),
+    ) as loader:  # type: ignore[arg-type]
         assert [int(sample) for sample in loader] == [1, 2]
 
 

@@ -12,8 +12,11 @@ How to read: the ratios to torch, which pickles the list.
 Predicted: 0.3 to 0.5 of torch's trainer CPU, as one C function builds what torch unpickles, without a queue's locks and pipes; up
 to 1 where objects need pickle in both.
 
-Before one function in C split and joined these batches, a Python function ran for each value: trainer CPU was 2.0 to 4.1 times
-torch's, and batches/s 0.17 to 0.49 of torch's (collate_fn, 20,000 samples, beside other programs on two cores).
+Result (2 cores, 2 workers, beside other programs, load 10, so the rates say little): torch's trainer CPU over shmload's 2.4, 2.0,
+2.3 and 0.9; samples/s over torch's 0.6, 0.9, 1.2 and 0.5, in the order of the samples above.
+
+Before one function in C split and joined these batches, a trial program with 1 worker and the same kinds of samples measured 2.0
+to 4.1 times torch's trainer CPU and 0.17 to 0.49 of its batches/s.
 """
 
 from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain

@@ -1,8 +1,8 @@
 """Split a batch into an outline, which marshal can write, and its leaves; and join them again.
 
 The outline is the batch with Ellipsis in place of each leaf. None, numbers and text stay in the outline; lists, tuples and dicts
-are copied. A leaf is anything else: arrays, tensors, objects of other classes, large text and long lists of text. Walking the
-structure here costs about 20 ns for each value; a Python function would cost 1 us for each.
+are copied. A leaf is anything else: arrays, tensors, objects of other classes, large text and long lists of text. The
+structure is walked in C, because a Python function for each value made such batches cost several times what torch's cost.
 """
 
 from cpython.bytes cimport PyBytes_CheckExact, PyBytes_GET_SIZE

@@ -127,7 +127,7 @@ class Packer:
         """
         like: dict[_GroupKey | None, list[int]] = {}
         groups: list[tuple[list[int], Node]] = []
-        pickled_classes = set()  # classes of which every instance needs pickle; checking once per class takes a quarter of the time
+        pickled_classes = set()  # classes of which every instance needs pickle, so that a class is checked once
         for number, leaf in enumerate(leaves):
             key = None if type(leaf) in pickled_classes else _group_of(leaf)
             if key is None and type(leaf) not in pickled_classes:

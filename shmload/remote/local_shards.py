@@ -8,11 +8,7 @@ shards that it has announced, so that they are not evicted, and releases those t
 the whole folder, samples are read one by one from the store. That is slower, but always correct, and processes never wait for each
 other to free space.
 
-If the user gives no folder, shards are kept in a `PrivateFolder`, which is removed with the dataset and its workers. Its owner
-holds a lock on a file in it, and forked workers share this lock. When the last of them has exited or crashed, the lock is free, and
-the next owner that creates a private folder removes all unlocked ones.
-
-The `Prefetcher` has only a weak reference to its owner and ends with it, so an unused dataset is released together with its folder.
+If the user gives no folder, shards are kept in a `PrivateFolder`, which is removed with the dataset and its workers.
 """
 
 from __future__ import annotations
@@ -21,18 +17,12 @@ import contextlib
 import logging
 import os
 import pickle
-import shutil
-import stat
-import tempfile
 import threading
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import sha256
-from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +30,11 @@ from typing_extensions import Buffer
 
 from shmload._core.mapped_file import MappedFile
 from shmload.errors import CacheFull, StoreError
-from shmload.processes.file_lock import FileLock, locked
+from shmload.processes.file_lock import locked
 from shmload.remote.fetch import fetch_index, fetch_of, fetch_range, name_of
 from shmload.remote.manifest import Shards
+from shmload.remote.prefetcher import Fetched, Prefetcher
+from shmload.remote.private_folder import PrivateFolder
 from shmload.storage.cache import Cache
 from shmload.storage.file_lease import Lease
 from shmload.storage.filesystem_store import FilesystemStore
@@ -50,110 +42,7 @@ from shmload.storage.outage import Outage
 from shmload.storage.room_wait import wait_for_room
 from shmload.storage.web_reader import WebReader
 
-__all__ = ["Fetched", "LocalShards", "Prefetcher", "PrivateFolder"]
-
-_PREFIX = "shmload-shards-"
-_LOCK = ".owner"
-
-
-class PrivateFolder:
-    """A temporary folder that is removed with its owner.
-
-    Attributes:
-        path: path of the folder.
-    """
-
-    def __init__(self) -> None:
-        place = Path(tempfile.gettempdir())
-        remove_abandoned(place)
-        self.path = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getuid()}-", dir=place)
-        # locked under another name first, because a folder whose lock is free looks like that of a dead owner
-        lock = FileLock.open(f"{self.path}/{_LOCK}.new", os.O_CREAT, 0o600)
-        lock.acquire()
-        os.rename(f"{self.path}/{_LOCK}.new", f"{self.path}/{_LOCK}")
-        self.owner: PrivateFolder | None = None  # of an unpickled object in the owner's process: keeps the owner alive
-        self._finish: Any = weakref.finalize(self, _end, self.path, lock, os.getpid())
-
-    @property
-    def is_gone(self) -> bool:
-        """Return whether the owner has removed it. If only its lock is missing, a process that still used it has recreated it."""
-        return not os.path.exists(f"{self.path}/{_LOCK}")
-
-    def close(self) -> None:
-        """Remove the folder if this object created it, or if its owner has removed it and it was recreated."""
-        if self._finish is not None:
-            self._finish()
-        if self.is_gone:
-            shutil.rmtree(self.path, ignore_errors=True)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._finish = self.owner = None
-        self.path = state["path"]  # the folder belongs to another process, which removes it
-
-
-def remove_abandoned(place: Path) -> list[str]:
-    """Remove this user's private folders in `place` whose owners are dead. Return their paths."""
-    removed = []
-    for folder in place.glob(f"{_PREFIX}{os.getuid()}-*"):
-        with contextlib.suppress(OSError):  # it is being created, or its owner is alive
-            if (status := os.lstat(folder)).st_uid != os.getuid() or not stat.S_ISDIR(status.st_mode):
-                continue  # anyone can create such a name there
-            with contextlib.closing(FileLock.open(folder / _LOCK)) as lock:
-                if lock.try_acquire():
-                    shutil.rmtree(folder, ignore_errors=True)
-                    removed.append(str(folder))
-    return removed
-
-
-def _end(path: str, lock: FileLock, owner: int) -> None:
-    if os.getpid() == owner:  # a forked worker's copy does nothing
-        with contextlib.suppress(OSError):
-            os.rename(path, f"{path}.gone")  # a worker that is about to end finds no folder to write to
-        shutil.rmtree(f"{path}.gone", ignore_errors=True)
-        lock.close()
-
-
-Fetched = Literal["done", "again", "over"]
-
-
-class Prefetcher:
-    """Fetches shards in a thread, in the order of the last `wish`.
-
-    Args:
-        fetch: a method that fetches a shard and returns "done" to continue with the next one, "again" to be called once more, or
-            "over" to drop the rest.
-    """
-
-    def __init__(self, fetch: Callable[[int], Fetched]) -> None:
-        self._wishes: SimpleQueue[list[int] | None] = SimpleQueue()
-        arguments = (self._wishes, weakref.WeakMethod(fetch))
-        self._thread = threading.Thread(target=_run, args=arguments, name="shmload-fetch", daemon=True)
-        weakref.finalize(self, self._wishes.put, None)
-        self._thread.start()
-
-    def wish(self, shards: list[int]) -> None:
-        """Replace the requested shards, except for the one being fetched."""
-        self._wishes.put(shards)
-
-
-def _run(wishes: SimpleQueue[list[int] | None], method: Any) -> None:
-    while (shards := wishes.get()) is not None:
-        for shard in shards:
-            answer: Fetched = "again"
-            while answer == "again" and wishes.empty():
-                answer = _fetch(method, shard)
-            if answer != "done":
-                break
-
-
-def _fetch(method: Any, shard: int) -> Fetched:
-    """Call the method if its object still exists. No reference to the object is kept after the call."""
-    fetch = method()
-    return "over" if fetch is None else fetch(shard)
-
+__all__ = ["LocalShards"]
 
 log = logging.getLogger("shmload")
 
@@ -198,7 +87,7 @@ class LocalShards:
     def _use(self, place: str, capacity_bytes: int) -> None:
         self._indexes_folder = f"{place}/indexes"
         os.makedirs(self._indexes_folder, exist_ok=True)
-        self.cache = Cache(f"{place}/shards", capacity_bytes, durable=self._private is None)
+        self.cache = Cache(f"{place}/shards", capacity_bytes, durable=self._private is None, recreates=self._private is None)
         for store in self._stores():
             alike = f"{store.url}\0{store.retry_policy}"  # another dataset in the folder may have a more patient retry policy
             store.outage = Outage(f"{self._indexes_folder}/{sha256(alike.encode()).hexdigest()[:40]}.outage")
@@ -396,18 +285,15 @@ class LocalShards:
         """
         shard = self.shards.all[number]
         fetch, cache, private = fetch_of(self.shards, shard), self.cache, self._private
-        if private is not None and private.is_gone:  # the cache would recreate it, and it would never be removed
-            raise FileNotFoundError(f"{private.path} has been removed")
         try:
             lease = cache.open(shard.url, shard.nbytes, fetch, etag=shard.version, timeout_s=timeout_s)
             with self._lock:
                 data = np.frombuffer(memoryview(MappedFile(os.fsencode(lease.path))), np.uint8)
                 return self._copies.setdefault(number, (data, lease))[0]
         finally:
-            if private is not None and private.is_gone:  # closed in the meantime: remove what was recreated since
+            if private is not None and private.is_gone:  # closed in the meantime: release what was opened since
                 self._copies.pop(number, None)
                 cache.close()
-                private.close()
 
     def fetch_ahead(self, number: int) -> Fetched:
         """Fetch a shard unless it is being fetched; if it is small, fetch small ones that come next in parallel.

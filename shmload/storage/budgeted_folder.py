@@ -86,6 +86,8 @@ class BudgetedFolder:
             programs count only after the folder is listed again, so they may exceed the budget until then.
         durable: whether to sync a file to the disk before it gets its name, so that a power failure never leaves a truncated file.
         order: which unleased files may be evicted, in the order of eviction; None is the oldest first.
+        recreates: whether a folder that was removed since is created again at its next use. False raises FileNotFoundError, so that
+            a thread or process that still uses a folder leaves nothing behind when its owner removes it.
     Raises:
         ValueError: the budget is less than 1, or living processes use the folder with another one.
         StoreError: the folder's file system has no locks.
@@ -113,6 +115,7 @@ class BudgetedFolder:
         adopts: bool = False,
         durable: bool = False,
         order: Order | None = None,
+        recreates: bool = True,
     ) -> None:
         if capacity_bytes < 1:
             raise ValueError(f"a budget must be at least 1 byte, got {capacity_bytes=}")
@@ -121,8 +124,10 @@ class BudgetedFolder:
         self.adopts = adopts
         self.durable = durable
         self.order: Order = order or iter  # the oldest first
+        self.recreates = recreates
         self.num_evicted = self.nbytes_evicted = 0
         self._begin()
+        os.makedirs(self.path, exist_ok=True)
         session = self._session()
         with session.locked() as ledger:
             session.sweep()
@@ -427,7 +432,7 @@ class BudgetedFolder:
         if self._opened is None:
             with self._opening:
                 if self._opened is None:
-                    opened = Session(self.path, self.capacity_bytes, adopts=self.adopts)
+                    opened = Session(self.path, self.capacity_bytes, adopts=self.adopts, recreates=self.recreates)
                     weakref.finalize(self, opened.close)
                     self._opened = opened
         return self._opened

@@ -71,6 +71,7 @@ class Cache:
         capacity_bytes: maximum of the files' total length; all users of the folder must give the same.
         durable: whether to sync a file to the disk before it becomes visible, so that no power failure truncates it. Without it,
             bytes may be missing after a power failure, although the length is right.
+        recreates: whether a folder that was removed since is created again at its next use. False raises FileNotFoundError.
     Attributes:
         path: path of the folder.
         capacity_bytes: the budget.
@@ -89,8 +90,10 @@ class Cache:
         b'payload'
     """
 
-    def __init__(self, folder: str | os.PathLike[str], capacity_bytes: int, *, durable: bool = True) -> None:
-        self._folder = BudgetedFolder(folder, capacity_bytes, durable=durable)
+    def __init__(
+        self, folder: str | os.PathLike[str], capacity_bytes: int, *, durable: bool = True, recreates: bool = True
+    ) -> None:
+        self._folder = BudgetedFolder(folder, capacity_bytes, durable=durable, recreates=recreates)
         self._begin()
 
     def open(self, key: str, nbytes: int, fetch: Fetch, *, etag: str, timeout_s: float | None = 600.0) -> Lease:

@@ -33,16 +33,20 @@ class Session:
     Args:
         folder: path of the folder.
         capacity_bytes: the budget.
-        adopts: as in `BudgetedFolder`.
+        adopts, recreates: as in `BudgetedFolder`.
     Raises:
+        FileNotFoundError: the folder was removed, and `recreates` is false.
         ValueError: other processes use the folder with another budget.
         StoreError: the folder's file system has no locks.
     """
 
-    def __init__(self, folder: str, capacity_bytes: int, *, adopts: bool) -> None:
+    def __init__(self, folder: str, capacity_bytes: int, *, adopts: bool, recreates: bool) -> None:
         self.folder = folder
-        for part in (USERS, NEW):
-            os.makedirs(f"{folder}/{part}", exist_ok=True)
+        if recreates:
+            os.makedirs(folder, exist_ok=True)
+        for part in (HIDDEN, USERS, NEW):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(f"{folder}/{part}")
         _check_locks(folder)
         self.pid = os.getpid()
         self.ledger = Ledger(folder, adopts=adopts)
@@ -132,7 +136,7 @@ class Session:
 
     def _end(self) -> None:
         self._is_open = False
-        for name in self.writing:
+        for name in list(self.writing):  # another thread may be ending the file that it wrote
             unlink(f"{self.folder}/{NEW}/{name}")  # the next process that needs room removes it from the ledger
         self.writing.clear()
         self.process_leases.close()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from shmload.processes.file_lock import FileLock, is_locked, locked
-from shmload.remote.local_shards import PrivateFolder, remove_abandoned
+from shmload.remote.private_folder import PrivateFolder, remove_abandoned
 
 
 def test_lock_is_seen_until_it_is_closed(tmp_path: Path) -> None:

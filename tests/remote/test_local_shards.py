@@ -24,7 +24,9 @@ from shmload.processes.file_lock import is_locked
 from shmload.remote import RemoteDataset
 from shmload.remote.fetch import fetch_of
 from shmload.remote.listing import shards_in
-from shmload.remote.local_shards import Fetched, LocalShards, Prefetcher, PrivateFolder, remove_abandoned
+from shmload.remote.local_shards import LocalShards
+from shmload.remote.prefetcher import Fetched, Prefetcher
+from shmload.remote.private_folder import PrivateFolder, remove_abandoned
 from shmload.storage.budgeted_folder import BudgetedFolder
 from shmload.storage.cache import Cache
 from shmload.storage.ledger import NEW
@@ -272,6 +274,16 @@ def test_fetch_that_ends_after_close_leaves_no_files(
     assert local.index(0).num_samples == 5
     local.close()
     assert list(private_folders_are_removed.iterdir()) == []
+
+
+def test_folder_whose_removal_was_killed_is_removed_by_the_next_owner(private_folders_are_removed: Path) -> None:
+    folder = PrivateFolder()
+    half = Path(f"{folder.path}.gone")
+    folder.close()
+    half.mkdir()  # a kill during the removal, after the lock's file
+    (half / "left").touch()
+    assert remove_abandoned(private_folders_are_removed) == [str(half)]
+    assert not half.exists()
 
 
 def test_worker_continues_reading_after_its_trainers_folder_is_closed(tmp_path: Path) -> None:

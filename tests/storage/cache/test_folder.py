@@ -21,6 +21,7 @@ import pytest
 
 from shmload import CacheFull, StoreError
 from shmload.storage import folder_session as session_module
+from shmload.storage import ledger as ledger_module
 from shmload.storage.budgeted_folder import BudgetedFolder
 from shmload.storage.ledger import HIDDEN, NEW, PublishedFile
 from tests.storage.cache.folder_kit import being_written, content, files_on_disk, names, put, simulate_kill, users
@@ -394,6 +395,36 @@ def test_close_waits_until_the_lock_is_free(place: str) -> None:
         assert [*ledger.files] == ["held"]
         assert len(users(place)) == 1
     assert users(place) == []
+
+
+def test_folder_is_closed_while_a_thread_ends_its_file(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = BudgetedFolder(place, 100)
+    written = [folder.reserve(30), folder.reserve(30)]
+    session, remove = folder._opened, ledger_module.unlink
+    assert session is not None
+
+    def remove_while_the_writer_ends(path: str) -> None:
+        session.end_writing(written[0].name)  # as the end of `publish` and `abandon` does, without the lock
+        remove(path)
+
+    monkeypatch.setattr(session_module, "unlink", remove_while_the_writer_ends)
+    folder.close()
+    assert users(place) == []
+    assert os.listdir(f"{place}/{NEW}") == []
+
+
+def test_removed_folder_is_not_created_again(tmp_path: Path) -> None:
+    place = tmp_path / "parent" / "folder"
+    folder = BudgetedFolder(place, 100, recreates=False)
+    put(folder, "first", 30)
+    lease = folder.lease("first")
+    folder.close()
+    shutil.rmtree(place.parent)
+    for use in (folder.files, lambda: folder.reserve(30), lambda: pickle.loads(pickle.dumps(folder)).files()):
+        with pytest.raises(FileNotFoundError, match=str(place)):
+            use()
+    lease.release()
+    assert not place.parent.exists()
 
 
 def test_thread_waiting_for_room_fails_when_the_folder_is_closed(place: str) -> None:

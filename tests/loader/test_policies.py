@@ -206,7 +206,7 @@ def test_timed_out_samples_can_be_skipped(caplog: pytest.LogCaptureFixture) -> N
 
 @pytest.mark.slow(reason="reads twenty epochs with two workers")
 def test_fast_samples_never_time_out() -> None:
-    with ShmLoader(data.Rows(bad=frozenset()), 6, seed=5, sample_timeout_s=0.5, num_workers=2) as loader:
+    with ShmLoader(data.Rows(bad=frozenset()), 6, seed=5, sample_timeout_s=2.0, num_workers=2) as loader:
         for _ in range(20):
             assert len(indices(loader)) == 5
         assert loader.stats()["num_restarts"] == 0
@@ -223,12 +223,12 @@ class Texts(data.Rows):
 @pytest.mark.parametrize("kind", [data.Rows, Texts])
 def test_waiting_for_the_trainer_does_not_time_out(kind: Any) -> None:
     """Lets the worker wait for the layout, or for memory, while the trainer does other things."""
-    with ShmLoader(kind(12, frozenset()), 6, sample_timeout_s=0.1, num_workers=1) as loader:
+    with ShmLoader(kind(12, frozenset()), 6, sample_timeout_s=0.5, num_workers=1) as loader:
         iterator = iter(loader)
         worker = loader._builder.last._ring.worker
         while worker(0)["started_ns"] == 0:
             pass
-        until = time.monotonic() + 0.3  # a step of the trainer that is longer than any sample may take
+        until = time.monotonic() + 1.5  # a step of the trainer that is longer than any sample may take
         while time.monotonic() < until:
             pass
         assert [batch["index"].tolist() for batch in iterator] == [[*range(6)], [*range(6, 12)]]

@@ -25,7 +25,7 @@ def private_folders_are_removed(tmp_path_factory: pytest.TempPathFactory, monkey
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     yield place
     gc.collect()
-    pause, deadline = threading.Event(), monotonic() + 5
+    pause, deadline = threading.Event(), monotonic() + 30
     while list(place.iterdir()) and monotonic() < deadline:  # a prefetcher may still be fetching its last shard
         pause.wait(0.02)
         gc.collect()  # a failed attempt that was repeated may have left its traceback

@@ -338,7 +338,7 @@ def test_indexes_are_stored_in_the_cache(tmp_path: Path) -> None:
 
 
 class ConcurrentReads:
-    """A fault of a store: reads wait until `num_parties` reads are under way at once, or for 5 seconds."""
+    """A fault of a store: reads wait until `num_parties` reads are under way at once, or for 30 seconds."""
 
     def __init__(self, num_parties: int) -> None:
         self.has_met = threading.Event()
@@ -347,7 +347,7 @@ class ConcurrentReads:
     def __call__(self, method: str, key: str) -> None:
         if method == "read_into" and not self.has_met.is_set():
             with suppress(threading.BrokenBarrierError):
-                self.barrier.wait(5)
+                self.barrier.wait(30)
 
 
 @pytest.mark.parametrize("way", ["fluent", "batch"])
@@ -362,7 +362,7 @@ def test_small_objects_are_fetched_concurrently(way: str, tmp_path: Path) -> Non
     else:
         view: Any = dataset.indexed()
         assert len(view.__getitems__(range(20))) == 20
-    assert meeting.has_met.wait(5)
+    assert meeting.has_met.wait(30)
     meeting.barrier.abort()
     dataset.close()
 

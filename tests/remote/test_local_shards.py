@@ -74,7 +74,7 @@ def test_next_shards_are_prefetched(tmp_path: Path) -> None:
     second = f"{'0' * 16}/shard-{order[1]:06d}.tar"
     store.harm = lambda method, key: seen.set() if (method, key) == ("read_into", second) else None
     next(iter(dataset))
-    assert seen.wait(10)
+    assert seen.wait(30)
     dataset.close()
 
 
@@ -89,7 +89,7 @@ def test_prefetching_respects_its_byte_limit(ahead: float, num_ahead: int, tmp_p
     begun = set()
     for item in dataset:
         begun.add(item["__url__"])
-        assert seen.wait(10)
+        assert seen.wait(30)
         assert store.count("read_into") <= len(begun) + num_ahead
     assert len(begun) == 8
     dataset.close()
@@ -253,7 +253,7 @@ def test_fetch_that_ends_after_close_leaves_no_files(
 
     def late(*args: Any, **options: Any) -> Any:
         begun.set()
-        assert ended.wait(10)
+        assert ended.wait(30)
         try:
             return opened(*args, **options)
         finally:
@@ -262,11 +262,11 @@ def test_fetch_that_ends_after_close_leaves_no_files(
     monkeypatch.setattr(local.cache, "open", late)
     local.announce([0, 1, 2], 3)
     (fetching,) = (thread for thread in threading.enumerate() if thread.name == "shmload-fetch")
-    assert begun.wait(10)
+    assert begun.wait(30)
     local.close()
     owner.close()
     ended.set()
-    fetching.join(10)
+    fetching.join(30)
     assert late_done.is_set()
     assert not place.exists()
     assert local.copy(0) is None
@@ -350,11 +350,11 @@ def test_prefetcher_follows_the_latest_announcement_and_ends_with_its_owner() ->
     thread = owner.prefetcher._thread
     owner.prefetcher.wish([4, 5, 6])
     owner.prefetcher.wish([7, 9])
-    assert owner.done.wait(10)
+    assert owner.done.wait(30)
     assert owner.fetched[owner.fetched.index(7) :][:4] == [7, 7, 7, 9]
     assert 6 not in owner.fetched
     del owner
-    thread.join(10)
+    thread.join(30)
     assert not thread.is_alive()
 
 
@@ -453,11 +453,11 @@ def test_threads_that_readers_need_do_not_wait_for_room(tmp_path: Path, monkeypa
 
     def pause(seconds: float) -> None:
         waiting_threads.put(threading.current_thread().name)
-        go_on.wait(10)
+        go_on.wait(30)
 
     monkeypatch.setattr("shmload.storage.room_wait.sleep", pause)
     local.announce(range(12), 9)
-    waiting = waiting_threads.get(timeout=10)
+    waiting = waiting_threads.get(timeout=30)
     found = local.ranges([(number, 0, 512) for number in range(9)])
     go_on.set()
     all_the_room.abandon()  # type: ignore[union-attr]  # a reservation

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from time import monotonic
@@ -21,6 +22,7 @@ from shmload.shm.doorbell import posix_ipc
 from shmload.shm.names import SHM_DIR
 from shmload.shm.segment_group import SegmentGroup
 
+DEADLINE_S = 20.0  # it takes 0.1 s; `python -m tests.faults.matrix` measures it
 NUM_BELLS = 1 if posix_ipc else 0  # named doorbells
 OWNER = """
 import os, sys, signal
@@ -73,18 +75,12 @@ def names_left(stem: str) -> set[str]:
     return {name for name in os.listdir(SHM_DIR) if name.removeprefix("sem.").startswith(stem)}
 
 
-def gone_within(stem: str, seconds: float) -> bool:
-    """Waits until no name with the stem is left. Checks on events, not after fixed sleeps."""
-    # Produces a line whenever it is time to check again.
-    libc_fd = subprocess.Popen(["sh", "-c", "while :; do echo; done"], stdout=subprocess.PIPE)
-    try:
-        deadline = monotonic() + seconds
-        while names_left(stem) and monotonic() < deadline:
-            select.select([libc_fd.stdout], [], [], 0.01)
-        return not names_left(stem)
-    finally:
-        libc_fd.kill()
-        libc_fd.communicate()
+def are_gone(stem: str) -> bool:
+    """Waits until no name with the stem is left, or until DEADLINE_S have passed."""
+    pause, deadline = threading.Event(), monotonic() + DEADLINE_S
+    while names_left(stem) and monotonic() < deadline:
+        pause.wait(0.01)
+    return not names_left(stem)
 
 
 @pytest.mark.parametrize("whole_group", [False, True], ids=["alone", "with its process group"])
@@ -93,14 +89,14 @@ def test_nothing_remains_when_the_owner_is_killed(whole_group: bool) -> None:
         assert len(names_left(stem)) == 2 + NUM_BELLS
         (os.killpg if whole_group else os.kill)(child.pid, signal.SIGKILL)
         child.wait()
-        assert gone_within(stem, 2)
+        assert are_gone(stem)
 
 
 def test_a_surviving_forked_child_does_not_make_a_dead_owner_look_alive() -> None:
     with owner("forks") as (child, stem):
         child.kill()
         child.wait()
-        assert gone_within(stem, 2)
+        assert are_gone(stem)
 
 
 def test_only_workers_that_do_not_end_by_themselves_are_killed() -> None:
@@ -112,9 +108,9 @@ def test_only_workers_that_do_not_end_by_themselves_are_killed() -> None:
             stack.callback(signal.pidfd_send_signal, pidfds[-1], signal.SIGKILL)
         child.kill()
         child.wait()
-        assert gone_within(stem, 2)  # after the kills
+        assert are_gone(stem)  # after the kills
         watched, dismissed, watched_too, another = pidfds
-        assert all(select.select([pidfd], [], [], 2)[0] for pidfd in (watched, watched_too))
+        assert all(select.select([pidfd], [], [], DEADLINE_S)[0] for pidfd in (watched, watched_too))
         assert not select.select([dismissed, another], [], [], 0)[0]
 
 
@@ -144,7 +140,7 @@ def test_live_group_with_its_ring_in_memfds_is_never_swept() -> None:
 def test_leftovers_of_a_killed_group_with_memfds_are_removed() -> None:
     with owner("no-room") as (child, stem):
         child.kill()
-        assert gone_within(stem, 2)
+        assert are_gone(stem)
 
 
 def test_stopped_reaper_does_not_delay_the_exit() -> None:

@@ -18,7 +18,7 @@ from time import perf_counter
 
 from benchmarks.common import Result, Row, Settings, main
 
-LAUNCH = [sys.executable, "-m", "shmload.cli", "launch", "--nproc-per-node=1"]
+LAUNCH = [sys.executable, "-m", "shmload", "launch", "--nproc-per-node=1"]
 LAUNCHERS = {
     "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"],
     "shmload launch": LAUNCH,

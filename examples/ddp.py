@@ -126,7 +126,7 @@ def run_rank(rank: int, side: int) -> None:
     distributed.destroy_process_group()
     if rank == 0:
         train_alone(side, folders[0])
-        subprocess.run([sys.executable, "-m", "shmload.cli", "verify", f"{folders[0]}/audit"], check=True)
+        subprocess.run([sys.executable, "-m", "shmload", "verify", f"{folders[0]}/audit"], check=True)
         shutil.rmtree(folders[0])
 
 

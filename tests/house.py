@@ -37,8 +37,8 @@ BOX = 26
 
 
 def files() -> list[Path]:
-    """Returns all modules that are in a room."""
-    return [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE or path.stem != "__init__"]
+    """Returns all modules that are in a room: all but the package itself and `python -m shmload`."""
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if path.parent != PACKAGE or path.stem not in ("__init__", "__main__")]
 
 
 def room_of(path: Path) -> str:

@@ -31,9 +31,8 @@ __all__ = ["app", "main"]
 app = typer.Typer(
     name="shmload",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"max_content_width": WIDE},
+    context_settings={"max_content_width": WIDE, "help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,  # plain help: half as many lines, and a flag is not shown with a value
 )
 COMMANDS: tuple[Callable[..., None], ...] = (bench, clean, doctor, index, inspect, launch, pack, top, trace, verify)

@@ -41,9 +41,8 @@ def bench(
     start_method: Annotated[Text, Option(metavar="NAME", help="fork, spawn or forkserver.", show_default="Python's own")] = None,
     collate: Annotated[Text, Option(metavar="MODULE:NAME", help="Your collate_fn, for --dataset.")] = None,
     seed: Annotated[int, Option(metavar="N", help="Seed of the order, the same for all loaders.")] = 0,
-    json_file: Annotated[
-        Path | None, Option("--json", metavar="FILE", help="Write all figures; - prints them instead of the table.")
-    ] = None,
+    as_json: Annotated[bool, Option("--json", help="Print all figures as JSON instead of a table.")] = False,
+    save_file: Annotated[Path | None, Option("--save", metavar="FILE.json", help="Write all figures to a JSON file, too.")] = None,
     plot_file: Annotated[Path | None, Option("--plot", metavar="FILE.png", help="Plot the results.")] = None,
     quick: Annotated[bool, Option("--quick", help="Run briefly, to check that it works, not how fast.")] = False,
 ) -> None:
@@ -57,9 +56,8 @@ def bench(
     from shmload.tools.bench.rounds import BenchOptions, benchmark
     from shmload.tools.named import BenchError, names, numbers
 
-    to_stdout = json_file == Path("-")
-    check_folder("bench", None if to_stdout else json_file, plot_file)
-    with refusing("bench", BenchError), progress_bar(sys.stderr.isatty() and not to_stdout) as progress:
+    check_folder("bench", save_file, plot_file)
+    with refusing("bench", BenchError), progress_bar(sys.stderr.isatty()) as progress:
         options = BenchOptions(
             workloads=tuple(names(workload or [])),
             dataset=dataset,
@@ -81,7 +79,7 @@ def bench(
         report.notes.append("plot left out: needs matplotlib: pip install 'shmload[plot]'")
         plot_file = None
     text = json.dumps(report.as_dict(), indent=1)
-    if to_stdout:
+    if as_json:
         typer.echo(text)
         for line in [*report.failures, *report.mismatches]:
             typer.echo(f"shmload bench: {line}", err=True)
@@ -91,7 +89,7 @@ def bench(
     try:
         if path is not None:
             plot.save(report, path)
-        path = None if to_stdout else json_file
+        path = save_file
         if path is not None:
             path.write_text(text + "\n")
     except OSError as error:

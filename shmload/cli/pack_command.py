@@ -4,7 +4,6 @@ Exit code 0: success; 1: the store failed, or a different packing was begun ther
 packed.
 """
 
-import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from shmload.cli.size import parse_size
 from shmload.cli.terminal import Bar, progress_bar, refuse
 from shmload.tools import readable
 
@@ -37,7 +37,7 @@ IN_ORDER = "Pack each object below SOURCE as one sample, in the order of the lis
 def pack(
     source: Annotated[str, Argument(metavar="SOURCE", help=SOURCE)],
     dest: Annotated[str, Argument(metavar="DEST", help="Destination folder, or s3://bucket/folder.")],
-    maxsize: Annotated[float, Option(help="Largest size of a shard, in bytes.")] = 1e8,
+    maxsize: Annotated[str, Option(metavar="SIZE", help="Largest size of a shard, in bytes or a unit, such as 64MiB.")] = "100MB",
     maxcount: Annotated[int, Option(help="Largest number of samples in a shard.")] = 100_000,
     workers: Annotated[int, Option(help="Largest number of encoding processes; 0: encode in this process.")] = 30,
     seed: Annotated[int, Option(help="Seed of the random order.")] = 0,
@@ -71,10 +71,8 @@ def pack(
 
     begin = perf_counter()
     try:
-        if not math.isfinite(maxsize):
-            raise ValueError(f"--maxsize: needs a number of bytes, given {maxsize}")
         options = PackOptions(
-            int(maxsize),
+            parse_size(maxsize, "--maxsize"),
             maxcount,
             workers,
             seed,

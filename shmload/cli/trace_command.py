@@ -1,6 +1,6 @@
 """`shmload trace`: record what the processes of a running loader do, as a file for Perfetto.
 
-Exit code 0: success; 1: no loader was found; 2: bad usage, or the file cannot be written.
+Exit code 0: success; 1: no loader was found, or the file could not be written; 2: bad usage.
 """
 
 import sys
@@ -44,7 +44,7 @@ def trace(
     try:
         write(timelines, out)
     except OSError as error:
-        refuse("trace", f"{out}: {error.strerror}")
+        refuse("trace", f"{out}: {error.strerror}", 1)
     num_batches = sum(timeline.num_batches for timeline in timelines)
     num_lost = sum(timeline.num_lost for timeline in timelines)
     pids = ", ".join(map(str, dict.fromkeys(timeline.owner_pid for timeline in timelines)))

@@ -27,7 +27,7 @@ METRICS = (
 
 @slow
 def test_quick_runs_every_workload_and_prints_only_json(bench):
-    done = bench("--quick", "--json", "-", "--loader", f"{SUBJECT},torch")
+    done = bench("--quick", "--json", "--loader", f"{SUBJECT},torch")
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     assert {"photos", "records", "rows", "tokens", "python"} == {each["name"] for each in report["workloads"]}
@@ -48,7 +48,7 @@ def test_table_plot_and_json_file_are_of_one_run(bench, tmp_path):
     plot, file = tmp_path / "ratios.png", tmp_path / "figures.json"
     done = bench(
         *("--quick", "--workload", "rows", "--loader", "shmload,torch"),
-        *("--plot", str(plot), "--json", str(file), "--workers", "1"),
+        *("--plot", str(plot), "--save", str(file), "--workers", "1"),
     )
     assert done.returncode == 0, done.stderr
     printed = " ".join(done.stdout.split())  # where lines break depends on the length of the figures
@@ -68,7 +68,7 @@ def test_table_plot_and_json_file_are_of_one_run(bench, tmp_path):
 
 @slow
 def test_figures_are_shown_even_if_the_disk_is_full(bench):
-    done = bench("--quick", "--workload", "rows", "--loader", "shmload", "--json", "/dev/full")
+    done = bench("--quick", "--workload", "rows", "--loader", "shmload", "--save", "/dev/full")
     assert (done.returncode, done.stderr) == (1, "shmload bench: /dev/full: No space left on device\n")
     assert "rows: shmload delivers" in " ".join(done.stdout.split())
 
@@ -76,7 +76,7 @@ def test_figures_are_shown_even_if_the_disk_is_full(bench):
 @slow
 def test_one_wrong_byte_fails_the_benchmark(bench):
     wrong = "planted:OneWrongByte"
-    done = bench("--quick", "--workload", "rows,python", "--loader", f"{wrong},torch", "--workers", "0", "--json", "-")
+    done = bench("--quick", "--workload", "rows,python", "--loader", f"{wrong},torch", "--workers", "0", "--json")
     assert done.returncode == 1
     for name in ("rows", "python"):
         assert f"{name}: {wrong} and torch delivered different bytes in batch 1" in done.stderr
@@ -85,7 +85,7 @@ def test_one_wrong_byte_fails_the_benchmark(bench):
 
 @slow
 def test_dataset_and_loader_of_the_user_are_measured(bench):
-    done = bench("--quick", "--dataset", "planted:Good", "--loader", "planted:torch_like,torch", "--workers", "0", "--json", "-")
+    done = bench("--quick", "--dataset", "planted:Good", "--loader", "planted:torch_like,torch", "--workers", "0", "--json")
     assert done.returncode == 0, done.stderr
     (workload,) = json.loads(done.stdout)["workloads"]
     assert workload["title"] == "planted:Good"
@@ -95,7 +95,7 @@ def test_dataset_and_loader_of_the_user_are_measured(bench):
 @slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_iterable_dataset_is_measured_and_its_bytes_are_compared(bench, num_workers):
-    done = bench("--quick", "--dataset", "planted:Stream", "--workers", str(num_workers), "--batch-size", "8", "--json", "-")
+    done = bench("--quick", "--dataset", "planted:Stream", "--workers", str(num_workers), "--batch-size", "8", "--json")
     assert done.returncode == 0, done.stderr
     (workload,) = json.loads(done.stdout)["workloads"]
     assert workload["loaders"][SUBJECT]["same_bytes"] is True
@@ -111,9 +111,7 @@ def test_error_explains_why_seed_mode_rejects_iterable_datasets(bench):
 
 @slow
 def test_one_wrong_sample_of_an_iterable_dataset_fails_the_benchmark(bench):
-    done = bench(
-        "--quick", "--dataset", "planted:Stream", "--loader", "planted:OneWrongByte,torch", "--workers", "0", "--json", "-"
-    )
+    done = bench("--quick", "--dataset", "planted:Stream", "--loader", "planted:OneWrongByte,torch", "--workers", "0", "--json")
     assert done.returncode == 1
     assert "planted:OneWrongByte and torch delivered different bytes in batch 1" in done.stderr
 
@@ -128,7 +126,7 @@ def test_dataset_with_its_own_random_numbers_is_noted(bench):
 @slow
 def test_failing_loaders_are_reported_and_the_others_measured(bench):
     loaders = "planted:raises_at_once,planted:delivers_nothing,torch"
-    done = bench("--quick", "--workload", "python", "--loader", loaders, "--json", "-")
+    done = bench("--quick", "--workload", "python", "--loader", loaders, "--json")
     assert done.returncode == 1
     assert "planted:raises_at_once failed: RuntimeError: no batch today" in done.stderr
     assert "delivers_nothing failed: RuntimeError: the loader delivered no batch in a whole epoch" in done.stderr
@@ -151,8 +149,8 @@ def test_process_that_ends_without_a_result_is_reported_with_its_exit_code(bench
         (["--workload", "video"], "--workload: needs one of photos, records, rows, tokens, python, given 'video'"),
         (["--dataset", "planted:raises"], "calling it without arguments raised FileNotFoundError: no folder train/"),
         (["--dataset", "planted:Unreadable"], "dataset: reading samples of the dataset raised KeyError: 'image'"),
-        (["--json", "."], ".: is a folder; name a file in it"),
-        (["--json", "no/such/file.json"], "no/such/file.json: needs an existing folder to write to"),
+        (["--save", "."], ".: is a folder; name a file in it"),
+        (["--save", "no/such/file.json"], "no/such/file.json: needs an existing folder to write to"),
         (["--dataset", ""], "--dataset: needs package.module:name, given ''"),
         (["--torch-loader", ""], "--torch-loader: needs package.module:name, given ''"),
         (["--dataset", "planted:good", "--collate", ""], "--collate: needs package.module:name, given ''"),

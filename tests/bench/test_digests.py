@@ -91,7 +91,7 @@ def test_rows_are_counted_in_the_first_leaf_with_rows():
 @pytest.mark.slow(reason="measures in new processes, which import torch")
 def test_factory_declares_that_it_has_another_order(bench):
     loaders = "planted:backwards,shmload-seed,torch"
-    done = bench("--quick", "--workload", "rows", "--loader", loaders, "--workers", "0", "--json", "-")
+    done = bench("--quick", "--workload", "rows", "--loader", loaders, "--workers", "0", "--json")
     assert done.returncode == 0, done.stderr
     (section,) = json.loads(done.stdout)["workloads"]
     same = {name: loader["same_bytes"] for name, loader in section["loaders"].items()}

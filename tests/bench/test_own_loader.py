@@ -100,7 +100,7 @@ def test_options_that_the_loader_already_sets_are_errors(options, text):
 def test_loader_of_the_user_is_compared_with_a_shmloader(bench):
     import json
 
-    done = bench("--quick", "--torch-loader", "planted:shuffled_loader", "--json", "-")
+    done = bench("--quick", "--torch-loader", "planted:shuffled_loader", "--json")
     assert done.returncode == 0, done.stderr
     (section,) = json.loads(done.stdout)["workloads"]
     assert (section["name"], section["num_workers"], section["batch_size"]) == ("loader", 1, 8)

@@ -121,7 +121,7 @@ def test_peer_runs_and_delivers_the_same_bytes_if_it_keeps_the_order(bench, peer
     if not find_spec(PEERS[peer]):
         pytest.skip(f"needs {PEERS[peer]}")
     name = f"benchmarks.contestants.{peer}:open_loader"
-    done = bench("--quick", "--workload", "tokens", "--loader", f"{name},torch", "--json", "-", "--workers", "1")
+    done = bench("--quick", "--workload", "tokens", "--loader", f"{name},torch", "--json", "--workers", "1")
     assert done.returncode == 0, done.stderr
     (section,) = json.loads(done.stdout)["workloads"]
     assert section["loaders"][name]["same_bytes"] is (True if peer in IN_ORDER else None)

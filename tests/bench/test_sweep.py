@@ -65,7 +65,7 @@ def test_sweep_measures_every_point_and_recommends_one(bench, tmp_path):
     plot, file = tmp_path / "sweep.png", tmp_path / "sweep.json"
     done = bench(
         *("--quick", "--dataset", "planted:Good", "--loader", "shmload", "--workers", "0,1", "--batch-size", "10"),
-        *("--step-ms", "5", "--json", str(file), "--plot", str(plot)),
+        *("--step-ms", "5", "--save", str(file), "--plot", str(plot)),
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(file.read_text())

@@ -107,8 +107,7 @@ def test_bounds_and_demands_are_never_negative(workers, cpus, parts, wall_s, wai
 )
 def test_dataset_with_a_known_bottleneck_gets_its_verdict(bench, dataset, arguments, bound):
     done = bench(
-        *("--quick", "--dataset", dataset, "--loader", "shmload", "--batch-size", "10", "--workers", "1"),
-        *("--json", "-", *arguments),
+        *("--quick", "--dataset", dataset, "--loader", "shmload", "--batch-size", "10", "--workers", "1"), *("--json", *arguments)
     )
     assert done.returncode == 0, done.stderr
     (section,) = json.loads(done.stdout)["workloads"]

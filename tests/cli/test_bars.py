@@ -22,7 +22,7 @@ def on_terminal(*arguments: object) -> tuple[int, str, str]:
     """Runs a command whose stderr is a terminal. Returns the exit code, stdout and the terminal's output."""
     ours, theirs = pty.openpty()
     done = subprocess.run(
-        [sys.executable, "-m", "shmload.cli", *map(str, arguments)],
+        [sys.executable, "-m", "shmload", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=theirs,
         text=True,

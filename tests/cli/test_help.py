@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 import shmload
 from shmload.cli import COMMANDS, app, main
+from shmload.cli.size import parse_size
 
 SCREEN = 40  # lines
 
@@ -31,6 +33,33 @@ def test_help_of_a_command_fits_on_one_screen(name: str) -> None:
 def test_version_option_prints_the_version_alone() -> None:
     done = CliRunner().invoke(app, ["--version"])
     assert (done.exit_code, done.output) == (0, f"{shmload.__version__}\n")
+
+
+@pytest.mark.parametrize("words", [[], ["bench"], ["launch"]])
+def test_short_option_shows_the_same_help(words: list[str]) -> None:
+    done = CliRunner().invoke(app, [*words, "-h"])
+    assert (done.exit_code, done.output.splitlines()) == (0, help_of(*words))
+
+
+def test_package_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "shmload", "--version"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{shmload.__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "nbytes"),
+    [("100MB", 10**8), ("64MiB", 1 << 26), ("2e8", 2 * 10**8), ("1.5 kib", 1536), ("10240", 10240), ("2e+3kB", 2_000_000)],
+)
+def test_size_has_a_unit_or_is_in_bytes(text: str, nbytes: int) -> None:
+    assert parse_size(text, "--maxsize") == nbytes
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-1", "1e999", "1.2.3MB", "10 pounds", "1_000", "nan"])
+def test_other_sizes_are_errors(text: str) -> None:
+    with pytest.raises(ValueError, match="--maxsize: needs a size such as 100MB, 64MiB or 2e8"):
+        parse_size(text, "--maxsize")
 
 
 def test_flag_is_shown_without_a_value() -> None:

@@ -18,7 +18,7 @@ import pytest
 slow = pytest.mark.slow(reason="trains a model in processes that import torch")
 EXAMPLES = next(p / "examples" for p in Path(__file__).parents if (p / "examples" / "ddp.py").exists())
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-LAUNCH = [sys.executable, "-m", "shmload.cli", "launch", "--nproc-per-node", "2"]
+LAUNCH = [sys.executable, "-m", "shmload", "launch", "--nproc-per-node", "2"]
 Run = Callable[..., list[str]]
 
 

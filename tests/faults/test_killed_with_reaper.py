@@ -51,7 +51,7 @@ def start_another() -> str:
 
 def clean() -> str:
     """Returns the output of `shmload clean --yes`."""
-    words = [sys.executable, "-m", "shmload.cli", "clean", "--yes"]
+    words = [sys.executable, "-m", "shmload", "clean", "--yes"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, env=program_env(), check=True)
     return done.stdout
 
@@ -122,7 +122,7 @@ def test_clean_in_another_pid_namespace_keeps_memory_of_a_live_owner() -> None:
     with running("idle", "fork") as pid:
         stems = names_of([pid])
         before = files_with(stems)
-        words = [*CONTAINER, sys.executable, "-m", "shmload.cli", "clean", "--yes"]
+        words = [*CONTAINER, sys.executable, "-m", "shmload", "clean", "--yes"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, env=program_env(), check=True)
         assert not any(stem in done.stdout for stem in stems)
         assert before == files_with(stems)

@@ -16,7 +16,7 @@ from tests.launch.launch_kit import Run, all_end, wait_for_ranks
 
 pytestmark = pytest.mark.slow(reason="each runs the launcher and its scripts in processes of their own")
 
-LAUNCH = ("-m", "shmload.cli", "launch")
+LAUNCH = ("-m", "shmload", "launch")
 PRINT_ENVIRONMENT = """
 import os, sys
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")

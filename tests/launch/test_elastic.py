@@ -25,7 +25,7 @@ from tests.launch import elastic_program
 from tests.launch.launch_kit import UP_S, Run, all_end, wait_for_ranks
 
 slow = pytest.mark.slow(reason="torch's agent imports torch before it starts a script")
-LAUNCH = ("-m", "shmload.cli", "launch")
+LAUNCH = ("-m", "shmload", "launch")
 TORCH_ONLY = ["--role", "trainer"]  # an option that only torch's agent supports
 STAY = """
 import os

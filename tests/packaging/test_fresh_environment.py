@@ -154,7 +154,7 @@ def test_smoke_test_passes(environment: Path, tmp_path: Path) -> None:
 
 
 def test_bench_command_works(environment: Path, tmp_path: Path) -> None:
-    command = ("shmload", "bench", "--quick", "--workload", "rows", "--json", "-")
+    command = ("shmload", "bench", "--quick", "--workload", "rows", "--json")
     report = json.loads(run(environment, tmp_path, *command).stdout)
     assert report["failures"] == []
     assert [workload["name"] for workload in report["workloads"]] == ["rows"]

@@ -41,7 +41,7 @@ def test_job_resumes_on_another_number_of_ranks_and_verifies(
     whole, rest = divmod(done + num_steps * 3 * then, 50)
     assert {whole, whole + (rest > 0)} == set(count.values()), "every item once per epoch"
     verified = subprocess.run(
-        [sys.executable, "-m", "shmload.cli", "verify", str(tmp_path / "audit")], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "shmload", "verify", str(tmp_path / "audit")], capture_output=True, text=True, timeout=60
     )
     assert verified.returncode == 4, verified.stdout + verified.stderr  # this pipeline has no end
     assert f"epoch 0 so far: {done + num_steps * 3 * then} samples, each once" in verified.stdout

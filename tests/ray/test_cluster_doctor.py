@@ -31,7 +31,7 @@ def run(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow(reason="sends actors to the nodes of a Ray cluster")
 def test_doctor_examines_both_nodes_and_recognizes_this_machine(cluster: Cluster) -> None:
-    done = run("-m", "shmload.cli", "doctor", "--cluster", "--json", RAY_ADDRESS=cluster.address)
+    done = run("-m", "shmload", "doctor", "--cluster", "--json", RAY_ADDRESS=cluster.address)
     found = [(one["check"], one["text"]) for one in json.loads(done.stdout)]
     assert done.returncode == 0, done.stderr
     assert found[0] == ("cluster", "2 nodes, 8 of 8 CPUs are free")

@@ -88,7 +88,7 @@ def test_stats_and_top_show_the_actors_nodes_and_the_bytes_received(cluster: Clu
             copied_batches(far)
             if len((inside := far.stats())["cluster"]["nodes"]) == 2:
                 break
-        command = [sys.executable, "-m", "shmload.cli", "top", "--pid", str(os.getpid()), "--once", "--json"]
+        command = [sys.executable, "-m", "shmload", "top", "--pid", str(os.getpid()), "--once", "--json"]
         shown = json.loads(subprocess.run([*command, "--interval", "0.01"], stdout=subprocess.PIPE, check=True).stdout)
         nodes = Counter(node[:11] for node, _ in cluster.ask("actors"))
     assert [loader["cluster"]["nodes"] for loader in shown["loaders"]] == [nodes]

@@ -267,7 +267,7 @@ def test_damaged_index_is_rebuilt(tmp_path: Path) -> None:
 
 def test_index_file_beside_a_shard_is_used(tmp_path: Path) -> None:
     BY_NAME["jsonl.gz"].write(tmp_path)
-    command = [sys.executable, "-m", "shmload.cli", "index", str(tmp_path)]
+    command = [sys.executable, "-m", "shmload", "index", str(tmp_path)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert len(said) == 4
     assert all("samples, index of" in line for line in said)
@@ -330,7 +330,7 @@ def test_compressed_shards_are_read_through_a_small_cache(tmp_path: Path) -> Non
 def test_indexes_are_stored_in_the_cache(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     each(records, ".tfrecord")(tmp_path / "data")
-    command = [sys.executable, "-m", "shmload.cli", "index", f"file://{tmp_path}/data", "--cache-folder", str(tmp_path / "cache")]
+    command = [sys.executable, "-m", "shmload", "index", f"file://{tmp_path}/data", "--cache-folder", str(tmp_path / "cache")]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert f"7 samples, index in {tmp_path}/cache/indexes" in said
     assert not list((tmp_path / "data").glob(f"*{SIDECAR}"))

@@ -58,7 +58,7 @@ def test_missing_loader_is_reported_without_an_error() -> None:
 @pytest.mark.slow(reason="runs the command as a process")
 @pytest.mark.parametrize("form", [["--json"], []])
 def test_without_a_terminal_it_runs_until_interrupted(form: list[str]) -> None:
-    words = [sys.executable, "-m", "shmload.cli", "top", "--pid", NOBODY, "--interval", "0.01", *form]
+    words = [sys.executable, "-m", "shmload", "top", "--pid", NOBODY, "--interval", "0.01", *form]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, env=program_env()) as program:
         assert program.stdout is not None
         try:
@@ -78,7 +78,7 @@ def test_interrupt_in_a_terminal_ends_it_and_restores_the_terminal() -> None:
     ours, theirs = pty.openpty()
     try:
         before = termios.tcgetattr(theirs)
-        words = [sys.executable, "-m", "shmload.cli", "top", "--pid", NOBODY, "--interval", "0.05"]
+        words = [sys.executable, "-m", "shmload", "top", "--pid", NOBODY, "--interval", "0.05"]
         with subprocess.Popen(
             words, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, env={**program_env(), "TERM": "xterm"}
         ) as program:

@@ -173,7 +173,7 @@ def test_loader_in_a_container_with_a_shared_dev_shm_is_visible_inside_and_outsi
         )
     with running("still") as outside:
         (stem,) = (loader["stem"] for loader in Watch([outside.pid]).look()["loaders"])
-        words = [*CONTAINER, sys.executable, "-m", "shmload.cli", "top", "--once", "--json", "--interval", "0.01"]
+        words = [*CONTAINER, sys.executable, "-m", "shmload", "top", "--once", "--json", "--interval", "0.01"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, env=program_env(), check=True)
         (found,) = (loader for loader in json.loads(done.stdout)["loaders"] if loader["stem"] == stem)
         assert (found["pid"], found["owner_pid"], found["command"]) == (None, outside.pid, "")

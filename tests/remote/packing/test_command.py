@@ -141,7 +141,7 @@ REFUSED = [
         "a.dat is npy: folders of images, TFRecord, Parquet, JSON lines, .npy and tar files are packed as they are. Write a",
     ),
     (("good", "--maxcount", 0), 2, "maxsize is at least 10240 bytes, maxcount 1 and workers 0; got 100000000, 0 and 0"),
-    (("good", "--maxsize", "inf"), 2, "--maxsize: needs a number of bytes, given inf"),
+    (("good", "--maxsize", "inf"), 2, "--maxsize: needs a size such as 100MB, 64MiB or 2e8 (bytes), got 'inf'"),
     (("broken:Missing",), 2, "KeyError: 'one' (sample 1 of the dataset)"),
     (("broken:torn",), 2, "KeyError: 'torn' (reading sample 1 of the iterable)"),
     (

@@ -398,7 +398,7 @@ class ShmLoader(DataLoader[T]):
         return sorted((holder for holders in watched for holder in holders.held()), key=lambda h: -h.age_s)
 
     def trace(self, path: str | os.PathLike[str]) -> Trace:
-        """Return a context manager that records trainer and workers, and writes a file for Perfetto at its end; docs/trace.md.
+        """Return a context manager that records trainer and workers, and writes a file for Perfetto at its end; docs/top.md.
 
         Args:
             path: JSON file to write. It is also written if the block ends with an exception.

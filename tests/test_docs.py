@@ -80,11 +80,11 @@ def imported(code: str) -> set[str]:
 @pytest.mark.parametrize("page", WITH_EXAMPLES)
 def test_examples_of_a_page_print_the_shown_output(page: str, output_of: Callable[[str], str]) -> None:
     text = (DOCS / page).read_text()
-    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
-    expected = (
-        re.findall(r"^ *print\(.*\)  # (.*)$", code, re.MULTILINE)
-        or "".join(re.findall(r"```text\n(.*?)```", text, re.DOTALL)).splitlines()
-    )
+    code, expected = "", list[str]()
+    for kind, block in re.findall(r"```(python|text)\n(.*?)```", text, re.DOTALL):
+        if kind == "python":
+            code += block
+        expected += block.splitlines() if kind == "text" else re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE)
     assert len(expected) >= code.count("print(")
     assert expected == output_of(code).splitlines()
 

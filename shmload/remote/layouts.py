@@ -10,7 +10,7 @@
     litdata    .bin, listed in an index.json    an item of LitData
     files      an image, a sound, anything      the object itself, under its extension
 
-`BlockFormat`, `RecordIndex` and `register` are for formats of your own (docs/new_format.md).
+`BlockFormat`, `RecordIndex` and `register` are for formats of your own (docs/own_format.md).
 """
 
 from __future__ import annotations

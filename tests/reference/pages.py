@@ -14,10 +14,10 @@ from tests.reference.public import BASE_NAMES, documentation, function_of, is_pr
 
 WIDTH = 100  # columns of a signature on one line
 PAGES = {  # page -> its title, prefixes of the modules on it (the first page that fits gets a name), its guides
-    "loader.md": ("Loaders", ("shmload.loader", "shmload.cluster"), ("switch", "resume", "memory", "migration")),
-    "orders.md": ("Orders", ("shmload.schedule",), ("sampling", "mixtures")),
+    "loader.md": ("Loaders", ("shmload.loader", "shmload.cluster"), ("switch", "resume", "memory")),
+    "orders.md": ("Orders", ("shmload.schedule",), ("sampling",)),
     "errors.md": ("Errors", ("shmload.errors",), ("operations",)),
-    "formats.md": ("Formats", ("shmload.formats",), ("arrays", "images", "tar", "tfrecord", "tokens", "columnar", "own_format")),
+    "formats.md": ("Formats", ("shmload.formats",), ("arrays", "images", "tfrecord", "own_format")),
     "integrations.md": ("Integrations", ("shmload.integrations",), ("frameworks",)),
     "growing.md": ("Growing cache", ("shmload.growing",), ("growing",)),
     "pipeline.md": ("Pipelines", ("shmload.pipeline",), ("pipelines",)),
@@ -25,16 +25,16 @@ PAGES = {  # page -> its title, prefixes of the modules on it (the first page th
     "cache.md": (
         "Local cache",
         tuple(f"shmload.storage.{module}" for module in ("cache", "budgeted_folder", "file_lease", "reservation")),
-        ("cache",),
+        ("stores",),
     ),
     "remote.md": (
         "Shards on an object store",
         ("shmload.remote", "shmload.storage", "shmload.schedule.samplers"),
-        ("packing", "stores"),
+        ("packing", "remote", "stores"),
     ),
-    "metrics.md": ("Metrics", ("shmload.metrics",), ("trace",)),
+    "metrics.md": ("Metrics", ("shmload.metrics",), ("top",)),
     "debug.md": ("Debugging", ("shmload.debug", "shmload.engine.holders"), ("memory",)),
-    "samples.md": ("Samples and batches", ("shmload",), ("samples", "shared_index")),
+    "samples.md": ("Samples and batches", ("shmload",), ("samples", "memory")),
 }
 SECTIONS = ("Returns", "Yields", "Raises", "Cost", "Thread/process safety", "Source", "Example")
 

@@ -50,7 +50,7 @@ INTERNAL = {  # public only within the package
     *(f"{stage}.over" for stage in ("Take", "Skip", "Repeat", "Enumerate", "Window", "Shuffle", "Cache")),
     "Expanding.run",
     "EpochCallback",
-    "EpochMetrics",  # docs/trace.md describes keys and units
+    "EpochMetrics",  # docs/top.md describes keys and units
 }
 
 

@@ -21,7 +21,7 @@ FORMATS = (
     Expected("ImageFolder", r"\d+ extraneous bytes before marker", "damage within a scan, for which a decoder would invent pixels"),
     Expected("ArrayDataset", r"has dtype (<U|\|S|datetime64|timedelta64)\S*, which no tensor has", "no type of torch"),
     Expected("RemoteDataset", r"this is (<U|\|S|datetime64|timedelta64)", "no type of torch"),
-    Expected("RemoteDataset", r"in Fortran order: save it again", "arrays in Fortran order are not read: docs/layouts.md"),
+    Expected("RemoteDataset", r"in Fortran order: save it again", "arrays in Fortran order are not read: docs/remote.md"),
     Expected("ParquetDataset", r"column 'null' of null cannot be a field of a batch", "a column of nothing but nulls has no type"),
     Expected(
         "RemoteDataset", r"gz stream .*incorrect header check", "the name says how an object is compressed: this is xz, named .gz"

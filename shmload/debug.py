@@ -1,4 +1,4 @@
-"""Find out which code holds batches, and detect reads of a batch that has been released."""
+"""Find out which code holds batches, detect reads of a batch that has been released, and read one sample alone."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import numpy as np
 import torch
 
 from shmload.engine.holders import Holder, enable, is_enabled
+from shmload.loader import ShmLoader
 
-__all__ = ["Holder", "enable", "is_enabled", "is_poisoned"]
+__all__ = ["Holder", "enable", "is_enabled", "is_poisoned", "read"]
 
 POISON = 0xA5  # src/lease.h writes it
 
@@ -24,3 +25,43 @@ def is_poisoned(values: Any) -> bool:
         values = values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     raw = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
     return len(raw) > 0 and bool((raw == POISON).all())
+
+
+def read(dataset: Any, index: int, *, seed: int = 0, epoch: int = 0) -> Any:
+    """Read one sample in this process, as a ShmLoader in seed mode does, so that a decoder can be tried or stepped through.
+
+    `sample_rng()` and `sample_info()` work, and the global generators of random, numpy and torch are as before afterward.
+
+    Args:
+        dataset: a map-style dataset. It may have only `read_into`.
+        index: index of the sample.
+        seed: seed of the sample's random numbers, as in `ShmLoader(seed=)`.
+        epoch: epoch of the sample's random numbers.
+    Returns:
+        what `dataset[index]` returns. If the dataset has a `schema`, the sample as it is in a batch: a tensor, or a list item, for
+        each field, which alias nothing else.
+    Raises:
+        Whatever the dataset raises.
+    Example:
+        >>> import numpy as np
+        >>> import shmload.debug
+        >>> class Rows:
+        ...     schema = {"x": (np.float32, (2,))}
+        ...     def __len__(self):
+        ...         return 10
+        ...     def read_into(self, index, out):
+        ...         out["x"][...] = index
+        >>> shmload.debug.read(Rows(), 5)
+        {'x': tensor([5., 5.])}
+    """
+    options: dict[str, Any] = {} if hasattr(dataset, "schema") else {"collate_fn": _first}
+    with ShmLoader(dataset, 1, sampler=[index], num_workers=0, seed=seed, rank=0, world_size=1, **options) as loader:
+        loader.set_epoch(epoch)
+        batch = next(iter(loader))
+    if options:
+        return batch
+    return {name: rows[0] for name, rows in batch.items()} if isinstance(batch, dict) else batch[0]
+
+
+def _first(samples: list[Any]) -> Any:
+    return samples[0]

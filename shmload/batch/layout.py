@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 import pickle
 import sys
 from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
@@ -160,19 +161,16 @@ def layout_of_schema(schema: Mapping[str, Any], batch_type: type | str | None = 
         raise TypeError(f"a schema is a mapping name -> (dtype, shape) with at least one field; got {schema!r}")
     fields = []
     for name, spec in schema.items():
-        dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
-        if any(extent is not None and int(extent) < 0 for extent in shape):
-            raise ValueError(f"schema field {name!r} has shape {shape}: extents are at least 0, or None for a ragged dimension")
+        dtype, shape = _dtype_and_shape(name, spec)
         if dtype in (str, bytes):
             if any(extent is not None for extent in shape):
                 raise ValueError(
                     f"schema field {name!r} is text of shape {shape}: a row of text is one value, shape (), or a list, shape "
                     "(None,)"
                 )
-            fields.append(Field(str(name), dtype.__name__, tuple(shape), "text"))
+            fields.append(Field(str(name), dtype.__name__, shape, "text"))
             continue
-        extents = tuple(None if extent is None else int(extent) for extent in shape)
-        fields.append(Field(str(name), of_any(dtype).name, extents, "view"))
+        fields.append(Field(str(name), of_any(dtype).name, shape, "view"))
     leaves = tuple(("leaf", i) for i in range(len(fields)))
     trees: dict[Any, tuple[Any, ...]] = {dict: ("dict", tuple(schema), leaves), tuple: ("tuple", leaves), list: ("list", leaves)}
     tree: tuple[Any, ...]
@@ -185,6 +183,31 @@ def layout_of_schema(schema: Mapping[str, Any], batch_type: type | str | None = 
     else:
         raise TypeError(f"batch_type is dict, tuple, list or a named tuple class; got {batch_type!r}")
     return Layout(tuple(fields), tree, bool(getattr(schema, "zero_fill", False)))
+
+
+def _dtype_and_shape(name: Any, spec: Any) -> tuple[Any, tuple[int | None, ...]]:
+    """Return the dtype and the shape that a schema gives for a field.
+
+    Raises:
+        TypeError: it gives something else.
+        ValueError: an extent is negative.
+    """
+    dtype, shape = spec if isinstance(spec, tuple) and len(spec) == 2 else (spec, ())
+    try:
+        if dtype is None or isinstance(dtype, tuple) or isinstance(shape, str):
+            raise TypeError
+        if dtype not in (str, bytes):
+            of_any(dtype)
+        extents = tuple(None if extent is None else operator.index(extent) for extent in shape)
+    except TypeError as error:
+        why = f" ({error})" if str(error) else ""
+        raise TypeError(
+            f"schema field {name!r} is {spec!r}: give (dtype, shape), such as ('float32', (3, 224, 224)), or the dtype of a "
+            f"scalar{why}"
+        ) from None
+    if any(extent is not None and extent < 0 for extent in extents):
+        raise ValueError(f"schema field {name!r} has shape {shape}: extents are at least 0, or None for a ragged dimension")
+    return dtype, extents
 
 
 def layout_of_sample(sample: Any) -> Layout:

@@ -53,7 +53,7 @@ def declares_decoding(dataset: Any) -> bool:
     """Return whether a dataset has the whole decoding protocol: a valid schema, and `read_into` or `read_batch_into`.
 
     A program may use attributes of these names for something else; its dataset is then read by `__getitem__`. If it has no
-    `__getitem__` but a schema that is a mapping, return True, so that the flaw in the protocol becomes an error.
+    `__getitem__`, return True, so that the flaw in the protocol becomes an error.
     """
     schema = ability_of(dataset, "schema")
     readers = [found for name in ("read_into", "read_batch_into") if (found := ability_of(dataset, name)) is not None]
@@ -66,7 +66,7 @@ def declares_decoding(dataset: Any) -> bool:
     if why and _has_getitem(dataset):
         log.debug("%s is read by its samples and does not decode in place: %s", type(dataset).__name__, why)
         return False
-    return not why or isinstance(schema, Mapping)
+    return not why or isinstance(schema, Mapping) or not hasattr(type(dataset), "__iter__")
 
 
 def schema_error(schema: Any, batch_type: Any = None) -> str:

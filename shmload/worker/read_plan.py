@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.batch.layout import Layout
+from shmload.batch.layout import Layout, layout_of_schema
 from shmload.batch.ragged import AS_LISTS, AsTorchOrList, Ragged, ragged_of
 from shmload.batch.ragged_rows import Arenas, RaggedRows
 from shmload.batch.row_placer import RowOut, private_rows
@@ -121,6 +121,8 @@ def plan_of(
     rule = (None if is_torch else AS_LISTS) if is_default else ragged_of(ragged, None, is_torch_mode=is_torch)
     in_place = in_place_reader_of(dataset, rule)
     schema = in_place.schema if in_place is not None else None if is_default else ability_of(dataset, "schema")
+    if in_place is not None:
+        layout_of_schema(in_place.schema)  # raises if it is wrong
     if isinstance(schema, Mapping) and in_place is None and (why := schema_error(schema)):
         log.debug("the schema of %s does not say which fields are ragged: %s", type(dataset).__name__, why)
         schema = None

@@ -26,7 +26,10 @@ from shmload.worker.reseeding import GlobalGenerators
 _OWN_STREAM = 0  # stream of sample_rng(); 1 is the stream of the global generators (reseeding.py)
 _ZEROS = np.zeros(4, np.uint64)
 _UNKEPT = 2  # getrefcount of a generator that only this module holds: `_Now.rng` and the argument; Python 3.14 counts no locals
-_UNREAD = "sample_info() and sample_rng() can be called only while a ShmLoader reads a sample"
+_UNREAD = (
+    "sample_info() and sample_rng() can be called only while a ShmLoader reads a sample; "
+    "shmload.debug.read(dataset, index) reads one alone"
+)
 
 
 class SampleInfo(NamedTuple):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
@@ -234,9 +236,27 @@ def test_reason_for_an_ignored_attribute_is_logged(dataset: Any, words: str, cap
     assert words in caplog.text
 
 
-def test_schema_error_is_raised_if_the_dataset_cannot_be_read_otherwise() -> None:
-    class OnlyInPlace(Dataset[Any]):
-        schema: ClassVar = {"x": ("int64", (-1,))}
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"x": ("int64", (-1,))}, "'x' has shape (-1,): extents are at least 0"),
+        ({"x": ((2,), np.float32)}, "'x' is ((2,), <class 'numpy.float32'>): give (dtype, shape), such as ('float32', (3,"),
+        ({"x": ("float33", (2,))}, "'x' is ('float33', (2,)): give (dtype, shape)"),
+        ({"x": ("float32", 2)}, "'x' is ('float32', 2): give (dtype, shape)"),
+        ({"x": ("float32", (2.5,))}, "'x' is ('float32', (2.5,)): give (dtype, shape)"),
+        ({"x": ("float32", "2")}, "'x' is ('float32', '2'): give (dtype, shape)"),
+        ({"x": ("float32", (2,), 3)}, "'x' is ('float32', (2,), 3): give (dtype, shape)"),
+        ({"x": object}, "a field needs one of int8"),
+        ({"x": None}, "'x' is None: give (dtype, shape)"),
+        ((("x", "float32"),), "a schema is a mapping name -> (dtype, shape) with at least one field; got (('x', 'float32'),)"),
+        ({}, "a schema is a mapping name -> (dtype, shape) with at least one field; got {}"),
+    ],
+    ids=str,
+)
+def test_schema_error_is_raised_if_the_dataset_cannot_be_read_otherwise(schema: Any, words: str) -> None:
+    class OnlyInPlace:
+        def __init__(self) -> None:
+            self.schema = schema
 
         def __len__(self) -> int:
             return 6
@@ -244,8 +264,9 @@ def test_schema_error_is_raised_if_the_dataset_cannot_be_read_otherwise() -> Non
         def read_into(self, index: int, out: Any) -> None:
             out["x"] = index
 
-    with pytest.raises(ValueError, match="extents are at least 0"):
-        ShmLoader(OnlyInPlace())
+    for kind in (OnlyInPlace, type("OfTorch", (OnlyInPlace, Dataset), {})):
+        with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+            ShmLoader(kind())
 
 
 def test_subclass_of_the_packages_datasets_can_override_their_methods() -> None:

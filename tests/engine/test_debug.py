@@ -6,18 +6,19 @@ import ctypes
 import gc
 import inspect
 import os
+import random
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
 import shmload.debug
-from shmload import ShmLoader
+from shmload import ShmLoader, sample_info, sample_rng
 from shmload.debug import is_poisoned
 from shmload.engine.engine import Engine
 
@@ -150,3 +151,55 @@ def test_environment_variable_enables_debugging(value: str, is_on: bool) -> None
     env = {**os.environ, "PYTHONPATH": ":".join(path or "." for path in sys.path), "SHMLOAD_DEBUG_BATCHES": value}
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=env)
     assert (done.stdout.strip(), done.stderr) == (str(is_on), "")
+
+
+class Drawing:
+    """A dataset of rows that are only decoded in place."""
+
+    schema: ClassVar = {"x": ("float64", (2,)), "label": "int64", "text": str, "all": ("int64", (None,))}
+
+    def __len__(self) -> int:
+        return 6
+
+    def read_into(self, index: int, out: Any) -> None:
+        out["x"] = sample_rng().random(2)
+        out["label"], out["text"], out["all"] = index, str(index), np.arange(index)
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_sample_read_alone_is_the_one_of_a_loader(index: int) -> None:
+    alone = shmload.debug.read(Drawing(), index, seed=3, epoch=2)
+    with ShmLoader(Drawing(), 6, num_workers=0, seed=3) as loader:
+        loader.set_epoch(2)
+        (batch,) = loader
+    assert alone.keys() == batch.keys()
+    assert torch.equal(alone["x"], batch["x"][index])
+    assert (alone["label"], alone["text"], alone["all"].tolist()) == (index, str(index), [*range(index)])
+
+
+def test_sample_without_a_schema_is_what_the_dataset_returns() -> None:
+    class Plain:
+        def __getitem__(self, index: int) -> Any:
+            return {"n": sample_info().index, "draw": random.random(), "what": ("a", None, index)}
+
+        def __len__(self) -> int:
+            return 6
+
+    before = random.getstate()
+    found = [shmload.debug.read(Plain(), index) for index in (4, 4, 5)]
+    assert random.getstate() == before
+    assert found[0] == found[1] != found[2]
+    assert (found[0]["n"], found[0]["what"]) == (4, ("a", None, 4))
+
+
+def test_error_of_a_sample_that_is_read_alone_is_the_datasets() -> None:
+    with pytest.raises(ZeroDivisionError):
+        shmload.debug.read(DividedBy(), 0)
+
+
+class DividedBy:
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> float:
+        return 1 / index

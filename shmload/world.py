@@ -184,7 +184,7 @@ def package_ability(value: Any, name: str) -> Any:
             return ability_of(value, name)
     if (found := ability_of(value, name)) is not None:
         log.debug(
-            "%s.%s is ignored (a %s): only shmload's own datasets define it", type(value).__name__, name, type(found).__name__
+            "%s.%s is ignored, of type %s: only shmload's own datasets define it", type(value).__name__, name, type(found).__name__
         )
     return None
 

@@ -179,7 +179,7 @@ class RayStream(IterableDataset[dict[str, Any]]):
             self._splits = [source]
         else:
             raise TypeError(
-                "RayStream takes a ray.data.Dataset, or a DataIterator as ray.train.get_dataset_shard gives; got a "
+                "RayStream takes a ray.data.Dataset, or a DataIterator as ray.train.get_dataset_shard gives; got "
                 f"{type(source).__name__}"
             )
         self.num_readers = num_readers
@@ -296,7 +296,7 @@ def _here(held: Any, pid: int, address: str, name: str) -> Any:
 
     if pid != os.getpid():
         raise RuntimeError(
-            f"a {name} cannot be read in a fork of the process that made it, since Ray's connection does not survive one: "
+            f"{name} cannot be read in a fork of the process that made it, since Ray's connection does not survive one: "
             'give multiprocessing_context="forkserver", or backend="ray"'
         )
     if not ray.is_initialized():

@@ -177,4 +177,4 @@ _NOT_BEHIND = {
 
 
 def _name(stage: Any) -> str:
-    return f"a {type(stage).__name__}"
+    return type(stage).__name__

@@ -321,8 +321,8 @@ def encode(extension: str, value: Any) -> bytes:
     encoder = _ENCODERS.get(last)
     if encoder is None:
         raise ValueError(
-            f"extension {extension!r} has no encoder for a {type(value).__name__}: give bytes, or one of the extensions "
-            f"{', '.join(sorted(_ENCODERS))}"
+            f"extension {extension!r} has no encoder for values of type {type(value).__name__}: give bytes, or one of the "
+            f"extensions {', '.join(sorted(_ENCODERS))}"
         )
     return encoder(value)
 

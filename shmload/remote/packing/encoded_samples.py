@@ -131,7 +131,7 @@ def source_of(dataset: Any, quality: int | None, serializers: Serializers | None
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise TypeError(
-            f"a dataset with __len__ and __getitem__ is needed, or an iterable of samples, which are packed in its order; got a "
+            f"a dataset with __len__ and __getitem__ is needed, or an iterable of samples, which are packed in its order; got "
             f"{type(dataset).__name__}"
         )
     from torch.utils.data import ConcatDataset, Subset

@@ -142,9 +142,10 @@ def dataset_of(source: str) -> Any:
     Raises:
         OSError, ValueError: it does not exist, or is of a kind that cannot be packed.
     """
+    from shmload.formats.braces import shard_paths
     from shmload.formats.compression import packing_of
     from shmload.formats.known_formats import layout_of, recognize_path
-    from shmload.formats.paths import expanded, shard_paths
+    from shmload.formats.paths import expanded
     from shmload.formats.plain_files import PlainFiles
     from shmload.formats.tar.tar_dataset import TarDataset
     from shmload.formats.tar.tar_format import Tar
@@ -173,8 +174,8 @@ def dataset_of(source: str) -> Any:
 
 def _of_folder(folder: str) -> Any:
     """Return the images of a folder, with class numbers if they are in folders by class. Hidden files and folders are ignored."""
+    from shmload.formats.file_names import is_hidden
     from shmload.formats.images.image_folder import EXTENSIONS, ImageFolder, find_images
-    from shmload.formats.paths import is_hidden
 
     with os.scandir(folder) as entries:
         found = [(entry.name, entry.is_dir()) for entry in entries]
@@ -192,9 +193,9 @@ def _of_folder(folder: str) -> Any:
 def _holds_shards(folder: str) -> bool:
     """Return whether a folder is a dataset of shards, not of images."""
     from shmload.formats.compression import packing_of
+    from shmload.formats.file_names import is_hidden
     from shmload.formats.index_json import INDEX_NAME
     from shmload.formats.known_formats import layout_of
-    from shmload.formats.paths import is_hidden
     from shmload.formats.plain_files import PlainFiles
     from shmload.remote.manifest import MANIFEST_NAME
 

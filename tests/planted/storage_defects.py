@@ -159,7 +159,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "a writer's file replaces a device",
-        "shmload/formats/paths.py",
+        "shmload/formats/atomic_write.py",
         "        if not stat.S_ISREG(os.stat(path).st_mode):\n",
         "        if stat.S_ISDIR(os.stat(path).st_mode):\n",
         ("tests/formats/test_paths.py::test_writer_does_not_replace_folders_and_pipes",),

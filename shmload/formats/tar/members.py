@@ -38,7 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.formats.compression import expanded_pieces, zstd_pieces
-from shmload.formats.paths import inflated, npy_head_of
+from shmload.formats.inflate import inflated
+from shmload.formats.npy_header import npy_head_of
 
 _NAMES = """
 blp bmp dib bufr cur pcx dcx dds ps eps fit fits fli flc ftc ftu gbr gif grib h5 hdf png apng jp2 j2k jpc jpf jpx j2c

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.record_writer import BYTES, FLOATS, INTS, RecordBuffer
-from shmload.formats.paths import AtomicWriter, check_replaceable, make_half
+from shmload.formats.atomic_write import AtomicWriter, check_replaceable, make_half
 from shmload.formats.tfrecord.record_file import write_index
 
 _FULL = 1 << 20  # bytes of records written to the file at a time

@@ -55,7 +55,8 @@ def bench(
     from shmload.tools.bench import plot
     from shmload.tools.bench.report_table import show
     from shmload.tools.bench.rounds import BenchOptions, benchmark
-    from shmload.tools.named import BenchError, names, numbers
+    from shmload.tools.list_options import names, numbers
+    from shmload.tools.object_reference import BenchError
 
     to_stdout = json_file == Path("-")
     check_folder("bench", None if to_stdout else json_file, plot_file)

@@ -67,7 +67,8 @@ def pack(
     from shmload.remote.packing.pack import PackOptions, packing_of
     from shmload.storage.client import make_client
     from shmload.storage.open_store import open_store
-    from shmload.tools.named import FlatSamples, dataset_of, resolve
+    from shmload.tools.object_reference import resolve
+    from shmload.tools.pack_source import FlatSamples, dataset_of
 
     begin = perf_counter()
     try:

@@ -13,7 +13,7 @@ from shmload.tools.bench.contestants import WORKLOADS
 from shmload.tools.bench.measure import BenchJob
 from shmload.tools.bench.report import Report, machine
 from shmload.tools.bench.rounds import BenchOptions
-from shmload.tools.named import BenchError
+from shmload.tools.object_reference import BenchError
 
 
 class Silent:

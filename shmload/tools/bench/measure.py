@@ -30,7 +30,7 @@ from shmload.batch.row_placer import RowOut
 from shmload.tools.bench.contestants import Loader, LoaderOptions, factory, like_users, num_samples, users_loader
 from shmload.tools.bench.rounds import BenchJob
 from shmload.tools.bench.spread import quantile
-from shmload.tools.named import BenchError, is_map_style, make_dataset, one_line, resolve
+from shmload.tools.object_reference import BenchError, is_map_style, make_dataset, one_line, resolve
 from shmload.worker.decoding_protocol import declares_decoding
 from shmload.world import ability_of
 

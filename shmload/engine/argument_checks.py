@@ -14,10 +14,10 @@ from torch.utils.data import IterableDataset
 from shmload.device.cuda import check_device
 from shmload.engine.argument_types import check_types
 from shmload.engine.auto_number import is_auto
+from shmload.introspect.abilities import package_ability
 from shmload.ray_options import Ray
 from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder
-from shmload.world import package_ability
 
 _CHOICES = {"uneven": ("pad", "drop", "exact"), "on_error": ("raise", "skip", "substitute")}
 

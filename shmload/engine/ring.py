@@ -13,12 +13,12 @@ from shmload.engine.publisher import Publisher
 from shmload.engine.ring_memory import RingMemory
 from shmload.engine.stage_record import dump_stages
 from shmload.engine.worker_set import num_slots
+from shmload.processes.ranks import rank_and_world_size
 from shmload.shm.doorbell import Doorbell, JointBell
 from shmload.shm.segment import Segment
 from shmload.shm.segment_group import SegmentGroup
 from shmload.worker.job import Job, PeerRing, Post
 from shmload.worker.pool import STACK_NBYTES
-from shmload.world import rank_and_world_size
 
 TEXT_CAPACITY = 16384  # bytes of each slot's area for the text of a failure or a note
 LAYOUT_CAPACITY = 65536  # bytes for the layout of a batch

@@ -30,7 +30,7 @@ from shmload.formats.arrow.arrow_types import plain_values
 from shmload.formats.column_dataset import GroupedDataset, Opened
 from shmload.formats.field_names import names_of
 from shmload.formats.row_numbers import Indices
-from shmload.world import rank_and_world_size
+from shmload.processes.ranks import rank_and_world_size
 
 
 class RayDataset(GroupedDataset):

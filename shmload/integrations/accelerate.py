@@ -26,7 +26,7 @@ from torch.utils.data import BatchSampler, IterableDataset
 
 from shmload.integrations import orders_itself, rebuilt
 from shmload.loader import ShmLoader
-from shmload.world import rank_and_world_size
+from shmload.processes.ranks import rank_and_world_size
 
 _END = object()
 

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from shmload._core.trainer import Order
 from shmload.engine.config import LoaderConfig
+from shmload.introspect.abilities import package_ability
 from shmload.modes.sampled_order import SampledOrder
+from shmload.processes.ranks import rank_and_world_size, source_of_rank
 from shmload.schedule.keyed_batches import BatchSchedule, KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.schedule import Schedule
 from shmload.schedule.state import make_state, resume
-from shmload.world import package_ability, rank_and_world_size, source_of_rank
 
 log = logging.getLogger("shmload")
 

@@ -28,6 +28,7 @@ from shmload.engine.config import LoaderConfig
 from shmload.engine.delivery_log import DeliveryLog
 from shmload.engine.outcome import NOTHING
 from shmload.engine.turns import Turns
+from shmload.introspect.users_frame import users_frame
 from shmload.modes.after_batch import after_batch
 from shmload.modes.epoch_metrics import EpochWatch, EpochWatches
 from shmload.modes.epochs import Epochs
@@ -37,7 +38,6 @@ from shmload.schedule.checks import whole_number
 from shmload.schedule.permutation import MAX_N
 from shmload.torch_names import pin_memory
 from shmload.worker.failure import stop_iteration_error
-from shmload.world import users_frame
 
 END = object()  # returned by `take` after an epoch's last batch, so that a StopIteration from `take` can only be the user's
 

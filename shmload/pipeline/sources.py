@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload.introspect.abilities import package_ability
 from shmload.pipeline.methods import Fluent
 from shmload.pipeline.rows import SEED, Keys, Row
 from shmload.pipeline.stage_names import argument_text
@@ -20,7 +21,6 @@ from shmload.schedule.epoch_cache import EpochCache
 from shmload.schedule.permutation import MAX_N
 from shmload.worker.stage_arguments import MAX_WORKERS, check_flag, set_whole
 from shmload.worker.stage_engine import with_note
-from shmload.world import package_ability
 
 
 @dataclass(frozen=True)

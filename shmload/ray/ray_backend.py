@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sys
 
+from shmload.introspect.abilities import package_ability
 from shmload.ray.agent_config import AgentConfig
 from shmload.ray.cluster_connection import current_cluster_address
 from shmload.ray.dataset_shipping import pickle_job_by_value
@@ -13,7 +14,6 @@ from shmload.ray.joint_pool import JointPool
 from shmload.ray.ray_pool import RayPool
 from shmload.ray_options import Ray
 from shmload.worker.pool import PreparedWorkers, process_pool, with_job_path
-from shmload.world import package_ability
 
 MAX_AHEAD = 4  # most tasks of a worker in progress: one is decoded, one transferred, one copied, and one waits
 

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset
 
+from shmload.introspect.abilities import ability_of
 from shmload.schedule.checks import own_int
 from shmload.schedule.keyed_order import KeyedOrder
 from shmload.schedule.mix_order import MixOrder, Stop
 from shmload.schedule.shares import check_weights, exact_weight
-from shmload.world import ability_of
 
 
 def check_members(members: Sequence[Any], stop: str, mixture: str, kind: str, kinds: str, is_one: Callable[[Any], bool]) -> None:

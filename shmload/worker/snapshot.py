@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from shmload.introspect.abilities import is_stateful
 from shmload.shm import pickling
 from shmload.worker.generator_states import Streams
 from shmload.worker.iterable_pass import IterablePass, RestartingIterator
 from shmload.worker.job import Job
 from shmload.worker.note import SAME
-from shmload.world import is_stateful
 
 
 def load_own_states(dataset: Any, snapshot: Snapshot) -> None:

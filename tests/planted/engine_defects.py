@@ -296,7 +296,7 @@ ENGINE_DEFECTS = [
     Defect(
         "R17",
         "an attribute that a wrapper forwards is taken for its own",
-        "shmload/world.py",
+        "shmload/introspect/abilities.py",
         "        inspect.getattr_static(value, name)\n",
         "        getattr(value, name)\n",
         (

@@ -14,7 +14,7 @@ from shmload.formats.compression import MAGIC_NBYTES, compression_of, expanded_f
 from shmload.formats.paths import Paths
 from shmload.formats.tar.members import Decode, Decoders
 from shmload.formats.tar.shard_index import KEY
-from shmload.world import OwnRank
+from shmload.processes.ranks import OwnRank
 
 _ENDINGS = (".tar", ".tgz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "zstd")))
 _BLOCK = 512

@@ -21,11 +21,11 @@ from shmload.formats.images.image_folder import ImageFolder
 from shmload.formats.tar.members import INTEGERS, zstd
 from shmload.formats.tar.shard_index import KEY
 from shmload.formats.tar.writer import BLOCK, member_header, member_name
+from shmload.introspect.abilities import ability_of
 from shmload.remote.packing.encoding import Members, Serializers, file_member, members_of, serialized, serializer_of, value_member
 from shmload.schedule.permutation import Permutation
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.sample_rng import begin_sample, generators_kept
-from shmload.world import ability_of
 
 NUM_PROBED_FILES = 4  # number of samples that are compared with their files
 _TRANSFORMS = ("transform", "transforms", "target_transform")

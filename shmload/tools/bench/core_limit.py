@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from shmload.batch.row_placer import RowOut
+from shmload.introspect.abilities import ability_of
 from shmload.tools.bench.batch_contents import leaves
 from shmload.tools.object_reference import is_map_style
 from shmload.worker.decoding_protocol import declares_decoding
-from shmload.world import ability_of
 
 SOURCE_NBYTES = 64 << 20  # larger than most caches
 

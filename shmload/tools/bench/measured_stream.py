@@ -9,8 +9,8 @@ from typing import Any
 
 from shmload.tools.bench.batch_contents import num_rows, touch
 from shmload.tools.bench.contestants import Loader
-from shmload.tools.bench.process_usage import tree_cpu_s, tree_pss_bytes
 from shmload.tools.bench.spread import quantile
+from shmload.tools.bench.tree_usage import tree_cpu_s, tree_pss_bytes
 
 GIB = 1 << 30
 

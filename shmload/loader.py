@@ -545,7 +545,7 @@ def _kind_of_engine(config: LoaderConfig, builder: EngineBuilder) -> tuple[Make,
         from shmload.ray.ray_backend import RayBackend  # few loaders have a cluster
 
         options["backend"] = RayBackend(config.ray)
-        options["num_far"] = config.num_workers
+        options["num_ray_workers"] = config.num_workers
     if config.share is not None:
         from shmload.sharing.choice import shared_engine  # few loaders share
 

@@ -144,8 +144,8 @@ def _in_a_line(error: BaseException) -> object:
     lines = str(error).splitlines()
     if not (lines and lines[0].startswith("Caught ")):
         notes = getattr(error, "__notes__", [])
-        told = error if isinstance(error, OSError | ValueError | TypeError | RuntimeError) else f"{type(error).__name__}: {error}"
-        return f"{told} ({'; '.join(notes)})" if notes else told
+        text = error if isinstance(error, OSError | ValueError | TypeError | RuntimeError) else f"{type(error).__name__}: {error}"
+        return f"{text} ({'; '.join(notes)})" if notes else text
     last = max(number for number, line in enumerate(lines) if line.startswith(("Traceback", "Original Traceback")))
     return "; ".join(line for line in lines[last + 1 :] if line and not line.startswith((" ", "shmload: ")))
 

@@ -138,9 +138,9 @@ def _place_by_environment() -> tuple[int, int]:
             "is: give rank and world_size, or start the program by torchrun, mpirun or srun"
         )
     if not 0 <= rank < world_size:
-        told = ", ".join(f"{name}={os.environ[name]!r}" for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in os.environ)
+        shown = ", ".join(f"{name}={os.environ[name]!r}" for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in os.environ)
         raise ValueError(
-            f"the environment says {told}, which is not a valid rank and world size: set RANK and WORLD_SIZE, or neither, or give "
+            f"the environment says {shown}, which is not a valid rank and world size: set RANK and WORLD_SIZE, or neither, or give "
             "rank and world_size"
         )
     return rank, world_size

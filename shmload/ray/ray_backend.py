@@ -30,10 +30,10 @@ class RayBackend:
 
     def __call__(self, called: PreparedWorkers) -> RayPool | JointPool:
         """Return the worker pool, not started."""
-        num_far = len(called.posts) - self.ray.num_local_workers
+        num_ray_workers = len(called.posts) - self.ray.num_local_workers
         parcel = pickle_job_by_value(called.job)
         segment = called.group.segment("pickled_job", parcel.nbytes, num_reserved=0)
-        posts = with_job_path(called.posts[:num_far], segment)
+        posts = with_job_path(called.posts[:num_ray_workers], segment)
         locate = package_ability(called.job.dataset, "bytes_by_node")
         repeats_in_order = called.job.seed is None and called.job.tolerates_bad_samples
         config = AgentConfig(
@@ -55,4 +55,4 @@ class RayBackend:
         actors = RayPool(config, parcel, segment, called.group.control)
         if not self.ray.num_local_workers:
             return actors
-        return JointPool(actors, process_pool(dataclasses.replace(called, posts=called.posts[num_far:])), num_far)
+        return JointPool(actors, process_pool(dataclasses.replace(called, posts=called.posts[num_ray_workers:])), num_ray_workers)

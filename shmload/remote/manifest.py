@@ -120,7 +120,7 @@ class ShardEntry:
             raise _wrong(where, f"{before}index.name", f"{name + INDEX_SUFFIX} is needed; got {index['name']!r}")
         return cls(**{**given, "index": IndexEntry(**index), "packed": None if packed is None else PackedObject(**packed)})
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the entry in its JSON form, which `of` accepts."""
         found = asdict(self)
         return found if self.packed is not None else {name: value for name, value in found.items() if name != "packed"}
@@ -152,7 +152,7 @@ class Manifest:
     @property
     def digest(self) -> str:
         """Return a hash of the shards and their order: 16 hexadecimal digits."""
-        return sha256(json.dumps([shard.told() for shard in self.shards]).encode("ascii")).hexdigest()[:16]
+        return sha256(json.dumps([shard.as_json() for shard in self.shards]).encode("ascii")).hexdigest()[:16]
 
     @property
     def generations(self) -> tuple[str, ...]:
@@ -228,7 +228,7 @@ class Manifest:
     def dump(self) -> bytes:
         """Return the manifest as bytes. Equal manifests give the same bytes."""
         content: dict[str, Any] = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        content["shards"] = [shard.told() for shard in self.shards]
+        content["shards"] = [shard.as_json() for shard in self.shards]
         if not self.key:
             del content["key"]
         return (json.dumps(content, indent=1) + "\n").encode("ascii")

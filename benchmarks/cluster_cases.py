@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, default_collate
 
 from shmload import Ray, ShmLoader
-from shmload.tools.bench.measure import clock_s, descendants
+from shmload.tools.bench.tree_usage import clock_s, descendants
 
 BATCH_SIZE = 8
 NUM_VALUES = 1 << 18  # of float32, a record

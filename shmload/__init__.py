@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if sys.platform != "linux":
     raise ImportError(f"shmload needs Linux (memfd, pidfd, POSIX shared memory); this is {sys.platform}")
 
-from shmload.world import lazy_names
+from shmload.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from shmload.batch.deliver import Jagged, Padded

@@ -34,18 +34,19 @@ from shmload.engine.config import LoaderConfig
 from shmload.engine.engine import Engine
 from shmload.engine.holders import Holder
 from shmload.engine.tuning_decision import Setting
+from shmload.introspect.abilities import package_ability
 from shmload.metrics import EpochCallback
 from shmload.modes.epoch_metrics import EpochWatches, samples_counter
 from shmload.modes.progress_bar import with_progress_bar
 from shmload.modes.seed_mode import SeedStream
 from shmload.modes.torch_mode import TorchPasses
+from shmload.processes.ranks import rank_and_world_size, source_of_rank
 from shmload.ray_options import Ray
 from shmload.schedule.checks import own_int
 from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder
 from shmload.worker.dataset_types import DecodesBatches, DecodesSamples, Samples
 from shmload.worker.own_generators import OwnGenerators
-from shmload.world import package_ability, rank_and_world_size, source_of_rank
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -544,7 +545,7 @@ def _kind_of_engine(config: LoaderConfig, builder: EngineBuilder) -> tuple[Make,
         from shmload.ray.ray_backend import RayBackend  # few loaders have a cluster
 
         options["backend"] = RayBackend(config.ray)
-        options["num_far"] = config.num_workers
+        options["num_ray_workers"] = config.num_workers
     if config.share is not None:
         from shmload.sharing.choice import shared_engine  # few loaders share
 

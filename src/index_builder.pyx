@@ -192,8 +192,8 @@ cdef class ColumnBuilder:
         elif isinstance(value, np.ndarray):
             kind = SHML_ARRAY
         else:
-            raise TypeError(f"{self._where()}an index cannot store a {_type(value)}, only {_TAKEN}. Convert it, for example with str(...) or "
-                            "os.fspath(...)")
+            raise TypeError(f"{self._where()}an index cannot store values of type {_type(value)}, only {_TAKEN}. Convert it, for example "
+                            "with str(...) or os.fspath(...)")
         if self.count and kind > SHML_BYTES:
             raise TypeError(f"{self._where()}{_type(value)} after None: only str and bytes can be None, so use nan or -1 for missing numbers")
         if kind == SHML_ARRAY:

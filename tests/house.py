@@ -17,7 +17,7 @@ PICTURE = ROOT / "docs" / "house.svg"
 
 STOREYS = (  # rooms, and their purpose
     (
-        "errors faults world processes metrics torch_names ray_options _core",
+        "errors faults introspect processes metrics lazy_imports torch_names ray_options _core",
         "errors, crash points, ranks, processes, compiled modules",
     ),
     ("shm schedule batch storage", "shared memory; order of samples; layout of a batch; stores and caches"),
@@ -80,11 +80,12 @@ def _nearest(below: dict[str, set[str]]) -> dict[str, set[str]]:
 def picture() -> str:
     """Returns the SVG."""
     places: dict[str, tuple[float, float, float]] = {}  # room -> center, top, width
-    for room, floor in FLOORS.items():
-        storey = [name for name, at in FLOORS.items() if at == floor]
-        step = (RIGHT - LEFT) / len(storey)
-        y = TOP + (len(STOREYS) - 1 - floor) * HEIGHT
-        places[room] = LEFT + step * (storey.index(room) + 0.5), y, 8.2 * len(room) + 18
+    for floor, (rooms, _) in enumerate(STOREYS):
+        widths = {room: 8.2 * len(room) + 18 for room in rooms.split()}
+        gap, left = (RIGHT - LEFT - sum(widths.values())) / len(widths), float(LEFT)
+        for room, width in widths.items():
+            places[room] = left + (gap + width) / 2, TOP + (len(STOREYS) - 1 - floor) * HEIGHT, width
+            left += gap + width
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {TOP + len(STOREYS) * HEIGHT}" '
         'font-family="ui-monospace, monospace" font-size="13">',

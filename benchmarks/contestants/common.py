@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from shmload.tools.bench.contestants import NUM_LABELS as NUM_PHOTO_LABELS
 from shmload.tools.bench.contestants import ROW_LENGTH, SHAPE, SIDE, STRIDE, WINDOW, LoaderOptions, crop_into, keywords
-from shmload.tools.bench.measure import fill, protocol
+from shmload.tools.bench.core_limit import fill, protocol
 
 NUMBER_NBYTES = 8
 

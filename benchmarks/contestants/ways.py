@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from benchmarks.contestants.common import TorchOrder, fills_batches, read_batch
 from shmload.tools.bench.contestants import Loader, LoaderOptions, keywords, torch_loader
-from shmload.tools.bench.measure import fill
+from shmload.tools.bench.core_limit import fill
 
 
 def torch_inline(dataset: Any, options: LoaderOptions) -> Loader:

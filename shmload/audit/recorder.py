@@ -43,11 +43,12 @@ from shmload.audit.audit_file import (
 from shmload.audit.batch_digest import digest_of
 from shmload.engine.config import LoaderConfig
 from shmload.engine.outcome import NOTHING
+from shmload.introspect.abilities import package_ability
 from shmload.processes import private_fds
+from shmload.processes.ranks import rank_and_world_size
 from shmload.schedule.any_schedule import SCHEDULE_VERSION
 from shmload.schedule.keyed_batches import BatchSchedule
 from shmload.schedule.schedule import Schedule
-from shmload.world import package_ability, rank_and_world_size
 
 log = logging.getLogger("shmload")
 

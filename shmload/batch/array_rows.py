@@ -56,7 +56,7 @@ def typed_array(name: object, value: Any) -> TypedArray:
             same_width = value if element.numpy is not None else value.view(getattr(torch, _SAME_WIDTH[element.itemsize]))
             array = same_width.numpy()
     else:
-        raise TypeError(f"array {name!r} is a {type(value).__name__}; needs a numpy array, a torch tensor or a .npy path")
+        raise TypeError(f"array {name!r} is of type {type(value).__name__}; needs a numpy array, a torch tensor or a .npy path")
     if element is None:
         raise TypeError(f"array {name!r} has dtype {value.dtype}, which no tensor has: convert it to numbers before")
     if array.ndim == 0:

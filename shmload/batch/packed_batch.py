@@ -236,8 +236,8 @@ class Packer:
                 for value in values:  # raises for the object that is at fault
                     self._pickled([value])
             raise SampleError(
-                f"a {type(values[0]).__qualname__} in the batch cannot be pickled, and only pickle can move it to the trainer: "
-                f"{type(error).__name__}: {error}. Return tensors, arrays, numbers, text and containers of them"
+                f"a value of type {type(values[0]).__qualname__} in the batch cannot be pickled, and only pickle can move it to "
+                f"the trainer: {type(error).__name__}: {error}. Return tensors, arrays, numbers, text and containers of them"
             ) from error
         return "foreign", stream.getvalue()
 

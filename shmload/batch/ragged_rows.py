@@ -149,8 +149,8 @@ class RaggedRows:
         wrong = next((row for row in rows if type(row) is not list), None)
         if wrong is not None:
             raise SampleError(
-                f"field {field.name!r} is lists of {field.dtype} in the schema, and a row of it is a {type(wrong).__name__}; write "
-                "a list"
+                f"field {field.name!r} is lists of {field.dtype} in the schema, and a row of it is of type {type(wrong).__name__}; "
+                "write a list"
             )
         return packer.node(rows)
 

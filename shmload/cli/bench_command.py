@@ -54,7 +54,8 @@ def bench(
     from shmload.tools.bench import plot
     from shmload.tools.bench.report_table import show
     from shmload.tools.bench.rounds import BenchOptions, benchmark
-    from shmload.tools.named import BenchError, names, numbers
+    from shmload.tools.list_options import names, numbers
+    from shmload.tools.object_reference import BenchError
 
     check_folder("bench", save_file, plot_file)
     with refusing("bench", BenchError), progress_bar(sys.stderr.isatty()) as progress:

@@ -67,7 +67,8 @@ def pack(
     from shmload.remote.packing.pack import PackOptions, packing_of
     from shmload.storage.client import make_client
     from shmload.storage.open_store import open_store
-    from shmload.tools.named import FlatSamples, dataset_of, resolve
+    from shmload.tools.object_reference import resolve
+    from shmload.tools.pack_source import FlatSamples, dataset_of
 
     begin = perf_counter()
     try:
@@ -141,8 +142,8 @@ def _in_a_line(error: BaseException) -> object:
     lines = str(error).splitlines()
     if not (lines and lines[0].startswith("Caught ")):
         notes = getattr(error, "__notes__", [])
-        told = error if isinstance(error, OSError | ValueError | TypeError | RuntimeError) else f"{type(error).__name__}: {error}"
-        return f"{told} ({'; '.join(notes)})" if notes else told
+        text = error if isinstance(error, OSError | ValueError | TypeError | RuntimeError) else f"{type(error).__name__}: {error}"
+        return f"{text} ({'; '.join(notes)})" if notes else text
     last = max(number for number, line in enumerate(lines) if line.startswith(("Traceback", "Original Traceback")))
     return "; ".join(line for line in lines[last + 1 :] if line and not line.startswith((" ", "shmload: ")))
 

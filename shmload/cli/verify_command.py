@@ -36,7 +36,7 @@ def verify(
     """Judge the records of a run: each epoch must hold each sample once, over ranks, resumes and world sizes."""
     from shmload.tools.audit.verify import read_folder, reread
     from shmload.tools.audit.verify import verify as judge
-    from shmload.tools.named import call, resolve
+    from shmload.tools.object_reference import call, resolve
 
     with refusing("verify", OSError, ValueError), progress_bar(sys.stderr.isatty()) as progress:
         if not folder:  # Path("") is the current folder

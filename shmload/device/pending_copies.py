@@ -20,7 +20,7 @@ from shmload._core.trainer import TrainerRing
 from shmload.device.cuda import CudaDevice
 from shmload.device.pinned_slots import PinnedSlots
 from shmload.errors import CopyFailed
-from shmload.world import users_frame
+from shmload.introspect.users_frame import users_frame
 
 LEASED = 3  # a value of TrainerRing.state
 

@@ -14,10 +14,10 @@ from torch.utils.data import IterableDataset
 from shmload.device.cuda import check_device
 from shmload.engine.argument_types import check_types
 from shmload.engine.auto_number import is_auto
+from shmload.introspect.abilities import package_ability
 from shmload.ray_options import Ray
 from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder
-from shmload.world import package_ability
 
 _CHOICES = {"uneven": ("pad", "drop", "exact"), "on_error": ("raise", "skip", "substitute")}
 
@@ -90,7 +90,7 @@ def _check_seed(given: Mapping[str, Any]) -> None:
     has_order = any(package_ability(given["dataset"], name) is not None for name in ("keyed_order", "epoch_schedule"))
     if seed is None and has_order and given["sampler"] is None and given["batch_sampler"] is None:
         raise ValueError(
-            f"a {type(given['dataset']).__name__} defines its own order, which only seed mode uses: give ShmLoader a seed, or a "
+            f"{type(given['dataset']).__name__} defines its own order, which only seed mode uses: give ShmLoader a seed, or a "
             "sampler of your own"
         )
     if seed is None:
@@ -115,7 +115,7 @@ def _check_orders(given: Mapping[str, Any]) -> None:
         is_ours = isinstance(order, KeyedOrder | KeyedBatches)
         if is_ours and given["seed"] is not None and package_ability(dataset, "epoch_schedule") is not None:
             raise ValueError(
-                f"a {type(dataset).__name__} that grows defines the samples of each epoch itself, and {name}={order!r} is an order "
+                f"the growing {type(dataset).__name__} defines the samples of each epoch itself, and {name}={order!r} is an order "
                 "of fixed length: leave it out, and give shuffle=True for a random order"
             )
         if not is_ours or order.num_needed is None or isinstance(dataset, IterableDataset):
@@ -136,7 +136,7 @@ def _check_threads(given: Mapping[str, Any]) -> None:
     kind = getattr(given["multiprocessing_context"], "Process", None)
     if isinstance(kind, type) and issubclass(kind, threading.Thread):  # the context of MONAI's ThreadDataLoader
         raise ValueError(
-            f"a {type(given['multiprocessing_context']).__name__} starts threads, and a ShmLoader's workers are processes: leave "
+            f"{type(given['multiprocessing_context']).__name__} starts threads, and a ShmLoader's workers are processes: leave "
             "multiprocessing_context out, and give threads_per_worker to read several samples at once in each"
         )
     if not isinstance(num_threads, int) or num_threads < 1:

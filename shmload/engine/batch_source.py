@@ -10,7 +10,7 @@ from shmload._core.trainer import Order
 from shmload.batch.layout import Layout
 from shmload.device.pending_copies import Releases
 from shmload.engine.holders import Holders
-from shmload.engine.turns import Turns
+from shmload.engine.iterator_lock import IteratorLock
 from shmload.worker.pool import STOP_GRACE_S
 
 if TYPE_CHECKING:
@@ -21,14 +21,14 @@ class BatchSource(Protocol):
     """A queue of orders whose batches come back in the same order.
 
     Attributes:
-        turns: held by the thread that asks for a batch; the iterator uses the same object.
+        iterator_lock: held by the thread that asks for a batch; the iterator uses the same object.
         num_slots: number of slots of the ring.
         control: mapping of the ring's control block.
         shared_by: number of ranks that read the ring.
         on_delivery: called after each batch, unless None.
     """
 
-    turns: Turns
+    iterator_lock: IteratorLock
     num_slots: int
     control: Mapping
     shared_by: int
@@ -47,7 +47,7 @@ class BatchSource(Protocol):
         """Return the offsets of the fields in a slot; None until they are known."""
 
     @property
-    def wants_pinned(self) -> bool:
+    def needs_pin_memory(self) -> bool:
         """Return whether batches should be passed to torch's `pin_memory`, which copies the tensors that are not pinned already."""
 
     @property

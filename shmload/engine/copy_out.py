@@ -18,8 +18,8 @@ from collections.abc import Callable
 from time import monotonic
 
 from shmload._core.trainer import FollowerRing, TrainerRing
+from shmload.introspect.users_frame import users_frame
 from shmload.shm import fork_copies
-from shmload.world import users_frame
 
 SHARE = 0.005  # share of the time since slots first ran out, for collections of young generations and again for full ones
 FIRST_S = 0.001  # the first collection may always take this long

@@ -28,6 +28,7 @@ from shmload.engine.bad_samples import BadSamples
 from shmload.engine.copy_out import CopyOut
 from shmload.engine.device_feed import DeviceFeed
 from shmload.engine.holders import Holders
+from shmload.engine.iterator_lock import IteratorLock
 from shmload.engine.options import EngineOptions
 from shmload.engine.outcome import NOTHING, Outcome
 from shmload.engine.process_usage import add_memory_usage
@@ -35,7 +36,6 @@ from shmload.engine.rank_hook import RankHook
 from shmload.engine.ring import Ring
 from shmload.engine.ring_reader import RingReader
 from shmload.engine.supervisor import Supervisor
-from shmload.engine.turns import Turns
 from shmload.engine.worker_set import WorkerSet
 from shmload.errors import WorkerDied
 from shmload.processes.interrupts import interrupts_held
@@ -63,7 +63,7 @@ class Engine:
 
     Attributes:
         on_delivery: called after each batch, unless None.
-        turns: held by the thread that asks for a batch; the iterator uses the same object.
+        iterator_lock: held by the thread that asks for a batch; the iterator uses the same object.
         shared_by: number of ranks that read the ring.
         holders: the record of the lines that took each batch; None if that is not recorded.
         releases: record of the streams to wait for when a lease ends; None if the ring is not pinned.
@@ -91,7 +91,7 @@ class Engine:
         self._broken: Callable[[], WorkerDied] | None = None
         self._pid = os.getpid()
         self._is_closed = False
-        self.turns = Turns()
+        self.iterator_lock = IteratorLock()
         self.shared_by = options.num_ranks
         self._has_layout = job.plan.rows is not None or job.plan.is_whole
         self._has_notes = job.seed is None
@@ -543,7 +543,8 @@ class Engine:
         finally:
             self._is_closed = True
             try:
-                with self.turns.wait_until_alone():  # a thread that waits in next() sees `_is_closed` at its next check for deaths
+                # a thread that waits in next() sees `_is_closed` at its next check for deaths
+                with self.iterator_lock.wait_until_alone():
                     if self._feed is not None:
                         self._feed.ahead.clear()
                     self._stop_workers(grace_s)
@@ -598,7 +599,7 @@ class Engine:
         return self._publisher.layout
 
     @property
-    def wants_pinned(self) -> bool:
+    def needs_pin_memory(self) -> bool:
         """Return whether batches should be passed to torch's `pin_memory`, which copies the tensors that are not pinned already.
 
         False if the device feed copies batches, or if pinning the ring has failed.

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from shmload._core.trainer import Order, TrainerRing
 from shmload.device.pending_copies import LEASED
-from shmload.world import users_place
+from shmload.introspect.users_frame import users_place
 
 _is_enabled = os.environ.get("SHMLOAD_DEBUG_BATCHES", "") not in ("", "0")
 

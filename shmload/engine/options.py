@@ -31,7 +31,7 @@ class EngineOptions:
         num_helpers: workers of other ranks that may fill chunks of the ring.
         affinity: CPUs of the workers; empty for those of the trainer.
         backend: starts the workers.
-        num_far: number of workers that are Ray actors, on any machine; they have the first numbers.
+        num_ray_workers: number of workers that are Ray actors, on any machine; they have the first numbers.
         about: (stage, its place) for each stage of a pipeline, shown to readers of the ring.
     """
 
@@ -51,5 +51,5 @@ class EngineOptions:
     num_helpers: int = 0
     affinity: tuple[int, ...] = ()
     backend: Backend = process_pool
-    num_far: int = 0
+    num_ray_workers: int = 0
     about: Sequence[tuple[str, str]] = ()

@@ -13,12 +13,12 @@ from shmload.engine.publisher import Publisher
 from shmload.engine.ring_memory import RingMemory
 from shmload.engine.stage_record import dump_stages
 from shmload.engine.worker_set import num_slots
+from shmload.processes.ranks import rank_and_world_size
 from shmload.shm.doorbell import Doorbell, JointBell
 from shmload.shm.segment import Segment
 from shmload.shm.segment_group import SegmentGroup
 from shmload.worker.job import Job, PeerRing, Post
 from shmload.worker.pool import STACK_NBYTES
-from shmload.world import rank_and_world_size
 
 TEXT_CAPACITY = 16384  # bytes of each slot's area for the text of a failure or a note
 LAYOUT_CAPACITY = 65536  # bytes for the layout of a batch
@@ -75,7 +75,7 @@ class Ring:
                 self.publisher.accept_layout(job.plan.rows, options.max_rows)
             self.stacks: dict[int, Segment] = {}
             if options.config.sample_timeout_s is not None:  # actors are watched on their own machines
-                for worker in range(options.num_far, options.num_workers):
+                for worker in range(options.num_ray_workers, options.num_workers):
                     self.stacks[worker] = self.group.segment(f"stack-{worker}", STACK_NBYTES)
         except BaseException:
             self._release_names()
@@ -96,7 +96,7 @@ class Ring:
             num_slots=self.num_slots,
             num_workers=num_records,
             is_static=job.seed is None,  # in torch mode, each order belongs to one worker
-            threads_per_worker=WHOLE_BATCHES if options.num_far else job.num_threads,
+            threads_per_worker=WHOLE_BATCHES if options.num_ray_workers else job.num_threads,
             num_usable=num_slots(options.first_ordered) + options.num_pending_copies if options.first_ordered else 0,
             **sizes,
         )
@@ -111,7 +111,8 @@ class Ring:
         self.ready = self.group.doorbell("ready")
         self.grants = self.group.doorbell("grants")
         is_static = job.seed is None
-        has_both = 0 < options.num_far < options.num_workers  # one bell for Ray actors and one for the processes of this machine
+        # one bell for Ray actors and one for the processes of this machine
+        has_both = 0 < options.num_ray_workers < options.num_workers
         num_bells = options.num_workers if is_static else 1 + has_both
         self.order_bells = [self.group.doorbell(f"orders-{i}") for i in range(num_bells)]
         if order_bell is not None:
@@ -128,7 +129,7 @@ class Ring:
         """
         bells, num_workers = list(self.order_bells), options.num_workers
         if len(bells) < num_workers:
-            bells = [bells[0 if worker < options.num_far else -1] for worker in range(num_workers)]
+            bells = [bells[0 if worker < options.num_ray_workers else -1] for worker in range(num_workers)]
         return [
             Post(
                 worker_id=worker,

@@ -15,9 +15,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from shmload.processes.ranks import OWN_CPUS, launched_place
 from shmload.shm.cgroups import cpu_limit
 from shmload.shm.free_memory import available_bytes
-from shmload.world import OWN_CPUS, launched_place
 
 LIMIT = "SHMLOAD_MAX_WORKERS"
 MEMORY_SHARE = 4  # the ring takes at most this fraction of the memory

@@ -21,7 +21,8 @@ from shmload.batch.array_rows import ArrayRows, TypedArray, typed_array
 from shmload.batch.layout import aligned, c_strides
 from shmload.batch.row_placer import OneSample
 from shmload.errors import ShardCorrupt
-from shmload.formats.paths import check_file, npy_head
+from shmload.formats.npy_header import npy_head
+from shmload.formats.paths import check_file
 from shmload.formats.shared_bytes import SharedBytes
 
 

@@ -41,7 +41,7 @@ class SampleCipher:
 
     def __init__(self, key: bytes) -> None:
         if not isinstance(key, (bytes, bytearray, memoryview)):
-            raise TypeError(f"key is {KEY_NBYTES} bytes, got a {type(key).__name__}: {_REMEDY}")
+            raise TypeError(f"key is {KEY_NBYTES} bytes, got {type(key).__name__}: {_REMEDY}")
         if len(key) != KEY_NBYTES:
             raise ValueError(f"key is {KEY_NBYTES} bytes, these are {len(key)}: {_REMEDY}")
         self._key = bytes(key)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shmload.formats.compression import compression_of, expanded_file, packing_of
-from shmload.formats.paths import without_number
+from shmload.formats.file_names import without_number
 
 __all__ = ["COMPRESSIONS", "PEEK", "Head", "head_of", "head_of_object"]
 

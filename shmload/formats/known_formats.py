@@ -12,6 +12,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
 
+from shmload.formats.file_names import without_number
 from shmload.formats.format import Format, ShardFormat
 from shmload.formats.hdf5 import HDF5
 from shmload.formats.head import Head, head_of
@@ -22,7 +23,6 @@ from shmload.formats.mds import Mds
 from shmload.formats.megatron import MegatronTokens
 from shmload.formats.npy import NumpyRows
 from shmload.formats.parquet.parquet_format import Parquet
-from shmload.formats.paths import without_number
 from shmload.formats.plain_files import PlainFiles
 from shmload.formats.safetensors import Safetensors
 from shmload.formats.tar.tar_format import Tar

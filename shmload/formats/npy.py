@@ -20,7 +20,7 @@ from shmload.formats.block_format import BlockFormat
 from shmload.formats.block_index import Read, RecordIndex
 from shmload.formats.column_format import describe_dataset
 from shmload.formats.head import Head
-from shmload.formats.paths import npy_head
+from shmload.formats.npy_header import npy_head
 from shmload.formats.summary import Summary
 
 _PEEK = 64 << 10  # bytes that contain the header of an array

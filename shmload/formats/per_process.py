@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
-from shmload.world import ForkLock
+from shmload.processes.fork_lock import ForkLock
 
 T = TypeVar("T")
 

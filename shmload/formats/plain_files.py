@@ -13,8 +13,8 @@ import numpy as np
 
 from shmload.formats.block_format import BlockFormat
 from shmload.formats.block_index import Read, RecordIndex
+from shmload.formats.file_names import is_hidden
 from shmload.formats.head import Head
-from shmload.formats.paths import is_hidden
 from shmload.formats.summary import SIZED, Sizes, Summary
 
 _PICTURE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")

@@ -30,7 +30,7 @@ from shmload.formats.arrow.arrow_types import plain_values
 from shmload.formats.column_dataset import GroupedDataset, Opened
 from shmload.formats.field_names import names_of
 from shmload.formats.row_numbers import Indices
-from shmload.world import rank_and_world_size
+from shmload.processes.ranks import rank_and_world_size
 
 
 class RayDataset(GroupedDataset):
@@ -179,7 +179,7 @@ class RayStream(IterableDataset[dict[str, Any]]):
             self._splits = [source]
         else:
             raise TypeError(
-                "RayStream takes a ray.data.Dataset, or a DataIterator as ray.train.get_dataset_shard gives; got a "
+                "RayStream takes a ray.data.Dataset, or a DataIterator as ray.train.get_dataset_shard gives; got "
                 f"{type(source).__name__}"
             )
         self.num_readers = num_readers
@@ -296,7 +296,7 @@ def _here(held: Any, pid: int, address: str, name: str) -> Any:
 
     if pid != os.getpid():
         raise RuntimeError(
-            f"a {name} cannot be read in a fork of the process that made it, since Ray's connection does not survive one: "
+            f"{name} cannot be read in a fork of the process that made it, since Ray's connection does not survive one: "
             'give multiprocessing_context="forkserver", or backend="ray"'
         )
     if not ray.is_initialized():

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any
 
 from shmload.errors import CacheFull
-from shmload.formats.paths import AtomicWriter
+from shmload.formats.atomic_write import AtomicWriter
 from shmload.formats.tfrecord.tfrecord_writer import TFRecordWriter
 from shmload.growing.cache_file import CONTROL, next_generation, own_name
 from shmload.growing.process_report import WriterReport

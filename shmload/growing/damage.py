@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from shmload._core.crc32c import crc32c
-from shmload.formats.paths import write_if_possible
+from shmload.formats.atomic_write import write_if_possible
 from shmload.growing.cache_file import CONTROL
 
 BAD = "bad"

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-from shmload.formats.paths import write_whole
+from shmload.formats.atomic_write import write_whole
 from shmload.growing.cache_file import CONTROL
 from shmload.growing.epoch_snapshot import Snapshot, read_snapshot, snapshot_path
 from shmload.processes.file_lock import FileLock, locked

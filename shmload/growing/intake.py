@@ -22,7 +22,7 @@ import numpy as np
 from shmload._core.crc32c import crc32c, masked
 from shmload._core.records import RecordReader
 from shmload.errors import ShardCorrupt
-from shmload.formats.paths import write_if_possible
+from shmload.formats.atomic_write import write_if_possible
 from shmload.formats.tfrecord.record_errors import error_of
 from shmload.formats.tfrecord.record_fields import fields_of
 from shmload.formats.tfrecord.record_file import Offsets, RecordFile

@@ -12,7 +12,7 @@ from time import monotonic, sleep
 from typing import Any
 from weakref import WeakSet
 
-from shmload.formats.paths import is_hidden
+from shmload.formats.file_names import is_hidden
 from shmload.growing.cache_file import CONTROL, CacheFile, read_own_name
 from shmload.growing.damage import reported_bad
 from shmload.growing.intake import Intake

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from shmload.formats.paths import write_if_possible
+from shmload.formats.atomic_write import write_if_possible
 from shmload.processes.file_lock import FileLock, is_locked
 
 

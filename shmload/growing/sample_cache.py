@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shmload.formats.paths import write_whole
+from shmload.formats.atomic_write import write_whole
 from shmload.growing.cache_file import CONTROL, CacheFile
 from shmload.growing.cache_statistics import CacheStatistics, statistics_of
 from shmload.growing.cache_writer import CacheWriter

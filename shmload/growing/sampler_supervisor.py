@@ -19,7 +19,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from shmload.formats.paths import write_if_possible
+from shmload.formats.atomic_write import write_if_possible
 from shmload.growing import sampler_process
 from shmload.growing.sampler_process import TEXT_NBYTES, AskedToEnd, MakeWriter, Sampler
 from shmload.processes.child import Child, Children, has_ended

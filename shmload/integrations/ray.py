@@ -48,7 +48,7 @@ def prepare(loader: _Loader, *, add_dist_sampler: bool = True, move_to_device: b
             samples and the loader has loaded a state.
     """
     if not isinstance(loader, ShmLoader):
-        raise TypeError(f"prepare takes a ShmLoader; give a {type(loader).__name__} to ray.train.torch.prepare_data_loader")
+        raise TypeError(f"prepare takes a ShmLoader; give {type(loader).__name__} to ray.train.torch.prepare_data_loader")
     context = ray.train.get_context()
     rank, world_size = context.get_world_rank(), context.get_world_size()
     if rank is None or world_size is None:
@@ -77,7 +77,7 @@ def _divided(loader: _Loader, rank: int, world_size: int) -> _Loader:
     if has_batches_of_its_own or type(loader.sampler) not in (RandomSampler, SequentialSampler):
         name = type(loader.batch_sampler if has_batches_of_its_own else loader.sampler).__name__
         raise ValueError(
-            f"{world_size} workers, and a {name} that gives the same samples to each: Ray's own prepare_data_loader would throw "
+            f"{world_size} workers, and {name} gives the same samples to each: Ray's own prepare_data_loader would throw "
             "it away. Give a DistributedSampler, or shmload's own samplers with a seed, which are divided; or "
             "add_dist_sampler=False if it divides by itself"
         )

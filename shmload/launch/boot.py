@@ -42,7 +42,7 @@ if __name__ == "__main__":
     own = [int(cpu) for cpu in shares[int(os.environ["LOCAL_RANK"]) if shares[1:] else 0].split(",") if cpu]
     bind(int(launcher_pid), own)
     if own:
-        os.environ["SHMLOAD_RANK_CPUS"] = str(len(own))  # OWN_CPUS in shmload.world
+        os.environ["SHMLOAD_RANK_CPUS"] = str(len(own))  # OWN_CPUS in shmload.processes.ranks
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     if logs:
         log = os.open(f"{logs}/rank_{os.environ['RANK']}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

@@ -39,9 +39,9 @@ from shmload.launch.rank_specs import BOOT, RankSpec, divided, log_of
 from shmload.launch.signals import Signals, Stopped
 from shmload.launch.watching import DRAIN_S, RankWatch
 from shmload.processes.child import Child
+from shmload.processes.ranks import OWN_CPUS
 from shmload.shm.host import Host
 from shmload.torch_names import rank_processes
-from shmload.world import OWN_CPUS
 
 Tell = Callable[[str], None]  # shows a message to the user
 

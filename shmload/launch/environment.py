@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from shmload.world import OWN_CPUS
+from shmload.processes.ranks import OWN_CPUS
 
 LOOPBACK = "127.0.0.1"
 STATIC_PORT = 29500  # torchrun's default, at which several machines meet

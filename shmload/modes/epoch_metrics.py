@@ -23,7 +23,7 @@ from shmload.engine.builder import EngineBuilder
 from shmload.engine.config import LoaderConfig
 from shmload.engine.delivery_log import DeliveryLog
 from shmload.metrics import EpochCallback, EpochMetrics, callbacks_of_environment
-from shmload.world import rank_and_world_size
+from shmload.processes.ranks import rank_and_world_size
 
 log = logging.getLogger("shmload")
 

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from shmload._core.trainer import Order
 from shmload.engine.config import LoaderConfig
+from shmload.introspect.abilities import package_ability
 from shmload.modes.sampled_order import SampledOrder
+from shmload.processes.ranks import rank_and_world_size, source_of_rank
 from shmload.schedule.keyed_batches import BatchSchedule, KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder
 from shmload.schedule.permutation import MAX_N
 from shmload.schedule.schedule import Schedule
 from shmload.schedule.state import make_state, resume
-from shmload.world import package_ability, rank_and_world_size, source_of_rank
 
 log = logging.getLogger("shmload")
 
@@ -42,7 +43,7 @@ class Epochs:
 
     Attributes:
         rank: this process's rank in the schedule.
-        behind: returns the step after a step.
+        next_step: returns the step after a step.
         stride: the difference of two successive steps.
         is_uniform: whether every epoch has the same steps, numbered one by one.
         grows: whether the samples of an epoch must not be fixed before the previous epoch has been read.
@@ -56,7 +57,7 @@ class Epochs:
         self.num_steps: int | None = 0  # of every epoch; None where they may differ
         self._block = _NO_BLOCK  # epoch, first step and indices of batches that are asked for next
         self.stride, self.is_uniform, self.grows = 1, True, False
-        self.behind: Callable[[int], int] = lambda step: step + 1
+        self.next_step: Callable[[int], int] = lambda step: step + 1
         self.sampled = SampledOrder(config.index_sampler, config.seed or 0) if config.has_own_order else None
         self.refresh(config)
 
@@ -105,7 +106,7 @@ class Epochs:
             num_steps = schedule.num_steps_of(ranks[0])
         self.rank, self._world_size = ranks
         self._schedule, self.num_steps, self._block, self.grows = schedule, num_steps, _NO_BLOCK, schedule.grows
-        self.stride, self.behind, self.is_uniform = schedule.stride, schedule.behind, num_steps is not None
+        self.stride, self.next_step, self.is_uniform = schedule.stride, schedule.next_step, num_steps is not None
         return True
 
     def _keyed_order(self, global_batch: int) -> KeyedOrder | None:
@@ -197,7 +198,7 @@ class Epochs:
         if self.num_steps is not None and order.step + 1 < self.num_steps:  # most batches
             return order.nrows
         schedule = self._schedule
-        if schedule is None or self.behind(order.step) < self.end_of(order.epoch):
+        if schedule is None or self.next_step(order.step) < self.end_of(order.epoch):
             return order.nrows
         if isinstance(schedule, BatchSchedule):
             num_valid = schedule.num_valid(order.epoch, order.step, self.rank)

@@ -17,6 +17,7 @@ from typing import Any
 from torch.utils.data import IterDataPipe, MapDataPipe
 
 from shmload.engine.config import LoaderConfig
+from shmload.introspect.abilities import is_stateful
 from shmload.modes.sampler_reader import SamplerReader, SamplerState, state_before
 from shmload.modes.torch_samplers import is_endless
 from shmload.modes.torch_state import SAMPLER, TorchState, has_own_states, identity, order_kind
@@ -25,7 +26,6 @@ from shmload.worker.iterable_pass import RestartingIterator
 from shmload.worker.note import SAME, Note
 from shmload.worker.snapshot import Snapshot, own_states
 from shmload.worker.torch_side import Origin
-from shmload.world import is_stateful
 
 
 class Done:

@@ -18,9 +18,9 @@ import torch
 from torch import Generator
 from torch.utils.data.sampler import BatchSampler
 
+from shmload.introspect.abilities import is_stateful
 from shmload.modes.torch_samplers import _innermost, batches_of, is_endless, is_torchs_own
 from shmload.worker.torch_side import Origin, origin_of, replayed, torch_origin
-from shmload.world import is_stateful
 
 SamplerState = dict[str, Any]
 

@@ -26,8 +26,9 @@ from shmload.engine.batch_source import BatchSource
 from shmload.engine.builder import EngineBuilder
 from shmload.engine.config import LoaderConfig
 from shmload.engine.delivery_log import DeliveryLog
+from shmload.engine.iterator_lock import IteratorLock
 from shmload.engine.outcome import NOTHING
-from shmload.engine.turns import Turns
+from shmload.introspect.users_frame import users_frame
 from shmload.modes.after_batch import after_batch
 from shmload.modes.epoch_metrics import EpochWatch, EpochWatches
 from shmload.modes.epochs import Epochs
@@ -37,7 +38,6 @@ from shmload.schedule.checks import whole_number
 from shmload.schedule.permutation import MAX_N
 from shmload.torch_names import pin_memory
 from shmload.worker.failure import stop_iteration_error
-from shmload.world import users_frame
 
 END = object()  # returned by `take` after an epoch's last batch, so that a StopIteration from `take` can only be the user's
 
@@ -69,12 +69,12 @@ class SeedIterator:
 
     def next_step(self) -> Any:
         """Return the next batch, or NOTHING if all its samples are skipped."""
-        watch, turns, step = self._watch, self._stream.turns, self.place.step
+        watch, iterator_lock, step = self._watch, self._stream.iterator_lock, self.place.step
         try:
-            with turns.lock:
-                if turns.is_taken:
-                    raise turns.nested_call_error()
-                turns.is_taken = True
+            with iterator_lock.lock:
+                if iterator_lock.is_taken:
+                    raise iterator_lock.nested_call_error()
+                iterator_lock.is_taken = True
                 try:
                     if watch is not None:
                         watch.asked()
@@ -83,7 +83,7 @@ class SeedIterator:
                         self.place.is_over = True
                         self._stream.log.ended(self.place.epoch, self._stream.epochs.step_number(self.place.step))
                 finally:
-                    turns.is_taken = False
+                    iterator_lock.is_taken = False
         except StopIteration as error:
             number = self._stream.epochs.step_number(step)
             who = f"the dataset, collate_fn or sampler (epoch {self.place.epoch}, batch {number})"
@@ -129,7 +129,7 @@ class SeedStream:
         self.valid: int | None = None
         self._pins = False
         self._tuner: Autotuner | None = None  # of the engine's worker pool
-        self.turns = Turns()  # shared by all passes, because they use one engine
+        self.iterator_lock = IteratorLock()  # shared by all passes, because they use one engine
         self.epochs = Epochs(config)
         self._functions = (
             config.collate_fn,
@@ -156,7 +156,7 @@ class SeedStream:
     @faults.at("epoch_change")
     def begin(self) -> tuple[BatchPlace, EpochWatch | None]:
         """Begin a pass over the next epoch, from its start or from the loaded position."""
-        with self.turns.lock:
+        with self.iterator_lock.lock:
             place = self._begun()
         watches = self._watches
         return place, watches.begin(self.config, self._builder, self.log, place.epoch) if watches.callbacks else None
@@ -218,12 +218,12 @@ class SeedStream:
             try:
                 batch = reader.read(front)
             except Exception:  # the batch is lost
-                place.step = self.epochs.behind(place.step)
+                place.step = self.epochs.next_step(place.step)
                 raise
         else:
             _, batch, _, error = engine.next()
             if error is not None:
-                place.step = self.epochs.behind(place.step)
+                place.step = self.epochs.next_step(place.step)
                 try:
                     raise error
                 finally:
@@ -240,18 +240,18 @@ class SeedStream:
         if batch is not NOTHING:
             if watch is not None:
                 watch.delivered(batch)
-            if self._pins and (engine is None or engine.wants_pinned):
+            if self._pins and (engine is None or engine.needs_pin_memory):
                 batch = pin_memory(batch)  # torch's function; pinned tensors stay as they are
             if engine is None:
                 batch = sent_now(batch, self._builder.device(self.config.device))
-        behind = step + 1 if self.epochs.is_uniform else self.epochs.behind(step)
+        next_step = step + 1 if self.epochs.is_uniform else self.epochs.next_step(step)
         if self.config.after_batch is not None and batch is not NOTHING:
             try:
                 batch = after_batch(self.config.after_batch, batch, f"epoch {epoch}, batch {self.epochs.step_number(step)}")
             except Exception:
-                place.step = behind
+                place.step = next_step
                 raise
-        place.step = behind
+        place.step = next_step
         return batch
 
     def _ordered_anew(self, engine: BatchSource, epoch: int, step: int) -> Order | None:
@@ -272,7 +272,7 @@ class SeedStream:
             epoch, step = self._cursor
             order = self.epochs.order(epoch, step)
             if order is not None:
-                self._cursor = (epoch, step + 1 if self.epochs.is_uniform else self.epochs.behind(step))
+                self._cursor = (epoch, step + 1 if self.epochs.is_uniform else self.epochs.next_step(step))
                 engine.submit(order)
                 num_missing -= 1
             elif self.epochs.sampled is not None or self.epochs.num_steps == 0 or step == 0:
@@ -285,7 +285,7 @@ class SeedStream:
     def _made_engine(self) -> BatchSource:
         self._pid = os.getpid()
         engine = self._builder.make(self.config, base_seed=_base_seed(self.config.seed or 0))
-        self._engine, engine.turns = engine, self.turns
+        self._engine, engine.iterator_lock = engine, self.iterator_lock
         self._tuner = self._builder.tuner
         self._publish_length(engine)
         return engine

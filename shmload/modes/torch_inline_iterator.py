@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 
 from shmload._core.trainer import Order
 from shmload.device.sending import sent_now
+from shmload.engine.iterator_lock import IteratorLock
 from shmload.engine.outcome import NOTHING
-from shmload.engine.turns import Turns
 from shmload.modes.default_collate import collated
 from shmload.modes.inline_reader import InlineReader
 from shmload.modes.pass_context import PassContext
@@ -44,7 +44,7 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
     ) -> None:
         config = passes.config
         origin = origin_of(config.generator)
-        self.turns = Turns()
+        self.iterator_lock = IteratorLock()
         self._calls = passes.builder.device(config.device)
         resumed = ((state or {}).get("workers") or [{}])[0]
         is_resumed = state is not None and not state["is_finished"]

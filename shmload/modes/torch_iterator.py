@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, IterDataPipe, MapDataPipe
 from shmload import faults
 from shmload._core.trainer import Order
 from shmload.engine.engine import Engine
+from shmload.engine.iterator_lock import IteratorLock
 from shmload.engine.outcome import NOTHING
-from shmload.engine.turns import Turns
 from shmload.errors import WorkerDied
 from shmload.modes.pass_context import PassContext
 from shmload.modes.pass_progress import PassProgress
@@ -48,7 +48,7 @@ class TorchIterator(TorchPass):
     ) -> None:
         self._engine: Engine | None = None
         self._passes, config = passes, passes.config
-        self.turns = Turns()
+        self.iterator_lock = IteratorLock()
         if state is None or state["base_seed"] is None:
             super().__init__(loader)
         else:
@@ -84,7 +84,7 @@ class TorchIterator(TorchPass):
             shared_seed=self._shared_seed,
         )
         assert isinstance(engine, Engine)  # only seed mode shares rings
-        self._engine, engine.turns = engine, self.turns
+        self._engine, engine.iterator_lock = engine, self.iterator_lock
         self._tuner = passes.builder.tuner
         self._reset(loader, first_iter=True, state=state)
 
@@ -98,9 +98,9 @@ class TorchIterator(TorchPass):
 
     @faults.at("epoch_change")
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False, state: TorchState | None = None) -> None:
-        with self.turns.lock:
-            if self.turns.is_taken:
-                raise self.turns.nested_call_error()
+        with self.iterator_lock.lock:
+            if self.iterator_lock.is_taken:
+                raise self.iterator_lock.nested_call_error()
             with nullcontext() if first_iter else self._passes.generators.drawing(self._generator):
                 self._begin_pass(loader, first_iter, state)
 
@@ -117,13 +117,13 @@ class TorchIterator(TorchPass):
         self._epoch += 1
         self._num_sent = 0
         self._num_active = [0] * self._num_workers  # pending orders by worker, or -1 if its iterator has ended
-        self._turns: Iterator[int] = cycle(range(self._num_workers))
+        self._worker_cycle: Iterator[int] = cycle(range(self._num_workers))
         state = start_sampler(reader, state, is_early=True)  # batches are ordered at once
         self.place = reader.place
         if state is not None and (first := fast_forward(state)):
             log.warning("%s", first)
         self._batches = reader.batches()
-        self._takes_turns = self._in_order  # as long as no iterator has ended
+        self._is_round_robin = self._in_order  # as long as no iterator has ended
         self._is_given = self._auto_collation and not reader.is_sliced
         last = None if first_iter else self.progress
         passes = self._passes
@@ -136,7 +136,7 @@ class TorchIterator(TorchPass):
             self._num_sent = state["sampler"]["taken"]
             is_same = state["num_workers"] == self._num_workers
             for _ in range(state["last_worker"] + 1 if is_same else state["snapshot"] % self._num_workers):
-                next(self._turns)
+                next(self._worker_cycle)
         if state is not None and self._dataset_kind == DatasetKind.Iterable:
             counted = [0] * self._num_workers if fast_forward(state) else state["counted"]
             self._read_again([now - then for now, then in zip(state["counts"], counted, strict=True)])
@@ -187,7 +187,7 @@ class TorchIterator(TorchPass):
                 index = next(self._batches)
         except StopIteration:
             return
-        worker = next(self._turns) if self._takes_turns else self._next_worker()
+        worker = next(self._worker_cycle) if self._is_round_robin else self._next_worker()
         if worker >= 0:
             self._send(engine, index, worker)
 
@@ -216,7 +216,7 @@ class TorchIterator(TorchPass):
         num_left = self._num_workers - self._num_active.count(-1)
         share = self._prefetch_factor * self._num_workers // max(num_left, 1)
         for _ in range(self._num_workers):
-            worker = next(self._turns)
+            worker = next(self._worker_cycle)
             if self._num_active[worker] >= 0 and (self._in_order or self._num_active[worker] < share):
                 return worker
         return -1
@@ -241,7 +241,7 @@ class TorchIterator(TorchPass):
                 progress.noted(order.worker, note)
             if note is not NO_NEWS and note is not None and note.has_ended:
                 self._num_active[order.worker] = -1
-                self._takes_turns = False
+                self._is_round_robin = False
                 progress.done.add(order.step)
             else:
                 progress.ended(order.step, order.worker)
@@ -250,7 +250,7 @@ class TorchIterator(TorchPass):
             self._go_on_ordering(engine)
             if batch is not NOTHING:
                 self._order = order
-                if self._pin_memory and engine.wants_pinned:
+                if self._pin_memory and engine.needs_pin_memory:
                     return pin_memory(batch, self._pin_memory_device)
                 return batch
             self._nothing_came(order)

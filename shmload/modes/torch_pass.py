@@ -9,8 +9,8 @@ import torch
 
 from shmload._core.trainer import Order
 from shmload.engine.delivery_log import DeliveryLog
+from shmload.engine.iterator_lock import IteratorLock
 from shmload.engine.outcome import NOTHING
-from shmload.engine.turns import Turns
 from shmload.modes.after_batch import after_batch
 from shmload.modes.epoch_metrics import EpochWatch
 from shmload.modes.pass_context import PassContext
@@ -25,7 +25,7 @@ class TorchPass(BaseIterator):
     """One pass, with or without workers. It derives from torch's iterator, and adds the progress of the pass."""
 
     progress: PassProgress
-    turns: Turns
+    iterator_lock: IteratorLock
     _order: Order  # of the batch that `_next_data` returns
     _recorder: DeliveryLog | None = None  # None while a resumed pass reads batches again without yielding them
     _watch: EpochWatch | None = None
@@ -37,16 +37,16 @@ class TorchPass(BaseIterator):
         raise NotImplementedError
 
     def __next__(self) -> Any:
-        turns = self.turns
+        iterator_lock = self.iterator_lock
         try:
-            with turns.lock:
-                if turns.is_taken:
-                    raise turns.nested_call_error()
-                turns.is_taken = True
+            with iterator_lock.lock:
+                if iterator_lock.is_taken:
+                    raise iterator_lock.nested_call_error()
+                iterator_lock.is_taken = True
                 try:
                     return self._taken()
                 finally:
-                    turns.is_taken = False
+                    iterator_lock.is_taken = False
         except StopIteration:
             if self._watch is not None:
                 self._watch.end(is_complete=True)

@@ -46,13 +46,13 @@ class Expansion:
     Args:
         stages: pairs (name, stage); a stage is a function of an item, or Expanding.
         finish: (items, context) -> that form.
-        behind: stages that the trainer runs afterwards; only the number of Scans matters here, for the pipeline's identity.
+        trainer_stages: stages that the trainer runs afterwards; only the number of Scans matters here, for the pipeline's identity.
     """
 
-    def __init__(self, stages: Sequence[tuple[str, Any]], finish: Finish | None = None, behind: Sequence[Any] = ()) -> None:
+    def __init__(self, stages: Sequence[tuple[str, Any]], finish: Finish | None = None, trainer_stages: Sequence[Any] = ()) -> None:
         self._runs, self.finish = group_stages(stages), finish
         kinds = [stage.kind for _, stage in stages if isinstance(stage, Expanding)]
-        self.kinds = ", ".join([*kinds, *("Scan" for stage in behind if isinstance(stage, Scan))]) or "items"
+        self.kinds = ", ".join([*kinds, *("Scan" for stage in trainer_stages if isinstance(stage, Scan))]) or "items"
 
     def __call__(self, items: Iterator[Any], context: StageContext) -> Block:
         """Run the stages.

@@ -87,8 +87,8 @@ class Cached(Derived):
             made = pickling.dumps(item)
         except Exception as error:
             raise TypeError(
-                f"Cache keeps items as pickles, and a {type(item).__qualname__} cannot be pickled: put Cache before what makes it. "
-                f"{type(error).__name__}: {error}"
+                f"Cache keeps items as pickles, and an item of type {type(item).__qualname__} cannot be pickled: put Cache "
+                f"before what makes it. {type(error).__name__}: {error}"
             ) from error
         if file is None:
             self._memory[place] = made

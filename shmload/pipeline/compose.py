@@ -91,12 +91,14 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
             if partition is not None:
                 raise ValueError(f"{where} comes after Partition: choose items before the ranks share them")
             source, of_items = _over(stage, where, Mapped(source, of_items) if of_items else source), []
-        elif collate is not None and (hasattr(stage, "over") or isinstance(stage, Expanding) or type(stage) in _NOT_BEHIND):
-            raise ValueError(f"{where} comes after Collate, where only Map can be: {_NOT_BEHIND.get(type(stage), _NO_PLACES)}")
+        elif collate is not None and (hasattr(stage, "over") or isinstance(stage, Expanding) or type(stage) in _NOT_AFTER_COLLATE):
+            raise ValueError(
+                f"{where} comes after Collate, where only Map can be: {_NOT_AFTER_COLLATE.get(type(stage), _NO_PLACES)}"
+            )
         elif isinstance(stage, DistributedBatchedMap):
             if (expanding or stream) and not callable(stage.mapping_fn):
-                behind = expanding[0][0] if expanding else "a Stream"
-                raise ValueError(f"{where} decodes into a batch's row (read_into), which is not known after {behind}")
+                expanding_stage = expanding[0][0] if expanding else "a Stream"
+                raise ValueError(f"{where} decodes into a batch's row (read_into), which is not known after {expanding_stage}")
             each = Each(name, stage.mapping_fn)
             if expanding or stream:
                 expanding.append((name, each))
@@ -169,7 +171,7 @@ _NO_WHOLE_BATCHES = (
     "needs batches that workers make whole, which run across blocks after a stage that makes more or fewer items: use Map"
 )
 _NO_PLACES = "batches have no places of items; put it before Collate"
-_NOT_BEHIND = {
+_NOT_AFTER_COLLATE = {
     Partition: "whole batches are dealt to the ranks already; put it before Collate",
     DistributedBatchedMap: "workers make whole batches; put it before Collate",
     Collate: "a batch is not an item",
@@ -177,4 +179,4 @@ _NOT_BEHIND = {
 
 
 def _name(stage: Any) -> str:
-    return f"a {type(stage).__name__}"
+    return type(stage).__name__

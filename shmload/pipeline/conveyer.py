@@ -129,5 +129,5 @@ def _stages_of(given: Any) -> list[Any]:
         TypeError: it is neither of these.
     """
     if isinstance(given, Conveyer) or not isinstance(given, Iterable):  # iterating a Conveyer would read its items, without end
-        raise TypeError(f"Conveyer takes a list of stages, or a pipeline as methods make it; got a {type(given).__name__}")
+        raise TypeError(f"Conveyer takes a list of stages, or a pipeline as methods make it; got {type(given).__name__}")
     return list(getattr(given, "stages", given))

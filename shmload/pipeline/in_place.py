@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from shmload.batch.ragged import Ragged
 from shmload.batch.ragged_rows import RaggedRows
 from shmload.batch.row_placer import SingleRow
+from shmload.introspect.abilities import ability_of
 from shmload.pipeline.position_stages import Selected, Shuffled
 from shmload.pipeline.programs import RowProgram
 from shmload.pipeline.rows import Derived, Keys
@@ -23,7 +24,6 @@ from shmload.worker.decoding_protocol import in_place_reader_of
 from shmload.worker.in_place_dataset import InPlace, InPlaceSubset
 from shmload.worker.read_plan import ReadPlan
 from shmload.worker.sample_rng import keyed_by
-from shmload.world import ability_of
 
 _CHOOSING = (Derived, Selected, Shuffled)  # their items are unchanged items of the row below
 

@@ -78,7 +78,7 @@ class StreamSchedule(BatchSchedule):
         """Return a step's number in audit records: its position, which does not depend on the number of ranks."""
         return step
 
-    def behind(self, step: int) -> int:
+    def next_step(self, step: int) -> int:
         """Return the step after this one."""
         rounds: int = self.order.rounds_at.get(step, 1)
         return step + self.stride * rounds

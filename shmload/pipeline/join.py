@@ -56,7 +56,7 @@ class Join(RunningPipeline, Fluent):
         self.weights = [weight for _, weight in members]
         for number, (pipeline, weight) in enumerate(members):
             if not weight > 0:
-                raise ValueError(f"a Join needs weights above 0; member {number} has {weight!r}: leave it out")
+                raise ValueError(f"Join needs weights above 0; member {number} has {weight!r}: leave it out")
             if isinstance(pipeline, Conveyer) and not pipeline.plan.is_in_order:
                 raise ValueError(f"member {number} comes as it is done (in_order=False), and a Join's items have an order")
             if isinstance(pipeline, Conveyer) and (pipeline.plan.tail or pipeline.plan.is_streamed):

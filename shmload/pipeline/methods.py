@@ -174,7 +174,7 @@ class Combined(Fluent):
     def __init__(self, *members: Any) -> None:
         name = type(self).__name__
         if not members:
-            raise ValueError(f"a {name} needs at least one member; got none")
+            raise ValueError(f"{name} needs at least one member; got none")
         self.members = members
 
     def _made(self, rows: list[Keys]) -> Keys:
@@ -191,7 +191,7 @@ class Combined(Fluent):
         for number, member in enumerate(self.members):
             if not isinstance(member, Conveyer | Fluent | list | tuple):
                 raise TypeError(
-                    f"member {number} of the {name} is a Conveyer, a source or a list of stages; got a {type(member).__name__}"
+                    f"member {number} of the {name} is a Conveyer, a source or a list of stages; got {type(member).__name__}"
                 )
         plans = plans_of(self.members, name)
         rows: list[Keys] = [

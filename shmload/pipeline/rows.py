@@ -87,7 +87,7 @@ class Keys:
     def go_on_at(self, position: int, counters: Sequence[int]) -> None:
         """Continue with the counters that `counters_at` returned; raise StateMismatch if they are impossible."""
         if counters:
-            raise StateMismatch(f"a {type(self).__name__} has no counters; the state has {counters!r:.200}")
+            raise StateMismatch(f"{type(self).__name__} has no counters; the state has {counters!r:.200}")
 
 
 class Row(Keys):

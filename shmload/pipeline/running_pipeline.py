@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-from shmload.engine.turns import Turns
+from shmload.engine.iterator_lock import IteratorLock
 from shmload.pipeline.join_engine import JoinEngine
 from shmload.pipeline.pipeline_engine import PipelineEngine
 
@@ -19,7 +19,7 @@ class RunningPipeline:
 
     def __init__(self, engine: PipelineEngine | JoinEngine) -> None:
         self.engine: PipelineEngine | JoinEngine = engine
-        self._turns = Turns()
+        self._iterator_lock = IteratorLock()
         self._is_closed = False
 
     def __call__(self) -> Any:
@@ -30,7 +30,7 @@ class RunningPipeline:
             any exception of a function, with the item's name; that batch or item is lost, and the next call continues after it.
             SampleTimeout, WorkerDied: an item took too long, or ended its worker twice.
         """
-        with self._turns:
+        with self._iterator_lock:
             if self._is_closed:
                 raise RuntimeError("this pipeline is closed: make a new one")
             return self.engine.pull()

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload.introspect.abilities import package_ability
 from shmload.pipeline.methods import Fluent
 from shmload.pipeline.rows import SEED, Keys, Row
 from shmload.pipeline.stage_names import argument_text
@@ -20,7 +21,6 @@ from shmload.schedule.epoch_cache import EpochCache
 from shmload.schedule.permutation import MAX_N
 from shmload.worker.stage_arguments import MAX_WORKERS, check_flag, set_whole
 from shmload.worker.stage_engine import with_note
-from shmload.world import package_ability
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Items(Fluent, Row):
             n = None
         if n is None:
             raise TypeError(
-                f"Items needs something with a length that is indexed by 0, 1, ...; got a {name}. An iterable is Stream(...)"
+                f"Items needs something with a length that is indexed by 0, 1, ...; got {name}. An iterable is Stream(...)"
             )
         if not n:
             raise ValueError(f"Items: a pipeline needs at least one item; this {name} has none")
@@ -226,7 +226,7 @@ class Stream(Fluent):
     def __post_init__(self) -> None:
         if not (callable(self.iterable) or hasattr(self.iterable, "__iter__")):
             raise TypeError(
-                f"Stream needs an iterable, or a function that makes an iterator; got a {type(self.iterable).__name__}. What has a "
+                f"Stream needs an iterable, or a function that makes an iterator; got {type(self.iterable).__name__}. What has a "
                 "length and an index is Items"
             )
         if self.resume not in ("state", "count"):

@@ -179,7 +179,7 @@ def _iterator_of(source: Any) -> Iterator[Any]:
         return iter(source)
     made: Iterator[Any] = source()
     if not hasattr(made, "__iter__"):
-        raise TypeError(f"the function of the Stream makes an iterator; it gave a {type(made).__name__}")
+        raise TypeError(f"the function of the Stream makes an iterator; it gave {type(made).__name__}")
     return made
 
 
@@ -197,8 +197,8 @@ def _sent(items: list[Any], epoch: int, first: int) -> bytes:
             pickling.dumps(item)
         except Exception as error:
             refused = TypeError(
-                f"a {type(item).__qualname__} of the Stream cannot be pickled, and only pickle brings it to workers: "
-                f"{type(error).__name__}: {error}"
+                f"an item of the Stream, of type {type(item).__qualname__}, cannot be pickled, and only pickle brings it to "
+                f"workers: {type(error).__name__}: {error}"
             )
             item = _failed(refused, epoch, number)
         found.append(item)

@@ -1,1 +1,1 @@
-"""Processes of this machine: identity, exit codes, children, file locks, and descriptors that forked children close."""
+"""Processes of this machine: identity and rank, exit codes, children, locks, and descriptors that forked children close."""

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sys
 
+from shmload.introspect.abilities import package_ability
 from shmload.ray.agent_config import AgentConfig
 from shmload.ray.cluster_connection import current_cluster_address
 from shmload.ray.dataset_shipping import pickle_job_by_value
@@ -13,7 +14,6 @@ from shmload.ray.joint_pool import JointPool
 from shmload.ray.ray_pool import RayPool
 from shmload.ray_options import Ray
 from shmload.worker.pool import PreparedWorkers, process_pool, with_job_path
-from shmload.world import package_ability
 
 MAX_AHEAD = 4  # most tasks of a worker in progress: one is decoded, one transferred, one copied, and one waits
 
@@ -30,10 +30,10 @@ class RayBackend:
 
     def __call__(self, called: PreparedWorkers) -> RayPool | JointPool:
         """Return the worker pool, not started."""
-        num_far = len(called.posts) - self.ray.num_local_workers
+        num_ray_workers = len(called.posts) - self.ray.num_local_workers
         parcel = pickle_job_by_value(called.job)
         segment = called.group.segment("pickled_job", parcel.nbytes, num_reserved=0)
-        posts = with_job_path(called.posts[:num_far], segment)
+        posts = with_job_path(called.posts[:num_ray_workers], segment)
         locate = package_ability(called.job.dataset, "bytes_by_node")
         repeats_in_order = called.job.seed is None and called.job.tolerates_bad_samples
         config = AgentConfig(
@@ -55,4 +55,4 @@ class RayBackend:
         actors = RayPool(config, parcel, segment, called.group.control)
         if not self.ray.num_local_workers:
             return actors
-        return JointPool(actors, process_pool(dataclasses.replace(called, posts=called.posts[num_far:])), num_far)
+        return JointPool(actors, process_pool(dataclasses.replace(called, posts=called.posts[num_ray_workers:])), num_ray_workers)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from shmload.world import lazy_names
+from shmload.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
     from shmload.remote.error_handlers import (

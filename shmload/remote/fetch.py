@@ -15,10 +15,10 @@ from typing_extensions import Buffer
 
 from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, ShardCorrupt, ShmloadError, StoreError
+from shmload.formats.atomic_write import write_if_possible
 from shmload.formats.compression import compression_of, expanded_pieces
 from shmload.formats.format import ShardFormat
 from shmload.formats.index_json import INDEX_NAME
-from shmload.formats.paths import write_if_possible
 from shmload.formats.tar.shard_index import map_file
 from shmload.formats.tfrecord.record_file import compression_of_records
 from shmload.remote.manifest import MANIFEST_NAME, RemoteShard, Shards

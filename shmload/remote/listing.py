@@ -19,12 +19,13 @@ import numpy as np
 from typing_extensions import Buffer
 
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
+from shmload.formats.braces import shard_paths
 from shmload.formats.compression import packing_of
+from shmload.formats.file_names import is_about, is_hidden
 from shmload.formats.format import ShardFormat
 from shmload.formats.head import head_of_object
 from shmload.formats.index_json import INDEX_NAME, ListedShard
 from shmload.formats.known_formats import is_shard_format, layout_named, layout_of, named_by_index, recognize
-from shmload.formats.paths import is_about, is_hidden, shard_paths
 from shmload.formats.plain_files import PlainFiles
 from shmload.formats.tar.tar_format import Tar
 from shmload.formats.tfrecord.record_file import FOREIGN_SUFFIXES

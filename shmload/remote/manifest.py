@@ -18,8 +18,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from functools import cached_property, partial
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from hashlib import sha256
 from itertools import pairwise
 from typing import Any, Self
@@ -31,6 +31,7 @@ from typing_extensions import Buffer
 from shmload.errors import ObjectMissing, ShardCorrupt
 from shmload.formats.format import ShardFormat
 from shmload.formats.tar.tar_format import Tar
+from shmload.remote.field_columns import FieldColumns
 from shmload.storage.store import Store
 
 __all__ = ["MANIFEST_NAME", "TAR", "IndexEntry", "Manifest", "RemoteShard", "ShardEntry", "ShardTable", "Shards"]
@@ -119,7 +120,7 @@ class ShardEntry:
             raise _wrong(where, f"{before}index.name", f"{name + INDEX_SUFFIX} is needed; got {index['name']!r}")
         return cls(**{**given, "index": IndexEntry(**index), "packed": None if packed is None else PackedObject(**packed)})
 
-    def told(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return the entry in its JSON form, which `of` accepts."""
         found = asdict(self)
         return found if self.packed is not None else {name: value for name, value in found.items() if name != "packed"}
@@ -151,7 +152,7 @@ class Manifest:
     @property
     def digest(self) -> str:
         """Return a hash of the shards and their order: 16 hexadecimal digits."""
-        return sha256(json.dumps([shard.told() for shard in self.shards]).encode("ascii")).hexdigest()[:16]
+        return sha256(json.dumps([shard.as_json() for shard in self.shards]).encode("ascii")).hexdigest()[:16]
 
     @property
     def generations(self) -> tuple[str, ...]:
@@ -227,7 +228,7 @@ class Manifest:
     def dump(self) -> bytes:
         """Return the manifest as bytes. Equal manifests give the same bytes."""
         content: dict[str, Any] = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        content["shards"] = [shard.told() for shard in self.shards]
+        content["shards"] = [shard.as_json() for shard in self.shards]
         if not self.key:
             del content["key"]
         return (json.dumps(content, indent=1) + "\n").encode("ascii")
@@ -383,53 +384,6 @@ class ShardTable(Sequence[RemoteShard]):
 
 
 _RECENT = 1024  # shards that are cached as objects
-
-
-class FieldColumns:
-    """Instances of one dataclass, stored as columns: a value that all share is stored once, and strings are concatenated.
-
-    Attributes:
-        size: number of instances.
-        of: for each field by name, a function of a row number that returns the value.
-    """
-
-    def __init__(self, kind: type[Any], rows: Iterable[Any]) -> None:
-        names = [field.name for field in fields(kind)]
-        found: list[list[Any]] = [[] for _ in names]
-        for row in rows:
-            for name, column in zip(names, found, strict=True):
-                column.append(getattr(row, name))
-        self._kind, self.size = kind, len(found[0])
-        self.of = {name: _column(values) for name, values in zip(names, found, strict=True)}
-
-    def row(self, number: int) -> Any:
-        return self._kind(*(column(number) for column in self.of.values()))
-
-
-def _column(values: list[Any]) -> Callable[[int], Any]:
-    first = values[0]
-    if all(value is first or value == first for value in values):
-        return partial(_same, first)
-    if is_dataclass(first) and not isinstance(first, type) and {*map(type, values)} == {type(first)}:
-        return FieldColumns(type(first), values).row
-    if {*map(type, values)} == {int}:
-        return partial(_number_at, np.array(values, np.int64))
-    if {*map(type, values)} == {str}:
-        encoded = [value.encode() for value in values]
-        return partial(_text_at, b"".join(encoded), np.cumsum([0, *map(len, encoded)]))
-    return values.__getitem__
-
-
-def _same(value: Any, _: int) -> Any:
-    return value
-
-
-def _number_at(values: NDArray[np.int64], number: int) -> int:
-    return int(values[number])
-
-
-def _text_at(text: bytes, ends: NDArray[np.int64], number: int) -> str:
-    return text[ends[number] : ends[number + 1]].decode()
 
 
 @dataclass(frozen=True)

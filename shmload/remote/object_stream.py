@@ -16,8 +16,8 @@ from typing import Any
 
 from shmload.errors import ObjectMissing
 from shmload.formats.compression import packing_of
+from shmload.formats.file_names import is_hidden
 from shmload.formats.known_formats import layout_of
-from shmload.formats.paths import is_hidden
 from shmload.formats.plain_files import PlainFiles
 from shmload.formats.tar.shard_index import KEY
 from shmload.storage.open_store import open_store

@@ -24,6 +24,7 @@ from torch.utils.data import get_worker_info
 
 from shmload.formats.encryption import SampleCipher
 from shmload.formats.format import ShardFormat
+from shmload.processes.ranks import OwnRank
 from shmload.remote.fluent_methods import FluentMethods, checked_count
 from shmload.remote.indexed import RemoteRecords, RemoteSamples, RemoteUnits
 from shmload.remote.listing import shards_in, shards_of_urls
@@ -39,7 +40,6 @@ from shmload.schedule.node_shuffle import NodeShuffle
 from shmload.schedule.permutation import Permutation
 from shmload.schedule.shard_shuffle import ShardShuffle
 from shmload.storage.open_store import open_store
-from shmload.world import OwnRank
 
 __all__ = ["CACHE_BYTES", "RemoteDataset"]
 

@@ -109,8 +109,8 @@ class SampleDecoder:
                 continue
             if not isinstance(value, bytes):
                 raise TypeError(
-                    f"decode: {name!r} of sample {sample.get('__key__')!r} is a {type(value).__name__} already, bytes are needed: "
-                    "decode before map, or give decode(partial=True)"
+                    f"decode: {name!r} of sample {sample.get('__key__')!r} is of type {type(value).__name__} already, bytes are "
+                    "needed: decode before map, or give decode(partial=True)"
                 )
             try:
                 found[name] = self._decoded(f".{name}", value)

@@ -99,7 +99,7 @@ def mapped_dict(functions: Mapping[str, Callable[[Any], Any]], sample: Any) -> A
 def mapped_tuple(functions: Sequence[Callable[[Any], Any] | None], item: Any) -> Any:
     """Apply map_tuple(f, g) field by field; further fields do not change."""
     if not isinstance(item, (list, tuple)):
-        raise TypeError(f"map_tuple needs a tuple, got a {type(item).__name__}: call to_tuple(...) before it")
+        raise TypeError(f"map_tuple needs a tuple, got {type(item).__name__}: call to_tuple(...) before it")
     made = list(item)
     for number, function in enumerate(functions[: len(made)]):
         if function is not None:
@@ -129,7 +129,7 @@ def unbatched(batch: Any) -> Iterator[Any]:
         for number in range(lengths.pop()):
             yield {name: column[number] for name, column in batch.items()}
     else:
-        raise TypeError(f"unbatched needs batches, tuples or dicts of columns; got a {type(batch).__name__}")
+        raise TypeError(f"unbatched needs batches, tuples or dicts of columns; got {type(batch).__name__}")
 
 
 def renamed(names: Mapping[str, str | Sequence[str]], keep: bool, sample: Any) -> dict[str, Any]:
@@ -144,4 +144,4 @@ def renamed(names: Mapping[str, str | Sequence[str]], keep: bool, sample: Any) -
 
 def needs_dict(method: str, item: Any) -> None:
     if not isinstance(item, dict):
-        raise TypeError(f"{method} needs samples that are dicts, got a {type(item).__name__}: call it before to_tuple")
+        raise TypeError(f"{method} needs samples that are dicts, got {type(item).__name__}: call it before to_tuple")

@@ -33,7 +33,7 @@ class AnySchedule:
         """Return how a pipeline's positions and keys number its items; None for the schedule of a dataset."""
         return None
 
-    def behind(self, step: int) -> int:
+    def next_step(self, step: int) -> int:
         """Return the name of the step after `step`."""
         return step + self.stride
 

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset
 
+from shmload.introspect.abilities import ability_of
 from shmload.schedule.checks import own_int
 from shmload.schedule.keyed_order import KeyedOrder
 from shmload.schedule.mix_order import MixOrder, Stop
 from shmload.schedule.shares import check_weights, exact_weight
-from shmload.world import ability_of
 
 
 def check_members(members: Sequence[Any], stop: str, mixture: str, kind: str, kinds: str, is_one: Callable[[Any], bool]) -> None:
@@ -38,11 +38,11 @@ def check_members(members: Sequence[Any], stop: str, mixture: str, kind: str, ki
     if stop not in get_args(Stop):
         raise ValueError(f'stop is "first", "all" or "repeat"; got {stop!r}')
     if not members:
-        raise ValueError(f"a {mixture} needs at least one ({kind}, weight); got none")
+        raise ValueError(f"{mixture} needs at least one ({kind}, weight); got none")
     for number, member in enumerate(members):
         if not (isinstance(member, tuple | list) and len(member) == 2 and is_one(member[0])):
-            raise TypeError(f"a {mixture} needs pairs of a {kinds} and its weight; member {number} is {member!r}")
-    check_weights([weight for _, weight in members], len(members), f"a {mixture}")
+            raise TypeError(f"{mixture} needs pairs of a {kinds} and its weight; member {number} is {member!r}")
+    check_weights([weight for _, weight in members], len(members), mixture)
 
 
 class SizedSamples(Protocol):
@@ -90,7 +90,7 @@ class Mix(ConcatDataset[Any]):
         check_members(members, stop, "Mix", "dataset", "map-style dataset", lambda dataset: hasattr(dataset, "__getitem__"))
         for number, (dataset, _) in enumerate(members):
             if not hasattr(dataset, "__len__"):
-                raise TypeError(f"member {number} of the Mix, a {type(dataset).__name__}, has no length: give it __len__")
+                raise TypeError(f"member {number} of the Mix, of type {type(dataset).__name__}, has no length: give it __len__")
         pieces = {0: [weight for _, weight in members]}
         for given, weights in (curriculum or {}).items():
             step = own_int(given)

@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 
 from shmload._core.mix import Rounds
 from shmload._core.permutation import MAX_N
+from shmload.processes.fork_lock import ForkLock
 from shmload.schedule.digest import digest
 from shmload.schedule.epoch_cache import EpochCache
 from shmload.schedule.key_streams import MIX
 from shmload.schedule.keyed_order import KeyedOrder
 from shmload.schedule.mix_draws import BLOCK, Drawn
 from shmload.schedule.shares import Shares
-from shmload.world import ForkLock
 
 Stop = Literal["first", "all", "repeat"]
 MAX_BLOCKS = 8  # cached blocks of indices, 64 KiB each

@@ -11,6 +11,7 @@ from shmload.engine.bad_samples import BadSamples
 from shmload.engine.batch_source import BatchSource
 from shmload.engine.engine import Engine
 from shmload.engine.options import EngineOptions
+from shmload.processes.ranks import rank_and_world_size
 from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder
 from shmload.sharing.balancing import Balancer
@@ -18,7 +19,6 @@ from shmload.sharing.follower import FollowingEngine
 from shmload.sharing.leader import Leader
 from shmload.sharing.rank_group import gather
 from shmload.worker.job import Job
-from shmload.world import rank_and_world_size
 
 if TYPE_CHECKING:
     from shmload.engine.builder import EngineBuilder

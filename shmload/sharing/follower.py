@@ -17,10 +17,10 @@ from shmload._core.trainer import FAILED, FILLING, FollowerRing, Lease, Order, S
 from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
 from shmload.batch.layout import Layout
 from shmload.engine.copy_out import CopyOut
+from shmload.engine.iterator_lock import IteratorLock
 from shmload.engine.options import EngineOptions
 from shmload.engine.outcome import Outcome
 from shmload.engine.ring_reader import RingReader
-from shmload.engine.turns import Turns
 from shmload.errors import RankLeft, WorkerDied
 from shmload.sharing.rank_group import RankGroup, RankSync
 from shmload.shm.doorbell import Doorbell
@@ -40,14 +40,14 @@ class FollowingEngine:
         RankLeft: the leader has ended, or could not create its ring.
     """
 
-    wants_pinned = True  # the ring is not pinned, so batches are copied to pinned memory, as torch does
+    needs_pin_memory = True  # the ring is not pinned, so batches are copied to pinned memory, as torch does
     releases = holders = None
 
     def __init__(self, options: EngineOptions, rank_group: RankGroup) -> None:
         self._options, self._rank_group = options, rank_group
         self._pid = os.getpid()
         self._is_closed = False
-        self.turns = Turns()  # like those of any engine
+        self.iterator_lock = IteratorLock()  # like those of any engine
         self._queue: deque[Order] = deque()
         self.layout: Layout | None = None  # offsets of the fields, once they are known
         self._memory: dict[bytes, Mapping] = {}
@@ -233,7 +233,7 @@ class FollowingEngine:
         if self._is_closed or os.getpid() != self._pid:
             return
         self._is_closed = True
-        with self.turns.wait_until_alone():
+        with self.iterator_lock.wait_until_alone():
             self._rank_sync.leave()
             self._memory.clear()
             self._ring.let_go()

@@ -27,11 +27,11 @@ from shmload.engine.rank_hook import RankHook
 from shmload.errors import RankLeft
 from shmload.processes import private_fds
 from shmload.processes.identity import pidfd_of, start_of
+from shmload.processes.ranks import local_place
 from shmload.processes.run_key import run_key
 from shmload.shm.meeting import Meeting
 from shmload.shm.names import meeting_stem
 from shmload.shm.segment_group import SegmentGroup
-from shmload.world import local_place
 
 MEET_S = 300.0  # longest wait for the other ranks if the loader has no timeout, because they may have more to import and to open
 _ENDED = '{} has ended before all ranks of this node had begun to read (share="node")'

@@ -100,7 +100,7 @@ def examine_cluster(address: str = "auto") -> list[Finding]:
         states = _looked_at(ray, alive_nodes(ray.nodes(), going))
     finally:
         ray.shutdown()
-    return [said_of_cluster(states, len(going)), *(finding for state in states for finding in said_of_node(state))]
+    return [cluster_finding(states, len(going)), *(finding for state in states for finding in node_findings(state))]
 
 
 def _looked_at(ray: Any, nodes: list[Node]) -> list[NodeState]:
@@ -159,7 +159,7 @@ def _pace(ray: Any, scout: Any) -> float:
     return NUM_BATCHES * BATCH_NBYTES / (monotonic() - began)
 
 
-def said_of_cluster(states: list[NodeState], num_going: int = 0) -> Finding:
+def cluster_finding(states: list[NodeState], num_going: int = 0) -> Finding:
     """Return the finding about the nodes and CPUs of the whole cluster.
 
     Args:
@@ -176,7 +176,7 @@ def said_of_cluster(states: list[NodeState], num_going: int = 0) -> Finding:
     return Finding("cluster", "advice", f"{text}: actors wait for one, unless an autoscaler brings a node", remedy)
 
 
-def said_of_node(state: NodeState) -> Iterator[Finding]:
+def node_findings(state: NodeState) -> Iterator[Finding]:
     """Yield all findings about one node, in the order in which a loader would meet the problems."""
 
     def found(check: str, level: Level, text: str, remedy: str = "") -> Finding:

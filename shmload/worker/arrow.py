@@ -85,7 +85,7 @@ def arrow_in_place(dataset: Any, ragged: Ragged | None) -> InPlace | None:
     if kind.endswith("DatasetDict"):
         splits = ", ".join(map(repr, dataset))
         raise TypeError(
-            f"a loader reads one split of a dataset; got a {kind} with {splits or 'no split'}. Pick one: "
+            f"a loader reads one split of a dataset; got {kind} with {splits or 'no split'}. Pick one: "
             f"ShmLoader(dataset[{next(iter(dataset), 'train')!r}], ...)"
         )
     if kind != "Dataset":

@@ -8,9 +8,9 @@ from typing import Any
 
 from shmload.batch.layout import layout_of_schema
 from shmload.batch.ragged import Ragged
+from shmload.introspect.abilities import ability_of, package_ability, takes_arguments
 from shmload.worker.in_place_dataset import InPlace, InPlaceConcat, InPlaceSubset
 from shmload.worker.tensor_rows import tensors_in_place
-from shmload.world import ability_of, package_ability, takes_arguments
 
 log = logging.getLogger("shmload")
 

@@ -148,7 +148,7 @@ class _Torch:
         torch.set_rng_state(torch.frombuffer(bytearray(around[:24] + wide + around[24:]), dtype=torch.uint8))
 
 
-class Streams:
+class GeneratorStreams:
     """The positions of this process's global generators, counted from their states at construction.
 
     Construct it after the worker has been seeded and worker_init_fn was called.

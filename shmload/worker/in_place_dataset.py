@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shmload.batch.layout import Layout, layout_of_schema
 from shmload.batch.ragged_rows import RaggedRows
 from shmload.batch.row_placer import RowOut, SingleRow, private_rows
-from shmload.world import ability_of
+from shmload.introspect.abilities import ability_of
 
 
 class InPlace:

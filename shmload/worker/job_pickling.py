@@ -12,9 +12,9 @@ from multiprocessing import context as spawning
 from multiprocessing import reduction
 from typing import Any
 
+from shmload.introspect.abilities import parts_of
 from shmload.shm import pickling
 from shmload.worker.job import Job
-from shmload.world import parts_of
 
 _PLAIN = {getattr(reduction, name) for name in ("_reduce_method", "_reduce_method_descriptor", "_reduce_partial")}
 

@@ -19,7 +19,7 @@ from shmload._core.watch import die_with, keep_freed
 from shmload.shm.doorbell import Doorbell
 from shmload.shm.segment import map_segment, open_segment
 from shmload.worker.failure import Failure
-from shmload.worker.generator_states import Streams
+from shmload.worker.generator_states import GeneratorStreams
 from shmload.worker.helping import HelpedRanks
 from shmload.worker.iterable_pass import IterablePass, with_shared_seed
 from shmload.worker.job import Job, Post
@@ -135,7 +135,7 @@ def prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots |
     resumed: Snapshot = pickle.loads(post.resume) if post.resume else {}
     if not (job.snapshot_every or resumed or job.is_iterable):
         return job, None, None
-    streams = Streams()  # before the dataset loads its state, because it may set generators
+    streams = GeneratorStreams()  # before the dataset loads its state, because it may set generators
     load_own_states(job.dataset, resumed)
     streams.go_to(resumed.get("streams", {}))
     source = None

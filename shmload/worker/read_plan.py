@@ -21,9 +21,9 @@ from shmload.batch.layout import Layout, layout_of_schema
 from shmload.batch.ragged import AS_LISTS, AsTorchOrList, Ragged, ragged_of
 from shmload.batch.ragged_rows import Arenas, RaggedRows
 from shmload.batch.row_placer import RowOut, private_rows
+from shmload.introspect.abilities import ability_of
 from shmload.worker.decoding_protocol import in_place_reader_of, schema_error
 from shmload.worker.in_place_dataset import InPlace
-from shmload.world import ability_of
 
 log = logging.getLogger("shmload")
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from shmload.introspect.abilities import is_stateful
 from shmload.shm import pickling
-from shmload.worker.generator_states import Streams
+from shmload.worker.generator_states import GeneratorStreams
 from shmload.worker.iterable_pass import IterablePass, RestartingIterator
 from shmload.worker.job import Job
 from shmload.worker.note import SAME
-from shmload.world import is_stateful
 
 
 def load_own_states(dataset: Any, snapshot: Snapshot) -> None:
@@ -30,7 +30,7 @@ def load_own_states(dataset: Any, snapshot: Snapshot) -> None:
 
 
 # "dataset", "iterator": the user's own states, if they have any
-# "streams": see Streams.positions
+# "streams": see GeneratorStreams.positions
 # "has_ended": the last batch has exhausted the iterator
 # between passes: "last_iterator": the state of the last pass's iterator; "is_over": see IterablePass
 Snapshot = dict[str, Any]
@@ -55,7 +55,7 @@ class Snapshots:
         streams: the global generators of this process, restored to their positions in the saved run.
     """
 
-    def __init__(self, job: Job, source: IterablePass | None, num_workers: int, streams: Streams) -> None:
+    def __init__(self, job: Job, source: IterablePass | None, num_workers: int, streams: GeneratorStreams) -> None:
         self._every, self._num_steps, self._dataset = job.snapshot_every, job.num_steps, job.dataset
         self._source, self._num_workers = source, num_workers
         self._streams = streams

@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import Dataset
 
 from shmload import Mix, ShmLoader
+from shmload.introspect.abilities import ability_of
 from shmload.worker.snapshot import is_stateful
-from shmload.world import ability_of
 
 MODES = pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode"])
 WORKERS = pytest.mark.parametrize("num_workers", [0, 1])

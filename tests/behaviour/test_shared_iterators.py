@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import IterableDataset, Sampler
 
 from shmload import ShmLoader
-from shmload.engine.turns import Turns
+from shmload.engine.iterator_lock import IteratorLock
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Range
 from tests.behaviour.behaviour_kit import DEADLINE_S, Numbers, error_text
 
@@ -245,23 +245,23 @@ def test_interrupt_ends_the_wait_for_another_thread(seed: int | None) -> None:
 
 
 def test_child_forked_while_another_thread_is_in_next_is_not_blocked() -> None:
-    turns, entered, leave = Turns(), threading.Event(), threading.Event()
+    iterator_lock, entered, leave = IteratorLock(), threading.Event(), threading.Event()
 
     def stay() -> None:
-        with turns.lock:
-            turns.is_taken = True
+        with iterator_lock.lock:
+            iterator_lock.is_taken = True
             entered.set()
             leave.wait(DEADLINE_S)
-            turns.is_taken = False
+            iterator_lock.is_taken = False
 
     thread = threading.Thread(target=stay)
     thread.start()
     entered.wait(DEADLINE_S)
     pid = os.fork()
     if pid == 0:
-        os._exit(0 if turns.lock.acquire(timeout=1) and not turns.is_taken else 1)
+        os._exit(0 if iterator_lock.lock.acquire(timeout=1) and not iterator_lock.is_taken else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert not turns.lock.acquire(blocking=False), "the parent's lock is unchanged"
+    assert not iterator_lock.lock.acquire(blocking=False), "the parent's lock is unchanged"
     leave.set()
     thread.join()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shmload.tools.bench.contestants import WORKLOADS
-from shmload.tools.named import make_dataset
+from shmload.tools.object_reference import make_dataset
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent

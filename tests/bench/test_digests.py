@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
+from shmload.tools.bench.batch_contents import digest, num_rows, touch
 from shmload.tools.bench.contestants import WORKLOADS
-from shmload.tools.bench.measure import digest, num_rows, touch
 from shmload.tools.bench.report import LoaderReport, WorkloadReport
 from shmload.tools.bench.rounds import BenchJob, BenchTask, Point, TaskOutcome, compare, first_difference
 

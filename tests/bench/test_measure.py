@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from shmload.tools.bench import measure
-from shmload.tools.bench.measure import MeasuredSegment, MeasuredStream, after, record
+from shmload.tools.bench import core_limit
+from shmload.tools.bench.measured_stream import MeasuredSegment, MeasuredStream, after, record
 
 
 class Batches:
@@ -75,7 +75,7 @@ class Computes(Sleeps):
 
 
 def read(dataset, **more):
-    return measure.read(dataset, batch_size=5, seconds=0.02, copy_bytes_per_s=1e9, **more)
+    return core_limit.read(dataset, batch_size=5, seconds=0.02, copy_bytes_per_s=1e9, **more)
 
 
 def test_sleeping_and_computing_datasets_are_distinguished():
@@ -97,5 +97,5 @@ def test_iterable_dataset_is_read_repeatedly():
         def __iter__(self):
             return iter([np.zeros(2)] * 3)
 
-    assert measure.protocol(MeasuredStream()) == "__iter__"
-    assert measure.read(MeasuredStream(), batch_size=2, seconds=0.0, copy_bytes_per_s=1e9).samples_per_s > 0
+    assert core_limit.protocol(MeasuredStream()) == "__iter__"
+    assert core_limit.read(MeasuredStream(), batch_size=2, seconds=0.0, copy_bytes_per_s=1e9).samples_per_s > 0

@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader
 
 from shmload.tools.bench.contestants import arguments_of, like_users, num_samples, users_loader
 from shmload.tools.bench.rounds import BenchOptions
-from shmload.tools.named import BenchError
+from shmload.tools.object_reference import BenchError
 
 slow = pytest.mark.slow(reason="reads two epochs of two or three loaders with workers")
 FACTORIES = ("shuffled_loader", "custom_loader", "stream_loader", "unseeded_loader")

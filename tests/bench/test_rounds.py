@@ -8,12 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from shmload.tools.bench import measure, rounds
+from shmload.tools.bench import rounds, tree_usage
 from shmload.tools.bench.contestants import WORKLOADS
-from shmload.tools.bench.measure import BenchJob
 from shmload.tools.bench.report import Report, machine
-from shmload.tools.bench.rounds import BenchOptions
-from shmload.tools.named import BenchError
+from shmload.tools.bench.rounds import BenchJob, BenchOptions
+from shmload.tools.object_reference import BenchError
 
 
 class Silent:
@@ -66,17 +65,17 @@ def test_report_is_json_serializable_without_machine_paths():
 
 def test_cpu_and_memory_of_children_are_included():
     burn = "import sys, time\nwhile time.process_time() < 0.1: pass\nprint('burnt', flush=True)\nsys.stdin.read()"
-    alone = measure.tree_pss_bytes(os.getpid())
-    before_s = measure.tree_cpu_s()
+    alone = tree_usage.tree_pss_bytes(os.getpid())
+    before_s = tree_usage.tree_cpu_s()
     with subprocess.Popen([sys.executable, "-c", burn], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"burnt\n"
-        assert child.pid in measure.descendants(os.getpid())
-        assert measure.tree_cpu_s() - before_s >= 0.1
-        assert measure.tree_pss_bytes(os.getpid()) > alone / 2
-        assert measure.tree_pss_bytes(child.pid) > 1 << 20
+        assert child.pid in tree_usage.descendants(os.getpid())
+        assert tree_usage.tree_cpu_s() - before_s >= 0.1
+        assert tree_usage.tree_pss_bytes(os.getpid()) > alone / 2
+        assert tree_usage.tree_pss_bytes(child.pid) > 1 << 20
         child.communicate()
-    assert measure.tree_cpu_s() - before_s >= 0.08  # including ended children, in ticks
+    assert tree_usage.tree_cpu_s() - before_s >= 0.08  # including ended children, in ticks
 
 
 @pytest.mark.slow(reason="measures a workload in new processes, which import torch")

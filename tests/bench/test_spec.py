@@ -4,7 +4,8 @@ import pytest
 
 from shmload.tools.bench.contestants import WORKLOADS
 from shmload.tools.bench.rounds import BenchOptions, prepare
-from shmload.tools.named import BenchError, is_map_style, make_dataset, names, resolve
+from shmload.tools.list_options import names
+from shmload.tools.object_reference import BenchError, is_map_style, make_dataset, resolve
 
 HERE = "shmload.tools.bench.contestants"
 

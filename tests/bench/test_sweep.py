@@ -5,7 +5,8 @@ import json
 import pytest
 
 from shmload.tools.bench.rounds import BenchOptions, Point
-from shmload.tools.named import BenchError, numbers
+from shmload.tools.list_options import numbers
+from shmload.tools.object_reference import BenchError
 
 
 def points(num_workers=(), prefetch_factor=(), batch_size=()):

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import default_collate
 
 from shmload.tools.bench.contestants import OWN_PHOTOS, WORKLOADS, photo_files
-from shmload.tools.bench.measure import fill, protocol
+from shmload.tools.bench.core_limit import fill, protocol
 
 
 def poisoned(dataset, rows):

@@ -54,7 +54,7 @@ def test_read_only_folder_is_reported(name: str, written: Written, command: Comm
     def refuse(*args: object, **kwargs: object) -> Any:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr("shmload.formats.paths.make_half", refuse)
+    monkeypatch.setattr("shmload.formats.atomic_write.make_half", refuse)
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     done = command("index", path)
     assert done.exit_code == 1

@@ -14,7 +14,7 @@ from shmload.ray.cluster_connection import unreachable_error
 from shmload.ray.placement import Node
 from shmload.ray.version_check import other_versions, versions
 from shmload.tools import cluster_doctor
-from shmload.tools.cluster_doctor import NodeState, examine_cluster, said_of_cluster, said_of_node
+from shmload.tools.cluster_doctor import NodeState, cluster_finding, examine_cluster, node_findings
 from shmload.tools.doctor import Finding
 
 GIB = 1 << 30
@@ -28,7 +28,7 @@ def state(seen: dict[str, Any] | None = None, **other: Any) -> NodeState:
 
 
 def test_healthy_node_has_only_good_findings() -> None:
-    found = list(said_of_node(state()))
+    found = list(node_findings(state()))
     assert {one.level for one in found} == {"good"}
     assert [(one.check, one.text) for one in found if "versions" not in one.check] == [
         ("node 01234567 (cpu-7), actor", "starts; 3 of 4 CPUs are free"),
@@ -64,7 +64,7 @@ def test_healthy_node_has_only_good_findings() -> None:
     ],
 )
 def test_problem_is_reported_with_a_remedy_and_the_rest_is_good(changed: NodeState, check: str, level: str, text: str) -> None:
-    found = list(said_of_node(changed))
+    found = list(node_findings(changed))
     (wrong,) = (one for one in found if one.level != "good")
     assert (wrong.check, wrong.level) == (f"node 01234567 (cpu-7), {check}", level)
     assert text in wrong.text
@@ -73,19 +73,19 @@ def test_problem_is_reported_with_a_remedy_and_the_rest_is_good(changed: NodeSta
 
 
 def test_node_on_this_machine_needs_no_transfer() -> None:
-    *_, transfer = said_of_node(state(is_here=True, bytes_per_s=0.0))
+    *_, transfer = node_findings(state(is_here=True, bytes_per_s=0.0))
     assert (transfer.level, transfer.text) == ("good", "not needed on this machine")
 
 
 def test_node_without_an_actor_is_one_problem() -> None:
-    (found,) = said_of_node(state({}, failure="nothing came within 60 s"))
+    (found,) = node_findings(state({}, failure="nothing came within 60 s"))
     assert (found.check, found.level) == ("node 01234567, actor", "problem")
     assert found.text == "none has started: nothing came within 60 s"
 
 
 def test_cluster_without_a_free_cpu_is_advice() -> None:
-    assert said_of_cluster([state(), state()]) == Finding("cluster", "good", "2 nodes, 6 of 8 CPUs are free")
-    full = said_of_cluster([state(free_cpus=0.5)], num_going=2)
+    assert cluster_finding([state(), state()]) == Finding("cluster", "good", "2 nodes, 6 of 8 CPUs are free")
+    full = cluster_finding([state(free_cpus=0.5)], num_going=2)
     assert (full.level, full.text) == (
         "advice",
         "1 node, 0.5 of 4 CPUs are free; 2 more about to leave: actors wait for one, unless an autoscaler brings a node",

@@ -17,7 +17,7 @@ import zstandard
 from shmload.errors import ShardCorrupt
 from shmload.formats import TarStream, TarWriter, TFRecordDataset
 from shmload.formats.compression import WINDOW, compression_of, expanded_file, expanded_pieces, packing_of
-from shmload.formats.paths import inflated
+from shmload.formats.inflate import inflated
 
 Compress = Callable[[bytes], bytes]
 COMPRESS: dict[str, Compress] = {

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from shmload import ShmLoader
-from shmload.formats.paths import write_whole
+from shmload.formats.atomic_write import write_whole
 from shmload.growing import SampleCache
 
 CAPACITY_BYTES, FILE_NBYTES = 4 << 20, 64 << 10

@@ -12,8 +12,8 @@ import pytest
 
 from shmload.launch.environment import NodePlace, environment, held_port
 from shmload.launch.rank_specs import number_of_ranks, rank_specs
+from shmload.processes.ranks import rank_and_world_size
 from shmload.shm.host import Host
-from shmload.world import rank_and_world_size
 
 PLACE = NodePlace("127.0.0.1", 1234, "run")
 

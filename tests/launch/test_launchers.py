@@ -16,8 +16,8 @@ import typer
 
 from shmload.cli import app
 from shmload.engine import tuning_limits
+from shmload.processes.ranks import Place, launched_place, local_place, rank_and_world_size
 from shmload.processes.run_key import run_key
-from shmload.world import Place, launched_place, local_place, rank_and_world_size
 
 # The variables as these programs set them: recorded from OpenMPI 5.0.11 and MPICH 5.0.2; Slurm's from srun(1), "OUTPUT
 # ENVIRONMENT VARIABLES"
@@ -148,7 +148,7 @@ def test_runs_of_openmpi_have_different_keys(monkeypatch: pytest.MonkeyPatch) ->
 
 PROGRAM = """
 from shmload.processes.run_key import run_key
-from shmload.world import local_place, rank_and_world_size
+from shmload.processes.ranks import local_place, rank_and_world_size
 print(*rank_and_world_size(), *local_place(), hash(run_key()))
 """
 

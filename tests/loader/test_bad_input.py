@@ -131,7 +131,7 @@ def test_error_of_collate_fn_is_raised(seed: int | None) -> None:
 def test_batch_that_cannot_be_pickled_is_refused(seed: int | None) -> None:
     with (
         ShmLoader(list(range(4)), num_workers=1, collate_fn=unpicklable_collate, seed=seed) as loader,
-        pytest.raises(SampleError, match="a function in the batch cannot be pickled"),
+        pytest.raises(SampleError, match="a value of type function in the batch cannot be pickled"),
     ):
         next(iter(loader))
 

@@ -151,7 +151,7 @@ class ThreadContext(SpawnContext):
         (
             OneByOne(),
             {"multiprocessing_context": ThreadContext(), "num_workers": 1},
-            "a ThreadContext starts threads, and .* are processes",
+            "ThreadContext starts threads, and .* are processes",
         ),
     ],
 )

@@ -397,7 +397,7 @@ def test_end_of_a_pass_is_recorded_whichever_thread_reaches_it(tmp_path: Path) -
     with loader_of(audit=str(tmp_path)) as loader:
         batches = iter(loader)
         next(batches)
-        batches._stream.turns.lock = LockTakenFirst(batches._stream.turns.lock, batches)
+        batches._stream.iterator_lock.lock = LockTakenFirst(batches._stream.iterator_lock.lock, batches)
         with pytest.raises(StopIteration):
             next(batches)
     (path,) = tmp_path.iterdir()

@@ -170,16 +170,16 @@ def test_member_that_skips_everything_is_an_error() -> None:
 
 @pytest.mark.parametrize("weight", [0, -1, 0.0, float("nan"), float("inf"), -float("inf"), "1", None])
 def test_weights_are_positive_and_finite(weight: Any) -> None:
-    with pytest.raises(ValueError, match=r"a Join needs (finite weights of 0 or more; got|weights above 0; member 1 has)"):
+    with pytest.raises(ValueError, match=r"Join needs (finite weights of 0 or more; got|weights above 0; member 1 has)"):
         Join([(once(1), 1), (once(1), weight)])
 
 
 def refusals() -> dict[str, Any]:
     twice = once(3)
     return {
-        "a Join needs at least one (pipeline, weight); got none": [],
-        "a Join needs pairs of a Conveyer, pipeline or Join and its weight; member 0 is 3": [3],
-        "a Join needs pairs of a Conveyer, pipeline or Join and its weight; member 1 is ([1], 1)": [(once(1), 1), ([1], 1)],
+        "Join needs at least one (pipeline, weight); got none": [],
+        "Join needs pairs of a Conveyer, pipeline or Join and its weight; member 0 is 3": [3],
+        "Join needs pairs of a Conveyer, pipeline or Join and its weight; member 1 is ([1], 1)": [(once(1), 1), ([1], 1)],
         "the same pipeline is in a Join twice: make one for each, or add up the weights": [(twice, 1), (twice, 1)],
         "member 0 has a stage that makes more or fewer items, and how many it gives is not known": [
             (Range(3, repeating=False).filter(bool), 1)

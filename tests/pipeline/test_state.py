@@ -66,7 +66,7 @@ def test_all_names_for_saving_and_loading_do_the_same() -> None:
         ({"order": "pipeline(Range(12))"}, "order: saved 'pipeline(Range(12))', now 'pipeline(Permutation(12"),
         ({"mode": "join"}, "this state is of mode 'join'"),
         ({"version": 2}, "this state has format version 2"),
-        ({"counters": [1]}, "a Permutation has no counters; the state has [1]"),
+        ({"counters": [1]}, "Permutation has no counters; the state has [1]"),
         ({"more": 1}, "more is unknown"),
     ],
 )

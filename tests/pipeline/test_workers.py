@@ -95,7 +95,7 @@ def test_stop_iteration_from_a_function_does_not_end_the_pipeline(n_workers: int
         got = outcomes(pipeline)
     assert len(got) == 8
     assert isinstance(got[3], RuntimeError)
-    name = "a DistributedBatchedMap" if n_workers else "a Map"
+    name = "DistributedBatchedMap" if n_workers else "Map"
     assert f"the function of stage 1 ({name}) raised StopIteration" in str(got[3])
     assert ", of item 3 of epoch 0" in str(got[3]) + "".join(getattr(got[3], "__notes__", ()))
 
@@ -111,8 +111,8 @@ def test_stop_iteration_after_collate_does_not_end_the_pipeline(n_workers: int) 
     with Conveyer([Range(8, repeating=False), *stages, Collate(2), Map(stops)]) as pipeline:
         got = outcomes(pipeline)
     assert got[:2] + got[3:] == [[0, 1], [2, 3], [6, 7]]
-    assert f"the function of stage {2 + n_workers} (a Map) raised StopIteration" in str(got[2])
-    assert got[2].__notes__ == [f"shmload: stage {2 + n_workers} (a Map), of batch 2, whose step begins with item 4 of epoch 0"]
+    assert f"the function of stage {2 + n_workers} (Map) raised StopIteration" in str(got[2])
+    assert got[2].__notes__ == [f"shmload: stage {2 + n_workers} (Map), of batch 2, whose step begins with item 4 of epoch 0"]
 
 
 def test_stop_iteration_after_collate_does_not_end_a_members_epoch_in_a_join() -> None:
@@ -326,9 +326,9 @@ def test_every_start_method_takes_functions_of_modules(method: str, collate: Any
 @pytest.mark.parametrize(
     ("stages", "where"),
     [
-        ([Range(3), DistributedBatchedMap(lambda x: x, 1)], "stage 1 (a DistributedBatchedMap)"),
-        ([Range(3), Map(lambda x: x), DistributedBatchedMap(Add(1), 1)], "stage 1 (a Map)"),
-        ([Join([(Conveyer([Range(3), Map(lambda x: x)]), 1)]), DistributedBatchedMap(Add(1), 1)], "stage 1 (a Map) of member 0"),
+        ([Range(3), DistributedBatchedMap(lambda x: x, 1)], "stage 1 (DistributedBatchedMap)"),
+        ([Range(3), Map(lambda x: x), DistributedBatchedMap(Add(1), 1)], "stage 1 (Map)"),
+        ([Join([(Conveyer([Range(3), Map(lambda x: x)]), 1)]), DistributedBatchedMap(Add(1), 1)], "stage 1 (Map) of member 0"),
     ],
 )
 def test_error_for_a_lambda_in_spawned_workers_names_the_stage(stages: list[Any], where: str) -> None:

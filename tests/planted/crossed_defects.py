@@ -547,7 +547,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a forked child waits for a lock of a parent's thread",
-        "shmload/world.py",
+        "shmload/processes/fork_lock.py",
         "        self._locks.setdefault(os.getpid(), Lock()).acquire()\n",
         "        self._locks.setdefault(os.getpid(), next(iter(self._locks.values()), Lock())).acquire()\n",
         ("tests/formats/test_per_process.py::test_child_does_not_wait_for_a_thread_that_was_opening_a_file[True]",),
@@ -603,7 +603,7 @@ CROSSED_DEFECTS = [
     Defect(
         "G1",
         "ranks started by srun each read everything",
-        "shmload/world.py",
+        "shmload/processes/ranks.py",
         "        if all(name in environ for name in names):",
         '        if all(name in environ for name in names) and "SLURM" not in names[0]:',
         ("tests/launch/test_launchers.py::test_rank_of_mpirun_or_srun_is_recognized[srun]",),
@@ -611,7 +611,7 @@ CROSSED_DEFECTS = [
     Defect(
         "G1",
         "a program in a batch script is taken for a rank",
-        "shmload/world.py",
+        "shmload/processes/ranks.py",
         '"SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"',
         '"SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NODEID"',
         ("tests/launch/test_launchers.py::test_program_not_started_by_srun_is_a_single_process",),
@@ -694,7 +694,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "any dataset with an attribute keyed_order is read in that order",
-        "shmload/world.py",
+        "shmload/introspect/abilities.py",
         'if name in vars(kind) and kind.__module__.partition(".")[0] == "shmload":',
         "if name in vars(kind):",
         ("tests/behaviour/test_abilities.py::test_attributes_with_the_packages_names_but_another_meaning_are_ignored",),

@@ -551,7 +551,7 @@ DEFECTS = [
     Defect(
         "R18",
         "an iterable dataset with a length is taken for a map-style one",
-        "shmload/tools/named.py",
+        "shmload/tools/object_reference.py",
         ' and hasattr(candidate, "__getitem__") and not is_iterable(candidate)',
         ' and hasattr(candidate, "__getitem__")',
         ("tests/bench/test_spec.py::test_iterable_dataset_with_a_length_is_recognized",),

@@ -159,7 +159,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "a writer's file replaces a device",
-        "shmload/formats/paths.py",
+        "shmload/formats/atomic_write.py",
         "        if not stat.S_ISREG(os.stat(path).st_mode):\n",
         "        if stat.S_ISDIR(os.stat(path).st_mode):\n",
         ("tests/formats/test_paths.py::test_writer_does_not_replace_folders_and_pipes",),
@@ -474,7 +474,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "a rank reads the part of the rank that sent it the dataset",
-        "shmload/world.py",
+        "shmload/processes/ranks.py",
         "        return found if found[1] > 1 else self._sender\n",
         "        return self._sender\n",
         ("tests/remote/test_dataset.py::test_unpickled_dataset_reads_the_share_of_its_processes_rank",),

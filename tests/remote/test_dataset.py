@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from shmload.errors import ObjectMissing, ShardCorrupt
 from shmload.formats import TarStream
+from shmload.processes.ranks import OwnRank
 from shmload.remote import RemoteDataset
 from shmload.remote.listing import shards_in
 from shmload.storage.local_store import LocalStore
-from shmload.world import OwnRank
 from tests.remote.remote_kit import dataset_of, label, labels, watched, write_packed, write_plain
 
 

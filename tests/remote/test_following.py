@@ -232,7 +232,7 @@ def test_loader_refuses_datasets_that_it_cannot_follow(tmp_path: Path) -> None:
     view = RemoteDataset.from_urls(str(tmp_path)).indexed(schema=SCHEMA, follow=True)
     orders: list[dict[str, Any]] = [{"sampler": Weighted([1] * 20)}, {"batch_sampler": LengthBuckets([1] * 20, batch_size=4)}]
     for order in orders:
-        with pytest.raises(ValueError, match=r"a RemoteSamples that grows defines .*sampler=.* is an order of fixed length"):
+        with pytest.raises(ValueError, match=r"the growing RemoteSamples defines .*sampler=.* is an order of fixed length"):
             ShmLoader(view, **{"batch_size": 4} if "sampler" in order else {}, seed=3, **order)
     with pytest.raises(ValueError, match="which only seed mode uses: give ShmLoader a seed"):
         ShmLoader(view, 4)

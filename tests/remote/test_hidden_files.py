@@ -32,7 +32,7 @@ from shmload.formats.arrays import npy_place
 from shmload.growing import SampleCache
 from shmload.remote import ObjectStream, RemoteDataset
 from shmload.tools.inspect import describe
-from shmload.tools.named import dataset_of
+from shmload.tools.pack_source import dataset_of
 
 HIDDEN = (".ipynb_checkpoints", "_temporary/0", "__MACOSX", "_delta_log", "year=2024/.spark-staging")
 ABOUT = ("README.md", "LICENSE", ".gitattributes", "dataset_info.json", "state.json", "_SUCCESS", "_stats.json", "part.crc")

@@ -504,7 +504,7 @@ def test_encrypted_litdata_items_need_their_key(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="its items are encrypted by nothing: leave encryption= out"):
         RemoteDataset.from_urls(str(DATA / "litdata"), layout=LitData(encryption=Fernet(key)))
     with pytest.raises(
-        TypeError, match=r"encryption must have a method decrypt\(bytes\), like LitData's FernetEncryption, got a bytes"
+        TypeError, match=r"encryption must have a method decrypt\(bytes\), like LitData's FernetEncryption, got bytes"
     ):
         LitData(encryption=key)
     assert "Fernet" not in repr(LitData(encryption=Fernet(key)))

@@ -110,7 +110,7 @@ class LitData(BlockFormat):
     def __post_init__(self) -> None:
         if self.encryption is not None and not callable(getattr(self.encryption, "decrypt", None)):
             raise TypeError(
-                f"encryption must have a method decrypt(bytes), like LitData's FernetEncryption, got a {_kind(self.encryption)}"
+                f"encryption must have a method decrypt(bytes), like LitData's FernetEncryption, got {_kind(self.encryption)}"
             )
 
     def recognize(self, head: Head) -> bool:

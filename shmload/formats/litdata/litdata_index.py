@@ -94,4 +94,4 @@ def _tree(spec: Mapping[str, Any], where: str) -> Any:
         return {str(name): part for name, part in zip(names, parts, strict=True)}
     if kind in ("builtins.list", "builtins.tuple"):
         return parts
-    raise UnsupportedIndex(f"{where}: its items hold a {kind}, which is not read here; dicts, lists and tuples are")
+    raise UnsupportedIndex(f"{where}: its items hold values of type {kind}, which are not read here; dicts, lists and tuples are")

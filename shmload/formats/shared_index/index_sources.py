@@ -32,7 +32,7 @@ def pack_dataframe(frame: Any) -> PackedIndex:
     """
     names = getattr(frame, "columns", None)
     if names is None or not hasattr(frame, "__getitem__"):
-        raise TypeError(f"a DataFrame has columns; got a {type(frame).__name__}")
+        raise TypeError(f"a DataFrame has columns; got {type(frame).__name__}")
     names = list(names)
     if len(set(names)) < len(names):
         raise ValueError(f"the columns of an index have different names; got {names}")
@@ -52,7 +52,7 @@ def pack_manifest(path: str | os.PathLike[str], types: Types | None) -> PackedIn
     path = Path(path)
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     if types and suffix not in _DELIMITERS:
-        raise ValueError(f"{path}: types= is only for .csv and .tsv; a {suffix} file defines the types of its values")
+        raise ValueError(f"{path}: types= is only for .csv and .tsv; {suffix} files define the types of their values")
     try:
         if path.suffix == ".parquet":
             return _pack_parquet(path)

@@ -102,7 +102,7 @@ def _refuse_tables(entries: Any) -> None:
         TypeError: the iterable is a table; the message names the method to call instead.
     """
     if isinstance(entries, (str, bytes)):
-        raise TypeError(f"a {type(entries).__name__} is one entry, and an index needs many: give a list of them")
+        raise TypeError(f"a value of type {type(entries).__name__} is one entry, and an index needs many: give a list of them")
     if isinstance(entries, Mapping):
         raise TypeError("a mapping gives its keys, not its values: use SharedIndex.from_columns(mapping)")
     if hasattr(entries, "columns") and hasattr(entries, "dtypes"):
@@ -127,7 +127,7 @@ def _pack_rows(row_type: type, names: Sequence[str | int], rows: Iterable[Any]) 
         check_names(names)
         pack_dicts(rows, builders, tuple(map(str, names)))
     elif row_type is not tuple and not hasattr(row_type, "_fields"):
-        raise TypeError(f"entry 0: a {row_type.__name__} cannot be created again; give tuples, named tuples or dicts")
+        raise TypeError(f"entry 0: values of type {row_type.__name__} cannot be created again; give tuples, named tuples or dicts")
     elif not names:
         raise ValueError("entry 0: a row needs at least one value, got an empty tuple")
     else:
@@ -141,4 +141,4 @@ def check_names(names: Iterable[Any]) -> None:
         raise ValueError("an index of rows needs at least one column, got none")
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"names of columns are str; got {name!r}, a {type(name).__name__}")
+            raise TypeError(f"names of columns are str; got {name!r} of type {type(name).__name__}")

@@ -38,7 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.formats.compression import expanded_pieces, zstd_pieces
-from shmload.formats.paths import inflated, npy_head_of
+from shmload.formats.inflate import inflated
+from shmload.formats.npy_header import npy_head_of
 
 _NAMES = """
 blp bmp dib bufr cur pcx dcx dds ps eps fit fits fli flc ftc ftu gbr gif grib h5 hdf png apng jp2 j2k jpc jpf jpx j2c
@@ -321,8 +322,8 @@ def encode(extension: str, value: Any) -> bytes:
     encoder = _ENCODERS.get(last)
     if encoder is None:
         raise ValueError(
-            f"extension {extension!r} has no encoder for a {type(value).__name__}: give bytes, or one of the extensions "
-            f"{', '.join(sorted(_ENCODERS))}"
+            f"extension {extension!r} has no encoder for values of type {type(value).__name__}: give bytes, or one of the "
+            f"extensions {', '.join(sorted(_ENCODERS))}"
         )
     return encoder(value)
 

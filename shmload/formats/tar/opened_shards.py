@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from shmload._core.mapped_file import MappedFile
 from shmload._core.tar_rows import TarRows
 from shmload.formats.tar.shard_index import ShardIndex, changed
-from shmload.world import ForkLock
+from shmload.processes.fork_lock import ForkLock
 
 
 class OpenedShards:

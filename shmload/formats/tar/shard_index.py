@@ -25,8 +25,8 @@ from typing_extensions import Buffer
 
 from shmload._core.tar import TarScan
 from shmload.errors import ShardCorrupt
+from shmload.formats.atomic_write import write_if_possible
 from shmload.formats.compression import MAGIC_NBYTES, compression_of
-from shmload.formats.paths import write_if_possible
 
 SUFFIX = ".index"
 KEY = "__key__"  # the field of a sample that has its key

@@ -9,11 +9,12 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from shmload._core import tar
 from shmload.errors import ShardCorrupt
+from shmload.formats.braces import shard_paths
 from shmload.formats.compression import MAGIC_NBYTES, compression_of, expanded_file
-from shmload.formats.paths import Paths, shard_paths
+from shmload.formats.paths import Paths
 from shmload.formats.tar.members import Decode, Decoders
 from shmload.formats.tar.shard_index import KEY
-from shmload.world import OwnRank
+from shmload.processes.ranks import OwnRank
 
 _ENDINGS = (".tar", ".tgz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "zstd")))
 _BLOCK = 512

@@ -153,5 +153,5 @@ class TarColumn:
         if isinstance(value, str) and self.dtype is bytes:
             return value.encode()
         if not isinstance(value, self.dtype):
-            raise ValueError(f"the schema says {self.dtype.__name__}, and it is a {type(value).__name__}")
+            raise ValueError(f"the schema says {self.dtype.__name__}, and the value is of type {type(value).__name__}")
         return value

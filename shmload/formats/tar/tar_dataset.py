@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from shmload.batch.row_placer import OneSample, SingleRow
 from shmload.errors import ShardCorrupt
+from shmload.formats.braces import shard_paths
 from shmload.formats.field_names import names_of
-from shmload.formats.paths import Paths, shard_paths
+from shmload.formats.paths import Paths
 from shmload.formats.per_process import PerProcess
 from shmload.formats.row_numbers import checked_index, checked_indices
 from shmload.formats.tar.members import INTEGERS, TEXTS, Decode, Decoders

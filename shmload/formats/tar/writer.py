@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from shmload._core.tar import split_name
-from shmload.formats.paths import AtomicWriter, check_replaceable, make_half
+from shmload.formats.atomic_write import AtomicWriter, check_replaceable, make_half
 from shmload.formats.tar.members import encode
 from shmload.formats.tar.shard_index import KEY
 

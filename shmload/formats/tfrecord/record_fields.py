@@ -93,7 +93,7 @@ def _field(name: str, spec: Any, default: Any, decode: Callable[[bytes], Any] | 
         if element is None or element.numpy is None:
             raise ValueError(f"schema field {name!r} is {dtype}: decoders make arrays of numpy's types")
         if not isinstance(default, bytes | None):
-            raise ValueError(f"defaults[{name!r}] needs the bytes that its decoder takes; got a {type(default).__name__}")
+            raise ValueError(f"defaults[{name!r}] needs the bytes that its decoder takes; got {type(default).__name__}")
         return RecordField(name, element, extents, fill=default, decode=decode)
     if element is None:
         return RecordField(name, None, (), dtype is str, default.encode() if isinstance(default, str) else default)

@@ -28,7 +28,8 @@ from shmload._core.crc32c import crc32c, masked
 from shmload._core.mapped_file import MappedFile
 from shmload._core.records import record_starts
 from shmload.errors import ShardCorrupt
-from shmload.formats.paths import inflated, write_if_possible
+from shmload.formats.atomic_write import write_if_possible
+from shmload.formats.inflate import inflated
 
 MAGIC = b"SHMLOAD TFRECORD INDEX 1\n"
 

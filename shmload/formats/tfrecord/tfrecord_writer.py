@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.record_writer import BYTES, FLOATS, INTS, RecordBuffer
-from shmload.formats.paths import AtomicWriter, check_replaceable, make_half
+from shmload.formats.atomic_write import AtomicWriter, check_replaceable, make_half
 from shmload.formats.tfrecord.record_file import write_index
 
 _FULL = 1 << 20  # bytes of records written to the file at a time
@@ -129,8 +129,8 @@ class TFRecordWriter(AtomicWriter):
                 raise ValueError(f"field {name!r} holds {int(array.max())}: an int64_list ends at 2**63 - 1")
             return INTS, [array.astype(np.int64, copy=False)]
         raise TypeError(
-            f"field {name!r} is a {type(value).__name__} of dtype {array.dtype}: an Example can store floats, integers, bools, str "
-            "and bytes; name it in raw= to write its memory"
+            f"field {name!r} is of type {type(value).__name__} and dtype {array.dtype}: an Example can store floats, integers, "
+            "bools, str and bytes; name it in raw= to write its memory"
         )
 
     def _array(self, name: str, value: Any) -> NDArray[Any]:
@@ -149,7 +149,7 @@ class TFRecordWriter(AtomicWriter):
             raise ValueError(f"field {name!r} holds {value}: an int64_list ends at 2**63 - 1")
         if array.dtype.hasobject:
             raise TypeError(
-                f"field {name!r} is a {type(value).__name__}: an Example can store floats, integers, bools, str and bytes"
+                f"field {name!r} is of type {type(value).__name__}: an Example can store floats, integers, bools, str and bytes"
             )
         native: NDArray[Any] = _native(array)
         return native

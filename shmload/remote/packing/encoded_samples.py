@@ -21,11 +21,11 @@ from shmload.formats.images.image_folder import ImageFolder
 from shmload.formats.tar.members import INTEGERS, zstd
 from shmload.formats.tar.shard_index import KEY
 from shmload.formats.tar.writer import BLOCK, member_header, member_name
+from shmload.introspect.abilities import ability_of
 from shmload.remote.packing.encoding import Members, Serializers, file_member, members_of, serialized, serializer_of, value_member
 from shmload.schedule.permutation import Permutation
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.sample_rng import begin_sample, generators_kept
-from shmload.world import ability_of
 
 NUM_PROBED_FILES = 4  # number of samples that are compared with their files
 _TRANSFORMS = ("transform", "transforms", "target_transform")
@@ -131,7 +131,7 @@ def source_of(dataset: Any, quality: int | None, serializers: Serializers | None
     """
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise TypeError(
-            f"a dataset with __len__ and __getitem__ is needed, or an iterable of samples, which are packed in its order; got a "
+            f"a dataset with __len__ and __getitem__ is needed, or an iterable of samples, which are packed in its order; got "
             f"{type(dataset).__name__}"
         )
     from torch.utils.data import ConcatDataset, Subset

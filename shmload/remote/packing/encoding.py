@@ -220,8 +220,8 @@ def members_of(sample: Any, quality: int | None, serializers: Serializers | None
     elif isinstance(sample, (tuple, list)):
         if not 1 <= len(sample) <= 2:
             raise TypeError(
-                f"a sample is an image and a label, or a dict of named fields; this one is a {type(sample).__name__} of "
-                f"{len(sample)}: return a dict"
+                f"a sample is an image and a label, or a dict of named fields; this one is of type {type(sample).__name__} and "
+                f"length {len(sample)}: return a dict"
             )
         found = [_field(name, value, quality, own) for name, value in zip(_FACES, sample, strict=False)]
     else:
@@ -344,7 +344,7 @@ def serialized(value: Any, own: Serializers) -> tuple[str, bytes]:
     """
     extension, serialize = serializer_of(value, own) or ("", bytes)
     if not isinstance(data := serialize(value), bytes):
-        raise TypeError(f"the serializer of a {_name_of(value)} gives bytes; it gave a {_name_of(data)}")
+        raise TypeError(f"the serializer of {_name_of(value)} gives bytes; it gave {_name_of(data)}")
     return extension, data
 
 
@@ -395,7 +395,9 @@ def value_member(value: Any, quality: int | None) -> tuple[str, bytes]:
         return _structure(value)
     if hasattr(value, "getbands"):  # a Pillow image
         return picture_member(value, quality)
-    raise TypeError(f"no format stores a {_name_of(value)}: return an image, array, number, str, bytes, or a list or dict of these")
+    raise TypeError(
+        f"no format stores values of type {_name_of(value)}: return an image, array, number, str, bytes, or a list or dict of these"
+    )
 
 
 def file_member(path: str | bytes) -> tuple[str, bytes]:
@@ -423,7 +425,7 @@ def _structure(value: Any) -> tuple[str, bytes]:
         is_kept = isinstance(array, (np.ndarray, np.generic)) and not np.asarray(array).dtype.hasobject
         if not is_kept or not isinstance(name, str) or "/" in name:
             raise TypeError(
-                f"no format stores a {_name_of(value)} with a {_name_of(each)} under {name!r}: JSON cannot, and .npz "
+                f"no format stores values of type {_name_of(value)} with {_name_of(each)} under {name!r}: JSON cannot, and .npz "
                 "stores only arrays"
             )
         arrays[name] = array

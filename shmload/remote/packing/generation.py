@@ -291,7 +291,7 @@ class Generation:
     def note(self, record: Record) -> None:
         """Write the note that a shard is complete."""
         shard = record.shard
-        note = {"first": record.first, "extensions": list(record.extensions), "shard": shard.told(), "versions": record.versions}
+        note = {"first": record.first, "extensions": list(record.extensions), "shard": shard.as_json(), "versions": record.versions}
         self._store.put(shard.name + _NOTE, json.dumps(note).encode("ascii"))
 
     def forget(self, records: Sequence[Record]) -> None:

@@ -145,7 +145,7 @@ class _HandingOver(pickle.Pickler):
             if kind.__module__ != "PIL.Image":
                 return _same, (value.copy(),)
             return NotImplemented
-        raise pickle.PicklingError(f"a {kind.__qualname__} may be another in a worker")
+        raise pickle.PicklingError(f"the type {kind.__qualname__} may be another in a worker")
 
 
 def _picture(data: bytes) -> Any:

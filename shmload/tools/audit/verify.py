@@ -28,7 +28,7 @@ from shmload.tools.audit.items import judge_items
 from shmload.tools.audit.passes import judge_pass
 from shmload.tools.audit.positions import JudgedEpoch, judge_positions
 from shmload.tools.audit.timeline import AuditPart, AuditTimeline, Delivery
-from shmload.tools.named import one_line
+from shmload.tools.object_reference import one_line
 
 
 def read_folder(folder: Path, *, over: Callable[[Sequence[Path]], Iterable[Path]] = iter) -> list[AuditLog]:

@@ -27,7 +27,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from shmload.formats.images.crops import RandomResizedCrop
 from shmload.loader import ShmLoader
-from shmload.tools.named import BenchError, one_line, resolve
+from shmload.tools.object_reference import BenchError, one_line, resolve
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 from shmload.tools.bench.conclusions import judge_all
 from shmload.tools.bench.contestants import WORKLOADS, Workload
 from shmload.tools.bench.report import LoaderReport, Report, WorkloadReport, machine
-from shmload.tools.named import BenchError
+from shmload.tools.object_reference import BenchError
 
 LOADERS = ("shmload", "torch", "shmload-seed")
 AS_BUILT = ("shmload", "torch")  # contestants that can be made of a DataLoader that the user built

@@ -147,7 +147,7 @@ def test_index_out_of_range_writes_nothing() -> None:
         (np.zeros(()), ValueError, "array 'data' has no axis"),
         (np.array(["a"]), TypeError, "dtype <U1, which no tensor has"),
         (np.zeros(2, "O"), TypeError, "dtype object, which no tensor has"),
-        ([3], TypeError, "array '0' is a int; needs a numpy array"),
+        ([3], TypeError, "array '0' is of type int; needs a numpy array"),
         (torch.zeros(2, requires_grad=True), TypeError, "requires_grad=True; rows are read from dense tensors"),
     ],
 )

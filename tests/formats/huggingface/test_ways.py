@@ -137,7 +137,7 @@ def test_dict_of_datasets_is_an_error(splits: dict[str, Any]) -> None:
     dataset = DatasetDict(dict.fromkeys(splits, Dataset.from_dict({"x": [1]})))
     words = "with 'train', 'test'" if splits else "with no split"
     with pytest.raises(
-        TypeError, match=rf"one split of a dataset; got a DatasetDict {words}. Pick one: ShmLoader\(dataset\['train'\], ...\)"
+        TypeError, match=rf"one split of a dataset; got DatasetDict {words}. Pick one: ShmLoader\(dataset\['train'\], ...\)"
     ):
         ShmLoader(dataset)  # type: ignore[arg-type]  # a DatasetDict, on purpose
 

@@ -67,13 +67,13 @@ def test_missing_values_of_a_dataframe_are_an_error(values: Any) -> None:
 
 
 def test_unsupported_values_of_a_dataframe_are_an_error() -> None:
-    with pytest.raises(TypeError, match="entry 0, column 'when': an index cannot store a Timestamp"):
+    with pytest.raises(TypeError, match="entry 0, column 'when': an index cannot store values of type Timestamp"):
         SharedIndex.from_dataframe(pd.DataFrame({"when": pd.to_datetime(["2020-01-01"])}))
-    with pytest.raises(TypeError, match="names of columns are str; got 0, a int"):
+    with pytest.raises(TypeError, match="names of columns are str; got 0 of type int"):
         SharedIndex.from_dataframe(pd.DataFrame([[1]]))
     with pytest.raises(ValueError, match=r"the columns of an index have different names; got \['a', 'a'\]"):
         SharedIndex.from_dataframe(pd.DataFrame([[1, 2]], columns=["a", "a"]))
-    with pytest.raises(TypeError, match="a DataFrame has columns; got a list"):
+    with pytest.raises(TypeError, match="a DataFrame has columns; got list"):
         SharedIndex.from_dataframe([1])
     with pytest.raises(TypeError, match=r"a DataFrame gives its columns' names, not its rows: use SharedIndex.from_dataframe"):
         SharedIndex(pd.DataFrame({"a": [1]}))
@@ -169,7 +169,7 @@ BAD = [
     ("m.csv", "a,b\n1,x\n", {"b": int}, "m.csv: entry 0, column 'b': invalid literal for int"),
     ("m.csv", "a\n1\n", {"b": int}, r"m.csv: types names columns \['b'\], and the file has \['a'\]"),
     ("m.csv", b"a\n\xff\n", {}, "m.csv: 'utf-8' codec can't decode"),
-    ("m.jsonl", "1", {"a": int}, "m.jsonl: types= is only for .csv and .tsv; a .jsonl file defines the types of its values"),
+    ("m.jsonl", "1", {"a": int}, "m.jsonl: types= is only for .csv and .tsv; .jsonl files define the types of their values"),
     ("m.xml", "", {}, r"m.xml: a manifest is .jsonl, .csv, .tsv or .txt \(or any of them .gz\), or .parquet; got '.xml'"),
 ]  # fmt: skip
 

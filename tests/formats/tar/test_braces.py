@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shmload.formats.paths import expand_braces, shard_paths
+from shmload.formats.braces import expand_braces, shard_paths
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_arrays_of_any_order_are_converted(tmp_path: Path, array: Any, shape: An
         ("bin", b"123", ("uint16", (None,)), "3 bytes are not a whole number of uint16"),
         ("txt", b"\xff", str, "can't decode byte 0xff"),
         ("bin", b"\xff", str, "can't decode byte 0xff"),
-        ("json", {"a": 1}, str, "the schema says str, and it is a dict"),
+        ("json", {"a": 1}, str, "the schema says str, and the value is of type dict"),
     ],
 )
 def test_error_names_the_member_that_does_not_fit_the_schema(

@@ -266,7 +266,7 @@ def test_index_stays_in_memory_if_it_cannot_be_written(tar_of: Any, monkeypatch:
     def refuse(*args: object, **kwargs: object) -> None:
         raise PermissionError("read-only")
 
-    monkeypatch.setattr("shmload.formats.paths.make_half", refuse)
+    monkeypatch.setattr("shmload.formats.atomic_write.make_half", refuse)
     assert len(TarDataset(path)) == 1
     assert os.listdir(path.parent) == ["a.tar"]
 

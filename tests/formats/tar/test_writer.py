@@ -99,7 +99,10 @@ def test_interrupted_shard_leaves_nothing(tmp_path: Path) -> None:
         ({"__key__": "__m__/a", "cls": 1}, "cannot be separated again"),
         ({"__key__": "a", "CLS": 1}, "cannot be separated again"),
         ({"__key__": "4", "cls": 1}, "two samples in a row are called '4'"),
-        ({"__key__": "a", "bin": 1}, "extension 'bin' has no encoder for a int: give bytes, or one of the extensions cbor"),
+        (
+            {"__key__": "a", "bin": 1},
+            "extension 'bin' has no encoder for values of type int: give bytes, or one of the extensions cbor",
+        ),
     ],
 )
 def test_samples_that_could_not_be_read_back_are_an_error(tmp_path: Path, sample: Any, message: str) -> None:

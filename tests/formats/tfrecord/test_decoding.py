@@ -151,7 +151,7 @@ def test_dataset_without_decoders_reads_whole_batches(shard):
         ({"schema": {"x": "bfloat16"}, "decode": {"x": numbers}}, "decoders make arrays of numpy's types"),
         (
             {"schema": {"x": "int16"}, "decode": {"x": numbers}, "defaults": {"x": 3}},
-            r"defaults\['x'\] needs the bytes that its decoder takes; got a int",
+            r"defaults\['x'\] needs the bytes that its decoder takes; got int",
         ),
     ],
 )

@@ -80,7 +80,7 @@ def test_index_stays_in_memory_if_the_folder_is_read_only(path, monkeypatch):
     def refuse(*_: Any, **__: Any) -> Any:
         raise PermissionError("read-only")
 
-    monkeypatch.setattr("shmload.formats.paths.make_half", refuse)
+    monkeypatch.setattr("shmload.formats.atomic_write.make_half", refuse)
     assert records_of(path) == WHOLE
     assert [path] == list(path.parent.iterdir())
 

@@ -19,7 +19,7 @@ from shmload.formats import TFRecordDataset
 from shmload.formats.tfrecord.tfrecord_format import features_of
 from shmload.remote import RemoteDataset
 from shmload.tools.inspect import describe
-from shmload.tools.named import dataset_of
+from shmload.tools.pack_source import dataset_of
 
 
 def varint(value: int) -> bytes:

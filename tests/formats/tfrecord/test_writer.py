@@ -38,7 +38,7 @@ def test_written_sequence_equals_tensorflows(tmp_path):
 def test_failed_writer_keeps_the_older_file(tmp_path):
     path = tmp_path / "f"
     path.write_bytes(b"")
-    with pytest.raises(TypeError, match=r"field 'a' is a list of dtype complex128.*raw="), TFRecordWriter(path) as writer:
+    with pytest.raises(TypeError, match=r"field 'a' is of type list and dtype complex128.*raw="), TFRecordWriter(path) as writer:
         writer.write({"a": [1j]})
     assert [path] == list(tmp_path.iterdir())
     assert len(TFRecordDataset(path)) == 0
@@ -88,8 +88,8 @@ def test_raw_record_of_the_other_byte_order_is_read_back(tmp_path):
 @pytest.mark.parametrize(
     ("value", "raw", "message"),
     [
-        (None, [], "field 'a' is a NoneType: an Example can store floats"),
-        ({"b": 1}, ["a"], "field 'a' is a dict: an Example can store floats"),
+        (None, [], "field 'a' is of type NoneType: an Example can store floats"),
+        ({"b": 1}, ["a"], "field 'a' is of type dict: an Example can store floats"),
         (torch.ones(2, 2).to_sparse(), [], "field 'a': can't convert Sparse layout tensor to numpy"),
         ([[1], [1, 2]], ["a"], "field 'a': setting an array element with a sequence"),
     ],

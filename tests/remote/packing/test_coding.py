@@ -251,7 +251,7 @@ def test_key_is_read_from_a_file_or_a_variable_and_has_32_bytes(tmp_path: Path, 
             read()
     with pytest.raises(ValueError, match="key is 32 bytes, these are 31"):
         SampleCipher(KEY[:-1])
-    with pytest.raises(TypeError, match="key is 32 bytes, got a str"):
+    with pytest.raises(TypeError, match="key is 32 bytes, got str"):
         SampleCipher(KEY.hex())  # type: ignore[arg-type]
 
 
@@ -307,11 +307,7 @@ def test_whole_samples_and_labels_of_files_are_serialized_too(tmp_path: Path) ->
         ({"Graph": ("graph", dumps)}, TypeError, "serializers are type -> "),
         ({Graph: ("graph",)}, TypeError, "serializers are type -> "),
         ({Graph: ("Graph", dumps)}, ValueError, "cannot be separated again"),
-        (
-            {Graph: ("graph", lambda graph: "text")},
-            TypeError,
-            "field 'image': the serializer of a .*Graph gives bytes; it gave a str",
-        ),
+        ({Graph: ("graph", lambda graph: "text")}, TypeError, "field 'image': the serializer of .*Graph gives bytes; it gave str"),
     ],
 )
 def test_invalid_serializer_is_refused(given: Any, error: Any, text: str, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ REFUSED = [
     (
         ("broken:dataset",),
         2,
-        "field 'label': no format stores a object: return an image, array, number, str, bytes, or a list or dict of these (sample 0 of the dataset)",
+        "field 'label': no format stores values of type object: return an image, array, number, str, bytes, or a list or dict of these (sample 0 of the dataset)",
     ),
 ]
 
@@ -175,7 +175,7 @@ def test_worker_error_is_reported_in_one_line(tmp_path: Path, monkeypatch: pytes
     monkeypatch.syspath_prepend(str(tmp_path))
     done = CliRunner().invoke(app, ["pack", "broken_later:dataset", str(tmp_path / "out")])
     assert (done.exit_code, done.stdout) == (2, "")
-    assert done.stderr.startswith("shmload pack: TypeError: field 'label': no format stores a object: ")
+    assert done.stderr.startswith("shmload pack: TypeError: field 'label': no format stores values of type object: ")
     assert done.stderr.endswith("; sample 33 of the dataset\n")
 
 

@@ -288,19 +288,19 @@ REFUSED = {
     "too many": (
         (1, 2, 3),
         TypeError,
-        "a sample is an image and a label, or a dict of named fields; this one is a tuple of 3: return a dict",
+        "a sample is an image and a label, or a dict of named fields; this one is of type tuple and length 3: return a dict",
     ),
     "nothing": ({}, ValueError, "a sample needs at least one field; this dict has none"),
     "no name": ({3: 1}, TypeError, "the fields of a sample have names that are str; this one has 3"),
     "an object": (
         (RGB, object()),
         TypeError,
-        "field 'label': no format stores a object: return an image, array, number, str, bytes, or a list or dict of these",
+        "field 'label': no format stores values of type object: return an image, array, number, str, bytes, or a list or dict of these",
     ),
     "a set in a dict": (
         {"a": {"b": {1}}},
         TypeError,
-        "field 'a': no format stores a dict with a set under 'b': JSON cannot, and .npz stores only arrays",
+        "field 'a': no format stores values of type dict with set under 'b': JSON cannot, and .npz stores only arrays",
     ),
     "objects": (
         (RGB, np.array([{}])),

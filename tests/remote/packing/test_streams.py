@@ -128,10 +128,10 @@ def test_error_that_cannot_be_pickled_is_reported_as_text(tmp_path: Path) -> Non
 def test_error_of_an_iterable_names_the_position(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="an iterable of at least 1 sample is needed; this one is empty"):
         pack(iter(()), tmp_path)
-    with pytest.raises(TypeError, match="no format stores a object") as caught:
+    with pytest.raises(TypeError, match="no format stores values of type object") as caught:
         pack(({"x": 1 if number < 12 else object()} for number in range(20)), tmp_path)
     assert caught.value.__notes__ == ["sample 12 of the iterable"]
-    with pytest.raises(TypeError, match="is needed, or an iterable of samples, which are packed in its order; got a int"):
+    with pytest.raises(TypeError, match="is needed, or an iterable of samples, which are packed in its order; got int"):
         pack(5, tmp_path)
 
 
@@ -189,7 +189,7 @@ def test_bytes_of_an_iterable_do_not_depend_on_the_number_of_workers(
 
 
 def test_bad_sample_raises_the_same_error_with_and_without_workers(tmp_path: Path) -> None:
-    with pytest.raises(TypeError, match="field 'x': no format stores a complex") as caught:
+    with pytest.raises(TypeError, match="field 'x': no format stores values of type complex") as caught:
         samples = ({"x": 1 if number < 200 else complex(number)} for number in range(400))
         packing_of(samples, CountingStore(tmp_path), replace(OPTIONS, workers=2)).run()
     assert caught.value.__notes__ == ["sample 200 of the iterable"]

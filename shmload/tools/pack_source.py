@@ -1,8 +1,4 @@
-"""Find the objects that a command line names as `package.module:name`, and the source of `shmload pack`.
-
-Every mistake in a name is reported in one line. `shmload bench` names its built-in workloads, the user's dataset, a collate
-function and other loaders in this way, so that a job is plain text: it is passed to a fresh process as JSON, and nothing is
-pickled. The source of `shmload pack` may also be existing data:
+"""Open the source of `shmload pack`: an object that it names, or existing data.
 
 | source | what a sample becomes |
 |---|---|
@@ -14,122 +10,13 @@ pickled. The source of `shmload pack` may also be existing data:
 | `package.module:name` | see `remote/packing/encoding.py` |
 """
 
-import importlib
 import os
 import re
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shmload.errors import ShmloadError
-
-REMEDY = "write package.module:name; the current folder is searched too"
-
-
-class BenchError(ShmloadError, ValueError):
-    """The requested measurement is not possible. The message is one line and says what to change."""
-
-
-def resolve(spec: str, *, what: str) -> Any:
-    """Import the object that `spec` names; `what` is the option that errors mention.
-
-    Raises:
-        BenchError: the spec is malformed, its module cannot be imported, or has no such name.
-    """
-    module_name, colon, path = spec.partition(":")
-    if not (colon and module_name and path):
-        raise BenchError(f"{what}: needs package.module:name, given {spec!r}; {REMEDY}")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found = importlib.import_module(module_name)
-    except Exception as error:
-        raise BenchError(f"{what}: cannot import {module_name!r}: {one_line(error)}; {REMEDY}") from error
-    for name in path.split("."):
-        try:
-            found = getattr(found, name)
-        except AttributeError:
-            known = sorted(n for n in vars(found) if not n.startswith("_"))[:8]
-            hint = f"it has {', '.join(known)}" if known else "it is empty"
-            raise BenchError(f"{what}: {module_name!r} has no {name!r}; {hint}") from None
-    return found
-
-
-def make_dataset(spec: str, arguments: Mapping[str, Any]) -> Any:
-    """Return the dataset that `spec` names: the object itself, or what the class or function returns.
-
-    Raises:
-        BenchError: the factory raised, or the result is not an IterableDataset and lacks `__len__` and `__getitem__`, or it is
-            empty.
-    """
-    made = resolve(spec, what="--dataset")
-    if isinstance(made, type) or not (is_map_style(made) or is_iterable(made)):
-        made = call(made, arguments, spec)
-    if is_iterable(made):
-        return made
-    if not is_map_style(made):
-        kind = type(made).__name__
-        raise BenchError(
-            f"--dataset {spec}: needs a map-style dataset with __len__ and __getitem__, or an object of a class derived from "
-            f"torch.utils.data.IterableDataset, as torch's DataLoader does; given {kind}"
-        )
-    try:
-        num_samples = len(made)
-    except Exception as error:
-        raise BenchError(f"--dataset {spec}: its __len__ raised {one_line(error)}") from error
-    if num_samples == 0:
-        raise BenchError(f"--dataset {spec}: needs at least 1 sample, given 0; check the path it reads")
-    return made
-
-
-def call(factory: Any, arguments: Mapping[str, Any], spec: str, *, what: str = "--dataset") -> Any:
-    if not callable(factory):
-        kind = type(factory).__name__
-        raise BenchError(f"{what} {spec}: needs a dataset or a function that returns one, given {kind}")
-    try:
-        return factory(**arguments)
-    except Exception as error:
-        raise BenchError(
-            f"{what} {spec}: calling it without arguments raised {one_line(error)}; "
-            "name a function that needs none and returns the dataset"
-        ) from error
-
-
-def is_map_style(candidate: object) -> bool:
-    """Return whether it has samples by index. An IterableDataset with a length does not: its `__getitem__` only raises."""
-    return hasattr(candidate, "__len__") and hasattr(candidate, "__getitem__") and not is_iterable(candidate)
-
-
-def is_iterable(candidate: object) -> bool:
-    """Return whether it is one of torch's IterableDatasets, which cannot exist before torch is imported."""
-    data = sys.modules.get("torch.utils.data")
-    return data is not None and isinstance(candidate, data.IterableDataset)
-
-
-def one_line(error: BaseException) -> str:
-    """Return the type and first line of an exception."""
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines and lines[0] else type(error).__name__
-
-
-def names(values: Iterable[str]) -> list[str]:
-    """Return options that may be repeated or contain commas as one list without repetitions."""
-    return list(dict.fromkeys(part.strip() for value in values for part in value.split(",") if part.strip()))
-
-
-def numbers(option: str, values: Iterable[str]) -> tuple[int, ...]:
-    """Return options that may be repeated or contain commas as integers.
-
-    Raises:
-        BenchError: one of them is not an integer.
-    """
-    found = names(values)
-    for text in found:
-        if not text.removeprefix("-").isdecimal():
-            raise BenchError(f"{option}: needs whole numbers, one or several with commas between, given {text!r}")
-    return tuple(map(int, found))
-
+from shmload.tools.object_reference import call, is_iterable, is_map_style, resolve
 
 # ------------------------------------------------------------ the source of `shmload pack`
 
@@ -142,9 +29,10 @@ def dataset_of(source: str) -> Any:
     Raises:
         OSError, ValueError: it does not exist, or is of a kind that cannot be packed.
     """
+    from shmload.formats.braces import shard_paths
     from shmload.formats.compression import packing_of
     from shmload.formats.known_formats import layout_of, recognize_path
-    from shmload.formats.paths import expanded, shard_paths
+    from shmload.formats.paths import expanded
     from shmload.formats.plain_files import PlainFiles
     from shmload.formats.tar.tar_dataset import TarDataset
     from shmload.formats.tar.tar_format import Tar
@@ -173,8 +61,8 @@ def dataset_of(source: str) -> Any:
 
 def _of_folder(folder: str) -> Any:
     """Return the images of a folder, with class numbers if they are in folders by class. Hidden files and folders are ignored."""
+    from shmload.formats.file_names import is_hidden
     from shmload.formats.images.image_folder import EXTENSIONS, ImageFolder, find_images
-    from shmload.formats.paths import is_hidden
 
     with os.scandir(folder) as entries:
         found = [(entry.name, entry.is_dir()) for entry in entries]
@@ -192,9 +80,9 @@ def _of_folder(folder: str) -> Any:
 def _holds_shards(folder: str) -> bool:
     """Return whether a folder is a dataset of shards, not of images."""
     from shmload.formats.compression import packing_of
+    from shmload.formats.file_names import is_hidden
     from shmload.formats.index_json import INDEX_NAME
     from shmload.formats.known_formats import layout_of
-    from shmload.formats.paths import is_hidden
     from shmload.formats.plain_files import PlainFiles
     from shmload.remote.manifest import MANIFEST_NAME
 

@@ -17,19 +17,19 @@ from weakref import WeakSet
 LEAVE_S = 1.0  # seconds that a caller inside gets to return before the iterator is closed
 
 
-class Turns:
-    """A lock that a thread cannot take twice: `with turns: ...`.
+class IteratorLock:
+    """A lock that a thread cannot take twice: `with iterator_lock: ...`.
 
     Iterators contain the same code inline, because method calls would double the cost of the lock:
 
-    with turns.lock:
-        if turns.is_taken:
-            raise turns.nested_call_error()
-        turns.is_taken = True
+    with iterator_lock.lock:
+        if iterator_lock.is_taken:
+            raise iterator_lock.nested_call_error()
+        iterator_lock.is_taken = True
         try:
             ...
         finally:
-            turns.is_taken = False
+            iterator_lock.is_taken = False
     """
 
     __slots__ = ("__weakref__", "is_taken", "lock")
@@ -51,7 +51,7 @@ class Turns:
         self.lock.release()
 
     def __reduce__(self) -> Any:
-        return Turns, ()  # a copy gets its own lock
+        return IteratorLock, ()  # a copy gets its own lock
 
     @contextmanager
     def wait_until_alone(self) -> Iterator[None]:
@@ -75,14 +75,14 @@ class Turns:
         )
 
 
-_all: WeakSet[Turns] = WeakSet()
+_all: WeakSet[IteratorLock] = WeakSet()
 
 
 def _in_child() -> None:
-    for turns in list(_all):
-        if not turns.lock._is_owned():  # the thread that held it does not exist in this process
-            turns.lock._at_fork_reinit()
-            turns.is_taken = False
+    for iterator_lock in list(_all):
+        if not iterator_lock.lock._is_owned():  # the thread that held it does not exist in this process
+            iterator_lock.lock._at_fork_reinit()
+            iterator_lock.is_taken = False
 
 
 os.register_at_fork(after_in_child=_in_child)

@@ -1,25 +1,13 @@
-"""Helpers that look at the process and at the user's objects.
-
-They find the rank and its launcher (`rank_and_world_size`, `OwnRank`), the methods that an object really has (`ability_of`,
-`package_ability`), and the user's line for a message (`users_place`). The rest is `ForkLock` and the lazy imports of packages.
-"""
+"""Find the rank and the world size of this process: as given, from torch.distributed, or from the launcher's variables."""
 
 from __future__ import annotations
 
-import gc
-import importlib
-import inspect
-import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache, lru_cache
-from threading import Lock
-from types import FrameType, MethodType
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 OWN_CPUS = "SHMLOAD_RANK_CPUS"  # set by `shmload.launch`: the number of the node's processors that belong to this rank alone
-log = logging.getLogger("shmload")
 
 
 class Place(NamedTuple):
@@ -150,143 +138,9 @@ def _place_by_environment() -> tuple[int, int]:
             "is: give rank and world_size, or start the program by torchrun, mpirun or srun"
         )
     if not 0 <= rank < world_size:
-        told = ", ".join(f"{name}={os.environ[name]!r}" for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in os.environ)
+        shown = ", ".join(f"{name}={os.environ[name]!r}" for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE") if name in os.environ)
         raise ValueError(
-            f"the environment says {told}, which is not a valid rank and world size: set RANK and WORLD_SIZE, or neither, or give "
+            f"the environment says {shown}, which is not a valid rank and world size: set RANK and WORLD_SIZE, or neither, or give "
             "rank and world_size"
         )
     return rank, world_size
-
-
-def ability_of(value: Any, name: str) -> Any:
-    """Return an attribute that an object's class defines, or that the object was given; None otherwise.
-
-    An attribute that only a `__getattr__` provides, or a property that raises, counts as missing.
-    """
-    try:
-        inspect.getattr_static(value, name)
-    except AttributeError:
-        return None
-    try:
-        return getattr(value, name)
-    except Exception as error:  # a property of the user's, which may raise anything
-        log.debug("%s.%s is ignored: it raised %s: %s", type(value).__name__, name, type(error).__name__, error)
-        return None
-
-
-def package_ability(value: Any, name: str) -> Any:
-    """Return an attribute that a class of this package, or a subclass, defines on purpose; None otherwise.
-
-    If no base class from this package defines the name, an attribute of that name means something else.
-    """
-    for kind in type(value).__mro__:
-        if name in vars(kind) and kind.__module__.partition(".")[0] == "shmload":
-            return ability_of(value, name)
-    if (found := ability_of(value, name)) is not None:
-        log.debug(
-            "%s.%s is ignored (a %s): only shmload's own datasets define it", type(value).__name__, name, type(found).__name__
-        )
-    return None
-
-
-def takes_arguments(function: Any, num: int) -> bool:
-    """Return whether an object can be called with `num` positional arguments."""
-    if isinstance(function, MethodType):
-        return callable(function.__func__) and _binds_self(function.__func__, num)
-    return callable(function) and _binds(function, num)
-
-
-def _binds(function: Any, num: int) -> bool:
-    try:
-        inspect.signature(function).bind(*[None] * num)
-    except TypeError:
-        return False
-    except ValueError:  # a function in C without a signature
-        return True
-    return True
-
-
-@lru_cache(256)  # queried for each snapshot
-def _binds_self(function: Any, num: int) -> bool:
-    return _binds(function, num + 1)
-
-
-class ForkLock:
-    """A lock that is fresh in a forked child, where one that another thread held at the fork would never be released."""
-
-    def __init__(self) -> None:
-        self._locks: dict[int, Lock] = {}
-
-    def __enter__(self) -> None:
-        self._locks.setdefault(os.getpid(), Lock()).acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self._locks[os.getpid()].release()
-
-
-def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the parts of an object, each with the expression that reaches it: ("[3]", item), (".transform", attribute)."""
-    if isinstance(value, dict):
-        yield from ((f"[{key!r}]", part) for key, part in list(value.items()))
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        yield from ((f"[{i}]", part) for i, part in enumerate(value))
-    elif isinstance(getattr(value, "__dict__", None), dict):
-        yield from ((f".{name}", part) for name, part in value.__dict__.items())
-
-
-def is_stateful(value: Any) -> bool:
-    """Return whether an object has `state_dict()` and `load_state_dict(state)`, as torch's and torchdata's checkpoints need."""
-    return takes_arguments(ability_of(value, "state_dict"), 0) and takes_arguments(ability_of(value, "load_state_dict"), 1)
-
-
-@cache
-def _inside() -> tuple[str, ...]:
-    """Return the folders whose code is not the user's."""
-    import torch.utils.data  # here, because importing shmload alone must not import torch
-
-    return tuple(os.path.join(os.path.dirname(str(file)), "") for file in (__file__, torch.utils.data.__file__))
-
-
-def users_frame() -> tuple[FrameType, int]:
-    """Return the nearest frame outside shmload and torch's loader, and its distance from the calling frame.
-
-    The distance is what `warnings.warn` calls a stacklevel.
-    """
-    inside = _inside()
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(inside):
-        frame, level = frame.f_back, level + 1
-    return frame, level
-
-
-def users_place() -> str:
-    """Return the position of the frame that `users_frame` finds, as "file:line in function"."""
-    frame, _ = users_frame()
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
-
-
-def lazy_names(package: str, places: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return the `__getattr__` and `__dir__` of a package. `dir` shows its public names, not what it imports for itself.
-
-    Args:
-        package: its `__name__`.
-        places: the module of each public name.
-    """
-
-    def get(name: str) -> Any:
-        if name not in places:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        collects = gc.isenabled()
-        gc.disable()  # imported objects are permanent, and a collection now would visit everything that torch has made: 50 ms
-        try:
-            value = getattr(importlib.import_module(places[name]), name)
-        finally:
-            if collects:
-                gc.enable()
-        vars(sys.modules[package])[name] = value
-        return value
-
-    def names() -> list[str]:
-        return sorted({*places, *(name for name in vars(sys.modules[package]) if name.startswith("__"))})
-
-    return get, names

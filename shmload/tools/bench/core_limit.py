@@ -1,0 +1,138 @@
+"""Measure the limit of one core without any loader."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmload.batch.row_placer import RowOut
+from shmload.introspect.abilities import ability_of
+from shmload.tools.bench.batch_contents import leaves
+from shmload.tools.object_reference import is_map_style
+from shmload.worker.decoding_protocol import declares_decoding
+
+SOURCE_NBYTES = 64 << 20  # larger than most caches
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The rate at which one core reads batches without handing them over."""
+
+    samples_per_s: float  # includes the least time of a copy if samples are only read
+    cpu_s: float  # per sample, without the copy
+    blocked_s: float  # per sample: asleep while waiting for the sample's source
+
+
+def sample_nbytes(dataset: Any) -> int:
+    """Return the bytes of the arrays and tensors in the first sample."""
+    sample = dataset[0] if is_map_style(dataset) else next(iter(dataset))
+    return sum(leaf.nbytes for leaf in leaves(sample) if isinstance(leaf, (np.ndarray, torch.Tensor)))
+
+
+def memcpy_bytes_per_s(target_nbytes: int) -> float:
+    """Return the bytes a core copies per second from a large buffer into one resident batch; the best of several passes."""
+    target = np.ones(min(max(target_nbytes, 1 << 16), SOURCE_NBYTES), np.uint8)
+    parts = np.ones(SOURCE_NBYTES // target.nbytes * target.nbytes, np.uint8).reshape(-1, target.nbytes)
+    best_s = float("inf")
+    for _ in range(12):
+        start_s = time.perf_counter()
+        for part in parts:
+            np.copyto(target, part)
+        best_s = min(best_s, time.perf_counter() - start_s)
+    return parts.nbytes / best_s
+
+
+def protocol(dataset: Any) -> str:
+    """Return the name of the protocol by which samples get into a batch: the dataset's own, or `__getitem__` or `__iter__`."""
+    if declares_decoding(dataset):
+        return "read_batch_into" if ability_of(dataset, "read_batch_into") is not None else "read_into"
+    return "__getitem__" if is_map_style(dataset) else "__iter__"
+
+
+def fill(dataset: Any, indices: Sequence[int], out: dict[str, Any]) -> None:
+    """Fill the first len(indices) rows of the arrays in `out` by the dataset's own protocol."""
+    if protocol(dataset) == "read_batch_into":
+        dataset.read_batch_into(indices, out)
+        return
+    for row, index in enumerate(indices):
+        dataset.read_into(index, RowOut(out, row))
+
+
+def read(
+    dataset: Any, *, batch_size: int, seconds: float, copy_bytes_per_s: float, collate: Callable[[list[Any]], Any] | None = None
+) -> Reading:
+    """Measure how fast one core reads samples into a resident batch, in random order, without handing the batch over.
+
+    A dataset with a protocol fills the batch itself. Of any other the samples are only read, and the least time in which their
+    bytes can be copied is added, so that the limit is not slower than a good loader. The user's collate function is run, because
+    every loader must run it.
+    """
+    draws = orders(dataset, batch_size)
+    read_batch = reader(dataset, batch_size, collate)
+    read_batch(next(draws))  # imports, page faults
+    count = nbytes = 0
+    elapsed_s = 0.0
+    cpu0_s, runnable0_s, start_s = time.process_time(), runnable_s(), time.perf_counter()
+    for indices in draws:
+        before_s = time.perf_counter()
+        nbytes += read_batch(indices)
+        elapsed_s += time.perf_counter() - before_s
+        count += len(indices)
+        if elapsed_s >= seconds:
+            break
+    wall_s, cpu_s = time.perf_counter() - start_s, time.process_time() - cpu0_s
+    # the dataset's own threads may compute while this one sleeps
+    blocked_s = max(0.0, wall_s - max(runnable_s() - runnable0_s, cpu_s))
+    return Reading(count / (elapsed_s + nbytes / copy_bytes_per_s), cpu_s / count, blocked_s / count)
+
+
+def runnable_s() -> float:
+    """Return the seconds in which this thread ran or waited for a core, from /proc/thread-self/schedstat if the kernel has it.
+
+    So a busy machine does not make a thread that only computes look like one that waits for data.
+    """
+    try:
+        delay_s = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except OSError:
+        delay_s = 0.0
+    return time.thread_time() + delay_s
+
+
+def orders(dataset: Any, rows: int) -> Iterator[list[int]]:
+    """Yield the indices of random batches endlessly. An iterable dataset is read in its own order."""
+    if not is_map_style(dataset):
+        yield from itertools.repeat(list(range(rows)))
+    draw, length = np.random.default_rng(0), len(dataset)
+    rows = min(rows, -(-length // 2))  # the first batch only warms up
+    while True:
+        yield draw.integers(0, length, rows).tolist()
+
+
+def reader(dataset: Any, rows: int, collate: Callable[[list[Any]], Any] | None) -> Callable[[list[int]], int]:
+    """Return a function that reads the samples of some indices, and returns the bytes left to copy into a batch."""
+    if collate is None and protocol(dataset) in ("read_batch_into", "read_into"):
+        out = {name: np.empty((rows, *shape), dtype) for name, (dtype, shape) in dataset.schema.items()}
+
+        def fill_resident(indices: list[int]) -> int:
+            fill(dataset, indices, {name: array[: len(indices)] for name, array in out.items()})
+            return 0
+
+        return fill_resident
+    nbytes = sample_nbytes(dataset)
+    stream = itertools.chain.from_iterable(itertools.repeat(dataset))  # an iterable dataset, pass after pass
+    take = dataset.__getitem__ if is_map_style(dataset) else lambda index: next(stream)
+
+    def read_only(indices: list[int]) -> int:
+        if collate is not None:
+            collate([take(index) for index in indices])
+            return 0
+        for index in indices:
+            take(index)
+        return len(indices) * nbytes
+
+    return read_only

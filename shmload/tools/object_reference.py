@@ -1,0 +1,102 @@
+"""Import the objects that a command line names as `package.module:name`.
+
+Every mistake in a name is reported in one line. `shmload bench` names its built-in workloads, the user's dataset, a collate
+function and other loaders in this way, so that a job is plain text: it is passed to a fresh process as JSON, and nothing is
+pickled.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from shmload.errors import ShmloadError
+
+REMEDY = "write package.module:name; the current folder is searched too"
+
+
+class BenchError(ShmloadError, ValueError):
+    """The requested measurement is not possible. The message is one line and says what to change."""
+
+
+def resolve(spec: str, *, what: str) -> Any:
+    """Import the object that `spec` names; `what` is the option that errors mention.
+
+    Raises:
+        BenchError: the spec is malformed, its module cannot be imported, or has no such name.
+    """
+    module_name, colon, path = spec.partition(":")
+    if not (colon and module_name and path):
+        raise BenchError(f"{what}: needs package.module:name, given {spec!r}; {REMEDY}")
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found = importlib.import_module(module_name)
+    except Exception as error:
+        raise BenchError(f"{what}: cannot import {module_name!r}: {one_line(error)}; {REMEDY}") from error
+    for name in path.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            known = sorted(n for n in vars(found) if not n.startswith("_"))[:8]
+            hint = f"it has {', '.join(known)}" if known else "it is empty"
+            raise BenchError(f"{what}: {module_name!r} has no {name!r}; {hint}") from None
+    return found
+
+
+def make_dataset(spec: str, arguments: Mapping[str, Any]) -> Any:
+    """Return the dataset that `spec` names: the object itself, or what the class or function returns.
+
+    Raises:
+        BenchError: the factory raised, or the result is not an IterableDataset and lacks `__len__` and `__getitem__`, or it is
+            empty.
+    """
+    made = resolve(spec, what="--dataset")
+    if isinstance(made, type) or not (is_map_style(made) or is_iterable(made)):
+        made = call(made, arguments, spec)
+    if is_iterable(made):
+        return made
+    if not is_map_style(made):
+        kind = type(made).__name__
+        raise BenchError(
+            f"--dataset {spec}: needs a map-style dataset with __len__ and __getitem__, or an object of a class derived from "
+            f"torch.utils.data.IterableDataset, as torch's DataLoader does; given {kind}"
+        )
+    try:
+        num_samples = len(made)
+    except Exception as error:
+        raise BenchError(f"--dataset {spec}: its __len__ raised {one_line(error)}") from error
+    if num_samples == 0:
+        raise BenchError(f"--dataset {spec}: needs at least 1 sample, given 0; check the path it reads")
+    return made
+
+
+def call(factory: Any, arguments: Mapping[str, Any], spec: str, *, what: str = "--dataset") -> Any:
+    if not callable(factory):
+        kind = type(factory).__name__
+        raise BenchError(f"{what} {spec}: needs a dataset or a function that returns one, given {kind}")
+    try:
+        return factory(**arguments)
+    except Exception as error:
+        raise BenchError(
+            f"{what} {spec}: calling it without arguments raised {one_line(error)}; "
+            "name a function that needs none and returns the dataset"
+        ) from error
+
+
+def is_map_style(candidate: object) -> bool:
+    """Return whether it has samples by index. An IterableDataset with a length does not: its `__getitem__` only raises."""
+    return hasattr(candidate, "__len__") and hasattr(candidate, "__getitem__") and not is_iterable(candidate)
+
+
+def is_iterable(candidate: object) -> bool:
+    """Return whether it is one of torch's IterableDatasets, which cannot exist before torch is imported."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and isinstance(candidate, data.IterableDataset)
+
+
+def one_line(error: BaseException) -> str:
+    """Return the type and first line of an exception."""
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines and lines[0] else type(error).__name__

@@ -84,7 +84,7 @@ class Engine:
     ) -> None:
         self._options, self._bad_samples = options, bad_samples
         self._ranks, self._has_ranks = ranks or RankHook(), ranks is not None
-        self._queue: deque[Order] = deque()  # orders that are submitted and not delivered
+        self._queue: deque[Order] = deque()  # orders that are submitted and not delivered; the supervisor reads it, too
         self._backlog: deque[Order] = deque()  # the end of the queue, which is not published yet
         self._death_look = 0.0
         self.on_delivery: Callable[[], None] | None = None
@@ -134,7 +134,7 @@ class Engine:
             )
         )
         self.worker_set = WorkerSet(ring.native, self.pool, ring.memory, options.num_pending_copies)
-        self._supervisor = Supervisor(ring.native, self.pool, self.worker_set, config, self._order_in, self._ranks.helpers)
+        self._supervisor = Supervisor(ring.native, self.pool, self.worker_set, config, self._queue, self._ranks.helpers)
         with interrupts_held():
             self.worker_set.start(options.first_workers or options.num_workers)
 
@@ -512,9 +512,6 @@ class Engine:
         """
         self._broken = why
         self.close(grace_s=0)
-
-    def _order_in(self, slot: int) -> Order | None:
-        return next((order for order in self._queue if order.slot == slot), None)
 
     # End
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from multiprocessing.util import is_exiting
 from time import monotonic_ns
@@ -40,7 +40,8 @@ class Supervisor:
         pool: the worker pool.
         workers: knows the workers that are wanted, and those that are leaving.
         config: arguments of the loader.
-        order_in: returns the order in a slot, if there is one.
+        queue: the orders that are submitted and not delivered. It is the engine's own, and not a method of the engine, because the
+            cycle would keep the dataset in memory until the garbage collector runs.
         helpers: workers of other ranks, numbered after the pool's own (sharing/balancing.py); None if there are none. It has the
             methods `stack`, `kill` and `replace` of a pool.
 
@@ -55,10 +56,10 @@ class Supervisor:
         pool: WorkerPool,
         workers: WorkerSet,
         config: LoaderConfig,
-        order_in: Callable[[int], Order | None],
+        queue: Iterable[Order],
         helpers: Any = None,
     ) -> None:
-        self._ring, self._pool, self._workers, self._order_in = ring, pool, workers, order_in
+        self._ring, self._pool, self._workers, self._queue = ring, pool, workers, queue
         self._max_restarts = 0 if config.max_restarts is None and config.seed is None else config.max_restarts  # None: any number
         self._sample_timeout_s, self._num_threads = config.sample_timeout_s, config.threads_per_worker
         self._tolerates_bad_samples = config.on_error != "raise"
@@ -184,6 +185,9 @@ class Supervisor:
         over = of_batch if row < 0 else (self._work_of(order, row), 0)
         self._kills[over] += 1
         return over[0], row, self._kills[over]
+
+    def _order_in(self, slot: int) -> Order | None:
+        return next((order for order in self._queue if order.slot == slot), None)
 
     def _work_of(self, order: Order, row: int) -> str:
         batch = self._ring.batch_of(order.step)

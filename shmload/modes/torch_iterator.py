@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -47,6 +48,7 @@ class TorchIterator(TorchPass):
         self, loader: DataLoader[Any], passes: PassContext, state: TorchState | None = None, *, is_early: bool = False
     ) -> None:
         self._engine: Engine | None = None
+        self._pid = os.getpid()
         self._passes, config = passes, passes.config
         self.iterator_lock = IteratorLock()
         if state is None or state["base_seed"] is None:
@@ -87,6 +89,11 @@ class TorchIterator(TorchPass):
         self._engine, engine.iterator_lock = engine, self.iterator_lock
         self._tuner = passes.builder.tuner
         self._reset(loader, first_iter=True, state=state)
+
+    @property
+    def is_of_parent(self) -> bool:
+        """Return whether this process was forked after the workers started: they are its parent's and cannot be used here."""
+        return self._pid != os.getpid()
 
     @property
     def _workers(self) -> list[Any]:

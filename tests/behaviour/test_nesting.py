@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from torch.utils.data import IterableDataset, get_worker_info
 
+from shmload import ShmLoader
 from tests.behaviour.behaviour_kit import DEADLINE_S, KINDS, WORKERS, Numbers, batches, raised, same_as_torch
 
 
@@ -96,6 +97,17 @@ def test_forked_child_can_begin_an_epoch_of_the_trainers_loader(kind: Any) -> No
     first = next(stream).tolist()
     assert in_a_child(lambda: batches(loader)) == [[0, 1], [2, 3], [4, 5]]
     assert [first, *batches(stream)] == [[0, 1], [2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_forked_child_can_begin_an_epoch_of_a_loader_with_persistent_workers(seed: int | None) -> None:
+    with ShmLoader(Numbers(6), batch_size=2, num_workers=1, persistent_workers=True, seed=seed) as loader:  # torch's is refused
+        expected = batches(loader)
+        assert in_a_child(lambda: [batches(loader), batches(loader)]) == [expected, expected]
+        stream = iter(loader)
+        first = next(stream).tolist()
+        assert in_a_child(lambda: batches(loader)) == expected
+        assert [first, *batches(stream)] == expected == batches(loader)
 
 
 def child_epoch(loader: Any, pipe: Any) -> None:

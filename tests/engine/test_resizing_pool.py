@@ -124,7 +124,7 @@ class Machine(RuleBasedStateMachine):
         if which not in pids or not stop(pid := pids[which].pid):
             return
         held = engine._ring.held_by(which)
-        order = None if held is None else engine._order_in(held[0])
+        order = None if held is None else engine._supervisor._order_in(held[0])
         if order is not None and (order.epoch, order.step) <= self.harmed:
             os.kill(pid, signal.SIGCONT)
             return

@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 
 import psutil
@@ -107,3 +108,23 @@ def test_forked_child_that_closes_the_loader_does_not_affect_it() -> None:
         assert sum(1 for _ in stream) == 9
     for loader in loaders:
         loader.close()
+
+
+@pytest.mark.parametrize("persistent_workers", [False, True])
+@pytest.mark.parametrize("seed", [3, None])
+def test_dataset_is_freed_with_its_loader_without_the_garbage_collector(seed: int | None, persistent_workers: bool) -> None:
+    gc.collect()
+    gc.disable()  # a large dataset must not stay until the collector happens to run
+    try:
+        dataset = Rows(16)
+        alive = weakref.ref(dataset)
+        loader = ShmLoader(dataset, batch_size=4, seed=seed, num_workers=2, persistent_workers=persistent_workers)
+        del dataset
+        for step, batch in enumerate(loader):  # noqa: B007  # a batch outlives the loader
+            if step == 1:
+                break
+        del loader
+        assert alive() is None
+        del batch
+    finally:
+        gc.enable()

@@ -272,8 +272,7 @@ class ShmLoader(DataLoader[T]):
         self._passes.config = self._config()
         if isinstance(self._passes, SeedStream):
             return self._get_iterator()  # type: ignore[no-any-return]  # a subclass may override it, as in torch
-        iterator: Any = self._iterator
-        if iterator is not None and iterator.is_of_parent:  # a forked child starts its own workers
+        if getattr(self._iterator, "is_of_parent", False):  # a forked child starts its own workers
             self._iterator = None
         return super().__iter__()
 

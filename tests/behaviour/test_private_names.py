@@ -132,6 +132,32 @@ def test_subclass_can_override_get_iterator(kind: Any) -> None:
 
 
 @KINDS
+def test_iterator_of_a_subclass_is_kept_with_persistent_workers(kind: Any) -> None:
+    class OwnIterator:
+        def __init__(self) -> None:
+            self.left = 0
+
+        def _reset(self, *_: Any) -> None:
+            self.left = 2
+
+        def __next__(self) -> int:
+            if not self.left:
+                raise StopIteration
+            self.left -= 1
+            return self.left
+
+        def __iter__(self) -> Any:
+            return self
+
+    class Hooked(kind):  # type: ignore[misc,valid-type]  # a class known only at run time
+        def _get_iterator(self) -> Any:
+            return OwnIterator()
+
+    loader = Hooked(Numbers(4), num_workers=1, persistent_workers=True)
+    assert [list(loader) for _ in range(3)] == [[], [1, 0], [1, 0]]
+
+
+@KINDS
 def test_subclass_can_wrap_each_batch(kind: Any) -> None:
     class Doubling(kind):  # type: ignore[misc,valid-type]  # a class known only at run time
         def __iter__(self) -> Any:

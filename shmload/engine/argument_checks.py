@@ -68,6 +68,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
 
 
 def _check_backend(given: Mapping[str, Any]) -> None:
+    """Raise if the backend is unknown, is not installed, or does not allow the other arguments."""
     backend = given["backend"]
     if backend == "process":
         return
@@ -86,6 +87,7 @@ def _check_backend(given: Mapping[str, Any]) -> None:
 
 
 def _check_seed(given: Mapping[str, Any]) -> None:
+    """Raise if the seed is invalid, does not go with the dataset, or is missing for an argument that needs one."""
     seed = given["seed"]
     has_order = any(package_ability(given["dataset"], name) is not None for name in ("keyed_order", "epoch_schedule"))
     if seed is None and has_order and given["sampler"] is None and given["batch_sampler"] is None:
@@ -109,6 +111,7 @@ def _check_seed(given: Mapping[str, Any]) -> None:
 
 
 def _check_orders(given: Mapping[str, Any]) -> None:
+    """Raise if a sampler of this package does not fit the dataset."""
     dataset = given["dataset"]
     for name in ("sampler", "batch_sampler"):
         order = given[name]
@@ -132,6 +135,7 @@ def _check_orders(given: Mapping[str, Any]) -> None:
 
 
 def _check_threads(given: Mapping[str, Any]) -> None:
+    """Raise if `threads_per_worker` is invalid, or if the context starts threads instead of processes."""
     num_threads = given["threads_per_worker"]
     kind = getattr(given["multiprocessing_context"], "Process", None)
     if isinstance(kind, type) and issubclass(kind, threading.Thread):  # the context of MONAI's ThreadDataLoader
@@ -155,6 +159,7 @@ def _check_threads(given: Mapping[str, Any]) -> None:
 
 
 def _check_policies(given: Mapping[str, Any]) -> None:
+    """Raise if the policies for errors, late samples and restarts do not fit the dataset or the number of workers."""
     on_error, limit_s, max_restarts = given["on_error"], given["sample_timeout_s"], given["max_restarts"]
     is_iterable = isinstance(given["dataset"], IterableDataset)
     if on_error != "raise" and is_iterable:
@@ -176,6 +181,7 @@ def _check_policies(given: Mapping[str, Any]) -> None:
 
 
 def _check_share(given: Mapping[str, Any]) -> None:
+    """Raise if `share` is unknown, or if an argument does not allow ranks to share a ring."""
     if given["share"] is None:
         return
     if given["share"] != "node":

@@ -122,6 +122,7 @@ class Autotuner:
         self._num_batches, self._began = 0, monotonic()
 
     def _end_window(self, engine: Engine, seconds: float) -> None:
+        """Judge the window that ends, carry out a decision, and begin the next window."""
         (wait_s, busy_s, num_restarts), before = engine.pace(), self._before
         if engine.worker_set.is_complete() and num_restarts == before[2]:
             window = RateWindow(seconds, wait_s - before[0], busy_s - before[1], self._num_batches)
@@ -138,6 +139,7 @@ class Autotuner:
         self._begin(engine)
 
     def _change(self, engine: Engine, decision: Decision) -> None:
+        """Apply a decision, and record it. Without room for more processes, keep the number of workers from then on."""
         before, setting, reason = self._setting, decision.setting, decision.reason
         if setting.num_workers != before.num_workers and not engine.worker_set.resize(setting.num_workers):
             self._most = self._most._replace(num_workers=before.num_workers)

@@ -105,6 +105,7 @@ class BadSamples:
         return np.array(indices, np.int64) if isinstance(order.indices, np.ndarray) else indices
 
     def _count(self, order: Order, index: Any, error: BaseException) -> None:
+        """Count and list a bad sample; raise SampleError if there are more than `max_bad`."""
         self.count += 1
         if len(self.listed) < LISTED_MAX:
             lines = str(error).strip().splitlines() or [""]

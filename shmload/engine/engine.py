@@ -226,6 +226,7 @@ class Engine:
             self._ranks.after_next(is_gone=self.front is not front)
 
     def _take(self, in_order: bool) -> Outcome:
+        """Return the next outcome; restore the invariants if an exception interrupts it."""
         try:
             if self._feed is not None:
                 return self._feed.next(self, in_order)
@@ -327,6 +328,7 @@ class Engine:
         return self._deliver(order, lease, load_note(dumped, lease.bytes_at))
 
     def _deliver(self, order: Order, lease: Lease, note: Note | None) -> Outcome:
+        """Make the batch of a leased slot, and remove its order. An error of unpickling is part of the outcome."""
         nbytes = lease.used_nbytes  # nonzero if the worker packed the batch, even if rows were ordered
         try:
             if note is not None and note.has_ended:
@@ -478,6 +480,7 @@ class Engine:
     # Deaths
 
     def _handle_deaths(self) -> None:
+        """Take back the work of dead, late and departed workers, and wake the others; raise if a worker may not be replaced."""
         if self._is_closed:  # by another thread, while this one waits
             raise self._closed_error()
         self._death_look = monotonic()

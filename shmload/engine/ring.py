@@ -82,6 +82,7 @@ class Ring:
             raise
 
     def _make_control(self, job: Job, options: EngineOptions) -> None:
+        """Create the control block, with the rank, the dataset and the stages for tools that read the ring."""
         self.num_slots = num_slots(options.num_ordered) + options.num_pending_copies
         order_capacity = max(8 * options.max_rows, ORDER_CAPACITY)
         sizes = {"order_capacity": order_capacity, "text_capacity": TEXT_CAPACITY, "layout_capacity": LAYOUT_CAPACITY}

@@ -238,6 +238,7 @@ class RingMemory:
 
     @faults.at("making_memory")
     def _payload(self, num_slots: int, slot_nbytes: int, kind: Any = "auto") -> Segment:
+        """Create the segment of `num_slots` slots; raise RingTooSmall if it exceeds `ring_bytes`."""
         nbytes = num_slots * slot_nbytes
         if self._limit is not None and self.nbytes + nbytes > self._limit:
             free = self._limit - self.nbytes

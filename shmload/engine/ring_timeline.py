@@ -123,6 +123,7 @@ def timeline_of(event_log: EventLog) -> Timeline:
 
 
 def _spans(event_log: EventLog, owner: int) -> list[Span]:
+    """Return the recorded spans of a process, in order of their beginnings."""
     found = []
     for event in event_log.events(owner).tolist():
         begin, end, order, epoch, step, number, slot, place, rows, amount = event
@@ -157,6 +158,7 @@ def _worker_track(spans: list[Span]) -> list[Span]:
 
 
 def _lives(timeline: Timeline, leases: Iterable[Span]) -> dict[int, _Life]:
+    """Return the history of each order by its number: when it was published, filled, delivered and released."""
     lives: dict[int, _Life] = {}
     in_slot: dict[int, _Life] = {}
     for moment in timeline.moments:
@@ -186,6 +188,7 @@ def _lives(timeline: Timeline, leases: Iterable[Span]) -> dict[int, _Life]:
 
 
 def _add_slots(timeline: Timeline, lives: Iterable[_Life]) -> None:
+    """Add the tracks of slots and the number of ready slots over time to the timeline."""
     last = max(span.end_ns for span in (*timeline.spans, *timeline.moments))
     changes: list[tuple[int, int]] = []
     for life in lives:

@@ -129,6 +129,7 @@ def ring_nbytes(seen: Snapshot) -> int:
 
 
 def _workers(before: Snapshot, seen: Snapshot) -> list[Report]:
+    """Return a report for each worker. Rates are those between the two snapshots."""
     interval_ns = seen["time_ns"] - before["time_ns"]
     claims = {
         worker: (slot, first, end)

@@ -197,6 +197,7 @@ class Supervisor:
 
 
 def _death_error(text: str, death: Death, work: str | None) -> Callable[[], WorkerDied]:
+    """Return a function that makes the error of a death, with torch's own text as its cause."""
     code = death.exitcode or 0
     if code < 0:
         cause = f"DataLoader worker (pid {death.pid}) is killed by signal: {signal.strsignal(-code)}. "

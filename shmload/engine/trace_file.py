@@ -57,6 +57,7 @@ def events(timelines: Sequence[Timeline]) -> Iterator[Event]:
 
 
 def _events_of(timeline: Timeline, number: int, zero: int) -> Iterator[Event]:
+    """Yield the trace events of a ring. Times are relative to `zero`, in nanoseconds."""
     doers, slots = 2 * number + 1, 2 * number + 2
     ring = f"process {timeline.owner_pid}" + (f", ring {number + 1}" if number else "")
     yield _name("process_name", doers, 0, f"shmload, {ring}")

@@ -198,6 +198,7 @@ def _revert_without_gain(now: Setting, trial: Trial, look: Measurement) -> Decis
 def _proposal(
     now: Setting, look: Measurement, limits: Limits, barred: dict[tuple[What, bool], Load]
 ) -> tuple[What, Decision] | None:
+    """Return the next change to try, and what it changes; None if nothing needs to change."""
     needed = look.load.work_s / look.load.step_s
     waits = f"the trainer waits {look.waits:.0%} of the time, {_busy(now)} {min(look.busy, 1):.0%}"
     if look.waits >= WAITS:

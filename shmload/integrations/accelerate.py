@@ -152,7 +152,7 @@ def prepare(accelerator: Accelerator, loader: ShmLoader[Any], *, device_placemen
     if isinstance(loader, DataLoaderShard):
         return accelerator.prepare_data_loader(loader)  # type: ignore[no-any-return]  # passed through
     if not isinstance(loader, ShmLoader):
-        raise TypeError(f"prepare takes a ShmLoader; give {type(loader).__name__} to accelerator.prepare")
+        raise TypeError(f"prepare takes a ShmLoader; got {type(loader).__name__}, which accelerator.prepare takes")
     if isinstance(loader.dataset, IterableDataset):
         raise TypeError("Accelerate divides iterable datasets in its own way: give this loader to accelerator.prepare")
     if device_placement is None:

@@ -48,7 +48,7 @@ def prepare(loader: _Loader, *, add_dist_sampler: bool = True, move_to_device: b
             samples and the loader has loaded a state.
     """
     if not isinstance(loader, ShmLoader):
-        raise TypeError(f"prepare takes a ShmLoader; give {type(loader).__name__} to ray.train.torch.prepare_data_loader")
+        raise TypeError(f"prepare takes a ShmLoader; got {type(loader).__name__}, which ray.train.torch.prepare_data_loader takes")
     context = ray.train.get_context()
     rank, world_size = context.get_world_rank(), context.get_world_size()
     if rank is None or world_size is None:

@@ -125,6 +125,7 @@ class EpochWatch:
                 log.exception("a callback of on_epoch_end failed; training continues")
 
     def _metrics(self, wall_ns: int, is_complete: bool) -> EpochMetrics:
+        """Return the metrics of the epoch so far."""
         totals = self._totals if self._engine is None else self._engine.totals()
         wall_s = wall_ns / 1e9
         busy, quantiles = None, np.quantile(list(self._waits) or [0], (0.5, 0.99)) / 1e9

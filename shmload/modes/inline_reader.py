@@ -57,6 +57,7 @@ class InlineReader:
                 return self._read_good(order)
 
     def _read_good(self, order: Order) -> Any:
+        """Return the batch of an order without its bad samples, if they are tolerated; NOTHING if none is left."""
         is_empty = order.nrows == 0  # a batch sampler may yield an empty list
         while order.nrows or is_empty:
             indices = order.indices
@@ -83,6 +84,7 @@ class InlineReader:
         return bad
 
     def _read(self, keys: list[Any], epoch: int) -> Any:
+        """Return the batch of the samples, in the way that the plan provides."""
         job = self._job
         if self._in_place is not None and self._in_place.takes(keys):
             return self._read_in_place(keys, epoch)
@@ -131,6 +133,7 @@ class InlineReader:
         return True
 
     def _read_in_place(self, keys: list[Any], epoch: int) -> Any:
+        """Return the batch of samples that the dataset decodes into private memory."""
         assert self._in_place is not None
         plan = self._job.plan
         layout = plan.layout

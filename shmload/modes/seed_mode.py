@@ -162,6 +162,7 @@ class SeedStream:
         return place, watches.begin(self.config, self._builder, self.log, place.epoch) if watches.callbacks else None
 
     def _begun(self) -> BatchPlace:
+        """Begin the next pass, and return its place."""
         config = self.config
         self._refresh()
         self.epochs.begins(self._next_epoch)

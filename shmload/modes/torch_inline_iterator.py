@@ -73,6 +73,7 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         self._begin_record(passes)
 
     def _go_on(self, state: TorchState, resumed: dict[str, Any]) -> None:
+        """Continue the pass of a state: restore the dataset's iterator, or read again what the state counts."""
         self.progress.resumed(state)
         self._num_yielded = self.progress.num_delivered
         if first := fast_forward(state):

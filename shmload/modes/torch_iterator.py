@@ -112,6 +112,7 @@ class TorchIterator(TorchPass):
                 self._begin_pass(loader, first_iter, state)
 
     def _begin_pass(self, loader: DataLoader[Any], first_iter: bool, state: TorchState | None) -> None:
+        """Begin a pass, or continue that of a state, and order its first batches."""
         engine = self._engine
         assert engine is not None
         if not first_iter:
@@ -229,6 +230,7 @@ class TorchIterator(TorchPass):
         return -1
 
     def _next_data(self) -> Any:
+        """Return the next batch, as torch's method of this name does; raise StopIteration at the end of the pass."""
         while True:
             engine = self._engine
             if engine is None or engine.num_queued == 0:

@@ -53,6 +53,7 @@ class TorchPass(BaseIterator):
             raise
 
     def _taken(self) -> Any:
+        """Return the next batch, after the records, the callbacks and the progress have counted it."""
         watch = self._watch
         if watch is not None:
             watch.asked()

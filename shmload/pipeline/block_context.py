@@ -11,15 +11,15 @@ IN_WORKER = "in a worker of this pipeline"
 
 
 class BlockContext(StageContext):
-    """The context that the stages of a block share. A place is a position in the row below.
+    """The context that the stages of a block share. A place is a position in the sequence below.
 
     Args:
-        row: the row of the items; it has key() and name().
+        sequence: the sequence of the items; it has key() and name().
     """
 
-    def __init__(self, row: Any) -> None:
-        self._row, self.place = row, 0
+    def __init__(self, sequence: Any) -> None:
+        self._sequence, self.place = sequence, 0
 
     def failed(self, error: Exception, stage: str, handler: Handler | None = None) -> FailedItem:
-        error = with_note(error, stage, self._row.name(self._row.key(self.place)))
+        error = with_note(error, stage, self._sequence.name(self._sequence.key(self.place)))
         return FailedItem(Failure.of(error, IN_WORKER, ""))

@@ -27,7 +27,7 @@ from shmload.worker.stage_engine import FailedItem
 
 
 class BlockEngine(PipelineEngine):
-    """Runs a plan whose source is a row of blocks.
+    """Runs a plan whose source is a sequence of blocks.
 
     Args:
         plan: the plan to run.

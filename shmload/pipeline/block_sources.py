@@ -1,4 +1,4 @@
-"""BlockSource: the protocol of a BlockEngine's source of blocks, and the source for rows that can be read at any position."""
+"""BlockSource: the protocol of a BlockEngine's source of blocks, and the source for sequences that can be read at any position."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shmload.pipeline.stages import Partition
 
 
 class BlockSource(Protocol):
-    """Delivers the blocks of a row, from any place.
+    """Delivers the blocks of a sequence, from any place.
 
     Attributes:
         place: the block to deliver next, if blocks arrive in order.
@@ -57,7 +57,7 @@ class BlockSource(Protocol):
 
 
 class KeyedBlocks:
-    """A BlockSource for rows that can be read at any position: the single items of a KeyedEngine.
+    """A BlockSource for sequences that can be read at any position: the single items of a KeyedEngine.
 
     Args:
         plan: plan of the pipeline.

@@ -1,4 +1,4 @@
-"""Cache: make the items of a row once, and afterwards read them from a file or from memory.
+"""Cache: make the items of a sequence once, and afterwards read them from a file or from memory.
 
 The file is an SQLite database in a folder. Its name is a hash of everything that determines the items: the sources with their
 contents, the stages' arguments, and the code of their functions and methods. So a changed pipeline uses another file. An item that
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from shmload.batch.packed_batch import ATOMS
-from shmload.pipeline.rows import Derived, Keys
+from shmload.pipeline.item_sequence import Derived, ItemSequence
 from shmload.processes.file_lock import locked
 from shmload.shm import pickling
 
@@ -51,8 +51,8 @@ class Cache:
         if not isinstance(self.folder, str | os.PathLike | None) or not isinstance(self.version, str):
             raise TypeError(f"Cache takes the path of a folder and a word; got {self.folder!r}, {self.version!r}")
 
-    def over(self, below: Keys) -> Keys:
-        """Return the cached row.
+    def over(self, below: ItemSequence) -> ItemSequence:
+        """Return the cached sequence.
 
         Raises:
             ValueError: its items differ from epoch to epoch, or something that determines them cannot be hashed.
@@ -65,9 +65,9 @@ class Cache:
 
 
 class Cached(Derived):
-    """The row of a Cache."""
+    """The sequence of a Cache."""
 
-    def __init__(self, below: Keys, folder: Path | None, version: str) -> None:
+    def __init__(self, below: ItemSequence, folder: Path | None, version: str) -> None:
         super().__init__(below, below.n, "Cache")
         self.is_fixed = True
         self._path = None if folder is None else folder / f"{fingerprint(below, version)}.sqlite"
@@ -131,14 +131,14 @@ def _read(file: sqlite3.Connection, place: int) -> bytes | None:
     return None if found is None else found[0]
 
 
-def fingerprint(row: Keys, version: str) -> str:
-    """Return a hash of everything that determines the items of a row.
+def fingerprint(sequence: ItemSequence, version: str) -> str:
+    """Return a hash of everything that determines the items of a sequence.
 
     Raises:
         ValueError: a source or a function contains something that cannot be pickled, and so cannot be hashed.
     """
     made = blake2b(version.encode(), digest_size=16)
-    for whose, part in _parts(row):
+    for whose, part in _parts(sequence):
         try:
             _Namer(made).dump(part)
         except Exception as error:
@@ -146,11 +146,11 @@ def fingerprint(row: Keys, version: str) -> str:
     return made.hexdigest()
 
 
-def _parts(row: Keys) -> Iterator[tuple[str, Any]]:
-    """Yield everything that distinguishes a row from others, each with its owner's name."""
-    yield row.identity, row.identity
-    yield from row.held
-    for below in row.parts:
+def _parts(sequence: ItemSequence) -> Iterator[tuple[str, Any]]:
+    """Yield everything that distinguishes a sequence from others, each with its owner's name."""
+    yield sequence.identity, sequence.identity
+    yield from sequence.held
+    for below in sequence.parts:
         yield from _parts(below)
 
 

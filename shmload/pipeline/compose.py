@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from shmload.pipeline.block_rows import BLOCK, BlockRow, Expansion, columned
+from shmload.pipeline.block_sequence import BLOCK, BlockSequence, Expansion, columned
 from shmload.pipeline.buckets import Batches, Bucket
+from shmload.pipeline.item_sequence import ItemSequence, Mapped
 from shmload.pipeline.plan import Plan, PoolOptions
 from shmload.pipeline.position_stages import Shuffle
-from shmload.pipeline.rows import Keys, Mapped
 from shmload.pipeline.scan import Scan
 from shmload.pipeline.stages import TIMEOUT_S, BatchMap, Collate, DistributedBatchedMap, Map, Partition
-from shmload.pipeline.stream_rows import StreamItems, StreamRow
+from shmload.pipeline.stream_sequence import StreamItems, StreamSequence
 from shmload.worker.decoding_protocol import is_decoder
 from shmload.worker.item_stages import BufferedShuffle
 from shmload.worker.stage_engine import Each, Expanding
@@ -138,7 +138,7 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
         if of_items:  # no earlier stage made more or fewer items
             expanding, of_items = [(each.name, each) for each in of_items], []
         expansion = Expansion(expanding, None if tail else _finish_of(collate, is_bucketed), [stage for _, stage in tail])
-        source = BlockRow(source, expansion, block_size) if stream is None else StreamRow(stream, expansion, block_size)
+        source = BlockSequence(source, expansion, block_size) if stream is None else StreamSequence(stream, expansion, block_size)
     pool = PoolOptions.of(pools, joined)
     return Plan(source, of_items, of_batches, partition or Partition(0, 1), collate, pool, of_made, tail, not is_unordered)
 
@@ -153,7 +153,7 @@ def _finish_of(collate: Collate | None, is_bucketed: bool) -> Any:
 
 
 def _over(stage: Any, where: str, source: Any) -> Any:
-    """Apply a position stage to a row."""
+    """Apply a position stage to a sequence."""
     try:
         made = source.with_step(stage) if isinstance(source, StreamItems) else stage.over(source)
     except ValueError as error:
@@ -162,7 +162,7 @@ def _over(stage: Any, where: str, source: Any) -> Any:
 
 
 def _is_source(stage: Any) -> bool:
-    return isinstance(stage, Keys) or hasattr(stage, "as_source")
+    return isinstance(stage, ItemSequence) or hasattr(stage, "as_source")
 
 
 _SOURCES = "a Range, a Permutation, Items, a Generate, a Stream, a Zip, a Chain, an Interleave or a Join"

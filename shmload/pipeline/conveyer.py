@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from shmload.pipeline.block_rows import BLOCK
+from shmload.pipeline.block_sequence import BLOCK
 from shmload.pipeline.compose import compose
 from shmload.pipeline.engines import engine_of
 from shmload.pipeline.explain import Explanation, explained

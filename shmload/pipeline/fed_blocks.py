@@ -18,7 +18,7 @@ import torch
 from shmload.errors import SampleTimeout, WorkerDied
 from shmload.loader import ShmLoader, configure_for_pipeline
 from shmload.pipeline.block_columns import Block
-from shmload.pipeline.block_rows import BlockRow
+from shmload.pipeline.block_sequence import BlockSequence
 from shmload.pipeline.plan import Plan, PoolOptions
 from shmload.pipeline.stream_feed import BlockKey, Feed, StreamProgram
 from shmload.worker.own_generators import OwnGenerators
@@ -28,39 +28,39 @@ ANY_NUMBER = 1 << 30  # any number of workers may be replaced
 
 
 class BlockProgram:
-    """A dataset whose keys are blocks of a row that can be read at any position."""
+    """A dataset whose keys are blocks of a sequence that can be read at any position."""
 
-    def __init__(self, row: BlockRow) -> None:
-        self._row = row
+    def __init__(self, source: BlockSequence) -> None:
+        self._source = source
 
     def __len__(self) -> int:
-        return self._row.n
+        return self._source.n
 
     @cached_property
     def _own(self) -> OwnGenerators:
-        return OwnGenerators(self._row)
+        return OwnGenerators(self._source)
 
     def __getitem__(self, key: BlockKey) -> tuple[int, Block]:
         epoch, block, _ = key
-        at = block if self._row.repeating else epoch * self._row.n + block
-        with sample_of(self._row.seed, epoch, at, sample_info().worker, own=self._own):
-            return block, self._row.item(at)
+        at = block if self._source.repeating else epoch * self._source.n + block
+        with sample_of(self._source.seed, epoch, at, sample_info().worker, own=self._own):
+            return block, self._source.item(at)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_row": self._row}
+        return {"_source": self._source}
 
 
 class Numbers:
-    """The numbers of a row's blocks, from a given one on. It replaces a Feed if workers can read the row themselves."""
+    """The numbers of a sequence's blocks, from a given one on. It replaces a Feed if workers can read the sequence themselves."""
 
-    def __init__(self, row: BlockRow) -> None:
-        self._row = row
+    def __init__(self, source: BlockSequence) -> None:
+        self._source = source
         self.epoch = self.block = 0
         self.own: dict[int, str] = {}
         self.pristine = ""
 
     def __iter__(self) -> Iterator[BlockKey]:
-        numbers = count(self.block) if self._row.repeating else range(self.block, self._row.n)
+        numbers = count(self.block) if self._source.repeating else range(self.block, self._source.n)
         return (BlockKey(self.epoch, number, None) for number in numbers)
 
 
@@ -80,14 +80,14 @@ class FedBlocks:
     """A BlockSource over a ShmLoader whose sampler feeds it.
 
     Args:
-        row: a StreamRow or a BlockRow.
+        source: a StreamSequence or a BlockSequence.
         pool: the workers.
         options: arguments for ShmLoader.
         about: the stages, for displays.
         in_order: whether blocks arrive in order, or as they are finished.
     """
 
-    row: Any
+    source: Any
     pool: PoolOptions
     options: Mapping[str, Any]
     about: Sequence[tuple[str, str]]
@@ -97,7 +97,9 @@ class FedBlocks:
 
     def __post_init__(self) -> None:
         is_sent = self.pool.num_workers > 0
-        self.feed: Feed | Numbers = Numbers(self.row) if self._is_placed else Feed(self.row.stream, self.row.size, is_sent=is_sent)
+        self.feed: Feed | Numbers = (
+            Numbers(self.source) if self._is_placed else Feed(self.source.stream, self.source.size, is_sent=is_sent)
+        )
         self._sampler = Remaining(self.feed)
         self._loader: ShmLoader[Any] | None = None
         self._iterator: Iterator[Any] | None = None
@@ -109,7 +111,7 @@ class FedBlocks:
 
     @property
     def _is_placed(self) -> bool:
-        return isinstance(self.row, BlockRow)
+        return isinstance(self.source, BlockSequence)
 
     def __call__(self) -> Block:
         if self._loader is None:
@@ -121,20 +123,22 @@ class FedBlocks:
             self.number, block = next(self._iterator)
             return block
         except (SampleTimeout, WorkerDied) as error:
-            error.add_note(f"shmload: a block has {self.row.size} items; sample_timeout_s is the timeout of DistributedBatchedMap")
+            error.add_note(
+                f"shmload: a block has {self.source.size} items; sample_timeout_s is the timeout of DistributedBatchedMap"
+            )
             raise
         finally:
             self.place += 1
 
     def _made(self) -> ShmLoader[Any]:
         pool = self.pool
-        program: Any = BlockProgram(self.row) if self._is_placed else StreamProgram(self.row)
-        options: dict[str, Any] = {"seed": self.row.seed}
+        program: Any = BlockProgram(self.source) if self._is_placed else StreamProgram(self.source)
+        options: dict[str, Any] = {"seed": self.source.seed}
         if not self.in_order:  # in torch mode, because seed mode keeps the order; the program keys all random numbers itself
-            generator = torch.Generator().manual_seed(self.row.seed % (1 << 63))
+            generator = torch.Generator().manual_seed(self.source.seed % (1 << 63))
             options = {"in_order": False, "generator": generator, "max_restarts": ANY_NUMBER}
         if pool.num_workers:
-            options |= {"prefetch_factor": pool.prefetch_factor(self.row.size), "sample_timeout_s": pool.timeout_s}
+            options |= {"prefetch_factor": pool.prefetch_factor(self.source.size), "sample_timeout_s": pool.timeout_s}
         options |= {"num_workers": pool.num_workers, "collate_fn": _unchanged, **self.options}
         loader: ShmLoader[Any] = ShmLoader(program, sampler=self._sampler, batch_size=None, **options)
         configure_for_pipeline(loader, self.about)
@@ -158,12 +162,12 @@ class FedBlocks:
             del self.feed.own[number]
 
     def first(self, epoch: int) -> Generator[Block]:
-        if self.row.stream.is_spent_once_read:
+        if self.source.stream.is_spent_once_read:
             raise ValueError(
                 "the last step is filled up with the epoch's first items, and the Stream's iterator cannot be read again: give "
                 'Partition uneven="drop" or "exact", or Stream an iterable'
             )
-        others = FedBlocks(self.row, PoolOptions(timeout_s=self.pool.timeout_s), {}, ())
+        others = FedBlocks(self.source, PoolOptions(timeout_s=self.pool.timeout_s), {}, ())
         others.restart(epoch)
         others.feed.pristine = self.feed.pristine
         try:

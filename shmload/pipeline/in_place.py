@@ -17,48 +17,48 @@ from shmload.batch.ragged import Ragged
 from shmload.batch.ragged_rows import RaggedRows
 from shmload.batch.row_placer import SingleRow
 from shmload.introspect.abilities import ability_of
+from shmload.pipeline.item_sequence import Derived, ItemSequence
 from shmload.pipeline.position_stages import Selected, Shuffled
 from shmload.pipeline.programs import RowProgram
-from shmload.pipeline.rows import Derived, Keys
 from shmload.worker.decoding_protocol import in_place_reader_of
 from shmload.worker.in_place_dataset import InPlace, InPlaceSubset
 from shmload.worker.read_plan import ReadPlan
 from shmload.worker.sample_rng import keyed_by
 
-_CHOOSING = (Derived, Selected, Shuffled)  # their items are unchanged items of the row below
+_CHOOSING = (Derived, Selected, Shuffled)  # their items are unchanged items of the sequence below
 
 
 class Choice:
-    """Maps the keys of a row to indices of a dataset.
+    """Maps the keys of a sequence to indices of a dataset.
 
     Args:
-        rows: rows from the last stage to the first; each chooses among the items of the next one, and the last is the source.
+        sequences: from the last stage to the first; each chooses among the items of the next one, and the last is the source.
     """
 
-    def __init__(self, rows: Sequence[Any]) -> None:
-        *self._rows, self._items = rows
+    def __init__(self, sequences: Sequence[Any]) -> None:
+        *self._sequences, self._items = sequences
         self.dataset = self._items.dataset
 
     @classmethod
-    def of(cls, row: Keys) -> Choice | None:
-        """Return the choice that a row makes, or None if its items are not unchanged samples of one dataset."""
-        rows: list[Any] = [row]
-        while type(rows[-1]) in _CHOOSING:
-            rows.append(rows[-1].below)
-        return None if rows[-1].dataset is None else cls(rows)
+    def of(cls, sequence: ItemSequence) -> Choice | None:
+        """Return the choice that a sequence makes, or None if its items are not unchanged samples of one dataset."""
+        sequences: list[Any] = [sequence]
+        while type(sequences[-1]) in _CHOOSING:
+            sequences.append(sequences[-1].below)
+        return None if sequences[-1].dataset is None else cls(sequences)
 
     def index(self, key: int) -> int:
         """Return the index of one key."""
-        for row in self._rows:
-            key = row.place(key)
+        for sequence in self._sequences:
+            key = sequence.place(key)
         place: int = key % self._items.n
         return place
 
     def indices(self, keys: Any) -> NDArray[np.int64]:
         """Return the indices of several keys."""
         places = np.asarray(keys, np.int64)
-        for row in self._rows:
-            places = row.places(places)
+        for sequence in self._sequences:
+            places = sequence.places(places)
         found: NDArray[np.int64] = places % self._items.n
         return found
 
@@ -66,7 +66,7 @@ class Choice:
 class ChosenProgram(RowProgram):
     """A dataset that maps a key to its sample, and reads samples by the dataset's own fastest method."""
 
-    def __init__(self, source: Keys) -> None:
+    def __init__(self, source: ItemSequence) -> None:
         super().__init__(source, [])
 
     @property

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.pipeline.rows import Keys
+from shmload.pipeline.item_sequence import ItemSequence
 from shmload.schedule.any_schedule import Uneven
 from shmload.schedule.keyed_batches import BatchSchedule, KeyedBatches
 from shmload.schedule.stream_positions import stream_end, stream_positions
@@ -19,13 +19,13 @@ class ItemStream(KeyedBatches):
     """The order of a pipeline's items, as a batch sampler of the loader.
 
     Args:
-        source: row of keys.
+        source: sequence of keys.
         batch_size: items of a rank's batch, or None for single items, which are fetched in groups.
     """
 
     n, identity = 0, ""
 
-    def __init__(self, source: Keys, batch_size: int | None) -> None:
+    def __init__(self, source: ItemSequence, batch_size: int | None) -> None:
         self.source, self.batch_size = source, batch_size
         self.n, self.identity = source.n, f"pipeline({source.identity})"
         self.rounds = 1  # single items fetched together, from the next ordered step on
@@ -143,7 +143,7 @@ class StreamSchedule(BatchSchedule):
     def _keys(self, epoch: int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         if not len(positions):
             return np.empty(0, np.int64)
-        source: Keys = self.order.source
+        source: ItemSequence = self.order.source
         if not self.is_endless:
             positions = positions % self.n + epoch * self.n
         first, last = int(positions.min()), int(positions.max())

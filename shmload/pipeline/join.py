@@ -7,11 +7,11 @@ from typing import Any
 
 from shmload.pipeline.conveyer import Conveyer
 from shmload.pipeline.draws import Draws
+from shmload.pipeline.item_sequence import SEED
 from shmload.pipeline.join_engine import JoinEngine
 from shmload.pipeline.join_source import JoinSource
 from shmload.pipeline.member_plans import plans_of
 from shmload.pipeline.methods import Fluent
-from shmload.pipeline.rows import SEED
 from shmload.pipeline.running_pipeline import RunningPipeline
 from shmload.schedule.checks import MAX_UINT64
 from shmload.schedule.mix import check_members
@@ -90,7 +90,7 @@ class Join(RunningPipeline, Fluent):
         return self.engine.last_member
 
     def as_source(self) -> JoinSource:
-        """Return the members' items as one row, for the first stage of a pipeline with one worker pool.
+        """Return the members' items as one sequence, for the first stage of a pipeline with one worker pool.
 
         Raises:
             ValueError: a member delivers batches, or only a rank's part.

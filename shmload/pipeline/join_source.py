@@ -1,9 +1,9 @@
-"""A Join as the first stage of a pipeline: the items of its members as one row of keys.
+"""A Join as the first stage of a pipeline: the items of its members as one sequence of keys.
 
     key = the member's own key * number of members + the member's number
 
 Members continue where they are when an epoch of the Join ends. So the items drawn from a member are always a prefix of its own
-row: each of its epochs is delivered completely before the next one begins.
+sequence: each of its epochs is delivered completely before the next one begins.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from shmload.errors import StateMismatch
 from shmload.pipeline.draws import Draws
+from shmload.pipeline.item_sequence import ItemSequence
 from shmload.pipeline.plan import Plan, PoolOptions
 from shmload.pipeline.programs import RowProgram
-from shmload.pipeline.rows import Keys
 from shmload.schedule.digest import digest
 from shmload.schedule.mix_draws import Drawn
 from shmload.schedule.mix_order import Stop
@@ -28,8 +28,8 @@ from shmload.schedule.permutation import MAX_N
 READ_AHEAD = 1024  # keys computed at a time, because one batch has only a few keys of each member
 
 
-class JoinSource(Keys):
-    """The items of several pipelines as one row.
+class JoinSource(ItemSequence):
+    """The items of several pipelines as one sequence.
 
     Args:
         plans: plans of the members.
@@ -39,7 +39,7 @@ class JoinSource(Keys):
     """
 
     def __init__(self, plans: Sequence[Plan], weights: Sequence[Any], stop: Stop, seed: int) -> None:
-        self._sources: list[Keys] = [plan.source for plan in plans]
+        self._sources: list[ItemSequence] = [plan.source for plan in plans]
         self._programs = [
             RowProgram(plan.source, [replace(stage, name=f"{stage.name} of member {number}") for stage in plan.item_stages])
             for number, plan in enumerate(plans)

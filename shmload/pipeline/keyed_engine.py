@@ -1,6 +1,6 @@
 """KeyedEngine: run a pipeline in which the key of every item is known in advance.
 
-source: a row of keys ──▶ slots, filled by workers with the row program ──▶ batches, or single items
+source: a sequence of keys ──▶ slots, filled by workers with the program ──▶ batches, or single items
 
 The loader that reads the pipeline is in seed mode, with the item order as its batch sampler. Order, ranks, crash replay and
 resume are the loader's. This engine adds the position, which counts the items that all ranks have consumed, also within a group

@@ -14,13 +14,13 @@ from typing import Any
 
 from shmload.pipeline.buckets import Bucket
 from shmload.pipeline.caching import Cache
-from shmload.pipeline.combined_rows import Chained, Interleaved, Zipped
+from shmload.pipeline.combined_sequences import Chained, Interleaved, Zipped
 from shmload.pipeline.conveyer import Conveyer
 from shmload.pipeline.explain import Explanation
+from shmload.pipeline.item_sequence import ItemSequence, Mapped
 from shmload.pipeline.member_plans import plans_of
 from shmload.pipeline.packing import Pack
 from shmload.pipeline.position_stages import Enumerate, Repeat, Shuffle, Skip, Take, Window
-from shmload.pipeline.rows import Keys, Mapped
 from shmload.pipeline.scan import Scan
 from shmload.pipeline.stages import BatchMap, Collate, DistributedBatchedMap, Map, Partition
 from shmload.schedule.any_schedule import Uneven
@@ -177,12 +177,12 @@ class Combined(Fluent):
             raise ValueError(f"{name} needs at least one member; got none")
         self.members = members
 
-    def _made(self, rows: list[Keys]) -> Keys:
-        """Return the row made of the members' rows."""
+    def _made(self, sequences: list[ItemSequence]) -> ItemSequence:
+        """Return the sequence made of the members' sequences."""
         raise NotImplementedError
 
-    def as_source(self) -> Keys:
-        """Return the combined row, for the first stage of a pipeline, with the workers that the members request.
+    def as_source(self) -> ItemSequence:
+        """Return the combined sequence, for the first stage of a pipeline, with the workers that the members request.
 
         Raises:
             TypeError, ValueError: a member is not a pipeline of single items.
@@ -194,11 +194,11 @@ class Combined(Fluent):
                     f"member {number} of the {name} is a Conveyer, a source or a list of stages; got {type(member).__name__}"
                 )
         plans = plans_of(self.members, name)
-        rows: list[Keys] = [
+        sequences: list[ItemSequence] = [
             Mapped(plan.source, [replace(stage, name=f"{stage.name} of member {number}") for stage in plan.item_stages])
             for number, plan in enumerate(plans)
         ]
-        source = self._made(rows)
+        source = self._made(sequences)
         source.pools = [plan.pool for plan in plans]
         return source
 
@@ -218,8 +218,8 @@ class Zip(Combined):
         [('a', 0), ('b', 1), ('c', 2)]
     """
 
-    def _made(self, rows: list[Keys]) -> Keys:
-        return Zipped(rows)
+    def _made(self, sequences: list[ItemSequence]) -> ItemSequence:
+        return Zipped(sequences)
 
 
 class Chain(Combined):
@@ -231,8 +231,8 @@ class Chain(Combined):
         TypeError, ValueError: a member is not a pipeline of single items.
     """
 
-    def _made(self, rows: list[Keys]) -> Keys:
-        return Chained(rows)
+    def _made(self, sequences: list[ItemSequence]) -> ItemSequence:
+        return Chained(sequences)
 
 
 class Interleave(Combined):
@@ -250,5 +250,5 @@ class Interleave(Combined):
         self.block_length = block_length
         set_whole(self, "Interleave(block_length)", "block_length", 1, MAX_N)
 
-    def _made(self, rows: list[Keys]) -> Keys:
-        return Interleaved(rows, self.block_length)
+    def _made(self, sequences: list[ItemSequence]) -> ItemSequence:
+        return Interleaved(sequences, self.block_length)

@@ -1,7 +1,7 @@
 """PipelineEngine: the base of all engines that run a Plan, with position and state.
 
-A `PipelinePlace` is a position in a pipeline's row, (epoch, position), and everything else that the engine needs to continue there.
-A state is a place, the identity of the schedule, and a checksum.
+A `PipelinePlace` is a position in a pipeline's items, (epoch, position), and everything else that the engine needs to continue
+there. A state is a place, the identity of the schedule, and a checksum.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shmload.pipeline.block_rows import BlockRow
+from shmload.pipeline.block_sequence import BlockSequence
 from shmload.pipeline.in_place import Choice, ChosenProgram
+from shmload.pipeline.item_sequence import ItemSequence
 from shmload.pipeline.programs import BatchProgram, InPlaceProgram, ItemProgram, RowProgram
-from shmload.pipeline.rows import Keys
 from shmload.pipeline.stages import Collate, DistributedBatchedMap, Partition
-from shmload.pipeline.stream_rows import StreamRow
+from shmload.pipeline.stream_sequence import StreamSequence
 from shmload.worker.decoding_protocol import is_decoder
 from shmload.worker.stage_engine import Each
 
@@ -66,7 +66,7 @@ class Plan:
     """A compiled pipeline.
 
     Attributes:
-        source: row of keys, or of blocks.
+        source: sequence of keys, or of blocks.
         item_stages: functions of items, before Collate.
         batch_stages: functions of batches that the trainer applies (Map after Collate).
         partition: this rank's share.
@@ -77,7 +77,7 @@ class Plan:
         is_in_order: whether items arrive in order, or as they are finished.
     """
 
-    source: Keys
+    source: ItemSequence
     item_stages: list[Each]
     batch_stages: list[Each]
     partition: Partition
@@ -97,12 +97,12 @@ class Plan:
     @property
     def is_expanding(self) -> bool:
         """Return whether items of the source are blocks of delivered items."""
-        return isinstance(self.source, BlockRow | StreamRow)
+        return isinstance(self.source, BlockSequence | StreamSequence)
 
     @property
     def is_streamed(self) -> bool:
         """Return whether the trainer reads the source item by item."""
-        return isinstance(self.source, StreamRow)
+        return isinstance(self.source, StreamSequence)
 
     @property
     def program(self) -> RowProgram:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.pipeline.rows import Derived, Keys
+from shmload.pipeline.item_sequence import Derived, ItemSequence
 from shmload.schedule import key_streams, permutation
 from shmload.schedule.checks import MAX_UINT64
 from shmload.schedule.epoch_cache import EpochCache
@@ -18,17 +18,17 @@ from shmload.worker.stage_arguments import set_whole
 
 
 class Selected(Derived):
-    """A row of the items that a slice selects from each epoch of the row below, or from all items of a repeating row.
+    """The items that a slice selects from each epoch of the sequence below, or from all items of a repeating sequence.
 
     Args:
-        below: that row.
+        below: that sequence.
         part: the slice.
         n: number of items of an epoch.
         what: the stage, with its arguments.
-        repeating: whether the row repeats; None if it repeats like the row below.
+        repeating: whether the sequence repeats; None if it repeats like the sequence below.
     """
 
-    def __init__(self, below: Keys, part: Sliced, n: int, what: str, *, repeating: bool | None = None) -> None:
+    def __init__(self, below: ItemSequence, part: Sliced, n: int, what: str, *, repeating: bool | None = None) -> None:
         super().__init__(below, n, what, repeating=repeating)
         self._part = part
 
@@ -51,8 +51,8 @@ class Take:
     def __post_init__(self) -> None:
         set_whole(self, "Take(n)", "n", 1, MAX_N)
 
-    def over(self, below: Keys) -> Keys:
-        """Return the row after this stage."""
+    def over(self, below: ItemSequence) -> ItemSequence:
+        """Return the sequence after this stage."""
         n = self.n if below.repeating else min(self.n, below.n)
         return Selected(below, Sliced(0, self.n, 1), n, f"Take({self.n})", repeating=False)
 
@@ -70,8 +70,8 @@ class Skip:
     def __post_init__(self) -> None:
         set_whole(self, "Skip(n)", "n", 0, MAX_N)
 
-    def over(self, below: Keys) -> Keys:
-        """Return the row after this stage.
+    def over(self, below: ItemSequence) -> ItemSequence:
+        """Return the sequence after this stage.
 
         Raises:
             ValueError: no item is left.
@@ -97,14 +97,14 @@ class Repeat:
         if self.times is not None:
             set_whole(self, "Repeat(times)", "times", 1, MAX_N)
 
-    def over(self, below: Keys) -> Keys:
-        """Return the row after this stage.
+    def over(self, below: ItemSequence) -> ItemSequence:
+        """Return the sequence after this stage.
 
         Raises:
-            ValueError: the row repeats already, or an epoch would be too long.
+            ValueError: the sequence repeats already, or an epoch would be too long.
         """
         if below.repeating:
-            raise ValueError("Repeat needs a row that ends; this one repeats by itself: give its source repeating=False")
+            raise ValueError("Repeat needs a sequence that ends; this one repeats by itself: give its source repeating=False")
         if self.times is None:
             return Derived(below, below.n, "Repeat()", repeating=True)
         if below.n * self.times > MAX_N:
@@ -125,15 +125,15 @@ class Enumerate:
     def __post_init__(self) -> None:
         set_whole(self, "Enumerate(start)", "start", -MAX_N, MAX_N)
 
-    def over(self, below: Keys) -> Keys:
-        """Return the row after this stage."""
+    def over(self, below: ItemSequence) -> ItemSequence:
+        """Return the sequence after this stage."""
         return Enumerated(below, self.start)
 
 
 class Enumerated(Derived):
-    """The row of an Enumerate."""
+    """The sequence of an Enumerate."""
 
-    def __init__(self, below: Keys, start: int) -> None:
+    def __init__(self, below: ItemSequence, start: int) -> None:
         super().__init__(below, below.n, f"Enumerate({start})")
         self._start = start
 
@@ -157,8 +157,8 @@ class Window:
         set_whole(self, "Window(size)", "size", 1, MAX_N)
         set_whole(self, "Window(step)", "step", 1, MAX_N)
 
-    def over(self, below: Keys) -> Keys:
-        """Return the row after this stage.
+    def over(self, below: ItemSequence) -> ItemSequence:
+        """Return the sequence after this stage.
 
         Raises:
             ValueError: an epoch is shorter than a window.
@@ -167,9 +167,9 @@ class Window:
 
 
 class Windows(Selected):
-    """The row of a Window."""
+    """The sequence of a Window."""
 
-    def __init__(self, below: Keys, size: int, step: int) -> None:
+    def __init__(self, below: ItemSequence, size: int, step: int) -> None:
         part = Sliced(0, None if below.repeating else max(below.n - size + 1, 0), step)  # the first item of each window
         n = part.count(below.n)
         if not n:
@@ -207,8 +207,8 @@ class Shuffle:
         """Return whether it works without known positions."""
         return self.buffer_size is not None
 
-    def over(self, below: Keys) -> Keys:
-        """Return the row after this stage."""
+    def over(self, below: ItemSequence) -> ItemSequence:
+        """Return the sequence after this stage."""
         return Shuffled(below, below.seed if self.seed is None else self.seed)
 
 
@@ -216,9 +216,9 @@ _SHUFFLES = key_streams.SAMPLES + 4  # differs from the stream of a Permutation 
 
 
 class Shuffled(Derived):
-    """The row of a Shuffle."""
+    """The sequence of a Shuffle."""
 
-    def __init__(self, below: Keys, seed: int) -> None:
+    def __init__(self, below: ItemSequence, seed: int) -> None:
         super().__init__(below, below.n, f"Shuffle(seed={seed})")
         self.is_fixed = False
         self._order_seed = seed

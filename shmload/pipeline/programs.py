@@ -1,4 +1,4 @@
-"""Row programs: the datasets that workers read. They map a key to the result of a pipeline's functions."""
+"""Programs: the datasets that workers read. They map a key to the result of a pipeline's functions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from shmload.batch.ragged import ragged_of
 from shmload.modes.default_collate import collated
 from shmload.pipeline.block_context import IN_WORKER
-from shmload.pipeline.rows import Keys
+from shmload.pipeline.item_sequence import ItemSequence
 from shmload.worker.failure import Failure
 from shmload.worker.stage_engine import Each, FailedItem, apply_functions, with_note
 
@@ -17,11 +17,11 @@ class RowProgram:
     """A dataset: key -> the item after the pipeline's functions. Errors of functions get a note that names the item.
 
     Args:
-        source: row of the items.
+        source: sequence of the items.
         stages: the functions.
     """
 
-    def __init__(self, source: Keys, stages: Sequence[Each]) -> None:
+    def __init__(self, source: ItemSequence, stages: Sequence[Each]) -> None:
         self._source, self._stages = source, {stage.name: stage for stage in stages}  # an error of pickling shows the keys
 
     def __len__(self) -> int:
@@ -40,9 +40,9 @@ class RowProgram:
 
 
 class InPlaceProgram(RowProgram):
-    """A row program whose last function decodes directly into a row of the batch."""
+    """A program whose last function decodes directly into a row of the batch."""
 
-    def __init__(self, source: Keys, stages: Sequence[Each]) -> None:
+    def __init__(self, source: ItemSequence, stages: Sequence[Each]) -> None:
         super().__init__(source, stages[:-1])
         self._last = stages[-1].name
         decoder: Any = stages[-1].function
@@ -57,7 +57,7 @@ class InPlaceProgram(RowProgram):
 
 
 class ItemProgram(RowProgram):
-    """A row program for single items made by workers. It returns the exception of an item in its place."""
+    """A program for single items made by workers. It returns the exception of an item in its place."""
 
     def __getitem__(self, key: int) -> Any:
         try:

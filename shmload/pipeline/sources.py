@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.introspect.abilities import package_ability
+from shmload.pipeline.item_sequence import SEED, ItemSequence, PositionSequence
 from shmload.pipeline.methods import Fluent
-from shmload.pipeline.rows import SEED, Keys, Row
 from shmload.pipeline.stage_names import argument_text
-from shmload.pipeline.stream_rows import StreamItems
+from shmload.pipeline.stream_sequence import StreamItems
 from shmload.schedule import permutation
 from shmload.schedule.checks import MAX_UINT64
 from shmload.schedule.epoch_cache import EpochCache
@@ -24,7 +24,7 @@ from shmload.worker.stage_engine import with_note
 
 
 @dataclass(frozen=True)
-class Source(Fluent, Keys):
+class Source(Fluent, ItemSequence):
     """A source of integers, each of which occurs once in every epoch."""
 
     n_elements: int
@@ -108,7 +108,7 @@ class Permutation(Source):
         return permutation.Permutation(self.n_elements, seed=seed, epoch=epoch)
 
 
-class Items(Fluent, Row):
+class Items(Fluent, PositionSequence):
     """The items of a sequence or dataset, in order. It must have a length and be indexable.
 
     Args:
@@ -164,7 +164,7 @@ class Items(Fluent, Row):
         return self.items[key % self.n]
 
 
-class Generate(Fluent, Row):
+class Generate(Fluent, PositionSequence):
     """Items that a function draws or computes for each position.
 
     Args:

@@ -15,9 +15,9 @@ from time import perf_counter_ns
 from typing import Any
 
 from shmload.pipeline.block_columns import length
-from shmload.pipeline.block_rows import Expansion
+from shmload.pipeline.block_sequence import Expansion
 from shmload.pipeline.compose import buffered
-from shmload.pipeline.rows import Keys, Row
+from shmload.pipeline.item_sequence import ItemSequence, PositionSequence
 from shmload.pipeline.scan import Scan
 from shmload.pipeline.stages import BatchMap, DistributedBatchedMap, Map
 from shmload.worker.decoding_protocol import is_decoder
@@ -115,14 +115,14 @@ class StageCounters:
             return _changed(stage, mapping_fn=self._function(count, stage.mapping_fn))
         if isinstance(stage, Expanding):
             return _changed(stage, run=partial(self._expanded, count, stage.run))
-        if isinstance(stage, Keys):
-            return self._row(count, stage)
+        if isinstance(stage, ItemSequence):
+            return self._sequence(count, stage)
         if hasattr(stage, "iterable"):
             return _changed(stage, iterable=partial(self._streamed, count, stage.iterable))
         if hasattr(stage, "as_source"):
-            return _changed(stage, as_source=lambda: self._row(count, stage.as_source()))
+            return _changed(stage, as_source=lambda: self._sequence(count, stage.as_source()))
         if hasattr(stage, "over"):
-            return _changed(stage, over=lambda below: self._row(count, stage.over(below)))
+            return _changed(stage, over=lambda below: self._sequence(count, stage.over(below)))
         return stage
 
     def _function(self, count: StageCount, function: Any) -> Any:
@@ -133,9 +133,9 @@ class StageCounters:
             counted.read_into = self.timed(function.read_into, count, count)
         return counted
 
-    def _row(self, count: StageCount, row: Keys) -> Any:
-        item = self.timed(row.item, count, count)
-        return _changed(row, item=item, at=item) if isinstance(row, Row) else _changed(row, item=item)
+    def _sequence(self, count: StageCount, sequence: ItemSequence) -> Any:
+        item = self.timed(sequence.item, count, count)
+        return _changed(sequence, item=item, at=item) if isinstance(sequence, PositionSequence) else _changed(sequence, item=item)
 
     def _expanded(self, count: StageCount, run: Any, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
         def received() -> Iterator[Any]:
@@ -164,7 +164,7 @@ class StageCounters:
 
 
 def _changed(stage: Any, **attributes: Any) -> Any:
-    """Return a copy of a stage or a row with other attributes."""
+    """Return a copy of a stage or a sequence with other attributes."""
     made = copy.copy(stage)
     vars(made).update(attributes)
     return made

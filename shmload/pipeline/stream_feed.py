@@ -14,7 +14,7 @@ from shmload.pipeline.block_columns import Block
 from shmload.pipeline.block_context import BlockContext
 from shmload.pipeline.position_stages import Enumerate, Skip
 from shmload.pipeline.scan import saved
-from shmload.pipeline.stream_rows import UNKNOWN, StreamItems, StreamRow
+from shmload.pipeline.stream_sequence import UNKNOWN, StreamItems, StreamSequence
 from shmload.schedule.state_codec import opened
 from shmload.shm import pickling
 from shmload.worker.failure import Failure
@@ -52,8 +52,8 @@ class BlockKey(NamedTuple):
 class StreamProgram:
     """A dataset whose keys are blocks. It returns the block's number, and the result of the stages."""
 
-    def __init__(self, row: StreamRow) -> None:
-        self._expansion, self._size, self._seed = row.expansion, row.size, row.seed
+    def __init__(self, sequence: StreamSequence) -> None:
+        self._expansion, self._size, self._seed = sequence.expansion, sequence.size, sequence.seed
 
     def __len__(self) -> int:
         return UNKNOWN

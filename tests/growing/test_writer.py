@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shmload.errors import CacheFull
-from shmload.formats import TFRecordDataset, paths
+from shmload.formats import TFRecordDataset, atomic_write
 from shmload.growing import SampleCache, cache_writer, damage, process_report
 from tests.growing.growing_kit import RECORD_NBYTES, dataset_of, epoch_of, loader_of, put, put_foreign, sample
 from tests.storage.cache.test_processes import child
@@ -204,7 +204,7 @@ def test_writer_on_a_full_disk_loses_its_reports_and_no_sample(cache: SampleCach
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(paths, "write_whole", full)
+    monkeypatch.setattr(atomic_write, "write_whole", full)
     with cache.writer() as one:
         for _ in range(2):
             one.write(sample(0))
@@ -220,7 +220,7 @@ def test_small_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> Non
     (tmp_path / "taken").mkdir()
     for is_new, error in ((True, None), (False, IsADirectoryError)):
         with pytest.raises(error) if error else nullcontext():
-            assert not paths.write_whole(tmp_path / "taken", b"x", is_new=is_new)
+            assert not atomic_write.write_whole(tmp_path / "taken", b"x", is_new=is_new)
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
 
 

@@ -239,7 +239,7 @@ def test_skip_first_batches_is_refused(make_loader: Make) -> None:
 
 def test_conflicting_options_are_refused(make_loader: Make) -> None:
     accelerator = accelerate.Accelerator(cpu=True)
-    with pytest.raises(TypeError, match="takes a ShmLoader; give DataLoader to"):
+    with pytest.raises(TypeError, match="takes a ShmLoader; got DataLoader, which"):
         prepare(accelerator, torch.utils.data.DataLoader(Numbers()))
     with pytest.raises(ValueError, match=r"over 1 ranks, the Accelerator has 2 processes: make the Accelerator before"):
         prepare(FakeAccelerator(accelerator, num_processes=2), make_loader())

@@ -115,7 +115,7 @@ def test_cache_key_depends_on_code_of_dataset_methods(
     ids=["permutation", "take of an endless one", "shuffle", "generate"],
 )
 def test_cache_refuses_items_in_different_order_each_epoch(stages: list[Any]) -> None:
-    with pytest.raises(ValueError, match=r"a Cache, does not go with what it is given: its items come in another order"):
+    with pytest.raises(ValueError, match=r"Cache, does not go with what it is given: its items come in another order"):
         Conveyer([*stages, Cache()])
 
 
@@ -188,7 +188,9 @@ def test_cache_file_exists_before_workers_open_it(tmp_path: Path) -> None:
 def test_error_names_the_item_that_cannot_be_cached() -> None:
     with Conveyer([Items([1, memoryview(b""), 3]), Cache()]) as pipeline:
         assert pipeline() == 1
-        with pytest.raises(TypeError, match=r"(?s)Cache keeps items as pickles, and a memoryview .*put Cache before") as caught:
+        with pytest.raises(
+            TypeError, match=r"(?s)Cache keeps items as pickles, and an item of type memoryview .*put Cache before"
+        ) as caught:
             pipeline()
         assert caught.value.__notes__ == ["shmload: item 1 of epoch 0"]
         assert pipeline() == 3

@@ -214,7 +214,7 @@ PIPELINE_DEFECTS = [
     Defect(
         "B1",
         "explaining a pipeline fills a cache of its own",
-        "shmload/pipeline/rows.py",
+        "shmload/pipeline/item_sequence.py",
         'getattr(stage.function, "uncounted", stage.function)',
         "stage.function",
         ("tests/pipeline/test_explain.py::test_cached_items_are_counted",),

@@ -208,5 +208,5 @@ def test_prepare_refuses_non_workers_and_other_loaders(place: Any) -> None:
     place(None, None)
     with pytest.raises(RuntimeError, match=r"this process is not a worker of a TorchTrainer"):
         prepare(ShmLoader(Rows(), 4))
-    with pytest.raises(TypeError, match=r"give a DataLoader to ray.train.torch.prepare_data_loader"):
+    with pytest.raises(TypeError, match=r"got DataLoader, which ray.train.torch.prepare_data_loader takes"):
         prepare(torch.utils.data.DataLoader([1, 2]))  # type: ignore[type-var]  # what it refuses

@@ -40,13 +40,13 @@ INTERNAL = {  # public only within the package
     "Schedule.end_of",
     *(
         f"AnySchedule.{name}"
-        for name in ("stride", "stream", "grows", "behind", "number", "begins", "ended", "children", "go_on_from")
+        for name in ("stride", "stream", "grows", "next_step", "number", "begins", "ended", "children", "go_on_from")
     ),
     "PreparedLoader.begin",
     "PreparedLoader.end",
     *(f"{batches}.schedule" for batches in ("KeyedBatches", "LengthBuckets", "TokenBudget")),
     "Join.as_source",
-    *(f"Keys.{name}" for name in ("keys_at", "item", "name", "at", "key", "counters_at", "go_on_at")),
+    *(f"ItemSequence.{name}" for name in ("keys_at", "item", "name", "at", "key", "counters_at", "go_on_at")),
     *(f"{stage}.over" for stage in ("Take", "Skip", "Repeat", "Enumerate", "Window", "Shuffle", "Cache")),
     "Expanding.run",
     "EpochCallback",

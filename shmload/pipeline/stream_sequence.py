@@ -1,4 +1,4 @@
-"""Rows of a Stream: items that can only be read one after the other."""
+"""Sequences of a Stream: items that can only be read one after the other."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from shmload.pipeline.block_rows import Expansion
+from shmload.pipeline.block_sequence import Expansion
+from shmload.pipeline.item_sequence import PositionSequence
 from shmload.pipeline.position_stages import Enumerate, Skip, Take
-from shmload.pipeline.rows import Row
 
 UNKNOWN = 1 << 52  # replaces the unknown number of blocks of an epoch
 
@@ -49,7 +49,7 @@ class StreamItems:
         return not isinstance(self.iterable, type) and hasattr(self.iterable, "__next__")
 
 
-class StreamRow(Row):
+class StreamSequence(PositionSequence):
     """The blocks of a stream, for the schedule; their number is unknown."""
 
     def __init__(self, stream: StreamItems, expansion: Expansion, size: int) -> None:

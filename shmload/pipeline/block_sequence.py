@@ -1,10 +1,10 @@
-"""Rows of blocks: the results of stages on fixed-size blocks of a row.
+"""Sequences of blocks: the results of stages on fixed-size blocks of a sequence.
 
-After a Filter, it is unknown which source item becomes item 1,000 until the items before it have been read. So the row below is cut
-into blocks of `size` items, and the result of a block depends on that block alone: stages start over with each block. A position is
-(block, number of its items already consumed), and resuming reads at most one block again.
+After a Filter, it is unknown which source item becomes item 1,000 until the items before it have been read. So the sequence below
+is cut into blocks of `size` items, and the result of a block depends on that block alone: stages start over with each block. A
+position is (block, number of its items already consumed), and resuming reads at most one block again.
 
-    row          0 1 2 3 | 4 5 6 7 | 8 9          blocks of 4
+    sequence     0 1 2 3 | 4 5 6 7 | 8 9          blocks of 4
     Filter(odd)    1   3 |   5   7 |   9
     Collate(2)     1 - 3     5 - 7     9          batches run across the blocks
     position     (0, 0)    (1, 0)    (2, 0)
@@ -20,11 +20,11 @@ from typing import Any
 
 from shmload.pipeline.block_columns import Block, columns_of
 from shmload.pipeline.block_context import BlockContext
-from shmload.pipeline.rows import Keys, Row
+from shmload.pipeline.item_sequence import ItemSequence, PositionSequence
 from shmload.pipeline.scan import Scan
 from shmload.worker.stage_engine import Expanding, StageContext, group_stages, run_stages
 
-BLOCK = 256  # items of the row below that are expanded together
+BLOCK = 256  # items of the sequence below that are expanded together
 
 
 Finish = Callable[[list[Any], StageContext], Block]
@@ -65,14 +65,14 @@ class Expansion:
         return made if self.finish is None else self.finish(made, context)
 
 
-class BlockRow(Row):
-    """A row of blocks: item b is the result of the stages on the b-th block of the row below.
+class BlockSequence(PositionSequence):
+    """A sequence of blocks: item b is the result of the stages on the b-th block of the sequence below.
 
     Args:
-        size: items of the row below in each block; the last block of an epoch may have fewer.
+        size: items of the sequence below in each block; the last block of an epoch may have fewer.
     """
 
-    def __init__(self, below: Keys, expansion: Expansion, size: int) -> None:
+    def __init__(self, below: ItemSequence, expansion: Expansion, size: int) -> None:
         super().__init__(
             -(-below.n // size),
             f"{expansion.kinds} of blocks of {size} of {below.identity}",

@@ -1,15 +1,15 @@
-"""Rows of items: sequences of epochs that any process can read at any position.
+"""Sequences of the items of all epochs, which any process can read at any position.
 
-A row numbers the items of all its epochs consecutively: position e * n + p is item p of epoch e. A repeating row has no end; its
-epochs only affect how positions are counted. A stage that depends only on positions turns a row into another row: item k of the new
-row is computed from the items of the row below that it consists of, so any worker can read any item.
+A sequence numbers the items of all its epochs consecutively: position e * n + p is item p of epoch e. A repeating sequence has no
+end; its epochs only affect how positions are counted. A stage that depends only on positions turns a sequence into another one:
+item k of the new sequence is computed from the items of the sequence below that it consists of, so any worker can read any item.
 
     Items(["a", "b", "c"])      a b c | a b c | ...
     Skip(1)                     b c | b c | ...
     Enumerate()                 (0, b) (1, c) | (0, b) (1, c) | ...
 
-The order of a row consists of keys, which are sent to the workers, and each key identifies an item. The keys of a Range, a
-Permutation and a Join encode the item; the keys of all other rows are positions.
+The order of a sequence consists of keys, which are sent to the workers, and each key identifies an item. The keys of a Range, a
+Permutation and a Join encode the item; the keys of all other sequences are positions.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from shmload.worker.stage_engine import Each, with_note
 SEED = 1234  # the default of sources
 
 
-class Keys:
-    """A row of items, and the keys that identify them. Positions number the items of all epochs consecutively.
+class ItemSequence:
+    """A sequence of items, and the keys that identify them. Positions number the items of all epochs consecutively.
 
     Attributes:
         n: number of items of an epoch.
@@ -36,11 +36,11 @@ class Keys:
         members: structure of the keys, for audits: n of a plain source; for a Join, the list of its members' structures.
         num_counters: number of counters that a resume needs besides the position.
         is_fixed: whether item p is the same in every epoch, except for random numbers.
-        parts: the rows that it is made of.
+        parts: the sequences that it is made of.
     """
 
     is_fixed = False
-    parts: Sequence[Keys] = ()
+    parts: Sequence[ItemSequence] = ()
     n: int
     seed: int
     repeating: bool
@@ -90,8 +90,8 @@ class Keys:
             raise StateMismatch(f"{type(self).__name__} has no counters; the state has {counters!r:.200}")
 
 
-class Row(Keys):
-    """A row whose keys are its positions."""
+class PositionSequence(ItemSequence):
+    """A sequence whose keys are its positions."""
 
     def __init__(self, n: int, identity: str, *, repeating: bool, seed: int) -> None:
         self.n = self.members = n
@@ -111,10 +111,10 @@ class Row(Keys):
         raise NotImplementedError
 
 
-class Mapped(Row):
-    """A row of the results of functions on the items of another row."""
+class Mapped(PositionSequence):
+    """A sequence of the results of functions on the items of another sequence."""
 
-    def __init__(self, below: Keys, stages: Sequence[Each]) -> None:
+    def __init__(self, below: ItemSequence, stages: Sequence[Each]) -> None:
         super().__init__(below.n, below.identity, repeating=below.repeating, seed=below.seed)
         self.below, self._functions = below, {stage.name: stage for stage in stages}  # an error of pickling shows the keys
         self.is_fixed, self.parts = below.is_fixed, (below,)
@@ -134,24 +134,24 @@ class Mapped(Row):
         return item
 
 
-class Derived(Row):
-    """A row whose items are made of those of the row below.
+class Derived(PositionSequence):
+    """A sequence whose items are made of those of the sequence below.
 
     Args:
-        below: that row.
+        below: that sequence.
         n: number of items of an epoch.
         what: the stage that makes it, with its arguments.
-        repeating: whether the row repeats; None if it repeats like the row below.
+        repeating: whether the sequence repeats; None if it repeats like the sequence below.
     """
 
-    def __init__(self, below: Keys, n: int, what: str, *, repeating: bool | None = None) -> None:
+    def __init__(self, below: ItemSequence, n: int, what: str, *, repeating: bool | None = None) -> None:
         is_endless = below.repeating if repeating is None else repeating
         super().__init__(n, f"{what} of {_short(below.identity)}", repeating=is_endless, seed=below.seed)
         self.below, self.parts = below, (below,)
         self.is_fixed = below.is_fixed and not below.repeating
 
     def place(self, position: int) -> int:
-        """Return the position in the row below at which an item begins."""
+        """Return the position in the sequence below at which an item begins."""
         return position
 
     def places(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -77,7 +77,7 @@ def _divided(loader: _Loader, rank: int, world_size: int) -> _Loader:
     if has_batches_of_its_own or type(loader.sampler) not in (RandomSampler, SequentialSampler):
         name = type(loader.batch_sampler if has_batches_of_its_own else loader.sampler).__name__
         raise ValueError(
-            f"{world_size} workers, and {name} gives the same samples to each: Ray's own prepare_data_loader would throw "
+            f"{name} gives the same samples to each of the {world_size} workers: Ray's own prepare_data_loader would throw "
             "it away. Give a DistributedSampler, or shmload's own samplers with a seed, which are divided; or "
             "add_dist_sampler=False if it divides by itself"
         )

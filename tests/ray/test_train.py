@@ -183,8 +183,8 @@ def test_order_that_is_divided_already_or_must_stay_is_unchanged(place: Any) -> 
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"sampler": WeightedRandomSampler([1.0] * 61, 61)}, "a WeightedRandomSampler that"),
-        ({"batch_sampler": BatchSampler(SequentialSampler(range(61)), 4, False)}, "a BatchSampler that"),
+        ({"sampler": WeightedRandomSampler([1.0] * 61, 61)}, "WeightedRandomSampler gives"),
+        ({"batch_sampler": BatchSampler(SequentialSampler(range(61)), 4, False)}, "BatchSampler gives"),
         ({"sampler": RandomSampler(range(61), replacement=True)}, "a RandomSampler with replacement"),
     ],
 )

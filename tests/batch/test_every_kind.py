@@ -411,3 +411,11 @@ def test_sample_written_to_its_row_keeps_its_type_if_the_batch_is_packed_after_a
     with ShmLoader(Samples(samples), 3, num_workers=num_workers, ragged="list") as loader:
         (batch,) = loader
     assert [type(value) for value in batch] == [type(value) for value in reference(samples, "list")]
+
+
+@pytest.mark.parametrize("seed", [None, 3], ids=["torch mode", "seed mode"])
+def test_untyped_storages_are_delivered(seed: int | None) -> None:
+    samples = [{"storage": torch.arange(n, dtype=torch.uint8).untyped_storage()} for n in (3, 0)]
+    with ShmLoader(Samples(samples), 2, num_workers=1, seed=seed, collate_fn=list) as loader:
+        (batch,) = loader
+    assert [list(sample["storage"]) for sample in batch] == [[0, 1, 2], []]

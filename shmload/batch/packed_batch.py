@@ -265,7 +265,20 @@ def _array_pickler(stream: io.BytesIO, packer: Packer) -> pickle.Pickler:
     torch = sys.modules.get("torch")
     classes = [np.ndarray, np.memmap, *([] if torch is None else [torch.Tensor])]
     pickler.dispatch_table = {**copyreg.dispatch_table, **dict.fromkeys(classes, reduce)}
+    if torch is not None:
+        pickler.dispatch_table[torch.UntypedStorage] = lambda storage: (
+            storage_of,
+            (torch.empty(0, dtype=torch.uint8).set_(storage).numpy().tobytes(),),
+        )
     return pickler
+
+
+def storage_of(data: bytes) -> Any:
+    """Return a torch storage with these bytes. Needed because pickle cannot open what torch writes for an untyped storage."""
+    import torch
+
+    values = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return values.untyped_storage()
 
 
 def placed(node: Node) -> Any:

@@ -114,7 +114,8 @@ class RowPlacer:
         """Return the sample that `put` wrote to a row, as objects of the same types."""
         values = []
         for field in self.layout.fields:
-            value = self.rows[field.name][row]
+            rows = self.rows[field.name]
+            value = rows[row, ...] if field.kind == "array" else rows[row]  # an array without dimensions stays an array
             is_number = field.kind in _OF_NUMBERS
             values.append(value.item() if is_number else value.clone() if field.kind == "tensor" else value.copy())
         return structure(self.layout.tree, values)

@@ -48,6 +48,6 @@ def fast_forward(state: TorchState) -> str:
     if not is_iterable or has_own_states(state["workers"]) or not state["position"] or state["is_finished"]:
         return ""
     return (
-        f"neither the iterable dataset nor its iterator has state_dict and load_state_dict: the first {state['position']} batches "
-        "are read again to reach the position of the state. Give one of them the two methods"
+        f"the state has no state of the iterable dataset or its iterator: the first {state['position']} batches are read again to "
+        "reach its position. Give one of them state_dict and load_state_dict, with a snapshot_every_n_steps of at least 1"
     )

@@ -402,3 +402,20 @@ def test_samples_that_torch_rejects_become_a_list(samples: list[Any]) -> None:
         assert [list(one) if isinstance(one, torch.Tensor) or hasattr(one, "__len__") else one for one in batch] == [
             list(one) if hasattr(one, "__len__") else one for one in samples
         ]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("first", [np.array(1.5), np.float64(1.5), torch.tensor(1.5)], ids=["array", "scalar", "tensor"])
+def test_sample_written_to_its_row_keeps_its_type_if_the_batch_is_packed_after_all(first: Any, num_workers: int) -> None:
+    samples = [first, np.ones(2), first]  # the second does not fit the rows laid out for the first
+    with ShmLoader(Samples(samples), 3, num_workers=num_workers, ragged="list") as loader:
+        (batch,) = loader
+    assert [type(value) for value in batch] == [type(value) for value in reference(samples, "list")]
+
+
+@pytest.mark.parametrize("seed", [None, 3], ids=["torch mode", "seed mode"])
+def test_untyped_storages_are_delivered(seed: int | None) -> None:
+    samples = [{"storage": torch.arange(n, dtype=torch.uint8).untyped_storage()} for n in (3, 0)]
+    with ShmLoader(Samples(samples), 2, num_workers=1, seed=seed, collate_fn=list) as loader:
+        (batch,) = loader
+    assert [list(sample["storage"]) for sample in batch] == [[0, 1, 2], []]

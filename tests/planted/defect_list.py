@@ -416,6 +416,14 @@ DEFECTS = [
         "        pass\n",
         (f"{PROMISES}test_fork_in_a_process_that_uses_cuda_warns", f"{PROMISES}test_fork_beside_running_threads_is_logged_once"),
     ),
+    Defect(
+        "R16",
+        "a forked child uses the persistent workers of its parent",
+        "shmload/loader.py",
+        "if iterator is not None and iterator.is_of_parent:",
+        "if iterator is not None and False:",
+        ("tests/behaviour/test_nesting.py::test_forked_child_can_begin_an_epoch_of_a_loader_with_persistent_workers[None]",),
+    ),
     # ------------------------------------------------ R17: samples that do not fit
     Defect(
         "R17",

@@ -89,6 +89,18 @@ def test_reading_again_up_to_the_position_is_logged(caplog: pytest.LogCaptureFix
 
 
 @slow
+def test_reading_again_without_snapshots_names_the_option(caplog: pytest.LogCaptureFixture) -> None:
+    """The dataset has both methods, so asking for them would be wrong."""
+    with ShmLoader(data.StatefulLines(), 6, num_workers=1, snapshot_every_n_steps=0) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+        with caplog.at_level(logging.WARNING, "shmload"):
+            loader.load_state_dict(state)
+            next(iter(loader))
+    assert "snapshot_every_n_steps of at least 1" in caplog.text
+
+
+@slow
 @pytest.mark.parametrize("every", [2, 3, 0])
 def test_resume_works_with_rare_snapshots(every: int) -> None:
     torch.manual_seed(3)

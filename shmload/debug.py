@@ -41,7 +41,7 @@ def read(dataset: Any, index: int, *, seed: int = 0, epoch: int = 0) -> Any:
         what `dataset[index]` returns. If the dataset has a `schema`, the sample as it is in a batch: a tensor, or a list item, for
         each field, which alias nothing else.
     Raises:
-        Whatever the dataset raises.
+        Exception: whatever the dataset raises.
     Example:
         >>> import numpy as np
         >>> import shmload.debug

@@ -156,6 +156,6 @@ def test_samples_are_read_from_datasets_that_do_more_than_open_files(dataset: An
 
 def test_dataset_without_indices_is_refused() -> None:
     with pytest.raises(
-        TypeError, match=r"^a dataset with __len__ and __getitem__ is needed, or an iterable of samples, .*; got a generator$"
+        TypeError, match=r"^a dataset with __len__ and __getitem__ is needed, or an iterable of samples, .*; got generator$"
     ):
         source_of((n for n in range(3)), None)

@@ -420,8 +420,8 @@ DEFECTS = [
         "R16",
         "a forked child uses the persistent workers of its parent",
         "shmload/loader.py",
-        "if iterator is not None and iterator.is_of_parent:",
-        "if iterator is not None and False:",
+        'if getattr(self._iterator, "is_of_parent", False):',
+        "if False:",
         ("tests/behaviour/test_nesting.py::test_forked_child_can_begin_an_epoch_of_a_loader_with_persistent_workers[None]",),
     ),
     # ------------------------------------------------ R17: samples that do not fit

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from hashlib import sha256
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ class LocalShards:
     Attributes:
         shards: the shards, to which `extend` adds.
         cache: the folder of the copies.
-        keeps_all: whether the folder has room for all shards.
+        keeps_all: whether the folder has room for all shards; false from the time when its disk is found to have less.
         num_dropped: see `_begin`; users of copies compare it with the value that they saw.
     """
 
@@ -113,6 +114,7 @@ class LocalShards:
         self._places: dict[int, int] = {}  # position of each in `_wanted`, which may have a million entries
         self._prefetcher: Prefetcher | None = None
         self._pool: ThreadPoolExecutor | None = None
+        self._full_until = 0.0  # time until which there is no room for further copies, and none is tried
         self.num_dropped = 0  # increases when copies are released or shards are added, so that users of copies ask again
 
     def _here(self) -> None:
@@ -194,9 +196,12 @@ class LocalShards:
             if not self.shards.all[number].packing:
                 return None
             self._let_go(self._copies.keys() - set(self._wanted))  # it must be decompressed whole, and replaces another one
+        if monotonic() < self._full_until and not self.shards.all[number].packing:
+            return None
         try:  # wait for a process that is fetching it, but never for space, because its holder may wait for this reader
             return wait_for_room(lambda: self._obtain(number, 0), None, (TimeoutError,))
         except CacheFull:
+            self.keeps_all, self._full_until = False, monotonic() + _ROOM_S
             return None
         except (FileNotFoundError, StoreError):
             if self._private is None or not self._private.is_gone:
@@ -321,6 +326,7 @@ class LocalShards:
             try:
                 self._obtain(number, 0)
             except CacheFull:  # wait until a shard that takes the space has been passed
+                self.keeps_all = False
                 if not room_s:
                     raise
                 is_second = True

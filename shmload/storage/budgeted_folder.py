@@ -286,21 +286,30 @@ class BudgetedFolder:
                 self._make_room(session, ledger, nbytes, order)
                 return session.begin_writing(temporary, nbytes)
 
-        found = wait_for_room(lambda: self.evicting(try_once, order=order), timeout_s)
-        if isinstance(found, Lease):
-            return found
+        def obtain_once() -> Lease | Reservation:
+            found = self.evicting(try_once, order=order)
+            return found if isinstance(found, Lease) else self._reserved(session, found, temporary, nbytes, order)
+
+        return wait_for_room(obtain_once, timeout_s)
+
+    def _reserved(self, session: Session, file: FileLock, name: str, nbytes: int, order: Order) -> Reservation:
+        """Return the reservation of a new file, after its blocks are allocated.
+
+        Raises:
+            CacheFull: the disk has no room. The reservation is given back, so that others need not wait for this file.
+        """
         reservation = Reservation(
             session,
-            found,
-            temporary,
+            file,
+            name,
             nbytes,
             durable=self.durable,
-            grow=functools.partial(self._grow, session, found.fd, temporary),
+            grow=functools.partial(self._grow, session, file.fd, name),
             let_go=functools.partial(self._let_go, session),
         )
         faults.hit("after_reserve")
         try:
-            self._allocate(found.fd, 0, nbytes, timeout_s, order)
+            self._allocate(file.fd, 0, nbytes, order)
         except BaseException:
             reservation.abandon()
             raise
@@ -323,7 +332,7 @@ class BudgetedFolder:
 
         wait_for_room(try_once, timeout_s)
         try:
-            self._allocate(fd, nbytes, more, timeout_s, self.order)
+            wait_for_room(lambda: self._allocate(fd, nbytes, more, self.order), timeout_s)
         except BaseException:
             with session.locked() as ledger:
                 set_nbytes(ledger, nbytes)
@@ -367,7 +376,7 @@ class BudgetedFolder:
         unlink(f"{self.path}/{kept.name}")
         ledger.remove(kept.name)
 
-    def _allocate(self, fd: int, start: int, nbytes: int, timeout_s: float | None, order: Order) -> None:
+    def _allocate(self, fd: int, start: int, nbytes: int, order: Order) -> None:
         """Allocate a file's blocks, so that later writes cannot meet a full disk. Evict if the disk is smaller than the budget."""
         if not nbytes:
             return
@@ -375,7 +384,7 @@ class BudgetedFolder:
         def allocate() -> None:
             os.posix_fallocate(fd, start, nbytes)
 
-        wait_for_room(lambda: self.evicting(allocate, nbytes, order), timeout_s)
+        self.evicting(allocate, nbytes, order)
 
     def evicting(self, write: Callable[[], T], nbytes: int = _CONTROL_NBYTES, order: Order | None = None) -> T:
         """Call `write` and return its result. While the disk is full, evict unleased files and call it again.

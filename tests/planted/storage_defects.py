@@ -326,6 +326,22 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S4",
+        "a reader tries the full disk of its cache at each sample",
+        "shmload/remote/local_shards.py",
+        "        if monotonic() < self._full_until and not",
+        "        if False and not",
+        ("tests/remote/test_local_shards.py::test_full_disk_is_not_tried_at_each_sample",),
+    ),
+    Defect(
+        "S4",
+        "copies of passed shards are kept although the disk of the cache is full",
+        "shmload/remote/local_shards.py",
+        "            self.keeps_all, self._full_until = False, ",
+        "            self._full_until = ",
+        ("tests/remote/test_local_shards.py::test_copies_of_passed_shards_are_released_where_the_disk_is_smaller_than_the_cache",),
+    ),
+    Defect(
+        "S4",
         "a thread that still fetches creates the removed folder again",
         "shmload/storage/folder_session.py",
         "        if recreates:\n",

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from shmload import ShmLoader
-from shmload.errors import ShardCorrupt, StoreError
+from shmload.errors import CacheFull, ShardCorrupt, StoreError
 from shmload.processes.file_lock import is_locked
 from shmload.remote import RemoteDataset
 from shmload.remote.fetch import fetch_of
@@ -515,3 +515,41 @@ def test_child_forked_during_a_copy_does_not_keep_its_lock(tmp_path: Path) -> No
         os.kill(child, signal.SIGKILL)
         os.close(reading)
         os.close(writing)
+
+
+def test_full_disk_is_not_tried_at_each_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_packed(tmp_path, [200])
+    local = LocalShards(shards_in(LocalStore(tmp_path)), None, 1 << 30)
+    num_tries = 0
+
+    def full(*_: Any, **__: Any) -> Any:
+        nonlocal num_tries
+        num_tries += 1
+        raise CacheFull("the disk has no room")
+
+    monkeypatch.setattr(local.cache, "open", full)
+    local._wanted = [0]
+    assert [len(local.range(0, 100 * number, 100)) for number in range(200)] == [100] * 200
+    assert 1 <= num_tries < 50  # one in half a second
+    local.close()
+
+
+def test_copies_of_passed_shards_are_released_where_the_disk_is_smaller_than_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_packed(tmp_path, [5] * 3)
+    local = LocalShards(shards_in(LocalStore(tmp_path)), None, 1 << 30)
+    opened = local.cache.open
+
+    def of_small_disk(*given: Any, **options: Any) -> Any:
+        if len(local._copies) == 2:
+            raise CacheFull("the disk has no room")
+        return opened(*given, **options)
+
+    monkeypatch.setattr(local.cache, "open", of_small_disk)
+    assert [local.copy(number) is None for number in range(3)] == [False, False, True]
+    local._wanted = [1, 2]
+    local.let_go_passed()
+    num_held = len(local._copies)
+    local.close()
+    assert num_held == 1

@@ -85,6 +85,32 @@ def is_mapped(folder: BudgetedFolder) -> dict[str, Any]:
     return {"some": some, "told": told, "every": every, "then": names(folder)}
 
 
+def is_waited_for(folder: BudgetedFolder) -> dict[str, Any]:
+    """Lets a thread wait for room on the disk for a file, and asks for the same file without waiting."""
+    leases = []
+    for number in range(5):
+        put(folder, f"{number}", 400 * KIB)
+        leases.append(folder.lease(f"{number}"))
+    found: list[Any] = []
+    waiting = threading.Thread(target=lambda: found.append(folder.obtain("wanted", 3000 * KIB, timeout_s=60)))
+    waiting.start()
+    told = ""
+    for _ in range(10_000):  # the thread has the file for a moment in each of its tries
+        try:
+            folder.obtain("wanted", 3000 * KIB, timeout_s=0)
+        except CacheFull:
+            told = "no room"
+            if waiting.is_alive() and being_written(folder.path) == {}:
+                break
+        except TimeoutError:
+            told = "another writes it"
+    for lease in leases:
+        lease.release()
+    waiting.join(60)
+    found[0].abandon()
+    return {"told": told, "names": names(folder)}
+
+
 READER = (
     "import mmap, sys; f = open(sys.argv[1], 'rb'); m = mmap.mmap(f.fileno(), 0, prot=1); f.close(); print(flush=True); input()"
 )

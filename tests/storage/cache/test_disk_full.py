@@ -69,3 +69,9 @@ def test_full_disk_evicts_no_file_that_a_reader_has_mapped(tmp_path: Path) -> No
     assert found["some"] == found["every"]
     assert "may be evicted, because it is leased or mapped" in found["told"]
     assert found["then"] == ["9", "a"]
+
+
+def test_file_that_waits_for_room_on_the_disk_blocks_no_other_request_for_it(tmp_path: Path) -> None:
+    found = run_on_small_disk("4m", tmp_path, "is_waited_for")
+    assert found["told"] == "no room"
+    assert found["names"] == []

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from glob import glob
 
 from shmload.formats.file_names import is_about, is_hidden, without_number
+from shmload.storage.folder_walk import walk_following_links
 
 log = logging.getLogger("shmload")
 
@@ -67,7 +68,7 @@ def files_below(folder: str, kind: str, endings: tuple[str, ...], beside: tuple[
         FileNotFoundError: there are no such files.
     """
     keys, ignored = list[str](), list[str]()
-    for place, folders, names in os.walk(folder, followlinks=True):
+    for place, folders, names in walk_following_links(folder):
         folders.sort()
         for name in names:
             key = os.path.relpath(os.path.join(place, name), folder)

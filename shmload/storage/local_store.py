@@ -23,6 +23,7 @@ from typing import BinaryIO
 from typing_extensions import Buffer
 
 from shmload.errors import ObjectMissing, StoreError
+from shmload.storage.folder_walk import FolderIdentity, identity_of
 from shmload.storage.keys import checked_key, checked_prefix, is_key
 from shmload.storage.partial_files import PARTIAL_PREFIX, remove_abandoned
 from shmload.storage.store import StoredObject
@@ -139,16 +140,23 @@ class LocalStore:
                 if half is not None:
                     os.unlink(half)
 
-    def _walk(self, folder: Path, prefix: str) -> Iterator[StoredObject]:
-        """Yield all files below a folder in order of their keys: "a-b" comes before "a/b", so folders sort as name plus "/"."""
+    def _walk(self, folder: Path, prefix: str, above: tuple[FolderIdentity, ...] = ()) -> Iterator[StoredObject]:
+        """Yield all files below a folder in order of their keys: "a-b" comes before "a/b", so folders sort as name plus "/".
+
+        Links are followed, except to one of the folders `above`, through which this one was reached.
+        """
         found: list[tuple[str, str]] = []
+        with _named("list", folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if (identity := identity_of(folder)) in above:
+                return
+            above = (*above, identity)
         with _named("list", folder), contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
             found = sorted((entry.name + "/" * entry.is_dir(), entry.path) for entry in entries)
         for name, path in found:
             if name.startswith(PARTIAL_PREFIX) or not is_key(name.removesuffix("/")):
                 continue
             if name.endswith("/"):
-                yield from self._walk(Path(path), prefix + name)
+                yield from self._walk(Path(path), prefix + name, above)
                 continue
             try:
                 state = os.stat(path)

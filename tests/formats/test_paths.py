@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from shmload.formats import (
     ArrayDataset,
@@ -48,6 +49,22 @@ READERS: list[Any] = [
 def test_error_for_a_url_in_a_local_reader_names_a_remedy(reader: Any, url: str) -> None:
     with pytest.raises(ValueError, match=r"reads files of this machine; got the URL '.*://.*: copy .*RemoteDataset"):
         reader(url)
+
+
+def test_files_are_found_once_although_links_lead_to_folders_above(tmp_path: Path) -> None:
+    image = Image.new("RGB", (4, 4))
+    for name in ("cat", "dog"):
+        (tmp_path / "images" / name / "more").mkdir(parents=True)
+        image.save(tmp_path / "images" / name / "a.png")
+    (tmp_path / "images/cat/more/up").symlink_to(tmp_path / "images/cat")
+    (tmp_path / "images/dog/more/cats").symlink_to(tmp_path / "images/cat")
+    found = ImageFolder(tmp_path / "images")
+    assert [found[index]["label"] for index in range(len(found))] == [0, 1, 1]  # a link to another folder is followed
+    (tmp_path / "records").mkdir()
+    with TFRecordWriter(tmp_path / "records/a.tfrecord") as writer:
+        writer.write(b"one")
+    (tmp_path / "records/self").symlink_to(".")
+    assert len(TFRecordDataset(tmp_path / "records")) == 1
 
 
 def test_relative_path_refers_to_the_working_directory_at_construction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

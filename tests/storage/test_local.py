@@ -116,6 +116,19 @@ def test_file_replaced_while_it_is_read_is_read_unchanged(store: LocalStore) -> 
     assert bytes(store.get("x")) == b"newer"
 
 
+@pytest.mark.parametrize("target", [".", "..", "a/b", "../other"])
+def test_link_to_a_folder_above_is_not_followed(target: str, store: LocalStore) -> None:
+    for key in ("a/b/x", "a/y"):
+        store.put(key, key.encode())
+    other = store.root.parent / "other"
+    other.mkdir()
+    (other / "z").write_bytes(b"z")
+    (other / "back").symlink_to(store.root)
+    (store.root / "a/link").symlink_to({"..": "..", "../other": other}.get(target, store.root / target))
+    expected = {".": [], "..": [], "a/b": ["a/link/x"], "../other": ["a/link/z"]}[target]
+    assert [each.key for each in store.list_objects()] == ["a/b/x", *expected, "a/y"]
+
+
 def test_object_permissions_follow_the_umask(store: LocalStore) -> None:
     before = os.umask(0o027)
     try:

@@ -20,6 +20,7 @@ from shmload.formats.images.pillow_image import open_picture, rgb_picture
 from shmload.formats.paths import check_local
 from shmload.formats.shared_index.shared_index import SharedIndex
 from shmload.metrics import irregular_files
+from shmload.storage.folder_walk import walk_following_links
 
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
@@ -39,7 +40,7 @@ def find_images(root: str, classes: list[str]) -> Iterator[tuple[str, int]]:
     empty = []
     for number, name in enumerate(classes):
         count = 0
-        for folder, _, files in sorted(os.walk(os.path.join(root, name), followlinks=True)):
+        for folder, _, files in sorted(walk_following_links(os.path.join(root, name))):
             for file in sorted(files):
                 if file.lower().endswith(EXTENSIONS):
                     count += 1

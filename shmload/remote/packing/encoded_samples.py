@@ -10,6 +10,7 @@ determined from the dataset's code, so some of its samples are compared with wha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -25,7 +26,7 @@ from shmload.introspect.abilities import ability_of
 from shmload.remote.packing.encoding import Members, Serializers, file_member, members_of, serialized, serializer_of, value_member
 from shmload.schedule.permutation import Permutation
 from shmload.worker.own_generators import OwnGenerators
-from shmload.worker.sample_rng import begin_sample, generators_kept
+from shmload.worker.sample_rng import generators_kept, sample_of
 
 NUM_PROBED_FILES = 4  # number of samples that are compared with their files
 _TRANSFORMS = ("transform", "transforms", "target_transform")
@@ -286,10 +287,9 @@ class EncodedSamples:
             Exception: reading the sample failed; a note names it.
         """
         try:
-            if self.source.draws:
-                begin_sample(self.seed, 0, index, 0, reseed=True, own=own)
-            prefix, members = self.source.members(index)
-            return self.coding.record(f"{self._first + index:0{self._width}d}", prefix, members)
+            with sample_of(self.seed, 0, index, 0, own=own) if self.source.draws else nullcontext():
+                prefix, members = self.source.members(index)
+                return self.coding.record(f"{self._first + index:0{self._width}d}", prefix, members)
         except Exception as error:
             error.add_note(f"sample {index} of the dataset")
             raise

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmload import Permutation
+from shmload import Permutation, sample_rng
 from shmload._core.crc32c import crc32c
 from shmload.formats.tar.shard_index import ShardIndex, pack_index
 from shmload.remote import upload_cv_dataset
@@ -62,6 +62,12 @@ def test_programs_random_generators_are_not_changed(tmp_path: Path) -> None:
     before = random.getstate(), str(np.random.get_state())
     packed(Noisy(30), LocalStore(tmp_path))
     assert before == (random.getstate(), str(np.random.get_state()))
+
+
+def test_no_sample_is_being_read_after_packing(tmp_path: Path) -> None:
+    packed(Noisy(30), LocalStore(tmp_path))
+    with pytest.raises(RuntimeError, match="only while a ShmLoader reads a sample"):
+        sample_rng()
 
 
 def test_different_seed_gives_a_different_order_and_noise(tmp_path: Path) -> None:

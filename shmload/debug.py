@@ -9,6 +9,7 @@ import torch
 
 from shmload.engine.holders import Holder, enable, is_enabled
 from shmload.loader import ShmLoader
+from shmload.worker.decoding_protocol import declares_decoding
 
 __all__ = ["Holder", "enable", "is_enabled", "is_poisoned", "read"]
 
@@ -38,8 +39,8 @@ def read(dataset: Any, index: int, *, seed: int = 0, epoch: int = 0) -> Any:
         seed: seed of the sample's random numbers, as in `ShmLoader(seed=)`.
         epoch: epoch of the sample's random numbers.
     Returns:
-        what `dataset[index]` returns. If the dataset has a `schema`, the sample as it is in a batch: a tensor, or a list item, for
-        each field, which alias nothing else.
+        what `dataset[index]` returns. If the dataset decodes in place, by a `schema` and `read_into` or `read_batch_into`, the
+        sample as it is in a batch: a tensor, or a list item, for each field, which aliases nothing else.
     Raises:
         Exception: whatever the dataset raises.
     Example:
@@ -54,13 +55,18 @@ def read(dataset: Any, index: int, *, seed: int = 0, epoch: int = 0) -> Any:
         >>> shmload.debug.read(Rows(), 5)
         {'x': tensor([5., 5.])}
     """
-    options: dict[str, Any] = {} if hasattr(dataset, "schema") else {"collate_fn": _first}
+    options: dict[str, Any] = {} if declares_decoding(dataset) else {"collate_fn": _first}
     with ShmLoader(dataset, 1, sampler=[index], num_workers=0, seed=seed, rank=0, world_size=1, **options) as loader:
         loader.set_epoch(epoch)
         batch = next(iter(loader))
     if options:
         return batch
-    return {name: rows[0] for name, rows in batch.items()} if isinstance(batch, dict) else batch[0]
+    if getattr(dataset, "batch_type", dict) == "single":
+        return batch[0]
+    if isinstance(batch, dict):
+        return {name: rows[0] for name, rows in batch.items()}
+    rows = [field[0] for field in batch]
+    return type(batch)(*rows) if hasattr(batch, "_fields") else type(batch)(rows)
 
 
 def _first(samples: list[Any]) -> Any:

@@ -177,6 +177,39 @@ def test_sample_read_alone_is_the_one_of_a_loader(index: int) -> None:
     assert (alone["label"], alone["text"], alone["all"].tolist()) == (index, str(index), [*range(index)])
 
 
+@pytest.mark.parametrize("kind", [tuple, list, "single"])
+def test_sample_read_alone_has_the_type_of_its_batch(kind: Any) -> None:
+    class Typed:
+        schema: ClassVar = {"x": ("int64", (2,))} if kind == "single" else {"x": ("int64", (2,)), "y": "int64"}
+        batch_type = kind
+
+        def __len__(self) -> int:
+            return 6
+
+        def read_into(self, index: int, out: Any) -> None:
+            for rows in out.values():
+                rows[...] = index
+
+    found = shmload.debug.read(Typed(), 5)
+    assert (found.tolist() if kind == "single" else [part.tolist() for part in found]) == (
+        [5, 5] if kind == "single" else [[5, 5], 5]
+    )
+    assert kind == "single" or type(found) in (tuple, list)
+
+
+def test_schema_that_is_not_used_for_decoding_changes_nothing() -> None:
+    class Pairs:
+        schema: ClassVar = {"columns": ["a", "b"]}
+
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> Any:
+            return index, "b"
+
+    assert shmload.debug.read(Pairs(), 5) == (5, "b")
+
+
 def test_sample_without_a_schema_is_what_the_dataset_returns() -> None:
     class Plain:
         def __getitem__(self, index: int) -> Any:

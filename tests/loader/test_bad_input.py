@@ -232,7 +232,7 @@ def test_integers_of_every_library_and_fractions_of_seconds_are_taken() -> None:
         timeout=60.5,
         ring_bytes=1e6,
         sample_timeout_s=np.float32(60),
-    ) as loader:  # type: ignore[arg-type]
+    ) as loader:  # type: ignore[arg-type]  # a list, and numbers of numpy and torch
         assert [int(sample) for sample in loader] == [1, 2]
 
 

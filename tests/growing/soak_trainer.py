@@ -70,7 +70,7 @@ def main(folder: Path, rank: int, world_size: int) -> None:
         epoch = state["epoch"]
         if epoch:  # a kill may have come between the state and this line
             write_whole(folder / f"ended-{rank}", str(epoch - 1).encode())
-        log(resumed=[epoch, state["position"]])
+    log(resumed=[epoch, loader.state_dict()["position"]])  # also at 0: a kill may have come before the first state
     samplers = cache.start(sampler, NUM_SAMPLERS) if rank == 0 else None  # started after the files of the state are held
     while True:
         wait_for(folder, world_size, epoch - 1)  # while holding the last one's files, for a rank that resumes in it

@@ -208,7 +208,7 @@ class _Columns:
         name = name or "data"
         self._seen.append(name)
         rule, shapes = self._ragged, rows.shapes
-        mode = None if rule is None or not shapes[0] else rule.mode(name)
+        mode = None if rule is None or (not shapes[0] and rows.is_even) else rule.mode(name)
         if mode is None:
             if rows.is_even:
                 return "tensor", rows.dtype, (len(shapes), *shapes[0]), None, self._packer.place(*stacked(rows))

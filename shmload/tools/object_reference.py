@@ -97,6 +97,8 @@ def is_iterable(candidate: object) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the type and first line of an exception."""
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines and lines[0] else type(error).__name__
+    """Return the type and first line of an exception. A worker's has its whole traceback as its text; what it ends with counts."""
+    name, lines = type(error).__name__, str(error).strip().splitlines()
+    if lines and lines[0].startswith(f"Caught {name} in "):
+        lines = [line.partition(": ")[2] for line in lines if line.partition(":")[0].endswith(name)][-1:]
+    return f"{name}: {lines[0]}" if lines and lines[0] else name

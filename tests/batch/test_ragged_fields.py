@@ -99,6 +99,7 @@ def test_nested_tensor_needs_a_ragged_first_dimension() -> None:
     [
         ([np.ones((1, 2)), np.ones((1, 3))], "pad", r"'data' may differ in dimension 0 only; row 0 .* \(1, 2\), row 1 .*3"),
         ([np.ones(1), np.ones((1, 3))], "jagged", "different numbers of dimensions"),
+        ([np.ones(()), np.ones(3)], "pad", "different numbers of dimensions"),
         ([{"x": np.ones(1), "y": np.ones(1)}, {"x": np.ones(1), "y": np.ones(2)}], {"x": "pad"}, "'y' .*not declared ragged"),
         ([{"x": 1}] * 2, {"w": "pad"}, "ragged names 'w', but samples have arrays only in no field"),
         ([{"x": 1}, {"y": 1}], "list", r"row 1 of the batch has the keys \['y'\], row 0 has \['x'\]"),

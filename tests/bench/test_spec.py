@@ -1,11 +1,13 @@
 """`module:name` arguments: every mistake has its own error of one line."""
 
 import pytest
+from torch.utils.data import DataLoader
 
+from shmload import ShmLoader
 from shmload.tools.bench.contestants import WORKLOADS
 from shmload.tools.bench.rounds import BenchOptions, prepare
 from shmload.tools.list_options import names
-from shmload.tools.object_reference import BenchError, is_map_style, make_dataset, resolve
+from shmload.tools.object_reference import BenchError, is_map_style, make_dataset, one_line, resolve
 
 HERE = "shmload.tools.bench.contestants"
 
@@ -95,3 +97,15 @@ def test_torch_is_the_reference_at_any_position():
 
 def test_names_can_repeat_or_contain_commas():
     assert names(["rows,tokens", " python ", "rows"]) == ["rows", "tokens", "python"]
+
+
+@pytest.mark.parametrize("loader", [DataLoader, ShmLoader])
+def test_error_of_a_worker_is_shown_by_the_line_its_traceback_ends_with(loader):
+    def collate(samples):
+        raise ValueError("no batch\nof these")
+
+    with pytest.raises(ValueError, match="Caught ValueError in DataLoader worker process 0") as failed:
+        next(iter(loader(range(4), num_workers=1, collate_fn=collate)))
+    assert one_line(failed.value) == "ValueError: no batch"
+    assert one_line(ValueError("no batch\nof these")) == "ValueError: no batch"
+    assert one_line(ValueError()) == "ValueError"

@@ -49,10 +49,10 @@ def show(report: Report, console: Console) -> None:
         say(note, style="yellow")
     if report.quick:
         say("--quick shows that it works; its figures say nothing about speed", style="yellow")
-    for text in report.failures:
-        say(f"FAILED {text}", style="bold red")
     for details in {loader.details for workload in report.workloads for loader in workload.loaders.values()} - {""}:
         say(details.strip(), style="dim")
+    for text in report.failures:
+        say(f"FAILED {text}", style="bold red")
     for text in report.mismatches:
         say(f"DIFFERENT BYTES {text}", style="bold red")
 

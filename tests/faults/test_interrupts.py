@@ -174,7 +174,8 @@ def test_workers_ignore_an_interrupt_of_the_process_group() -> None:
     with ShmLoader(Rows(48, 100), batch_size=4, seed=3, num_workers=2) as loader:
         stream = iter(loader)
         next(stream)
-        while not all(worker["pid"] for worker in loader.stats()["workers"]):  # one may still start
+        ring = loader._builder.last._ring
+        while not all(ring.worker(number)["pid"] for number in range(2)):  # one may still start
             pass
         for pid in loader._builder.last.pool.pids:
             os.kill(pid, signal.SIGINT)

@@ -25,7 +25,7 @@ def wait_for_ranks(folder: Path, count: int, launcher: subprocess.Popen[str]) ->
     return [int(path.read_text()) for path in paths]
 
 
-def all_end(pids: Iterable[int], timeout_s: float = 2.0) -> bool:
+def all_end(pids: Iterable[int], timeout_s: float = UP_S) -> bool:
     """Returns whether the processes end in time; a zombie counts as ended."""
     deadline = monotonic() + timeout_s
     ended = True

@@ -116,7 +116,7 @@ def test_killed_launcher_ends_its_scripts(started: Run, tmp_path: Path) -> None:
     process = started(*LAUNCH, "--nprocs", "2", "script.py")
     pids = wait_for_ranks(tmp_path, 2, process)
     process.kill()
-    assert all_end(pids, 2.0)
+    assert all_end(pids)
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_no_rank_outlives_an_agent_that_is_killed(started: Run, tmp_path: Path) 
     process = started(*LAUNCH, "--nprocs", "2", "--max-restarts", "3", *TORCH_ONLY, "script.py")
     pids = wait_for_ranks(tmp_path, 2, process)
     process.kill()
-    assert all_end(pids, 2.0)
+    assert all_end(pids)
 
 
 def test_one_machine_restarts_its_ranks_without_torchs_agent(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -336,7 +336,7 @@ def machine(started: Run, folder: Path, port: int, number: int) -> subprocess.Po
 
 
 def wait_for(path: Path, processes: list[subprocess.Popen[str]]) -> None:
-    deadline, pause = monotonic() + UP_S, threading.Event()
+    deadline, pause = monotonic() + 2 * UP_S, threading.Event()
     while not path.exists():
         assert [process.communicate() for process in processes if process.poll() not in (None, -signal.SIGKILL)] == []
         assert monotonic() < deadline, f"{path.name} does not exist"
@@ -359,7 +359,7 @@ def test_every_sample_is_delivered_once_when_machines_leave_and_join(
     monkeypatch.delenv("LOST")
     for rank in range(3):
         wait_for(tmp_path / f"waits {rank}", machines)
-    assert lost.wait(10) == -signal.SIGKILL
+    assert lost.wait(60) == -signal.SIGKILL
     machines.append(machine(started, tmp_path, port, 4))
     for each in machines:
         _, err = each.communicate(timeout=90)

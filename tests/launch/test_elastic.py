@@ -21,6 +21,7 @@ from shmload.errors import RankFailed
 from shmload.launch.environment import threads_of_each
 from shmload.launch.rank_specs import RankSpec
 from shmload.tools.audit.verify import read_folder, verify
+from tests.free_ports import free_port
 from tests.launch import elastic_program
 from tests.launch.launch_kit import UP_S, Run, all_end, wait_for_ranks
 
@@ -349,9 +350,7 @@ def test_every_sample_is_delivered_once_when_machines_leave_and_join(
     started: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four ranks, then three, then four: each start continues from rank 0's state, and the audit proves the whole run."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     machines = [machine(started, tmp_path, port, number) for number in range(3)]
     monkeypatch.setenv("LOST", "1")

@@ -111,7 +111,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput"):  # one of several processes
+    # other programs of this user remove what the loaders that a test kills have left in the common /dev/shm
+    if hasattr(config, "workerinput") or can_own_shared_memory():
         own_shared_memory()
 
 

@@ -134,7 +134,7 @@ class Supervisor:
         else:
             sample = f"sample {self._ring.worker(worker)['index']}" if order is None else self._work_of(order, row)
             what = f"{sample} took longer than"
-        del self._late[worker]
+        self._late.pop(worker)
         owner = self._owner_of(worker)
         stack = owner.stack(worker)
         death = owner.kill(worker)

@@ -24,7 +24,7 @@ def test_short_soak_finds_nothing() -> None:
         [sys.executable, "-m", "tests.growing.soak", "--minutes", "0", "--min-kills", str(len(KINDS)), "--seed", "1"],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=220,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )

@@ -21,7 +21,8 @@ from shmload.formats.format import ShardFormat
 from shmload.formats.index_json import INDEX_NAME
 from shmload.formats.tar.shard_index import map_file
 from shmload.formats.tfrecord.record_file import compression_of_records
-from shmload.remote.manifest import MANIFEST_NAME, RemoteShard, Shards
+from shmload.remote.manifest import MANIFEST_NAME
+from shmload.remote.shards import RemoteShard, Shards
 from shmload.storage.cache import Fetch
 from shmload.storage.web_reader import WebReader
 

@@ -31,8 +31,9 @@ from shmload.formats.tar.tar_format import Tar
 from shmload.formats.tfrecord.record_file import FOREIGN_SUFFIXES
 from shmload.remote.fetch import SIDECAR, expanded, fetch_index, index_beside, pack_beside, packing_at
 from shmload.remote.layouts import Parquet
-from shmload.remote.manifest import MANIFEST_NAME, TAR, Manifest, RemoteShard, ShardEntry, Shards, ShardTable
+from shmload.remote.manifest import MANIFEST_NAME, Manifest, ShardEntry
 from shmload.remote.packing.generation import CLAIM, unfinished
+from shmload.remote.shards import TAR, RemoteShard, Shards, ShardTable
 from shmload.storage.http_store import HttpStore
 from shmload.storage.keys import checked_key
 from shmload.storage.store import Store, StoredObject

@@ -29,11 +29,11 @@ from shmload.remote.fluent_methods import FluentMethods, checked_count
 from shmload.remote.indexed import RemoteRecords, RemoteSamples, RemoteUnits
 from shmload.remote.listing import shards_in, shards_of_urls
 from shmload.remote.local_shards import LocalShards
-from shmload.remote.manifest import Shards
 from shmload.remote.packing.pack import store_of
 from shmload.remote.pass_counter import PassCounter
 from shmload.remote.program import Program
 from shmload.remote.remote_source import RemoteSource, taken_at
+from shmload.remote.shards import Shards
 from shmload.schedule.any_schedule import Uneven
 from shmload.schedule.checks import own_int, whole_number
 from shmload.schedule.node_shuffle import NodeShuffle

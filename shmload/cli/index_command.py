@@ -56,7 +56,8 @@ def index(
 
 
 def _of_shards(place: str, layout: str | None, cache_folder: Path | None) -> Iterator[str]:
-    from shmload.remote.listing import indexes_beside, indexes_kept, shards_of_urls
+    from shmload.remote.listing import shards_of_urls
+    from shmload.remote.shard_indexes import indexes_beside, indexes_kept
     from shmload.storage.open_store import open_store
 
     shards = shards_of_urls(place, open_store, layout)

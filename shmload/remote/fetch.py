@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
-import numpy as np
 from typing_extensions import Buffer
 
 from shmload._core.crc32c import crc32c
@@ -85,11 +84,8 @@ class _Sequential:
     def read(self, size: int = -1) -> bytes:
         if not len(self._data):
             nbytes = min(_AHEAD, self._shard.stored_nbytes - self._at)
-            out = np.empty(nbytes, np.uint8).data
-            if nbytes:
-                self._shard.store.read_into(self._shard.key, out, offset=self._at, etag=self._shard.etag or None)
+            self._data = self._shard.read(self._at, nbytes)
             self._at += nbytes
-            self._data = out
         taken = self._data if size < 0 else self._data[:size]
         self._data = self._data[len(taken) :]
         return bytes(taken)
@@ -135,11 +131,10 @@ def packing_at(shard: RemoteShard, layout: ShardFormat) -> str:
     """Return the compression of a shard from its first bytes: as for `packing_of`, or "zlib", or ""."""
     if layout.name not in _COMPRESSED or not shard.stored_nbytes:
         return ""
-    begin = np.empty(min(_BEGIN_NBYTES, shard.stored_nbytes), np.uint8)
-    shard.store.read_into(shard.key, begin.data, etag=shard.etag or None)
-    if layout.name == "tfrecord" and (kind := compression_of_records(begin.tobytes())) is not None:
+    begin = bytes(shard.read(0, min(_BEGIN_NBYTES, shard.stored_nbytes)))
+    if layout.name == "tfrecord" and (kind := compression_of_records(begin)) is not None:
         return {"gzip": "gz", "zlib": "zlib", "none": ""}[kind]
-    return compression_of(begin.tobytes())
+    return compression_of(begin)
 
 
 def fetch_range(shards: Shards, shard: RemoteShard, offset: int, nbytes: int) -> Buffer:
@@ -154,14 +149,12 @@ def fetch_range(shards: Shards, shard: RemoteShard, offset: int, nbytes: int) ->
         ShardCorrupt: it has changed since the dataset was created.
         StoreError: the store does not answer.
     """
-    out = np.empty(nbytes, np.uint8).data
     try:
         if shard.packing:
             return b"".join(expanded(shard))[offset : offset + nbytes]
-        shard.store.read_into(shard.key, out, offset=offset, etag=shard.etag or None)
+        return shard.read(offset, nbytes).toreadonly()
     except StoreError as error:
         raise _explained(shards, shard, error) from error
-    return out.toreadonly()
 
 
 def fetch_index(shards: Shards, shard: RemoteShard, folder: str, copy: Any) -> Any:

@@ -1,4 +1,8 @@
-"""Find the shards of a dataset: by its manifest, by listing a folder, or by their URLs.
+"""Find the shards of a dataset: `shards_of_urls`, which the readers call.
+
+A manifest, an index.json, the listing of a folder or a list of URLs names the objects. Without a manifest, the store is asked for
+the size and version of each object (`_looked_up`; a listing has them), and compressed shards for their decompressed size
+(`_all_sized`; an index.json has it).
 
 This is done once, when the dataset is created. The list is then passed to every worker, so that all of them read the same shards,
 even if the store changes.
@@ -6,30 +10,24 @@ even if the store changes.
 
 from __future__ import annotations
 
-import logging
-import os
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import cast
 
-import numpy as np
-from typing_extensions import Buffer
-
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
 from shmload.formats.braces import shard_paths
 from shmload.formats.compression import packing_of
-from shmload.formats.file_names import is_about, is_hidden
+from shmload.formats.file_names import is_hidden
 from shmload.formats.format import ShardFormat
 from shmload.formats.head import head_of_object
 from shmload.formats.index_json import INDEX_NAME, ListedShard
 from shmload.formats.known_formats import is_shard_format, layout_named, layout_of, named_by_index, recognize
 from shmload.formats.plain_files import PlainFiles
 from shmload.formats.tar.tar_format import Tar
-from shmload.formats.tfrecord.record_file import FOREIGN_SUFFIXES
-from shmload.remote.fetch import SIDECAR, expanded, fetch_index, index_beside, pack_beside, packing_at
+from shmload.remote.fetch import SIDECAR, expanded, index_beside, packing_at
+from shmload.remote.folder_objects import log_ignored, objects_by_layout
 from shmload.remote.layouts import Parquet
 from shmload.remote.manifest import MANIFEST_NAME, Manifest, ShardEntry
 from shmload.remote.packing.generation import CLAIM, unfinished
@@ -39,9 +37,7 @@ from shmload.storage.keys import checked_key
 from shmload.storage.store import Store, StoredObject
 from shmload.storage.store_urls import split_query, split_url
 
-__all__ = ["indexes_beside", "indexes_kept", "shards_in", "shards_of", "shards_of_urls"]
-
-log = logging.getLogger("shmload")
+__all__ = ["shards_in", "shards_of", "shards_of_urls"]
 
 _AT_ONCE = 16  # headers requested in parallel
 
@@ -102,7 +98,7 @@ def _foreign(store: Store, layout: str | ShardFormat | None) -> Shards:
         raise ObjectMissing(f"{store.url}: is not a dataset yet: {unfinished(store)}")
     if INDEX_NAME in names and not isinstance(asked, (Tar, PlainFiles)):
         return _named_by_index(store, asked)
-    groups = _groups(listed, asked)
+    groups = objects_by_layout(listed, asked)
     if not groups:
         num_hidden = sum(is_hidden(entry.key) for entry in listed)
         hidden = f", of which {num_hidden} are ignored because a name in their path begins with . or _" if num_hidden else ""
@@ -114,53 +110,12 @@ def _foreign(store: Store, layout: str | ShardFormat | None) -> Shards:
     if len(groups) > 1:
         found = ", ".join(f"{len(entries)} of {name}" for name, entries in sorted(groups.items()))
         raise ValueError(f"{store.url} contains {found}: choose the dataset with layout={next(iter(groups))!r} or another")
-    _tell_ignored(store.url, listed, next(iter(groups.values())))
+    log_ignored(store.url, listed, next(iter(groups.values())))
     ((_, entries),) = groups.items()
     kind = asked or layout_of(packing_of(entries[0].key)[0]) or TAR
     if isinstance(kind, Parquet):
         kind = kind.in_folder(store.url, [entry.key for entry in entries])
-    there = [RemoteShard(store, e.key, e.nbytes, e.etag, has_index=e.key + SIDECAR in names) for e in entries]
-    return _all_sized(there, kind)
-
-
-def _groups(listed: list[StoredObject], asked: ShardFormat | None) -> dict[str, list[StoredObject]]:
-    """Return the objects that may be a folder's shards, by layout; a single layout if the other objects are clearly not shards.
-
-    Hidden objects are never shards. If a layout is requested, the shards are the objects whose names have its endings. If there are
-    none, they are the objects whose names indicate no format, without those that describe a dataset. If no layout is requested,
-    pictures and JSON next to tar files are ignored, and so are pictures next to any other shards, which usually belong to a page
-    about them.
-    """
-    entries = [entry for entry in listed if not is_hidden(entry.key) and not entry.key.endswith(SIDECAR)]
-    if isinstance(asked, PlainFiles):
-        return {asked.name: entries} if entries else {}
-    groups: dict[str, list[StoredObject]] = {}
-    for entry in entries:
-        kind = layout_of(packing_of(entry.key)[0])
-        is_beside = kind is None and (is_about(entry.key) or entry.key.endswith(FOREIGN_SUFFIXES))
-        if not is_beside and (kind is not None or asked is not None):
-            groups.setdefault("" if kind is None else kind.name, []).append(entry)
-    if asked is not None:
-        entries = groups.get(asked.name) or groups.get("", [])
-        return {asked.name: entries} if entries else {}
-    if "tar" in groups:
-        return {"tar": groups["tar"]}
-    if len(groups) == 2 and PlainFiles.name in groups:
-        (other,) = groups.keys() - {PlainFiles.name}
-        if not all(_ABOUT_PICTURES.match(entry.key.rpartition("/")[2]) for entry in groups[other]):
-            return {other: groups[other]}
-    return groups
-
-
-_ABOUT_PICTURES = re.compile(r"metadata\.")  # `datasets` stores captions and labels here; the pictures next to them are the samples
-
-
-def _tell_ignored(url: str, listed: list[StoredObject], taken: list[StoredObject]) -> None:
-    """Log the objects of a folder that are ignored."""
-    if log.isEnabledFor(logging.DEBUG):
-        keys = {entry.key for entry in taken}
-        if others := [entry.key for entry in listed if entry.key not in keys]:
-            log.debug("%s: %d objects are no shards and are ignored: %s", url, len(others), ", ".join(others[:5]))
+    return _all_sized([_of_object(store, entry, has_index=entry.key + SIDECAR in names) for entry in entries], kind)
 
 
 def _all_sized(there: list[RemoteShard], layout: ShardFormat) -> Shards:
@@ -199,26 +154,22 @@ def _named_by_index(store: Store, asked: ShardFormat | None) -> Shards:
     if not index.shards:
         raise ObjectMissing(f"{where}: names no shard")
 
-    def look(shard: ListedShard) -> RemoteShard:
-        key, nbytes = shard.key, shard.nbytes
-        found = store.head(checked_key(key, where))
-        if not shard.packing and found.nbytes != nbytes:
+    def sized(there: RemoteShard, shard: ListedShard) -> RemoteShard:
+        if not shard.packing and there.nbytes != shard.nbytes:
             raise ShardCorrupt(
-                f"{store.url}/{key}: has {found.nbytes} bytes, and {INDEX_NAME} says {nbytes}: one of them is of another version"
+                f"{there.url}: has {there.nbytes} bytes, and {INDEX_NAME} says {shard.nbytes}: one of them is of another version"
             )
-        return RemoteShard(
-            store,
-            key,
-            nbytes,
-            found.etag,
-            shard.num_samples,
+        return replace(
+            there,
+            nbytes=shard.nbytes,
+            num_samples=shard.num_samples,
             layout=index.layout,
             packing=shard.packing,
-            packed_nbytes=found.nbytes,
+            packed_nbytes=there.nbytes,
         )
 
-    with ThreadPoolExecutor(min(len(index.shards), _AT_ONCE), "shmload-head") as pool:
-        return Shards(tuple(pool.map(look, index.shards)))
+    there = _looked_up([(store, checked_key(shard.key, where)) for shard in index.shards])
+    return Shards(tuple(map(sized, there, index.shards)))
 
 
 def shards_of_urls(
@@ -257,9 +208,9 @@ def shards_of_urls(
         try:
             return shards_in(open_store(names[0]), layout, generation)
         except StoreError:
-            if generation is not None or not _is_object(names[0], open_store):
+            if generation is not None or (single := _single_object(names[0], open_store)) is None:
                 raise
-            asked = asked or _recognized(names[0], open_store)
+            asked = asked or _recognized(names[0], single)
     if generation is not None:
         raise ValueError(f"generation={generation!r} needs the URL of a packed folder, and no other URL; got {names[0]!r}")
     if asked is None and len(found := {kind.name for kind in kinds.values() if kind is not None}) > 1:
@@ -271,43 +222,46 @@ def shards_of_urls(
         if isinstance(store := stores[parent], HttpStore) and query:
             store.add_query(key, query)
 
-    def look(place: tuple[str, str]) -> RemoteShard:
-        store, key = stores[place[0]], place[1]
-        found = store.head(key)
-        return RemoteShard(store, key, found.nbytes, found.etag)
+    return _all_sized(_looked_up([(stores[parent], key) for parent, key in places]), kind)
+
+
+def _looked_up(places: Sequence[tuple[Store, str]]) -> list[RemoteShard]:
+    """Return the objects under keys, with the size and version that the store states.
+
+    Raises:
+        ObjectMissing: an object does not exist.
+    """
+
+    def look(place: tuple[Store, str]) -> RemoteShard:
+        return _of_object(place[0], place[0].head(place[1]))
 
     with ThreadPoolExecutor(min(len(places), _AT_ONCE), "shmload-head") as pool:
-        there = list(pool.map(look, places))
-    return _all_sized(there, kind)
+        return list(pool.map(look, places))
 
 
-def _is_object(url: str, open_store: Callable[[str], Store]) -> bool:
-    """Return whether a URL names a single object."""
+def _of_object(store: Store, found: StoredObject, has_index: bool = False) -> RemoteShard:
+    return RemoteShard(store, found.key, found.nbytes, found.etag, has_index=has_index)
+
+
+def _single_object(url: str, open_store: Callable[[str], Store]) -> RemoteShard | None:
+    """Return the object that a URL names, or None if it names none."""
     try:
         parent, key = split_url(url)
-        open_store(parent).head(key)
+        return _looked_up([(open_store(parent), key)])[0]
     except StoreError:
-        return False
-    return True
+        return None
 
 
-def _recognized(url: str, open_store: Callable[[str], Store]) -> ShardFormat:
+def _recognized(url: str, shard: RemoteShard) -> ShardFormat:
     """Return the format of an object whose name does not indicate it, from its first bytes.
 
+    Args:
+        url: its URL, for errors.
+        shard: the object.
     Raises:
         ValueError: the bytes do not indicate it, either.
     """
-    parent, key = split_url(url)
-    store = open_store(parent)
-    found = store.head(key)
-
-    def read(offset: int, nbytes: int) -> Buffer:
-        out = np.empty(nbytes, np.uint8).data
-        if nbytes:
-            store.read_into(key, out, offset=offset, etag=found.etag or None)
-        return out
-
-    kind = recognize(head_of_object(key, found.nbytes, read)) if found.nbytes else None
+    kind = recognize(head_of_object(shard.key, shard.nbytes, shard.read)) if shard.nbytes else None
     if kind is None or not is_shard_format(kind):
         what = (
             "has no format that its first bytes identify"
@@ -316,36 +270,3 @@ def _recognized(url: str, open_store: Callable[[str], Store]) -> ShardFormat:
         )
         raise ValueError(f'{url}: {what}: pass layout=, such as layout="tfrecord", or give the URL of a folder')
     return layout_named(cast(ShardFormat, kind))
-
-
-def indexes_beside(shards: Shards) -> Iterator[tuple[RemoteShard, str]]:
-    """Create the index of each shard that needs one and has no current one next to it. Yield each shard and what was done.
-
-    Raises:
-        StoreError: the index cannot be written.
-        ShardCorrupt: a shard does not match its layout.
-    """
-    for shard in shards.all:
-        if shard.num_samples is not None:
-            yield shard, "needs no index"
-        elif index_beside(shard) is not None:
-            yield shard, "has its index beside it"
-        else:
-            text, num_samples = pack_beside(shards, shard)
-            shard.store.put(shard.key + SIDECAR, text)
-            yield shard, f"{num_samples} samples, index of {len(text)} bytes written beside it"
-
-
-def indexes_kept(shards: Shards, cache_folder: str | os.PathLike[str]) -> Iterator[tuple[RemoteShard, str]]:
-    """Create the indexes that a RemoteDataset with this `cache_folder` would create on first use.
-
-    Yield each shard and what was done.
-
-    Raises:
-        ShardCorrupt: a shard does not match its layout.
-    """
-    folder = f"{os.path.abspath(cache_folder)}/indexes"
-    os.makedirs(folder, exist_ok=True)
-    for shard in shards.all:
-        found = fetch_index(shards, shard, folder, None)
-        yield shard, f"{found.num_samples} samples, index in {folder}"

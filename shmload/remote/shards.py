@@ -64,6 +64,17 @@ class RemoteShard:
         """Return a value that changes with the contents of the shard."""
         return self.etag or f"crc32c-{self.crc32c}"
 
+    def read(self, offset: int, nbytes: int) -> memoryview:
+        """Return a range of the stored object's bytes. A compressed shard is not decompressed.
+
+        Raises:
+            StoreError: the store does not answer, or the object has changed.
+        """
+        out = np.empty(nbytes, np.uint8).data
+        if nbytes:
+            self.store.read_into(self.key, out, offset=offset, etag=self.etag or None)
+        return out
+
 
 class ShardTable(Sequence[RemoteShard]):
     """Shards stored as columns. A million take 100 MB, which forked workers share; as objects they took 900 MB in each process.

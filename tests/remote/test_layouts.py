@@ -37,7 +37,8 @@ from shmload.remote import RemoteDataset
 from shmload.remote.fetch import SIDECAR
 from shmload.remote.indexed import RemoteRecords
 from shmload.remote.layouts import LitData, Mds, Parquet, example_features
-from shmload.remote.listing import indexes_beside, shards_in
+from shmload.remote.listing import shards_in
+from shmload.remote.shard_indexes import indexes_beside
 from shmload.storage.local_store import LocalStore
 from tests.remote.layout_kit import (
     CASES,

@@ -18,11 +18,11 @@ def index(
     places: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATH...", help="TFRecord files, tar shards or JSON lines; folders or URLs of shards of any layout."
+            metavar="PATH...", help="TFRecord files, tar shards or JSON lines; folders or URLs of shards of any format."
         ),
     ],
     layout: Annotated[
-        str | None, typer.Option(help="Layout of the shards in folders and URLs, if their names do not show it.")
+        str | None, typer.Option(help="Format of the shards in folders and URLs, if their names do not show it.")
     ] = None,
     cache_folder: Annotated[
         Path | None,

@@ -14,16 +14,16 @@ from shmload.formats.tfrecord.record_file import FOREIGN_SUFFIXES
 from shmload.remote.fetch import SIDECAR
 from shmload.storage.store import StoredObject
 
-__all__ = ["log_ignored", "objects_by_layout"]
+__all__ = ["log_ignored", "objects_by_format"]
 
 log = logging.getLogger("shmload")
 
 
-def objects_by_layout(listed: list[StoredObject], asked: ShardFormat | None) -> dict[str, list[StoredObject]]:
-    """Return the objects that may be a folder's shards, by layout; a single layout if the other objects are clearly not shards.
+def objects_by_format(listed: list[StoredObject], asked: ShardFormat | None) -> dict[str, list[StoredObject]]:
+    """Return the objects that may be a folder's shards, by format; a single format if the other objects are clearly not shards.
 
-    Hidden objects are never shards. If a layout is requested, the shards are the objects whose names have its endings. If there are
-    none, they are the objects whose names indicate no format, without those that describe a dataset. If no layout is requested,
+    Hidden objects are never shards. If a format is requested, the shards are the objects whose names have its endings. If there are
+    none, they are the objects whose names indicate none, without those that describe a dataset. If no format is requested,
     pictures and JSON next to tar files are ignored, and so are pictures next to any other shards, which usually belong to a page
     about them.
     """

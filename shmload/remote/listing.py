@@ -27,7 +27,7 @@ from shmload.formats.known_formats import is_shard_format, layout_named, layout_
 from shmload.formats.plain_files import PlainFiles
 from shmload.formats.tar.tar_format import Tar
 from shmload.remote.fetch import SIDECAR, expanded, index_beside, packing_at
-from shmload.remote.folder_objects import log_ignored, objects_by_layout
+from shmload.remote.folder_objects import log_ignored, objects_by_format
 from shmload.remote.layouts import Parquet
 from shmload.remote.manifest import MANIFEST_NAME, Manifest, ShardEntry
 from shmload.remote.packing.generation import CLAIM, unfinished
@@ -43,16 +43,16 @@ _AT_ONCE = 16  # headers requested in parallel
 
 
 def shards_in(store: Store, layout: str | ShardFormat | None = None, generation: str | None = None) -> Shards:
-    """Return the shards of a folder: from its manifest, from another loader's index.json, or all objects of one layout.
+    """Return the shards of a folder: from its manifest, from another loader's index.json, or all objects of one format.
 
     Args:
         store: the folder.
-        layout: the layout; None detects it from names and index.
+        layout: the format; None detects it from names and index.
         generation: the newest generation to include, for a dataset that was appended to (manifest.py); None includes all.
     Raises:
         ObjectMissing: there are no shards.
         ShardCorrupt: the manifest is damaged.
-        ValueError: the folder contains several layouts.
+        ValueError: the folder contains several formats.
     """
     try:
         data = store.get(MANIFEST_NAME)
@@ -84,7 +84,7 @@ def _of_entry(store: Store, entry: ShardEntry) -> RemoteShard:
 
 
 def _foreign(store: Store, layout: str | ShardFormat | None) -> Shards:
-    """Return the shards of a folder without a manifest: those of its index.json, or the objects of one layout."""
+    """Return the shards of a folder without a manifest: those of its index.json, or the objects of one format."""
     asked = None if layout is None else layout_named(layout)
     try:
         listed = list(store.list_objects())
@@ -98,12 +98,12 @@ def _foreign(store: Store, layout: str | ShardFormat | None) -> Shards:
         raise ObjectMissing(f"{store.url}: is not a dataset yet: {unfinished(store)}")
     if INDEX_NAME in names and not isinstance(asked, (Tar, PlainFiles)):
         return _named_by_index(store, asked)
-    groups = objects_by_layout(listed, asked)
+    groups = objects_by_format(listed, asked)
     if not groups:
         num_hidden = sum(is_hidden(entry.key) for entry in listed)
         hidden = f", of which {num_hidden} are ignored because a name in their path begins with . or _" if num_hidden else ""
         raise ObjectMissing(
-            f"{store.url}: contains no shards, neither {MANIFEST_NAME} nor files of a known layout, only {len(listed)} other "
+            f"{store.url}: contains no shards, neither {MANIFEST_NAME} nor files of a known format, only {len(listed)} other "
             f"objects{hidden}: check the bucket and folder, pass layout=, or pack a dataset into it with "
             "upload_cv_dataset or `shmload pack`"
         )
@@ -118,29 +118,29 @@ def _foreign(store: Store, layout: str | ShardFormat | None) -> Shards:
     return _all_sized([_of_object(store, entry, has_index=entry.key + SIDECAR in names) for entry in entries], kind)
 
 
-def _all_sized(there: list[RemoteShard], layout: ShardFormat) -> Shards:
-    """Return the shards with their layout and, if they are compressed, their decompressed size.
+def _all_sized(there: list[RemoteShard], format: ShardFormat) -> Shards:
+    """Return the shards with their format and, if they are compressed, their decompressed size.
 
     If the first shard is compressed although its name does not indicate that, as TensorFlow writes TFRecord files, the first bytes
     of each shard are read. Files named .tar are never compressed, so this request is saved for them.
     """
-    is_whole = isinstance(layout, PlainFiles) or not there
+    is_whole = isinstance(format, PlainFiles) or not there
     name, packing = ("", "") if is_whole else packing_of(there[0].key)
     may_be_unnamed = not is_whole and not packing and not isinstance(layout_of(name), Tar)
-    is_unnamed = may_be_unnamed and bool(packing_at(there[0], layout))
+    is_unnamed = may_be_unnamed and bool(packing_at(there[0], format))
     is_compressed = is_unnamed or (not is_whole and any(packing_of(shard.key)[1] for shard in there))
     with ThreadPoolExecutor(_AT_ONCE, "shmload-expand") as pool:  # starts threads only when they are used
-        sized = partial(_sized, layout=layout, is_unnamed=is_unnamed)
+        sized = partial(_sized, format=format, is_unnamed=is_unnamed)
         return Shards(tuple((pool.map if is_compressed else map)(sized, there)))
 
 
-def _sized(shard: RemoteShard, layout: ShardFormat, is_unnamed: bool) -> RemoteShard:
-    """Return a shard with its layout. If it is compressed and has no index, its decompressed size is determined once."""
-    packing = "" if isinstance(layout, PlainFiles) else packing_of(shard.key)[1]
+def _sized(shard: RemoteShard, format: ShardFormat, is_unnamed: bool) -> RemoteShard:
+    """Return a shard with its format. If it is compressed and has no index, its decompressed size is determined once."""
+    packing = "" if isinstance(format, PlainFiles) else packing_of(shard.key)[1]
     if is_unnamed and not packing:
-        packing = packing_at(shard, layout)
-    one = 1 if isinstance(layout, PlainFiles) else None
-    shard = replace(shard, layout=layout, packing=packing, packed_nbytes=shard.nbytes, num_samples=one)
+        packing = packing_at(shard, format)
+    one = 1 if isinstance(format, PlainFiles) else None
+    shard = replace(shard, format=format, packing=packing, packed_nbytes=shard.nbytes, num_samples=one)
     if not packing:
         return shard
     kept = index_beside(shard)
@@ -163,7 +163,7 @@ def _named_by_index(store: Store, asked: ShardFormat | None) -> Shards:
             there,
             nbytes=shard.nbytes,
             num_samples=shard.num_samples,
-            layout=index.layout,
+            format=index.layout,
             packing=shard.packing,
             packed_nbytes=there.nbytes,
         )
@@ -178,16 +178,16 @@ def shards_of_urls(
     layout: str | ShardFormat | None = None,
     generation: str | None = None,
 ) -> Shards:
-    """Return the shards that URLs name: objects of one layout, with braces expanded, or one folder.
+    """Return the shards that URLs name: objects of one format, with braces expanded, or one folder.
 
     Args:
         urls: one or several URLs.
         open_store: (URL of a folder) -> the store.
-        layout: layout of the objects; None detects it from their names, without the part after a "?".
+        layout: format of the objects; None detects it from their names, without the part after a "?".
         generation: as for `shards_in`, if the URL is a folder.
     Raises:
         ObjectMissing: an object does not exist.
-        ValueError: a folder is given together with other URLs, or the shards have several layouts.
+        ValueError: a folder is given together with other URLs, or the shards have several formats.
     """
     given = [split_query(name) for name in shard_paths(urls)]
     names = [name for name, _ in given]
@@ -196,13 +196,13 @@ def shards_of_urls(
     folders = [name for name, kind in kinds.items() if kind is None]
     if folders and len(names) > 1 and asked is None:
         raise ValueError(
-            f"{folders[0]!r} is not a shard of a known layout, and a folder must be the only URL: pass the folder alone, or "
+            f"{folders[0]!r} is not a shard of a known format, and a folder must be the only URL: pass the folder alone, or "
             "the URLs of shards"
         )
     if folders and len(names) == 1 and not (given[0][1] and asked is not None):
         if given[0][1]:
             raise ValueError(
-                f"{names[0]} is not a shard of a known layout, and the URL of a folder has no query: pass layout=, or the URLs "
+                f"{names[0]} is not a shard of a known format, and the URL of a folder has no query: pass layout=, or the URLs "
                 "of the shards"
             )
         try:
@@ -214,7 +214,7 @@ def shards_of_urls(
     if generation is not None:
         raise ValueError(f"generation={generation!r} needs the URL of a packed folder, and no other URL; got {names[0]!r}")
     if asked is None and len(found := {kind.name for kind in kinds.values() if kind is not None}) > 1:
-        raise ValueError(f"all shards of a dataset must have one layout; these have {', '.join(sorted(found))}")
+        raise ValueError(f"all shards of a dataset must have one format; these have {', '.join(sorted(found))}")
     kind = asked or kinds[names[0]] or TAR
     places = [split_url(name) for name in names]
     stores = {parent: open_store(parent) for parent, _ in places}

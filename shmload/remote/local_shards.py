@@ -135,7 +135,7 @@ class LocalShards:
         return self._counts
 
     def index(self, number: int) -> Any:
-        """Return the index of a shard, whose type depends on the layout."""
+        """Return the index of a shard, whose type depends on the format."""
         self._here()
         found = self._indexes.get(number)
         if found is None:

@@ -16,7 +16,7 @@ def indexes_beside(shards: Shards) -> Iterator[tuple[RemoteShard, str]]:
 
     Raises:
         StoreError: the index cannot be written.
-        ShardCorrupt: a shard does not match its layout.
+        ShardCorrupt: a shard does not match its format.
     """
     for shard in shards.all:
         if shard.num_samples is not None:
@@ -35,7 +35,7 @@ def indexes_kept(shards: Shards, cache_folder: str | os.PathLike[str]) -> Iterat
     Yield each shard and what was done.
 
     Raises:
-        ShardCorrupt: a shard does not match its layout.
+        ShardCorrupt: a shard does not match its format.
     """
     folder = f"{os.path.abspath(cache_folder)}/indexes"
     os.makedirs(folder, exist_ok=True)

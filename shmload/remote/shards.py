@@ -32,7 +32,7 @@ class RemoteShard:
         nbytes: size of the object, uncompressed.
         etag: ETag of the object; "" if the manifest identifies it.
         num_samples, crc32c, index: from the manifest; None without one.
-        layout: the format of its samples.
+        format: the format of its samples.
         packing: its compression, or "" if it is not compressed.
         packed_nbytes: size of the stored object if it is compressed.
         has_index: whether there is an index next to it, made by `shmload index`.
@@ -45,7 +45,7 @@ class RemoteShard:
     num_samples: int | None = None
     crc32c: str | None = None
     index: IndexEntry | None = None
-    layout: ShardFormat = TAR
+    format: ShardFormat = TAR
     packing: str = ""
     packed_nbytes: int = 0
     has_index: bool = False

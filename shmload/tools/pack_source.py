@@ -87,8 +87,8 @@ def _holds_shards(folder: str) -> bool:
     from shmload.remote.manifest import MANIFEST_NAME
 
     names = [name for name in os.listdir(folder) if not is_hidden(name)]
-    layouts = [layout_of(packing_of(name)[0]) for name in names]
-    return bool({MANIFEST_NAME, INDEX_NAME} & set(names)) or any(each not in (None, PlainFiles()) for each in layouts)
+    kinds = [layout_of(packing_of(name)[0]) for name in names]
+    return bool({MANIFEST_NAME, INDEX_NAME} & set(names)) or any(each not in (None, PlainFiles()) for each in kinds)
 
 
 def _of_shards(urls: str | list[str]) -> Any:

@@ -21,8 +21,8 @@ def trace(
     """Record what trainer and workers of running loaders do, from outside and without disturbing them."""
     from rich.console import Console
 
-    from shmload.engine.ring_timeline import timelines_of
-    from shmload.engine.trace_file import write
+    from shmload.engine.tracing.ring_timeline import timelines_of
+    from shmload.engine.tracing.trace_file import write
     from shmload.tools.tracing import Recording
 
     check_folder("trace", out)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from shmload import ShmLoader
-from shmload.engine import autotune
+from shmload.engine.tuning import autotune
 from tests.engine.tuning_kit import BATCH, SEED, N, Rows, change, engine_of, expected_epochs, values_of
 
 slow = pytest.mark.slow(reason="workers start as new interpreters, which import everything again")

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from shmload import ShmLoader
 from shmload.cli import app
 from shmload.engine.ring_reader import ControlBlock, HostRings, RingReader
-from shmload.engine.ring_timeline import timelines_of
+from shmload.engine.tracing.ring_timeline import timelines_of
 from shmload.shm import segment
 from shmload.tools import tracing
 from shmload.tools.tracing import Recording

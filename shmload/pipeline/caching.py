@@ -142,7 +142,9 @@ def fingerprint(sequence: ItemSequence, version: str) -> str:
         try:
             _Namer(made).dump(part)
         except Exception as error:
-            raise ValueError(f"what {whose} holds does not pickle ({error}), so nothing would tell it from another") from error
+            raise ValueError(
+                f"{whose} contains a value that cannot be pickled ({error}), so the cache cannot tell its items from others"
+            ) from error
     return made.hexdigest()
 
 

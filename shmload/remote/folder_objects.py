@@ -56,4 +56,4 @@ def log_ignored(url: str, listed: list[StoredObject], taken: list[StoredObject])
     if log.isEnabledFor(logging.DEBUG):
         keys = {entry.key for entry in taken}
         if others := [entry.key for entry in listed if entry.key not in keys]:
-            log.debug("%s: %d objects are no shards and are ignored: %s", url, len(others), ", ".join(others[:5]))
+            log.debug("%s: %d objects are not shards and are ignored: %s", url, len(others), ", ".join(others[:5]))

@@ -126,7 +126,7 @@ def test_cache_after_filter_is_refused() -> None:
 
 @pytest.mark.parametrize("stages", [[Items([Lock()])], [Range(2), Map(Lock().acquire)]], ids=["items", "function"])
 def test_values_that_cannot_be_identified_are_refused(stages: list[Any], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="does not pickle"):
+    with pytest.raises(ValueError, match="contains a value that cannot be pickled"):
         Conveyer([*stages, Cache(tmp_path)])
 
 

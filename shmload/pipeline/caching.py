@@ -59,7 +59,8 @@ class Cache:
         """
         if not below.is_fixed:
             raise ValueError(
-                "its items come in another order, or are others, in each epoch, and would be cached again: put Cache before that"
+                "their items differ or come in another order in each epoch, so they would be cached again: put Cache before "
+                "those stages"
             )
         return Cached(below, None if self.folder is None else Path(self.folder), self.version)
 

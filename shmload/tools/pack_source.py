@@ -73,7 +73,7 @@ def _of_folder(folder: str) -> Any:
     names = sorted(name for name, _ in visible if name.lower().endswith(EXTENSIONS))
     if not names:
         hidden = f"; {len(found) - len(visible)} names that begin with . or _ are ignored" if len(visible) < len(found) else ""
-        raise ValueError(f"{folder}: no image ({', '.join(EXTENSIONS)}) is in it, and no folder of a class{hidden}")
+        raise ValueError(f"{folder}: contains no image ({', '.join(EXTENSIONS)}) and no folder of a class{hidden}")
     return ImageFolder([os.path.join(folder, name) for name in names])
 
 

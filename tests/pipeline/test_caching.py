@@ -115,7 +115,7 @@ def test_cache_key_depends_on_code_of_dataset_methods(
     ids=["permutation", "take of an endless one", "shuffle", "generate"],
 )
 def test_cache_refuses_items_in_different_order_each_epoch(stages: list[Any]) -> None:
-    with pytest.raises(ValueError, match=r"Cache, does not go with what it is given: its items come in another order"):
+    with pytest.raises(ValueError, match=r"Cache, cannot follow the stages before it: their items differ or come in another order"):
         Conveyer([*stages, Cache()])
 
 

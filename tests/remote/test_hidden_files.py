@@ -92,7 +92,7 @@ def test_folder_with_only_hidden_files_is_an_error(tmp_path: Path) -> None:
     write_shard(tmp_path / "_temporary" / "0" / "a.jsonl")
     with pytest.raises(ObjectMissing, match="only 1 other objects, of which 1 are ignored because a name in their path begins"):
         RemoteDataset.from_urls(str(tmp_path))
-    with pytest.raises(ObjectMissing, match=r"there are no others, and 1 objects are ignored .* such as '_temporary/0/a.jsonl'"):
+    with pytest.raises(ObjectMissing, match=r"contains no samples: 1 objects are ignored .* such as '_temporary/0/a.jsonl'"):
         list(ObjectStream(str(tmp_path)))
     with pytest.raises(FileNotFoundError, match=r"contains no Parquet file .*only 1 others, such as '_temporary/0/a.jsonl'"):
         ParquetDataset(tmp_path)

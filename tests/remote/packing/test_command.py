@@ -134,7 +134,7 @@ def torn():
 REFUSED = [
     (("nowhere",), 2, "no sample file is named, or matches, 'nowhere'"),
     (("no_such_module:name",), 2, "SOURCE: cannot import 'no_such_module'"),
-    (("empty",), 2, "no image (.jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp) is in it, and no folder of a class"),
+    (("empty",), 2, "contains no image (.jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp) and no folder of a class"),
     (
         ("a.dat",),
         2,

@@ -26,14 +26,14 @@ from typing_extensions import TypeVar  # torch's own requirement
 from shmload.audit.recorder import Recorder
 from shmload.batch.ragged import AS_TORCH_OR_LIST, RaggedMode
 from shmload.engine.argument_checks import check_arguments
-from shmload.engine.auto_number import AutoNumber, is_auto
-from shmload.engine.autotune import first_numbers
 from shmload.engine.bad_samples import BadSamples, OnError
 from shmload.engine.builder import EngineBuilder, Make
 from shmload.engine.config import LoaderConfig
 from shmload.engine.engine import Engine
 from shmload.engine.holders import Holder
-from shmload.engine.tuning_decision import Setting
+from shmload.engine.tuning.auto_number import AutoNumber, is_auto
+from shmload.engine.tuning.autotune import first_numbers
+from shmload.engine.tuning.tuning_decision import Setting
 from shmload.introspect.abilities import package_ability
 from shmload.metrics import EpochCallback
 from shmload.modes.epoch_metrics import EpochWatches, samples_counter
@@ -51,7 +51,7 @@ from shmload.worker.own_generators import OwnGenerators
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shmload.engine.trace import Trace
+    from shmload.engine.tracing.trace import Trace
 
 T = TypeVar("T", covariant=True, default=Any)  # Any: a dataset that decodes in place has no sample type
 
@@ -410,7 +410,7 @@ class ShmLoader(DataLoader[T]):
             FileNotFoundError: the folder of `path` does not exist.
             RuntimeError: on entering: the loader is already being traced.
         """
-        from shmload.engine.trace import Trace
+        from shmload.engine.tracing.trace import Trace
 
         return Trace(self._builder, self.num_workers, path)
 

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from shmload.processes.proc_stat import stat_of
+
 
 class FaultFolder:
     """A folder of armed faults, as `shmload.faults` describes them."""
@@ -183,17 +185,16 @@ class WorkerKiller:
         return next(((o.epoch, o.step) for o in self.engine._queue if o.slot == slot), None)
 
 
-def stop(pid: int) -> None:
-    """Sends SIGSTOP and waits until the process is stopped (or gone)."""
-    os.kill(pid, signal.SIGSTOP)
-    deadline = monotonic() + DEADLINE_S
-    while monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return
-        if state in "TtZX":
-            return
+def stop(pid: int) -> bool:
+    """Stops a process and waits until the kernel reports it. Returns False if the process is gone."""
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        deadline = monotonic() + DEADLINE_S
+        while monotonic() < deadline:
+            if (state := stat_of(pid)[0]) in "TtZX":
+                return state in "Tt"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
     raise AssertionError(f"process {pid} did not stop")
 
 

@@ -27,6 +27,7 @@ from time import monotonic, time
 from typing import Any
 
 from shmload import faults
+from shmload.processes.proc_stat import stat_of
 from tests.faults.matrix_cells import HARMS, METHODS, MODES, Cell, all_cells, chosen
 
 HANG_S = 60
@@ -182,7 +183,7 @@ def _parsed(lines: bytes) -> list[dict[str, Any]]:
 
 def _state(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return stat_of(pid)[0]
     except (FileNotFoundError, ProcessLookupError):  # gone before, or between opening and reading
         return ""
 

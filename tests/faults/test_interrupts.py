@@ -15,6 +15,7 @@ import pytest
 from shmload import ShmLoader
 from shmload.engine import engine
 from shmload.modes import epochs, sampled_order, seed_mode
+from shmload.processes.proc_stat import stat_of
 from tests.faults.faults_kit import COLLATE, DATASETS, DEADLINE_S, FaultFolder, Rows, WorkerKiller, digest
 
 pytestmark = pytest.mark.slow(reason="each interrupts loaders with workers repeatedly")
@@ -132,8 +133,7 @@ class Signaling(Rows):
 
     @staticmethod
     def sleeps(pid: int) -> bool:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "S"
+        return stat_of(pid)[0] == "S"
 
 
 class Stop(BaseException):

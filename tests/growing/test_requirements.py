@@ -62,7 +62,7 @@ def test_s2_an_epoch_may_start_with_few_samples(cache: SampleCache) -> None:
         assert list(range(50)) == sorted(epoch_of(loader))
 
 
-def test_s3_an_epoch_is_a_frozen_snapshot(cache: SampleCache) -> None:
+def test_s3_an_epoch_is_a_settled_snapshot(cache: SampleCache) -> None:
     put(cache, range(8))
     with loader_of(dataset_of(cache)) as loader:
         batches = iter(loader)

@@ -51,7 +51,7 @@ def test_resume_at_any_step_repeats_and_loses_nothing(cache: SampleCache, num_ba
     if num_batches < 5:
         assert whole == seen + rest
     else:
-        assert list(range(20)) == sorted(rest)  # the next epoch, which was not frozen yet
+        assert list(range(20)) == sorted(rest)  # the next epoch, which was not settled yet
 
 
 def test_resume_on_other_ranks_needs_the_same_global_batch(make_cache: Callable[..., SampleCache]) -> None:

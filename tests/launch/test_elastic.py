@@ -23,7 +23,7 @@ from shmload.launch.rank_specs import RankSpec
 from shmload.tools.audit.verify import read_folder, verify
 from tests.free_ports import free_port
 from tests.launch import elastic_program
-from tests.launch.launch_kit import UP_S, Run, all_end, wait_for_ranks
+from tests.launch.launch_kit import UP_S, Run, all_end, assert_signal_ends_ranks, wait_for_ranks
 
 slow = pytest.mark.slow(reason="torch's agent imports torch before it starts a script")
 LAUNCH = ("-m", "shmload", "launch")
@@ -93,13 +93,7 @@ def test_first_failure_is_reported_last_without_restarts_left(options: list[str]
 def test_signal_ends_all_ranks_in_order_with_one_line(number: signal.Signals, started: Run, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(STAY)
     process = started(*LAUNCH, "--nprocs", "2", "--max-restarts", "3", *TORCH_ONLY, "script.py")
-    pids = wait_for_ranks(tmp_path, 2, process)
-    assert pids == [os.getpgid(pid) for pid in pids], "the terminal's ^C must not reach them"
-    os.killpg(process.pid, number)
-    message = f"shmload launch: stopped by {number.name}; ranks 0 and 1 ended when asked to (SIGTERM)\n"
-    assert process.communicate(timeout=120) == ("", message)
-    assert process.returncode == 128 + number
-    assert all_end(pids, 0)
+    assert_signal_ends_ranks(process, wait_for_ranks(tmp_path, 2, process), number)
 
 
 @slow

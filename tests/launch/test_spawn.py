@@ -203,12 +203,12 @@ def test_join_raises_a_failure_that_happened_before(tmp_path: Path) -> None:
 def test_error_names_what_cannot_be_pickled_and_no_rank_is_left() -> None:
     with pytest.raises(
         TypeError,
-        match=r"pickle takes: .*lambda.*Define the function at module level, make in it what cannot travel, or use start_method='fork'",
+        match=r"can be pickled: .*lambda.*Define the function at module level, create in it what cannot be pickled, or use start_method='fork'",
     ):
         shmload.spawn(lambda rank: None, nprocs=2)
-    with pytest.raises(TypeError, match=r"arguments that pickle takes: TypeError: .*lock.*Define"):
+    with pytest.raises(TypeError, match=r"arguments that can be pickled: TypeError: .*lock.*Define"):
         shmload.spawn(rank_functions.stay, (threading.Lock(),), nprocs=2, join=False)
-    with pytest.raises(TypeError, match=r"arguments that pickle takes: RuntimeError: A SemLock created in a fork context"):
+    with pytest.raises(TypeError, match=r"arguments that can be pickled: RuntimeError: A SemLock created in a fork context"):
         shmload.spawn(rank_functions.stay, (multiprocessing.get_context("fork").Lock(),), nprocs=2, join=False)
 
 

@@ -162,6 +162,14 @@ def test_fragments_are_valid_python(page: str) -> None:
         compile(code, page, "exec")
 
 
+@pytest.mark.parametrize("page", [path.name for path in sorted(DOCS.glob("*.md"))])
+def test_lines_of_programs_have_at_most_88_columns(page: str) -> None:
+    blocks = re.findall(
+        r"^```(?:python|py|sh|bash|cython|toml)\b.*?\n(.*?)^```", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 88] == []
+
+
 @pytest.mark.skipif("SHMLOAD_INSTALLED" in os.environ, reason="they also lead to sources, but an installed package is being tested")
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_have_targets(page: Path) -> None:

@@ -93,8 +93,9 @@ def imported(code: str) -> set[str]:
 
 
 @pytest.mark.slow(reason="a page's examples run as a separate program")
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("page", WITH_EXAMPLES)
-def test_examples_of_a_page_print_the_shown_output(page: str, output_of: Callable[[str], str]) -> None:
+def test_examples_of_a_page_print_the_shown_output(page: str, output_of: Callable[..., str]) -> None:
     text = (DOCS / page).read_text()
     code, expected = "", list[str]()
     for kind, block in re.findall(r"```(python|text)\n(.*?)```", text, re.DOTALL):
@@ -102,7 +103,7 @@ def test_examples_of_a_page_print_the_shown_output(page: str, output_of: Callabl
             code += block
         expected += block.splitlines() if kind == "text" else re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE)
     assert len(expected) >= code.count("print(")
-    assert expected == output_of(code).splitlines()
+    assert expected == output_of(code, deadline_s=150).splitlines()
 
 
 @pytest.mark.slow(reason="a page's examples and another loader's run as a separate program")

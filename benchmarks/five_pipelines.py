@@ -2,7 +2,7 @@
 
 Tokenize and pack texts into windows of 1,024 tokens; augment images of 32 x 32 and mix them within the batch; pairs of an image and
 a caption; buckets of texts by length; a mixture of prose, code and chat by weight, each with a transform of its own. The programs
-are in benchmarks/five/, a file a library, and in docs/five_pipelines.md.
+are in benchmarks/five/, one file for each library; docs/pipelines.md shows shmload's.
 
 Method: 2 workers, everything in memory, no shuffle, a fresh process per case, in turn. Before that every program is run over
 3,000 items, or 150 batches of the mixture: batches must have the same types and contain the same numbers of items and tokens in

@@ -14,8 +14,8 @@ How to read: ratios within one round; the limit is the machine's: the rate of it
 bandwidth to spare, of workers whose batches are not copied, whichever is less. Put the gpu.log.jsonl into tests/device, where it
 is replayed.
 
-Result (H100, 15 workers; docs/gpu.md): 15 and 16.7 times torch's bytes/s, 0.91 and 0.94 of the lesser limit, a 22nd and a 27th of
-its trainer's CPU, no bubble of device="cuda" above 0.011 ms. Tried and dropped: not to query later batches of a stream that has
+Result (H100, 15 workers; docs/memory.md): 15 and 16.7 times torch's bytes/s, 0.91 and 0.94 of the lesser limit, a 22nd and a 27th
+of its trainer's CPU, no bubble of device="cuda" above 0.011 ms. Tried and dropped: not to query later batches of a stream that has
 not reached an earlier one, predicted to save 40 us a batch, and events for which the host sleeps: no difference beyond the
 machine's noise, 15 %.
 """

@@ -11,7 +11,7 @@ that is on the device. Images/s are of steps that have ended there, the first 10
 How to read: if decoding is the limit, images/s show the workers' performance; if the step is, all reach the limit, and the CPU
 shows their cost. Needs torchvision.
 
-Result (H100, 16 cores, windows of 1 to 2 s; docs/gpu.md): 1.14 and 1.51 times torch's images/s with 2 workers, 1.47 with 4, at
+Result (H100, 16 cores, windows of 1 to 2 s; docs/memory.md): 1.14 and 1.51 times torch's images/s with 2 workers, 1.47 with 4, at
 0.68 to 0.87 of its CPU; torch reaches 0.96 of the step's own speed with 8. Windows of 10 s or more are more precise.
 """
 

@@ -26,14 +26,14 @@ from typing_extensions import TypeVar  # torch's own requirement
 from shmload.audit.recorder import Recorder
 from shmload.batch.ragged import AS_TORCH_OR_LIST, RaggedMode
 from shmload.engine.argument_checks import check_arguments
-from shmload.engine.auto_number import AutoNumber, is_auto
-from shmload.engine.autotune import first_numbers
 from shmload.engine.bad_samples import BadSamples, OnError
 from shmload.engine.builder import EngineBuilder, Make
 from shmload.engine.config import LoaderConfig
 from shmload.engine.engine import Engine
 from shmload.engine.holders import Holder
-from shmload.engine.tuning_decision import Setting
+from shmload.engine.tuning.auto_number import AutoNumber, is_auto
+from shmload.engine.tuning.autotune import first_numbers
+from shmload.engine.tuning.tuning_decision import Setting
 from shmload.introspect.abilities import package_ability
 from shmload.metrics import EpochCallback
 from shmload.modes.epoch_metrics import EpochWatches, samples_counter
@@ -51,7 +51,7 @@ from shmload.worker.own_generators import OwnGenerators
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shmload.engine.trace import Trace
+    from shmload.engine.tracing.trace import Trace
 
 T = TypeVar("T", covariant=True, default=Any)  # Any: a dataset that decodes in place has no sample type
 
@@ -66,7 +66,7 @@ class ShmLoader(DataLoader[T]):
 
     Args (data and order):
         dataset: a map-style dataset or, in torch mode, an iterable one. If it has a `schema` and `read_into(index, out)` or
-            `read_batch_into(indices, out)`, it decodes directly into the batch; docs/samples.md.
+            `read_batch_into(indices, out)`, it decodes directly into the batch; docs/batches.md.
         batch_size: samples per batch, of this rank in seed mode. If None, yield samples one by one, without a batch dimension.
         shuffle: use a new random order in each epoch. None means False.
         sampler, batch_sampler: torch mode: as in torch. Seed mode: shmload's samplers (`Mix`, `Weighted`, ...) are divided among
@@ -85,7 +85,7 @@ class ShmLoader(DataLoader[T]):
     Args (workers):
         num_workers: number of worker processes per rank. With 0, the trainer reads into private memory, without a ring. With
             "auto" in seed mode, the pool grows and shrinks while it runs, and the batches stay the same; in torch mode, a number
-            is chosen once from this machine's CPUs, and the workers' random numbers depend on it; docs/autotune.md.
+            is chosen once from this machine's CPUs, and the workers' random numbers depend on it; docs/bench.md.
         prefetch_factor: batches ordered ahead per worker; 2 by default, or "auto". With `num_workers` it sets the size of the ring.
         persistent_workers: torch mode: keep the workers after a pass. Seed mode always keeps them.
         threads_per_worker: samples that each worker reads at once, for datasets that wait for disks or networks or release the GIL.
@@ -102,7 +102,7 @@ class ShmLoader(DataLoader[T]):
     Args (memory and devices):
         pin_memory, pin_memory_device: with CUDA and workers, the ring itself is pinned. A slot is then reused once the copies that
             were queued on the current stream when the batch died have finished; pass other streams to `record_stream`. Without
-            workers, batches are copied to pinned memory, as in torch; docs/gpu.md.
+            workers, batches are copied to pinned memory, as in torch; docs/memory.md.
         device: "cuda", "cuda:1" or a torch.device: copy the batches' tensors there from the pinned ring, on a side stream, two
             batches ahead; the current stream in `next()` waits for them. Other leaves are unchanged. Not with `audit`.
         after_batch: a function called in the trainer with each batch before it is yielded (on the device, with `device`); its
@@ -134,7 +134,7 @@ class ShmLoader(DataLoader[T]):
         max_restarts: number of dead workers that may be replaced. None allows any number in seed mode, and 0 in torch mode.
     Args (observation):
         audit: a folder in which every rank records its deliveries; `shmload verify` proves from it that each sample was delivered
-            exactly once; docs/audit.md.
+            exactly once; docs/resume.md.
     Raises:
         ValueError, TypeError: like torch's DataLoader, and for arguments that exclude each other or have no effect together.
     Cost: about 14 us of the trainer's CPU per batch and 0.7 us per field (benchmarks/trainer_cpu.py); memory for
@@ -410,7 +410,7 @@ class ShmLoader(DataLoader[T]):
             FileNotFoundError: the folder of `path` does not exist.
             RuntimeError: on entering: the loader is already being traced.
         """
-        from shmload.engine.trace import Trace
+        from shmload.engine.tracing.trace import Trace
 
         return Trace(self._builder, self.num_workers, path)
 

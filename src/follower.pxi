@@ -84,7 +84,7 @@ cdef class FollowerRing:
     def find(self, Order order):
         """Return the slot of a batch that the leader has ordered, or -1. The batch stays in that slot until it is passed."""
         self._slot(0)
-        return shml_share_find(&self._shared._share, self._shared.me, self._shared.generation, order.epoch, order.step)
+        return shml_share_find(&self._shared._share, self._shared.me, self._shared.round, order.epoch, order.step)
 
     def look(self, int slot):
         """Return FILLING, READY or FAILED for a slot returned by `find`. FILLING includes all that the leader still has to handle.

@@ -5,12 +5,12 @@
  * The leader (rank 0 here) is the ring's trainer. Followers publish nothing: they read the owner words of the batch they expect,
  * lease its slot in their own memory, and write only their own record and their own holds. Each word has one writer.
  *
- * A slot's *ticket* is generation << 40 | the number of batches ordered over the life of the ring. It is one word, so an old count
- * is never read with a new generation. An order that is written again in its slot keeps its ticket. A batch that is ordered again
+ * A slot's *ticket* is round << 40 | the number of batches ordered over the life of the ring. It is one word, so an old count
+ * is never read with a new round. An order that is written again in its slot keeps its ticket. A batch that is ordered again
  * in another slot, because the leader was interrupted while it took the batch, gets no ticket: followers find the batch in its
  * first slot, and a ticket that no follower takes would keep its slot in use until they have passed a later one. A follower that
  * takes a batch first holds the slot and then raises its `next` above the ticket. The leader may reuse a free slot when each
- * follower has passed its ticket (or has moved on to a later generation) and, *checked after that*, does not hold it. While a
+ * follower has passed its ticket (or has moved on to a later round) and, *checked after that*, does not hold it. While a
  * follower has not passed a ticket, nothing in that slot changes except when the leader settles that same batch. Settling ends with
  * a new order number, which `what` holds together with the number of chunks, so words of two orders are never mistaken for one
  * order. tests/proof/sharing.py explores this, and share_race.c there runs it.
@@ -25,8 +25,8 @@
 #include <errno.h>
 
 #define SHML_SHARE_MAGIC UINT64_C(0x324552414853484D) /* "MHSHARE2" read as bytes */
-#define SHML_TICKET(generation, count) ((uint64_t)(generation) << 40 | (uint64_t)(count))
-#define SHML_GENERATION_OF(ticket) ((uint64_t)(ticket) >> 40)
+#define SHML_TICKET(round, count) ((uint64_t)(round) << 40 | (uint64_t)(count))
+#define SHML_ROUND_OF(ticket) ((uint64_t)(ticket) >> 40)
 
 typedef struct {
     uint64_t magic;     /* SHML_SHARE_MAGIC; written by the leader, at creation, after all other fields here */
@@ -45,15 +45,15 @@ typedef struct {
 
 enum { /* words of a rank's record; each is written by that rank only */
     SHML_REPORT_NEXT = 0,       /* the rank takes no batch with a smaller ticket any more */
-    SHML_REPORT_GENERATION = 1, /* number of times it has begun to read at a new place; written after that place's words */
-    SHML_REPORT_ENDED = 2,      /* batches that the rank took of the previous generation */
-    SHML_REPORT_EPOCH = 3,      /* of the first batch of this generation, int64 as bits */
+    SHML_REPORT_ROUND = 1,      /* number of times it has begun to read at a new place; written after that place's words */
+    SHML_REPORT_ENDED = 2,      /* batches that the rank took of the previous round */
+    SHML_REPORT_EPOCH = 3,      /* of the first batch of this round, int64 as bits */
     SHML_REPORT_STEP = 4,       /* of that batch */
-    SHML_REPORT_ODD = 3,        /* added to these three words in odd generations: another rank may still read the words of the
-                                   previous generation while the next are written, but not of the one before that, because all
-                                   ranks meet at each generation */
-    SHML_REPORT_COUNT = 8,      /* batches that the rank has taken of this generation */
-    SHML_REPORT_LEFT = 9,       /* number of the pass that the rank has left early, from 1, << 32 | batches of this generation it
+    SHML_REPORT_ODD = 3,        /* added to these three words in odd rounds: another rank may still read the words of the
+                                   previous round while the next are written, but not of the one before that, because all
+                                   ranks meet at each round */
+    SHML_REPORT_COUNT = 8,      /* batches that the rank has taken of this round */
+    SHML_REPORT_LEFT = 9,       /* number of the pass that the rank has left early, from 1, << 32 | batches of this round it
                                    had taken by then; 0 if none */
     SHML_REPORT_CLOSED = 10,    /* 1: the rank takes no batches any more */
     SHML_REPORT_WORDS = 16,     /* size of a record: two cache lines, so ranks do not share one */
@@ -109,11 +109,11 @@ static inline uint32_t shml_share_lendable(const shml_share *share) {
 /* Return whether all followers are done with a slot's batch. Reads `next` before the hold: a follower writes them in reverse. */
 static inline int shml_share_is_passed(const shml_share *share, uint32_t slot) {
     uint64_t ticket = atomic_load_explicit(&share->slots[slot].ticket, memory_order_relaxed);
-    uint64_t generation = SHML_GENERATION_OF(ticket);
+    uint64_t round = SHML_ROUND_OF(ticket);
     if (ticket == 0) return 1;
     for (uint32_t rank = 1; rank < share->header->num_ranks; rank++) {
         if (atomic_load_explicit(shml_report_word(share, rank, SHML_REPORT_NEXT), memory_order_acquire) <= ticket &&
-            atomic_load_explicit(shml_report_word(share, rank, SHML_REPORT_GENERATION), memory_order_acquire) <= generation)
+            atomic_load_explicit(shml_report_word(share, rank, SHML_REPORT_ROUND), memory_order_acquire) <= round)
             return 0;
         if (atomic_load_explicit(shml_hold(share, rank, slot), memory_order_acquire)) return 0;
     }
@@ -126,25 +126,25 @@ static inline void shml_share_rewrites(const shml_share *share, uint32_t slot) {
     atomic_store_explicit(&share->slots[slot].what, 0, memory_order_seq_cst);
 }
 
-static inline void shml_share_wrote(const shml_share *share, const shml_ring *ring, uint32_t slot, uint64_t order, uint64_t generation,
+static inline void shml_share_wrote(const shml_share *share, const shml_ring *ring, uint32_t slot, uint64_t order, uint64_t round,
                                     uint64_t count) {
     shml_share_slot *record = &share->slots[slot];
     atomic_store_explicit(&record->what, order << 16 | ring->slots[slot].nchunks, memory_order_release);
     if (count == 0) return;
     atomic_store_explicit(&record->epoch, (uint64_t)ring->slots[slot].epoch, memory_order_relaxed);
     atomic_store_explicit(&record->step, (uint64_t)ring->slots[slot].step, memory_order_relaxed);
-    atomic_store_explicit(&record->ticket, SHML_TICKET(generation, count), memory_order_release);
+    atomic_store_explicit(&record->ticket, SHML_TICKET(round, count), memory_order_release);
 }
 
 /* ---------------------------------------------------------------- followers */
 
-/* Return the slot of a batch of a generation, or -1 if it is not ordered yet. */
-static inline int shml_share_find(const shml_share *share, uint32_t rank, uint64_t generation, int64_t epoch, int64_t step) {
+/* Return the slot of a batch of a round, or -1 if it is not ordered yet. */
+static inline int shml_share_find(const shml_share *share, uint32_t rank, uint64_t round, int64_t epoch, int64_t step) {
     uint64_t next = atomic_load_explicit(shml_report_word(share, rank, SHML_REPORT_NEXT), memory_order_relaxed);
     for (uint32_t slot = 0; slot < share->header->num_slots; slot++) {
         shml_share_slot *record = &share->slots[slot];
         uint64_t ticket = atomic_load_explicit(&record->ticket, memory_order_acquire);
-        if (ticket < next || SHML_GENERATION_OF(ticket) != generation) continue; /* from here on the slot belongs to this batch */
+        if (ticket < next || SHML_ROUND_OF(ticket) != round) continue; /* from here on the slot belongs to this batch */
         if (atomic_load_explicit(&record->epoch, memory_order_relaxed) == (uint64_t)epoch &&
             atomic_load_explicit(&record->step, memory_order_relaxed) == (uint64_t)step)
             return (int)slot;

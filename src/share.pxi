@@ -8,7 +8,7 @@ cdef extern from "share.h" nogil:
         shml_share_header *header
     const uint64_t SHML_SHARE_MAGIC
     enum:
-        SHML_REPORT_NEXT, SHML_REPORT_GENERATION, SHML_REPORT_ENDED, SHML_REPORT_EPOCH, SHML_REPORT_STEP, SHML_REPORT_ODD, SHML_REPORT_COUNT
+        SHML_REPORT_NEXT, SHML_REPORT_ROUND, SHML_REPORT_ENDED, SHML_REPORT_EPOCH, SHML_REPORT_STEP, SHML_REPORT_ODD, SHML_REPORT_COUNT
         SHML_REPORT_LEFT, SHML_REPORT_CLOSED
     uint64_t shml_share_nbytes(uint32_t num_ranks, uint32_t num_slots)
     void shml_share_view(shml_share *share, void *base)
@@ -16,9 +16,9 @@ cdef extern from "share.h" nogil:
     uint32_t shml_share_lendable(const shml_share *share)
     int shml_share_is_passed(const shml_share *share, uint32_t slot)
     void shml_share_rewrites(const shml_share *share, uint32_t slot)
-    void shml_share_wrote(const shml_share *share, const shml_ring *ring, uint32_t slot, uint64_t order, uint64_t generation,
+    void shml_share_wrote(const shml_share *share, const shml_ring *ring, uint32_t slot, uint64_t order, uint64_t round,
                           uint64_t count)
-    int shml_share_find(const shml_share *share, uint32_t rank, uint64_t generation, int64_t epoch, int64_t step)
+    int shml_share_find(const shml_share *share, uint32_t rank, uint64_t round, int64_t epoch, int64_t step)
     int shml_share_look(const shml_share *share, const shml_ring *ring, uint32_t slot)
     shml_status shml_share_inspect(const shml_share *share, const shml_ring *ring, uint32_t slot, uint64_t *order)
     void shml_share_take(const shml_share *share, uint32_t rank, uint32_t slot)
@@ -32,7 +32,7 @@ cdef extern from "share.h" nogil:
     int shml_sleep(shml_header *header, uint32_t seen, double timeout_s)
 
 # Words of a rank's record (src/share.h).
-REPORT_GENERATION = SHML_REPORT_GENERATION
+REPORT_ROUND = SHML_REPORT_ROUND
 REPORT_ENDED = SHML_REPORT_ENDED
 REPORT_EPOCH = SHML_REPORT_EPOCH
 REPORT_STEP = SHML_REPORT_STEP
@@ -59,9 +59,9 @@ cdef class Share:
     cdef shml_share _share
     cdef readonly object memory
     cdef readonly int me, num_ranks, num_slots
-    cdef public uint64_t generation  # generation of the batches that are published now
+    cdef public uint64_t round  # round of the batches that are published now
     cdef uint64_t _num_ordered  # batches
-    cdef uint64_t _newest_generation  # of the newest batch, as the next line; a batch that is ordered again is not newer
+    cdef uint64_t _newest_round  # of the newest batch, as the next line; a batch that is ordered again is not newer
     cdef int64_t _newest_epoch, _newest_step
 
     def __cinit__(self, memory, *, uint32_t me, uint32_t num_ranks=0, uint32_t num_slots=0):
@@ -86,7 +86,7 @@ cdef class Share:
             raise ValueError(f"rank {me} is out of range: {self.num_ranks} ranks share the ring")
         self.memory = memory
         self.me = me
-        self.generation = 1
+        self.round = 1
 
     def report(self, uint32_t word, uint64_t value):
         """Write a word of this rank's record."""
@@ -106,11 +106,11 @@ cdef class Share:
 
     cdef void _wrote(self, const shml_ring *ring, uint32_t slot, uint64_t order, bint is_rewritten):
         cdef int64_t epoch = ring.slots[slot].epoch, step = ring.slots[slot].step
-        cdef bint is_new = (self.generation > self._newest_generation or epoch > self._newest_epoch
+        cdef bint is_new = (self.round > self._newest_round or epoch > self._newest_epoch
                             or (epoch == self._newest_epoch and step > self._newest_step))
         if is_new and not is_rewritten:
-            self._newest_generation, self._newest_epoch, self._newest_step = self.generation, epoch, step
+            self._newest_round, self._newest_epoch, self._newest_step = self.round, epoch, step
             self._num_ordered += 1
-            shml_share_wrote(&self._share, ring, slot, order, self.generation, self._num_ordered)
+            shml_share_wrote(&self._share, ring, slot, order, self.round, self._num_ordered)
         else:
-            shml_share_wrote(&self._share, ring, slot, order, self.generation, 0)
+            shml_share_wrote(&self._share, ring, slot, order, self.round, 0)

@@ -1,9 +1,9 @@
-"""Lets several pytest processes run on one host (`pytest -n`): each has its own /dev/shm, and the tests of a file stay in one
-process.
+"""Lets several pytest processes run on one host (also by `pytest -n`): each has its own /dev/shm, and the tests of a file stay in
+one process.
 
 Tests check the content of /dev/shm, and some look for groups without an owner and remove them; in a shared /dev/shm they would
-find each other's. So each of pytest-xdist's processes gets a mount namespace with its own /dev/shm. This requires root; otherwise
-tests run one after another.
+find each other's. So each process gets a mount namespace with its own /dev/shm. This requires root; otherwise tests run one after
+another, in the common /dev/shm.
 """
 
 from __future__ import annotations

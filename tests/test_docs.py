@@ -1,8 +1,9 @@
 """The examples of docs/ run, page by page, and print what the page shows; links have targets.
 
 The output of an example is a comment after its print, or the text block after it; in the first hour, it is below its command,
-with `...` for what differs from run to run. Each section of the gallery is a separate program, as are those of the page about
-libraries, which run in tests/integrations.
+with `...` for what differs from run to run. Each section of the gallery is a separate program, as are those of the libraries in
+frameworks.md, which run in tests/integrations. A page about another loader has its program, too, in a `py` block with a title;
+both run where that loader is installed.
 """
 
 from __future__ import annotations
@@ -23,9 +24,24 @@ from urllib.parse import unquote
 import pytest
 
 WITHOUT_OUTPUT = ("frameworks.md",)  # fragments of larger programs
-TESTED_ELSEWHERE = ("cluster.md", "libraries.md")  # tested in tests/ray and tests/integrations
+TESTED_ELSEWHERE = ("cluster.md",)  # tested in tests/ray
 AT_A_TERMINAL = ("first_hour.md",)  # programs in files, and commands
 GALLERY = "gallery.md"
+PEERS = {  # page -> the package of another loader, in a folder that SHMLOAD_OTHER_LOADERS names: they ask for an older numpy
+    "from_grain.md": "grain",
+    "from_litdata.md": "litdata",
+    "from_spdl.md": "spdl",
+    "from_streaming.md": "streaming",
+}
+# MosaicML's package imports torchvision, which is not installed, for its image datasets.
+WITHOUT_TORCHVISION = """
+import sys
+
+sys.path.append({folder!r})
+from write_foreign import Stub
+
+sys.meta_path.append(Stub())
+"""
 OPTIONAL_PACKAGES = {"ray": "shmload[ray]", "torch_geometric": "shmload[libraries]"}  # optional packages of the gallery's programs
 ROOT = next(p for p in Path(__file__).parents if (p / "docs").exists())
 DOCS = ROOT / "docs"
@@ -77,8 +93,9 @@ def imported(code: str) -> set[str]:
 
 
 @pytest.mark.slow(reason="a page's examples run as a separate program")
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("page", WITH_EXAMPLES)
-def test_examples_of_a_page_print_the_shown_output(page: str, output_of: Callable[[str], str]) -> None:
+def test_examples_of_a_page_print_the_shown_output(page: str, output_of: Callable[..., str]) -> None:
     text = (DOCS / page).read_text()
     code, expected = "", list[str]()
     for kind, block in re.findall(r"```(python|text)\n(.*?)```", text, re.DOTALL):
@@ -86,7 +103,31 @@ def test_examples_of_a_page_print_the_shown_output(page: str, output_of: Callabl
             code += block
         expected += block.splitlines() if kind == "text" else re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE)
     assert len(expected) >= code.count("print(")
-    assert expected == output_of(code).splitlines()
+    assert expected == output_of(code, deadline_s=150).splitlines()
+
+
+@pytest.mark.slow(reason="a page's examples and another loader's run as a separate program")
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("page", PEERS)
+def test_both_programs_of_a_peer_page_read_the_same_samples(page: str, tmp_path: Path) -> None:
+    folder = os.environ.get("SHMLOAD_OTHER_LOADERS", "")
+    if not Path(folder, PEERS[page]).is_dir():
+        pytest.skip(f"needs {PEERS[page]} in a folder that SHMLOAD_OTHER_LOADERS names")
+    code, expected = WITHOUT_TORCHVISION.format(folder=str(ROOT / "tests" / "remote")), list[str]()
+    for fence, kind, block in re.findall(
+        r'```((python|text|py)(?: title="(?!benchmarks/)[^"]*")?)\n(.*?)```', (DOCS / page).read_text(), re.DOTALL
+    ):
+        assert kind != "py" or "title=" in fence
+        code += block if kind != "text" else ""
+        expected += block.splitlines() if kind == "text" else re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE)
+    assert "True" in expected  # both programs' samples are compared
+    (tmp_path / "example.py").write_text(code)
+    path = os.pathsep.join([*filter(None, sys.path), folder])
+    env = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}
+    output = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=170)
+    assert output.returncode == 0, output.stderr
+    printed = iter(output.stdout.splitlines())  # the other loader prints, too
+    assert all(line in printed for line in expected), output.stdout
 
 
 @pytest.mark.slow(reason="each section runs its commands, one of them a bench")
@@ -120,6 +161,14 @@ def differences(shown: str, printed: str) -> str:
 def test_fragments_are_valid_python(page: str) -> None:
     for code in re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL):
         compile(code, page, "exec")
+
+
+@pytest.mark.parametrize("page", [path.name for path in sorted(DOCS.glob("*.md"))])
+def test_lines_of_programs_have_at_most_88_columns(page: str) -> None:
+    blocks = re.findall(
+        r"^```(?:python|py|sh|bash|cython|toml)\b.*?\n(.*?)^```", (DOCS / page).read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 88] == []
 
 
 @pytest.mark.skipif("SHMLOAD_INSTALLED" in os.environ, reason="they also lead to sources, but an installed package is being tested")

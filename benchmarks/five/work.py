@@ -1,4 +1,4 @@
-"""What the five pipelines do, in whichever library they are written; docs/five_pipelines.md shows each of these functions.
+"""The functions of the five pipelines, the same for every library; docs/pipelines.md shows those of an item and of a batch.
 
 `windows_of`, `buckets_of` and `padded` are what one writes by oneself where a library has no stage for it.
 """

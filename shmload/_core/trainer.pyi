@@ -16,7 +16,7 @@ HELD: int
 ORDERED: int
 PARKED: int
 PENDING_COPIES: int
-REPORT_GENERATION: int
+REPORT_ROUND: int
 REPORT_ENDED: int
 REPORT_EPOCH: int
 REPORT_STEP: int
@@ -55,7 +55,7 @@ class Share:
     me: int
     num_ranks: int
     num_slots: int
-    generation: int
+    round: int
     def __new__(cls, memory: Mapping, *, me: int, num_ranks: int = 0, num_slots: int = 0) -> Self: ...
     def report(self, word: int, value: int) -> None: ...
     def reported(self, rank: int, word: int) -> int: ...

@@ -315,7 +315,7 @@ def array_over(element: ElementType, memory: Any, shape: tuple[int, ...], offset
 
 
 def fits(shape: Sequence[int], wanted: Sequence[int | None]) -> bool:
-    """Return whether a shape matches a schema's shape, in which None stands for any extent."""
+    """Return whether a shape matches a schema's shape, in which None matches any extent."""
     return len(shape) == len(wanted) and all(w in (None, n) for n, w in zip(shape, wanted, strict=True))
 
 

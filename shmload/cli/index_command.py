@@ -18,11 +18,11 @@ def index(
     places: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATH...", help="TFRecord files, tar shards or JSON lines; folders or URLs of shards of any layout."
+            metavar="PATH...", help="TFRecord files, tar shards or JSON lines; folders or URLs of shards of any format."
         ),
     ],
     layout: Annotated[
-        str | None, typer.Option(help="Layout of the shards in folders and URLs, if their names do not show it.")
+        str | None, typer.Option(help="Format of the shards in folders and URLs, if their names do not show it.")
     ] = None,
     cache_folder: Annotated[
         Path | None,
@@ -56,7 +56,8 @@ def index(
 
 
 def _of_shards(place: str, layout: str | None, cache_folder: Path | None) -> Iterator[str]:
-    from shmload.remote.listing import indexes_beside, indexes_kept, shards_of_urls
+    from shmload.remote.listing import shards_of_urls
+    from shmload.remote.shard_indexes import indexes_beside, indexes_kept
     from shmload.storage.open_store import open_store
 
     shards = shards_of_urls(place, open_store, layout)

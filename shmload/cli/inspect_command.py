@@ -27,7 +27,7 @@ def inspect(
 
     with refusing("inspect", OSError, ValueError, RuntimeError, ModuleNotFoundError), progress_bar(sys.stderr.isatty()) as progress:
         if "" in paths:
-            raise ValueError("a PATH is empty: give a file or folder; `.` is the current one")
+            raise ValueError("a PATH is empty: give a file or folder; `.` is the current folder")
         each = progress.over(list(map(Path, paths)), lambda path: path.name)
         found = [describe(path, num_samples=samples) for path in each]
     if as_json:

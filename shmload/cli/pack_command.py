@@ -97,7 +97,7 @@ def pack(
     except Exception as error:  # a dataset may raise anything
         refuse("pack", _in_a_line(error))
     except KeyboardInterrupt:
-        refuse("pack", "interrupted; the same command goes on from here", 130)
+        refuse("pack", "interrupted; run the same command again to continue", 130)
     found = f", {packing.num_found:,} of which were there" if packing.num_found else ""
     typer.echo(
         f"{manifest.num_samples:,} samples in {len(manifest.shards):,} shards{found}, {readable(manifest.nbytes)}, "
@@ -105,7 +105,7 @@ def pack(
     )
     if packing.missing:
         missing = ", ".join(map(str, packing.missing))
-        typer.echo(f"part {part} is there; missing: {missing}. Whichever of them ends last makes it a dataset")
+        typer.echo(f"part {part} is complete; missing: {missing}. The part that ends last completes the dataset")
         return
     typer.echo(f"read it by shmload.remote.RemoteDataset.from_urls({dest!r})")
 
@@ -119,7 +119,7 @@ def cipher_of(key_file: Path | None, key_variable: str | None) -> "SampleCipher 
     from shmload.formats.encryption import SampleCipher, key_in_file, key_in_variable
 
     if key_file is not None and key_variable is not None:
-        raise ValueError("a key comes from --key-file or from --key-variable; both are given")
+        raise ValueError("--key-file and --key-variable cannot be combined: give one of them")
     if key_file is not None:
         return SampleCipher(key_in_file(key_file))
     return None if key_variable is None else SampleCipher(key_in_variable(key_variable))
@@ -133,7 +133,7 @@ def part_of(text: str) -> tuple[int, int]:
     """
     number, _, count = text.partition("/")
     if not (number.isdecimal() and count.isdecimal()):
-        raise ValueError(f"--part is N/COUNT, as 1/4 to 4/4; got {text!r}")
+        raise ValueError(f"--part is N/COUNT, such as 1/4 to 4/4; got {text!r}")
     return int(number), int(count)
 
 

@@ -21,8 +21,8 @@ def trace(
     """Record what trainer and workers of running loaders do, from outside and without disturbing them."""
     from rich.console import Console
 
-    from shmload.engine.ring_timeline import timelines_of
-    from shmload.engine.trace_file import write
+    from shmload.engine.tracing.ring_timeline import timelines_of
+    from shmload.engine.tracing.trace_file import write
     from shmload.tools.tracing import Recording
 
     check_folder("trace", out)
@@ -33,10 +33,10 @@ def trace(
             with Console(stderr=True).status(f"recording for {seconds:g} s") if sys.stderr.isatty() else nullcontext():
                 recording.record(seconds)
         except KeyboardInterrupt:
-            typer.echo("shmload trace: interrupted; what was recorded is written", err=True)
+            typer.echo("shmload trace: interrupted; writing what was recorded so far", err=True)
     timelines = timelines_of(recording.event_logs.values())
     if not timelines:
-        whose = "no loader with workers runs here" if pid is None else f"process {pid} has no loader with workers"
+        whose = "no loader with workers runs on this machine" if pid is None else f"process {pid} has no loader with workers"
         typer.echo(f"shmload trace: {whose}, or it has done nothing", err=True)
         for why in recording.refused.values():
             typer.echo(f"shmload trace: left out {why}", err=True)

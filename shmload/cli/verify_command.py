@@ -40,7 +40,7 @@ def verify(
 
     with refusing("verify", OSError, ValueError), progress_bar(sys.stderr.isatty()) as progress:
         if not folder:  # Path("") is the current folder
-            raise ValueError("FOLDER is empty: give what ShmLoader(audit=...) was given; `.` is the current one")
+            raise ValueError("FOLDER is empty: give the folder that ShmLoader(audit=...) was given; `.` is the current folder")
         logs = read_folder(Path(folder), over=lambda paths: progress.over(paths, lambda path: path.name))
         report, loaders = judge(logs, allow_restarts=allow_restarts)
         if dataset is not None:

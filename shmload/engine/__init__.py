@@ -4,10 +4,9 @@
 it, `worker_set.py` starts and stops workers, and `supervisor.py` handles their deaths. `builder.py` makes an engine from the
 loader's arguments. A mode (modes/) sees an engine through the protocol in `batch_source.py`.
 
-Other parts of this folder: `argument_checks.py` checks the loader's arguments; `autotune.py` changes settings given as "auto";
-`ring_reader.py` and `stats.py` report on a running ring; `trace.py` and `event_log.py` record its events.
+Other parts of this folder: `argument_checks.py` checks the loader's arguments; `tuning/` changes settings given as "auto";
+`ring_reader.py` and `stats.py` report on a running ring; `tracing/` records its events.
 
-Rejected alternatives: a separate thread that tunes num_workers="auto", because it would compete with the trainer for the GIL;
-memory statistics by PSS, because reading it locks the memory map of the observed process; a heartbeat of the workers, because a
-worker that decodes a large sample would look dead.
+Rejected alternatives: memory statistics by PSS, because reading it locks the memory map of the observed process; a heartbeat of the
+workers, because a worker that decodes a large sample would look dead.
 """

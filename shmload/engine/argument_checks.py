@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 
 from shmload.device.cuda import check_device
 from shmload.engine.argument_types import check_types
-from shmload.engine.auto_number import is_auto
+from shmload.engine.tuning.auto_number import is_auto
 from shmload.introspect.abilities import package_ability
 from shmload.ray_options import Ray
 from shmload.schedule.keyed_batches import KeyedBatches

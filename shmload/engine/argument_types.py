@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from shmload.engine.auto_number import is_auto
+from shmload.engine.tuning.auto_number import is_auto
 
 
 def _is_integer(value: Any) -> bool:

@@ -14,13 +14,13 @@ import torch
 from shmload.batch.deliver import mapped, parts_of
 from shmload.device.cuda import CudaDevice, current_cuda, open_device
 from shmload.device.sending import NUM_SENT
-from shmload.engine.autotune import Autotuner, tuner_of
 from shmload.engine.bad_samples import BadSamples
 from shmload.engine.batch_source import BatchSource
 from shmload.engine.config import LoaderConfig
 from shmload.engine.holders import is_enabled
 from shmload.engine.options import EngineOptions
-from shmload.engine.tuning_decision import Setting
+from shmload.engine.tuning.autotune import Autotuner, tuner_of
+from shmload.engine.tuning.tuning_decision import Setting
 from shmload.shm import reaper
 from shmload.worker.job import Job
 

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shmload.processes.proc_stat import PARENT, stat_of
+
 PAGE = os.sysconf("SC_PAGE_SIZE")
 _HELPERS = (
     "multiprocessing.spawn",
@@ -35,9 +37,9 @@ def usage_of(pid: int | None, proc: str = "/proc") -> Process | None:
     if not pid:
         return None
     try:
-        words = Path(f"{proc}/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        fields = stat_of(pid, proc)
         pages = [int(word) for word in Path(f"{proc}/{pid}/statm").read_bytes().split()]
-        return Process(int(words[1]), words[0] in (b"T", b"t"), pages[1] * PAGE, (pages[1] - pages[2]) * PAGE)
+        return Process(int(fields[PARENT]), fields[0] in ("T", "t"), pages[1] * PAGE, (pages[1] - pages[2]) * PAGE)
     except (OSError, IndexError, ValueError):
         return None
 

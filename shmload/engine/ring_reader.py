@@ -2,7 +2,7 @@
 
 Other programs must first find a block: by its name in /dev/shm, or in a memfd through /proc/<pid>/fd. The flock on a named block
 shows whether its owner lives, and /proc/locks lists the owner's pid. Leftovers of dead loaders, as `shmload clean` finds them
-(shm/janitor.py), are reported separately; a block whose lock is held by no visible process and that is no leftover belongs to
+(shm/janitor.py), are reported separately; a block whose lock is held by no visible process and that is not a leftover belongs to
 another container that shares /dev/shm. A block is mapped read-only, and its contents are used only after its sizes were checked.
 """
 

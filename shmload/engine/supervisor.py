@@ -66,7 +66,7 @@ class Supervisor:
         self._helpers = helpers
         self._kills: Counter[tuple[str, int]] = Counter()  # number of deaths by (description of the sample or batch, order number)
         self._poisoned: dict[int, Fatal] = {}  # by slot
-        self._unbegun: dict[int, int] = {}  # by timed-out worker: the order of which it had begun no row at the last check
+        self._late: dict[int, tuple[int, int]] = {}  # by worker: order and row (-1: none begun) that were late at the last check
         self._num_restarts = 0
         self._last_pid = 0  # pid of the process that died last
         self.num_vain = 0
@@ -120,11 +120,12 @@ class Supervisor:
         # `since_ns` is 0 while the worker does not read a sample, but waits for the trainer or collates
         has_timed_out = held is not None and since_ns and (monotonic_ns() - since_ns) / 1e9 > (self._sample_timeout_s or 0)
         if held is None or not has_timed_out:
-            self._unbegun.pop(worker, None)
+            self._late.pop(worker, None)
             return False
         slot, _, number, row = held
-        if row < 0 and self._unbegun.get(worker) != number:
-            self._unbegun[worker] = number  # the time may belong to an earlier claim, so check again later
+        if self._late.get(worker) != (number, row):
+            # check again later: the time may belong to an earlier claim, or the whole machine may have been paused
+            self._late[worker] = number, row
             return False
         order = self._order_in(slot)
         if row < 0:
@@ -133,6 +134,7 @@ class Supervisor:
         else:
             sample = f"sample {self._ring.worker(worker)['index']}" if order is None else self._work_of(order, row)
             what = f"{sample} took longer than"
+        self._late.pop(worker)
         owner = self._owner_of(worker)
         stack = owner.stack(worker)
         death = owner.kill(worker)

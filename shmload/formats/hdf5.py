@@ -76,8 +76,8 @@ class HDF5Dataset(ArrayTreeDataset):
         dtype = native(ragged or dataset.dtype)
         if dtype is None or (ragged and len(dataset.shape) > 1):
             raise NoField(
-                f"{where}: rows of {dataset.dtype}, shape {dataset.shape[1:]}, stored as {_stored_as(dataset, h5py)}, are no "
-                "field of a batch: those are numbers, text, and runs of numbers; name the others in fields="
+                f"{where}: rows of {dataset.dtype}, shape {dataset.shape[1:]}, stored as {_stored_as(dataset, h5py)}, cannot be a "
+                "field of a batch: fields are numbers, text, and runs of numbers; name the others in fields="
             )
         if ragged and not ragged.isnative:
             raise NoField(

@@ -17,7 +17,7 @@ def npy_head(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """
     version = np.lib.format.read_magic(file)
     if version not in ((1, 0), (2, 0), (3, 0)):
-        raise ValueError(f"its version {version} is none of 1.0, 2.0 and 3.0")
+        raise ValueError(f"its version {version} is not 1.0, 2.0 or 3.0")
     return (np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0)(file)
 
 

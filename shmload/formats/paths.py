@@ -28,8 +28,8 @@ def check_local(path: str | os.PathLike[str], reader: str) -> None:
     """
     if scheme := _URL.match(os.fspath(path)):
         raise ValueError(
-            f"{reader} reads files of this machine; got the URL {os.fspath(path)!r}: copy what is there to a local disk, or "
-            f"mount it; tar shards are read from where they are ({scheme[1]}) by RemoteDataset.from_urls"
+            f"{reader} reads files of this machine; got the URL {os.fspath(path)!r}: copy the files to a local disk, or "
+            f"mount it; RemoteDataset.from_urls reads tar shards where they are ({scheme[1]})"
         )
 
 
@@ -49,7 +49,7 @@ def check_file(path: str | os.PathLike[str], reader: str, remedy: str = _JOIN) -
     check_local(path, reader)
     if os.path.isdir(path):
         names = sorted(name for name in os.listdir(path) if not is_hidden(name))
-        there = f"it holds {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else "it is empty"
+        there = f"it contains {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else "it is empty"
         raise ValueError(f"{reader} reads one file, and {os.fspath(path)} is a folder ({there}): {remedy}")
 
 
@@ -76,12 +76,12 @@ def files_below(folder: str, kind: str, endings: tuple[str, ...], beside: tuple[
     named = [key for key in keys if without_number(key.lower()).endswith(endings)]
     found = named or [key for key in keys if "." not in key.rpartition("/")[2] and not is_about(key)]
     if others := sorted({*keys, *ignored} - {*found}):
-        log.debug("%s: %d files are no %s files and are ignored: %s", folder, len(others), kind, ", ".join(others[:5]))
+        log.debug("%s: %d files are not %s files and are ignored: %s", folder, len(others), kind, ", ".join(others[:5]))
     if not found:
         there = f"only {len(others)} others, such as {others[0]!r}" if others else "it is empty"
         raise FileNotFoundError(
-            f"{folder}: the folder holds no {kind} file ({', '.join(endings)}), {there}; names that begin with . or _ are ignored: "
-            "give the paths of the files"
+            f"{folder}: the folder contains no {kind} file ({', '.join(endings)}), {there}; names that begin with . or _ are "
+            "ignored: give the paths of the files"
         )
     return [os.path.join(folder, key) for key in sorted(found)]
 

@@ -277,7 +277,7 @@ def _check_columns(columns: Sequence[str] | None) -> None:
 
 
 def _in_order(dataset: Any, call: Callable[[], Any]) -> Any:
-    """Return the result of `call`, which executes or copies a Dataset, with `preserve_order` set meanwhile."""
+    """Return the result of `call`, which executes or copies a Dataset, with `preserve_order` set during the call."""
     options = dataset.context.execution_options
     before, options.preserve_order = options.preserve_order, True
     try:

@@ -46,9 +46,10 @@ class ZarrDataset(ArrayTreeDataset):
     def _arrays(self, module: Any) -> Mapping[str, Any]:
         if os.path.isdir(self.path) and not any(map(os.path.isfile, _zarr_files(self.path))):
             inside = sorted(name for name in os.listdir(self.path) if any(map(os.path.isfile, _zarr_files(f"{self.path}/{name}"))))
-            there = f"it holds the stores {', '.join(inside[:3])}: give the path of one" if inside else "give the path of a store"
+            there = f"it contains the stores {', '.join(inside[:3])}: " if inside else ""
             raise ShardCorrupt(
                 f"{self.path}: the folder is not a Zarr store, because it has none of {', '.join(ZARR_FILES)}; {there}"
+                f"give the path of {'one' if inside else 'a store'}"
             )
         found = module.open(self.path, mode="r")
         arrays = {"data": found} if isinstance(found, module.Array) else dict(sorted(found.arrays()))

@@ -204,7 +204,7 @@ class _Opened:
         try:
             status = os.stat(self.path)
             if expected.is_replaced(status):
-                log.warning("%s has been replaced since its epoch was frozen, so the epoch cannot read it", self.path)
+                log.warning("%s has been replaced since the epoch's snapshot was settled, so the epoch cannot read it", self.path)
                 return
             self._status = status
             file = WalkedFile(self.path, "auto", MAX_INFLATED_BYTES)
@@ -212,7 +212,7 @@ class _Opened:
             if (nbytes, num_records) != (expected.nbytes, expected.num_records):
                 raise ShardCorrupt(
                     f"{self.path}: has {num_records} records in {nbytes} bytes, and had {expected.num_records} in "
-                    f"{expected.nbytes} when the epoch was frozen"
+                    f"{expected.nbytes} when the epoch's snapshot was settled"
                 )
         except FileNotFoundError:  # evicted before a resume, and the order contains none of its records
             return

@@ -25,7 +25,7 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The files of an epoch, oldest first, with their state when the snapshot was frozen."""
+    """The files of an epoch, oldest first, with their state when the snapshot was settled."""
 
     epoch: int
     files: tuple[CacheFile, ...]

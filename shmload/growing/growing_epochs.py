@@ -1,6 +1,6 @@
 """`GrowingEpochs`: the snapshot of each epoch of one loader, and the lease on its files.
 
-An epoch's snapshot is frozen when its first batch is ordered, while the last batches of the previous epoch are still in progress,
+An epoch's snapshot is settled when its first batch is ordered, while the last batches of the previous epoch are still in progress,
 so no worker waits for it. Its files are leased from then until a later epoch begins, the loader closes or the process ends.
 """
 
@@ -116,7 +116,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
     # ------------------------------------------------------------ an epoch
 
     def settle(self, epoch: int, *, is_ahead: bool) -> Snapshot:
-        """Return an epoch's snapshot, which the first rank of the run that asks for it freezes, and lease its files.
+        """Return an epoch's snapshot, which the first rank of the run that asks for it settles, and lease its files.
 
         Args:
             epoch: the epoch.
@@ -142,7 +142,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
                 continue
             found = Snapshot(epoch, kept)
             try:
-                is_ours = folder.evicting(partial(self.run.freeze, found))
+                is_ours = folder.evicting(partial(self.run.write, found))
             except CacheFull:
                 hold.release()
                 if is_ahead or has_evicted or not folder.free_disk(1):

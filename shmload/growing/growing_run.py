@@ -97,7 +97,7 @@ class GrowingRun:
         """Return an epoch's snapshot, or None if it has not been written."""
         return read_snapshot(snapshot_path(self.path, epoch))
 
-    def freeze(self, snapshot: Snapshot) -> bool:
+    def write(self, snapshot: Snapshot) -> bool:
         """Write the epoch's snapshot unless another rank was first. Return whether it was written.
 
         Snapshots older than the newest `KEPT_SNAPSHOTS` are deleted. On a full disk, the spare file becomes the snapshot.

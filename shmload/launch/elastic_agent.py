@@ -64,7 +64,7 @@ class RankStreams(LogsSpecs):
         logs: a folder for one output file per rank, or "".
 
     Attributes:
-        watch: watches the ranks of the current start; made anew for each start.
+        watch: watches the ranks of the current start; a new one for each start.
         stderrs: the pipes of their stderr, by local rank.
     """
 

@@ -230,8 +230,8 @@ class _Pickled(popen_spawn_posix.Popen):
             reduction.dump(process_obj, self.job)
         except Exception as error:
             raise TypeError(
-                f"ranks started by spawn need a function and arguments that pickle takes: {type(error).__name__}: {error}. "
-                "Define the function at module level, make in it what cannot travel, or use start_method='fork'"
+                f"ranks started by spawn need a function and arguments that can be pickled: {type(error).__name__}: {error}. "
+                "Define the function at module level, create in it what cannot be pickled, or use start_method='fork'"
             ) from error
         finally:
             set_spawning_popen(None)

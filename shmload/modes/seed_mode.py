@@ -21,13 +21,13 @@ import torch
 from shmload import faults
 from shmload._core.trainer import Order
 from shmload.device.sending import NUM_SENT, sent_now
-from shmload.engine.autotune import Autotuner
 from shmload.engine.batch_source import BatchSource
 from shmload.engine.builder import EngineBuilder
 from shmload.engine.config import LoaderConfig
 from shmload.engine.delivery_log import DeliveryLog
 from shmload.engine.iterator_lock import IteratorLock
 from shmload.engine.outcome import NOTHING
+from shmload.engine.tuning.autotune import Autotuner
 from shmload.introspect.users_frame import users_frame
 from shmload.modes.after_batch import after_batch
 from shmload.modes.epoch_metrics import EpochWatch, EpochWatches

@@ -59,7 +59,8 @@ class Cache:
         """
         if not below.is_fixed:
             raise ValueError(
-                "its items come in another order, or are others, in each epoch, and would be cached again: put Cache before that"
+                "their items differ or come in another order in each epoch, so they would be cached again: put Cache before "
+                "those stages"
             )
         return Cached(below, None if self.folder is None else Path(self.folder), self.version)
 
@@ -142,7 +143,9 @@ def fingerprint(sequence: ItemSequence, version: str) -> str:
         try:
             _Namer(made).dump(part)
         except Exception as error:
-            raise ValueError(f"what {whose} holds does not pickle ({error}), so nothing would tell it from another") from error
+            raise ValueError(
+                f"{whose} contains a value that cannot be pickled ({error}), so the cache cannot tell its items from others"
+            ) from error
     return made.hexdigest()
 
 

@@ -157,7 +157,7 @@ def _over(stage: Any, where: str, source: Any) -> Any:
     try:
         made = source.with_step(stage) if isinstance(source, StreamItems) else stage.over(source)
     except ValueError as error:
-        raise ValueError(f"{where} does not go with what it is given: {error}") from None
+        raise ValueError(f"{where} cannot follow the stages before it: {error}") from None
     return made
 
 

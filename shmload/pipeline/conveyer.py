@@ -72,8 +72,8 @@ class Conveyer(RunningPipeline):
             raise TypeError(f"Conveyer takes of ShmLoader's arguments {', '.join(sorted(OPTIONS))}; got {', '.join(unknown)}")
         if self.plan.collate is None and (misplaced := sorted(names & OF_BATCHES)):
             raise ValueError(
-                f"{', '.join(misplaced)} is for batches: a single item that fails raises at its turn, and the next call goes on "
-                "behind it; catch that, or add Collate"
+                f"{', '.join(misplaced)} is for batches: a single item that fails raises at its turn, and the next call "
+                "continues after it; catch that, or add Collate"
             )
         if self.plan.is_expanding and (misplaced := sorted(names & {*OF_BATCHES, "audit"})):
             raise ValueError(

@@ -58,7 +58,10 @@ class Join(RunningPipeline, Fluent):
             if not weight > 0:
                 raise ValueError(f"Join needs weights above 0; member {number} has {weight!r}: leave it out")
             if isinstance(pipeline, Conveyer) and not pipeline.plan.is_in_order:
-                raise ValueError(f"member {number} comes as it is done (in_order=False), and a Join's items have an order")
+                raise ValueError(
+                    f"member {number} gives items in the order in which they are done (in_order=False), and a Join's items have a "
+                    "fixed order: leave in_order=False out"
+                )
             if isinstance(pipeline, Conveyer) and (pipeline.plan.tail or pipeline.plan.is_streamed):
                 raise ValueError(
                     f"member {number} has a Stream or a Scan, whose state has no place in a Join's: put a Scan after the Join, "

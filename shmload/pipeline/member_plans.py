@@ -41,8 +41,8 @@ def _check(number: int, plan: Plan, options: Mapping[str, Any], name: str) -> No
         )
     if plan.is_expanding:
         raise ValueError(
-            f"member {number} of the {name} has a stage that makes more or fewer items, and the {name} needs to know where each "
-            f"item stands: put that stage after the {name}"
+            f"member {number} of the {name} has a stage that makes more or fewer items, and the {name} needs the position of "
+            f"each item: put that stage after the {name}"
         )
     if plan.collate is not None or plan.partition.n_ranks > 1:
         raise ValueError(

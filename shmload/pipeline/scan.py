@@ -48,7 +48,7 @@ def saved(state: Any, whose: str) -> str:
     text = sealed(UsersOwn(state))
     if '{"$pickle": ' in text:
         raise TypeError(
-            f"{whose} is saved with the pipeline's state, and holds what only pickle can write: give it numbers, text, bytes, "
-            "arrays, tensors and containers of them"
+            f"{whose} is saved with the pipeline's state, and contains a value that only pickle can write: give it numbers, text, "
+            "bytes, arrays, tensors and containers of them"
         )
     return text

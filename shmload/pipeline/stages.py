@@ -111,7 +111,7 @@ class Collate:
         return_partial_batch: if False, leave out a shorter last batch. Batches of a repeating pipeline continue across the ends of
             epochs.
         ragged: how to deliver fields whose shapes differ from item to item: "list", "pad", "jagged", "nested", or by field
-            (docs/samples.md).
+            (docs/batches.md).
     Raises:
         ValueError, TypeError: an argument is invalid.
     """

@@ -144,7 +144,10 @@ class Feed:
         if holder is not None and text == ENDED:
             return iter(()), None
         if holder is None and text is not None:
-            raise StateMismatch("the state has one of the Stream's iterable in it, which this one does not go on by")
+            raise StateMismatch(
+                "the state contains a state of the Stream's iterable, which this iterable cannot load: build the Stream as it "
+                "was at saving"
+            )
         if holder is source and holder is not None:  # an earlier pass may have moved it
             self.pristine = self.pristine or saved(source.state_dict(), "the state of the Stream's iterable")
             source.load_state_dict(opened(text or self.pristine, is_trusted=False))

@@ -40,7 +40,7 @@ class StreamItems:
         """
         if not isinstance(step, Take | Skip | Enumerate):
             remedy = ": give it a buffer_size" if type(step).__name__ == "Shuffle" else ""
-            raise ValueError(f"the items of a Stream have no places to go by{remedy}")
+            raise ValueError(f"the items of a Stream have no positions{remedy}")
         return replace(self, steps=(*self.steps, step))
 
     @property

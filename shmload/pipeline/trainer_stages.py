@@ -70,7 +70,7 @@ class TrainerStages:
             StateMismatch: they are missing, or of another number of Scans.
         """
         if self._initial and len(self._opened(children)) != len(self._initial):
-            raise StateMismatch(f"the state is of another number of Scans than {len(self._initial)}")
+            raise StateMismatch(f"the state has another number of Scans than {len(self._initial)}")
 
     def load(self, children: Mapping[str, str]) -> None:
         """Continue with saved states, or with the initial ones if none are given."""
@@ -83,5 +83,5 @@ class TrainerStages:
         try:
             carried = opened(children["scans"], is_trusted=False)
         except (KeyError, ValueError, TypeError) as error:
-            raise StateMismatch(f"the state does not say what the pipeline's Scans carried ({error!r})") from error
+            raise StateMismatch(f"the state does not contain what the pipeline's Scans carried ({error!r})") from error
         return carried if isinstance(carried, list) else []

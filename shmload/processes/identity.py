@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 
+from shmload.processes.proc_stat import START_TICKS, stat_of
+
 _START_BITS = 40
 
 
@@ -17,8 +19,7 @@ def start_of(pid: int | str) -> str:
         pid: the process id, or "self".
     """
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
-            return stat.read().rpartition(")")[2].split()[19]  # proc(5): the 22nd field; the second may hold blanks
+        return stat_of(pid)[START_TICKS]
     except OSError:
         return ""
 

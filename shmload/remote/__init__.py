@@ -1,7 +1,7 @@
 """Shards on an object store: pack a dataset into shards, and read it back. Names are imported at first use.
 
     listing.py           finds the shards, once; the list is pickled with the dataset
-    manifest.py          the list of a packed dataset's shards, with sizes and checksums; `Shards`, the list of any dataset's
+    shards.py            `Shards`, this list; manifest.py: the manifest of a packed dataset, with sizes and checksums
     fetch.py             fetches bytes and indexes of shards from the store
     local_shards.py      keeps copies of shards in a folder, which a thread fetches in advance
     remote_source.py     samples by index, read from the copies or from the store

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
-import numpy as np
 from typing_extensions import Buffer
 
 from shmload._core.crc32c import crc32c
@@ -21,7 +20,8 @@ from shmload.formats.format import ShardFormat
 from shmload.formats.index_json import INDEX_NAME
 from shmload.formats.tar.shard_index import map_file
 from shmload.formats.tfrecord.record_file import compression_of_records
-from shmload.remote.manifest import MANIFEST_NAME, RemoteShard, Shards
+from shmload.remote.manifest import MANIFEST_NAME
+from shmload.remote.shards import RemoteShard, Shards
 from shmload.storage.cache import Fetch
 from shmload.storage.web_reader import WebReader
 
@@ -84,11 +84,8 @@ class _Sequential:
     def read(self, size: int = -1) -> bytes:
         if not len(self._data):
             nbytes = min(_AHEAD, self._shard.stored_nbytes - self._at)
-            out = np.empty(nbytes, np.uint8).data
-            if nbytes:
-                self._shard.store.read_into(self._shard.key, out, offset=self._at, etag=self._shard.etag or None)
+            self._data = self._shard.read(self._at, nbytes)
             self._at += nbytes
-            self._data = out
         taken = self._data if size < 0 else self._data[:size]
         self._data = self._data[len(taken) :]
         return bytes(taken)
@@ -127,18 +124,17 @@ def _expand_to(shard: RemoteShard, fd: int) -> int:
 
 
 _BEGIN_NBYTES = 12  # bytes at the beginning of a shard that indicate its compression
-_COMPRESSED = ("tar", "tfrecord", "jsonl", "npy")  # layouts that other tools compress as a whole
+_COMPRESSED = ("tar", "tfrecord", "jsonl", "npy")  # formats that other tools compress as a whole
 
 
-def packing_at(shard: RemoteShard, layout: ShardFormat) -> str:
+def packing_at(shard: RemoteShard, format: ShardFormat) -> str:
     """Return the compression of a shard from its first bytes: as for `packing_of`, or "zlib", or ""."""
-    if layout.name not in _COMPRESSED or not shard.stored_nbytes:
+    if format.name not in _COMPRESSED or not shard.stored_nbytes:
         return ""
-    begin = np.empty(min(_BEGIN_NBYTES, shard.stored_nbytes), np.uint8)
-    shard.store.read_into(shard.key, begin.data, etag=shard.etag or None)
-    if layout.name == "tfrecord" and (kind := compression_of_records(begin.tobytes())) is not None:
+    begin = bytes(shard.read(0, min(_BEGIN_NBYTES, shard.stored_nbytes)))
+    if format.name == "tfrecord" and (kind := compression_of_records(begin)) is not None:
         return {"gzip": "gz", "zlib": "zlib", "none": ""}[kind]
-    return compression_of(begin.tobytes())
+    return compression_of(begin)
 
 
 def fetch_range(shards: Shards, shard: RemoteShard, offset: int, nbytes: int) -> Buffer:
@@ -153,14 +149,12 @@ def fetch_range(shards: Shards, shard: RemoteShard, offset: int, nbytes: int) ->
         ShardCorrupt: it has changed since the dataset was created.
         StoreError: the store does not answer.
     """
-    out = np.empty(nbytes, np.uint8).data
     try:
         if shard.packing:
             return b"".join(expanded(shard))[offset : offset + nbytes]
-        shard.store.read_into(shard.key, out, offset=offset, etag=shard.etag or None)
+        return shard.read(offset, nbytes).toreadonly()
     except StoreError as error:
         raise _explained(shards, shard, error) from error
-    return out.toreadonly()
 
 
 def fetch_index(shards: Shards, shard: RemoteShard, folder: str, copy: Any) -> Any:
@@ -172,16 +166,16 @@ def fetch_index(shards: Shards, shard: RemoteShard, folder: str, copy: Any) -> A
         folder: folder for saved indexes.
         copy: the shard's bytes, if there is a local copy; None reads its headers by range requests.
     Raises:
-        ShardCorrupt: the shard does not match its layout, or its index does not match the manifest.
+        ShardCorrupt: the shard does not match its format, or its index does not match the manifest.
     """
-    if (known := shard.layout.known(shard.url, shard.nbytes)) is not None:
+    if (known := shard.format.known(shard.url, shard.nbytes)) is not None:
         return known
     path = f"{folder}/{name_of(shard)}.index"
     with contextlib.suppress(OSError):
-        if (kept := shard.layout.unpack(shard.url, map_file(path)[0], shard.nbytes)) is not None:
+        if (kept := shard.format.unpack(shard.url, map_file(path)[0], shard.nbytes)) is not None:
             return kept
     packed = _made(shards, shard, copy)
-    found = shard.layout.unpack(shard.url, packed, shard.nbytes)
+    found = shard.format.unpack(shard.url, packed, shard.nbytes)
     if found is None or shard.num_samples not in (None, found.num_samples):
         says = "nothing sound" if found is None else f"{found.num_samples} samples"
         named = MANIFEST_NAME if shard.index else INDEX_NAME
@@ -216,10 +210,10 @@ def _made(shards: Shards, shard: RemoteShard, copy: Any) -> bytes:
             copy = fetch_range(shards, shard, 0, shard.nbytes)
         try:
             if copy is not None:
-                return shard.layout.pack(shard.url, copy)
-            return shard.layout.scan(shard.url, shard.nbytes, lambda at, nbytes: fetch_range(shards, shard, at, nbytes))
+                return shard.format.pack(shard.url, copy)
+            return shard.format.scan(shard.url, shard.nbytes, lambda at, nbytes: fetch_range(shards, shard, at, nbytes))
         except ShardCorrupt as error:
-            if not shard.packing and (packing := packing_at(shard, shard.layout)):
+            if not shard.packing and (packing := packing_at(shard, shard.format)):
                 raise ShardCorrupt(
                     f"{shard.url}: is compressed ({packing}), and its name does not say so: end the names of compressed shards in "
                     f".{packing}, or read them as a dataset of their own"
@@ -260,13 +254,13 @@ def pack_beside(shards: Shards, shard: RemoteShard) -> tuple[bytes, int]:
     """Return a shard's index in the form that is stored next to it, and the shard's number of samples.
 
     Raises:
-        ShardCorrupt: the shard does not match its layout.
+        ShardCorrupt: the shard does not match its format.
     """
     packed = _made(shards, shard, None)
     head = json.dumps({**_identity(shard), "nbytes": shard.nbytes, "crc32c": crc32c(packed)}).encode()
-    found: Any = shard.layout.unpack(shard.url, packed, shard.nbytes)
+    found: Any = shard.format.unpack(shard.url, packed, shard.nbytes)
     return _SIDECAR_MAGIC + head + b"\n" + packed, found.num_samples
 
 
 def _identity(shard: RemoteShard) -> dict[str, Any]:
-    return {"layout": shard.layout.name, "version": shard.version, "stored_nbytes": shard.stored_nbytes}
+    return {"layout": shard.format.name, "version": shard.version, "stored_nbytes": shard.stored_nbytes}

@@ -116,18 +116,18 @@ class _Ordered:
 
 
 class RemoteRecords(_Ordered):
-    """The samples of remote shards by index, from RemoteDataset.indexed() for layouts other than tar.
+    """The samples of remote shards by index, from RemoteDataset.indexed() for formats other than tar.
 
     With ShmLoader, `shuffle=True` is an exact shuffle over all samples; `sampler=view.block_shuffle()` reads whole shards, a few at
     a time, and prefetches the next ones. Both resume on any number of ranks and workers from the loader's state.
 
     Args:
         source: source of the RemoteDataset.
-        fields: fields of the samples, from the layout's and "__key__" and "__url__"; None for all fields of the layout.
+        fields: fields of the samples, from the format's and "__key__" and "__url__"; None for all fields of the format.
         decode: functions of a field's value, by field: {"image": ImageDecoder(...)}. None, or False as in TarDataset, decodes none.
     Raises:
         ValueError: on reading: a sample lacks a field.
-        ShardCorrupt: on reading: a shard does not match its layout, or has changed.
+        ShardCorrupt: on reading: a shard does not match its format, or has changed.
         StoreError: on reading: the store does not answer.
     Thread/process safety: any number of readers.
     """

@@ -33,9 +33,9 @@ from shmload._core.mapped_file import MappedFile
 from shmload.errors import CacheFull, StoreError
 from shmload.processes.file_lock import locked
 from shmload.remote.fetch import fetch_index, fetch_of, fetch_range, name_of
-from shmload.remote.manifest import Shards
 from shmload.remote.prefetcher import Fetched, Prefetcher
 from shmload.remote.private_folder import PrivateFolder
+from shmload.remote.shards import Shards
 from shmload.storage.cache import Cache
 from shmload.storage.file_lease import Lease
 from shmload.storage.filesystem_store import FilesystemStore
@@ -135,7 +135,7 @@ class LocalShards:
         return self._counts
 
     def index(self, number: int) -> Any:
-        """Return the index of a shard, whose type depends on the layout."""
+        """Return the index of a shard, whose type depends on the format."""
         self._here()
         found = self._indexes.get(number)
         if found is None:

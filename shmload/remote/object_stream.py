@@ -101,7 +101,7 @@ class ObjectStream:
             what = f"{num_hidden} objects are ignored because a name in their path begins with . or _, such as {first_hidden!r}"
             log.debug("%s: %s", self._store.url, what)
             if not num_visible:
-                raise ObjectMissing(f"{self._store.url}: there are no others, and {what}: give the folder that they are in")
+                raise ObjectMissing(f"{self._store.url}: contains no samples: {what}; give the folder that they are in")
 
     def _sample(self, found: StoredObject) -> dict[str, Any]:
         if not isinstance(layout_of(packing_of(found.key)[0]), PlainFiles | None):

@@ -29,11 +29,11 @@ from shmload.remote.fluent_methods import FluentMethods, checked_count
 from shmload.remote.indexed import RemoteRecords, RemoteSamples, RemoteUnits
 from shmload.remote.listing import shards_in, shards_of_urls
 from shmload.remote.local_shards import LocalShards
-from shmload.remote.manifest import Shards
 from shmload.remote.packing.pack import store_of
 from shmload.remote.pass_counter import PassCounter
 from shmload.remote.program import Program
 from shmload.remote.remote_source import RemoteSource, taken_at
+from shmload.remote.shards import Shards
 from shmload.schedule.any_schedule import Uneven
 from shmload.schedule.checks import own_int, whole_number
 from shmload.schedule.node_shuffle import NodeShuffle
@@ -56,7 +56,7 @@ def _cipher_of(key: bytes | None, shards: Shards) -> SampleCipher | None:
     if key is None:
         return None
     cipher, where = SampleCipher(key), shards.all[0].url
-    if any(shard.layout.name != "tar" for shard in shards.all) or (shards.generation is not None and not shards.key):
+    if any(shard.format.name != "tar" for shard in shards.all) or (shards.generation is not None and not shards.key):
         raise ValueError(f"{where}: this dataset is not encrypted, but key= was given: leave key= out if you expect that")
     if shards.key not in ("", cipher.fingerprint):
         raise ValueError(
@@ -69,8 +69,8 @@ def _cipher_of(key: bytes | None, shards: Shards) -> SampleCipher | None:
 class RemoteDataset(FluentMethods):
     """An IterableDataset of the samples of shards in a store: dicts of fields, with `__key__` and `__url__`.
 
-    The fields of tar shards are the members as bytes, by extension. For other layouts (Parquet, TFRecord, JSON lines, .npy,
-    MosaicML's and LitData's shards, images), the layout decodes the fields: shmload.remote.layouts.
+    The fields of tar shards are the members as bytes, by extension. For other formats (Parquet, TFRecord, JSON lines, .npy,
+    MosaicML's and LitData's shards, images), the format decodes the fields: shmload.remote.layouts.
 
     The folder is listed once, when the dataset is created. If a later upload replaces these shards, reading them is an error; a
     dataset is never a mix of two uploads. If there is a manifest (from upload_cv_dataset or `shmload pack`), all sizes and counts
@@ -98,7 +98,7 @@ class RemoteDataset(FluentMethods):
             omits some, "exact" gives the last ranks one less.
         rank: rank of this process.
         world_size: number of ranks; by default, both come from torch.distributed or the environment when iteration begins.
-        layout: layout of the shards: "tar", "tfrecord", "jsonl", "npy", "parquet", "mds", "files", or an object of
+        layout: format of the shards: "tar", "tfrecord", "jsonl", "npy", "parquet", "mds", "files", or an object of
             shmload.remote.layouts; None detects it from their names and the folder's index.
         nodes: if more than 1, each node of the job has a fixed share of the samples, the same in each epoch, and fetches only the
             shards that contain them (NodeShuffle). The ranks of a node must be consecutive, as launchers number them.
@@ -212,18 +212,18 @@ class RemoteDataset(FluentMethods):
                 shards, `fields`, and `decode` as a dict of functions by field (RemoteRecords).
         Raises:
             ValueError: the dataset already has stages.
-            TypeError: the option is for tar shards, and these have another layout.
+            TypeError: the option is for tar shards, and these have another format.
         """
         if self.program.stages or self.program.units.levels:
             raise ValueError("indexed() reads the shards without stages: call it before decode and the other stages")
-        found = {layout.name for layout in self._source.local.shards.values("layout")}
+        found = {format.name for format in self._source.local.shards.values("format")}
         if found == {"tar"}:
             return RemoteSamples(self._source, **options)
         if others := sorted(options.keys() - {"fields", "decode"}):
             raise TypeError(
                 f"indexed({others[0]}=...) is an option for tar shards, but these are {', '.join(sorted(found))}, whose fields "
-                "have the types of their layout: select some with fields=[...], and convert them with decode={field: function} or "
-                "with an option of the layout, such as layout=TFRecords(schema=...) or Parquet(columns=...)"
+                "have the types of their format: select some with fields=[...], and convert them with decode={field: function} or "
+                "with an option of the format, such as layout=TFRecords(schema=...) or Parquet(columns=...)"
             )
         return RemoteRecords(self._source, **options)
 

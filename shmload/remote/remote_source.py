@@ -201,8 +201,8 @@ class RemoteSource:
         """Return a sample's fields as its format decodes them, with `__key__` and `__url__`. Members are decrypted."""
         shard, sample = self.place(index)
         found = self.index(shard)
-        layout = self.local.shards.all[shard].layout
-        fields = layout.sample(found, sample, lambda offset, nbytes: self.local.range(shard, offset, nbytes))
+        format = self.local.shards.all[shard].format
+        fields = format.sample(found, sample, lambda offset, nbytes: self.local.range(shard, offset, nbytes))
         if self.cipher is not None:
             fields = {extension: self.decrypted(shard, sample, extension, data) for extension, data in fields.items()}
         return {"__key__": found.key(sample), "__url__": found.path, **fields}
@@ -242,12 +242,12 @@ class RemoteSource:
         local = self.local
         numbers = list(dict.fromkeys(shard for shard, _ in places))
         local.copies(numbers)
-        of = {number: (local.index(number), local.shards.all[number].layout, local.copy(number)) for number in numbers}
+        of = {number: (local.index(number), local.shards.all[number].format, local.copy(number)) for number in numbers}
         alone: dict[tuple[int, int, int], Buffer] = {}
         for shard, sample in places:
-            found, layout, copy = of[shard]
+            found, format, copy = of[shard]
             if copy is None and getattr(found, "firsts", None) is None:  # others have several samples per block and fetch blocks
-                alone[shard, *layout.span(found, sample)] = b""
+                alone[shard, *format.span(found, sample)] = b""
         alone = dict(zip(alone, local.ranges(list(alone)), strict=True))
 
         def reading(shard: int, copy: NDArray[np.uint8] | None) -> Read:
@@ -258,8 +258,8 @@ class RemoteSource:
         readers = {shard: reading(shard, copy) for shard, (_, _, copy) in of.items()}
         made = []
         for shard, sample in places:
-            found, layout, _ = of[shard]
-            fields = layout.sample(found, sample, readers[shard])
+            found, format, _ = of[shard]
+            fields = format.sample(found, sample, readers[shard])
             made.append({"__key__": found.key(sample), "__url__": found.path, **fields} if has_names else fields)
         return made
 

@@ -1,10 +1,11 @@
 """`EpochSnapshots`: the snapshot of a growing dataset that each epoch reads, the same in all ranks.
 
-The first rank that needs an epoch's snapshot *settles* it: it decides which samples the epoch has, and writes that to a place that
-all ranks can see; the others find it there. No rank waits for another, so ranks may order batches ahead at their own pace. The
-dataset chooses the place: a folder of the run, or the store of torch.distributed.
+A snapshot is *settled* and then *begun*. The first rank that needs it settles it: it decides which samples the epoch has, and
+writes that to a place that all ranks can see; the others find it there. No rank waits for another, so ranks may order batches ahead
+at their own pace. The dataset chooses the place: a folder of the run, or the store of torch.distributed.
 
-A state names the snapshot of an epoch that has begun. Before that, the epoch may be settled again, with more samples.
+It is begun when the first rank reads its epoch. Until then the epoch may be settled again, with more samples. A state names only
+the snapshot of an epoch that has begun.
 """
 
 from __future__ import annotations

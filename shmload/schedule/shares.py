@@ -120,7 +120,7 @@ def check_weights(weights: Sequence[Any], num_members: int, where: str) -> None:
 
 
 def exact_weight(weight: Any) -> Fraction:
-    """Return the exact number that a weight stands for; a float is the decimal that it prints as."""
+    """Return the exact value of a weight; a float is the decimal that it prints as."""
     if isinstance(weight, Rational):
         return Fraction(int(weight.numerator), int(weight.denominator))  # numpy integers would overflow
     return Fraction(str(weight))

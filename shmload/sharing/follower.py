@@ -85,7 +85,7 @@ class FollowingEngine:
         return self._queue[0] if self._queue else None
 
     def abandon(self) -> None:
-        """Drop every order. The next batch that is expected begins a new generation (`RankSync`)."""
+        """Drop every order. The next batch that is expected begins a new round (`RankSync`)."""
         self._queue.clear()
         self._rank_sync.abandoned()
 

@@ -234,23 +234,23 @@ def _check_promises(rank_group: list[RankInfo]) -> None:
 class RankSync(RankHook):
     """The progress of ranks that read one ring, as one of them sees it. It reports its own progress and checks that of the others.
 
-    The batches that ranks take after they began together at one position are a *generation*. It ends for all ranks at the same
+    The batches that ranks take after they began together at one position are a *round*. It ends for all ranks at the same
     batch, when the program leaves the loop, resumes or sets another epoch. Then the ranks wait for each other, and compare how many
     batches they have taken and where they begin.
 
     Args:
         rank_group: the ranks.
-        timeout_s: seconds to wait for the others at the beginning of a generation; 0 for no limit.
+        timeout_s: seconds to wait for the others at the beginning of a round; 0 for no limit.
     """
 
     def __init__(self, rank_group: RankGroup, timeout_s: float) -> None:
         self._rank_group, self._timeout_s = rank_group, timeout_s
         self._poll = poll_of(rank_group.pidfds.values())
         self._ended: set[int] = set()  # ranks whose processes have ended
-        self._count = 0  # batches taken in this generation
-        self._count_before = 0  # batches taken in the previous generation
+        self._count = 0  # batches taken in this round
+        self._count_before = 0  # batches taken in the previous round
         self._num_passes = 0
-        self._begins = True  # whether the ranks have yet to begin this generation together
+        self._begins = True  # whether the ranks have yet to begin this round together
 
     def attach(self, share: Share, sleep: Callable[[Order | None], None], ring_others: Callable[[], None]) -> None:
         """Set the objects that exist only once there is a ring. Call this before the other methods.
@@ -270,9 +270,9 @@ class RankSync(RankHook):
         self._ring_others()
 
     def abandoned(self) -> None:
-        """Begin a new generation, because the ordered batches are not wanted any more."""
+        """Begin a new round, because the ordered batches are not wanted any more."""
         self._count_before, self._count = self._count, 0
-        self._share.generation += 1
+        self._share.round += 1
         self._begins = True
 
     def leave(self) -> None:
@@ -287,7 +287,7 @@ class RankSync(RankHook):
             self._share.report(trainer.REPORT_COUNT, self._count)
 
     def before_next(self, order: Order) -> None:
-        """Check, before this rank waits for a batch, that the others will take it, too. In a new generation, wait for the others.
+        """Check, before this rank waits for a batch, that the others will take it, too. In a new round, wait for the others.
 
         Raises:
             RankLeft: another rank begins at another position, will not take this batch, or has ended.
@@ -309,32 +309,32 @@ class RankSync(RankHook):
             RankLeft: another rank will not take the batch that this one wants, or has taken other batches.
         """
         self._see_ended()
-        mine, reported = self._share.generation, self._share.reported
+        mine, reported = self._share.round, self._share.reported
         for rank in self._others():
             is_closed = reported(rank, trainer.REPORT_CLOSED)
-            generation = reported(rank, trainer.REPORT_GENERATION)
-            if generation > mine:
-                ended = reported(rank, trainer.REPORT_ENDED + _parity(generation))
+            round = reported(rank, trainer.REPORT_ROUND)
+            if round > mine:
+                ended = reported(rank, trainer.REPORT_ENDED + _parity(round))
                 if self._count >= ended:
                     raise self._diverged_error(rank, "has begun to read elsewhere", ended)
                 continue
-            count = reported(rank, trainer.REPORT_COUNT) if generation == mine else 0
+            count = reported(rank, trainer.REPORT_COUNT) if round == mine else 0
             if (is_closed or rank in self._ended) and self._count >= count:
                 raise self._diverged_error(rank, "has closed its loader" if is_closed else "has ended", count)
             left, left_at = self._left(rank)
-            if generation == mine and left == self._num_passes and self._count >= left_at:
+            if round == mine and left == self._num_passes and self._count >= left_at:
                 raise self._diverged_error(rank, "has left the loop over its loader", left_at)
         return 0
 
     def others_have_caught_up(self) -> bool:
         """Return whether every other rank has taken all batches that this one has taken, or will take no more."""
         self._see_ended()
-        mine, reported = self._share.generation, self._share.reported
+        mine, reported = self._share.round, self._share.reported
         return all(
             rank in self._ended
             or reported(rank, trainer.REPORT_CLOSED)
             or self._left(rank)[0] == self._num_passes
-            or (reported(rank, trainer.REPORT_GENERATION) >= mine and reported(rank, trainer.REPORT_COUNT) >= self._count)
+            or (reported(rank, trainer.REPORT_ROUND) >= mine and reported(rank, trainer.REPORT_COUNT) >= self._count)
             for rank in self._others()
         )
 
@@ -346,22 +346,22 @@ class RankSync(RankHook):
         return divmod(self._share.reported(rank, trainer.REPORT_LEFT), 1 << 32)
 
     def _begin(self, order: Order) -> None:
-        """Begin a generation at this order: report it, wait until all others have reported theirs, and compare."""
+        """Begin a round at this order: report it, wait until all others have reported theirs, and compare."""
         share, reported = self._share, self._share.reported
-        mine = share.generation
+        mine = share.round
         odd = _parity(mine)
         share.report(trainer.REPORT_ENDED + odd, self._count_before)
         share.report(trainer.REPORT_EPOCH + odd, order.epoch)
         share.report(trainer.REPORT_STEP + odd, order.step)
         share.report(trainer.REPORT_COUNT, 0)
-        share.report(trainer.REPORT_GENERATION, mine)
+        share.report(trainer.REPORT_ROUND, mine)
         self._ring_others()
         began = monotonic()
-        while behind := [rank for rank in self._others() if reported(rank, trainer.REPORT_GENERATION) < mine]:
+        while behind := [rank for rank in self._others() if reported(rank, trainer.REPORT_ROUND) < mine]:
             for rank in behind:
                 is_closed, count = reported(rank, trainer.REPORT_CLOSED), reported(rank, trainer.REPORT_COUNT)
-                if reported(rank, trainer.REPORT_GENERATION) >= mine:
-                    continue  # it has arrived in the meantime: its count belongs to the new generation
+                if reported(rank, trainer.REPORT_ROUND) >= mine:
+                    continue  # it has arrived in the meantime: its count belongs to the new round
                 if count > self._count_before:
                     raise self._diverged_error(rank, "has read on where this rank has begun elsewhere", count)
                 if is_closed or rank in self._ended:
@@ -393,6 +393,6 @@ class RankSync(RankHook):
         )
 
 
-def _parity(generation: int) -> int:
-    """Return the offset of a generation's words for its beginning. Two sets of words alternate."""
-    return trainer.REPORT_ODD * (generation & 1)
+def _parity(round: int) -> int:
+    """Return the offset of a round's words for its beginning. Two sets of words alternate."""
+    return trainer.REPORT_ODD * (round & 1)

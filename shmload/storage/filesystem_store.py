@@ -77,7 +77,7 @@ class FilesystemStore:
         if options is not None and not isinstance(options, Mapping):
             raise TypeError(f"{self.scheme}:// takes client={{...}}, a dict of its library's options, not {type(options).__name__}")
         if parts.password is not None:
-            raise StoreError(f"the URL of a {self.scheme}:// store contains a password: give it in client={{'password': ...}}")
+            raise StoreError(f"the {self.scheme}:// URL contains a password: give it in client={{'password': ...}}")
         self.url = url.rstrip("/")
         self.options = dict(options or {})
         patience = {name: self.options.pop(name) for name in ("retries", "timeout_s") if name in self.options}
@@ -419,7 +419,7 @@ def _class_of(scheme: str) -> Any:
     except ValueError:
         raise StoreError(
             f"{scheme}:// is not a known kind of store: give a folder, file://, http://, https://, s3://bucket/folder, or a scheme "
-            "of fsspec's, as gs://, az://, hf:// or sftp://"
+            "of fsspec, such as gs://, az://, hf:// or sftp://"
         ) from None
 
 

@@ -73,7 +73,7 @@ def _of_folder(folder: str) -> Any:
     names = sorted(name for name, _ in visible if name.lower().endswith(EXTENSIONS))
     if not names:
         hidden = f"; {len(found) - len(visible)} names that begin with . or _ are ignored" if len(visible) < len(found) else ""
-        raise ValueError(f"{folder}: no image ({', '.join(EXTENSIONS)}) is in it, and no folder of a class{hidden}")
+        raise ValueError(f"{folder}: contains no image ({', '.join(EXTENSIONS)}) and no folder of a class{hidden}")
     return ImageFolder([os.path.join(folder, name) for name in names])
 
 
@@ -87,8 +87,8 @@ def _holds_shards(folder: str) -> bool:
     from shmload.remote.manifest import MANIFEST_NAME
 
     names = [name for name in os.listdir(folder) if not is_hidden(name)]
-    layouts = [layout_of(packing_of(name)[0]) for name in names]
-    return bool({MANIFEST_NAME, INDEX_NAME} & set(names)) or any(each not in (None, PlainFiles()) for each in layouts)
+    kinds = [layout_of(packing_of(name)[0]) for name in names]
+    return bool({MANIFEST_NAME, INDEX_NAME} & set(names)) or any(each not in (None, PlainFiles()) for each in kinds)
 
 
 def _of_shards(urls: str | list[str]) -> Any:

@@ -9,8 +9,8 @@ import os
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 
-from shmload.engine.event_log import EventLog
 from shmload.engine.ring_reader import RingReader
+from shmload.engine.tracing.event_log import EventLog
 
 SHORTEST_S, LONGEST_S = 0.0005, 0.05  # limits of the pause between two looks
 FILLED_SHARE = 0.25  # the share of a recorder that should be full at each look

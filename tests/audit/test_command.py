@@ -68,7 +68,7 @@ def test_json_has_everything(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([""], "FOLDER is empty: give what ShmLoader(audit=...) was given"),
+        ([""], "FOLDER is empty: give the folder that ShmLoader(audit=...) was given"),
         (["nowhere"], "nowhere: No such file or directory"),
         ([".", "--dataset", "nothing"], "--dataset: needs package.module:name, given 'nothing'"),
         ([".", "--dataset", "math:pi"], "--dataset math:pi: needs a dataset or a function that returns one, given float"),
@@ -117,7 +117,7 @@ def test_different_data_are_detected_by_reading_again(tmp_path: Path) -> None:
 def test_loader_with_another_seed_is_an_error(tmp_path: Path) -> None:
     status, _, error = command(recorded(tmp_path), "--dataset", "tests.audit.commanded:loader_of_other_seed")
     assert status == 2
-    assert "--dataset gave a loader with seed=6, the record is of seed=5" in error
+    assert "--dataset gave a loader with seed=6, but the record has seed=5" in error
 
 
 def test_dataset_of_another_length_is_not_read_again(tmp_path: Path) -> None:

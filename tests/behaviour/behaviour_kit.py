@@ -128,7 +128,7 @@ def run_program(program: ModuleType, name: str) -> list[bytes]:
     """Returns the lines that a module prints when it is run with this argument."""
     path = os.pathsep.join(str(p) for p in (Path(shmload.__file__).parents[1], Path(__file__).parents[2]))
     command = [sys.executable, str(program.__file__), name]
-    done = subprocess.run(command, capture_output=True, timeout=100, env={**os.environ, "PYTHONPATH": path})
+    done = subprocess.run(command, capture_output=True, timeout=220, env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.splitlines()
 

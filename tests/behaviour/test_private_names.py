@@ -198,6 +198,6 @@ def test_override_of_get_iterator_in_a_librarys_loader_is_called(seed: int | Non
             return (batch * 2 for batch in super()._get_iterator())
 
     class Both(Doubling, ShmLoader[Any]):
-        """Combines both classes as docs/libraries.md advises."""
+        """Combines both classes as docs/frameworks.md advises."""
 
     assert [batch.tolist() for batch in Both(range(4), batch_size=2, seed=seed)] == [[0, 2], [4, 6]]

@@ -40,7 +40,7 @@ KEPT_MAX = 24  # batches that are kept at a time
 HEAP_OBJECTS = 300_000  # a full collection takes 20 to 40 ms for them
 NUM_FIRST = 5  # batches that show what one costs
 LATER_S = 0.003  # CPU time that a later batch may cost in addition, on a loaded machine
-GRACE_S = 5.0
+GRACE_S = 30.0
 WAIT_MAX_S = 5.0  # with forked workers, on an idle machine
 ENDED = r"DataLoader worker \(pid(\(s\))? \d+\) (exited unexpectedly|is killed by signal)"
 

@@ -1,6 +1,6 @@
 """The expected batches, computed without the engine's code.
 
-Values: the samples themselves and torch's `default_collate`; where torch refuses samples, the rules of docs/samples.md in a few
+Values: the samples themselves and torch's `default_collate`; where torch refuses samples, the rules of docs/batches.md in a few
 lines of Python. Order and draws: in torch mode, torch's own DataLoader over the indices; in seed mode, one rank without workers
 gives the row of an epoch's samples, and this module computes how ranks divide it and what happens to the rest.
 """
@@ -39,7 +39,7 @@ class Fails:
 
 
 class Collated:
-    """Batches as docs/samples.md describes them."""
+    """Batches as docs/batches.md describes them."""
 
     def __init__(self, case: Case) -> None:
         self._case = case

@@ -156,7 +156,7 @@ def _delay_s(pid: int, limit_s: float) -> float:
     return min(4 * waited_ns / 1e9, 5 * limit_s)
 
 
-def _reaped_orphans(timeout_s: float = 5.0) -> list[str]:
+def _reaped_orphans(timeout_s: float = 30.0) -> list[str]:
     """Waits for the orphans of a case. Kills those that remain and returns their names."""
     deadline = time.monotonic() + timeout_s
     while True:

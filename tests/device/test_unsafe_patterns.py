@@ -1,4 +1,4 @@
-"""The blocks of docs/gpu.md on an idle device: safe blocks are safe, and late reads are detected."""
+"""The blocks of docs/memory.md on an idle device: safe blocks are safe, and late reads are detected."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from tests.simulated_device.as_cuda import as_cuda
 from tests.simulated_device.device import SimulatedDevice, Stream
 
 Make = Callable[..., ShmLoader[Any]]
-PAGE = next(p / "docs" / "gpu.md" for p in Path(__file__).parents if (p / "docs").exists())
-BLOCKS = dict(re.findall(r"```text\n# ((?:un)?safe: [^\n]*)\n(.*?)```", PAGE.read_text(), re.DOTALL))
+PAGE = next(p / "docs" / "memory.md" for p in Path(__file__).parents if (p / "docs").exists())
+BLOCKS = dict(re.findall(r"```py\n# ((?:un)?safe: [^\n]*)\n(.*?)```", PAGE.read_text(), re.DOTALL))
 
 
 def run(block: str, loader: ShmLoader[Any], device: SimulatedDevice, ahead: str) -> list[list[torch.Tensor]]:

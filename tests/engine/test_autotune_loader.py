@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import IterableDataset, RandomSampler, get_worker_info
 
 from shmload import ShmLoader
-from shmload.engine import autotune, tuning_limits
-from shmload.engine.auto_number import is_auto
+from shmload.engine.tuning import autotune, tuning_limits
+from shmload.engine.tuning.auto_number import is_auto
 from tests.engine.tuning_kit import BATCH, SEED, Rows, change, expected_epochs, values_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # there may be fewer cores than workers

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shmload.engine import tuning_limits
-from shmload.engine.auto_number import AutoNumber, is_auto
+from shmload.engine.tuning import tuning_limits
+from shmload.engine.tuning.auto_number import AutoNumber, is_auto
 
 NUM_CPUS = len(os.sched_getaffinity(0))
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmload.engine.tuning_decision import LOOK, Limits, RateWindow, Setting, TuningHistory, decide
+from shmload.engine.tuning.tuning_decision import LOOK, Limits, RateWindow, Setting, TuningHistory, decide
 from tests.engine.tuning_kit import Pipeline
 
 LOADS = [(0.01, 0.002), (0.01, 0.0095), (0.01, 0.0105), (0.01, 0.035), (0.01, 0.1), (0.01, 0.3), (0.05, 0.12), (0.3, 1.0)]

@@ -100,7 +100,7 @@ def test_trainer_has_no_helper_thread(seed: int | None) -> None:
     before = threading.enumerate()
     loader, _ = started(Copied(), seed=seed)
     with loader:
-        assert threading.enumerate() == before
+        assert set(threading.enumerate()) <= set(before)  # threads of earlier tests may end
 
 
 @pytest.mark.parametrize("dataset", [Images(), Copied()])

@@ -10,7 +10,6 @@ import random
 import select
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -20,8 +19,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from shmload import ShmLoader
-from shmload.engine import autotune
+from shmload.engine.tuning import autotune
 from tests.engine.tuning_kit import BATCH, SEED, N, Rows, change, engine_of, expected_epochs, values_of
+from tests.faults.faults_kit import stop
 
 slow = pytest.mark.slow(reason="workers start as new interpreters, which import everything again")
 MOST, NUM_EPOCHS = 4, 40
@@ -61,20 +61,6 @@ def await_end(pid: int) -> None:
     poll.register(pidfd, select.POLLIN)
     assert poll.poll(DEADLINE_S * 1000), f"process {pid} did not end"
     os.close(pidfd)
-
-
-def stop(pid: int) -> bool:
-    """Stops a process and waits until the kernel reports it. Returns False if the process is gone."""
-    try:
-        os.kill(pid, signal.SIGSTOP)
-        deadline = monotonic() + DEADLINE_S
-        while monotonic() < deadline:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-            if state in "TtZX":
-                return state in "Tt"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    raise AssertionError(f"process {pid} did not stop")
 
 
 class Machine(RuleBasedStateMachine):

@@ -14,8 +14,8 @@ import torch
 from shmload import RingTooSmall, ShmLoader
 from shmload._core.mapping import Mapping, give_back_pages
 from shmload._core.trainer import FREE, PARKED, TrainerRing, control_nbytes
-from shmload.engine import autotune
 from shmload.engine.ring_memory import RingMemory
+from shmload.engine.tuning import autotune
 from shmload.ray.local_ring import LocalRing
 from shmload.shm.segment_group import SegmentGroup
 from tests.engine.tuning_kit import change, engine_of
@@ -30,7 +30,7 @@ def manual_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets only tests change worker pools, and allows four workers on every machine."""
     monkeypatch.setattr(autotune, "WINDOW_S", 1e9)
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", "4")
-    monkeypatch.setattr("shmload.engine.autotune.first_workers", lambda: 1)
+    monkeypatch.setattr("shmload.engine.tuning.autotune.first_workers", lambda: 1)
 
 
 class Wide:
@@ -149,7 +149,7 @@ def test_memory_is_reserved_only_for_slots_in_use(dataset: Any) -> None:
 
 
 def test_ring_bytes_is_respected_and_slots_that_do_not_fit_stay_unused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmload.engine.autotune.first_workers", lambda: 4)
+    monkeypatch.setattr("shmload.engine.tuning.autotune.first_workers", lambda: 4)
     with auto_loader(Wide(), ring_bytes=6 * SLOT) as loader:
         batches = iter(loader)
         assert [index % 256 for index in range(4)] == next(batches)["x"][:, 0].tolist()

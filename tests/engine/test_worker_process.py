@@ -89,7 +89,7 @@ def test_worker_starts_after_the_trainer_has_used_opencv_threads() -> None:
     picture = np.zeros((512, 512, 3), np.uint8)
     for _ in range(8):
         cv2.GaussianBlur(picture, (9, 9), 0)  # at the fork its threads are busy, or wait with their lock held
-        with ShmLoader(Threads(), 2, num_workers=1, multiprocessing_context="fork", timeout=20) as loader:
+        with ShmLoader(Threads(), 2, num_workers=1, multiprocessing_context="fork", timeout=60) as loader:
             assert [batch.tolist() for batch in loader] == [[1, 1]]
 
 

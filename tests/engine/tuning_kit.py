@@ -11,7 +11,7 @@ import torch
 
 from shmload import ShmLoader
 from shmload.engine.engine import Engine
-from shmload.engine.tuning_decision import Decision, Limits, RateWindow, Setting, TuningHistory, decide
+from shmload.engine.tuning.tuning_decision import Decision, Limits, RateWindow, Setting, TuningHistory, decide
 
 N, BATCH, SEED = 60, 4, 11
 

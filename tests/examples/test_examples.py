@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> Run:
             [*(launcher or [sys.executable, "-W", "error"]), str(EXAMPLES / name), "--quick"],
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=220,
             env=env | {"CUDA_VISIBLE_DEVICES": ""},
         )
         assert done.returncode == 0, done.stderr[-4000:]
@@ -49,7 +49,7 @@ NOTEBOOK_PROGRAM = """
 import json, sys
 import nbclient, nbformat
 notebook = nbformat.read(sys.argv[1], 4)
-nbclient.NotebookClient(notebook, timeout=80).execute()
+nbclient.NotebookClient(notebook, timeout=180).execute()
 print(json.dumps([cell.outputs for cell in notebook.cells if cell.cell_type == "code"]))
 """
 
@@ -141,6 +141,6 @@ def test_notebook_outputs_equal_the_stored_ones(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     env |= {"IPYTHONDIR": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(tmp_path)}
     command = [sys.executable, "-c", NOTEBOOK_PROGRAM, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=220, env=env)
     assert done.returncode == 0, done.stderr[-4000:]
     assert json.loads(done.stdout) == stored

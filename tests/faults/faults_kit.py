@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from shmload.processes.proc_stat import stat_of
+
 
 class FaultFolder:
     """A folder of armed faults, as `shmload.faults` describes them."""
@@ -160,7 +162,8 @@ class WorkerKiller:
         num_workers = ring.num_workers
         for _ in range(rng.randrange(looks // 2)):
             ring.num_free  # noqa: B018  # takes a random time
-        may_be_idle = rng.random() < 0.06
+        # on a busy machine most workers that are found are idle, so their share is limited
+        may_be_idle = self.num_kills - self.num_holding <= 0.06 * self.num_kills and rng.random() < 0.5
         for _ in range(looks):
             worker = rng.randrange(num_workers)
             held = ring.held_by(worker)
@@ -182,17 +185,16 @@ class WorkerKiller:
         return next(((o.epoch, o.step) for o in self.engine._queue if o.slot == slot), None)
 
 
-def stop(pid: int) -> None:
-    """Sends SIGSTOP and waits until the process is stopped (or gone)."""
-    os.kill(pid, signal.SIGSTOP)
-    deadline = monotonic() + DEADLINE_S
-    while monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return
-        if state in "TtZX":
-            return
+def stop(pid: int) -> bool:
+    """Stops a process and waits until the kernel reports it. Returns False if the process is gone."""
+    try:
+        os.kill(pid, signal.SIGSTOP)
+        deadline = monotonic() + DEADLINE_S
+        while monotonic() < deadline:
+            if (state := stat_of(pid)[0]) in "TtZX":
+                return state in "Tt"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
     raise AssertionError(f"process {pid} did not stop")
 
 

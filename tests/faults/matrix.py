@@ -20,16 +20,17 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
 from shmload import faults
+from shmload.processes.proc_stat import stat_of
 from tests.faults.matrix_cells import HARMS, METHODS, MODES, Cell, all_cells, chosen
 
-HANG_S = 30
+HANG_S = 60
 LOOK_MS = 5  # between two polls of a process that is to be continued, or to end
 STOPPED_S = 0.15  # how long a stopped process stays stopped, which is longer than any wait of the loader
 TRIES = 3
@@ -100,10 +101,10 @@ class Driver:
                 died_at = self._died_at(cell)
         if not has_ended:
             for one in (*_descendants() - before, pid):
-                os.kill(one, signal.SIGKILL)
+                _kill(one)
         ended_at = monotonic()
         status = os.waitpid(pid, 0)[1]
-        survivors, gone_s = _await_end(before, ended_at)
+        survivors, gone_s = _await_end(before, ended_at, self._time_factor)
         while chunk := os.read(report, 1 << 16):
             lines += chunk
         os.close(report)
@@ -182,7 +183,7 @@ def _parsed(lines: bytes) -> list[dict[str, Any]]:
 
 def _state(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return stat_of(pid)[0]
     except (FileNotFoundError, ProcessLookupError):  # gone before, or between opening and reading
         return ""
 
@@ -208,18 +209,29 @@ def _waited_for() -> set[int]:
     return {resource_tracker._resource_tracker._pid or 0}
 
 
-def _await_end(before: set[int], since: float) -> tuple[list[str], float]:
-    """Waits for all new descendants to end. Returns the command lines of those that do not, and how long it took."""
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _command_of(pid: int) -> str:
     import psutil
 
+    try:
+        return f"{pid} {_state(pid)} {' '.join(psutil.Process(pid).cmdline())[:200]}"
+    except psutil.Error:
+        return f"{pid}, which has ended since"
+
+
+def _await_end(before: set[int], since: float, time_factor: float) -> tuple[list[str], float]:
+    """Waits for all new descendants to end. Returns the command lines of those that do not, and how long it took."""
     from tests.faults.matrix_judge import REACTION_S
 
     while left := _descendants() - before:
-        if monotonic() - since > 3 * REACTION_S:
-            words = []
+        if monotonic() - since > 3 * REACTION_S * time_factor:
+            words = [_command_of(pid) for pid in left]
             for pid in left:
-                words.append(f"{pid} {_state(pid)} {' '.join(psutil.Process(pid).cmdline())[:200]}")
-                os.kill(pid, signal.SIGKILL)
+                _kill(pid)
             return words, monotonic() - since
         select.poll().poll(LOOK_MS)
     return [], monotonic() - since

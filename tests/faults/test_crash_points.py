@@ -74,11 +74,13 @@ def test_stream_is_identical_after_deaths_during_worker_start(fault_folder: Faul
     expected = expected_of("rows", 30)()
     numbers = list(NUMBERS)
     fault_folder.arm("start", signal.SIGKILL)  # hits one of the first workers
+    quiet_for = 0
     with loader_of("rows", 30) as loader:
         while numbers or fault_folder.num_armed:
             for batch in loader:
                 assert next(expected) == digest(batch)
-                if numbers and not fault_folder.num_armed:
+                quiet_for = 0 if fault_folder.num_armed else quiet_for + 1
+                if numbers and quiet_for >= PAUSE:
                     fault_folder.arm("start", numbers.pop())
                     killer = WorkerKiller(loader._builder.last)
                     worker = next((w for w in (0, 1) if loader._builder.last._ring.worker(w)["pid"]), None)

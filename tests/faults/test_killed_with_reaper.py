@@ -20,7 +20,7 @@ from shmload.shm import janitor, reaper
 from shmload.shm.names import SHM_DIR
 from shmload.shm.segment_group import SegmentGroup
 from tests.faults import trainer_program
-from tests.faults.faults_kit import DEADLINE_S, program_env
+from tests.faults.faults_kit import DEADLINE_S, program_env, stop
 from tests.faults.killed_kit import BOUND_S, ProcessTree, files_with, kill_process, names_of, running, started
 
 pytestmark = pytest.mark.slow(reason="each kills a trainer, which imports torch and starts workers")
@@ -60,6 +60,7 @@ def clean() -> str:
 @pytest.mark.parametrize("state", trainer_program.STATES)
 def test_next_start_removes_what_killed_processes_left(state: str, remedy: Callable[[], str]) -> None:
     with running(state, "fork") as pid, ExitStack() as stack:
+        stop(pid)  # it may be about to start its second worker
         tree = ProcessTree.of(pid, stack)
         (stem,) = stems = names_of(tree.pids)
         kill_all_at_once(tree.pids)

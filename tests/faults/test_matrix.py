@@ -31,7 +31,7 @@ def run_sample(number: int, *only: str) -> None:
     """Runs `number` cells with the command, which prints which ones it chose."""
     command = [sys.executable, "-m", "tests.faults.matrix", "--sample", str(number), "--seed", str(SEED), "--time-factor", "10"]
     done = subprocess.run(
-        [*command, *(["--only", *only] if only else [])], capture_output=True, text=True, timeout=110, cwd=ROOT, env=program_env()
+        [*command, *(["--only", *only] if only else [])], capture_output=True, text=True, timeout=220, cwd=ROOT, env=program_env()
     )
     print(done.stdout)
     assert done.returncode == 0, f"SHMLOAD_MATRIX_SEED={SEED}\n{done.stdout}{done.stderr}"

@@ -18,7 +18,7 @@ PLANS = [  # start method, dataset, number of kills, workers, batches per epoch
     ("forkserver", "rows", 10, 2, 40),
 ]
 BATCH = 12
-MAX_EPOCHS = 6
+MAX_EPOCHS = 60  # it takes 3 on an idle machine; on a busy one a worker is seldom found at work
 
 
 def loader_of(kind: str, num_batches: int, work: int, num_workers: int, method: str = "fork") -> ShmLoader:
@@ -39,27 +39,27 @@ def test_streams_are_bit_identical_after_two_hundred_killed_workers(capsys: pyte
     rng = random.Random(5)
     kills, holding, taken_back = 0, 0, 0
     for method, kind, wanted, num_workers, num_batches in PLANS:
-        with loader_of(kind, num_batches, 0, 0) as quiet:
-            expected = list(batches(quiet, MAX_EPOCHS))
         with loader_of(kind, num_batches, 700, num_workers, method) as loader:
-            got: list[str] = []
+            got: list[list[str]] = []
             killer = None
-            for _ in range(MAX_EPOCHS):
+            is_last = False
+            while not is_last:
+                is_last = killer is not None and killer.num_kills == wanted  # nothing is killed in the last epoch
+                got.append([])
                 for batch in loader:
-                    got.append(digest(batch))
+                    got[-1].append(digest(batch))
                     killer = killer or WorkerKiller(loader._builder.last)
                     if killer.num_kills < wanted:
                         killer.kill_one(rng)
-                if killer is not None and killer.num_kills >= wanted:
-                    break
+                assert len(got) < MAX_EPOCHS
             assert killer is not None
-            assert expected[: len(got)] == got
             kills += killer.num_kills
             holding += killer.num_holding
             taken_back += loader.stats()["num_taken_back"]
-            assert killer.num_kills == wanted
+        with loader_of(kind, num_batches, 0, 0) as quiet:
+            assert [list(batches(quiet, 1)) for _ in got] == got
     with capsys.disabled():
         print(f"\n{kills} workers killed, {holding} of them held rows, {taken_back} claims taken back")
     assert kills >= 200
     assert taken_back >= 150
-    assert holding - len(PLANS) <= taken_back <= holding  # a loader may be closed before it notices its last death
+    assert taken_back == holding

@@ -21,8 +21,9 @@ pytestmark = [
     pytest.mark.slow(reason="waits for time limits that stopped or busy workers exceed"),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
-CLOSE_S = 15.0  # it takes 1 s, or LONG_S if it waits for the workers
-LONG_S = 30
+CLOSE_S = 60.0  # it takes 1 s, or LONG_S if it waits for the workers
+LONG_S = 180
+NUM_BATCHES = 100  # on a busy machine many pass before a worker is found at work
 
 
 def stop_a_claimant(loader: ShmLoader, take: Callable[[], Any]) -> tuple[int, int, tuple[int, int, int, int]]:
@@ -46,9 +47,9 @@ def stop_a_claimant(loader: ShmLoader, take: Callable[[], Any]) -> tuple[int, in
 
 @pytest.mark.parametrize("seed", [4, None])
 def test_batch_of_a_stopped_worker_waits_while_others_continue(seed: int | None) -> None:
-    with ShmLoader(Rows(240), batch_size=12, seed=seed) as quiet:
+    with ShmLoader(Rows(12 * NUM_BATCHES), batch_size=12, seed=seed) as quiet:
         expected = [digest(batch["x"]) for batch in quiet]
-    with ShmLoader(Rows(240, 400), batch_size=12, seed=seed, num_workers=3, prefetch_factor=2) as loader:
+    with ShmLoader(Rows(12 * NUM_BATCHES, 400), batch_size=12, seed=seed, num_workers=3, prefetch_factor=2) as loader:
         stream = iter(loader)
         got = [digest(next(stream)["x"]) for _ in range(3)]
         engine = loader._builder.last
@@ -90,7 +91,7 @@ def test_worker_stopped_before_its_first_sample_times_out_without_blaming_a_samp
 
 @pytest.mark.parametrize("seed", [4, None])
 def test_loader_with_a_stopped_worker_closes(seed: int | None) -> None:
-    loader = ShmLoader(Rows(240, 400), batch_size=12, seed=seed, num_workers=3)
+    loader = ShmLoader(Rows(12 * NUM_BATCHES, 400), batch_size=12, seed=seed, num_workers=3)
     stream = iter(loader)
     next(stream)
     stop_a_claimant(loader, partial(next, stream))
@@ -101,7 +102,7 @@ def test_loader_with_a_stopped_worker_closes(seed: int | None) -> None:
 
 
 class Long(Rows):
-    """Samples that take half a minute in Python, or in a C call that holds the GIL, after a byte written to a pipe."""
+    """Samples that take minutes in Python, or in a C call that holds the GIL, after a byte written to a pipe."""
 
     def __init__(self, n: int, kind: str, fd: int) -> None:
         super().__init__(n)

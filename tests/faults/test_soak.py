@@ -23,7 +23,7 @@ def test_short_soak_finds_nothing() -> None:
         [sys.executable, "-m", "tests.faults.soak", "--minutes", "0.02", "--seed", "1"],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=220,
         cwd=ROOT,
         env=program_env(),
     )

@@ -17,7 +17,7 @@ from tests.faults import torch_error
 from tests.faults.faults_kit import FaultFolder, Rows, WorkerKiller, digest, program_env
 
 pytestmark = pytest.mark.slow(reason="each starts workers, most of which die")
-BOUND_S = 20.0  # it takes 0.2 s, or forever if nothing notices the death
+BOUND_S = 60.0  # it takes 0.2 s, or forever if nothing notices the death
 
 
 ENDS = [-signal.SIGKILL, -signal.SIGSEGV, 3]

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -70,6 +71,17 @@ def deliveries(logs: Iterable[list[dict[str, Any]]]) -> tuple[dict[int, list[int
     return delivered, promised
 
 
+def entries(log: bytes) -> list[dict[str, Any]]:
+    """Returns the entries of a log, without those that a kill has truncated. A rank that starts begins a new line."""
+    lines = [line for line in log.split(b"\n") if line]
+    followers = [*lines[1:], b""]
+    return [
+        json.loads(line)
+        for line, follower in zip(lines, followers, strict=True)
+        if line.endswith(b"}") or (follower and not follower.startswith(b'{"resumed"'))
+    ]
+
+
 def differences(logs: Iterable[list[dict[str, Any]]], num_epochs: int) -> list[str]:
     """Returns the errors in the epochs that all ranks have finished."""
     try:
@@ -100,19 +112,28 @@ class Watcher(threading.Thread):
             self.look()
 
     def look(self) -> None:
-        nbytes = 0
-        for path in [*self._folder.glob("[!.]*"), *(self._folder / ".shmload" / "new").glob("*")]:
-            try:
-                size = path.stat().st_size
-            except FileNotFoundError:  # published or evicted between the two calls
-                continue
-            nbytes += size
+        """Checks new files, and counts the bytes that were in the folder at one moment.
+
+        Sizes are read one after the other, and a file may be evicted and its room used by another one in the meantime. So only
+        files that exist before and after count, with the smaller of both sizes.
+        """
+        before = self._sizes()
+        after = self._sizes()
+        nbytes = sum(min(size, after[path]) for path, size in before.items() if path in after)
+        for path, size in before.items():
             own = read_own_name(path.name)
             if own is not None and path.name not in self._seen:
                 self._seen.add(path.name)
                 self._check(path, own, size)
         self._tally.looks += 1
         self._tally.most_nbytes = max(self._tally.most_nbytes, nbytes)
+
+    def _sizes(self) -> dict[Path, int]:
+        sizes = {}
+        for path in [*self._folder.glob("[!.]*"), *(self._folder / ".shmload" / "new").glob("*")]:
+            with suppress(FileNotFoundError):  # published or evicted between the two calls
+                sizes[path] = path.stat().st_size
+        return sizes
 
     def _check(self, path: Path, own: tuple[int, int], size: int) -> None:
         if size != own[1]:
@@ -146,12 +167,11 @@ class Soak:
             return subprocess.Popen(arguments, stderr=errors, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
 
     def log(self, rank: int) -> list[dict[str, Any]]:
-        """Returns the log of a rank, without a last line that a kill has truncated."""
+        """Returns the log of a rank."""
         try:
-            data = (self._folder / f"rank-{rank}.log").read_bytes()
+            return entries((self._folder / f"rank-{rank}.log").read_bytes())
         except FileNotFoundError:
             return []
-        return [json.loads(line) for line in data.split(b"\n") if line]
 
     def _num_batches(self) -> list[int]:
         paths = [self._folder / f"rank-{rank}.log" for rank in range(WORLD_SIZE)]

@@ -70,6 +70,7 @@ def main(folder: Path, rank: int, world_size: int) -> None:
         epoch = state["epoch"]
         if epoch:  # a kill may have come between the state and this line
             write_whole(folder / f"ended-{rank}", str(epoch - 1).encode())
+    os.write(log_fd, b"\n")  # the kernel may end a write at a kill, so the last line may be incomplete
     log(resumed=[epoch, loader.state_dict()["position"]])  # also at 0: a kill may have come before the first state
     samplers = cache.start(sampler, NUM_SAMPLERS) if rank == 0 else None  # started after the files of the state are held
     while True:

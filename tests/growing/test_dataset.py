@@ -73,13 +73,13 @@ def test_epoch_of_a_full_cache_leaves_out_the_oldest_files(make_cache: Callable[
         assert list(range(100, 340)) == sorted(values)
 
 
-def test_small_epochs_are_frozen_at_most_one_ahead(cache: SampleCache) -> None:
+def test_small_epochs_are_settled_at_most_one_ahead(cache: SampleCache) -> None:
     put(cache, range(2))
     dataset = dataset_of(cache)
     with loader_of(dataset, num_workers=1, prefetch_factor=8) as loader:
         assert len(epoch_of(loader)) == 2
         put(cache, range(2, 4))
-        assert [len(epoch_of(loader)) for _ in range(2)] == [2, 4]  # only one epoch was frozen before these samples arrived
+        assert [len(epoch_of(loader)) for _ in range(2)] == [2, 4]  # only one epoch was settled before these samples arrived
 
 
 def test_randomness_within_samples_is_new_in_each_epoch(cache: SampleCache) -> None:

@@ -150,10 +150,10 @@ def test_file_replaced_during_its_epoch_is_not_reported_as_bad(
     dataset = dataset_of(cache)
     with loader_of(dataset, on_error="skip", batch_size=2) as loader:
         batches = iter(loader)
-        len(loader)  # freezes the epoch
+        len(loader)  # settles the epoch's snapshot
         put_foreign(folder / ".hidden", range(10, 16)).rename(path)
         assert [value for batch in batches for value in values_of(batch)] == []
-        assert "again.tfrecord has been replaced since its epoch was frozen" in caplog.text
+        assert "again.tfrecord has been replaced since the epoch's snapshot was settled" in caplog.text
         assert cache.stats().bad == {}
         assert sorted(epoch_of(loader)) == list(range(10, 16))
 

@@ -51,7 +51,7 @@ def test_resume_at_any_step_repeats_and_loses_nothing(cache: SampleCache, num_ba
     if num_batches < 5:
         assert whole == seen + rest
     else:
-        assert list(range(20)) == sorted(rest)  # the next epoch, which was not frozen yet
+        assert list(range(20)) == sorted(rest)  # the next epoch, which was not settled yet
 
 
 def test_resume_on_other_ranks_needs_the_same_global_batch(make_cache: Callable[..., SampleCache]) -> None:
@@ -92,7 +92,9 @@ def test_resume_does_not_read_another_file_under_the_same_name(cache: SampleCach
         (cache.path / ".hidden").rename(path)
         os.utime(path, ns=(0, read_snapshot(next(cache.path.glob(".growing/runs/*/epoch-0.json"))).files[0].mtime_ns))  # type: ignore[union-attr]  # the snapshot exists
     else:
+        before = path.stat().st_mtime_ns
         path.write_bytes(put_foreign(cache.path / ".hidden", range(20, 32)).read_bytes())  # in place and with the same size
+        os.utime(path, ns=(before, before + 1_000_000))  # the kernel's time may not have changed since
     with loader_of(dataset_of(cache)) as loader:
         if is_copied:
             loader.load_state_dict(state)

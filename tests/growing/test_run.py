@@ -22,19 +22,19 @@ def snapshot(epoch: int, name: str = "a") -> Snapshot:
     return Snapshot(epoch, (CacheFile(name, 1, 1, 1),))
 
 
-def _freeze(folder: Path, rank: int, start: Any, answers: Any) -> None:
+def _write(folder: Path, rank: int, start: Any, answers: Any) -> None:
     run = GrowingRun(folder, "job", None)
     start.wait()  # all have joined
-    is_ours = run.freeze(snapshot(0, f"rank {rank}"))
+    is_ours = run.write(snapshot(0, f"rank {rank}"))
     answers.put((is_ours, run.read(0).files[0].name))  # type: ignore[union-attr]  # it exists
     start.wait()  # no rank leaves before all are here
 
 
 @pytest.mark.slow(reason="starts six ranks")
-def test_one_of_several_freezing_ranks_wins_and_all_read_its_snapshot(tmp_path: Path) -> None:
+def test_one_of_several_settling_ranks_wins_and_all_read_its_snapshot(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     start, answers = context.Barrier(6), context.Queue()
-    ranks = [context.Process(target=_freeze, args=(tmp_path, rank, start, answers)) for rank in range(6)]
+    ranks = [context.Process(target=_write, args=(tmp_path, rank, start, answers)) for rank in range(6)]
     for rank in ranks:
         rank.start()
     found = [answers.get(timeout=120) for _ in ranks]
@@ -49,7 +49,7 @@ def test_one_of_several_freezing_ranks_wins_and_all_read_its_snapshot(tmp_path: 
 def test_new_run_of_an_old_name_discards_snapshots_and_a_resumed_one_keeps_them(tmp_path: Path) -> None:
     run = GrowingRun(tmp_path, "job", None)
     for epoch in range(4):
-        assert run.freeze(snapshot(epoch))
+        assert run.write(snapshot(epoch))
     joined = GrowingRun(tmp_path, "job", None)  # another rank, so the run has a member
     assert joined.read(3) is not None
     joined.leave()
@@ -61,10 +61,10 @@ def test_new_run_of_an_old_name_discards_snapshots_and_a_resumed_one_keeps_them(
     assert [new_run.read(epoch) for epoch in range(4)] == [None] * 4
 
 
-def test_frozen_snapshot_does_not_change(tmp_path: Path) -> None:
+def test_settled_snapshot_does_not_change(tmp_path: Path) -> None:
     run = GrowingRun(tmp_path, "job", None)
-    assert run.freeze(snapshot(0, "a"))
-    assert not run.freeze(snapshot(0, "b"))
+    assert run.write(snapshot(0, "a"))
+    assert not run.write(snapshot(0, "b"))
     assert snapshot(0, "a") == run.read(0)
     assert [snapshot_path(run.path, 0)] == [path for path in run.path.iterdir() if "epoch" in path.name]  # no partial file is left
 
@@ -72,7 +72,7 @@ def test_frozen_snapshot_does_not_change(tmp_path: Path) -> None:
 def test_number_of_kept_snapshots_is_limited(tmp_path: Path) -> None:
     run = GrowingRun(tmp_path, "job", None)
     for epoch in range(KEPT_SNAPSHOTS + 3):
-        run.freeze(snapshot(epoch))
+        run.write(snapshot(epoch))
     kept = [epoch for epoch in range(KEPT_SNAPSHOTS + 3) if run.read(epoch) is not None]
     assert list(range(3, KEPT_SNAPSHOTS + 3)) == kept
 
@@ -80,7 +80,7 @@ def test_number_of_kept_snapshots_is_limited(tmp_path: Path) -> None:
 def test_run_without_any_sample_left_is_deleted(tmp_path: Path) -> None:
     for name, file in (("gone", "a"), ("there", "b"), ("attended", "a")):
         run = GrowingRun(tmp_path, name, None)
-        run.freeze(snapshot(0, file))
+        run.write(snapshot(0, file))
         if name != "attended":
             run.leave()
     forget_runs(tmp_path, lambda file: file == "b")
@@ -102,7 +102,7 @@ def test_run_deleted_while_a_rank_joins_is_created_again(tmp_path: Path, monkeyp
     monkeypatch.setattr(fcntl, "flock", flocked)
     run = GrowingRun(tmp_path, "0123456789ab", None)
     assert num_forgotten == 2
-    assert run.freeze(snapshot(0))
+    assert run.write(snapshot(0))
     forget_runs(tmp_path, lambda name: False)
     assert run.read(0) is not None
     run.leave()
@@ -143,14 +143,14 @@ def test_two_datasets_share_a_run_only_by_name(make_cache: Callable[..., SampleC
             assert list(range(4)) == epoch_of(joined)  # the epoch 0 of the run
 
 
-def test_snapshot_that_no_rank_began_or_holds_is_frozen_again(make_cache: Callable[..., SampleCache]) -> None:
+def test_snapshot_that_no_rank_began_or_holds_is_settled_again(make_cache: Callable[..., SampleCache]) -> None:
     first, second = make_cache(), make_cache()
     put(first, range(8))
     one = loader_of(dataset_of(first, run="r"), rank=0, world_size=2)
     two = loader_of(dataset_of(second, run="r"), rank=1, world_size=2)
     assert epoch_of(one) == [0, 1, 2, 3]
     assert epoch_of(two) == [4, 5, 6, 7]
-    assert len(one) == 1  # the first rank freezes epoch 1 ahead of the second, and is killed
+    assert len(one) == 1  # the first rank settles epoch 1 ahead of the second, and is killed
     first.close()
     (file,) = second.files()
     (second.path / file.name).unlink()

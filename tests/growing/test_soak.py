@@ -13,7 +13,7 @@ import pytest
 
 from shmload.growing import SampleCache
 from tests.growing.growing_kit import RECORD_NBYTES, put
-from tests.growing.soak import CAPACITY_BYTES, KINDS, Tally, Watcher, differences
+from tests.growing.soak import CAPACITY_BYTES, KINDS, Tally, Watcher, differences, entries
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,7 +24,7 @@ def test_short_soak_finds_nothing() -> None:
         [sys.executable, "-m", "tests.growing.soak", "--minutes", "0", "--min-kills", str(len(KINDS)), "--seed", "1"],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=220,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
@@ -52,6 +52,34 @@ def test_repeated_lost_and_mixed_deliveries_are_found() -> None:
         "epoch 0: 3 samples of 4 were delivered",
     ]
     assert differences([[batch(0, 0, 1)], [batch(0, 0, 2, n=5)]], 1) == ["epoch 0 promised 4 samples, then 5"]
+
+
+def test_batch_whose_log_line_a_kill_truncated_does_not_count() -> None:
+    log = b'{"at": [0, 0]}\n{"at": [0, 1], "ids\n{"resumed": [0, 0]}\n{"at": [0, 0]}\n\n{"resumed": [0, 0]}\n{"at"'
+    assert entries(log) == [{"at": [0, 0]}, {"resumed": [0, 0]}, {"at": [0, 0]}, {"resumed": [0, 0]}]
+    with pytest.raises(json.JSONDecodeError):
+        entries(b'{"at": [0\n{"at": [0, 1]}\n')  # no kill explains it
+
+
+def test_room_of_an_evicted_file_used_by_another_is_not_counted_twice(cache: SampleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [put(cache, range(4)) for _ in range(2)]
+    stat = Path.stat
+
+    def evicted_after(path: Path, **options: Any) -> os.stat_result:
+        found = stat(path, **options)
+        if path.name == names[0]:
+            path.unlink()
+            put(cache, range(4))
+        return found
+
+    tally = Tally(0)
+    watcher = Watcher(cache.path, tally)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "stat", evicted_after)
+        watcher.look()
+    assert 0 < tally.most_nbytes <= 8 * RECORD_NBYTES
+    watcher.look()
+    assert tally.most_nbytes == 8 * RECORD_NBYTES
 
 
 def test_watcher_detects_excess_bytes_and_incomplete_files(cache: SampleCache) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shmload import ShmLoader
-from shmload.engine.auto_number import is_auto
+from shmload.engine.tuning.auto_number import is_auto
 from tests.integrations.integrations_kit import Numbers, Tiny, facts
 
 accelerate = pytest.importorskip("accelerate", reason="needs accelerate: pip install shmload[integrations]")

@@ -1,4 +1,4 @@
-"""docs/libraries.md: each section's program prints the output shown, in the environment of its library.
+"""The libraries of docs/frameworks.md: each section's program prints the output shown, in the environment of its library.
 
 No library is in the dev extra. Some are in `libraries`; those that need torchvision or many dependencies are installed by hand:
 
@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 pytestmark = [pytest.mark.slow(reason="imports large libraries and starts their workers"), pytest.mark.timeout(300)]
-PAGE = next(p for p in Path(__file__).parents if (p / "docs").exists()) / "docs" / "libraries.md"
-INTRODUCTION, *SECTIONS = PAGE.read_text().split("\n## ")
+PAGE = next(p for p in Path(__file__).parents if (p / "docs").exists()) / "docs" / "frameworks.md"
+INTRODUCTION, *SECTIONS = PAGE.read_text().partition("\n## Libraries with their own loader\n")[2].split("\n### ")
 PACKAGES = {  # title of a section -> what its program imports
     "PyTorch Geometric": ["torch_geometric"],
     "timm": ["timm", "torchvision"],

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 
 import torch
@@ -22,6 +23,10 @@ NUM_SAMPLES, GLOBAL_BATCH, NUM_EPOCHS = 120, 12, 2
 LOSE, WAIT = 4, 13  # steps of the run, whose epochs have ten steps
 
 
+def saved_step(state_file: Path) -> int:
+    return int(json.loads(state_file.read_text())["step"]) if state_file.exists() else 0
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     state_file = folder / "state.json"
@@ -31,14 +36,17 @@ def main() -> None:
     loader = ShmLoader(numbers, GLOBAL_BATCH // world_size, shuffle=True, seed=7, audit=str(folder / "audit"))
     step = 0
     if state_file.exists():
-        kept = json.loads(state_file.read_text())
-        step = kept["step"]
-        loader.load_state_dict(kept["loader"])
+        step = saved_step(state_file)
+        loader.load_state_dict(json.loads(state_file.read_text())["loader"])
     if rank == 0:
         (folder / f"world {world_size} from {step}").touch()
     while step < NUM_EPOCHS * (NUM_SAMPLES // GLOBAL_BATCH):
         for batch in loader:
+            if world_size < 3 or (world_size == 3 and step < LOSE):
+                signal.pause()  # until more machines have joined; some may start seconds later
             if world_size == 4 and step == LOSE and "LOST" in os.environ:
+                while saved_step(state_file) < LOSE:
+                    threading.Event().wait(0.01)
                 os.kill(os.getppid(), signal.SIGKILL)
                 signal.pause()
             if world_size == 3 and step == WAIT:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterable
@@ -25,7 +26,7 @@ def wait_for_ranks(folder: Path, count: int, launcher: subprocess.Popen[str]) ->
     return [int(path.read_text()) for path in paths]
 
 
-def all_end(pids: Iterable[int], timeout_s: float = 2.0) -> bool:
+def all_end(pids: Iterable[int], timeout_s: float = UP_S) -> bool:
     """Returns whether the processes end in time; a zombie counts as ended."""
     deadline = monotonic() + timeout_s
     ended = True
@@ -37,3 +38,13 @@ def all_end(pids: Iterable[int], timeout_s: float = 2.0) -> bool:
         ended &= bool(select.select([pidfd], [], [], max(deadline - monotonic(), 0))[0])
         os.close(pidfd)
     return ended
+
+
+def assert_signal_ends_ranks(launcher: subprocess.Popen[str], pids: list[int], number: signal.Signals) -> None:
+    """Sends a signal to the launcher's process group, as a terminal does, and checks that both ranks end in order."""
+    assert pids == [os.getpgid(pid) for pid in pids], "the terminal's ^C must not reach them"
+    os.killpg(launcher.pid, number)
+    message = f"shmload launch: stopped by {number.name}; ranks 0 and 1 ended when asked to (SIGTERM)\n"
+    assert launcher.communicate(timeout=120) == ("", message)
+    assert launcher.returncode == 128 + number
+    assert all_end(pids, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -54,16 +55,23 @@ def ignore_sigterm(local_rank: int, barrier: Any) -> None:
 
 
 def fail_slowly(local_rank: int, barrier: Any, folder: str) -> None:
-    """Writes a file in rank 0 on SIGTERM; fails in rank 1, whose exit takes a while."""
+    """Writes a file in rank 0 on SIGTERM; fails in rank 1, whose exit takes until rank 0 has ended."""
 
     def leave(*_: Any) -> None:
         Path(folder, "left").touch()
         sys.exit(0)
 
+    def outlive() -> None:
+        if select.select([pidfd], [], [], 60.0)[0]:
+            Path(folder, "outlived").touch()
+
     signal.signal(signal.SIGTERM, leave)
+    if local_rank == 0:
+        Path(folder, "pid").write_text(str(os.getpid()))
     barrier.wait()
     if local_rank == 1:
-        util.Finalize(None, signal.pause, exitpriority=1)
+        pidfd = os.pidfd_open(int(Path(folder, "pid").read_text()))
+        util.Finalize(None, outlive, exitpriority=1)
         raise ValueError("broken")
     signal.pause()
 
@@ -72,7 +80,7 @@ def stay(local_rank: int, folder: str, how: str = "idle") -> None:
     """Reports that the rank runs, and stays."""
     _up(folder, local_rank)
     if how == "in C":
-        ctypes.PyDLL(None).sleep(30)  # holds the interpreter's lock during the sleep
+        ctypes.PyDLL(None).sleep(300)  # holds the interpreter's lock during the sleep
     signal.pause()
 
 
@@ -90,7 +98,7 @@ def meet(local_rank: int) -> None:
             for _ in range(int(os.environ["WORLD_SIZE"]) - 1):
                 server.accept()[0].close()
         return
-    deadline = monotonic() + 20
+    deadline = monotonic() + 60
     while monotonic() < deadline:
         try:
             socket.create_connection(address).close()

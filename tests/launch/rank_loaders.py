@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 import shmload
-from shmload.engine import tuning_limits
+from shmload.engine.tuning import tuning_limits
 
 NUM_SAMPLES = 12
 

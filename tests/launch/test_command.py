@@ -12,7 +12,7 @@ import pytest
 
 from shmload import ShmLoader
 from shmload.formats import ArrayDataset
-from tests.launch.launch_kit import Run, all_end, wait_for_ranks
+from tests.launch.launch_kit import Run, all_end, assert_signal_ends_ranks, wait_for_ranks
 
 pytestmark = pytest.mark.slow(reason="each runs the launcher and its scripts in processes of their own")
 
@@ -102,13 +102,7 @@ def test_failure_ends_with_its_traceback_and_code_1(started: Run, tmp_path: Path
 def test_signal_ends_all_ranks_in_order_with_one_line(number: signal.Signals, started: Run, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(STAY)
     process = started(*LAUNCH, "--nprocs", "2", "script.py")
-    pids = wait_for_ranks(tmp_path, 2, process)
-    assert pids == [os.getpgid(pid) for pid in pids], "the terminal's ^C must not reach them"
-    os.killpg(process.pid, number)
-    message = f"shmload launch: stopped by {number.name}; ranks 0 and 1 ended when asked to (SIGTERM)\n"
-    assert process.communicate(timeout=120) == ("", message)
-    assert process.returncode == 128 + number
-    assert all_end(pids, 0)
+    assert_signal_ends_ranks(process, wait_for_ranks(tmp_path, 2, process), number)
 
 
 def test_killed_launcher_ends_its_scripts(started: Run, tmp_path: Path) -> None:
@@ -116,7 +110,7 @@ def test_killed_launcher_ends_its_scripts(started: Run, tmp_path: Path) -> None:
     process = started(*LAUNCH, "--nprocs", "2", "script.py")
     pids = wait_for_ranks(tmp_path, 2, process)
     process.kill()
-    assert all_end(pids, 2.0)
+    assert all_end(pids)
 
 
 @pytest.mark.parametrize(

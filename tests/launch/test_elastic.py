@@ -21,8 +21,9 @@ from shmload.errors import RankFailed
 from shmload.launch.environment import threads_of_each
 from shmload.launch.rank_specs import RankSpec
 from shmload.tools.audit.verify import read_folder, verify
+from tests.free_ports import free_port
 from tests.launch import elastic_program
-from tests.launch.launch_kit import UP_S, Run, all_end, wait_for_ranks
+from tests.launch.launch_kit import UP_S, Run, all_end, assert_signal_ends_ranks, wait_for_ranks
 
 slow = pytest.mark.slow(reason="torch's agent imports torch before it starts a script")
 LAUNCH = ("-m", "shmload", "launch")
@@ -92,13 +93,7 @@ def test_first_failure_is_reported_last_without_restarts_left(options: list[str]
 def test_signal_ends_all_ranks_in_order_with_one_line(number: signal.Signals, started: Run, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(STAY)
     process = started(*LAUNCH, "--nprocs", "2", "--max-restarts", "3", *TORCH_ONLY, "script.py")
-    pids = wait_for_ranks(tmp_path, 2, process)
-    assert pids == [os.getpgid(pid) for pid in pids], "the terminal's ^C must not reach them"
-    os.killpg(process.pid, number)
-    message = f"shmload launch: stopped by {number.name}; ranks 0 and 1 ended when asked to (SIGTERM)\n"
-    assert process.communicate(timeout=120) == ("", message)
-    assert process.returncode == 128 + number
-    assert all_end(pids, 0)
+    assert_signal_ends_ranks(process, wait_for_ranks(tmp_path, 2, process), number)
 
 
 @slow
@@ -121,7 +116,7 @@ def test_no_rank_outlives_an_agent_that_is_killed(started: Run, tmp_path: Path) 
     process = started(*LAUNCH, "--nprocs", "2", "--max-restarts", "3", *TORCH_ONLY, "script.py")
     pids = wait_for_ranks(tmp_path, 2, process)
     process.kill()
-    assert all_end(pids, 2.0)
+    assert all_end(pids)
 
 
 def test_one_machine_restarts_its_ranks_without_torchs_agent(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -336,7 +331,7 @@ def machine(started: Run, folder: Path, port: int, number: int) -> subprocess.Po
 
 
 def wait_for(path: Path, processes: list[subprocess.Popen[str]]) -> None:
-    deadline, pause = monotonic() + UP_S, threading.Event()
+    deadline, pause = monotonic() + 2 * UP_S, threading.Event()
     while not path.exists():
         assert [process.communicate() for process in processes if process.poll() not in (None, -signal.SIGKILL)] == []
         assert monotonic() < deadline, f"{path.name} does not exist"
@@ -349,9 +344,7 @@ def test_every_sample_is_delivered_once_when_machines_leave_and_join(
     started: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four ranks, then three, then four: each start continues from rank 0's state, and the audit proves the whole run."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     machines = [machine(started, tmp_path, port, number) for number in range(3)]
     monkeypatch.setenv("LOST", "1")
@@ -359,7 +352,7 @@ def test_every_sample_is_delivered_once_when_machines_leave_and_join(
     monkeypatch.delenv("LOST")
     for rank in range(3):
         wait_for(tmp_path / f"waits {rank}", machines)
-    assert lost.wait(10) == -signal.SIGKILL
+    assert lost.wait(60) == -signal.SIGKILL
     machines.append(machine(started, tmp_path, port, 4))
     for each in machines:
         _, err = each.communicate(timeout=90)

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from shmload.cli import app
-from shmload.engine import tuning_limits
+from shmload.engine.tuning import tuning_limits
 from shmload.processes.ranks import Place, launched_place, local_place, rank_and_world_size
 from shmload.processes.run_key import run_key
 

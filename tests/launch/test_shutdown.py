@@ -97,7 +97,7 @@ def test_no_rank_outlives_a_launcher_that_is_killed(how: str, start_method: str,
     launcher = staying(how, start_method)
     pids = wait_for_ranks(tmp_path, 2, launcher)
     launcher.kill()
-    assert all_end(pids, 2.0)
+    assert all_end(pids)
 
 
 IMPORTING = """
@@ -118,7 +118,7 @@ def test_rank_that_still_imports_the_program_ends_with_its_launcher(started: Run
     launcher = started("program.py")
     pids = wait_for_ranks(tmp_path, 2, launcher)
     launcher.kill()
-    assert all_end(pids, 2.0)
+    assert all_end(pids)
 
 
 IMPATIENT = """

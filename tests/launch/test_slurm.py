@@ -17,6 +17,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.free_ports import free_port
+
 NEEDED = ("munged", "slurmctld", "slurmd", "srun", "sbatch")
 missing = [name for name in NEEDED if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
 pytestmark = [
@@ -33,22 +35,14 @@ with ShmLoader(list(range({NUM_SAMPLES})), 2, seed=3, shuffle=True, num_workers=
 """
 
 
-def free_ports(count: int) -> list[int]:
-    """Returns ports that nothing listens on now."""
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in held]
-    for each in held:
-        each.close()
-    return ports
-
-
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Returns the environment for commands of a running cluster."""
     folder = tmp_path_factory.mktemp("slurm")
     ours = f"{os.environ['PATH']}:/usr/sbin"
     environ = {**os.environ, "PATH": ours, "SLURM_CONF": str(folder / "slurm.conf"), "PYTHONPATH": str(ROOT)}
-    host, (control, *nodes) = socket.gethostname().partition(".")[0], free_ports(NUM_NODES + 1)
+    host, control = socket.gethostname().partition(".")[0], free_port(NUM_NODES + 1)
+    nodes = range(control + 1, control + 1 + NUM_NODES)
     (folder / "key").write_bytes(os.urandom(1024))
     os.chmod(folder / "key", 0o400)
     names = [f"n{number}" for number in range(1, NUM_NODES + 1)]
@@ -123,7 +117,7 @@ def test_documented_batch_script_runs(slurm: dict[str, str], tmp_path: Path) -> 
         ("--cpus-per-task=64 --gpus-per-node=8", f"--cpus-per-task=2 --output={tmp_path}/out"),
         ("srun shmload", f"srun {Path(sys.executable).parent}/shmload"),
         ("--nproc-per-node 8", "--nproc-per-node 2"),
-        ('"$first:29400"', f'"localhost:{free_ports(1)[0]}"'),  # the nodes have no names of their own here
+        ('"$first:29400"', f'"localhost:{free_port()}"'),  # the nodes have no names of their own here
     ):
         assert page in script
         script = script.replace(page, here)

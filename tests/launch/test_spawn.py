@@ -102,7 +102,7 @@ ENDS = {
 def test_first_rank_to_fail_ends_all(how: str, start_method: str, tmp_path: Path) -> None:
     with pytest.raises(RankFailed) as error:
         shmload.spawn(rank_functions.fail, (how, barrier(start_method), str(tmp_path)), 3, start_method=start_method)
-    assert monotonic() - ast.literal_eval((tmp_path / "time").read_text()) < 10.0
+    assert monotonic() - ast.literal_eval((tmp_path / "time").read_text()) < 60.0
     text = str(error.value)
     assert re.match(rf"rank 1 \(pid \d+\) {re.escape(ENDS[how])}", text)
     assert text.endswith("\n\nranks 0 and 2 ended when asked to (SIGTERM)")
@@ -141,7 +141,7 @@ def test_rank_that_ignores_sigterm_is_killed_after_the_grace_period() -> None:
     begin = monotonic()
     with pytest.raises(RankFailed) as error:
         shmload.spawn(rank_functions.ignore_sigterm, (barrier("fork"),), 3, start_method="fork", grace_s=0.5)
-    assert 0.5 < monotonic() - begin < 20
+    assert 0.5 < monotonic() - begin < 60
     assert str(error.value).endswith(
         "\n\nrank 2 ended when asked to (SIGTERM)\nrank 0 did not end within 0.5 s of SIGTERM and had to be killed (SIGKILL)"
     )
@@ -150,8 +150,9 @@ def test_rank_that_ignores_sigterm_is_killed_after_the_grace_period() -> None:
 def test_other_ranks_get_sigterm_as_soon_as_an_exception_is_reported(tmp_path: Path) -> None:
     """This holds however long the failed rank takes to exit; ranks that get SIGTERM may still finish something."""
     with pytest.raises(RankFailed, match=r"^rank 1 .* raised ValueError: broken") as error:
-        shmload.spawn(rank_functions.fail_slowly, (barrier("fork", 2), str(tmp_path)), 2, start_method="fork", grace_s=0.2)
+        shmload.spawn(rank_functions.fail_slowly, (barrier("fork", 2), str(tmp_path)), 2, start_method="fork", grace_s=90)
     assert (tmp_path / "left").exists()
+    assert (tmp_path / "outlived").exists()
     assert str(error.value).endswith("\n\nrank 0 ended when asked to (SIGTERM)"), (
         "rank 1 was already ending, so it must not get SIGTERM"
     )
@@ -202,12 +203,12 @@ def test_join_raises_a_failure_that_happened_before(tmp_path: Path) -> None:
 def test_error_names_what_cannot_be_pickled_and_no_rank_is_left() -> None:
     with pytest.raises(
         TypeError,
-        match=r"pickle takes: .*lambda.*Define the function at module level, make in it what cannot travel, or use start_method='fork'",
+        match=r"can be pickled: .*lambda.*Define the function at module level, create in it what cannot be pickled, or use start_method='fork'",
     ):
         shmload.spawn(lambda rank: None, nprocs=2)
-    with pytest.raises(TypeError, match=r"arguments that pickle takes: TypeError: .*lock.*Define"):
+    with pytest.raises(TypeError, match=r"arguments that can be pickled: TypeError: .*lock.*Define"):
         shmload.spawn(rank_functions.stay, (threading.Lock(),), nprocs=2, join=False)
-    with pytest.raises(TypeError, match=r"arguments that pickle takes: RuntimeError: A SemLock created in a fork context"):
+    with pytest.raises(TypeError, match=r"arguments that can be pickled: RuntimeError: A SemLock created in a fork context"):
         shmload.spawn(rank_functions.stay, (multiprocessing.get_context("fork").Lock(),), nprocs=2, join=False)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from typing import Any
 
@@ -209,6 +210,44 @@ def test_fast_samples_never_time_out() -> None:
     with ShmLoader(data.Rows(bad=frozenset()), 6, seed=5, sample_timeout_s=2.0, num_workers=2) as loader:
         for _ in range(20):
             assert len(indices(loader)) == 5
+        assert loader.stats()["num_restarts"] == 0
+
+
+class Gated(data.Rows):
+    """Rows of which the bad ones wait for the gate."""
+
+    def __init__(self, n: int, bad: frozenset[int], gate: Any) -> None:
+        super().__init__(n, bad)
+        self.gate = gate
+
+    def check(self, index: int) -> None:
+        if index in self.bad:
+            self.gate.wait(60)
+
+
+@pytest.mark.slow(reason="a sample's time limit runs out")
+def test_sample_that_is_late_at_one_look_only_does_not_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Covers a machine that was paused: the worker has no time to continue before the trainer looks."""
+    gate = multiprocessing.get_context("fork").Event()
+    options = {"sample_timeout_s": 0.3, "num_workers": 1, "multiprocessing_context": "fork"}
+    with ShmLoader(Gated(12, frozenset({4}), gate), 6, seed=5, **options) as loader:
+        batches = iter(loader)
+        engine = loader._passes._made_engine()
+        look, ring, num_late = engine._supervisor.end_if_timed_out, engine._ring, 0
+
+        def look_and_continue(worker: int) -> bool:
+            nonlocal num_late
+            late, is_killed = ring.held_by(worker), look(worker)
+            if engine._supervisor._late:
+                num_late += 1
+                gate.set()
+                while ring.held_by(worker) == late:
+                    pass
+            return is_killed
+
+        monkeypatch.setattr(engine._supervisor, "end_if_timed_out", look_and_continue)
+        assert [batch["index"].tolist() for batch in batches] == [[*range(6)], [*range(6, 12)]]
+        assert num_late
         assert loader.stats()["num_restarts"] == 0
 
 

@@ -115,7 +115,7 @@ def test_cache_key_depends_on_code_of_dataset_methods(
     ids=["permutation", "take of an endless one", "shuffle", "generate"],
 )
 def test_cache_refuses_items_in_different_order_each_epoch(stages: list[Any]) -> None:
-    with pytest.raises(ValueError, match=r"Cache, does not go with what it is given: its items come in another order"):
+    with pytest.raises(ValueError, match=r"Cache, cannot follow the stages before it: their items differ or come in another order"):
         Conveyer([*stages, Cache()])
 
 
@@ -126,7 +126,7 @@ def test_cache_after_filter_is_refused() -> None:
 
 @pytest.mark.parametrize("stages", [[Items([Lock()])], [Range(2), Map(Lock().acquire)]], ids=["items", "function"])
 def test_values_that_cannot_be_identified_are_refused(stages: list[Any], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="does not pickle"):
+    with pytest.raises(ValueError, match="contains a value that cannot be pickled"):
         Conveyer([*stages, Cache(tmp_path)])
 
 

@@ -272,7 +272,7 @@ def test_invalid_streams_are_refused_with_the_reason() -> None:
         Stream(3)
     with pytest.raises(TypeError, match="Stream"):
         Items(iter([1]))
-    with pytest.raises(ValueError, match=r"stage 1, Shuffle, .* have no places to go by: give it a buffer_size"):
+    with pytest.raises(ValueError, match=r"stage 1, Shuffle, .* have no positions: give it a buffer_size"):
         Conveyer([Stream([1, 2]), Shuffle()])
     with pytest.raises(ValueError, match="a Stream or a Scan, whose state"):
         Join([(Conveyer([Stream([1])]), 1)])

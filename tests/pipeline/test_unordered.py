@@ -162,5 +162,5 @@ def test_stages_that_need_an_order_are_refused() -> None:
         Conveyer([Range(5), workers, Scan(lambda s, x: (s, x))])
     with pytest.raises(ValueError, match="leave out BatchMap"):
         Conveyer([Range(5), workers, Collate(2), BatchMap(plain)])
-    with pytest.raises(ValueError, match="comes as it is done"):
+    with pytest.raises(ValueError, match="gives items in the order in which they are done"):
         Join([(Conveyer([Items([1]), workers]), 1)])

@@ -343,6 +343,14 @@ DEFECTS = [
     ),
     Defect(
         "R15",
+        "a worker is killed for a sample that was late at one look only, as after a pause of the machine",
+        "shmload/engine/supervisor.py",
+        "        if self._late.get(worker) != (number, row):\n",
+        "        if self._late.setdefault(worker, (number, row)) != (number, row):\n",
+        ("tests/loader/test_policies.py::test_sample_that_is_late_at_one_look_only_does_not_time_out",),
+    ),
+    Defect(
+        "R15",
         "the first of several samples read at once is blamed for all",
         "shmload/worker/sample_reader.py",
         "        if count > 1:\n",

@@ -255,7 +255,7 @@ STORAGE_DEFECTS = [
     Defect(
         "A15",
         "hidden files are taken for shards",
-        "shmload/remote/listing.py",
+        "shmload/remote/folder_objects.py",
         "if not is_hidden(entry.key) and not entry.key.endswith(SIDECAR)]",
         "if not entry.key.endswith(SIDECAR)]",
         ("tests/remote/test_hidden_files.py::test_hidden_files_add_no_samples_in_any_layout",),

@@ -3,16 +3,16 @@
  *
  *   share_race SECONDS SEED
  *
- * Leader and followers make the same calls as shmload/sharing, in the same order. A generation has a number of batches that all ranks
+ * Leader and followers make the same calls as shmload/sharing, in the same order. A round has a number of batches that all ranks
  * know, and begins at one of a few steps, so that a position can recur while slots still have an older batch of it; the bytes of a batch
- * identify its generation. Batches fail, are ordered again as packed ones, are ordered twice as after ^C, and workers die (race.c). A
+ * identify its round. Batches fail, are ordered again as packed ones, are ordered twice as after ^C, and workers die (race.c). A
  * rank keeps one batch at a time; another thread compares it again and drops it. As in race.c, waits only poll, because anything else
  * would hide races; but sometimes a follower sleeps, so that shml_sleep and shml_wake are raced, too.
  *
  * -DPLANT=n plants a known bug:
  *   1 a follower passes a batch before it holds it       4 a follower reads owner words without acquire
  *   2 the ticket is stored before the order              5 a follower releases its hold before the end of the lease
- *   3 a slot is reused although it is held               6 the start of a generation is written after the generation
+ *   3 a slot is reused although it is held               6 the start of a round is written after the round
  *   7 it is written into the words of the previous one   8 a batch that is ordered again gets a ticket
  * Exit status: 0 success, 3 bytes differ, 4 no progress for too long, 66 a report of a sanitizer.
  */
@@ -26,7 +26,7 @@
 
 typedef struct { /* a batch that a rank keeps, until the user thread ends it */
     shml_lease *lease;
-    int64_t generation, step;
+    int64_t round, step;
     uint32_t nrows;
 } kept_batch;
 
@@ -34,15 +34,15 @@ typedef struct { /* a rank's position and its part of the ring */
     shml_share share;
     shml_local_ring *local_ring;
     uint32_t rank;
-    uint64_t rng, generation;
-    int64_t count; /* batches taken of this generation */
+    uint64_t rng, round;
+    int64_t count; /* batches taken of this round */
     _Atomic(kept_batch *) mailbox;
 } member;
 
 typedef struct {
     member *me;
-    int64_t next_order; /* in this generation: published, or in a slot of `slot_of` */
-    int slot_of[64];    /* the slot of batch i of this generation, or -1 if it must be ordered again */
+    int64_t next_order; /* in this round: published, or in a slot of `slot_of` */
+    int slot_of[64];    /* the slot of batch i of this round, or -1 if it must be ordered again */
     uint64_t order, num_ordered, lives;
     pthread_t workers[NUM_WORKERS];
     uint64_t failures, reopened, repacks, poisoned, grown, twice, kills;
@@ -51,9 +51,9 @@ typedef struct {
 static member members[NUM_RANKS];
 static _Atomic uint64_t num_taken, num_failed, num_sleeps;
 
-/* All ranks know how many batches they take of a generation, and at which step it begins. */
-static int64_t goal_of(uint64_t generation) { return 1 + (int64_t)(generation * 37 % 23); }
-static int64_t first_step_of(uint64_t generation) { return (int64_t)(generation % 3); }
+/* All ranks know how many batches they take of a round, and at which step it begins. */
+static int64_t goal_of(uint64_t round) { return 1 + (int64_t)(round * 37 % 23); }
+static int64_t first_step_of(uint64_t round) { return (int64_t)(round % 3); }
 static uint32_t nrows_of(int64_t step) { return 1 + (uint32_t)(step * 7 % MAX_ROWS); }
 static int is_closing(void) { return (int)atomic_load_explicit(&tallied->closing, memory_order_relaxed); }
 static void differs(const char *what) {
@@ -63,16 +63,16 @@ static void differs(const char *what) {
 /* ---------------------------------------------------------------- any rank */
 
 static void end_batch(kept_batch *kept) {
-    check_rows(kept->lease->slot, kept->generation, kept->step, kept->nrows, "end of lease");
+    check_rows(kept->lease->slot, kept->round, kept->step, kept->nrows, "end of lease");
     shml_lease_drop(kept->lease);
     free(kept);
 }
 
 /* Compares a leased batch and drops it, or passes it to the user thread if that has no batch of this rank. */
 static void use_batch(member *me, uint32_t slot, int64_t step) {
-    check_rows(slot, (int64_t)me->generation, step, nrows_of(step), "delivery");
+    check_rows(slot, (int64_t)me->round, step, nrows_of(step), "delivery");
     kept_batch *kept = malloc(sizeof(kept_batch));
-    *kept = (kept_batch){&me->local_ring->places[slot].lease, (int64_t)me->generation, step, nrows_of(step)};
+    *kept = (kept_batch){&me->local_ring->places[slot].lease, (int64_t)me->round, step, nrows_of(step)};
     kept_batch *none = NULL;
     if (me->local_ring->num_leased >= shml_share_lendable(&me->share) ||
         !atomic_compare_exchange_strong_explicit(&me->mailbox, &none, kept, memory_order_release, memory_order_relaxed))
@@ -94,32 +94,32 @@ static void *user_thread(void *arg) {
     return NULL;
 }
 
-/* Ends a generation, as sharing/rank_group.py does. In the meantime the leader continues with its ring. */
-static void tell_generation(member *me, int64_t count_before) {
+/* Ends a round, as sharing/rank_group.py does. In the meantime the leader continues with its ring. */
+static void tell_round(member *me, int64_t count_before) {
 #if PLANT == 6
-    shml_share_report(&me->share, me->rank, SHML_REPORT_GENERATION, me->generation);
+    shml_share_report(&me->share, me->rank, SHML_REPORT_ROUND, me->round);
     sched_yield();
 #endif
-    uint32_t odd = PLANT == 7 ? 0 : SHML_REPORT_ODD * (me->generation & 1);
+    uint32_t odd = PLANT == 7 ? 0 : SHML_REPORT_ODD * (me->round & 1);
     shml_share_report(&me->share, me->rank, SHML_REPORT_ENDED + odd, (uint64_t)count_before);
-    shml_share_report(&me->share, me->rank, SHML_REPORT_STEP + odd, (uint64_t)first_step_of(me->generation));
+    shml_share_report(&me->share, me->rank, SHML_REPORT_STEP + odd, (uint64_t)first_step_of(me->round));
     shml_share_report(&me->share, me->rank, SHML_REPORT_COUNT, 0);
-    shml_share_report(&me->share, me->rank, SHML_REPORT_GENERATION, me->generation);
+    shml_share_report(&me->share, me->rank, SHML_REPORT_ROUND, me->round);
     shml_wake(&ring);
 }
 
 static int are_all_here(const member *me) {
     for (uint32_t rank = 0; rank < NUM_RANKS; rank++)
-        if (shml_share_reported(&me->share, rank, SHML_REPORT_GENERATION) < me->generation) return 0;
+        if (shml_share_reported(&me->share, rank, SHML_REPORT_ROUND) < me->round) return 0;
     return 1;
 }
 
 static void compare_places(const member *me) {
-    uint32_t odd = PLANT == 7 ? 0 : SHML_REPORT_ODD * (me->generation & 1);
+    uint32_t odd = PLANT == 7 ? 0 : SHML_REPORT_ODD * (me->round & 1);
     for (uint32_t rank = 0; rank < NUM_RANKS; rank++)
-        if (shml_share_reported(&me->share, rank, SHML_REPORT_STEP + odd) != (uint64_t)first_step_of(me->generation) ||
-            shml_share_reported(&me->share, rank, SHML_REPORT_ENDED + odd) != (uint64_t)goal_of(me->generation - 1))
-            differs("a rank's place is not that of its generation");
+        if (shml_share_reported(&me->share, rank, SHML_REPORT_STEP + odd) != (uint64_t)first_step_of(me->round) ||
+            shml_share_reported(&me->share, rank, SHML_REPORT_ENDED + odd) != (uint64_t)goal_of(me->round - 1))
+            differs("a rank's place is not that of its round");
 }
 
 static void took(member *me) {
@@ -139,7 +139,7 @@ static void check_failure(member *me, uint32_t slot, int64_t step) {
     shml_status status = shml_share_inspect(&me->share, &ring, slot, &order);
     if (status.bad_own == SHML_POISON) return;
     const int64_t *text = (const int64_t *)shml_text_area(&ring, slot);
-    if (atomic_load(&ring.slots[slot].text_nbytes) != 16 || text[1] != index_at((int64_t)me->generation, step, (uint32_t)text[0]))
+    if (atomic_load(&ring.slots[slot].text_nbytes) != 16 || text[1] != index_at((int64_t)me->round, step, (uint32_t)text[0]))
         differs("a follower's error text is not that of its batch");
 }
 
@@ -174,15 +174,15 @@ static int look(member *me, uint32_t slot) {
 static void sleep_a_little(member *me, int64_t step) {
     uint32_t seen;
     shml_begin_sleep(ring.header, &seen);
-    int slot = shml_share_find(&me->share, me->rank, me->generation, 0, step);
+    int slot = shml_share_find(&me->share, me->rank, me->round, 0, step);
     if (slot < 0 || shml_share_look(&me->share, &ring, (uint32_t)slot) == SHML_FILLING) shml_sleep(ring.header, seen, 2e-4);
     shml_end_sleep(ring.header);
     atomic_fetch_add_explicit(&num_sleeps, 1, memory_order_relaxed);
 }
 
 static void follow(member *me) {
-    int64_t step = first_step_of(me->generation) + me->count;
-    int slot = shml_share_find(&me->share, me->rank, me->generation, 0, step);
+    int64_t step = first_step_of(me->round) + me->count;
+    int slot = shml_share_find(&me->share, me->rank, me->round, 0, step);
     int found = slot < 0 ? SHML_FILLING : look(me, (uint32_t)slot);
     if (found == SHML_FILLING) {
         if (one_in(&me->rng, 64)) sleep_a_little(me, step);
@@ -207,14 +207,14 @@ static void follow(member *me) {
 static void *follower_thread(void *arg) {
     member *me = arg;
     while (!is_closing()) {
-        if (me->count < goal_of(me->generation)) {
+        if (me->count < goal_of(me->round)) {
             follow(me);
             continue;
         }
         int64_t count = me->count;
         me->count = 0;
-        me->generation++;
-        tell_generation(me, count);
+        me->round++;
+        tell_round(me, count);
         while (!are_all_here(me) && !is_closing()) sched_yield();
         if (!is_closing()) compare_places(me);
     }
@@ -239,24 +239,24 @@ static void replace(leader *l, uint32_t w) {
     start_worker(l, w);
 }
 
-/* Orders batch `i` of this generation in a free slot, or again, as a packed one, in its own slot. */
+/* Orders batch `i` of this round in a free slot, or again, as a packed one, in its own slot. */
 static void publish(leader *l, uint32_t slot, int64_t i, int is_rewritten) {
     member *me = l->me;
     shml_slot *record = &ring.slots[slot];
     shml_place *place = &me->local_ring->places[slot];
-    int64_t step = first_step_of(me->generation) + i;
+    int64_t step = first_step_of(me->round) + i;
     int64_t *indices = (int64_t *)shml_order_area(&ring, slot);
     uint32_t nrows = nrows_of(step), nchunks = is_rewritten ? 1 : 1 + (uint32_t)(next_random(&me->rng) % 4);
     int is_new = !is_rewritten && (i == l->next_order || PLANT == 8);
 #if PLANT == 2
     if (is_new) {
         atomic_store(&me->share.slots[slot].step, (uint64_t)step);
-        atomic_store(&me->share.slots[slot].ticket, SHML_TICKET(me->generation, l->num_ordered + 1));
+        atomic_store(&me->share.slots[slot].ticket, SHML_TICKET(me->round, l->num_ordered + 1));
         sched_yield();
     }
 #endif
     for (uint32_t row = 0; row < nrows; row++) {
-        indices[row] = index_at((int64_t)me->generation, step, row);
+        indices[row] = index_at((int64_t)me->round, step, row);
         if (!is_rewritten && step % 5 == 4 && row % 3 == 1) indices[row] |= FAILS; /* a failing row fails in each order */
         if (!is_rewritten && step % 7 == 3 && row == nrows / 2) indices[row] |= RAGGED;
     }
@@ -274,7 +274,7 @@ static void publish(leader *l, uint32_t slot, int64_t i, int is_rewritten) {
     place->state = SHML_ORDERED;
     shml_share_rewrites(&me->share, slot);
     shml_publish(&ring, slot, l->order, SHML_ANYONE);
-    shml_share_wrote(&me->share, &ring, slot, l->order, me->generation, is_new ? ++l->num_ordered : 0);
+    shml_share_wrote(&me->share, &ring, slot, l->order, me->round, is_new ? ++l->num_ordered : 0);
     l->slot_of[i] = (int)slot;
 }
 
@@ -350,7 +350,7 @@ static void deliver(leader *l) {
         took(me);
     } else if (found > 0) {
         shml_lease_begin(me->local_ring, (uint32_t)slot);
-        use_batch(me, (uint32_t)slot, first_step_of(me->generation) + me->count);
+        use_batch(me, (uint32_t)slot, first_step_of(me->round) + me->count);
         if (one_in(&me->rng, 20)) { /* ^C before it was counted: it is ordered again, after the earlier orders */
             l->slot_of[me->count] = -1;
             l->twice++;
@@ -375,7 +375,7 @@ static void abandon(leader *l) {
         shml_void(&ring, slot);
         l->me->local_ring->places[slot].state = SHML_DRAINING;
     }
-    l->me->generation++;
+    l->me->round++;
     l->next_order = l->me->count = 0;
 }
 
@@ -387,11 +387,11 @@ static int lead(leader *l, double seconds) {
     for (uint32_t w = 0; w < NUM_WORKERS; w++) start_worker(l, w);
     for (; now_s() < end_s; sched_yield()) {
         drain(l);
-        if (!is_beginning && me->count == goal_of(me->generation)) {
+        if (!is_beginning && me->count == goal_of(me->round)) {
             abandon(l);
             is_beginning = 1;
             if (one_in(&me->rng, 2)) order(l); /* before its report or after */
-            tell_generation(me, goal_of(me->generation - 1));
+            tell_round(me, goal_of(me->round - 1));
         }
         order(l);
         grant(l);
@@ -429,7 +429,7 @@ int main(int argc, char **argv) {
         member *me = &members[rank];
         me->rank = rank;
         me->rng = start_rng(rank);
-        me->generation = 1;
+        me->round = 1;
         me->share.header = words;
         shml_share_view(&me->share, words);
         me->local_ring = shml_local_ring_new(NUM_SLOTS, NUM_SLOTS);
@@ -442,7 +442,7 @@ int main(int argc, char **argv) {
             me->local_ring->ended = end_hold;
             me->local_ring->context = me;
         }
-        shml_share_report(&me->share, rank, SHML_REPORT_GENERATION, 1);
+        shml_share_report(&me->share, rank, SHML_REPORT_ROUND, 1);
     }
     pthread_t followers[NUM_FOLLOWERS], user;
     for (int f = 0; f < NUM_FOLLOWERS; f++)
@@ -463,9 +463,9 @@ int main(int argc, char **argv) {
     shml_map_drop(map);
     uint64_t differences = atomic_load(&tallied->differences), lost = atomic_load(&tallied->lost);
     uint64_t unordered = atomic_load(&tallied->unordered);
-    printf("taken=%lu failed=%lu generations=%lu failures=%lu reopened=%lu repacks=%lu poisoned=%lu grown=%lu twice=%lu kills=%lu "
+    printf("taken=%lu failed=%lu rounds=%lu failures=%lu reopened=%lu repacks=%lu poisoned=%lu grown=%lu twice=%lu kills=%lu "
            "sleeps=%lu differences=%lu lost=%lu unordered=%lu\n",
-           atomic_load(&num_taken), atomic_load(&num_failed), members[0].generation, l.failures, l.reopened, l.repacks, l.poisoned,
+           atomic_load(&num_taken), atomic_load(&num_failed), members[0].round, l.failures, l.reopened, l.repacks, l.poisoned,
            l.grown, l.twice, l.kills, atomic_load(&num_sleeps), differences, lost, unordered);
     return code ? code : differences || lost || unordered ? 3 : 0;
 }

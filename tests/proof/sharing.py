@@ -1,12 +1,12 @@
 """A model of a ring that several ranks read, to show when a slot may be reused (src/share.h).
 
 Beside the owner words, each slot has the *ticket* of its batch, which counts batches over the ring's life. Each follower alone
-writes its *generation*, its *next* (it takes no more batches with a smaller ticket) and a *hold* on each slot that it has leased.
+writes its *round*, its *next* (it takes no more batches with a smaller ticket) and a *hold* on each slot that it has leased.
 The leader may reuse a free slot when every follower has passed its ticket and, checked after that, has no hold on it. One step is
 one shared access of a follower or of the leader's check; the leader's other actions are one C call each.
 
 All ranks take `before` batches, abandon the remaining orders if `after` is not 0, and take `after` batches of the next
-generation. A follower may be killed at each of its steps, and the leader between two of its actions; both deaths are seen
+round. A follower may be killed at each of its steps, and the leader between two of its actions; both deaths are seen
 arbitrarily late. A rank that sees the end of another takes the batches that the other had taken, and then ends with an error. So
 nothing needs to clear a dead follower's holds.
 
@@ -26,7 +26,7 @@ BUGS = (
     "a follower passes before it holds",
     "the ticket is stored before the slot is written",
     "a slot is free when the leader's lease ends",
-    "tickets of an abandoned generation are waited for",
+    "tickets of an abandoned round are waited for",
     "the leader's end is not seen",
 )
 FREE, ORDERED, LEASED = range(3)
@@ -36,7 +36,7 @@ IDLE, FOUND, HELD, PASSED, ENDED, DEAD = range(6)
 class Slot(NamedTuple):
     state: int = FREE  # of the leader
     ticket: int = -1
-    generation: int = 0
+    round: int = 0
     batch: int = 0
     is_filled: bool = True
 
@@ -44,17 +44,17 @@ class Slot(NamedTuple):
 class Follower(NamedTuple):
     at: int = IDLE
     slot: int = -1
-    generation: int = 0
-    count: int = 0  # batches taken in this generation
+    round: int = 0
+    count: int = 0  # batches taken in this round
     next: int = 0
     holds: frozenset[int] = frozenset()
 
 
 class Leader(NamedTuple):
     at: int = IDLE  # or ENDED, DEAD
-    generation: int = 0
+    round: int = 0
     count: int = 0
-    published: int = 0  # batches published in this generation
+    published: int = 0  # batches published in this round
     ticket: int = 0  # the next ticket
     look: tuple[int, int, bool] = (-1, 0, False)  # (slot, follower, whether the first half of the check is done)
     writes: int = -1  # a slot that is half published
@@ -75,8 +75,8 @@ class Model:
         self.goals = (before, after)
         self.first = State((Slot(),) * slots, (Follower(),) * followers, kills=kills)
 
-    def is_at_end(self, generation: int, count: int) -> bool:
-        return count == self.goals[generation] and (generation == 1 or self.goals[1] == 0)
+    def is_at_end(self, round: int, count: int) -> bool:
+        return count == self.goals[round] and (round == 1 or self.goals[1] == 0)
 
     def is_complete(self, s: State) -> bool:
         return all(rank.at in (ENDED, DEAD) for rank in (s.leader, *s.followers))
@@ -85,7 +85,7 @@ class Model:
         for follower in s.followers:
             if follower.at == PASSED:
                 slot = s.slots[follower.slot]
-                if (slot.generation, slot.batch, slot.is_filled) != (follower.generation, follower.count - 1, True):
+                if (slot.round, slot.batch, slot.is_filled) != (follower.round, follower.count - 1, True):
                     raise Violation(f"{follower} reads {slot}")
 
     def steps(self, s: State) -> Iterator[tuple[bool, State]]:
@@ -122,19 +122,19 @@ class Model:
 
     def look(self, s: State, me: Follower) -> Iterator[Follower]:
         leader = s.leader
-        if self.is_at_end(me.generation, me.count):
+        if self.is_at_end(me.round, me.count):
             yield me._replace(at=ENDED, next=1 << 30)
             return
-        if me.count == self.goals[me.generation]:
-            yield me._replace(generation=1, count=0)
+        if me.count == self.goals[me.round]:
+            yield me._replace(round=1, count=0)
             return
-        has_stopped = leader.at in (ENDED, DEAD) and (leader.generation, leader.count) <= (me.generation, me.count)
+        has_stopped = leader.at in (ENDED, DEAD) and (leader.round, leader.count) <= (me.round, me.count)
         if has_stopped and self.bug != "the leader's end is not seen":
             yield me._replace(at=ENDED)
         found = [
             (slot.ticket, i)
             for i, slot in enumerate(s.slots)
-            if slot.ticket >= me.next and slot.generation == me.generation and slot.batch == me.count
+            if slot.ticket >= me.next and slot.round == me.round and slot.batch == me.count
         ]
         if found and s.slots[min(found)[1]].is_filled:
             yield me._replace(at=FOUND, slot=min(found)[1])
@@ -154,18 +154,18 @@ class Model:
                 yield put_slot(s, i, slot._replace(is_filled=True))  # done by a worker
             if slot.state == LEASED:
                 yield put_slot(s, i, slot._replace(state=FREE))
-            is_wanted = leader.count < self.goals[leader.generation] and slot.batch == leader.count
+            is_wanted = leader.count < self.goals[leader.round] and slot.batch == leader.count
             if slot.state == ORDERED and slot.is_filled and is_wanted:
                 taken = leader._replace(count=leader.count + 1)
                 yield put_slot(s, i, slot._replace(state=LEASED))._replace(leader=taken)
-            if slot.state == FREE and leader.published <= self.goals[leader.generation]:  # at most one batch ahead
+            if slot.state == FREE and leader.published <= self.goals[leader.round]:  # at most one batch ahead
                 yield s._replace(leader=leader._replace(look=(i, 0, False)))
-        if self.is_at_end(leader.generation, leader.count):
+        if self.is_at_end(leader.round, leader.count):
             yield s._replace(leader=leader._replace(at=ENDED))
-        elif leader.count == self.goals[leader.generation]:
+        elif leader.count == self.goals[leader.round]:
             slots = tuple(slot._replace(state=FREE) if slot.state == ORDERED else slot for slot in s.slots)
-            yield s._replace(slots=slots, leader=leader._replace(generation=1, count=0, published=0))
-        elif any(f.at == DEAD and (f.generation, f.count) <= (leader.generation, leader.count) for f in s.followers):
+            yield s._replace(slots=slots, leader=leader._replace(round=1, count=0, published=0))
+        elif any(f.at == DEAD and (f.round, f.count) <= (leader.round, leader.count) for f in s.followers):
             yield s._replace(leader=leader._replace(at=ENDED))
 
     def continue_check(self, s: State) -> State:
@@ -175,8 +175,8 @@ class Model:
             return self.publish_first(s, i)
         follower = s.followers[f]
         has_passed = follower.next > slot.ticket
-        if self.bug != "tickets of an abandoned generation are waited for":
-            has_passed |= follower.generation > slot.generation
+        if self.bug != "tickets of an abandoned round are waited for":
+            has_passed |= follower.round > slot.round
         is_free_of = i not in follower.holds
         first, second = has_passed, is_free_of
         if self.bug == "holds are checked before next":
@@ -188,7 +188,7 @@ class Model:
     def publish_first(self, s: State, i: int) -> State:
         leader = s.leader._replace(look=(-1, 0, False), writes=i)
         if self.bug == "the ticket is stored before the slot is written":
-            slot = s.slots[i]._replace(ticket=leader.ticket, generation=leader.generation, batch=leader.published)
+            slot = s.slots[i]._replace(ticket=leader.ticket, round=leader.round, batch=leader.published)
         else:
             slot = s.slots[i]._replace(is_filled=False, batch=-1)
         return put_slot(s, i, slot)._replace(leader=leader)
@@ -196,7 +196,7 @@ class Model:
     def publish_rest(self, s: State) -> State:
         leader, i = s.leader, s.leader.writes
         done = leader._replace(writes=-1, ticket=leader.ticket + 1, published=leader.published + 1)
-        slot = Slot(ORDERED, leader.ticket, leader.generation, leader.published, is_filled=False)
+        slot = Slot(ORDERED, leader.ticket, leader.round, leader.published, is_filled=False)
         return put_slot(s, i, slot)._replace(leader=done)
 
 

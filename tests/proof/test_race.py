@@ -139,7 +139,7 @@ def test_sanitizers_report_nothing_for_ranks_that_share_a_ring(build: Build, san
     code, counts, output = run(build(sanitizer, name="share_race.c"), "3", "1")
     assert code == 0, output
     assert "WARNING" not in output
-    events = ["taken", "failed", "generations", "repacks", "poisoned", "grown", "twice", "kills", "sleeps"]
+    events = ["taken", "failed", "rounds", "repacks", "poisoned", "grown", "twice", "kills", "sleeps"]
     assert all(counts[event] > 0 for event in events), output
 
 
@@ -151,7 +151,7 @@ def test_sanitizers_report_nothing_for_ranks_that_share_a_ring(build: Build, san
         pytest.param(3, {REPORT, WRONG}, id="held slot reused"),
         pytest.param(4, {REPORT}, id="words read without acquire"),
         pytest.param(5, {REPORT, WRONG}, id="hold released before the lease ends"),
-        pytest.param(6, {WRONG}, id="position written after its generation"),
+        pytest.param(6, {WRONG}, id="position written after its round"),
         pytest.param(7, {WRONG}, id="position written into the previous one's words"),
         pytest.param(8, {STALL}, id="ticket for a batch ordered again"),
     ],

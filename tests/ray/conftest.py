@@ -26,4 +26,4 @@ def running_cluster() -> Iterator[Cluster]:
 def cluster(running_cluster: Cluster) -> Iterator[Cluster]:
     """Yields the cluster, and checks afterwards that the test left no actor."""
     yield running_cluster
-    assert running_cluster.ask("wait_for_none", 10.0) == []
+    assert running_cluster.ask("wait_for_none", 60.0) == []

@@ -28,9 +28,9 @@ def expected() -> list[Any]:
 def test_actors_without_room_delay_nothing_and_start_on_a_new_node(cluster: Cluster) -> None:
     with ShmLoader(Rows(), **SEEDED, num_workers=3, **on(cluster, actor_options={"num_cpus": 3})) as far:
         assert_same(expected(), copied_batches(far))
-        before = cluster.ask("wait_for_nodes", 2, 20.0)
+        before = cluster.ask("wait_for_nodes", 2, 60.0)
         cluster.ask("add_node")
-        after = cluster.ask("wait_for_nodes", 3, 20.0)
+        after = cluster.ask("wait_for_nodes", 3, 60.0)
         assert len({node for node, pid in before if pid}) == 2
         assert len({node for node, pid in after if pid}) == 3
         far.set_epoch(0)

@@ -92,7 +92,7 @@ def test_lock_is_visible_until_its_process_has_ended(control: Segment) -> None:
         os.kill(pid, signal.SIGSTOP)
         assert not life_lock.wait_until_free(control.fd, BYTE, 0.0)
         os.kill(pid, signal.SIGKILL)  # SIGKILL also ends a stopped process
-        assert life_lock.wait_until_free(control.fd, BYTE, 5.0)
+        assert life_lock.wait_until_free(control.fd, BYTE, 60.0)
     assert not life_lock.is_held(control.fd)
 
 
@@ -110,7 +110,7 @@ def test_child_forked_by_an_actor_does_not_keep_the_lock(control: Segment) -> No
     with holder(control, forks=True) as pid:
         assert life_lock.is_held(control.fd)
         end(pid)
-        assert life_lock.wait_until_free(control.fd, BYTE, 5.0)
+        assert life_lock.wait_until_free(control.fd, BYTE, 60.0)
 
 
 def test_lock_is_not_taken_if_unreachable_or_held_already(control: Segment) -> None:

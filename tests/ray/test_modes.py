@@ -83,8 +83,8 @@ def test_torch_mode_state_resumes_in_the_other_kind_of_pool(cluster: Cluster, be
 def test_stats_and_top_show_the_actors_nodes_and_the_bytes_received(cluster: Cluster) -> None:
     with ShmLoader(Rows(), **SEEDED, **on(cluster)) as far:
         copied_batches(far)
-        cluster.ask("wait_for_nodes", 2, 20.0)
-        for _ in range(300):  # an actor that started late takes part in a later pass
+        cluster.ask("wait_for_nodes", 2, 60.0)
+        for _ in range(5000):  # an actor that started late takes part in a later pass
             copied_batches(far)
             if len((inside := far.stats())["cluster"]["nodes"]) == 2:
                 break

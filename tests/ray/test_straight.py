@@ -21,7 +21,7 @@ from tests.ray.stuck_datasets import HalfWritten
 
 slow = pytest.mark.slow(reason="starts actors on a Ray cluster, some of which are killed amid a row")
 SEEDED: dict[str, Any] = {"batch_size": 4, "seed": 3, "num_workers": 2}
-BEGIN_S = 30.0
+BEGIN_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def shared() -> Iterator[Cluster]:
 def shared_memory_cluster(shared: Cluster) -> Iterator[Cluster]:
     """Yields the cluster, and checks afterwards that the test left no actor."""
     yield shared
-    assert shared.ask("wait_for_none", 20.0) == []
+    assert shared.ask("wait_for_none", 60.0) == []
 
 
 class LoaderWithHaltedActor:
@@ -80,7 +80,7 @@ class LoaderWithHaltedActor:
     def assert_right(self, *indices: int) -> None:
         """Asserts that the batches have these first samples, and that no ended actor has overwritten its row."""
         self.loader.close()
-        assert self.cluster.ask("wait_for_none", 20.0) == []
+        assert self.cluster.ask("wait_for_none", 60.0) == []
         assert [int(batch["index"][0]) for batch in self.got] == list(indices)
         for batch in self.got:
             assert (batch["image"] == batch["index"].view(-1, 1, 1)).all()
@@ -168,7 +168,7 @@ def test_batches_stay_valid_if_the_loader_is_closed_while_an_actor_writes(shared
         halted.send(signal.SIGSTOP)
         halted.loader.close()
         halted.let_go_on()
-        assert shared_memory_cluster.ask("wait_for_none", 20.0) == []
+        assert shared_memory_cluster.ask("wait_for_none", 60.0) == []
         assert (halted.got[0]["image"] == halted.got[0]["index"].view(-1, 1, 1)).all()
 
 

@@ -15,7 +15,7 @@ from tests.reference.public import BASE_NAMES, documentation, function_of, is_pr
 WIDTH = 100  # columns of a signature on one line
 PAGES = {  # page -> its title, prefixes of the modules on it (the first page that fits gets a name), its guides
     "loader.md": ("Loaders", ("shmload.loader", "shmload.cluster"), ("switch", "resume", "memory")),
-    "orders.md": ("Orders", ("shmload.schedule",), ("sampling",)),
+    "orders.md": ("Orders", ("shmload.schedule",), ("batches",)),
     "errors.md": ("Errors", ("shmload.errors",), ("operations",)),
     "formats.md": ("Formats", ("shmload.formats",), ("arrays", "images", "tfrecord", "own_format")),
     "integrations.md": ("Integrations", ("shmload.integrations",), ("frameworks",)),
@@ -34,7 +34,7 @@ PAGES = {  # page -> its title, prefixes of the modules on it (the first page th
     ),
     "metrics.md": ("Metrics", ("shmload.metrics",), ("top",)),
     "debug.md": ("Debugging", ("shmload.debug", "shmload.engine.holders"), ("memory",)),
-    "samples.md": ("Samples and batches", ("shmload",), ("samples", "memory")),
+    "samples.md": ("Samples and batches", ("shmload",), ("batches", "memory")),
 }
 SECTIONS = ("Returns", "Yields", "Raises", "Cost", "Thread/process safety", "Source", "Example")
 

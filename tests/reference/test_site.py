@@ -95,7 +95,7 @@ def test_link_text_with_a_file_name_becomes_the_page_title(site: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "link", "wanted"),
     [
-        ("switch.md", "limits.md#what-it-costs", "limits.md#what-it-costs"),
+        ("switch.md", "resume.md#which-mode", "resume.md#which-mode"),
         ("switch.md", "#checklist", "#checklist"),
         ("switch.md", "https://pytorch.org/x.md", "https://pytorch.org/x.md"),
         ("switch.md", "../examples/ddp.py", f"{REPOSITORY}/blob/main/examples/ddp.py"),

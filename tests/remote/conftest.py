@@ -13,9 +13,9 @@ from time import monotonic
 
 import pytest
 
-from tests.storage.store_fixtures import pauses, proxy, server
+from tests.storage.store_fixtures import growing_patience, pauses, proxy, server
 
-__all__ = ["pauses", "private_folders_are_removed", "proxy", "server"]
+__all__ = ["growing_patience", "pauses", "private_folders_are_removed", "proxy", "server"]
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def private_folders_are_removed(tmp_path_factory: pytest.TempPathFactory, monkey
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     yield place
     gc.collect()
-    pause, deadline = threading.Event(), monotonic() + 30
+    pause, deadline = threading.Event(), monotonic() + 60
     while list(place.iterdir()) and monotonic() < deadline:  # a prefetcher may still be fetching its last shard
         pause.wait(0.02)
         gc.collect()  # a failed attempt that was repeated may have left its traceback

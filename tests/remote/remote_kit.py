@@ -19,7 +19,8 @@ from shmload.formats import TarWriter
 from shmload.formats.tar.shard_index import pack_index
 from shmload.remote import RemoteDataset
 from shmload.remote.listing import shards_in
-from shmload.remote.manifest import MANIFEST_NAME, IndexEntry, Manifest, ShardEntry, Shards
+from shmload.remote.manifest import MANIFEST_NAME, IndexEntry, Manifest, ShardEntry
+from shmload.remote.shards import Shards
 from shmload.storage.local_store import LocalStore
 from shmload.storage.store import Store, StoredObject
 

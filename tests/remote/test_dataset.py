@@ -202,7 +202,7 @@ def test_shards_by_name_expand_braces(plain: Path) -> None:
 def test_empty_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(
-        ObjectMissing, match=r"contains no shards, neither manifest.json nor files of a known layout, only 1 other objects"
+        ObjectMissing, match=r"contains no shards, neither manifest.json nor files of a known format, only 1 other objects"
     ):
         RemoteDataset(None, str(tmp_path))
 
@@ -219,7 +219,7 @@ def test_missing_shard_is_an_error(plain: Path) -> None:
 
 
 def test_folder_among_shards_is_refused(plain: Path) -> None:
-    with pytest.raises(ValueError, match=r"is not a shard of a known layout, and a folder must be the only URL"):
+    with pytest.raises(ValueError, match=r"is not a shard of a known format, and a folder must be the only URL"):
         RemoteDataset.from_urls([str(plain), str(plain / "part-000000.tar")])
 
 

@@ -78,7 +78,7 @@ def test_hidden_files_add_no_samples_in_any_layout(
         dataset = RemoteDataset.from_urls(str(tmp_path), shuffle=False, **layout)
     assert len(dataset) == 4
     assert len(list(dataset)) == len(dataset.indexed()) == 4
-    assert f"{len(HIDDEN) + 1 + len(ABOUT)} objects are no shards and are ignored" in caplog.text
+    assert f"{len(HIDDEN) + 1 + len(ABOUT)} objects are not shards and are ignored" in caplog.text
 
 
 def test_hidden_file_is_read_if_it_or_its_folder_is_named(tmp_path: Path) -> None:
@@ -92,9 +92,9 @@ def test_folder_with_only_hidden_files_is_an_error(tmp_path: Path) -> None:
     write_shard(tmp_path / "_temporary" / "0" / "a.jsonl")
     with pytest.raises(ObjectMissing, match="only 1 other objects, of which 1 are ignored because a name in their path begins"):
         RemoteDataset.from_urls(str(tmp_path))
-    with pytest.raises(ObjectMissing, match=r"there are no others, and 1 objects are ignored .* such as '_temporary/0/a.jsonl'"):
+    with pytest.raises(ObjectMissing, match=r"contains no samples: 1 objects are ignored .* such as '_temporary/0/a.jsonl'"):
         list(ObjectStream(str(tmp_path)))
-    with pytest.raises(FileNotFoundError, match=r"holds no Parquet file .*only 1 others, such as '_temporary/0/a.jsonl'"):
+    with pytest.raises(FileNotFoundError, match=r"contains no Parquet file .*only 1 others, such as '_temporary/0/a.jsonl'"):
         ParquetDataset(tmp_path)
 
 
@@ -194,7 +194,7 @@ def test_reader_of_one_file_refuses_a_folder_and_names_its_content(tmp_path: Pat
     (tmp_path / "a.bin").write_bytes(bytes(8))
     for read in (HDF5Dataset, SafetensorsDataset, npy_place):
         with pytest.raises(
-            ValueError, match=r"Dataset reads one file, and .* is a folder \(it holds a\.bin\): give the path of a file"
+            ValueError, match=r"Dataset reads one file, and .* is a folder \(it contains a\.bin\): give the path of a file"
         ):
             read(tmp_path)
     pytest.importorskip("zarr")
@@ -204,5 +204,5 @@ def test_reader_of_one_file_refuses_a_folder_and_names_its_content(tmp_path: Pat
         len(ZarrDataset(tmp_path))
     (tmp_path / "x.zarr").mkdir()
     (tmp_path / "x.zarr" / "zarr.json").touch()
-    with pytest.raises(ValueError, match=r"it holds the stores x\.zarr: give the path of one"):
+    with pytest.raises(ValueError, match=r"it contains the stores x\.zarr: give the path of one"):
         len(ZarrDataset(tmp_path))

@@ -37,7 +37,8 @@ from shmload.remote import RemoteDataset
 from shmload.remote.fetch import SIDECAR
 from shmload.remote.indexed import RemoteRecords
 from shmload.remote.layouts import LitData, Mds, Parquet, example_features
-from shmload.remote.listing import indexes_beside, shards_in
+from shmload.remote.listing import shards_in
+from shmload.remote.shard_indexes import indexes_beside
 from shmload.storage.local_store import LocalStore
 from tests.remote.layout_kit import (
     CASES,
@@ -201,10 +202,10 @@ def test_index_made_with_range_reads_equals_that_of_the_whole_shard(name: str, t
         asked.append(nbytes)
         return data[offset : offset + nbytes]
 
-    packed = shard.layout.scan(shard.url, len(data), read)
-    assert packed == shard.layout.pack(shard.url, data)
-    assert shard.layout.unpack(shard.url, packed, len(data)) is not None
-    assert shard.layout.unpack(shard.url, packed, len(data) + 1) is None
+    packed = shard.format.scan(shard.url, len(data), read)
+    assert packed == shard.format.pack(shard.url, data)
+    assert shard.format.unpack(shard.url, packed, len(data)) is not None
+    assert shard.format.unpack(shard.url, packed, len(data) + 1) is None
     assert all(asked)
 
 
@@ -242,12 +243,12 @@ def test_index_with_a_changed_byte_is_unchanged_or_rejected(name: str, tmp_path:
     case.write(tmp_path)
     shard = shards_in(LocalStore(tmp_path), case.layout).all[0]
     data = (tmp_path / shard.key).read_bytes()
-    packed = shard.layout.pack(shard.url, data)
-    whole: Any = shard.layout.unpack(shard.url, packed, len(data))
+    packed = shard.format.pack(shard.url, data)
+    whole: Any = shard.format.unpack(shard.url, packed, len(data))
     for at in range(len(packed)):
         for byte in {b"0"[0], b"9"[0], packed[at] ^ 1} - {packed[at]}:
             changed = packed[:at] + bytes([byte]) + packed[at + 1 :]
-            found: Any = shard.layout.unpack(shard.url, changed, len(data))
+            found: Any = shard.format.unpack(shard.url, changed, len(data))
             assert found is None or (np.array_equal(found.bounds, whole.bounds) and found.extra == whole.extra)
 
 
@@ -376,7 +377,7 @@ def test_folder_with_several_layouts_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"contains 4 of jsonl, 4 of npy: choose the dataset with layout='jsonl' or another"):
         RemoteDataset.from_urls(str(tmp_path))
     assert len(RemoteDataset.from_urls(str(tmp_path), layout="npy")) == NUM_SAMPLES
-    with pytest.raises(ValueError, match="all shards of a dataset must have one layout; these have jsonl, npy"):
+    with pytest.raises(ValueError, match="all shards of a dataset must have one format; these have jsonl, npy"):
         RemoteDataset.from_urls([str(tmp_path / "part-000.jsonl"), str(tmp_path / "part-000.npy")])
     with pytest.raises(ValueError, match="layout must be one of npy, parquet, tar, tfrecord, jsonl, mds, litdata, files"):
         RemoteDataset.from_urls(str(tmp_path), layout="csv")

@@ -70,14 +70,14 @@ def test_ranks_read_each_sample_once_through_a_small_cache(
 
 @EVERY
 def test_epoch_with_faults_equals_the_undisturbed_one(
-    case: Case, place: tuple[str, str], server: Server, proxy: FaultProxy, pauses: list[float], tmp_path: Path
+    case: Case, place: tuple[str, str], server: Server, proxy: FaultProxy, growing_patience: list[float], tmp_path: Path
 ) -> None:
     undisturbed = RemoteDataset(server.client(), *place, seed=4, **case.options())
     expected = numbers(case, undisturbed)
     undisturbed.close()
     rng = random.Random(case.name)
     proxy.script()
-    client = server.client(proxy.url, retries=30, stall_s=0.05)
+    client = server.client(proxy.url, retries=30, stall_s=60)
     dataset = RemoteDataset(client, *place, seed=4, cache_folder=tmp_path / "cache", **case.options())
     proxy.script(*(random_fault(rng) for _ in range(10)))
     assert numbers(case, dataset) == expected

@@ -184,7 +184,9 @@ def test_repacked_dataset_is_an_error_that_says_so(tmp_path: Path) -> None:
 def test_modified_shard_is_an_error(tmp_path: Path) -> None:
     write_plain(tmp_path, [5, 5])
     dataset, _ = watched(tmp_path)
+    before = (tmp_path / "part-000001.tar").stat().st_mtime_ns
     shutil.copy(tmp_path / "part-000000.tar", tmp_path / "part-000001.tar")
+    os.utime(tmp_path / "part-000001.tar", ns=(before, before + 1_000_000))  # the kernel's time may not have changed since
     with pytest.raises(
         ShardCorrupt, match=r"part-000001.tar: was removed or written to since the dataset was created: .*Create it again"
     ):
@@ -260,8 +262,9 @@ def test_fetch_that_ends_after_close_leaves_no_files(
             late_done.set()
 
     monkeypatch.setattr(local.cache, "open", late)
+    before = set(threading.enumerate())  # among them those of earlier tests, which may still fetch
     local.announce([0, 1, 2], 3)
-    (fetching,) = (thread for thread in threading.enumerate() if thread.name == "shmload-fetch")
+    (fetching,) = (thread for thread in threading.enumerate() if thread.name == "shmload-fetch" and thread not in before)
     assert begun.wait(30)
     local.close()
     owner.close()

@@ -99,7 +99,7 @@ def test_two_ranks_of_torch_distributed_read_every_sample_exactly_once(server: S
     env |= {"AWS_ACCESS_KEY_ID": server.access_key, "AWS_SECRET_ACCESS_KEY": server.secret_key}
     env |= {"AWS_REGION": server.region, "CUDA_VISIBLE_DEVICES": ""}
     command = [*launch, program, bucket, folder, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=220)
     assert done.returncode == 0, done.stderr[-8000:]
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(NUM_RANKS)]
     for epoch in range(2):

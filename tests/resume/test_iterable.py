@@ -161,7 +161,7 @@ class LargeStateOfIdleWorker(IterableDataset):
         worker = get_worker_info()
         assert worker is not None
         if worker.id == 0:
-            assert self.said.wait(20)
+            assert self.said.wait(60)
             yield from range(4)
 
     def state_dict(self) -> dict[str, Any]:

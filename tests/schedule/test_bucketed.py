@@ -138,7 +138,7 @@ def test_identities_distinguish_orders_and_fit_a_state(make: Any) -> None:
 
 
 def test_sorting_removes_most_padding() -> None:
-    """Figures of docs/sampling.md: log-normal lengths, mean 123."""
+    """Figures of docs/batches.md: log-normal lengths, mean 123."""
     buckets = LengthBuckets(LOG_NORMAL, batch_size=32).padding()
     assert buckets.share < 0.12 < 0.74 < buckets.share_shuffled < 0.78
     budget = TokenBudget(LOG_NORMAL, max_tokens=4096).padding()

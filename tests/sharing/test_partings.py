@@ -18,9 +18,10 @@ from shmload import RankLeft
 from shmload.sharing.rank_group import RankGroup, RankInfo
 from tests.sharing.sharing_kit import BATCH, NUM_SAMPLES, digest, digests, loader_of, run_ranks
 
-SOON_S = 10.0  # noticed within 0.02 s of waiting, but other programs may use the machine
+SOON_S = 60.0  # noticed within 0.02 s of waiting, but other programs may use the machine
 NUM_STEPS = NUM_SAMPLES // BATCH
 NUM_SLOTS = 10  # of three ranks' ring with one worker: 2 batches ahead, 2 more, and 3 for each follower
+NUM_FREE = NUM_SLOTS - 3 + 1  # batches that a leader can read while its one follower has read and released the first
 
 
 def die_holding(rank: int, log: Path, dying: int, barrier: Any) -> Any:
@@ -123,10 +124,16 @@ def wait_for_the_slow(rank: int, log: Path, barrier: Any) -> list[str]:
             found.append(digest(next(batches)))
             barrier.wait(30)
             return found + digests(batches)
+        batches = iter(loader)
+        while len(found) < NUM_FREE:
+            try:
+                found.append(digest(next(batches)))
+            except StopIteration:
+                batches = iter(loader)
+            except RuntimeError as error:
+                assert "timed out" in str(error)  # noqa: PT017  # a batch may take so long to make on a busy machine
         with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.4 seconds"):
-            for _ in range(3):
-                for batch in loader:
-                    found.append(digest(batch))  # noqa: PERF401  # what was read before the error counts
+            next(batches)
         barrier.wait(30)
     return found
 
@@ -135,7 +142,6 @@ def test_slow_rank_delays_the_others_once_the_ring_is_full(tmp_path: Path) -> No
     barrier = multiprocessing.get_context("fork").Barrier(2)
     first, second = run_ranks(wait_for_the_slow, 2, tmp_path / "log", barrier)
     assert (first.text, second.text) == ("", "")
-    assert len(first.given) == NUM_SLOTS - 3 + 1  # one follower's, which has released the first batch
     assert second.given == first.given[:NUM_STEPS]
 
 

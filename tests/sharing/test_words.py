@@ -19,7 +19,7 @@ from shmload._core.trainer import (
     FAILED,
     FILLING,
     READY,
-    REPORT_GENERATION,
+    REPORT_ROUND,
     FollowerRing,
     Lease,
     Order,
@@ -64,7 +64,7 @@ class SharedRing:
             for slot in range(NUM_SLOTS):
                 follower.set_payload(slot, own, slot * PAGE, PAGE)
         for told in (self.share, *self.told):
-            told.report(REPORT_GENERATION, 1)
+            told.report(REPORT_ROUND, 1)
 
     def close(self) -> None:
         for fd in self.fds:
@@ -195,17 +195,17 @@ def test_slot_held_by_a_follower_is_not_reused(ring: SharedRing) -> None:
     ring.close()
 
 
-def test_generation_that_followers_have_left_is_not_awaited(ring: SharedRing) -> None:
+def test_round_that_followers_have_left_is_not_awaited(ring: SharedRing) -> None:
     for step in range(NUM_SLOTS):
         ring.order(step)
     ring.leader.void()
     assert ring.leader.drain() == 0
     assert ring.order(9) is None
-    ring.share.generation = 2
+    ring.share.round = 2
     for told in ring.told:
         assert ring.order(9) is None
-        told.generation = 2
-        told.report(REPORT_GENERATION, 2)
+        told.round = 2
+        told.report(REPORT_ROUND, 2)
     order = ring.order(9)
     assert order is not None
     assert [follower.find(Order(0, 9, [9])) for follower in ring.followers] == [order.slot] * NUM_FOLLOWERS

@@ -83,7 +83,7 @@ def test_one_process_is_at_the_board_at_a_time_and_the_next_reads_its_text(stem:
             assert read_line(waiting) == "inside was here"
             for child in (waiting, waiting, inside):
                 send_line(child)
-            assert [inside.wait(20), waiting.wait(20)] == [0, 0]
+            assert [inside.wait(60), waiting.wait(60)] == [0, 0]
     assert files_of(stem) == set()
 
 

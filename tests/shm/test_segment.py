@@ -139,6 +139,17 @@ group = SegmentGroup()
 """
 
 
+def in_child(code: str) -> subprocess.CompletedProcess[str]:
+    """Runs code after CHILD's code in another process."""
+    return subprocess.run(
+        [sys.executable, "-c", CHILD + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
 def with_memory(script: str, code: str) -> subprocess.CompletedProcess[str]:
     """Runs code after CHILD's code in a mount namespace that `script` has prepared."""
     return in_mount_namespace(script, "-c", CHILD + textwrap.dedent(code))
@@ -196,13 +207,7 @@ def test_ring_beyond_the_file_size_limit_is_refused_with_the_remedy_only() -> No
         except RingTooSmall as error:
             print(error)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD + textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    done = in_child(code)
     assert done.stderr == ""
     assert done.stdout.startswith(
         "cannot create a segment of 8192 bytes: File too large: raise the limit on file sizes (ulimit -f)\n"
@@ -220,11 +225,5 @@ def test_segment_starts_no_helper_of_multiprocessing() -> None:
     segment = group.segment("payload-0", 4096)
     print(segment.kind, resource_tracker._resource_tracker._pid)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD + textwrap.dedent(code)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
+    done = in_child(code)
     assert done.stdout.split() == ["shm", "None"], done.stderr

@@ -60,9 +60,9 @@ class Wide:
 
 @pytest.mark.usefixtures("no_room")
 def test_parked_slots_are_delivered_after_they_return(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmload.engine.autotune.WINDOW_S", 1e9)  # the test itself changes the number of workers
+    monkeypatch.setattr("shmload.engine.tuning.autotune.WINDOW_S", 1e9)  # the test itself changes the number of workers
     monkeypatch.setenv("SHMLOAD_MAX_WORKERS", "4")
-    monkeypatch.setattr("shmload.engine.autotune.first_workers", lambda: 1)
+    monkeypatch.setattr("shmload.engine.tuning.autotune.first_workers", lambda: 1)
     loader: Any = ShmLoader(Wide(), BATCH, seed=2, num_workers="auto", prefetch_factor="auto")
     with loader:
         for number, batch in enumerate(loader):

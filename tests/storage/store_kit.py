@@ -32,6 +32,7 @@ from shmload.remote import Client, make_client
 from shmload.storage.filesystem_store import FilesystemStore
 from shmload.storage.s3_store import S3Store
 from shmload.storage.store import Store
+from tests.free_ports import free_port
 
 # gcsfs reads this when it is imported; otherwise it asks by gRPC for the kind of each bucket, which no emulator answers, and
 # waits a minute
@@ -94,7 +95,7 @@ def ceph() -> Server:
     subprocess.run(["setsid", "-f", "bash", script, "guard", folder], stdin=reading, check=True)
     os.close(reading)
     atexit.register(_stop_ceph, script, folder, writing, os.getpid())
-    port = _free_port(3)
+    port = free_port(3)
     done = subprocess.run(["bash", script, folder, str(port), ACCESS_KEY, SECRET_KEY], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     _until_open(port)
@@ -110,7 +111,7 @@ def _stop_ceph(script: str, folder: str, writing: int, pid: int) -> None:
 @functools.cache
 def moto() -> Server:
     """Starts moto, which answers everything and checks no signatures."""
-    port = _free_port()
+    port = free_port()
     _spawn(["env", "S3_UPLOAD_PART_MIN_SIZE=256", sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port)
     return Server("moto", f"http://127.0.0.1:{port}", region="us-east-1")
 
@@ -118,7 +119,7 @@ def moto() -> Server:
 @functools.cache
 def rclone() -> Server:
     """Starts rclone's server, which answers ranges with status 200 and ignores conditions."""
-    port = _free_port()
+    port = free_port()
     folder = tempfile.mkdtemp(prefix="shmload-rclone-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     command = [rclone_program() or "rclone", "serve", "s3", "--addr", f"127.0.0.1:{port}", "--config", "/dev/null"]
@@ -139,7 +140,7 @@ AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1
 @functools.cache
 def gcs_endpoint() -> str:
     """Starts an emulator of Google Cloud Storage with a bucket `tests`."""
-    port = _free_port()
+    port = free_port()
     # the emulator's own server handles one connection at a time
     program = (
         "from http import server; server.HTTPServer = server.ThreadingHTTPServer; server.HTTPServer.request_queue_size = 64; "
@@ -161,7 +162,7 @@ def azure_endpoint() -> str:
     program = shutil.which(os.environ.get("SHMLOAD_AZURITE") or "azurite-blob")
     if program is None:
         raise LookupError("needs azurite-blob (npm install azurite), or its path in SHMLOAD_AZURITE")
-    port = _free_port()
+    port = free_port()
     place = ["--inMemoryPersistence", "--blobHost", "127.0.0.1", "--blobPort", str(port)]
     # the emulator would refuse the newer protocol version of the client
     _spawn([program, "--silent", "--disableTelemetry", "--skipApiVersionCheck", *place], port)
@@ -179,7 +180,7 @@ def azure_options(endpoint: str, key: str = AZURITE_KEY) -> dict[str, Any]:
 @functools.cache
 def sftp_port() -> int:
     """Starts an SFTP server over an empty folder and returns its port."""
-    port = _free_port()
+    port = free_port()
     folder = tempfile.mkdtemp(prefix="shmload-sftp-", dir="/tmp")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     _spawn([sys.executable, str(_HERE / "sftp_server.py"), str(port), folder, SECRET_KEY], port)
@@ -236,23 +237,6 @@ def _until_open(port: int) -> None:
         except OSError:
             threading.Event().wait(0.02)
     raise AssertionError(f"nothing listens at port {port}")
-
-
-def _free_port(num: int = 1) -> int:
-    """Returns the first of `num` consecutive unused ports."""
-    while True:
-        sockets = [socket.socket() for _ in range(num)]
-        try:
-            sockets[0].bind(("127.0.0.1", 0))
-            port = int(sockets[0].getsockname()[1])
-            for number, each in enumerate(sockets[1:], 1):
-                each.bind(("127.0.0.1", port + number))
-            return port
-        except (OSError, OverflowError):
-            continue
-        finally:
-            for each in sockets:
-                each.close()
 
 
 class _Files(http.server.BaseHTTPRequestHandler):

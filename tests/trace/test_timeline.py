@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from shmload._core.events import KINDS
 from shmload._core.filler import DONE, VOID
-from shmload.engine.event_log import EVENT
-from shmload.engine.ring_timeline import TRAINER, Span, Timeline, timeline_of
-from shmload.engine.trace_file import events, write
+from shmload.engine.tracing.event_log import EVENT
+from shmload.engine.tracing.ring_timeline import TRAINER, Span, Timeline, timeline_of
+from shmload.engine.tracing.trace_file import events, write
 
 KIND_OF = {name: number for number, name in KINDS.items()}
 

@@ -183,7 +183,7 @@ def test_copy_of_a_traced_loader_is_not_traced(tmp_path: Path) -> None:
 
 
 def test_lost_events_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shmload.engine.event_log.EventLog.drain_if_due", lambda event_log: None)
+    monkeypatch.setattr("shmload.engine.tracing.event_log.EventLog.drain_if_due", lambda event_log: None)
     caplog.set_level(logging.WARNING, "shmload")
     with ShmLoader(Rows(600), 1, num_workers=1, seed=1) as loader, loader.trace(tmp_path / "t.json") as trace:
         run(loader)

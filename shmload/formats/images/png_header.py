@@ -22,7 +22,7 @@ def png_header(data: bytes) -> tuple[int, int]:
         PngDamage: a checksum does not match, or the file ends before its last chunk; the message names the byte.
     """
     if data[12:16] != b"IHDR" or len(data) < 33:
-        raise PngDamage("a damaged PNG: byte 8 begins no header")
+        raise PngDamage("a damaged PNG: no header begins at byte 8")
     view = memoryview(data)
     at = 8
     while at + 12 <= len(data):

@@ -69,7 +69,7 @@ def with_partitions(schema: Any, said: dict[str, Any], path: str) -> Any:
         elif schema.field(name).type != values.type:
             raise NoField(
                 f"{path}: column {name!r} is {schema.field(name).type} in the file, and {values.type} by the name of its folder; "
-                "name the others in columns=, or give the paths of the files, of which folders' names are no columns"
+                "name the others in columns=, or give the paths of the files, because the names of folders are then not columns"
             )
     return schema
 

@@ -217,7 +217,7 @@ class Packing:
         if before is not None and before.key != key:
             raise ValueError(
                 f"{self._store.url}: a dataset is encrypted with one key or with none: what is there with {before.key or 'none'}, "
-                f"and what is appended with {key or 'none'}, by their fingerprints"
+                f"and what is appended with {key or 'none'}, by their fingerprints: append with the key of the first packing"
             )
         self._first = 0 if before is None else before.num_samples
         suffix = ".tar.zst" if options.compress == "shards" else ".tar"
@@ -357,7 +357,7 @@ class StreamPacking(Packing):
     ) -> None:
         if options.part[1] > 1:
             raise ValueError(
-                f"part={options.part} is of a dataset with a length, and nobody knows where a part of an iterable begins. Pack a "
+                f"part={options.part} is of a dataset with a length, and where a part of an iterable begins is not known. Pack a "
                 "map-style dataset, or what each machine has with append=True, one after the other"
             )
         self._begin(store, options, on_progress, None)

@@ -281,7 +281,7 @@ def _reader(made: Any, header: Header) -> InlineReader:
         seed_samples = None if header.seed is None else header.seed_samples
         made = ShmLoader(made, header.batch_size, seed=header.seed, seed_samples=seed_samples)
     elif made.seed != header.seed:
-        raise ValueError(f"--dataset gave a loader with seed={made.seed!r}, the record is of seed={header.seed!r}")
+        raise ValueError(f"--dataset gave a loader with seed={made.seed!r}, but the record has seed={header.seed!r}")
     return InlineReader(made._config().job(), made._builder.bad_samples)
 
 

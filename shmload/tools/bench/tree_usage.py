@@ -10,12 +10,9 @@ import resource
 import time
 from pathlib import Path
 
+from shmload.processes.proc_stat import PARENT, REAPED_TICKS, stat_of
+
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-
-
-def stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on (field 3 of proc_pid_stat(5) is element 0)."""
-    return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].decode().split()
 
 
 def descendants(root: int) -> list[int]:
@@ -24,7 +21,7 @@ def descendants(root: int) -> list[int]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
-                children.setdefault(int(stat(int(name))[1]), []).append(int(name))
+                children.setdefault(int(stat_of(name)[PARENT]), []).append(int(name))
             except (OSError, IndexError):
                 continue  # it ended between listing and reading
     found = list(children.get(root, ()))
@@ -44,8 +41,8 @@ def tree_cpu_s() -> float:
     total = time.process_time() + dead.ru_utime + dead.ru_stime
     for pid in descendants(os.getpid()):
         try:
-            fields = stat(pid)
-            total += clock_s(pid) + (int(fields[13]) + int(fields[14])) * TICK_S
+            fields = stat_of(pid)
+            total += clock_s(pid) + sum(map(int, fields[REAPED_TICKS])) * TICK_S
         except (OSError, IndexError):
             continue
     return total

@@ -89,7 +89,7 @@ def test_truncated_png_is_detected(png: bytes) -> None:
     [
         (lambda png: png[:40], "a PNG cut off: the chunk at byte 33 does not end within the 40 bytes of the file"),
         (lambda png: png[:60] + b"~" + png[61:], "the chunk at byte 33 does not match its checksum"),
-        (lambda png: png[:12] + b"XXXX" + png[16:], "byte 8 begins no header"),
+        (lambda png: png[:12] + b"XXXX" + png[16:], "no header begins at byte 8"),
     ],
 )
 def test_error_for_a_damaged_png_names_the_byte(png: bytes, change: Callable[[bytes], bytes], message: str) -> None:

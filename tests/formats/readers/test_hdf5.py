@@ -79,7 +79,7 @@ def test_unwritten_rows_have_the_fill_value(tmp_path: Path, userblock: int) -> N
         ({"x": "/g"}, "'/g' is a group; a field is a dataset"),
         ({"x": "/one"}, "'/one' is a single value; a field is a dataset"),
         ({"x": "/x", "y": "/y"}, r"one row for each sample; these have x: 20, y: 3. Name those of one length in fields="),
-        ({"x": "/pair"}, "'/pair': rows of .* are no field of a batch"),
+        ({"x": "/pair"}, "'/pair': rows of .* cannot be a field of a batch"),
         ({"x": "/runs"}, "'/runs': rows of variable length are stored as >f8, not in this machine's byte order"),
         ({}, "has no array with rows to be a field"),
     ],
@@ -137,7 +137,7 @@ def unusual(kind: str) -> Any:
         ("times", "vlen of time of 4 bytes", "have no numpy dtype"),
         ("compound", "compound of 8 bytes", "have no numpy dtype"),
         ("int128", "integer of 16 bytes", "have no numpy dtype"),
-        ("references", "reference of 8 bytes", "are no field of a batch"),
+        ("references", "reference of 8 bytes", "cannot be a field of a batch"),
     ],
 )
 def test_error_for_an_unsupported_type_names_the_dataset_and_a_remedy(tmp_path: Path, kind: str, stored: str, reason: str) -> None:

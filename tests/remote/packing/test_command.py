@@ -134,7 +134,7 @@ def torn():
 REFUSED = [
     (("nowhere",), 2, "no sample file is named, or matches, 'nowhere'"),
     (("no_such_module:name",), 2, "SOURCE: cannot import 'no_such_module'"),
-    (("empty",), 2, "no image (.jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp) is in it, and no folder of a class"),
+    (("empty",), 2, "contains no image (.jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp) and no folder of a class"),
     (
         ("a.dat",),
         2,
@@ -193,7 +193,7 @@ def test_interrupt_prints_how_to_continue(command: Command, tmp_path: Path, monk
 
     monkeypatch.setattr(LocalStore, "put_file", interrupted)
     done = command(PHOTOS[0].parent)
-    assert (done.exit_code, done.stderr) == (130, "shmload pack: interrupted; the same command goes on from here\n")
+    assert (done.exit_code, done.stderr) == (130, "shmload pack: interrupted; run the same command again to continue\n")
     monkeypatch.undo()
     assert len(packed_by(command(PHOTOS[0].parent), tmp_path / "out")) == 8
 
@@ -258,4 +258,4 @@ def test_invalid_key_is_reported(command: Command, tmp_path: Path) -> None:
         False,
     )
     both = command(PHOTOS[0].parent, "--key-file", tmp_path / "key", "--key-variable", "X")
-    assert (both.exit_code, "both are given" in both.stderr) == (2, True)
+    assert (both.exit_code, "cannot be combined" in both.stderr) == (2, True)

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmload import ShardCorrupt
-from shmload.remote.manifest import IndexEntry, Manifest, RemoteShard, ShardEntry, Shards, ShardTable
+from shmload.remote.manifest import IndexEntry, Manifest, ShardEntry
 from shmload.remote.packing.generation import Record
+from shmload.remote.shards import RemoteShard, Shards, ShardTable
 from shmload.storage.local_store import LocalStore
 
 GENERATION = "0123456789abcdef"

@@ -175,7 +175,7 @@ def test_invalid_part_is_refused(part: Any, tmp_path: Path) -> None:
 
 
 def test_iterable_cannot_be_packed_in_parts(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"part=\(1, 2\) is of a dataset with a length, and nobody knows where a part of an itera"):
+    with pytest.raises(ValueError, match=r"part=\(1, 2\) is of a dataset with a length, and where a part of an iterable begins is"):
         packing_of(iter([{"cls": 1}]), LocalStore(tmp_path), PackOptions(100_000, 10, 0, 0, part=(1, 2)))
 
 
@@ -188,12 +188,12 @@ def test_pack_command_packs_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     done = run("2/2")
     assert done.exit_code == 0, done.stderr
-    assert done.stdout.splitlines()[1] == "part 2/2 is there; missing: 1/2. Whichever of them ends last makes it a dataset"
+    assert done.stdout.splitlines()[1] == "part 2/2 is complete; missing: 1/2. The part that ends last completes the dataset"
     assert "read it by" in run("1/2").stdout
     assert sorted(s["cls"] for s in RemoteDataset.from_urls(str(tmp_path / "out")).decode()) == list(range(20))
     for wrong in ("2", "a/b", "-1/2"):
         done = run(wrong)
-        assert (done.exit_code, f"--part is N/COUNT, as 1/4 to 4/4; got {wrong!r}" in done.stderr) == (2, True)
+        assert (done.exit_code, f"--part is N/COUNT, such as 1/4 to 4/4; got {wrong!r}" in done.stderr) == (2, True)
 
 
 @pytest.mark.slow(reason="parts are killed in their own processes, and resumed")

@@ -37,9 +37,11 @@ def is_full_of_leases(folder: BudgetedFolder) -> dict[str, Any]:
         except CacheFull as error:
             told.append(str(error))
     before = being_written(folder.path), folder.statistics().nbytes
-    threading.Timer(0.05, leases[0].release).start()
-    with folder.reserve(2300 * KIB, timeout_s=20) as reservation:
+    releasing = threading.Timer(0.05, leases[0].release)
+    releasing.start()
+    with folder.reserve(2300 * KIB, timeout_s=60) as reservation:
         reservation.publish("waited")
+    releasing.join()
     return {"told": told, "before": before, "names": names(folder)}
 
 

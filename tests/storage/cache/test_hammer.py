@@ -19,10 +19,10 @@ NUM_KILLS = 8 * 50
 @pytest.mark.slow(reason="400 processes are killed, one after the other")
 def test_fifty_kills_at_every_point_leave_the_folder_consistent_and_others_running(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, hammer.__file__, "--kills", str(NUM_KILLS), "--seed", "5", "--folder", str(tmp_path), "--pause", "10"],
+        [sys.executable, hammer.__file__, "--kills", str(NUM_KILLS), "--seed", "5", "--folder", str(tmp_path), "--pause", "60"],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=220,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == 0, done.stderr

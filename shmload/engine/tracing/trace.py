@@ -13,9 +13,9 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from shmload.engine.event_log import EventLog
-from shmload.engine.ring_timeline import timelines_of
-from shmload.engine.trace_file import write
+from shmload.engine.tracing.event_log import EventLog
+from shmload.engine.tracing.ring_timeline import timelines_of
+from shmload.engine.tracing.trace_file import write
 
 if TYPE_CHECKING:
     from shmload.engine.batch_source import BatchSource

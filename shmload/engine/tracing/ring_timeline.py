@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shmload._core.events import KINDS, RESULTS
-from shmload.engine.event_log import EventLog
+from shmload.engine.tracing.event_log import EventLog
 
 TRAINER = "trainer"
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shmload.engine.ring_timeline import TRAINER, Timeline
+from shmload.engine.tracing.ring_timeline import TRAINER, Timeline
 
 Event = dict[str, Any]
 

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from shmload.engine.auto_number import AutoNumber, is_auto
 from shmload.engine.batch_source import BatchSource
 from shmload.engine.bottleneck import Bottleneck, judge_ring
 from shmload.engine.engine import Engine
-from shmload.engine.tuning_decision import Decision, Limits, RateWindow, Setting, TuningHistory, decide
-from shmload.engine.tuning_limits import first_workers, fixed_workers, most_workers, ring_budget
+from shmload.engine.tuning.auto_number import AutoNumber, is_auto
+from shmload.engine.tuning.tuning_decision import Decision, Limits, RateWindow, Setting, TuningHistory, decide
+from shmload.engine.tuning.tuning_limits import first_workers, fixed_workers, most_workers, ring_budget
 
 if TYPE_CHECKING:
     from shmload.engine.config import LoaderConfig

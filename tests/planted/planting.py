@@ -1,7 +1,6 @@
-"""Plants a single defect: a change of source text in a copy of the tree, and the tests that must fail there.
+"""Plants a single defect: a change to one function in a copy of the tree, and the tests that must fail there.
 
-Text is replaced by an exact and unique match, so that a defect whose source line has changed is an error and not planted
-elsewhere.
+The code to change must exist exactly once, so that a defect whose function has changed is an error and not planted elsewhere.
 """
 
 from __future__ import annotations
@@ -18,7 +17,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.planted.operations import ROOT, PlantingError, Replace, changed, file_of
+
 COPIED = ("shmload", "src", "tests", "setup.py", "pyproject.toml", "README.md")
 TEST_TIMEOUT_S = 60  # of one test; a test that hangs because of the defect counts as failed
 RUN_TIMEOUT_S = 600
@@ -33,7 +33,7 @@ class Defect:
     Attributes:
         requirement: its code in the list of requirements, such as R1 to R19 or E4.
         what: a description of the mistake.
-        path, old, new: the file, the text to replace, and its replacement.
+        where, change: the function, as in operations.file_of(), and what is changed in it.
         tests: node ids; each of these tests must fail.
         modules: compiled modules to build again.
         reaches_out: run the tests only where they can have their own /dev/shm.
@@ -42,26 +42,28 @@ class Defect:
 
     requirement: str
     what: str
-    path: str
-    old: str
-    new: str
+    where: str
+    change: Replace
     tests: tuple[str, ...]
     modules: tuple[str, ...] = ()
     reaches_out: bool = False
     is_crossing: bool = False
 
+    @property
+    def path(self) -> str:
+        """The file to change, relative to the project."""
+        return file_of(self.where)
+
     def planted(self, text: str) -> str:
         """Returns the text of the file with the mistake in it.
 
         Raises:
-            ValueError: the text to replace is missing or not unique.
+            PlantingError: the code to change is missing or not unique.
         """
-        if text.count(self.old) != 1:
-            raise ValueError(
-                f"{self.requirement}, {self.what!r}: {self.path} contains the text to be replaced {text.count(self.old)} times "
-                "instead of once: update the list of defects"
-            )
-        return text.replace(self.old, self.new)
+        try:
+            return changed(text, self.where, self.change)
+        except PlantingError as error:
+            raise PlantingError(f"{self.requirement}, {self.what!r}: {error}; update the list of defects") from error
 
 
 def copy_tree(folder: Path) -> None:

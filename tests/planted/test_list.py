@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.planted.defect_list import DEFECTS
-from tests.planted.planting import ROOT, Defect, node_exists
+from tests.planted.operations import ROOT, PlantingError, omit
+from tests.planted.planting import Defect, node_exists
 
 pytestmark = pytest.mark.skipif("SHMLOAD_INSTALLED" in os.environ, reason="an installed package is being tested")
 
@@ -28,13 +29,14 @@ def test_defect_can_be_planted_and_its_tests_exist(defect: Defect) -> None:
     assert bool(defect.modules) == (Path(defect.path).parts[0] == "src")
 
 
-def test_defect_whose_source_line_has_changed_is_an_error() -> None:
-    defect = Defect("R1", "nothing is checked", "some.py", "check()", "pass", ("tests/some.py::test",))
+def test_defect_whose_function_has_changed_is_an_error() -> None:
+    where, tests = "test_list:planted", ("tests/some.py::test",)
+    twice = Defect("R1", "nothing is checked", where, omit("check()"), tests)
     with pytest.raises(
-        ValueError, match=r"R1, 'nothing is checked': some.py contains the text to be replaced 2 times instead of once"
+        PlantingError, match=r"R1, 'nothing is checked': .* the code to be replaced 2 times instead of once: check()"
     ):
-        defect.planted("check()\ncheck()\n")
-    assert defect.planted("a; check()") == "a; pass"
+        twice.planted("def planted():\n    check()\n    if check(): pass\n")
+    assert twice.planted("def planted(): check()\ncheck()\n") == "def planted(): pass\ncheck()\n"
 
 
 def test_missing_test_of_a_defect_is_an_error() -> None:

@@ -6,6 +6,7 @@ everything; a run of some benchmarks (after a change that concerns them) renews 
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,14 @@ README: tuple[tuple[str, str, str], ...] = (  # the reader's words, the benchmar
     ("a million paths: private memory that a worker grows by", "shared_index", "growth per worker and epoch"),
 )
 FRONT = {Path("README.md"): README, Path("docs/index.md"): README[:5]}
-FRONT_HEADS = ("measured", "shmload", "beside it")
+FRONT_HEADS = ("measured", "shmload", "compared with")
+PLAIN_NAMES = {  # on pages of FRONT, what a benchmark calls the other cases
+    "torch_inline": "torch without workers",
+    "torch_getitems": "torch with batched reads",
+    "Threads": "a thread pool",
+    "threads": "a thread pool",
+    "stop-watch": "the measurement itself",
+}
 HEADS = ("measured", "now", "beside it", "aim", "", "before", "now / before", "better is", "")
 
 
@@ -128,16 +136,30 @@ def cells_of(text: str) -> list[list[str]]:
 
 
 def front(path: Path, page: str) -> str:
-    """Returns the table of a page of FRONT, made from the page of measurements. Rows of other runs are dated."""
+    """Returns the table of a page of FRONT, made from the page of measurements, below the line of the run that most rows are from.
+
+    Rows of other runs are dated.
+    """
     sections = sections_of(page)
     found = {(name, cells[0]): cells for name, text in sections.items() for cells in cells_of(text)}
     if missing := [f"{name}: {what}" for _, name, what in FRONT[path] if (name, what) not in found]:
         raise SystemExit(f"{path}: the run has no row {'; '.join(missing)}; nothing is written")
+    whole, _, _ = page.partition("\n")
+    of_section = re.compile(rf"^{MEASURED} .*", re.MULTILINE)
+    runs = {name: line[0] if (line := of_section.search(text)) else whole for name, text in sections.items()}
+    run, _ = Counter(runs[name] for _, name, _ in FRONT[path]).most_common(1)[0]
     rows = []
     for words, name, what in FRONT[path]:
-        day = re.search(rf"^{MEASURED} (\S+)", sections[name], re.MULTILINE)
-        rows.append((f"{words} ({day[1]})" if day else words, *found[name, what][1:3]))
-    return f"{page.partition(chr(10))[0]}\n\n{table(FRONT_HEADS, rows)}"
+        day = runs[name].removeprefix(MEASURED).split()[0]
+        rows.append((words if runs[name] == run else f"{words} ({day})", found[name, what][1], plain(found[name, what][2])))
+    return f"{run}\n\n{table(FRONT_HEADS, rows)}"
+
+
+def plain(beside: str) -> str:
+    """Returns a row's text on the other cases in words that need no explanation, and without shmload, which has a column."""
+    for name, words in PLAIN_NAMES.items():
+        beside = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", words, beside)
+    return re.sub(r"^shmload [\d.,]+, ", "", beside)
 
 
 def when(conditions: Mapping[str, Any]) -> str:

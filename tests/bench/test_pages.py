@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import tar
 from benchmarks.common import Row
-from benchmarks.pages import BEGIN, END, FRONT, HEADS, PAGE, README, ROOT, Line, between, write_pages
+from benchmarks.pages import BEGIN, END, FRONT, HEADS, PAGE, README, ROOT, Line, between, plain, write_pages
 from shmload.tools.bench.spread import Spread
 
 CONDITIONS = {
@@ -66,7 +66,7 @@ def disagreements(root: Path) -> list[str]:
         text = between((root / path).read_text())
         found += [f"{path}: {text.splitlines()[0]}"] if text.splitlines()[0] not in page else []
         for (_, name, what), (words, *shown) in zip(rows, table(text), strict=True):
-            here = next((cells[1:3] for cells in sections[name] if cells[0] == what), None)
+            here = next(([cells[1], plain(cells[2])] for cells in sections[name] if cells[0] == what), None)
             found += [f"{path}: {words}"] if here != shown else []
     return found
 
@@ -122,6 +122,25 @@ def test_partial_run_renews_its_sections_and_is_mentioned(root: Path) -> None:
     words = next(words for words, name, _ in README if name == "tar")
     assert f"| {words} (2026-02-03) | 80 us | as \\| it is |" in (root / "README.md").read_text()
     assert (root / "README.md").read_text().count("2026-02-03") == 1
+
+
+def test_front_pages_name_the_run_that_most_of_their_rows_are_from(root: Path) -> None:
+    write_pages(CONDITIONS, fabricated_run(), {}, root)
+    later = {**CONDITIONS, "now": "89abcde", "started": "2026-02-03 04:05 UTC"}
+    lines = {name: each for name, each in fabricated_run().items() if name != "tar"}
+    write_pages(later, lines, {}, root, is_whole=False)
+    assert disagreements(root) == []
+    text = between((root / "README.md").read_text())
+    assert text.startswith("Measured on 2026-02-03 04:05 UTC at commit 89abcde: 2 cores, 2 workers, torch 2.13.0.\n\n| measured |")
+    words = next(words for words, name, _ in README if name == "tar")
+    assert f"| {words} (2026-01-02) |" in text
+    assert text.count("2026-02-03") == text.count("2026-01-02") == 1
+
+
+def test_front_pages_call_other_cases_by_words_that_need_no_explanation() -> None:
+    assert plain("over torch_inline 1.00x, Threads 2.10x") == "over torch without workers 1.00x, a thread pool 2.10x"
+    assert plain("shmload 0.971, torch 32.7, threads 1.33") == "torch 32.7, a thread pool 1.33"
+    assert plain("torch 247, stop-watch 1.2; read_threads 3") == "torch 247, the measurement itself 1.2; read_threads 3"
 
 
 def test_disagreeing_pages_are_detected(root: Path) -> None:

@@ -1,14 +1,21 @@
-"""The plot: throughput relative to the reference, and the trainer's cost of a batch."""
+"""The plot: what a person wants to know first of each loader, as bars with their values."""
 
 from pathlib import Path
 
 from shmload.tools.bench.report import LoaderReport, Report
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f", "#000000")
+# heading, metric, its factor to the heading's unit, whether the axis is logarithmic
+PANELS = (
+    ("samples per second (log scale, more is better)", "samples_per_s", 1.0, True),
+    ("CPU of the trainer per batch, us (log scale, less is better)", "trainer_us_per_batch", 1.0, True),
+    ("time to the first batch, s (less is better)", "first_batch_ms", 1e-3, False),
+    ("memory of all processes, MB (less is better)", "peak_pss_mb", 1.0, False),
+)
 
 
 def save(report: Report, path: Path) -> None:
-    """Write a PNG: two panels of bars, with one row per workload and setting, and one bar per loader."""
+    """Write a PNG: a panel for each of PANELS, in it a row for each workload and setting, and in each row a bar for each loader."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -16,37 +23,35 @@ def save(report: Report, path: Path) -> None:
 
     labels = [f"{each.name}\n{each.setting}" if report.is_sweep else each.name for each in report.workloads]
     loaders = list(dict.fromkeys(name for section in report.workloads for name in section.loaders))
-    height = 0.8 / len(loaders)
-    figure = Figure(figsize=(11, 1.6 + len(report.workloads) * (0.3 + 0.24 * len(loaders))), dpi=140, layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    others = [name for name in loaders if name != report.reference]  # the reference has no bar on the left
-    for number, name in enumerate(loaders):
-        for row, section in enumerate(report.workloads):
-            bar = {"height": 0.9 * height, "color": COLORS[number % 8]}
-            loader = section.loaders.get(name, LoaderReport())
-            if name in others and (ratio := loader.ratio):
-                # starting at 1: on a log scale twice as fast extends as far to the right as half as fast to the left
-                error = [[ratio.median - ratio.low], [ratio.high - ratio.median]]
-                y = row + (others.index(name) - (len(others) - 1) / 2) * height
-                left.bar_label(left.barh(y, ratio.median - 1, left=1, xerr=error, **bar), [f"{ratio.median:.2g}x"], padding=3)
-            if found := loader.metrics.get("trainer_us_per_batch"):
-                right.barh(row + (number - (len(loaders) - 1) / 2) * height, max(found.median, 0), **bar)
-        right.barh([0], [0], color=COLORS[number % 8], label=name)  # for the legend
-    left.axvline(1, color="#333333")
-    left.set_xscale("log", base=2)
-    left.xaxis.set_major_formatter(lambda value, _: f"{value:g}x" if value >= 1 else f"1/{1 / value:g}")
-    left.set_yticks(range(len(report.workloads)), labels)
-    left.set_ylim(len(report.workloads) - 0.4, -0.6)
-    left.margins(x=0.2)
-    left.set_xlabel(f"samples/s against {report.reference} (bar: median, line: all rounds; log scale)")
-    right.set_xscale("log")
-    right.set_xlabel("CPU of the trainer for a batch, us (log scale; less is better)")
-    for axes in (left, right):
-        axes.spines[["top", "right", "left"]].set_visible(False)
-        axes.tick_params(left=False)
-        axes.grid(axis="x", color="#e6e6e6")
-        axes.set_axisbelow(True)
-    figure.legend(loc="outside upper right", ncols=min(len(loaders), 7), frameon=False, fontsize=9)
+    thickness = 0.8 / len(loaders)
+    height = 1.6 + len(PANELS) / 2 * (0.6 + len(labels) * (0.15 + 0.2 * len(loaders)))
+    figure = Figure(figsize=(9.5, height), dpi=140, layout="constrained", facecolor="white")
+    for axes, (heading, metric, factor, is_log) in zip(figure.subplots(2, 2, sharey=True).flat, PANELS, strict=True):
+        for number, name in enumerate(loaders):
+            found = [section.loaders.get(name, LoaderReport()) for section in report.workloads]
+            spreads = [loader.metrics.get(metric) for loader in found]
+            values = [0.0 if spread is None else max(spread.median, 0.0) * factor for spread in spreads]
+            texts = [f"{value:.3g}" if value < 1000 else f"{value:,.0f}" for value in values]
+            if metric == "samples_per_s" and name != report.reference:
+                texts = [
+                    f"{text}  ({loader.ratio.median:.2g}x)" if loader.ratio else text
+                    for text, loader in zip(texts, found, strict=True)
+                ]
+            places = [row + (number - (len(loaders) - 1) / 2) * thickness for row in range(len(labels))]
+            bars = axes.barh(places, values, height=0.9 * thickness, color=COLORS[number % 8], label=name)
+            axes.bar_label(bars, [text if value else "" for text, value in zip(texts, values, strict=True)], padding=3, fontsize=9)
+        axes.set_title(heading, fontsize=10.5, loc="left")
+        if is_log:
+            axes.set_xscale("log")
+        axes.set_yticks(range(len(labels)), labels)
+        axes.set_ylim(len(labels) - 0.4, -0.6)
+        axes.margins(x=0.35)
+        axes.spines[["top", "right", "bottom"]].set_visible(False)
+        axes.tick_params(left=False, bottom=False, labelbottom=False)  # the bars have their values
+        axes.tick_params(which="minor", bottom=False)
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside upper right", ncols=min(len(loaders), 7), frameon=False, fontsize=10
+    )
     figure.suptitle(title(report), x=0.01, ha="left", fontsize=10.5)
     figure.savefig(path, format="png")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +126,22 @@ def test_strictly_typed_program_gets_the_intended_types(tmp_path: Path) -> None:
         else:
             assert ": note: " in line, line
     expected = {number: line.split("  # ")[1] for number, line in enumerate(lines, 1) if "  # " in line}
+    assert notes == expected
+
+
+@pytest.mark.slow(reason="pyright checks a program and what it imports")
+@pytest.mark.skipif(not shutil.which(os.environ.get("SHMLOAD_PYRIGHT", "")), reason="SHMLOAD_PYRIGHT names no pyright")
+@pytest.mark.timeout(600)
+def test_program_gets_the_same_types_from_pyright(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [os.environ["SHMLOAD_PYRIGHT"], "--outputjson", "--pythonpath", sys.executable, "program.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, cwd=tmp_path)
+    notes = {}
+    for found in json.loads(done.stdout)["generalDiagnostics"]:
+        revealed = re.fullmatch(r'Type of ".*" is "(.*)"', found["message"])
+        notes[found["range"]["start"]["line"] + 1] = revealed[1] if revealed else found["severity"]
+    lines = enumerate(PROGRAM.splitlines(), 1)
+    expected = {number: line.split("  # ")[1].partition(":")[0] for number, line in lines if "  # " in line}
     assert notes == expected
 
 

@@ -88,7 +88,8 @@ class HDF5Dataset(ArrayTreeDataset):
             return ListedColumn(
                 blocks(lambda a, b: [value.astype(dtype, copy=False) for value in dataset[a:b]], 1024), (dtype.name, (None,))
             )
-        # offset: of the numbers if they are contiguous in this file; else None, also if nothing has been written yet
+        path = dataset.file.filename  # of another file if an external link leads to the dataset
+        # offset: of the numbers if they are contiguous in its file; else None, also if nothing has been written yet
         offset, kind = dataset.id.get_offset(), dataset.id.get_type()
         if isinstance(kind, h5py.h5t.TypeEnumID):
             kind = kind.get_super()  # the integers that are stored
@@ -97,10 +98,10 @@ class HDF5Dataset(ArrayTreeDataset):
         # HDF5 invents an offset for a dataset that has no storage yet, if the file has a user block
         is_written = dataset.size and dataset.id.get_storage_size() == dataset.nbytes  # else a user block makes up an offset
         if offset is not None and is_plain and is_written:
-            end = os.path.getsize(self.path)
+            end = os.path.getsize(path)
             if not 0 <= offset <= end - dataset.nbytes:
-                raise ShardCorrupt(f"{where}, offset {offset}: {dataset.nbytes} bytes of it are not within the file's {end}")
-            mapped = np.memmap(self.path, dataset.dtype, "r", offset, dataset.shape)
+                raise ShardCorrupt(f"{where}, offset {offset}: {dataset.nbytes} bytes of it are not within the {end} of {path}")
+            mapped = np.memmap(path, dataset.dtype, "r", offset, dataset.shape)
             return MappedColumn(name, typed_array(name, mapped.view(np.ndarray)))
         row_nbytes = dataset.nbytes // max(length, 1)
         return FixedColumn(blocks(lambda a, b: dataset[a:b], row_nbytes), dtype, dataset.shape[1:])

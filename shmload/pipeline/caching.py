@@ -1,8 +1,8 @@
 """Cache: make the items of a sequence once, and afterwards read them from a file or from memory.
 
 The file is an SQLite database in a folder. Its name is a hash of everything that determines the items: the sources with their
-contents, the stages' arguments, and the code of their functions and methods. So a changed pipeline uses another file. An item that
-several processes make at the same time is written once.
+contents, the stages' arguments, and the code of their functions and methods with the variables they use. So a changed pipeline uses
+another file. An item that several processes make at the same time is written once.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
+import numpy as np
 import torch
 
 from shmload.batch.packed_batch import ATOMS
@@ -39,7 +40,8 @@ class Cache:
         folder: folder for the file, which all processes and runs share. Trust it as you trust pickles. Without one, items are kept
             in the memory of each process that makes them.
         version: any text; it becomes part of the hash. Change it when anything changes that the hash does not cover: files that
-            functions read, and other functions that they call. Methods of classes are covered.
+            functions read, and what they use of other modules. Covered are functions, methods of classes, what they hold, and the
+            global variables of their module that they use, if these are functions, classes or plain data.
     Raises:
         TypeError: an argument has another type.
     """
@@ -187,7 +189,32 @@ class _Namer(pickle.Pickler):
         if isinstance(value, type):
             return value.__module__, value.__qualname__, _methods_of(value)
         held = [_content(cell) for cell in value.__closure__ or ()]
-        return value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__, held
+        used = [
+            (name, one)
+            for name, one in _globals_of(value)
+            if _is_data(one) or (isinstance(one, types.FunctionType | type) and one.__module__ == value.__module__)
+        ]
+        return value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__, held, used
+
+
+def _globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """Return the global variables of a function's module that its code names, in the order of their names."""
+    names: set[str] = set()
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return [(name, function.__globals__[name]) for name in sorted(names & function.__globals__.keys())]
+
+
+def _is_data(value: Any) -> bool:
+    """Return whether a value is plain data: a number, text, an array, a tensor, a path, or a container of them."""
+    if isinstance(value, dict):
+        return all(map(_is_data, value.keys())) and all(map(_is_data, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_is_data, value))
+    return type(value) in ATOMS or isinstance(value, np.ndarray | np.generic | torch.Tensor | PurePath)
 
 
 def _methods_of(kind: type) -> str:
@@ -198,7 +225,8 @@ def _methods_of(kind: type) -> str:
             function = getattr(value, "fget", None) or getattr(value, "__func__", value)  # of a property, or a static method
             if isinstance(function, types.FunctionType):
                 given = [default for default in function.__defaults__ or () if type(default) in ATOMS]
-                found.append((name, _told(function.__code__), given))
+                used = [(each, _digest(one)) for each, one in _globals_of(function) if _is_data(one)]
+                found.append((name, _told(function.__code__), given, used))
             elif type(value) in ATOMS and not name.startswith("__"):
                 found.append((name, value))
     return blake2b(repr(found).encode(), digest_size=16).hexdigest()

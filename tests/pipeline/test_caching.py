@@ -147,6 +147,46 @@ def test_cache_key_depends_on_all_values_a_function_holds(tmp_path: Path) -> Non
     assert [read(row)[0] for row in rows] == [[2000, 2001]] * 4 + [[-1, 2001]] * 4 + [[2007, 2008]]
 
 
+SIZE, FILES = 2, ["a.jpg", "b.jpg"]
+
+
+def opened(item: int) -> Any:
+    return resized([FILES[each] for each in range(item + 1)])
+
+
+def resized(names: list[str]) -> Any:
+    return {"name": names[-1], "size": SIZE}
+
+
+class Opening:
+    """A dataset whose method reads a global variable."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        return {"name": FILES[index], "size": SIZE}
+
+
+@pytest.mark.parametrize("stages", [[Range(2, repeating=False), Map(opened)], [Items(Opening())]], ids=["function", "method"])
+@pytest.mark.parametrize(("name", "changed"), [("SIZE", 3), ("FILES", ["c.jpg", "d.jpg"])])
+def test_cache_key_depends_on_global_variables(
+    stages: list[Any], name: str, changed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kept() -> list[Any]:
+        with Conveyer([*stages, Cache(tmp_path)]) as pipeline:
+            return list(pipeline)
+
+    before = [{"name": each, "size": 2} for each in ("a.jpg", "b.jpg")]
+    assert kept() == before
+    with monkeypatch.context() as patch:
+        patch.setitem(globals(), name, changed)
+        assert kept() == [{"name": each, "size": SIZE} for each in FILES]
+    assert len(list(tmp_path.glob("*.sqlite"))) == 2
+    assert kept() == before
+    assert len(list(tmp_path.glob("*.sqlite"))) == 2
+
+
 def named(held: Any, folder: Path) -> None:
     def function(x: int) -> Any:
         return x if x in held else function(-x)  # refers to itself, too

@@ -357,4 +357,11 @@ PIPELINE_DEFECTS = [
         Replace("_methods_of(value)", '""'),
         ("tests/pipeline/test_caching.py::test_cache_key_depends_on_code_of_dataset_methods",),
     ),
+    Defect(
+        "B1",
+        "cached items are used although a global variable of their function has changed",
+        "_globals_of",
+        Replace("names & function.__globals__.keys()", "set()"),
+        ("tests/pipeline/test_caching.py::test_cache_key_depends_on_global_variables",),
+    ),
 ]

@@ -724,4 +724,11 @@ STORAGE_DEFECTS = [
         Replace("cache and not _has_its_own(path, status.st_size)", "cache"),
         (f"{CODING}test_tar_dataset_does_not_change_the_index_of_a_packed_shard",),
     ),
+    Defect(
+        "N1",
+        "a dataset that an external link leads to is read at its offset from the file with the link",
+        "HDF5Dataset._column",
+        Replace("dataset.file.filename", "self.path"),
+        ("tests/formats/readers/test_hdf5.py::test_external_link_is_read_from_the_file_it_leads_to",),
+    ),
 ]

@@ -33,6 +33,23 @@ def test_contiguous_dataset_is_mapped(tmp_path: Path, dtype: str, userblock: int
     np.testing.assert_array_equal(values[[4, 19, 4]], found["x"])
 
 
+def test_external_link_is_read_from_the_file_it_leads_to(tmp_path: Path) -> None:
+    written(tmp_path / "far.h5", 0, x=ROWS)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["filler"] = np.full((20, 1000), 99.0)
+        file["x"] = h5py.ExternalLink("far.h5", "/x")
+    dataset = HDF5Dataset(tmp_path / "a.h5", ["x"])
+    assert [dataset[number]["x"].tolist() for number in (0, 19)] == [ROWS[0].tolist(), ROWS[19].tolist()]
+
+
+def test_raw_storage_in_another_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the other file's name is relative to it
+    with h5py.File("a.h5", "w") as file:
+        file.create_dataset("x", data=ROWS, external=[("raw", 0, h5py.h5f.UNLIMITED)])
+    dataset = HDF5Dataset("a.h5")
+    assert [dataset[number]["x"].tolist() for number in (0, 19)] == [ROWS[0].tolist(), ROWS[19].tolist()]
+
+
 @pytest.mark.parametrize(
     "how",
     [

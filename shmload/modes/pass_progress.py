@@ -18,6 +18,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 
 from shmload.engine.config import LoaderConfig
 from shmload.introspect.abilities import is_stateful
+from shmload.modes.dataset_pass import DatasetPass, next_pass
 from shmload.modes.sampler_reader import SamplerReader, SamplerState, state_before
 from shmload.modes.torch_samplers import is_endless
 from shmload.modes.torch_state import SAMPLER, TorchState, has_own_states, identity, order_kind
@@ -75,6 +76,7 @@ class PassProgress:
         # if so, each state takes its own snapshot, because batches read out of order cannot be read again up to a position
         self.is_always_current = self._every == 1 or self._goes_by_number
         self.sampler, self.base_seed, self._shared_seed = sampler, base_seed, shared_seed
+        self._dataset_pass = DatasetPass.begun(config, base_seed)
         self._notes: list[bytes] = [SAME] * self._num_workers
         self._first_notes = list(self._notes)  # the notes at the beginning of the pass
         self._is_current = [True] * self._num_workers
@@ -167,6 +169,8 @@ class PassProgress:
             "shared_seed": self._shared_seed,
             "sampler": sampler,
         }
+        if self._dataset_pass is not None:
+            state["dataset_pass"] = self._dataset_pass.number
         if order_kind(sampler) == SAMPLER:
             state["ahead"] = self.sampler.num_ahead
         if self._is_iterable:
@@ -217,8 +221,10 @@ def fresh_state(config: LoaderConfig, finished: PassProgress | None, origin: Ori
         workers = [{"dataset": copy.deepcopy(config.dataset.state_dict())}]
     own = None if finished is None else copy.deepcopy(finished.sampler.own_at_end)
     sampler = state_before(config.index_sampler, origin, own)
+    number = next_pass(config.dataset)
     return {
         **identity(config),
+        **({} if number is None else {"dataset_pass": number}),
         "position": 0,
         "is_finished": True,
         "snapshot": 0,

@@ -17,6 +17,7 @@ from shmload.engine.builder import EngineBuilder
 from shmload.engine.config import LoaderConfig
 from shmload.engine.delivery_log import DeliveryLog
 from shmload.modes.continuation import restored
+from shmload.modes.dataset_pass import continue_pass
 from shmload.modes.epoch_metrics import EpochWatches
 from shmload.modes.pass_context import PassContext
 from shmload.modes.pass_progress import fresh_state
@@ -56,6 +57,7 @@ class TorchPasses(PassContext):
         if state is None:
             with self.generators.drawing(generator) as is_early:
                 return kind(loader, self, is_early=is_early)
+        continue_pass(config.dataset, state)
         if not config.num_workers and not state["num_workers"]:
             snapshot = (state["workers"] or [{}])[0]
             load_own_states(config.dataset, snapshot)

@@ -11,6 +11,7 @@ A state contains:
      "done", "beyond",                                              all orders before `done` are complete, and these after it
      "counts", "counted"                                            of an iterable dataset: complete orders by worker, now and in
                                                                     the snapshot
+     "dataset_pass"                                                 the number of an iterable dataset's pass (dataset_pass.py)
      "ahead"                                                        batches that the sampler had been asked for
      "generators"                                                   checksums of the global generators (see continuation.py)
      "passes"                                                       passes begun so far, for audits
@@ -48,14 +49,14 @@ _OUTSIDE = (*_IDENTITY, "position", "is_finished")
 _LISTS = ("beyond", "workers", "counts", "counted")
 
 _KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("position", "snapshot", "done", "num_workers", "last_worker", "passes", "ahead"), (int,)),
+    **dict.fromkeys(("position", "snapshot", "done", "num_workers", "last_worker", "passes", "ahead", "dataset_pass"), (int,)),
     **dict.fromkeys(("base_seed", "shared_seed"), (int, type(None))),
     **dict.fromkeys(_LISTS, (list,)),
     "is_finished": (bool,),
     **dict.fromkeys(("sampler", "generators"), (dict,)),
 }
 
-_OPTIONAL = ("counts", "counted", "ahead", "generators")
+_OPTIONAL = ("counts", "counted", "dataset_pass", "ahead", "generators")
 
 _OF_SAMPLER = {"taken": int, "epoch": object, "own": dict, "origin": dict, "seed_between": bool}
 

@@ -81,6 +81,19 @@ class PassCounter:
             board[2] = number
             self._since = int(board[3])
 
+    def number_of(self, base_seed: int | None, since: int) -> int:
+        """Return the number of a pass that the trainer has begun.
+
+        Args:
+            base_seed: the seed that torch drew for its workers; None without workers.
+            since: `next` when the trainer began the pass. Another loader may have taken this number before the pass's workers did.
+        """
+        with self._held() as board:
+            entries, written = board[4:].reshape(_KEPT, 3), int(board[3])
+            passes = entries[np.arange(max(0, written - _KEPT), written) % _KEPT]
+            numbers = passes[(passes[:, 0] == (base_seed or 0)) & (passes[:, 2] >= since), 2]
+            return int(numbers[0]) if base_seed is not None and len(numbers) else since
+
     @property
     def next(self) -> int:
         """Return the number of the next pass."""

@@ -303,6 +303,15 @@ class RemoteDataset(FluentMethods):
         """
         self._passes.set_next(whole_number("epoch", epoch, at_least=0, remedy="epochs are counted from 0"))
 
+    @property
+    def next_pass(self) -> int:
+        """The number of the next pass: its epoch, unless `repeat` or `with_epoch` make passes of several epochs."""
+        return self._passes.next
+
+    def pass_of(self, base_seed: int | None, since: int) -> int:
+        """Return the number of a pass that a loader has begun, for its state; see PassCounter.number_of."""
+        return self._passes.number_of(base_seed, since)
+
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
         self._source.local.try_anew()

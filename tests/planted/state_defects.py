@@ -455,4 +455,11 @@ STATE_DEFECTS = [
         (f"{OWN}addresses_of_generator_states_are_found",),
         modules=("twister",),
     ),
+    Defect(
+        "R2",
+        "a state in torch mode continues a RemoteDataset in the order of its first epoch",
+        "TorchPasses.iterator",
+        omit("continue_pass(config.dataset, state)"),
+        ("tests/remote/test_loaders.py::test_torch_mode_resumes_in_the_order_of_the_states_epoch[4-0]",),
+    ),
 ]

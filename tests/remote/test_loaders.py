@@ -57,6 +57,36 @@ def test_every_loader_yields_the_same_batches_for_any_number_of_workers(folder: 
     del loader
 
 
+@pytest.mark.slow(reason="reads a dozen passes, most of them with two workers")
+@pytest.mark.filterwarnings("ignore:.*persistent_workers")
+@pytest.mark.parametrize(
+    "workers", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=["0", "2", "stay"]
+)
+@pytest.mark.parametrize("num_read", [0, 1, 4, 7])
+def test_torch_mode_resumes_in_the_order_of_the_states_epoch(folder: Path, num_read: int, workers: dict[str, Any]) -> None:
+    def loader_of(data: RemoteDataset) -> ShmLoader[Any]:
+        return ShmLoader(data, batch_size=None, **workers)
+
+    alone = pipeline(folder)
+    epochs = [batch_labels(alone) for _ in range(3)]
+    with loader_of(pipeline(folder)) as loader:
+        assert batch_labels(loader) == epochs[0]
+        if num_read:
+            batches = iter(loader)
+            seen = [next(batches)[1].tolist() for _ in range(num_read)]
+            assert seen == epochs[1][:num_read]
+        state = loader.state_dict()
+        rest = epochs[1][num_read:]
+        with loader_of(pipeline(folder)) as resumed:
+            resumed.load_state_dict(state)
+            assert [batch_labels(resumed), batch_labels(resumed)] == [rest, epochs[2]]
+        if num_read:
+            assert [labels[1].tolist() for labels in batches] == rest
+            assert batch_labels(loader) == epochs[2]
+        loader.load_state_dict(state)
+        assert [batch_labels(loader), batch_labels(loader)] == [rest, epochs[2]]
+
+
 @pytest.mark.slow(reason="reads nine passes, most of them with two workers")
 @pytest.mark.parametrize("kind", LOADERS)
 def test_persistent_workers_follow_the_epoch(folder: Path, kind: str) -> None:

@@ -32,7 +32,8 @@ from shmload.worker.stage_arguments import set_whole
 class Fluent:
     """Base of sources and pipelines: each method returns a pipeline with one more stage, and leaves this one unchanged.
 
-    Iterating it delivers one epoch, from the start, in this process and the workers that its stages request.
+    Iterating it delivers one epoch, from its start, in this process and the workers that its stages request. Each iteration is the
+    next epoch, in another order if something shuffles; with a source that repeats, each is the same and has no end.
     """
 
     @property
@@ -62,7 +63,11 @@ class Fluent:
             return pipeline.explain(items=items, seconds=seconds)
 
     def __iter__(self) -> Iterator[Any]:
+        epoch = vars(self).get("_next_epoch", 0)
+        object.__setattr__(self, "_next_epoch", epoch + 1)  # sources are frozen
         with self.conveyer() as pipeline:
+            if epoch and not pipeline.engine.is_endless:
+                pipeline.engine.restart(epoch)
             yield from pipeline
 
     def map(self, fn: Callable[[Any], Any], *, workers: int = 0, **options: Any) -> Pipeline:

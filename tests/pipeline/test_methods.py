@@ -1,0 +1,50 @@
+"""Pipelines made with methods: each iteration is the next epoch, from its start."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from shmload.pipeline import Items, Permutation, Range, Stream
+from shmload.pipeline.methods import Fluent
+
+
+def drawn(item: int) -> tuple[int, float]:
+    return item, random.random()
+
+
+PIPELINES: dict[str, Callable[[], Fluent]] = {
+    "source": lambda: Permutation(8, repeating=False),
+    "shuffle": lambda: Items(range(8)).map(drawn).shuffle(),
+    "batches": lambda: Items(range(8)).map(drawn).shuffle().batch(3),
+    "buffer": lambda: Items(range(8)).filter(lambda item: item != 3).shuffle(buffer_size=4),
+    "stream": lambda: Stream(range(8)).map(drawn).shuffle(buffer_size=4),
+}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_each_iteration_is_the_next_epoch_of_the_conveyer(name: str) -> None:
+    pipeline = PIPELINES[name]()
+    with PIPELINES[name]().conveyer() as conveyer:
+        epochs = [str(list(conveyer)) for _ in range(3)]
+    assert [str(list(pipeline)) for _ in range(3)] == epochs
+    assert len(set(epochs)) == 3
+
+
+def test_iteration_begins_at_the_start_although_the_last_one_was_left() -> None:
+    pipeline = Items(range(8)).map(drawn)
+    assert [[item for item, _ in islice(pipeline, 3)], [item for item, _ in pipeline]] == [[0, 1, 2], list(range(8))]
+
+
+def test_deterministic_items_are_the_same_in_each_iteration() -> None:
+    pipeline: Any = Items(["a", "b"]).map(str.upper)
+    assert [list(pipeline), list(pipeline), list(pipeline.batch(2))] == [["A", "B"], ["A", "B"], [["A", "B"]]]
+
+
+def test_source_that_repeats_begins_again() -> None:
+    pipeline = Range(3).map(lambda item: item)
+    assert [list(islice(pipeline, 4)), list(islice(pipeline, 4))] == [[0, 1, 2, 0]] * 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from types import MethodType
 from typing import Any
@@ -78,3 +78,18 @@ def parts_of(value: Any) -> Iterator[tuple[str, Any]]:
 def is_stateful(value: Any) -> bool:
     """Return whether an object has `state_dict()` and `load_state_dict(state)`, as torch's and torchdata's checkpoints need."""
     return takes_arguments(ability_of(value, "state_dict"), 0) and takes_arguments(ability_of(value, "load_state_dict"), 1)
+
+
+def overrides(value: Any, names: Sequence[str], replaced: Sequence[str]) -> bool:
+    """Return whether the program overrides one of `names` in a class that inherits `replaced`, whose code does not know it."""
+    classes = type(value).__mro__
+    first, first_replaced = (min(_depth(value, name) for name in each) for each in (names, replaced))
+    return 0 <= first < first_replaced and classes[first].__module__.partition(".")[0] != "shmload"
+
+
+def _depth(value: Any, name: str) -> int:
+    """Return the place in the method resolution order of the class that defines a name; -1 if the object itself has it."""
+    if name in getattr(value, "__dict__", ()):
+        return -1
+    classes = type(value).__mro__
+    return next((depth for depth, each in enumerate(classes) if name in vars(each)), len(classes))

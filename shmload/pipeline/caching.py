@@ -218,17 +218,18 @@ def _is_data(value: Any) -> bool:
 
 
 def _methods_of(kind: type) -> str:
-    """Hash the methods and constants of a class and its bases, identically in every process."""
+    """Hash the methods of a class and its bases, what they hold, and its plain data, identically in every process."""
     found: list[Any] = []
     for base in kind.__mro__[:-1]:
         for name, value in sorted(vars(base).items()):
             function = getattr(value, "fget", None) or getattr(value, "__func__", value)  # of a property, or a static method
             if isinstance(function, types.FunctionType):
-                given = [default for default in function.__defaults__ or () if type(default) in ATOMS]
-                used = [(each, _digest(one)) for each, one in _globals_of(function) if _is_data(one)]
-                found.append((name, _told(function.__code__), given, used))
-            elif type(value) in ATOMS and not name.startswith("__"):
-                found.append((name, value))
+                given = [("", default) for default in function.__defaults__ or ()] + sorted((function.__kwdefaults__ or {}).items())
+                held = [("", _content(cell)) for cell in function.__closure__ or ()]
+                used = [(each, _digest(one)) for each, one in (*given, *held, *_globals_of(function)) if _is_data(one)]
+                found.append((name, _told(function.__code__), used))
+            elif _is_data(value) and not name.startswith("__"):
+                found.append((name, _digest(value)))
     return blake2b(repr(found).encode(), digest_size=16).hexdigest()
 
 

@@ -8,11 +8,13 @@ from typing import Any
 
 from shmload.batch.layout import layout_of_schema
 from shmload.batch.ragged import Ragged
-from shmload.introspect.abilities import ability_of, package_ability, takes_arguments
+from shmload.introspect.abilities import ability_of, overrides, package_ability, takes_arguments
 from shmload.worker.in_place_dataset import InPlace, InPlaceConcat, InPlaceSubset
 from shmload.worker.tensor_rows import tensors_in_place
 
 log = logging.getLogger("shmload")
+
+DECODING = ("read_into", "read_batch_into")  # the methods of the decoding protocol
 
 
 def in_place_reader_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | None:
@@ -53,13 +55,16 @@ def declares_decoding(dataset: Any) -> bool:
     """Return whether a dataset has the whole decoding protocol: a valid schema, and `read_into` or `read_batch_into`.
 
     A program may use attributes of these names for something else; its dataset is then read by `__getitem__`. If it has no
-    `__getitem__`, return True, so that the flaw in the protocol becomes an error.
+    `__getitem__`, return True, so that the flaw in the protocol becomes an error. A dataset whose class overrides the `__getitem__`
+    of a base class that decodes in place is read by `__getitem__`, too: the override changes what a sample is.
     """
     schema = ability_of(dataset, "schema")
-    readers = [found for name in ("read_into", "read_batch_into") if (found := ability_of(dataset, name)) is not None]
+    readers = [found for name in DECODING if (found := ability_of(dataset, name)) is not None]
     if schema is None or not readers:
         return False
-    if not all(takes_arguments(reader, 2) for reader in readers):
+    if overrides(dataset, ("__getitem__", "__getitems__"), DECODING):
+        why = "its class overrides __getitem__ of a base class that decodes in place"
+    elif not all(takes_arguments(reader, 2) for reader in readers):
         why = "read_into and read_batch_into take two arguments, an index or indices and the rows"
     else:
         why = schema_error(schema, ability_of(dataset, "batch_type"))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shmload.batch.layout import Layout, layout_of_schema
 from shmload.batch.ragged_rows import RaggedRows
 from shmload.batch.row_placer import RowOut, SingleRow, private_rows
-from shmload.introspect.abilities import ability_of
+from shmload.introspect.abilities import ability_of, overrides
 
 
 class InPlace:
@@ -39,6 +39,8 @@ class InPlace:
         self.batch_type = ability_of(dataset, "batch_type")
         self.read_into: Callable[[Any, Any], None] | None = ability_of(dataset, "read_into")
         self.read_batch_into: Callable[[Any, Any], None] | None = ability_of(dataset, "read_batch_into")
+        if self.read_into is not None and overrides(dataset, ("read_into",), ("read_batch_into",)):
+            self.read_batch_into = None  # it would not call the overriding read_into
 
     def layout(self) -> Layout:
         """Return the offsets of the fields."""

@@ -87,13 +87,14 @@ class Doubling:
         return self.made(index)
 
     def made(self, index: int) -> int:
-        return self.factor * index
+        return self.factor * self.table[index]
 
-    factor = 2
+    factor, table = 2, [0, 1]
 
 
 @pytest.mark.parametrize(
-    ("name", "changed"), [("__getitem__", lambda self, index: 3 * index), ("made", lambda self, index: 3 * index), ("factor", 8)]
+    ("name", "changed"),
+    [("__getitem__", lambda self, index: 3 * index), ("made", lambda self, index: 3 * index), ("factor", 8), ("table", [0, 4])],
 )
 def test_cache_key_depends_on_code_of_dataset_methods(
     name: str, changed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

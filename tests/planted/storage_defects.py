@@ -731,4 +731,32 @@ STORAGE_DEFECTS = [
         Replace("dataset.file.filename", "self.path"),
         ("tests/formats/readers/test_hdf5.py::test_external_link_is_read_from_the_file_it_leads_to",),
     ),
+    Defect(
+        "N1",
+        "a `__getitem__` that overrides that of a dataset that decodes in place is ignored",
+        "declares_decoding",
+        Replace('overrides(dataset, ("__getitem__", "__getitems__"), DECODING)', "False"),
+        ("tests/behaviour/test_overridden.py::test_overridden_sample_is_read_as_by_torch[Augmented-bare-torch mode]",),
+    ),
+    Defect(
+        "N1",
+        "a `read_into` that overrides that of a dataset with `read_batch_into` is ignored",
+        "InPlace.__init__",
+        omit("self.read_batch_into = None"),
+        ("tests/behaviour/test_overridden.py::test_overridden_decoding_is_used[InPlace-10-torch mode]",),
+    ),
+    Defect(
+        "N1",
+        "an image decoder that overrides its call is ignored where images are decoded into their rows",
+        "decodes_in_place",
+        Replace('not overrides(decoder, ("__call__",), ("decode",))', "True"),
+        ("tests/formats/images/test_folder.py::test_decoder_that_overrides_the_call_is_used_by_every_format",),
+    ),
+    Defect(
+        "N1",
+        "numbers of a column wrap around in the schema's dtype",
+        "arrow_groups:_column",
+        omit("_check_range(name, values, where, spec[0])"),
+        ("tests/formats/readers/test_parquet.py::test_number_that_the_schemas_dtype_cannot_represent_is_an_error",),
+    ),
 ]

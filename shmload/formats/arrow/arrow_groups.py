@@ -19,8 +19,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from shmload.batch.element_types import of_any
 from shmload.errors import SampleError, ShardCorrupt
 from shmload.formats.arrow.arrow_column import ArrowColumn, TextLists, column_of
+from shmload.formats.arrow.arrow_types import dtype_of, is_list, plain_values
 from shmload.formats.block_cache import BlockCache
 from shmload.formats.row_numbers import Indices
 
@@ -125,9 +127,48 @@ class Groups(ABC):
             raise ShardCorrupt(f"{where}: its metadata says {wanted} rows, and it has {found}")
         for name, values in columns.items():
             if values.null_count and name in self._fill_null:
-                columns[name] = pc.fill_null(values, self._fill_null[name])
+                columns[name] = _filled(name, values, self._fill_null[name], where)
         nbytes = max(sum(values.nbytes for values in columns.values()), 1)
         return {name: _column(name, values, where, self.schema[name]) for name, values in columns.items()}, nbytes
+
+
+def _filled(name: str, values: Any, fill: Any, where: str) -> Any:
+    """Return a column with a value in place of nulls.
+
+    Raises:
+        SampleError: the column's type cannot represent the value.
+    """
+    try:
+        if pa.types.is_integer(values.type) and fill != int(fill):
+            raise ValueError("it is not a whole number")
+        return pc.fill_null(values, fill)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
+        raise SampleError(
+            f"{where}: column {name!r} is stored as {values.type}, so fill_null={{{name!r}: {fill!r}}} is not a value of it "
+            f"({error}): give one of this type"
+        ) from error
+
+
+def _check_range(name: str, values: Any, where: str, dtype: Any) -> None:
+    """Check that the schema's dtype can represent all numbers of a column. Numbers that become floats may be rounded.
+
+    Raises:
+        SampleError: it does.
+    """
+    element = of_any(dtype)
+    wanted = None if element is None else element.numpy
+    while is_list(values.type):
+        values = pc.list_flatten(values)
+    stored = dtype_of(values.type)
+    if wanted is None or not isinstance(stored, np.dtype) or np.can_cast(stored, wanted) or wanted.kind not in "iu":
+        return
+    try:
+        plain_values(values).cast(pa.from_numpy_dtype(wanted))
+    except pa.ArrowInvalid as error:
+        raise SampleError(
+            f"{where}: column {name!r} is stored as {values.type}, and the schema says {wanted}: {error}; choose another type in "
+            "schema="
+        ) from error
 
 
 def _column(name: str, values: Any, where: str, spec: Any) -> ArrowColumn | TextLists:
@@ -146,6 +187,8 @@ def _column(name: str, values: Any, where: str, spec: Any) -> ArrowColumn | Text
             "leave it out of columns="
         )
     shape = () if spec in (str, bytes) else spec[1]
+    if spec not in (str, bytes):
+        _check_range(name, values, where, spec[0])
     known = [extent for extent in found.extents if extent is not None]
     if None not in shape and (len(known) < len(found.extents) or prod(known) != prod(shape)):
         has = "lists of different lengths" if len(known) < len(found.extents) else f"{prod(known)} values"

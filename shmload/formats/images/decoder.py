@@ -16,7 +16,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from shmload.formats.images.crops import Crop, Size, Whole, Window, centered_sli
 from shmload.formats.images.encoded_bytes import Encoded, file_bytes
 from shmload.formats.images.open_image import LIBRARIES, MAX_PIXELS, checked, open_image
 from shmload.formats.images.opened_image import Box, OpenedImage, Part, Pixels
+from shmload.introspect.abilities import overrides
 from shmload.metrics import irregular_files
 
 Shape = tuple[int | None, ...]
@@ -192,6 +193,11 @@ class ImageDecoder:
         if len(mean) != 3 or len(deviation) != 3 or not all(each > 0 for each in deviation):
             raise ValueError(f"normalize needs three means and three standard deviations above 0; got {self.normalize}")
         return levels_of(mean, deviation)
+
+
+def decodes_in_place(decoder: Any) -> TypeGuard[ImageDecoder]:
+    """Return whether `decoder.decode` writes what a call returns: for an ImageDecoder, unless a subclass overrides `__call__`."""
+    return isinstance(decoder, ImageDecoder) and not overrides(decoder, ("__call__",), ("decode",))
 
 
 def levels_of(mean: Sequence[float], deviation: Sequence[float]) -> NDArray[np.float32]:

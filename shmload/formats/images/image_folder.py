@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.errors import ShardCorrupt
-from shmload.formats.images.decoder import ImageDecoder
+from shmload.formats.images.decoder import ImageDecoder, decodes_in_place
 from shmload.formats.images.open_image import checked, open_image
 from shmload.formats.images.pillow_image import open_picture, rgb_picture
 from shmload.formats.paths import check_local
@@ -116,9 +116,13 @@ class ImageFolder:
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         self._has_labels = self.root is not None or labels is not None
         self.samples: Sequence[Any] = SharedIndex(entries) if len(entries) >= SHARED_FROM else entries
-        self.schema: dict[str, Any] | None = None
-        if transform is None:
-            self.schema = {"image": self.image.spec, "label": "int64"} if self._has_labels else {"image": self.image.spec}
+
+    @property
+    def schema(self) -> dict[str, Any] | None:
+        """The fields that `read_into` writes; None if images are made by calling a function, which the loader then collates."""
+        if self.transform is not None or not decodes_in_place(self.image):
+            return None
+        return {"image": self.image.spec, "label": "int64"} if self._has_labels else {"image": self.image.spec}
 
     @property
     def targets(self) -> NDArray[np.int64]:

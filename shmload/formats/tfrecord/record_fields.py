@@ -11,7 +11,7 @@ import numpy as np
 
 from shmload._core.records import KINDS
 from shmload.batch.element_types import ElementType, of_any
-from shmload.formats.images.decoder import ImageDecoder
+from shmload.formats.images.decoder import decodes_in_place
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _field(name: str, spec: Any, default: Any, decode: Callable[[bytes], Any] | 
     element = None if is_text else of_any(dtype)
     extents = tuple(None if extent is None else int(extent) for extent in shape)
     if decode is not None:
-        if isinstance(decode, ImageDecoder) and spec != decode.spec:
+        if decodes_in_place(decode) and spec != decode.spec:
             raise ValueError(f"schema[{name!r}] is {spec!r}, and its decoder makes {decode.spec}: give {{{name!r}: decoder.spec}}")
         if element is None or element.numpy is None:
             raise ValueError(f"schema field {name!r} is {dtype}: decoders make arrays of numpy's types")

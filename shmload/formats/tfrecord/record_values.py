@@ -8,7 +8,7 @@ import numpy as np
 
 from shmload._core.records import Survey
 from shmload.batch.layout import fits
-from shmload.formats.images.decoder import ImageDecoder
+from shmload.formats.images.decoder import decodes_in_place
 from shmload.formats.tfrecord.record_fields import RecordField
 
 
@@ -68,7 +68,7 @@ def decoded(field: RecordField, data: bytes) -> Any:
     """
     assert field.decode is not None
     value = field.decode(data)
-    if isinstance(field.decode, ImageDecoder):
+    if decodes_in_place(field.decode):
         return value
     array = np.asarray(value)
     assert field.element is not None
@@ -89,7 +89,7 @@ def decode_into(field: RecordField, data: bytes, out: Any) -> None:
             return out[field.name]
         return out.reserve(field.name, tuple(shape[axis] for axis, n in enumerate(field.shape) if n is None))
 
-    if isinstance(field.decode, ImageDecoder):
+    if decodes_in_place(field.decode):
         field.decode.decode(data, place)
     else:
         value = decoded(field, data)

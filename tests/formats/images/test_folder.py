@@ -12,7 +12,16 @@ from PIL import Image
 
 import shmload
 from shmload import ShardCorrupt, SharedIndex, ShmLoader
-from shmload.formats import ImageDecoder, ImageFolder, RandomResizedCrop, Resize, TarDataset, TarWriter
+from shmload.formats import (
+    ImageDecoder,
+    ImageFolder,
+    RandomResizedCrop,
+    Resize,
+    TarDataset,
+    TarWriter,
+    TFRecordDataset,
+    TFRecordWriter,
+)
 from shmload.formats.images import image_folder as folder_module
 
 Encode = Callable[..., bytes]
@@ -202,3 +211,50 @@ def test_targets_need_labels(root: Path) -> None:
 def test_names_are_public() -> None:
     for name in ("CenterCrop", "ImageDecoder", "ImageFolder", "RandomResizedCrop", "Resize"):
         assert name == getattr(shmload.formats, name).__name__
+
+
+class Inverted(ImageDecoder):
+    """A decoder that changes what it decodes."""
+
+    def __call__(self, data: Any) -> Any:
+        return 255 - super().__call__(data)
+
+
+def shapes_and_sums(dataset: Any, loader: Any) -> list[Any]:
+    (batch,) = loader(dataset, batch_size=len(dataset))
+    return [tuple(batch["image"].shape), int(batch["image"].sum())]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: setattr(data, "transform", lambda image: np.array(image.resize((2, 3)))),
+        lambda data: setattr(data, "image", ImageDecoder(Resize((2, 3)))),
+        lambda data: setattr(data, "image", Inverted(Resize((12, 10)))),
+    ],
+    ids=["transform", "decoder", "decoder that overrides the call"],
+)
+def test_changed_decoding_is_used_as_by_torch(root: Path, change: Callable[[Any], None]) -> None:
+    dataset = ImageFolder(root, SMALL)
+    unchanged = shapes_and_sums(dataset, ShmLoader)
+    change(dataset)
+    found = shapes_and_sums(dataset, ShmLoader)
+    assert found == shapes_and_sums(dataset, torch.utils.data.DataLoader)
+    assert found != unchanged
+
+
+def test_decoder_that_overrides_the_call_is_used_by_every_format(tmp_path: Path, photo: Image.Image, encode: Encode) -> None:
+    data, decoder = encode(photo, "PNG"), Inverted(Resize((12, 10)))
+    with TarWriter(tmp_path / "x.tar") as tar:
+        tar.write({"__key__": "0", "png": data})
+    with TFRecordWriter(tmp_path / "x.tfrecord") as records:
+        records.write({"png": data})
+    (tmp_path / "x.png").write_bytes(data)
+    found = [
+        TarDataset(tmp_path / "x.tar", decode={"png": decoder}, schema={"png": decoder.spec}),
+        TFRecordDataset(tmp_path / "x.tfrecord", {"png": decoder.spec}, decode={"png": decoder}),
+        ImageFolder([tmp_path / "x.png"], decoder),
+    ]
+    for dataset in found:
+        (batch,) = ShmLoader(dataset, batch_size=1)
+        assert np.array_equal(next(iter(batch.values()))[0], decoder(data)), type(dataset)

@@ -420,3 +420,41 @@ def test_partition_and_column_of_one_name(tmp_path: Path) -> None:
     bad = partitioned(tmp_path / "bad", {"y=%ff/a.parquet": {"x": [1]}})
     with pytest.raises(ValueError, match=r"the folder name 'y=%ff' is not UTF-8 after URL decoding"):
         len(ParquetDataset(bad))
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        ([300, 1], "uint8"),
+        ([1, -1], "uint8"),
+        (pa.array([2**63 + 5], pa.uint64()), "int64"),
+        ([float("nan")], "int32"),
+        ([3e9], "int32"),
+        ([2.5], "int64"),
+        ([[300, 1]], ("uint8", (2,))),
+    ],
+    ids=str,
+)
+def test_number_that_the_schemas_dtype_cannot_represent_is_an_error(tmp_path: Path, values: Any, dtype: Any) -> None:
+    dataset = ParquetDataset(written(tmp_path / "x.parquet", x=values), schema={"x": dtype})
+    with pytest.raises(SampleError, match=r"column 'x' is stored as .*, and the schema says .*; choose another type in schema="):
+        _ = dataset[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "expected"),
+    [([255, 0], "uint8", [255, 0]), ([2.0, -3.0], "int8", [2, -3]), ([2**24 + 1], "float32", [2.0**24]), ([True], "int32", [1])],
+    ids=str,
+)
+def test_numbers_are_converted_to_the_schemas_dtype(tmp_path: Path, values: Any, dtype: str, expected: list[float]) -> None:
+    dataset = ParquetDataset(written(tmp_path / "x.parquet", x=values), schema={"x": dtype})
+    assert batch_of(dataset)["x"].tolist() == expected
+
+
+@pytest.mark.parametrize(("values", "fill"), [([1, None], 0.5), ([1, None], "a"), ([1, None], 2**70), (["a", None], 3)], ids=str)
+def test_fill_that_is_not_of_the_columns_type_is_an_error(tmp_path: Path, values: Any, fill: Any) -> None:
+    dataset = ParquetDataset(written(tmp_path / "x.parquet", x=values), fill_null={"x": fill})
+    with pytest.raises(
+        SampleError, match=r"column 'x' is stored as .*, so fill_null=\{'x': .*\} is not a value of it .*: give one of"
+    ):
+        _ = dataset[0]

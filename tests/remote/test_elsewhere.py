@@ -26,6 +26,7 @@ from shmload.storage import retry
 from shmload.storage.filesystem_store import FilesystemStore
 from shmload.storage.open_store import open_store
 from shmload.storage.store import Store
+from tests.free_ports import free_port
 from tests.remote.killed import Readers
 from tests.remote.remote_kit import concatenated, labels, upload, write_packed, write_plain
 from tests.storage import store_kit
@@ -195,7 +196,7 @@ def store_and_server_switch(scheme: str) -> Iterator[tuple[FilesystemStore, Call
     with ExitStack() as stack:
         patience = {"retries": 2, "timeout_s": 1.5}
         if scheme == "sftp":
-            port, folder = store_kit._free_port(), stack.enter_context(TemporaryDirectory())
+            port, folder = free_port(), stack.enter_context(TemporaryDirectory())
             program = [sys.executable, str(Path(store_kit.__file__).with_name("sftp_server.py")), str(port), folder]
             servers: list[subprocess.Popen[bytes]] = []
 

@@ -309,7 +309,12 @@ class RemoteDataset(FluentMethods):
         return self._passes.next
 
     def pass_of(self, base_seed: int | None, since: int) -> int:
-        """Return the number of a pass that a loader has begun, for its state; see PassCounter.number_of."""
+        """Return the number of a pass that a loader has begun, for the loader's state.
+
+        Args:
+            base_seed: the seed that torch drew for the pass's workers; None without workers.
+            since: `next_pass` when the pass began.
+        """
         return self._passes.number_of(base_seed, since)
 
     def __iter__(self) -> Iterator[Any]:

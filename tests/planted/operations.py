@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = "shmload"
@@ -113,24 +114,24 @@ def python_spans(text: str, name: str, change: Replace) -> list[tuple[int, int, 
     def at(line: int, column: int) -> int:
         return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
 
-    def start_of(node: ast.AST) -> int:
-        return at(node.lineno, node.col_offset)  # type: ignore[attr-defined]
+    def start_of(node: Any) -> int:
+        return at(node.lineno, node.col_offset)
 
-    def stop_of(node: ast.AST) -> int:
-        return at(node.end_lineno, node.end_col_offset)  # type: ignore[attr-defined]
+    def stop_of(node: Any) -> int:
+        return at(node.end_lineno, node.end_col_offset)
 
     found = []
     for scope in scopes:
         for nodes in places(scope, change.old):
             first, last = nodes[0], nodes[-1]
             start, stop = start_of(first), stop_of(last)
-            new = change.new.replace("\n", "\n" + " " * first.col_offset)  # type: ignore[attr-defined]
+            new = change.new.replace("\n", "\n" + " " * first.col_offset)
             if is_header(change.old):
-                body = first.body[0]  # type: ignore[attr-defined]
+                body = first.body[0]
                 stop = start_of(body)
                 new += " " if body.lineno == first.lineno else "\n" + " " * body.col_offset
             elif not new:
-                stop += len(re.match(r"\s*,?\s*", text[stop:])[0])  # type: ignore[index]
+                stop += len(text[stop:]) - len(re.sub(r"^\s*,?\s*", "", text[stop:]))
             found.append((start, stop, new))
     return found
 
@@ -145,11 +146,13 @@ def is_header(code: str) -> bool:
     return code.endswith(":")
 
 
-def parsed(code: str) -> list[ast.AST]:
+def parsed(code: str) -> list[Any]:
     """Returns the nodes that code describes: an expression, a keyword argument, a header with an empty body, or statements."""
     if is_header(code):
         if code.startswith("except"):
-            return list(ast.parse(f"try: pass\n{code} pass").body[0].handlers)  # type: ignore[attr-defined]
+            (attempt,) = ast.parse(f"try: pass\n{code} pass").body
+            assert isinstance(attempt, ast.Try)
+            return list(attempt.handlers)
         return list(ast.parse(f"{code} pass").body)
     for as_expression in (f"({code}\n)", f"_({code}\n)"):
         try:
@@ -181,7 +184,7 @@ def is_same(one: object, other: object, ignored: tuple[str, ...] = IGNORED) -> b
     return one == other
 
 
-def places(scope: ast.AST, code: str) -> Iterator[list[ast.AST]]:
+def places(scope: ast.AST, code: str) -> Iterator[list[Any]]:
     """Yields the nodes of each place in a scope where code stands. Code inside of an f-string is not found."""
     wanted = parsed(code)
     if len(wanted) == 1:

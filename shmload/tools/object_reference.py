@@ -97,7 +97,7 @@ def is_iterable(candidate: object) -> bool:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the type and first line of an exception; of one that a worker raised, the line that the worker's traceback ends with."""
+    """Return the type and first line of an exception; of one raised in a worker, the line that the worker's traceback ends with."""
     name, lines = type(error).__name__, str(error).strip().splitlines()
     if lines and lines[0].startswith(f"Caught {name} in "):
         lines = [line.partition(": ")[2] for line in lines if line.partition(":")[0].endswith(name)][-1:]

@@ -307,7 +307,15 @@ class Engine:
         return order.slot >= 0 and self._ring.look(order.slot) != FILLING
 
     def _first_done(self) -> Order:
-        return next((order for order in self._queue if self._is_done(order)), self._queue[0])
+        """Return the oldest finished order, or the oldest order if none is finished.
+
+        A worker finishes its orders one after another, so the order found may be preceded by one that was finished after this
+        search had passed it. Delivered in the wrong order, the worker's batches could not be counted to resume after them.
+        """
+        found = next((order for order in self._queue if self._is_done(order)), self._queue[0])
+        if found.worker < 0:
+            return found
+        return next(order for order in self._queue if order.worker == found.worker)
 
     def _closed_error(self) -> BaseException:
         return RuntimeError("this loader is closed: make a new one") if self._broken is None else self._broken()

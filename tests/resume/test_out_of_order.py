@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from itertools import islice
+from time import monotonic
 from typing import Any
 
 import pytest
 import torch
 
 from shmload import ShmLoader
+from shmload._core.trainer import FILLING
 from tests.resume import noisy_data as data
 from tests.resume.noisy_data import rows
 
@@ -104,6 +106,33 @@ def test_each_sample_is_read_once_if_batches_are_out_of_order(kind: str, is_orde
     with ShmLoader(dataset, BATCH, in_order=False, **options) as loader:
         loader.load_state_dict(state)
         assert sorted(before + middle + rows(loader)) == list(range(N)), "a state may be loaded twice"
+
+
+class _SlowSearch:
+    """A ring in which every order is finished between the first and the second look of the search for a finished order."""
+
+    def __init__(self, ring: Any) -> None:
+        self._ring, self._first = ring, -1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ring, name)
+
+    def look(self, slot: int) -> int:
+        if self._first < 0:
+            self._first = slot
+            return int(FILLING)
+        deadline = monotonic() + 60
+        while self._ring.look(slot) == FILLING:
+            assert monotonic() < deadline, "the order must be finished"
+        return int(self._ring.look(slot))
+
+
+def test_order_finished_while_the_search_looks_elsewhere_is_not_overtaken_by_its_workers_next_one() -> None:
+    with ShmLoader(data.StatefulIteratorLines(12), BATCH, num_workers=1, in_order=False) as loader:
+        iterator: Any = iter(loader)
+        before, engine = rows([next(iterator)]), iterator._engine
+        engine._ring = _SlowSearch(engine._ring)
+        assert before + rows(iterator) == list(range(12))
 
 
 @pytest.mark.parametrize("sampler", [None, data.StatefulSampler])

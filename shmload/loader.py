@@ -93,7 +93,8 @@ class ShmLoader(DataLoader[T]):
             then. Readers of whole batches and of ragged fields in place use one thread.
         worker_init_fn: called in each worker with its number, after its generators are seeded.
         multiprocessing_context: how to start workers: "fork", "spawn", "forkserver" or a context. None is Python's default.
-        backend: with "process", workers are processes of this machine. With "ray", or a `shmload.Ray` with options, they are actors
+        backend: with "process", workers are processes of this machine; with "thread", threads of this process, which share the
+            dataset. With "ray", or a `shmload.Ray` with options, they are actors
             on the nodes of a Ray cluster, which needs the extra `shmload[ray]`; batches are the same. `num_workers` is then the
             number of actors. Arrays of 1 MiB and more in the dataset are stored once per node and are read-only; docs/cluster.md.
         share: with "node", ranks of this node that have the same `rank` and `world_size`, as in tensor or pipeline parallelism,
@@ -179,7 +180,7 @@ class ShmLoader(DataLoader[T]):
         max_bad: int | None = None,
         sample_timeout_s: float | None = None,
         ragged: RaggedMode | Mapping[str, RaggedMode] = AS_TORCH_OR_LIST,
-        backend: Literal["process", "ray"] | Ray = "process",
+        backend: Literal["process", "thread", "ray"] | Ray = "process",
         share: Literal["node"] | None = None,
         device: Any = None,
         after_batch: Callable[[Any], Any] | None = None,
@@ -479,7 +480,7 @@ class ShmLoader(DataLoader[T]):
 
     def check_worker_number_rationality(self) -> None:
         """Warn of more workers than cores, as torch does; not if they are actors, or shared by ranks that have other cores."""
-        if self.backend == "process" and self.share is None:
+        if self.backend in ("process", "thread") and self.share is None:
             super().check_worker_number_rationality()
 
     # Copies
@@ -543,6 +544,10 @@ def _by_number(dataset: Any, seed: int | None, *ranks: int | None) -> Any:
 def _kind_of_engine(config: LoaderConfig, builder: EngineBuilder) -> tuple[Make, dict[str, Any]]:
     """Return the function that makes this loader's engines, and the engine options for the placement of its workers."""
     options: dict[str, Any] = {}
+    if config.backend == "thread":
+        from shmload.worker.thread_pool import thread_pool  # changes functions of random, numpy and torch
+
+        options["backend"] = thread_pool
     if config.ray is not None:
         from shmload.ray.ray_backend import RayBackend  # few loaders have a cluster
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable
-from threading import Lock
 from typing import Any, Protocol, TypedDict
 
 __all__ = ["EpochCallback", "EpochMetrics", "summary_line", "to_log", "to_tensorboard"]
@@ -21,23 +21,37 @@ log = logging.getLogger("shmload")
 
 
 class EventCount:
-    """A number of events in this process.
+    """A number of events in this process, or in one of its threads if it counts alone.
 
     Thread/process safety: any number of threads may add; a forked child continues from its parent's number.
     """
 
     def __init__(self) -> None:
-        self.value = 0
+        self._of_process = 0
+        self._of_thread = threading.local()
         self._renew_lock()
         os.register_at_fork(after_in_child=self._renew_lock)  # another thread of the parent may have held it
 
     def _renew_lock(self) -> None:
-        self._lock = Lock()
+        self._lock = threading.Lock()
+
+    @property
+    def value(self) -> int:
+        """Return the number of events so far."""
+        own: int | None = getattr(self._of_thread, "value", None)
+        return self._of_process if own is None else own
+
+    def count_alone(self) -> None:
+        """Count the events of this thread apart from those of the process, from 0 on."""
+        self._of_thread.value = 0
 
     def add(self) -> None:
         """Count one event."""
+        if hasattr(self._of_thread, "value"):
+            self._of_thread.value += 1
+            return
         with self._lock:
-            self.value += 1
+            self._of_process += 1
 
 
 irregular_files = EventCount()  # decoded although they break a rule of their format: `stats()["num_irregular"]`

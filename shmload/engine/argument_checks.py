@@ -9,15 +9,16 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 
 from shmload.device.cuda import check_device
 from shmload.engine.argument_types import check_types
 from shmload.engine.tuning.auto_number import is_auto
-from shmload.introspect.abilities import package_ability
+from shmload.introspect.abilities import is_stateful, package_ability
 from shmload.ray_options import Ray
 from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder
+from shmload.worker.own_generators import OwnGenerators
 
 _CHOICES = {"uneven": ("pad", "drop", "exact"), "on_error": ("raise", "skip", "substitute")}
 
@@ -72,8 +73,11 @@ def _check_backend(given: Mapping[str, Any]) -> None:
     backend = given["backend"]
     if backend == "process":
         return
+    if backend == "thread":
+        _check_thread_workers(given)
+        return
     if backend != "ray" and not isinstance(backend, Ray):
-        raise ValueError(f'backend must be "process", "ray" or a shmload.Ray; got {backend!r}')
+        raise ValueError(f'backend must be "process", "thread", "ray" or a shmload.Ray; got {backend!r}')
     if given["num_workers"] in (0, "auto"):
         raise ValueError(
             f'backend="ray" needs num_workers, the number of its actors (`ray status` shows the CPUs); got {given["num_workers"]!r}'
@@ -84,6 +88,43 @@ def _check_backend(given: Mapping[str, Any]) -> None:
         )
     if importlib.util.find_spec("ray") is None:
         raise ImportError('backend="ray" needs Ray, which is not installed: pip install "shmload[ray]"')
+
+
+def _check_thread_workers(given: Mapping[str, Any]) -> None:
+    """Raise if the other arguments need workers that are processes."""
+    dataset = given["dataset"]
+    for is_refused, name, needed in (
+        (
+            given["multiprocessing_context"] is not None,
+            "multiprocessing_context",
+            "no processes: leave multiprocessing_context out",
+        ),
+        (
+            given["sample_timeout_s"] is not None,
+            "sample_timeout_s",
+            "samples that end by themselves, because a thread cannot be killed: use timeout=, or backend=\"process\"",
+        ),
+        (given["threads_per_worker"] != 1, "threads_per_worker", "one thread per worker: raise num_workers in its place"),
+        (
+            isinstance(dataset, IterDataPipe | MapDataPipe),
+            "dataset",
+            "a dataset that threads can share, and data pipes have a state: use backend=\"process\"",
+        ),
+        (
+            given["seed"] is None and given["num_workers"] != 1 and is_stateful(dataset),
+            "dataset",
+            "a dataset without state_dict, because all threads share it: use one worker, or backend=\"process\"",
+        ),
+    ):
+        if is_refused:
+            what = type(dataset).__name__ if name == "dataset" else repr(given[name])
+            raise ValueError(f'backend="thread" needs {needed}; got {name}={what}')
+    own = OwnGenerators(dataset, given["collate_fn"]).paths if given["seed"] is not None and given["seed_samples"] is not False else []
+    if own:
+        raise ValueError(
+            f'backend="thread": all threads would draw from {", ".join(own)}, in an order that depends on their speed. Draw from '
+            "shmload.sample_rng() there, or use backend=\"process\""
+        )
 
 
 def _check_seed(given: Mapping[str, Any]) -> None:

@@ -61,7 +61,7 @@ class LoaderConfig:
     snapshot_every_n_steps: int
     threads_per_worker: int
     trust_state: bool
-    backend: Literal["process", "ray"] | Ray
+    backend: Literal["process", "thread", "ray"] | Ray
     share: str | None
     device: Any
     after_batch: Callable[[Any], Any] | None
@@ -77,10 +77,10 @@ class LoaderConfig:
 
     @property
     def ray(self) -> Ray | None:
-        """Return the options of the Ray cluster that the workers run on; None if they are processes of this machine."""
-        if self.backend == "process":
-            return None
-        return Ray() if self.backend == "ray" else self.backend
+        """Return the options of the Ray cluster that the workers run on; None if they are processes or threads of this machine."""
+        if isinstance(self.backend, Ray):
+            return self.backend
+        return Ray() if self.backend == "ray" else None
 
     @property
     def is_iterable(self) -> bool:

@@ -129,6 +129,7 @@ class Engine:
                 ring.posts(options, tuple(peer_rings)),
                 config.multiprocessing_context,
                 ring.stacks,
+                ring.end,
                 num_ahead,
                 config.sample_timeout_s,
             )
@@ -143,8 +144,7 @@ class Engine:
         ring = self._ring_parts
         try:
             if hasattr(self, "pool"):
-                ring.native.set_closing()
-                ring.wake_all()
+                ring.end()
                 self.pool.stop(grace_s)
         finally:
             ring.close()

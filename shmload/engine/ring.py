@@ -150,8 +150,9 @@ class Ring:
             for worker in range(num_workers)
         ]
 
-    def wake_all(self) -> None:
-        """Wake every worker, so that it sees that the ring is closing."""
+    def end(self) -> None:
+        """Close the ring to the workers, and wake all, so that they leave."""
+        self.native.set_closing()
         for bell in (*self.order_bells, self.grants):
             for _ in range(self.num_workers):
                 bell.post()

@@ -22,7 +22,7 @@ from shmload.modes.default_collate import collated
 from shmload.worker.job import Job
 from shmload.worker.read_plan import no_room
 from shmload.worker.sample_reader import can_be_joined, index_of, joined
-from shmload.worker.sample_rng import Sample, begin_many, drew_between_samples, generators_kept, reading_of, seed_globals
+from shmload.worker.sample_rng import Sample, begin_many, drew_between_samples, generators_kept, global_generators, reading_of
 
 
 class InlineReader:
@@ -39,6 +39,7 @@ class InlineReader:
         self._reads_many = job.plan.has_getitems  # becomes False once its samples draw random numbers
         self._own = job.own_generators()
         self._arenas = Arenas()
+        self._generators = global_generators()
         self._row = -1
         self.begun = object()  # replaced for each sample or group of samples; `sample_info` and `sample_rng` use it
         self._key: Any = None
@@ -50,6 +51,7 @@ class InlineReader:
 
     def read(self, order: Order) -> Any:
         """Return the batch of an order, or NOTHING if all its samples are skipped. Seed mode restores the trainer's generators."""
+        self._generators = global_generators()  # of the thread that reads
         with reading_of(self), self._bad_samples.counting_irregular():
             if self._job.seed is None or not self._job.seed_samples:
                 return self._read_good(order)
@@ -122,7 +124,7 @@ class InlineReader:
         key = self._key = keys[row if row > 0 else 0]
         self.begun = object()
         if job.seed_samples and job.seed is not None:
-            seed_globals(job.seed, epoch, index_of(key), keys, row)
+            self._generators.begin(job.seed, epoch, index_of(key), keys, row)
             if self._own is not None:
                 self._own.begin(job.seed, epoch, index_of(key))
 

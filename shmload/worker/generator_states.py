@@ -1,4 +1,4 @@
-"""Save the states of a worker's global generators in a few bytes, and restore them.
+"""Save the states of a worker's generators in a few bytes, and restore them.
 
 random, numpy and torch all use a Mersenne Twister: 624 words and a position among them, 2.5 KB for each generator of each worker.
 After 624 draws a generator computes the next 624 words (a "block") from the last, so the number of blocks since the worker's seed
@@ -13,12 +13,13 @@ from __future__ import annotations
 import base64
 import ctypes
 import logging
-import random
 import sys
 import zlib
 from typing import Any
 
 import numpy as np
+
+from shmload.worker.generator_set import GeneratorSet, current_set
 
 log = logging.getLogger("shmload")
 
@@ -71,21 +72,17 @@ class _WordSequence:
         self.words = self._words.tobytes()
 
 
-def _numpys_own() -> Any:
-    return np.random.get_bit_generator()  # type: ignore[attr-defined]  # public, but missing in numpy's stubs
-
-
 class _Random:
     """Python's random. Its words are read in place, after the object's head, because `getstate` takes 6 us."""
 
-    def __init__(self) -> None:
-        self._generator: Any = random.seed.__self__  # type: ignore[attr-defined]  # a method of the global generator
+    def __init__(self, generators: GeneratorSet) -> None:
+        self._generator: Any = generators.python
         view = np.ctypeslib.as_array((ctypes.c_uint32 * (NUM_WORDS + 1)).from_address(id(self._generator) + 16))
-        numbers = random.getstate()[1]
+        numbers = self._generator.getstate()[1]
         self._view = view if view.tolist() == [numbers[-1], *numbers[:-1]] else None  # the layout may differ in other interpreters
 
     def read(self) -> tuple[bytes, Rest]:
-        _, numbers, gauss = random.getstate()
+        _, numbers, gauss = self._generator.getstate()
         return np.array(numbers[:-1], np.uint32).tobytes(), [numbers[-1], gauss]
 
     def has_moved(self, words: bytes, rest: Rest) -> bool:
@@ -95,22 +92,23 @@ class _Random:
                 or self._generator.gauss_next != rest[1]
                 or int(self._view[1]) != int.from_bytes(words[:4], sys.byteorder)
             )
-        _, numbers, gauss = random.getstate()
+        _, numbers, gauss = self._generator.getstate()
         return [numbers[-1], gauss] != rest or numbers[0] != int.from_bytes(words[:4], sys.byteorder)
 
     def write(self, words: bytes, rest: Rest) -> None:
-        random.setstate((3, (*np.frombuffer(words, np.uint32).tolist(), rest[0]), rest[1]))
+        self._generator.setstate((3, (*np.frombuffer(words, np.uint32).tolist(), rest[0]), rest[1]))
 
 
 class _Numpy:
-    """numpy's global RandomState."""
+    """numpy's RandomState."""
 
-    def __init__(self) -> None:
-        self._generator = _numpys_own()  # kept alive for the view
+    def __init__(self, generators: GeneratorSet) -> None:
+        self._state: Any = generators.numpy
+        self._generator = generators.numpys_bits  # kept alive for the view
         self._view = _view_of(self._generator)
 
     def read(self) -> tuple[bytes, Rest]:
-        _, words, place, has_gauss, gauss = np.random.get_state()
+        _, words, place, has_gauss, gauss = self._state.get_state()
         return np.asarray(words, np.uint32).tobytes(), [int(place), int(has_gauss), float(gauss)]
 
     def has_moved(self, words: bytes, rest: Rest) -> bool:
@@ -120,18 +118,18 @@ class _Numpy:
         )
 
     def write(self, words: bytes, rest: Rest) -> None:
-        np.random.set_state(("MT19937", np.frombuffer(words, np.uint32), *rest))
+        self._state.set_state(("MT19937", np.frombuffer(words, np.uint32), *rest))
 
 
 class _Torch:
     """torch's CPU generator, whose state is 24 bytes of head, 624 words of 8 bytes, and a tail."""
 
-    def __init__(self) -> None:
-        self._torch = sys.modules["torch"]
+    def __init__(self, generators: GeneratorSet) -> None:
+        self._generators = generators
         self._last = b""
 
     def _parts(self) -> tuple[bytes, bytes]:
-        state = self._last = self._torch.get_rng_state().numpy().tobytes()
+        state = self._last = self._generators.torch_state().numpy().tobytes()
         return state[24 : 24 + 8 * NUM_WORDS], state[:24] + state[24 + 8 * NUM_WORDS :]
 
     def read(self) -> tuple[bytes, Rest]:
@@ -139,25 +137,27 @@ class _Torch:
         return np.frombuffer(words, np.uint64).astype(np.uint32).tobytes(), [base64.b64encode(rest).decode()]
 
     def has_moved(self, words: bytes, rest: Rest) -> bool:
-        return bool(self._torch.get_rng_state().numpy().tobytes() != self._last)
+        return bool(self._generators.torch_state().numpy().tobytes() != self._last)
 
     def write(self, words: bytes, rest: Rest) -> None:
-        torch = self._torch
+        torch = sys.modules["torch"]
         around = base64.b64decode(rest[0])
         wide = np.frombuffer(words, np.uint32).astype(np.uint64).tobytes()
-        torch.set_rng_state(torch.frombuffer(bytearray(around[:24] + wide + around[24:]), dtype=torch.uint8))
+        state = torch.frombuffer(bytearray(around[:24] + wide + around[24:]), dtype=torch.uint8)
+        self._generators.torch_home.default_generator.set_state(state)
 
 
 class GeneratorStreams:
-    """The positions of this process's global generators, counted from their states at construction.
+    """The positions of the worker's generators, counted from their states at construction.
 
-    Construct it after the worker has been seeded and worker_init_fn was called.
+    Construct it in the worker, after it has been seeded and worker_init_fn was called.
     """
 
     def __init__(self) -> None:
-        self._generators: dict[str, Any] = {"random": _Random(), "torch": _Torch()}
-        if isinstance(_numpys_own(), np.random.MT19937):  # the user may have installed another kind
-            self._generators["numpy"] = _Numpy()
+        own = current_set()
+        self._generators: dict[str, Any] = {"random": _Random(own), "torch": _Torch(own)}
+        if isinstance(own.numpys_bits, np.random.MT19937):  # the user may have installed another kind
+            self._generators["numpy"] = _Numpy(own)
         self._positions: dict[str, dict[str, Any]] = {}
         self._seen: dict[str, tuple[bytes, Rest]] = {}
         self._lines: dict[str, _WordSequence] = {}

@@ -101,10 +101,14 @@ class WorkerLoop:
         self._arenas = Arenas()
         self._num_foreign = 0
 
-    def run(self) -> None:
-        """Fill orders until the trainer closes the ring or no longer wants this worker."""
+    def run(self, begun_ns: int) -> None:
+        """Fill orders until the trainer closes the ring or no longer wants this worker.
+
+        Args:
+            begun_ns: CLOCK_MONOTONIC at the worker's start, for stats readers; 0 if not known.
+        """
         ring = self._ring
-        ring.announce(process_begin_ns())
+        ring.announce(begun_ns)
         while ring.is_wanted:
             faults.hit("before_claim")
             if ring.claim():

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from shmload._core.twister import rekey_philox, reseed_congruences, reseed_pythons, sample_words, seeded
+from shmload.worker.generator_set import OF_PROCESS
 from shmload.worker.reseeding import python_offset
 
 OBJECTS_MAX = 2000  # objects visited before the search ends, because a dataset may hold millions
@@ -53,9 +54,11 @@ class OwnGenerators:
         collate_fn: the user's function, or None.
 
     Attributes:
-        unreachable: paths of the generators that cannot be seeded, like ["dataset.transform.rng"].
+        paths: paths of the generators that can be seeded, like ["dataset.transform.rng"].
+        unreachable: paths of those that cannot.
     """
 
+    paths: list[str]
     unreachable: list[str]
 
     def __init__(self, dataset: Any, collate_fn: Any = None) -> None:
@@ -75,7 +78,7 @@ class OwnGenerators:
         self._congruences: list[tuple[int, int]] = []
         self._congruence_streams: list[int] = []
         self._all: list[Any] = []  # keeps the generators alive as long as their addresses are used
-        self.unreachable = []
+        self.paths, self.unreachable = [], []
         offset = python_offset()
         for path, generator, holder, name in _found(self._roots):
             put = None if _NO_ORDER in path else _put_of(generator)
@@ -83,6 +86,7 @@ class OwnGenerators:
                 self.unreachable.append(path)
                 continue
             self._all.append(generator)
+            self.paths.append(path)
             if type(holder) is dict:
                 self._places.append((holder, name, generator))
             if type(generator) is random.Random and offset:
@@ -121,8 +125,7 @@ def _found(roots: dict[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
     """Yield (path, generator, the container that holds it, its name there) for each generator."""
     torch = sys.modules.get("torch")
     kinds = (random.Random, *_NUMPYS, *((torch.Generator,) if torch else ()))
-    numpys = np.random.get_bit_generator()  # type: ignore[attr-defined]  # public, but missing in numpy's stubs
-    globals_own = [random.seed.__self__, np.random.get_state.__self__, numpys]  # type: ignore[attr-defined]
+    globals_own = [OF_PROCESS.python, OF_PROCESS.numpy, OF_PROCESS.numpys_bits]
     seen = {id(each) for each in (*globals_own, torch and torch.default_generator)}
     level: list[tuple[str, Any, Any, str]] = [(name, root, None, "") for name, root in roots.items()]
     num_looked_at = 0

@@ -282,6 +282,7 @@ class PreparedWorkers:
         posts: one for each worker.
         multiprocessing_context: the loader's argument.
         stacks: the segment to which each worker writes its Python stack on request; a worker without one cannot be asked.
+        end: closes the ring, so that the workers leave.
         num_ahead: number of batches ordered ahead for each worker.
         sample_timeout_s: seconds that reading a sample may take; None for no limit.
     """
@@ -291,6 +292,7 @@ class PreparedWorkers:
     posts: list[Post]
     multiprocessing_context: Any
     stacks: dict[int, Segment]
+    end: Callable[[], None]
     num_ahead: int = 1
     sample_timeout_s: float | None = None
 

@@ -23,7 +23,7 @@ from shmload.worker.generator_states import GeneratorStreams
 from shmload.worker.helping import HelpedRanks
 from shmload.worker.iterable_pass import IterablePass, with_shared_seed
 from shmload.worker.job import Job, Post
-from shmload.worker.loop import WorkerLoop
+from shmload.worker.loop import WorkerLoop, process_begin_ns
 from shmload.worker.snapshot import Snapshot, Snapshots, load_own_states
 
 STACK_SIGNAL = signal.SIGRTMAX - 3  # asks a worker for its Python stack; no library is known to use it
@@ -72,7 +72,7 @@ def main(post: Post, inherited: Job | None) -> None:
             job = pickle.loads(memoryview(pickled_job)[: post.pickled_job_nbytes])
             del pickled_job
         assert job is not None
-        job, source, snapshots = prepare(job, post)
+        job, source, snapshots = set_up(job, post)
     except Exception as error:
         failure = Failure.of(error, where, "")
         job = job or Job(None, None, None, True, None, False)
@@ -92,7 +92,7 @@ def main(post: Post, inherited: Job | None) -> None:
         init_failure=failure,
     )
     with suppress(KeyboardInterrupt):  # raised by a sample: torch's worker also exits without a message
-        body.run()
+        body.run(process_begin_ns())
 
 
 def set_batch_scheduling() -> None:
@@ -115,13 +115,13 @@ def limit_library_threads() -> None:
         cv2.setNumThreads(0)  # only the caller's thread; with 1, OpenCV would wait for threads that a forked child does not have
 
 
-def prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots | None]:
-    """Set threads, seeds and worker info, call the user's worker_init_fn, and restore the saved state, if any.
+def set_up(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots | None]:
+    """Set this process's threads, seeds and worker info, and prepare the work.
 
     In seed mode, torch is used only if the dataset has imported it, so a worker that decodes without torch stays small.
 
     Returns:
-        the job with the worker's dataset, the pass through it if it is iterable, and the `Snapshots` if they are needed.
+        the result of `prepare`.
     """
     limit_library_threads()
     if job.shared_seed is not None:
@@ -130,6 +130,15 @@ def prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots |
         from shmload.worker import torch_side
 
         torch_side.prepare(job.dataset, post.worker_id, post.num_workers, post.base_seed)
+    return prepare(job, post)
+
+
+def prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots | None]:
+    """Call the user's worker_init_fn, and restore the saved state, if any. The worker has been seeded.
+
+    Returns:
+        the job with the worker's dataset, the pass through it if it is iterable, and the `Snapshots` if they are needed.
+    """
     if job.worker_init_fn is not None:
         job.worker_init_fn(post.worker_id)
     resumed: Snapshot = pickle.loads(post.resume) if post.resume else {}

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from shmload._core.twister import NUMPY, RANDOM, TORCH, Reseeder, reseed_pythons, sample_words
+from shmload.worker.generator_set import OF_PROCESS, GeneratorSet
 
 _STREAM = 1  # the stream of sample keys that seeds the global generators
 _NUM_WORDS = 624
@@ -49,15 +50,20 @@ def python_offset() -> int:
 
 
 class GlobalGenerators:
-    """The seeder of this process's global generators, called before each sample."""
+    """The seeder of the generators that plain calls draw from, called before each sample.
 
-    def __init__(self) -> None:
+    Args:
+        generators: the generators of this process or of one of its threads.
+    """
+
+    def __init__(self, generators: GeneratorSet = OF_PROCESS) -> None:
+        self.set = generators
         self._knows_torch = False
 
     @functools.cached_property
     def reseeder(self) -> Reseeder:
         """Return the native reseeder of the generators whose addresses are known."""
-        return _reseeder()
+        return _reseeder(self.set)
 
     def begin(self, seed: int, epoch: int, index: int, keys: list[Any] | None, row: int) -> None:
         """Seed the generators for a sample.
@@ -74,10 +80,10 @@ class GlobalGenerators:
 
     def keep_numpys(self) -> Callable[[], None]:
         """Return a function that restores numpy's present state, faster than numpy's get_state and set_state (75 us together)."""
-        own = np.random.get_bit_generator()  # type: ignore[attr-defined]  # public, but missing in numpy's stubs
+        own = self.set.numpys_bits
         reseeder = vars(self).get("reseeder")
         if reseeder is None or not reseeder.numpy_at or own.ctypes.state_address != reseeder.numpy_at:
-            return functools.partial(np.random.set_state, np.random.get_state())
+            return functools.partial(self.set.numpy.set_state, self.set.numpy.get_state())
         places = [(reseeder.numpy_at, 4 * _NUM_WORDS + 4), (reseeder.gauss_at, 16)]
         with own.lock:
             held = [ctypes.string_at(*place) for place in places]
@@ -92,45 +98,45 @@ class GlobalGenerators:
     def seed_rest(self, left: int, seed: int, epoch: int, index: int, keys: list[Any] | None, row: int) -> None:
         """Seed the generators in the bit mask `left`, which the reseeder has not seeded; the other arguments are as in `begin`."""
         if left & TORCH and not self._knows_torch:
-            _find_torch(self.reseeder, sys.modules["torch"])
+            _find_torch(self.set, self.reseeder)
             self._knows_torch = True
             left = self.reseeder.begin(seed, epoch, index, keys, row)
-        _seed_publicly(left, self.reseeder.key)
+        _seed_publicly(self.set, left, self.reseeder.key)
 
 
-def _seed_publicly(left: int, key: int) -> None:
+def _seed_publicly(generators: GeneratorSet, left: int, key: int) -> None:
     """Seed the generators in the bit mask `left` by their public calls."""
     if left & RANDOM:
-        random.seed(key)
+        generators.python.seed(key)
     if left & NUMPY:
-        np.random.seed(key & 0xFFFFFFFF)  # also discards a cached gaussian, unlike seeding the bit generator
+        generators.seed_numpy(key & 0xFFFFFFFF)  # also discards a cached gaussian, unlike seeding the bit generator
     if left & TORCH:
-        sys.modules["torch"].default_generator.manual_seed(key)
+        generators.torch_home.default_generator.manual_seed(key)
 
 
-def _reseeder() -> Reseeder:
+def _reseeder(generators: GeneratorSet) -> Reseeder:
     """Return a reseeder with the addresses of random's and numpy's words. Torch may be imported later."""
-    python: Any = random.seed.__self__  # type: ignore[attr-defined]  # a method of the global one
-    numpys_own = np.random.get_bit_generator()  # type: ignore[attr-defined]  # public, but missing in numpy's stubs
+    numpys_own = generators.numpys_bits
     reseeder = Reseeder(_STREAM)
-    reseeder.watch(python, numpys_own, sys.modules)
+    reseeder.watch(generators.python, numpys_own, sys.modules)
     if sys.implementation.name == "cpython":  # where id() is an address
-        reseeder.random_at = _random_at(python)
-        if not _is_right(reseeder, RANDOM):
+        reseeder.random_at = _random_at(generators.python)
+        if not _is_right(generators, reseeder, RANDOM):
             reseeder.random_at = 0
         if isinstance(numpys_own, np.random.MT19937):  # the user may have set another kind
-            reseeder.own_at, reseeder.gauss_at = _own_at(numpys_own), _gauss_at()
+            reseeder.own_at, reseeder.gauss_at = _own_at(generators), _gauss_at(generators)
             reseeder.numpy_at = numpys_own.ctypes.state_address if reseeder.own_at and reseeder.gauss_at else 0
-            if not _is_right(reseeder, NUMPY):
+            if not _is_right(generators, reseeder, NUMPY):
                 reseeder.numpy_at = 0
     return reseeder
 
 
-def _find_torch(reseeder: Reseeder, torch: Any) -> None:
-    reseeder.watch_torch(torch)
+def _find_torch(generators: GeneratorSet, reseeder: Reseeder) -> None:
+    home = generators.torch_home
+    reseeder.watch_torch(home)
     if sys.implementation.name == "cpython":
-        reseeder.torch_at = _torch_at(torch.default_generator)
-        if not _is_right(reseeder, TORCH):
+        reseeder.torch_at = _torch_at(home.default_generator)
+        if not _is_right(generators, reseeder, TORCH):
             reseeder.torch_at = 0
 
 
@@ -142,24 +148,24 @@ def _random_at(python: random.Random) -> int:
     return 0 if at < 0 or at % 4 else id(python) + at + 4
 
 
-def _numpys_memory() -> tuple[int, bytes]:
-    """Return the address of numpy's global RandomState, and its memory up to its basic size."""
-    numpys: Any = np.random.get_state.__self__  # type: ignore[attr-defined]  # a method of the global one
+def _numpys_memory(generators: GeneratorSet) -> tuple[int, bytes]:
+    """Return the address of numpy's RandomState, and its memory up to its basic size."""
+    numpys = generators.numpy
     return id(numpys), ctypes.string_at(id(numpys), type(numpys).__basicsize__)
 
 
-def _own_at(bit_generator: Any) -> int:
+def _own_at(generators: GeneratorSet) -> int:
     """Return the address of numpy's reference to its bit generator; 0 if not found or ambiguous."""
-    start, memory = _numpys_memory()
-    reference = struct.pack("<Q", id(bit_generator))
+    start, memory = _numpys_memory(generators)
+    reference = struct.pack("<Q", id(generators.numpys_bits))
     at = memory.find(reference)
     return 0 if at < 0 or at % 8 or reference in memory[at + 8 :] else start + at
 
 
-def _gauss_at() -> int:
+def _gauss_at(generators: GeneratorSet) -> int:
     """Return the address of numpy's flag for a cached gaussian, 8 bytes before the gaussian; 0 if not found."""
-    np.random.set_state(("MT19937", np.zeros(_NUM_WORDS, np.uint32), _NUM_WORDS, 1, _GAUSS))
-    start, memory = _numpys_memory()
+    generators.numpy.set_state(("MT19937", np.zeros(_NUM_WORDS, np.uint32), _NUM_WORDS, 1, _GAUSS))
+    start, memory = _numpys_memory(generators)
     at = memory.find(struct.pack("<d", _GAUSS)) - 8
     return 0 if at < 0 or at % 8 or memory[at : at + 4] != struct.pack("<i", 1) else start + at
 
@@ -198,67 +204,68 @@ def _offset_in(memory: int, pointer: int, generator: Any) -> int:
     return at if is_it and at + len(words) + _BEHIND <= len(found) else -1
 
 
-def _is_right(reseeder: Reseeder, which: int) -> bool:
+def _is_right(generators: GeneratorSet, reseeder: Reseeder, which: int) -> bool:
     """Return whether the reseeder gives a generator the state of its public call, whatever its state was before."""
-    return all(_agrees(reseeder, which, number) for number in range(4)) and _leaves_no_gaussian(reseeder, which)
+    agrees = all(_agrees(generators, reseeder, which, number) for number in range(4))
+    return agrees and _leaves_no_gaussian(generators, reseeder, which)
 
 
-def _agrees(reseeder: Reseeder, which: int, number: int) -> bool:
+def _agrees(generators: GeneratorSet, reseeder: Reseeder, which: int, number: int) -> bool:
     """Return whether the reseeder sets the right state after a public call, and after `number` draws sets it or declines."""
-    _seed_publicly(which, number)
-    if reseeder.begin(number, 0, number, None, 0) & which or not _is_at_start(which, reseeder.key):
+    _seed_publicly(generators, which, number)
+    if reseeder.begin(number, 0, number, None, 0) & which or not _is_at_start(generators, which, reseeder.key):
         return False
-    _draw(which, number)
-    return bool(reseeder.begin(number, 1, number, None, 0) & which) or _is_at_start(which, reseeder.key)
+    _draw(generators, which, number)
+    return bool(reseeder.begin(number, 1, number, None, 0) & which) or _is_at_start(generators, which, reseeder.key)
 
 
-def _leaves_no_gaussian(reseeder: Reseeder, which: int) -> bool:
+def _leaves_no_gaussian(generators: GeneratorSet, reseeder: Reseeder, which: int) -> bool:
     """Return whether the reseeder discards a cached gaussian, or declines to seed a generator that has one."""
     for number in range(2):  # kinds of cached gaussians
-        _seed_publicly(which, number)
-        _put_gaussian(which, number)
-        if not reseeder.begin(number, 2, 0, None, 0) & which and not _is_at_start(which, reseeder.key):
+        _seed_publicly(generators, which, number)
+        _put_gaussian(generators, which, number)
+        if not reseeder.begin(number, 2, 0, None, 0) & which and not _is_at_start(generators, which, reseeder.key):
             return False
     return True
 
 
-def _draw(which: int, count: int) -> None:
+def _draw(generators: GeneratorSet, which: int, count: int) -> None:
     for _ in range(count):
         if which == RANDOM:
-            random.gauss()
+            generators.python.gauss()
         elif which == NUMPY:
-            np.random.standard_normal()
+            generators.numpy.standard_normal()
         else:
-            sys.modules["torch"].randn(3)
+            sys.modules["torch"].randn(3, generator=generators.torch_home.default_generator)
 
 
-def _put_gaussian(which: int, kind: int) -> None:
+def _put_gaussian(generators: GeneratorSet, which: int, kind: int) -> None:
     """Give a generator a cached gaussian, and leave its words unchanged."""
     if which == RANDOM:
-        random.setstate((*random.getstate()[:2], _GAUSS))
+        generators.python.setstate((*generators.python.getstate()[:2], _GAUSS))
     elif which == NUMPY:
-        legacy: Any = np.random.get_state()
-        np.random.set_state((*legacy[:3], 1, _GAUSS))
+        legacy: Any = generators.numpy.get_state()
+        generators.numpy.set_state((*legacy[:3], 1, _GAUSS))
     else:
         torch = sys.modules["torch"]
-        state = torch.get_rng_state()
+        state = generators.torch_state()
         if kind:
             state[_FLOAT : _FLOAT + 5] = torch.frombuffer(bytearray(struct.pack("<f?", _GAUSS, True)), dtype=torch.uint8)
         else:
             left = bytearray(struct.pack("<dddi", _GAUSS, 0, 0, 1))
             state[_DOUBLE : _DOUBLE + 28] = torch.frombuffer(left, dtype=torch.uint8)
-        torch.set_rng_state(state)
+        generators.torch_home.default_generator.set_state(state)
 
 
-def _is_at_start(which: int, key: int) -> bool:
+def _is_at_start(generators: GeneratorSet, which: int, key: int) -> bool:
     """Return whether a generator has the state that its public call gives it for a key."""
     if which == RANDOM:
-        return random.getstate() == random.Random(key).getstate()
+        return generators.python.getstate() == random.Random(key).getstate()
     if which == NUMPY:
         expected: Any = np.random.RandomState(key & 0xFFFFFFFF).get_state()
-        state: Any = np.random.get_state()
+        state: Any = generators.numpy.get_state()
         return state[0] == expected[0] and bool((state[1] == expected[1]).all()) and state[2:] == expected[2:]
     torch = sys.modules["torch"]
     fresh = torch.Generator().manual_seed(key)
-    own = torch.default_generator
+    own = generators.torch_home.default_generator
     return bool(torch.equal(own.get_state(), fresh.get_state())) and own.initial_seed() == fresh.initial_seed()

@@ -17,7 +17,7 @@ from shmload._core.mapping import Mapping as MemoryMapping
 from shmload.batch.row_placer import RowPlacer
 from shmload.worker.in_place_dataset import InPlace
 from shmload.worker.job import Job
-from shmload.worker.sample_rng import Sample, begin_many, begin_sample, drew_between_samples, end_samples, generators, seed_globals
+from shmload.worker.sample_rng import Sample, begin_many, begin_sample, drew_between_samples, end_samples, global_generators
 from shmload.worker.thread_reader import read_by_threads
 
 
@@ -59,6 +59,7 @@ class SampleReader:
         self._own = job.own_generators()
         self._threads = ThreadPoolExecutor(job.num_threads, "shmload-read") if job.num_threads > 1 else None
         self._reseeds = job.seed_samples and job.seed is not None
+        self._generators = global_generators()  # of the worker's process or thread, in which it is constructed
 
     @property
     def begun(self) -> int:
@@ -101,6 +102,7 @@ class SampleReader:
 
     def beginning(self) -> Callable[[int, Any], bool]:
         """Return a faster equivalent of `begin` for this order. It omits unneeded steps, most of the cost of small samples."""
+        seed_globals = self._generators.begin
         begin_row, ring, seed, epoch, keys = self._ring.begin_row, self._ring, self._job.seed, self._ring.epoch, self._keys
         if faults.armed or self._own is not None:
             return self.begin
@@ -121,6 +123,7 @@ class SampleReader:
             return ChunkWriter(self._ring, part, keys, row, begin=self.begin)
         if not self._reseeds or seed is None:
             return ChunkWriter(self._ring, part, keys, row)
+        generators = self._generators
         return ChunkWriter(self._ring, part, keys, row, reseeder=generators.reseeder, seed=seed, seed_rest=generators.seed_rest)
 
     def begin(self, row: int, key: Any) -> bool:
@@ -129,7 +132,7 @@ class SampleReader:
         is_wanted = ring.begin_row(row, key)
         if self._reseeds:
             assert self._job.seed is not None
-            seed_globals(self._job.seed, ring.epoch, ring.index, self._keys, row)
+            self._generators.begin(self._job.seed, ring.epoch, ring.index, self._keys, row)
             if self._own is not None:
                 self._own.begin(self._job.seed, ring.epoch, ring.index)
         if faults.armed:

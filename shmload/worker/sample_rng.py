@@ -8,7 +8,6 @@ start method, and after any crash or resume.
 
 from __future__ import annotations
 
-import random
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import numpy as np
 
 from shmload._core.permutation import sample_key_pair
 from shmload._core.twister import rekey_philox
+from shmload.worker.generator_set import GeneratorSet, use_set
 from shmload.worker.own_generators import OwnGenerators, philox_place
 from shmload.worker.reseeding import GlobalGenerators
 
@@ -113,6 +113,7 @@ class _Now:
     rng_of: object = None  # the sample of the generator, as `CurrentReading.begun`
     rng_at: int | None = None  # address of the generator's memory; 0 if it cannot be known, None before the search
     keyed: _Keyed | None = None
+    generators: GlobalGenerators | None = None  # seeds the generators that this thread's plain calls draw from; None: the process's
 
 
 class _Threads(threading.local):
@@ -124,9 +125,22 @@ class _Threads(threading.local):
 
 _threads = _Threads()
 
-generators = GlobalGenerators()
+_of_process = GlobalGenerators()
 
-seed_globals = generators.begin
+
+def global_generators() -> GlobalGenerators:
+    """Return the seeder of the generators that this thread's plain calls draw from."""
+    return _threads.now.generators or _of_process
+
+
+def use_generators(generators: GeneratorSet) -> None:
+    """Let this thread draw from a set, and seed it before each sample.
+
+    Args:
+        generators: the set.
+    """
+    use_set(generators)
+    _threads.now.generators = GlobalGenerators(generators)
 
 
 def begin_reading(reading: CurrentReading) -> None:
@@ -180,7 +194,7 @@ def begin_sample(
     """
     _threads.now.reading = _One((seed, epoch, index, worker))
     if reseed and seed is not None:
-        seed_globals(seed, epoch, index, keys, row)
+        global_generators().begin(seed, epoch, index, keys, row)
         if own is not None:
             own.begin(seed, epoch, index)
 
@@ -232,12 +246,14 @@ def _watch(now: _Now) -> _Watch | None:
 def _states(own: OwnGenerators | None) -> tuple[Any, ...]:
     """Return comparable states of the global generators and the dataset's own."""
     owns = None if own is None else own.states()
+    generators = global_generators()
     if generators.reseeder.are_as_seeded():  # because their states have 10 KB and take 60 us to read
         return generators.reseeder.key, owns
-    numpys: dict[str, Any] = np.random.get_state(legacy=False)
-    torch = sys.modules.get("torch")
-    torchs = b"" if torch is None else torch.get_rng_state().numpy().tobytes()
-    return random.getstate(), numpys["state"]["key"].tobytes(), numpys["state"]["pos"], numpys["has_gauss"], torchs, owns
+    numpys: Any = generators.set.numpy.get_state(legacy=False)
+    torch_state = generators.set.torch_state()
+    torchs = b"" if torch_state is None else torch_state.numpy().tobytes()
+    words = numpys["state"]["key"].tobytes(), numpys["state"]["pos"], numpys["has_gauss"]
+    return generators.set.python.getstate(), words, torchs, owns
 
 
 def end_samples() -> None:
@@ -317,7 +333,8 @@ def sample_rng(index: int | None = None) -> np.random.Generator:
     if now.rng is None or now.rng_of != begun:
         seed, epoch, of, _ = reading.sample()
         if seed is None:
-            key = random.getrandbits(64), random.getrandbits(64)
+            python = global_generators().set.python
+            key = python.getrandbits(64), python.getrandbits(64)
         else:
             key = sample_key_pair(seed, epoch, of & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM)
         now.rng, now.rng_of = _generator(now, *key), begun
@@ -369,12 +386,13 @@ def sample_of(seed: int, epoch: int, index: int, worker: int, *, own: OwnGenerat
 @contextmanager
 def generators_kept() -> Iterator[None]:
     """Restore the global generators after the block, so that reading in the trainer (`num_workers=0`) does not change its draws."""
-    torch = sys.modules.get("torch")
-    pythons, put_numpys_back, torchs = random.getstate(), generators.keep_numpys(), torch.get_rng_state() if torch else None
+    generators = global_generators()
+    own = generators.set
+    pythons, put_numpys_back, torchs = own.python.getstate(), generators.keep_numpys(), own.torch_state()
     try:
         yield
     finally:
-        random.setstate(pythons)
+        own.python.setstate(pythons)
         put_numpys_back()
         if torchs is not None:
-            sys.modules["torch"].set_rng_state(torchs)
+            own.torch_home.default_generator.set_state(torchs)

@@ -204,6 +204,12 @@ _openmp: Any = ctypes.CDLL(None)  # torch's OpenMP, whichever library it is: its
 _HAS_OPENMP = hasattr(_openmp, "omp_set_num_threads")
 
 
+def compute_alone() -> None:
+    """Let torch compute in this thread alone, when it is called by this thread. Other threads' calls are not changed."""
+    if _HAS_OPENMP:
+        _openmp.omp_set_num_threads(1)
+
+
 def randperm(n: int, generator: torch.Generator | None) -> torch.Tensor:
     """Return `torch.randperm(n)`, computed in this thread alone.
 

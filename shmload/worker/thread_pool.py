@@ -1,0 +1,208 @@
+"""Workers that are threads of the trainer: they share its dataset, start in a millisecond, and need neither a fork nor a pickle.
+
+A thread runs the same loop over the same ring as a worker process (loop.py), and draws from generators of its own
+(thread_generators.py), so batches are the same. What only a process allows is missing: a thread that is stuck in a sample cannot be
+killed, and a crash in C code ends the whole program.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import logging
+import os
+import sys
+import threading
+import traceback
+import weakref
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from time import monotonic, monotonic_ns
+
+from shmload._core.filler import WorkerRing
+from shmload.metrics import irregular_files
+from shmload.shm.doorbell import Doorbell
+from shmload.worker import thread_side
+from shmload.worker.failure import Failure
+from shmload.worker.iterable_pass import IterablePass
+from shmload.worker.job import Job, Post
+from shmload.worker.loop import WorkerLoop
+from shmload.worker.pool import Death, PreparedWorkers
+from shmload.worker.process import open_memory, prepare, set_batch_scheduling
+from shmload.worker.sample_rng import use_generators
+from shmload.worker.snapshot import Snapshots
+from shmload.worker.thread_generators import TorchDraws, make_set
+
+log = logging.getLogger("shmload")
+
+EXIT_GRACE_S = 5.0  # seconds that a thread gets at the program's end to finish its sample
+
+
+class WorkerThread(threading.Thread):
+    """One worker.
+
+    Args:
+        post: the worker's number, bells and segments.
+        job: the work, which all threads share.
+
+    Attributes:
+        exitcode: the argument of `sys.exit` if a sample called it, 1 for any other exception that ended the thread.
+    """
+
+    def __init__(self, post: Post, job: Job) -> None:
+        super().__init__(name=f"shmload worker {post.worker_id}", daemon=True)
+        self._post, self._job = post, job
+        self.exitcode = 0
+
+    def run(self) -> None:
+        """Fill orders until the ring closes or no longer wants this worker."""
+        began = monotonic_ns()
+        post = self._post
+        try:
+            _run(post, self._job, began)
+        except SystemExit as error:  # raised by a sample: a worker process would end, too
+            self.exitcode = error.code if isinstance(error.code, int) else int(error.code is not None)
+        except BaseException:
+            self.exitcode = 1
+            log.exception("worker thread %d ended with an exception", post.worker_id)
+        finally:
+            del self._job  # the thread object may live as long as the loader
+
+
+def _run(post: Post, job: Job, began: int) -> None:
+    os.sched_setaffinity(0, post.affinity)  # 0 is the calling thread
+    set_batch_scheduling()
+    generators = make_set()
+    use_generators(generators)
+    irregular_files.count_alone()
+    with TorchDraws(generators.torch_home.default_generator):
+        ring = WorkerRing(open_memory(post.control_path), post.worker_id)
+        ready, orders, grants = (Doorbell.attach(name) for name in (post.ready_bell, post.orders_bell, post.grants_bell))
+        failure: Failure | None = None
+        source: IterablePass | None = None
+        snapshots: Snapshots | None = None
+        try:
+            thread_side.prepare(job.dataset, post.worker_id, post.num_workers, post.base_seed, generators)
+            job, source, snapshots = prepare(job, post)
+        except Exception as error:
+            failure = Failure.of(error, f"in DataLoader worker thread {post.worker_id}", "")
+        body = WorkerLoop(
+            ring,
+            job,
+            ready=ready,
+            orders=orders,
+            grants=grants,
+            open_memory=open_memory,
+            source=source,
+            snapshots=snapshots,
+            init_failure=failure,
+        )
+        body.run(began)
+
+
+class ThreadPool:
+    """A worker pool of threads of this process; see `WorkerPool`.
+
+    Args:
+        posts: one for each worker.
+        job: the work.
+        end: makes the ring close, so that the threads end.
+    """
+
+    def __init__(self, posts: list[Post], job: Job, end: Callable[[], None]) -> None:
+        self._posts, self._job, self._end = posts, job, end
+        self._threads: dict[int, WorkerThread] = {}
+        self._pid = os.getpid()
+        _pools.add(self)
+
+    @property
+    def pids(self) -> list[int]:
+        """Return the kernel's ids of the current threads, in worker order."""
+        return [self._threads[worker].native_id or 0 for worker in sorted(self._threads)]
+
+    @property
+    def processes(self) -> list[BaseProcess]:
+        """Return an empty list, because no worker has a process."""
+        return []
+
+    def reads_samples(self, worker_id: int) -> bool:
+        """Return True, because every worker reads samples."""
+        return True
+
+    def start(self, num_workers: int) -> None:
+        """Start the first `num_workers` workers, without waiting for them."""
+        for post in self._posts[:num_workers]:
+            self._start(post)
+
+    def start_worker(self, worker_id: int) -> None:
+        """Start one more worker, without the snapshot of its post."""
+        self._start(dataclasses.replace(self._posts[worker_id], resume=b""))
+
+    def _start(self, post: Post) -> None:
+        thread = self._threads[post.worker_id] = WorkerThread(post, self._job)
+        thread.start()
+
+    def reap(self, worker_id: int) -> None:
+        """Forget a worker that has ended."""
+        self._threads.pop(worker_id).join()
+
+    def deaths(self) -> list[Death]:
+        """Return the workers that have ended and have not been replaced."""
+        return [_death(worker, thread) for worker, thread in self._threads.items() if not thread.is_alive()]
+
+    def replace(self, worker_id: int) -> None:
+        """Start a new worker in place of one that has ended."""
+        self.start_worker(worker_id)
+
+    def stack(self, worker_id: int) -> str:
+        """Return a worker's Python stack."""
+        frame = sys._current_frames().get(self._threads[worker_id].ident or 0)
+        return "(the thread has ended)" if frame is None else "".join(traceback.format_stack(frame))
+
+    def kill(self, worker_id: int) -> Death:
+        """Raise, because a thread cannot be killed.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError(f"worker {worker_id} is a thread and cannot be killed")
+
+    def stop(self, grace_s: float) -> None:
+        """Wait for the threads to end. Idempotent. One that is still in a sample then ends after it, and logs nothing.
+
+        Args:
+            grace_s: seconds to wait.
+        """
+        if os.getpid() != self._pid:
+            return
+        deadline = monotonic() + grace_s
+        for worker, thread in list(self._threads.items()):
+            if thread is threading.current_thread():  # the garbage collector may close a loader in one of its own threads
+                continue
+            thread.join(max(deadline - monotonic(), 0))
+            if not thread.is_alive():
+                del self._threads[worker]
+
+    def end_at_exit(self) -> None:
+        """End the threads before the interpreter stops threads wherever they are, which crashes those in C++ code."""
+        if self._threads and os.getpid() == self._pid:
+            self._end()
+            self.stop(EXIT_GRACE_S)
+
+
+def _death(worker: int, thread: WorkerThread) -> Death:
+    return Death(worker, thread.native_id or 0, thread.exitcode)
+
+
+_pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    for pool in list(_pools):
+        pool.end_at_exit()
+
+
+def thread_pool(called: PreparedWorkers) -> ThreadPool:
+    """Return a worker pool of threads of this process, not started."""
+    return ThreadPool(called.posts, called.job, called.end)

@@ -479,8 +479,8 @@ class ShmLoader(DataLoader[T]):
         return f", rank {rank} of {world_size}{source}" if world_size > 1 else ""
 
     def check_worker_number_rationality(self) -> None:
-        """Warn of more workers than cores, as torch does; not if they are actors, or shared by ranks that have other cores."""
-        if self.backend in ("process", "thread") and self.share is None:
+        """Warn of more worker processes than cores, as torch does; not if ranks that have other cores share them."""
+        if self.backend == "process" and self.share is None:
             super().check_worker_number_rationality()
 
     # Copies

@@ -94,6 +94,7 @@ def _check_thread_workers(given: Mapping[str, Any]) -> None:
     """Raise if the other arguments need workers that are processes."""
     dataset = given["dataset"]
     for is_refused, name, needed in (
+        (given["num_workers"] == 0, "num_workers", "num_workers above 0: without workers, the trainer reads"),
         (
             given["multiprocessing_context"] is not None,
             "multiprocessing_context",
@@ -102,28 +103,32 @@ def _check_thread_workers(given: Mapping[str, Any]) -> None:
         (
             given["sample_timeout_s"] is not None,
             "sample_timeout_s",
-            "samples that end by themselves, because a thread cannot be killed: use timeout=, or backend=\"process\"",
+            'samples that end by themselves, because a thread cannot be killed: use timeout=, or backend="process"',
         ),
         (given["threads_per_worker"] != 1, "threads_per_worker", "one thread per worker: raise num_workers in its place"),
         (
             isinstance(dataset, IterDataPipe | MapDataPipe),
             "dataset",
-            "a dataset that threads can share, and data pipes have a state: use backend=\"process\"",
+            'a dataset that threads can share, and data pipes have a state: use backend="process"',
         ),
         (
             given["seed"] is None and given["num_workers"] != 1 and is_stateful(dataset),
             "dataset",
-            "a dataset without state_dict, because all threads share it: use one worker, or backend=\"process\"",
+            'a dataset without state_dict, because all threads share it: use one worker, or backend="process"',
         ),
     ):
         if is_refused:
             what = type(dataset).__name__ if name == "dataset" else repr(given[name])
             raise ValueError(f'backend="thread" needs {needed}; got {name}={what}')
-    own = OwnGenerators(dataset, given["collate_fn"]).paths if given["seed"] is not None and given["seed_samples"] is not False else []
+    own = (
+        OwnGenerators(dataset, given["collate_fn"]).paths
+        if given["seed"] is not None and given["seed_samples"] is not False
+        else []
+    )
     if own:
         raise ValueError(
             f'backend="thread": all threads would draw from {", ".join(own)}, in an order that depends on their speed. Draw from '
-            "shmload.sample_rng() there, or use backend=\"process\""
+            'shmload.sample_rng() there, or use backend="process"'
         )
 
 

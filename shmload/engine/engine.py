@@ -584,7 +584,7 @@ class Engine:
         pids = self.pool.pids
         for worker, pid in zip(report["workers"], pids, strict=False):  # a closed pool has no pids
             worker["pid"] = worker["pid"] or pid
-        add_memory_usage(report)
+        add_memory_usage(report, self._pid)
         report |= {"num_repacked": self._publisher.num_repacked, "num_taken_back": self._supervisor.num_taken_back}
         report["num_queued"] = len(self._queue)
         if self.holders is not None:

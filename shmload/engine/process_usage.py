@@ -58,17 +58,18 @@ def command_of(pid: int | None, proc: str = "/proc") -> str:
     return " ".join(words)
 
 
-def add_memory_usage(report: dict[str, Any], proc: str = "/proc", *, is_known: bool = True) -> None:
+def add_memory_usage(report: dict[str, Any], owner: int, proc: str = "/proc", *, is_known: bool = True) -> None:
     """Add to a report the memory of the workers' processes and whether one is stopped; None if unknown.
 
     Args:
         report: a report of `stats.describe`, which is changed in place.
+        owner: process id of the trainer. A worker with this id is a thread of it, and has no memory of its own.
         proc: mount point of procfs.
         is_known: whether the pids belong to this PID namespace.
     """
     names = ("is_stopped", "rss_bytes", "private_bytes")
     for worker in report["workers"]:
-        found = usage_of(worker["pid"], proc) if is_known else None
+        found = usage_of(worker["pid"], proc) if is_known and worker["pid"] != owner else None
         worker.update({name: None if found is None else getattr(found, name) for name in names})
     for name in names[1:]:
         report["memory"][f"workers_{name}"] = sum(worker[name] or 0 for worker in report["workers"]) or None

@@ -86,7 +86,7 @@ class Watch:
         last, history, command = known or (None, deque(maxlen=HISTORY), command_of(block.pid))
         report = describe(seen, last)
         # elsewhere the workers' pids belong to another PID namespace, and mean other processes here
-        add_memory_usage(report, is_known=block.pid == seen["owner_pid"])
+        add_memory_usage(report, seen["owner_pid"], is_known=block.pid == seen["owner_pid"])
         history.append(report["samples_per_s"])
         self._known[block.stem] = seen, history, command
         return {

@@ -204,10 +204,20 @@ def _offset_in(memory: int, pointer: int, generator: Any) -> int:
     return at if is_it and at + len(words) + _BEHIND <= len(found) else -1
 
 
+_right_in_a_thread: set[int] = (
+    set()
+)  # those that were right in one thread's set; in a further thread one test takes a millisecond less
+
+
 def _is_right(generators: GeneratorSet, reseeder: Reseeder, which: int) -> bool:
     """Return whether the reseeder gives a generator the state of its public call, whatever its state was before."""
+    if generators is not OF_PROCESS and which in _right_in_a_thread:
+        return _agrees(generators, reseeder, which, 1)
     agrees = all(_agrees(generators, reseeder, which, number) for number in range(4))
-    return agrees and _leaves_no_gaussian(generators, reseeder, which)
+    is_right = agrees and _leaves_no_gaussian(generators, reseeder, which)
+    if is_right and generators is not OF_PROCESS:
+        _right_in_a_thread.add(which)
+    return is_right
 
 
 def _agrees(generators: GeneratorSet, reseeder: Reseeder, which: int, number: int) -> bool:

@@ -297,7 +297,9 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
     elif kind == "iterable" and rng.random() < 0.3:  # workers that survive the end of their iterable
         case = replace(case, mode="torch", persistent=True, habit="resume", at=1.0)
     own = random.Random(case.seed)  # a generator of its own, so that the other dimensions stay as they were for the same seed
-    return replace(case, program=own.choice(HABITS_OF_PROGRAMS)) if own.random() < 0.3 else case
+    if own.random() < 0.3:
+        case = replace(case, program=own.choice(HABITS_OF_PROGRAMS))
+    return replace(case, backend="thread") if own.random() < 0.15 else case
 
 
 def made_legal(case: Case) -> Case:
@@ -558,7 +560,11 @@ def _legal_loader(case: Case) -> Case:
 
 
 def _legal_backend(case: Case) -> Case:
-    """Keeps actors to cases that fit: actors start slowly, and no actor is killed or stopped here, which tests/ray does."""
+    """Keeps actors to cases that fit: actors start slowly, and no actor is killed or stopped here, which tests/ray does. Threads
+    cannot be killed, and share the dataset with its generators.
+    """
+    if case.backend == "thread" and case.workers != 0 and case.kind not in ("growing", "pipeline"):
+        return replace(case, start="fork", threads=1, harm="none", keeps=False, actors="")
     if case.backend != "ray" or case.kind in ("growing", "pipeline") or case.workers == 0:
         return replace(case, backend="process", actors="", shm="usual" if case.shm == "host" else case.shm)
     workers = min(case.workers, 2) if isinstance(case.workers, int) else 2
@@ -574,7 +580,7 @@ def _legal_also(case: Case) -> Case:
         refused |= set("tsb")
     if case.on_error == "raise":
         refused |= set("m")
-    if case.kind == "iterable" or (case.backend == "ray" and not case.is_seeded):
+    if case.kind == "iterable" or case.backend == "thread" or (case.backend == "ray" and not case.is_seeded):
         refused |= set("s")
     if case.is_noisy:
         refused |= set("o")

@@ -1,0 +1,269 @@
+"""Workers that are threads give the batches of worker processes, draw for draw, and leave nothing behind."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from random import gauss as bound_gauss  # bound to random's own generator before any redirection
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+from shmload import ShmLoader, WorkerDied, sample_rng
+from shmload.worker.generator_set import OF_PROCESS
+from shmload.worker.thread_pool import WorkerThread
+
+N = 40
+
+
+class Draws(Dataset[Any]):
+    """Draws from every global generator, gaussians first, and yields the thread now and then."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> Any:
+        drawn = [random.gauss(0, 1), float(np.random.randn()), float(torch.randn(1)), float(torch.rand(2).sum())]
+        sys.setswitchinterval(1e-6) if index % 2 else None  # threads of the trainer take turns within samples
+        drawn += [bound_gauss(0, 1), random.random(), float(random.sample(range(1000), 3)[2]), float(np.random.rand())]
+        drawn += [float(torch.empty(3).uniform_().sum()), float(torch.randint(0, 1 << 40, (1,))), float(np.random.normal())]
+        drawn += [float(torch.rand_like(torch.zeros(2)).sum()), float(random.getrandbits(40)), float(random.gauss(0, 1))]
+        return torch.tensor([float(index), *drawn, sample_rng().random()], dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _switch_interval() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(before)
+
+
+def whole(loader: Any) -> list[Any]:
+    return [row for batch in loader for row in batch.tolist()]
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_seeded_batches_equal_those_without_workers(num_workers: int) -> None:
+    with ShmLoader(Draws(), 4, seed=5, shuffle=True) as inline:
+        expected = [whole(inline) for _ in range(2)]
+    with ShmLoader(Draws(), 4, seed=5, shuffle=True, num_workers=num_workers, backend="thread") as loader:
+        assert [whole(loader) for _ in range(2)] == expected
+
+
+@pytest.mark.slow(reason="starts worker processes")
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_torch_mode_draws_as_torchs_worker_processes(shuffle: bool) -> None:
+
+    def reading(make: Callable[..., Any], **options: Any) -> list[Any]:
+        torch.manual_seed(3)
+        return whole(make(_PlainDraws(), 4, shuffle=shuffle, num_workers=2, **options))
+
+    assert reading(ShmLoader, backend="thread") == reading(DataLoader)
+
+
+class _PlainDraws(Draws):
+    def __getitem__(self, index: int) -> Any:
+        drawn = [random.gauss(0, 1), float(np.random.randn()), float(torch.randn(1)), random.random(), float(torch.rand(1))]
+        return torch.tensor([float(index), *drawn], dtype=torch.float64)
+
+
+def test_trainers_generators_are_not_drawn_from() -> None:
+    random.seed(1), np.random.seed(2), torch.manual_seed(3)
+    expected = [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), float(torch.rand(1))]
+    random.seed(1), np.random.seed(2), torch.manual_seed(3)
+    with ShmLoader(Draws(), 4, seed=5, num_workers=2, backend="thread") as loader:
+        whole(loader)
+    assert [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), float(torch.rand(1))] == expected
+    state, words = random.getstate(), np.random.get_state()
+    assert state == OF_PROCESS.python.getstate()
+    assert (words[1] == OF_PROCESS.numpy.get_state()[1]).all()
+
+
+class Reseeding(Draws):
+    """Seeds the global generators itself, and looks at their states."""
+
+    def __getitem__(self, index: int) -> Any:
+        random.seed(index)
+        np.random.seed(index)
+        torch.manual_seed(index)
+        state = torch.get_rng_state()
+        drawn = float(torch.rand(1))
+        torch.set_rng_state(state)
+        again = float(torch.rand(1))
+        python, numpys = random.getstate(), np.random.get_state()
+        first = random.random(), np.random.rand()
+        random.setstate(python)
+        np.random.set_state(numpys)
+        assert (drawn, *first) == (again, random.random(), np.random.rand())
+        return torch.tensor([drawn, *first], dtype=torch.float64)
+
+
+def test_dataset_that_seeds_generators_seeds_its_threads_own() -> None:
+    with ShmLoader(Reseeding(), 4, seed=5) as inline:
+        expected = whole(inline)
+    before = torch.initial_seed()
+    with ShmLoader(Reseeding(), 4, seed=5, num_workers=3, backend="thread") as loader:
+        assert whole(loader) == expected
+    assert torch.initial_seed() == before
+
+
+class WhereRead(Dataset[Any]):
+    """Returns the thread and the worker that read the sample."""
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> Any:
+        info = get_worker_info()
+        assert info is not None
+        assert info.dataset is self
+        return index, threading.get_ident(), info.id, info.num_workers, info.seed
+
+
+def test_each_thread_has_a_worker_info_of_its_own() -> None:
+    dataset = WhereRead()
+    with ShmLoader(dataset, 2, num_workers=2, backend="thread") as loader:
+        rows = [row for batch in loader for row in zip(*(column.tolist() for column in batch), strict=True)]
+    assert [row[0] for row in rows] == list(range(N))
+    assert len({row[1:] for row in rows}) == 2
+    assert {row[2:4] for row in rows} == {(0, 2), (1, 2)}
+    assert threading.get_ident() not in {row[1] for row in rows}
+    assert get_worker_info() is None
+
+
+class Lines(IterableDataset[Any]):
+    """Numbers, divided among the workers."""
+
+    def __iter__(self) -> Iterator[Any]:
+        info = get_worker_info()
+        assert info is not None
+        return (torch.tensor([float(i), random.random()]) for i in range(info.id, N, info.num_workers))
+
+
+@pytest.mark.slow(reason="starts worker processes")
+@pytest.mark.parametrize("persistent_workers", [False, True])
+def test_iterable_dataset_is_divided_as_among_processes(persistent_workers: bool) -> None:
+    def reading(make: Callable[..., Any], **options: Any) -> list[Any]:
+        torch.manual_seed(3)
+        loader = make(Lines(), 4, num_workers=2, persistent_workers=persistent_workers, **options)
+        return [whole(loader) for _ in range(2)]
+
+    assert reading(ShmLoader, backend="thread") == reading(DataLoader)
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_torch_mode_resumes_with_the_threads_streams(every: int) -> None:
+    def loader() -> ShmLoader[Any]:
+        return ShmLoader(_PlainDraws(), 4, num_workers=2, backend="thread", snapshot_every_n_steps=every)
+
+    torch.manual_seed(3)
+    with loader() as undisturbed:
+        expected = whole(undisturbed)
+    torch.manual_seed(3)
+    with loader() as first:
+        iterator = iter(first)
+        before = [row for _ in range(4) for row in next(iterator).tolist()]
+        state = first.state_dict()
+    with loader() as second:
+        second.load_state_dict(state)
+        assert before + whole(second) == expected
+
+
+class Failing(Draws):
+    def __getitem__(self, index: int) -> Any:
+        if index == 6:
+            raise LookupError("no such sample")
+        if index == 13:
+            raise SystemExit(3)
+        return torch.tensor(index)
+
+
+def test_error_of_a_sample_names_it() -> None:
+    with (
+        ShmLoader(Failing(), 4, seed=1, num_workers=2, backend="thread") as loader,
+        pytest.raises(LookupError, match="no such sample") as caught,
+    ):
+        whole(loader)
+    assert any("sample 6" in note for note in caught.value.__notes__)
+
+
+def test_bad_samples_are_skipped_and_a_thread_that_ends_is_replaced() -> None:
+    with ShmLoader(Failing(), 1, seed=1, num_workers=2, backend="thread", on_error="skip") as loader:
+        found = [int(batch) for batch in loader]
+    assert found == [index for index in range(N) if index not in (6, 13)]
+
+
+def test_torch_mode_ends_with_the_first_thread_that_ends() -> None:
+    with (
+        ShmLoader(Failing(), 1, num_workers=1, backend="thread", sampler=[13]) as loader,
+        pytest.raises(WorkerDied, match="exited unexpectedly"),
+    ):
+        list(loader)
+
+
+def workers() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if isinstance(thread, WorkerThread)]
+
+
+def test_threads_end_with_the_loader() -> None:
+    loader = ShmLoader(Draws(), 4, seed=5, num_workers=3, backend="thread")
+    next(iter(loader))
+    assert len(workers()) == 3
+    loader.close()
+    assert not workers()
+    loader = ShmLoader(Draws(), 4, seed=5, num_workers=3, backend="thread")
+    iterator = iter(loader)
+    next(iterator)
+    del loader, iterator
+    assert not workers()
+
+
+PROGRAM = """
+import torch
+from torch.utils.data import Dataset
+from shmload import ShmLoader
+
+class Slow(Dataset):
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        return torch.rand(50, 50) @ torch.rand(50, 50)
+
+loader = ShmLoader(Slow(), 4, num_workers=3, backend="thread"{seed})
+for batch in loader:
+    break
+print("done")
+"""
+
+
+@pytest.mark.slow(reason="runs programs of their own")
+@pytest.mark.parametrize("seed", ["", ", seed=1"])
+def test_program_that_ends_within_a_pass_prints_nothing(output_of: Callable[..., str], seed: str) -> None:
+    assert output_of(PROGRAM.format(seed=seed)) == "done\n"
+
+
+class WithRng(Draws):
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"multiprocessing_context": "spawn"}, "needs no processes"),
+        ({"sample_timeout_s": 1.0}, "cannot be killed"),
+        ({"threads_per_worker": 2}, "one thread per worker"),
+        ({"dataset": WithRng(), "seed": 1}, "dataset.rng"),
+        ({"share": "node", "seed": 1}, "workers of this machine"),
+    ],
+)
+def test_argument_that_needs_processes_is_refused_by_name(options: dict[str, Any], text: str) -> None:
+    dataset = options.pop("dataset", None) or Draws()
+    with pytest.raises(ValueError, match=text):
+        ShmLoader(dataset, 4, num_workers=2, backend="thread", **options)

@@ -547,7 +547,7 @@ def _kind_of_engine(config: LoaderConfig, builder: EngineBuilder) -> tuple[Make,
     if config.backend == "thread":
         from shmload.worker.thread_pool import thread_pool  # changes functions of random, numpy and torch
 
-        options["backend"] = thread_pool
+        options |= {"backend": thread_pool, "has_threads": True}
     if config.ray is not None:
         from shmload.ray.ray_backend import RayBackend  # few loaders have a cluster
 

@@ -31,6 +31,7 @@ class EngineOptions:
         num_helpers: workers of other ranks that may fill chunks of the ring.
         affinity: CPUs of the workers; empty for those of the trainer.
         backend: starts the workers.
+        has_threads: the workers are threads of the trainer.
         num_ray_workers: number of workers that are Ray actors, on any machine; they have the first numbers.
         about: (stage, its place) for each stage of a pipeline, shown to readers of the ring.
     """
@@ -51,5 +52,6 @@ class EngineOptions:
     num_helpers: int = 0
     affinity: tuple[int, ...] = ()
     backend: Backend = process_pool
+    has_threads: bool = False
     num_ray_workers: int = 0
     about: Sequence[tuple[str, str]] = ()

@@ -69,6 +69,7 @@ class Ring:
                 pins=None if self.pending_copies is None else self.pending_copies.pins,
                 is_private=options.num_ranks > 1,
                 is_reserved=is_reserved,
+                is_named=not options.has_threads,
             )
             self._make_bells(job, options, order_bell)
             if job.plan.rows is not None or job.plan.is_whole:

@@ -30,7 +30,7 @@ class GeneratorSet:
 
     python: random.Random
     numpy: np.random.RandomState
-    seed_numpy: Callable[[int], None]
+    seed_numpy: Callable[[Any], None]
     torchs: Any = None
 
     @property
@@ -41,7 +41,7 @@ class GeneratorSet:
     @property
     def numpys_bits(self) -> Any:
         """Return numpy's bit generator, which the user may have replaced."""
-        return self.numpy._bit_generator  # type: ignore[attr-defined]  # missing in numpy's stubs
+        return self.numpy._bit_generator
 
     def torch_state(self) -> Any:
         """Return the state of torch's generator as a tensor; None if torch is not imported."""

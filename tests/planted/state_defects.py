@@ -13,6 +13,8 @@ OWN = "tests/loader/test_own_generators.py::test_"
 # but right.
 RESEEDED = "tests/loader/test_reseeding.py::test_"
 
+THREADS = "tests/worker/test_thread_workers.py::test_"
+
 TORCH = "tests/resume/test_torch_mode.py::test_"
 
 STATE_DEFECTS = [
@@ -396,10 +398,7 @@ STATE_DEFECTS = [
         "E4",
         "memory of another object is taken for a generator's",
         "_is_right",
-        Replace(
-            "all(_agrees(reseeder, which, number) for number in range(4)) and _leaves_no_gaussian(reseeder, which)",
-            "True or _leaves_no_gaussian(reseeder, which)",
-        ),
+        Replace("agrees and _leaves_no_gaussian(generators, reseeder, which)", "True"),
         (f"{RESEEDED}generator_without_a_known_address_is_seeded_by_its_call[is another-_random_at]",),
     ),
     Defect(
@@ -470,5 +469,41 @@ STATE_DEFECTS = [
         (
             "tests/resume/test_out_of_order.py::test_order_finished_while_the_search_looks_elsewhere_is_not_overtaken_by_its_workers_next_one",
         ),
+    ),
+    Defect(
+        "E4",
+        "worker threads draw from the program's generators",
+        "thread_pool:_run",
+        omit("use_generators(generators)"),
+        (f"{THREADS}seeded_batches_equal_those_without_workers[3]", f"{THREADS}trainers_generators_are_not_drawn_from"),
+        is_crossing=True,
+    ),
+    Defect(
+        "E4",
+        "worker threads draw torch's numbers from the program's generator",
+        "TorchDraws.__torch_function__",
+        Replace("func in _DRAWING", "False"),
+        (f"{THREADS}seeded_batches_equal_those_without_workers[3]",),
+    ),
+    Defect(
+        "E4",
+        "worker threads draw Python's numbers from the program's generator",
+        "_PythonOfThread._own",
+        Replace("None if python is self else python", "None"),
+        (f"{THREADS}seeded_batches_equal_those_without_workers[3]",),
+    ),
+    Defect(
+        "E4",
+        "torch.manual_seed in a worker thread seeds the program's generator",
+        "_redirect",
+        omit('vars(torch.random)["default_generator"] = _TorchOfThread()'),
+        (f"{THREADS}dataset_that_seeds_generators_seeds_its_threads_own",),
+    ),
+    Defect(
+        "E4",
+        "all worker threads see one worker's info",
+        "thread_side:prepare",
+        Replace("_info_of_thread().info", "vars(worker_module)['_worker_info']"),
+        (f"{THREADS}each_thread_has_a_worker_info_of_its_own",),
     ),
 ]

@@ -52,10 +52,12 @@ def test_command_of_a_multiprocessing_child_is_its_parents(proc: Proc) -> None:
 def test_memory_is_that_of_the_known_workers(proc: Proc) -> None:
     found = proc({5: (4, "S", "x"), 6: (4, "T", "x")})
     report = {"workers": [{"pid": 5}, {"pid": 6}, {"pid": None}], "memory": {"ring_nbytes": 1}}
-    add_memory_usage(report, found)
+    add_memory_usage(report, 1, found)
     assert report["memory"] == {"ring_nbytes": 1, "workers_rss_bytes": 600 * PAGE, "workers_private_bytes": 400 * PAGE}
     assert [worker["is_stopped"] for worker in report["workers"]] == [False, True, None]
     assert [worker["rss_bytes"] for worker in report["workers"]] == [300 * PAGE, 300 * PAGE, None]
-    add_memory_usage(report, found, is_known=False)
+    add_memory_usage(report, 6, found)
+    assert [worker["rss_bytes"] for worker in report["workers"]] == [300 * PAGE, None, None], "6 is a thread of the trainer"
+    add_memory_usage(report, 1, found, is_known=False)
     assert report["memory"] == {"ring_nbytes": 1, "workers_rss_bytes": None, "workers_private_bytes": None}
     assert [worker["is_stopped"] for worker in report["workers"]] == [None, None, None]

@@ -6,6 +6,7 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from random import gauss as bound_gauss  # bound to random's own generator before any redirection
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 from shmload import ShmLoader, WorkerDied, sample_rng
+from shmload.shm.names import process_stem
 from shmload.worker.generator_set import OF_PROCESS
 from shmload.worker.thread_pool import WorkerThread
 
@@ -267,3 +269,34 @@ def test_argument_that_needs_processes_is_refused_by_name(options: dict[str, Any
     dataset = options.pop("dataset", None) or Draws()
     with pytest.raises(ValueError, match=text):
         ShmLoader(dataset, 4, num_workers=2, backend="thread", **options)
+
+
+def test_batches_take_no_room_in_dev_shm() -> None:
+    def sizes() -> list[int]:
+        return [path.stat().st_size for path in Path("/dev/shm").glob(f"{process_stem()}-*")]
+
+    with ShmLoader([torch.zeros(1 << 18)] * 8, 2, num_workers=2, backend="thread") as loader:
+        for _ in loader:
+            assert sum(sizes()) < 2 * 4 * (1 << 18), "a single batch would not fit"
+
+
+def test_stats_show_threads_without_memory_of_their_own() -> None:
+    with ShmLoader(Draws(), 4, seed=1, num_workers=2, backend="thread") as loader:
+        next(iter(loader))
+        report = loader.stats()
+    assert [worker["rss_bytes"] for worker in report["workers"]] == [None, None]
+    assert report["memory"]["workers_rss_bytes"] is None
+
+
+def test_pool_of_threads_grows_and_shrinks() -> None:
+    with ShmLoader(Draws(), 1, seed=5) as inline:
+        expected = whole(inline)
+    with ShmLoader(Draws(), 1, seed=5, num_workers="auto", backend="thread") as loader:
+        iterator: Any = iter(loader)
+        found = next(iterator).tolist()
+        engine = loader._builder.last
+        assert engine is not None
+        for number, batch in enumerate(iterator):
+            engine.worker_set.resize(1 + number % 2)  # type: ignore[attr-defined]  # an Engine
+            found += batch.tolist()
+        assert found == expected

@@ -93,10 +93,10 @@ class ShmLoader(DataLoader[T]):
             then. Readers of whole batches and of ragged fields in place use one thread.
         worker_init_fn: called in each worker with its number, after its generators are seeded.
         multiprocessing_context: how to start workers: "fork", "spawn", "forkserver" or a context. None is Python's default.
-        backend: with "process", workers are processes of this machine; with "thread", threads of this process, which share the
-            dataset. With "ray", or a `shmload.Ray` with options, they are actors
-            on the nodes of a Ray cluster, which needs the extra `shmload[ray]`; batches are the same. `num_workers` is then the
-            number of actors. Arrays of 1 MiB and more in the dataset are stored once per node and are read-only; docs/cluster.md.
+        backend: what the workers are; the batches are the same; docs/workers.md. "process": processes of this machine. "thread":
+            threads of this process, which call the dataset at once. "ray", or a `shmload.Ray` with options: `num_workers` actors
+            on the nodes of a Ray cluster, which needs the extra `shmload[ray]`. Arrays of 1 MiB and more in the dataset are then
+            stored once per node and are read-only; docs/cluster.md.
         share: with "node", ranks of this node that have the same `rank` and `world_size`, as in tensor or pipeline parallelism,
             read one ring, filled by one worker pool; each sample is decoded once. If all ranks differ, each has its own ring, and
             idle workers help the ranks whose trainers wait. Seed mode only; batches are the same without it; docs/launch.md.

@@ -58,7 +58,7 @@ class Death(NamedTuple):
 
 
 class WorkerPool(Protocol):
-    """The workers of one engine: processes or threads of this machine, or actors of a Ray cluster. Workers are named by their numbers."""
+    """The workers of one engine: processes or threads of this machine, or actors of a Ray cluster, named by their numbers."""
 
     @property
     def pids(self) -> list[int]:

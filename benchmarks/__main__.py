@@ -14,6 +14,7 @@ BENCHMARKS = (
     "small_tensors",
     "first_batch",
     "start_methods",
+    "thread_workers",
     "start_up",
     "launching",
     "high_latency",

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from benchmarks.contestants.common import TorchOrder, fills_batches, read_batch
+from shmload import ShmLoader
 from shmload.tools.bench.contestants import Loader, LoaderOptions, keywords, torch_loader
 from shmload.tools.bench.core_limit import fill
 
@@ -58,6 +59,12 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
     storage = torch_storage._new_shared(int(np.prod(shape)) * dtype.itemsize)
     flat: torch.Tensor = torch.empty(0, dtype=kind).set_(storage)
     return flat.view(shape)
+
+
+def thread_workers(dataset: Any, options: LoaderOptions) -> ShmLoader[Any]:
+    """Returns a ShmLoader in torch mode whose workers are threads."""
+    arguments = {**keywords(options), "multiprocessing_context": None}
+    return ShmLoader(dataset, **arguments, generator=options.generator(), backend="thread")
 
 
 class Threads:

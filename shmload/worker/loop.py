@@ -73,6 +73,7 @@ class WorkerLoop:
         helped_ranks: claims chunks of other ranks' rings when this ring has none; None if the worker never helps other ranks.
         is_helper: the ring belongs to another rank.
         init_failure: the error that prevented the worker's start, if any; every order then fails with it.
+        kind: what the worker is, for messages.
     """
 
     def __init__(
@@ -89,9 +90,11 @@ class WorkerLoop:
         helped_ranks: RankHelper | None = None,
         is_helper: bool = False,
         init_failure: Failure | None = None,
+        kind: str = "process",
     ) -> None:
         self._ring, self._job, self._ready, self._orders = ring, job, ready, orders
         self._memory = SlotMemory(ring, ready, grants, open_memory, is_helper=is_helper)
+        self._kind = kind
         self._source, self._snapshots, self._helped_ranks, self._init_failure = source, snapshots, helped_ranks, init_failure
         self._plan = job.plan
         self._in_place = self._plan.in_place(job.dataset)
@@ -165,7 +168,7 @@ class WorkerLoop:
             key = self._ring.key
             sample = "" if key is None else f"sample {key!r:.200}, "
             note = f"shmload: {sample}epoch {self._ring.epoch}, batch {self._ring.batch}"
-            failure = Failure.of(error, f"in DataLoader worker process {self._ring.worker_id}", note)
+            failure = Failure.of(error, f"in DataLoader worker {self._kind} {self._ring.worker_id}", note)
             if self._job.tolerates_bad_samples and not isinstance(error, RingTooSmall):
                 failure = failure._replace(rows=self._reader.bad_rows())
                 # in torch mode, random streams continue from batch to batch, so the next order must wait for this one's repair

@@ -96,6 +96,7 @@ def _run(post: Post, job: Job, began: int) -> None:
             source=source,
             snapshots=snapshots,
             init_failure=failure,
+            kind="thread",
         )
         body.run(began)
 

@@ -191,6 +191,7 @@ def test_error_of_a_sample_names_it() -> None:
         pytest.raises(LookupError, match="no such sample") as caught,
     ):
         whole(loader)
+    assert "worker thread" in str(caught.value)
     assert any("sample 6" in note for note in caught.value.__notes__)
 
 

@@ -13,7 +13,7 @@
 | tfdata | tensorflow-cpu | TFRecord files in order, parallel calls of a Python function, which take turns with the GIL (*) |
 | dali | nvidia-dali-cuda120 | on the CPU: a parallel external source of batches; one pipeline for 16 epochs |
 | ffcv | ffcv | its file, its shuffle, its compiled threads; arrays as they are delivered; not photos (*) |
-| ways | - | `Threads`, `torch_getitems`, `torch_inline`: what torch and a thread pool can do; `thread_workers`: `backend="thread"` |
+| ways | - | `Threads`, `torch_getitems`, `torch_inline`: torch and a thread pool; `thread_workers`: `backend="thread"` |
 
 (*) has files and an order of its own, and its bytes are not compared. Its files are written when the loader is made
 for the first time, so the first batch of the first round takes longer. Samples are decoded by the same functions everywhere, so

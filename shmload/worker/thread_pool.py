@@ -118,8 +118,8 @@ class ThreadPool:
 
     @property
     def pids(self) -> list[int]:
-        """Return the kernel's ids of the current threads, in worker order."""
-        return [self._threads[worker].native_id or 0 for worker in sorted(self._threads)]
+        """Return the id of this process for each current thread."""
+        return [self._pid for _ in self._threads]
 
     @property
     def processes(self) -> list[BaseProcess]:

@@ -58,10 +58,7 @@ CROSSED_DEFECTS = [
         "rows of several dtypes become a list if they differ in length, although they are to be padded",
         "_Columns._promoted",
         Replace("self._joins(name) is None and any(v.shape != values[0].shape for v in values)", "len(set(map(len, values))) > 1"),
-        (
-            "tests/batch/test_ragged_fields.py::"
-            "test_joined_rows_of_several_dtypes_have_the_dtype_of_torchs_collate[arrays-pad-0]",
-        ),
+        ("tests/batch/test_ragged_fields.py::test_joined_rows_of_several_dtypes_have_the_dtype_of_torchs_collate[arrays-pad-0]",),
     ),
     Defect(
         "N1",

@@ -234,10 +234,15 @@ def _states(own: OwnGenerators | None) -> tuple[Any, ...]:
     owns = None if own is None else own.states()
     if generators.reseeder.are_as_seeded():  # because their states have 10 KB and take 60 us to read
         return generators.reseeder.key, owns
+    return *global_states(), owns
+
+
+def global_states() -> tuple[Any, ...]:
+    """Return comparable states of the global generators, without changing them."""
     numpys: dict[str, Any] = np.random.get_state(legacy=False)
     torch = sys.modules.get("torch")
     torchs = b"" if torch is None else torch.get_rng_state().numpy().tobytes()
-    return random.getstate(), numpys["state"]["key"].tobytes(), numpys["state"]["pos"], numpys["has_gauss"], torchs, owns
+    return random.getstate(), numpys["state"]["key"].tobytes(), numpys["state"]["pos"], numpys["has_gauss"], torchs
 
 
 def end_samples() -> None:

@@ -69,6 +69,13 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
+        "draws that depend on the timing of a worker's threads are not reported",
+        "SampleReader._watched",
+        Replace("(global_states(), own.states()) != before", "False"),
+        ("tests/loader/test_reading_threads.py::test_draws_that_depend_on_the_threads_timing_are_logged_once[random]",),
+    ),
+    Defect(
+        "N1",
         "text is ordered in chunks, although the worker of each chunk reads all of it",
         "plan_of",
         Replace("layout.is_ragged", "rule is not None and rule.is_certain"),

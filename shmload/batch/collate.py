@@ -341,7 +341,7 @@ def _is_row(value: Any) -> bool:
         return value.ndim > 0 and value.dtype.kind in "biufc"
     if is_tensor(value):
         is_strided = value.layout is sys.modules["torch"].strided and not value.is_nested
-        return is_strided and value.ndim > 0 and of_torch(value.dtype) is not None
+        return bool(is_strided and value.ndim > 0 and of_torch(value.dtype) is not None)
     return is_sequence(value) and len(value) > 0 and {type(number) for number in value} <= {int, float}
 
 

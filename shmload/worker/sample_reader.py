@@ -33,7 +33,7 @@ from shmload.worker.thread_reader import read_by_threads
 
 log = logging.getLogger("shmload")
 
-NUM_WATCHED = 16  # reads by threads that are searched for draws from shared generators, at 0.1 ms each
+NUM_WATCHED = 4  # reads by threads that are searched for draws from shared generators, at about 0.2 ms each
 
 
 def can_be_joined(batch: Any) -> bool:

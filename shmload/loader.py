@@ -89,8 +89,9 @@ class ShmLoader(DataLoader[T]):
         prefetch_factor: batches ordered ahead per worker; 2 by default, or "auto". With `num_workers` it sets the size of the ring.
         persistent_workers: torch mode: keep the workers after a pass. Seed mode always keeps them.
         threads_per_worker: samples that each worker reads at once, for datasets that wait for disks or networks or release the GIL.
-            The dataset must be thread-safe, and draw from `sample_rng()`, because global generators cannot be reseeded per sample
-            then. Readers of whole batches and of ragged fields in place use one thread.
+            The dataset must be thread-safe. With a seed, it must draw from `sample_rng()`: what it draws from global generators or
+            its own depends on the threads' timing, which a worker logs as a warning. Readers of whole batches and of ragged fields
+            in place use one thread.
         worker_init_fn: called in each worker with its number, after its generators are seeded.
         multiprocessing_context: how to start workers: "fork", "spawn", "forkserver" or a context. None is Python's default.
         backend: what the workers are; the batches are the same; docs/workers.md. "process": processes of this machine. "thread":

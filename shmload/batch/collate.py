@@ -131,7 +131,8 @@ class _Columns:
             return "record", pickle.dumps(kind), names, columns
         if all(isinstance(value, _ANY_NUMBER) for value in values):
             return self._unlike_numbers(values, name)
-        if isinstance(head, np.ndarray) and all(isinstance(value, np.ndarray) or is_tensor(value) for value in values):
+        are_arrays = all(isinstance(value, np.ndarray) or is_tensor(value) for value in values)
+        if are_arrays and (isinstance(head, np.ndarray) or self._joins(name) is not None):
             return self._promoted(values, name)
         if all(map(is_sequence, values)):
             return self._sequences(values, name)
@@ -187,21 +188,29 @@ class _Columns:
             return self._list(values, name)
 
     def _promoted(self, values: list[Any], name: str) -> Node:
-        """Collate arrays or tensors of one shape and several dtypes as torch does; others become a list."""
+        """Collate arrays or tensors of several dtypes in the dtype of torch's collate; a list if there is none.
+
+        Rows of several shapes become a list, too, unless the field is joined.
+        """
         if self._ragged is None:
             raise _UnusualError
         import torch
 
-        if any(v.shape != values[0].shape for v in values):
+        if self._joins(name) is None and any(v.shape != values[0].shape for v in values):
             return self._list(values, name)
         try:
-            tensors = torch.stack([torch.as_tensor(_writable(v)) for v in values])
+            tensors = [torch.as_tensor(_writable(v)) for v in values]
+            dtypes = {tensor.dtype: None for tensor in tensors}
+            dtype = tensors[0].dtype if len(dtypes) == 1 else torch.stack([torch.empty(0, dtype=each) for each in dtypes]).dtype
+            tensors = [tensor.to(dtype) for tensor in tensors]
+            element = of_torch(dtype)
+            if element is not None and all(map(is_plain_tensor, tensors)):
+                return self._rows(Rows(tensors, element.name), name)
+            if self._ragged.mode(name or "data") is None:
+                return self._packer.node(torch.stack(tensors))
         except (TypeError, ValueError, RuntimeError):
-            return self._list(values, name)
-        element = of_torch(tensors.dtype)
-        if element is not None:
-            return self._rows(Rows(list(tensors), element.name), name)
-        return self._packer.node(tensors) if self._ragged.mode(name or "data") is None else self._list(values, name)
+            pass
+        return self._list(values, name)
 
     def _rows(self, rows: Rows, name: str) -> Node:
         """Collate rows of one dtype. They are stacked if their shapes are equal and no ragged mode was requested."""
@@ -231,10 +240,30 @@ class _Columns:
             check_rows(name, rows, dims)
         return ragged_node(self._packer, rows, mode, dims)
 
+    def _joins(self, name: str) -> str | None:
+        """Return the mode of a field whose rows must be joined to one tensor in every batch; None of another field."""
+        mode = None if self._ragged is None else self._ragged.mode(name or "data")
+        return None if mode == "list" else mode
+
+    def _check_no_row_joins(self, values: list[Any], name: str) -> None:
+        """Check values that become a list: if the field is joined, none of them is an array, so other batches are lists too."""
+        mode = self._joins(name)
+        if mode is None or not any(map(_is_row, values)):
+            return
+        rows: dict[str, int] = {}
+        for number, value in enumerate(values):
+            rows.setdefault(_described(value), number)
+        raise SampleError(
+            f'ragged="{mode}" cannot join the rows of field {name or "data"!r}: '
+            f"{', '.join(f'row {number} is {what}' for what, number in rows.items())}. Give each row as a plain array or tensor "
+            "without grad, of one dtype, and an empty one where there is no value; or name the fields to join"
+        )
+
     def _list(self, values: list[Any], name: str) -> Node:
         """Return the values as a list."""
         if self._ragged is None:
             raise _UnusualError
+        self._check_no_row_joins(values, name)
         if not any(isinstance(value, np.ndarray) for value in values):
             return self._packer.node(values)
         nodes = [self._packer.node(v) for v in values]
@@ -273,6 +302,7 @@ class _Columns:
         arrays = _as_arrays(values)
         if arrays is not None:
             return self._rows(Rows(arrays, str(arrays[0].dtype)), name)
+        self._check_no_row_joins(values, name)
         if is_even:
             return self._sequence(values, name)
         return self._packer.node(values)
@@ -303,6 +333,27 @@ def _as_arrays(values: list[Any]) -> list[np.ndarray[Any, Any]] | None:
         return [np.array(value, dtype) for value in values]
     except OverflowError:
         return None
+
+
+def _is_row(value: Any) -> bool:
+    """Return whether a value is an array, a tensor or a list of numbers, with elements that can be joined with other rows."""
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0 and value.dtype.kind in "biufc"
+    if is_tensor(value):
+        is_strided = value.layout is sys.modules["torch"].strided and not value.is_nested
+        return bool(is_strided and value.ndim > 0 and of_torch(value.dtype) is not None)
+    return is_sequence(value) and len(value) > 0 and {type(number) for number in value} <= {int, float}
+
+
+def _described(value: Any) -> str:
+    """Return what a row is, for errors."""
+    if value is None:
+        return "None"
+    kind = type(value).__name__
+    if not isinstance(value, np.ndarray) and not is_tensor(value):
+        return f"of type {kind}"
+    has_grad = getattr(value, "requires_grad", False)
+    return f"of type {kind}, {str(value.dtype).removeprefix('torch.')}{', and requires grad' if has_grad else ''}"
 
 
 def is_tensor(value: Any) -> bool:

@@ -14,12 +14,19 @@ from torch.utils.data import IterableDataset, IterDataPipe, MapDataPipe
 from shmload.device.cuda import check_device
 from shmload.engine.argument_types import check_types
 from shmload.engine.tuning.auto_number import is_auto
-from shmload.introspect.abilities import is_stateful, package_ability
+from shmload.introspect.abilities import is_stateful, overrides, package_ability
 from shmload.ray_options import Ray
 from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder
 from shmload.worker.own_generators import OwnGenerators
 
+# method of an order that only torch mode calls, and the method that seed mode calls instead
+_INSTEAD = (
+    (KeyedOrder, "__iter__", "take"),
+    (KeyedOrder, "__len__", "n"),
+    (KeyedBatches, "__iter__", "batch"),
+    (KeyedBatches, "__len__", "num_batches"),
+)
 _CHOICES = {"uneven": ("pad", "drop", "exact"), "on_error": ("raise", "skip", "substitute")}
 
 
@@ -157,11 +164,17 @@ def _check_seed(given: Mapping[str, Any]) -> None:
 
 
 def _check_orders(given: Mapping[str, Any]) -> None:
-    """Raise if a sampler of this package does not fit the dataset."""
+    """Raise if a sampler of this package does not fit the dataset, or overrides a method that seed mode does not call."""
     dataset = given["dataset"]
     for name in ("sampler", "batch_sampler"):
         order = given[name]
         is_ours = isinstance(order, KeyedOrder | KeyedBatches)
+        for kind, method, instead in _INSTEAD if given["seed"] is not None else ():
+            if isinstance(order, kind) and overrides(order, (method,), (instead,)):
+                raise TypeError(
+                    f"{name}: {type(order).__name__} overrides {method}, which seed mode does not call: it computes any part of an "
+                    f"epoch by {instead}. Override {instead}, or leave out seed"
+                )
         if is_ours and given["seed"] is not None and package_ability(dataset, "epoch_schedule") is not None:
             raise ValueError(
                 f"the growing {type(dataset).__name__} defines the samples of each epoch itself, and {name}={order!r} is an order "

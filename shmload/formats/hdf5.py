@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ from shmload.formats.array_tree import ArrayTreeDataset
 from shmload.formats.block_cache import BlockCache
 from shmload.formats.column_format import ColumnFormat
 from shmload.formats.columns import BLOCK_NBYTES, Blocks, Column, FixedColumn, ListedColumn, MappedColumn, native
+from shmload.formats.extras import library
 from shmload.formats.field_names import NoField
 from shmload.formats.head import Head
 
@@ -154,5 +155,10 @@ class HDF5(ColumnFormat):
                     return True
         return False
 
-    def open(self, path: Path) -> HDF5Dataset:
-        return HDF5Dataset(path)
+    def open(self, path: Path, names: Sequence[str] | None = None) -> HDF5Dataset:
+        return HDF5Dataset(path, names)
+
+    def lengths(self, path: Path) -> Mapping[str, int]:
+        h5py = library("h5py", "hdf5")
+        with h5py.File(path, "r") as file:
+            return {name: file[name].shape[0] for name in _all_of(file, h5py)}

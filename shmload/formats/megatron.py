@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,7 +22,7 @@ class MegatronTokens(ColumnFormat):
     name: ClassVar[str] = "tokens"
     title: ClassVar[str] = "tokens"
 
-    def open(self, path: Path) -> Any:
+    def open(self, path: Path, names: Sequence[str] | None = None) -> Any:
         raise NotImplementedError("a TokenDataset needs the length of its windows")
 
     def recognize(self, head: Head) -> bool:

@@ -122,5 +122,9 @@ class Safetensors(ColumnFormat):
         nbytes = int.from_bytes(head.begin[:8], "little")  # size of the header: up to 100 MB, by the format's own rule
         return not head.compression and head.begin[8:9] == b"{" and 2 <= nbytes <= 100_000_000
 
-    def open(self, path: Path) -> SafetensorsDataset:
-        return SafetensorsDataset(path)
+    def open(self, path: Path, names: Sequence[str] | None = None) -> SafetensorsDataset:
+        return SafetensorsDataset(path, names)
+
+    def lengths(self, path: Path) -> Mapping[str, int]:
+        places, _ = header_of(str(path))
+        return {name: (places[name]["shape"] or [1])[0] for name in sorted(places)}

@@ -130,7 +130,7 @@ class TokenDataset(HeldDataset):
             sorted by name.
         window: tokens per sample: one more than a model that predicts the next token sees.
         stride: distance between windows in tokens; by default the window's length, and with documents at most that.
-        dtype: dtype of a raw file's tokens, such as "uint16"; 8 to 64 bits.
+        dtype: dtype of a raw file's tokens, such as "uint16": int8 to int64 or uint8 to uint32.
         out_dtype: dtype of the batch, "int64" or "int32".
         separator: the token that ends a document.
         document_index: offsets of the documents' first tokens, followed by the end of the last one: an array, a `.npy` path, or the

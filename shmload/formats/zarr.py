@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +12,7 @@ from shmload.formats.array_tree import ArrayTreeDataset
 from shmload.formats.block_cache import BlockCache
 from shmload.formats.column_format import ColumnFormat
 from shmload.formats.columns import Blocks, Column, FixedColumn, ListedColumn, native
+from shmload.formats.extras import library
 from shmload.formats.field_names import NoField
 from shmload.formats.head import Head
 
@@ -90,5 +91,11 @@ class Zarr(ColumnFormat):
     def recognize(self, head: Head) -> bool:
         return head.is_folder and any((head.path / name).is_file() for name in ZARR_FILES)
 
-    def open(self, path: Path) -> ZarrDataset:
-        return ZarrDataset(path)
+    def open(self, path: Path, names: Sequence[str] | None = None) -> ZarrDataset:
+        return ZarrDataset(path, names)
+
+    def lengths(self, path: Path) -> Mapping[str, int]:
+        zarr = library("zarr", "zarr")
+        found = zarr.open(str(path), mode="r")
+        arrays = {} if isinstance(found, zarr.Array) else dict(sorted(found.arrays()))
+        return {name: array.shape[0] if array.shape else 1 for name, array in arrays.items()}

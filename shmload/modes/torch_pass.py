@@ -12,7 +12,7 @@ from shmload.engine.delivery_log import DeliveryLog
 from shmload.engine.iterator_lock import IteratorLock
 from shmload.engine.outcome import NOTHING
 from shmload.modes.after_batch import after_batch
-from shmload.modes.epoch_metrics import EpochWatch
+from shmload.modes.epoch_metrics import EpochWatch, samples_counter
 from shmload.modes.pass_context import PassContext
 from shmload.modes.pass_progress import PassProgress
 from shmload.modes.sampler_reader import SamplerReader
@@ -28,6 +28,7 @@ class TorchPass(BaseIterator):
     iterator_lock: IteratorLock
     _order: Order  # of the batch that `_next_data` returns
     _recorder: DeliveryLog | None = None  # None while a resumed pass reads batches again without yielding them
+    _count: Callable[[Order, Any], int] | None = None  # of an iterable dataset, whose batches may be shorter than their orders
     _watch: EpochWatch | None = None
     _after_batch: Callable[[Any], Any] | None = None  # None while batches are read again, like _recorder
     _pass = 0
@@ -76,7 +77,8 @@ class TorchPass(BaseIterator):
         if recorder is not None:
             recorder.last = self._order
             if recorder.is_on:
-                recorder.delivered(self._order, batch, epoch=self._pass, step=self._recorded_step(self._order))
+                num_samples = None if self._count is None else self._count(self._order, batch)
+                recorder.delivered(self._order, batch, valid=num_samples, epoch=self._pass, step=self._recorded_step(self._order))
         if watch is not None:
             watch.delivered(batch)
         if self._after_batch is not None:
@@ -90,6 +92,7 @@ class TorchPass(BaseIterator):
         self._pass, log.num_passes = log.num_passes, log.num_passes + 1
         if log.is_on:
             log.begins(passes.config, self._pass, self.progress.num_complete)
+            self._count = samples_counter(passes.config) if passes.config.is_iterable else None
         if passes.watches.callbacks:
             self._watch = passes.watches.begin(passes.config, passes.builder, log, self._pass)
 

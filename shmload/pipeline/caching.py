@@ -209,12 +209,17 @@ def _globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
 
 
 def _is_data(value: Any) -> bool:
-    """Return whether a value is plain data: a number, text, an array, a tensor, a path, or a container of them."""
-    if isinstance(value, dict):
-        return all(map(_is_data, value.keys())) and all(map(_is_data, value.values()))
-    if isinstance(value, list | tuple | set | frozenset):
-        return all(map(_is_data, value))
-    return type(value) in ATOMS or isinstance(value, np.ndarray | np.generic | torch.Tensor | PurePath)
+    """Return whether a value is plain data: a number, text, an array, a tensor, a path, or a container of them and of itself."""
+    waiting, seen = [value], set()
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict | list | tuple | set | frozenset):
+            if id(one) not in seen:
+                seen.add(id(one))
+                waiting += [*one.keys(), *one.values()] if isinstance(one, dict) else one
+        elif type(one) not in ATOMS and not isinstance(one, np.ndarray | np.generic | torch.Tensor | PurePath):
+            return False
+    return True
 
 
 def _methods_of(kind: type) -> str:

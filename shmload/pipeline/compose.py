@@ -19,8 +19,8 @@ from shmload.worker.stage_engine import Each, Expanding
 
 
 def buffered(buffer_size: int) -> BufferedShuffle:
-    """Return the stage for Shuffle(buffer_size). It draws an item once the buffer is full and one more item has arrived."""
-    return BufferedShuffle(buffer_size + 1, initial=buffer_size + 1)
+    """Return the stage for Shuffle(buffer_size): it draws one of the items in the full buffer, so a buffer of 1 keeps the order."""
+    return BufferedShuffle(buffer_size, initial=buffer_size)
 
 
 def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:

@@ -188,8 +188,8 @@ class Shuffle:
 
     Args:
         seed: seed of the order, 0 to 2**64 - 1; None takes the source's.
-        buffer_size: take a random item of a buffer of this size each time, for items whose positions are not known; `seed` is
-            ignored then.
+        buffer_size: take a random one of the next `buffer_size` items each time, for items whose positions are not known; 1 keeps
+            the order. It mixes items of one block only (`block_size` of Conveyer), and `seed` is ignored.
     """
 
     seed: int | None = None

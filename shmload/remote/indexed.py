@@ -32,6 +32,7 @@ from shmload.formats.tar.opened_shards import OpenedShards
 from shmload.formats.tar.shard_index import KEY, ShardIndex
 from shmload.formats.tar.tar_dataset import TarDataset
 from shmload.formats.tar.tar_format import members_span
+from shmload.introspect.abilities import overrides
 from shmload.remote.program import Program
 from shmload.remote.remote_source import RemoteSource, taken_at
 from shmload.schedule.any_schedule import Uneven
@@ -147,9 +148,12 @@ class RemoteRecords(_Ordered):
         return self._source.num_samples
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return self.__getitems__([index])[0]
+        return self._read([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        return [self[index] for index in indices] if overrides(self, ("__getitem__",), ("__getitems__",)) else self._read(indices)
+
+    def _read(self, indices: Sequence[int]) -> list[dict[str, Any]]:
         numbers = checked_indices(indices, len(self)).tolist()
         self._source.begin()
         for shard in dict.fromkeys(self._source.place(number)[0] for number in numbers):

@@ -24,6 +24,7 @@ from torch.utils.data import get_worker_info
 
 from shmload.formats.encryption import SampleCipher
 from shmload.formats.format import ShardFormat
+from shmload.introspect.abilities import overrides
 from shmload.processes.ranks import OwnRank
 from shmload.remote.fluent_methods import FluentMethods, checked_count
 from shmload.remote.indexed import RemoteRecords, RemoteSamples, RemoteUnits
@@ -277,8 +278,14 @@ class RemoteDataset(FluentMethods):
         """Return the items as a map-style dataset, whose index k is the k-th item of an epoch. ShmLoader reads it in seed mode.
 
         Raises:
+            TypeError: a subclass overrides `__iter__`, which would not be called.
             ValueError: it is unknown which samples make up an item.
         """
+        if overrides(self, ("__iter__",), ("keyed_items",)):
+            raise TypeError(
+                f"{type(self).__name__} overrides __iter__, which is not called when items are read by number (seed mode, Items): "
+                "express it as stages (map, select, ...), or leave out the loader's seed, or use Stream in place of Items"
+            )
         program = self.program
         if self.nodes > 1:
             raise ValueError(

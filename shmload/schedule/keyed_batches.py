@@ -29,7 +29,8 @@ class KeyedBatches(ABC):
     """Base class of orders that decide which samples each batch contains. Subclass it to write your own.
 
     In seed mode, give it as `batch_sampler=`; its batches are dealt to the ranks. Anywhere else it is an ordinary batch sampler:
-    each `iter` draws a seed from torch's global generator, as torch's RandomSampler does.
+    each `iter` draws a seed from torch's global generator, as torch's RandomSampler does. Seed mode calls `batch` and
+    `num_batches`, and refuses a subclass that overrides only `__iter__` or `__len__`.
 
     Attributes:
         num_needed: as in KeyedOrder.

@@ -19,7 +19,8 @@ class KeyedOrder(ABC):
     """Base class of orders that map each position of an epoch to an index. Subclass it to write your own.
 
     In seed mode, give it as `sampler=`; it is divided among ranks. Elsewhere it is an ordinary sampler: each `iter` draws a seed
-    from torch's global generator, as torch's RandomSampler does.
+    from torch's global generator, as torch's RandomSampler does. Seed mode calls `take` and `n`, and refuses a subclass that
+    overrides only `__iter__` or `__len__`.
 
     Attributes:
         num_needed: the largest index plus one; a loader rejects a dataset with fewer samples. None accepts a dataset of any length.

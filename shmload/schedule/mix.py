@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset
 
-from shmload.introspect.abilities import ability_of
+from shmload.introspect.abilities import ability_of, overrides
 from shmload.schedule.checks import own_int
 from shmload.schedule.keyed_order import KeyedOrder
 from shmload.schedule.mix_order import MixOrder, Stop
@@ -78,8 +78,6 @@ class Mix(ConcatDataset[Any]):
         ['a', 'a', 'b', 'a']
     """
 
-    is_concatenation = True  # lets workers find the decoding protocols of its members
-
     def __init__(
         self,
         members: Sequence[tuple[SizedSamples, float]],
@@ -109,6 +107,11 @@ class Mix(ConcatDataset[Any]):
     def weights(self) -> list[Any]:
         """Return the weight of each member at the start of an epoch, as given; Fractions if a member was a Mix."""
         return list(self._pieces[0])
+
+    @property
+    def is_concatenation(self) -> bool:
+        """Return whether the samples are those of the members, which workers may then read: no subclass makes others of them."""
+        return not overrides(self, ("__getitem__", "__getitems__", "read_into", "read_batch_into"), ("is_concatenation",))
 
     def member_of(self, indices: Any) -> Any:
         """Return the member that each sample belongs to, as an index into `datasets`; for example to compute a loss per member.
@@ -149,10 +152,13 @@ class Mix(ConcatDataset[Any]):
     def __getitems__(self) -> Callable[[Sequence[int]], list[Any]] | None:
         """Return a function that reads several samples, or None if no member has `__getitems__`.
 
+        It is also None if a subclass overrides `__getitem__`, which would not be called.
+
         A member whose `__getitems__` returns another number of samples than indices is read again, one index a call, so that
         samples keep their order; it has to decide about each sample by itself.
         """
-        return self._read_several if any(ability_of(each, "__getitems__") for each in self.datasets) else None
+        has_several = self.is_concatenation and any(ability_of(each, "__getitems__") for each in self.datasets)
+        return self._read_several if has_several else None
 
     def _read_several(self, indices: Sequence[int]) -> list[Any]:
         """Return the samples of several indices, in order: fewer or more if a member's `__getitems__` filters or adds samples."""
@@ -205,6 +211,11 @@ def _taken_apart(datasets: list[Any], pieces: dict[int, list[Any]]) -> tuple[lis
             members.append(dataset)
             shares.append((number, Fraction(1)))
             continue
+        if not dataset.is_concatenation:
+            raise TypeError(
+                f"member {number}, a {type(dataset).__name__}, overrides how the samples of a Mix are made, and its members "
+                "would be read without that: do it in the outer Mix, or in the datasets that are mixed"
+            )
         if len(dataset._pieces) > 1:
             raise ValueError(f"member {number} is a Mix with a curriculum, which has no steps of its own: give it to the outer Mix")
         total = sum(map(exact_weight, dataset.weights))

@@ -110,7 +110,7 @@ class BufferedShuffle(Expanding):
 
     @property
     def kind(self) -> str:
-        return f"Shuffle(buffer_size={self.size - 1})"
+        return f"Shuffle(buffer_size={self.size})"
 
     def run(self, items: Iterator[Any], name: str, context: StageContext) -> Iterator[Any]:
         draw: Callable[[int], Any] = sample_rng().integers if self.seed is None else Random(self.seed).randrange

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import sys
 from collections.abc import Callable, Iterator
@@ -17,8 +18,21 @@ from shmload._core.mapping import Mapping as MemoryMapping
 from shmload.batch.row_placer import RowPlacer
 from shmload.worker.in_place_dataset import InPlace
 from shmload.worker.job import Job
-from shmload.worker.sample_rng import Sample, begin_many, begin_sample, drew_between_samples, end_samples, global_generators
+from shmload.worker.own_generators import OwnGenerators
+from shmload.worker.sample_rng import (
+    Sample,
+    begin_many,
+    begin_sample,
+    drew_between_samples,
+    end_samples,
+    global_generators,
+    global_states,
+)
 from shmload.worker.thread_reader import read_by_threads
+
+log = logging.getLogger("shmload")
+
+NUM_WATCHED = 4  # reads by threads that are searched for draws from shared generators, at about 0.2 ms each
 
 
 def can_be_joined(batch: Any) -> bool:
@@ -60,6 +74,7 @@ class SampleReader:
         self._threads = ThreadPoolExecutor(job.num_threads, "shmload-read") if job.num_threads > 1 else None
         self._reseeds = job.seed_samples and job.seed is not None
         self._generators = global_generators()  # of the worker's process or thread, in which it is constructed
+        self._num_watched = 0 if ring.worker_id == 0 else NUM_WATCHED  # one worker's warning is enough
 
     @property
     def begun(self) -> int:
@@ -217,7 +232,25 @@ class SampleReader:
             finally:
                 end_samples()
 
-        return read_by_threads(threads, read_row, range(first, end), lambda row: self.begin(row, keys[row]))
+        read_rows = read_by_threads(threads, read_row, range(first, end), lambda row: self.begin(row, keys[row]))
+        if self._num_watched >= NUM_WATCHED:
+            return read_rows
+        self._num_watched += 1
+        return self._watched(read_rows)
+
+    def _watched(self, read_rows: Iterator[Any]) -> Iterator[Any]:
+        """Yield what threads read, and log a warning if they drew from generators that they share."""
+        own = OwnGenerators(self._job.dataset)
+        before = global_states(), own.states()
+        yield from read_rows
+        if (global_states(), own.states()) != before:
+            self._num_watched = NUM_WATCHED
+            log.warning(
+                "threads_per_worker=%d: the dataset draws from generators that the threads share, global ones or its own, so its "
+                "random numbers depend on the threads' timing; give a seed and draw from shmload.sample_rng(), or leave out "
+                "threads_per_worker",
+                self._job.num_threads,
+            )
 
     def bad_rows(self) -> tuple[int, ...]:
         """Read the claimed rows after the one that has just failed. Return all bad rows; empty if the batch failed as a whole."""

@@ -249,11 +249,17 @@ def _states(own: OwnGenerators | None) -> tuple[Any, ...]:
     generators = global_generators()
     if generators.reseeder.are_as_seeded():  # because their states have 10 KB and take 60 us to read
         return generators.reseeder.key, owns
-    numpys: Any = generators.set.numpy.get_state(legacy=False)
-    torch_state = generators.set.torch_state()
+    return *global_states(), owns
+
+
+def global_states() -> tuple[Any, ...]:
+    """Return comparable states of the generators that this thread's plain calls draw from, without changing them."""
+    generators = global_generators().set
+    numpys: Any = generators.numpy.get_state(legacy=False)
+    torch_state = generators.torch_state()
     torchs = b"" if torch_state is None else torch_state.numpy().tobytes()
     words = numpys["state"]["key"].tobytes(), numpys["state"]["pos"], numpys["has_gauss"]
-    return generators.set.python.getstate(), words, torchs, owns
+    return generators.python.getstate(), words, torchs
 
 
 def end_samples() -> None:

@@ -218,6 +218,13 @@ def test_iterable_dataset_is_consistent_but_not_proven(tmp_path: Path) -> None:
     assert "an iterable dataset has no indices" in report.unjudged[0]
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_samples_of_an_iterable_datasets_short_last_batch_are_counted(tmp_path: Path, num_workers: int) -> None:
+    run([ShmLoader(Stream(), 3, num_workers=num_workers, audit=tmp_path)])
+    (epoch,) = verdict_of(tmp_path).loaders[0].epochs
+    assert (epoch.num_batches, epoch.num_samples, epoch.num_padding) == (2, 5, 0)
+
+
 def test_rank_without_a_batch_does_not_count_as_a_missing_file(tmp_path: Path) -> None:
     def loader(rank: int) -> ShmLoader[Any]:
         batches = LengthBuckets([1, 2, 3], batch_size=4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections import UserDict
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -117,9 +118,12 @@ def _column(values: list[Any], mode: str) -> Any:
 
 
 def _tensors(rows: list[torch.Tensor], mode: str) -> Any:
+    if len({row.dtype for row in rows}) > 1:
+        if mode == "list":
+            return rows
+        common = functools.reduce(torch.promote_types, [row.dtype for row in rows])
+        rows = [row.to(common) for row in rows]
     first = rows[0]
-    if any(row.dtype != first.dtype for row in rows):
-        return rows
     if first.ndim == 0 or mode == "list":
         return torch.stack(rows) if all(row.shape == first.shape for row in rows) else rows
     lengths = torch.tensor([len(row) for row in rows])

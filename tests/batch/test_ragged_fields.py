@@ -104,11 +104,36 @@ def test_nested_tensor_needs_a_ragged_first_dimension() -> None:
         ([{"x": 1}] * 2, {"w": "pad"}, "ragged names 'w', but samples have arrays only in no field"),
         ([{"x": 1}, {"y": 1}], "list", r"row 1 of the batch has the keys \['y'\], row 0 has \['x'\]"),
         ([lambda: 0] * 2, "list", "function in the batch cannot be pickled"),
+        ([{"x": np.ones(2)}, {"x": None}], {"x": "pad"}, r"rows of field 'x': row 0 is of type ndarray, float64, row 1 is None"),
+        ([None, [1, 2]], "nested", "rows of field 'data': row 0 is None, row 1 is of type list"),
+        ([[1, 2], [1, "a"]], "pad", "cannot join the rows of field 'data'"),
+        ([torch.ones(2, requires_grad=True), torch.ones(1)], "jagged", "row 0 is of type Tensor, float32, and requires grad"),
+        ([torch.ones(2, dtype=torch.uint16), torch.ones(1, dtype=torch.int64)], "pad", "row 0 .* uint16, row 1 .* int64"),
     ],
 )
 def test_impossible_combinations_are_errors(samples: list[Any], ragged: Any, words: str, num_workers: int) -> None:
     with pytest.raises(SampleError, match=words):
         first(loader_of(samples, ragged=ragged, shuffle=False, num_workers=num_workers))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("mode", ["pad", "nested", "jagged"])
+@pytest.mark.parametrize(
+    "samples",
+    [
+        [np.ones(2, np.float32), np.arange(3)],
+        [torch.ones(2, dtype=torch.int8), torch.ones(1, dtype=torch.uint8)],
+        [torch.ones(2), np.arange(1.0)],
+        [np.arange(1), torch.ones(2)],
+    ],
+    ids=["arrays", "tensors", "tensor first", "array first"],
+)
+def test_joined_rows_of_several_dtypes_have_the_dtype_of_torchs_collate(samples: list[Any], mode: str, num_workers: int) -> None:
+    expected = torch.stack([torch.as_tensor(row)[:1] for row in samples]).dtype
+    batch = first(loader_of(samples, ragged=mode, shuffle=False, num_workers=num_workers))
+    values = batch.values() if mode == "nested" else batch.values
+    assert values.dtype == expected
+    assert_same(reference([torch.as_tensor(row) for row in samples], mode), batch)
 
 
 def test_iterable_dataset_can_have_ragged_fields() -> None:

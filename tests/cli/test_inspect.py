@@ -84,6 +84,82 @@ def test_text_output(written: Written, command: Command) -> None:
     ] == lines
 
 
+def described_by_column(path: Path, command: Command) -> dict[str, Any]:
+    done = command("inspect", path, "--json")
+    assert (done.exit_code, done.stderr) == (0, "")
+    (found,) = json.loads(done.stdout)
+    return dict(found)
+
+
+def test_parquet_columns_that_need_an_argument_are_described_with_it(command: Command, tmp_path: Path) -> None:
+    import decimal
+
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "a.parquet"
+    columns = {"x": [1, 2], "holes": [1.5, None], "price": [decimal.Decimal("1.25")] * 2, "box": [{"a": 1}, {"a": 2}]}
+    pq.write_table(pa.table(columns), path)
+    found = described_by_column(path, command)
+    assert (found["num_samples"], found["samples"]) == (2, [{"x": "1"}, {"x": "2"}])
+    assert found["fields"] == {"x": "int64", **dict.fromkeys(("holes", "price", "box"), "not readable as it is, see below")}
+    shown, holes, price, box, groups = found["notes"]
+    assert shown == "the samples shown are those of columns=['x']"
+    assert "column 'holes' has 1 nulls" in holes
+    assert "fill_null={'holes': value}" in holes
+    assert price.startswith("column 'price' of decimal128(3, 2) cannot be a field of a batch")
+    assert box.startswith("column 'box' of struct<a: int64> cannot be a field of a batch")
+    assert groups == "1 row groups of up to 2 rows"
+
+
+def test_parquet_file_without_a_readable_column_is_described(command: Command, tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"box": [{"a": 1}, {"a": 2}]}), path)
+    found = described_by_column(path, command)
+    assert (found["num_samples"], found["samples"], len(found["notes"])) == (2, [], 2)
+
+
+def test_hdf5_fields_of_other_kinds_and_lengths_are_described_with_the_argument(command: Command, tmp_path: Path) -> None:
+    import h5py
+
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros((4, 2), np.float32)
+        file["y"] = np.arange(4)
+        file["mean"] = np.zeros(3)
+        file["both"] = np.zeros(4, [("a", "i4"), ("b", "f8")])
+    found = described_by_column(path, command)
+    assert found["num_samples"] == 4
+    assert found["fields"] == {
+        "both": "not readable as it is, see below, 4 rows",
+        "mean": "float64, 3 rows",
+        "x": "float32 (2,), 4 rows",
+        "y": "int64, 4 rows",
+    }
+    shown, both, lengths = found["notes"]
+    assert shown == "the samples shown are those of fields=['x', 'y']"
+    assert "'/both': rows of [('a', '<i4'), ('b', '<f8')]" in both
+    assert lengths.endswith("give fields= with fields of one length")
+
+
+def test_safetensors_and_zarr_of_several_lengths_are_described(command: Command, tmp_path: Path) -> None:
+    import zarr
+    from safetensors.numpy import save_file
+
+    arrays = {"a": np.zeros(2, np.float32), "b": np.zeros(3, np.float32), "c": np.zeros((3, 1), np.float32)}
+    save_file(arrays, tmp_path / "a.safetensors")
+    group = zarr.open_group(str(tmp_path / "a.zarr"), mode="w")
+    for name, array in arrays.items():
+        group[name] = array
+    for path in (tmp_path / "a.safetensors", tmp_path / "a.zarr"):
+        found = described_by_column(path, command)
+        assert found["num_samples"] == 3
+        assert found["fields"] == {"a": "float32, 2 rows", "b": "float32, 3 rows", "c": "float32 (1,), 3 rows"}
+
+
 def test_folder_of_images_has_classes(written: Written, command: Command) -> None:
     (found,) = json.loads(command("inspect", written("images"), "--json").stdout)
     assert (found["format"], found["num_samples"]) == ("images", 3)

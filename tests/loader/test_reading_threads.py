@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from multiprocessing.context import SpawnContext
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import IterableDataset
 
 from shmload import ShmLoader, sample_info, sample_rng
@@ -66,6 +71,38 @@ def test_samples_are_read_at_once_and_are_the_same(kind: Any) -> None:
     with ShmLoader(kind(), 8, shuffle=True, seed=3, num_workers=1, threads_per_worker=NUM_THREADS) as loader:
         got = [[column.tolist() for column in (batch.values() if isinstance(batch, dict) else batch)] for batch in loader]
     assert expected == got
+
+
+def log_to(path: Path, worker: int) -> None:
+    logging.getLogger("shmload").addHandler(logging.FileHandler(path))
+
+
+class Draws(OneByOne):
+    """Samples with random numbers of one kind."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.own = kind, np.random.default_rng(0)
+
+    def __getitem__(self, index: int) -> Any:
+        draw = {
+            "random": random.random,
+            "numpy": np.random.random,
+            "torch": lambda: torch.rand(1).item(),
+            "own": self.own.random,
+            "sample_rng": lambda: sample_rng().random(),
+            "nothing": lambda: 0.0,
+        }
+        return index, draw[self.kind]()
+
+
+@pytest.mark.parametrize("kind", ["random", "numpy", "torch", "own", "sample_rng", "nothing"])
+def test_draws_that_depend_on_the_threads_timing_are_logged_once(kind: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    begin = partial(log_to, log)
+    for _ in ShmLoader(Draws(kind), 4, seed=1, num_workers=1, threads_per_worker=2, worker_init_fn=begin):
+        pass
+    is_keyed = kind in ("sample_rng", "nothing")
+    assert log.read_text().count("the dataset draws from generators that the threads share") == (0 if is_keyed else 1)
 
 
 def test_threads_give_the_same_in_torch_mode() -> None:

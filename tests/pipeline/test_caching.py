@@ -205,6 +205,33 @@ def test_equal_values_have_the_same_key_in_every_process(one: Any, other: Any, t
     assert len(list(tmp_path.glob("*.sqlite"))) == 1
 
 
+def nested(number: int) -> list[Any]:
+    """Returns a list that contains itself and a number."""
+    made: list[Any] = [number, {}]
+    made[1]["self"] = made
+    return made
+
+
+LOOP = nested(1)
+
+
+class HasLoop:
+    loop = LOOP
+
+    def __call__(self, x: int) -> Any:
+        return {"x": x * LOOP[0] * self.loop[0]}
+
+
+@pytest.mark.parametrize("function", [lambda x: {"x": x * LOOP[0]}, HasLoop()], ids=["global variable", "class attribute"])
+def test_cache_key_depends_on_containers_that_contain_themselves(
+    function: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = [Items([1, 2]), Map(function), Cache(tmp_path)]
+    assert read(stages) == read(stages) == [[1, 2]]
+    monkeypatch.setitem(globals(), "LOOP", nested(5))
+    assert read(stages) == [[5, 10]]
+
+
 def test_removed_cache_file_is_no_longer_read(tmp_path: Path) -> None:
     log, folder = tmp_path / "log", tmp_path / "cache"
     stages = [Items([1, 2]), Map(Logged(log)), Cache(folder)]

@@ -371,6 +371,14 @@ def test_shuffle_buffer_gives_each_item_once_in_a_new_order_each_epoch() -> None
         assert list(again) == first
 
 
+@pytest.mark.parametrize("buffer_size", [1, 2, 7])
+def test_shuffle_buffer_draws_one_of_the_next_buffer_size_items(buffer_size: int) -> None:
+    with Conveyer([Range(400, repeating=False), Shuffle(buffer_size=buffer_size)], block_size=400) as pipeline:
+        order = list(pipeline)
+    assert max(item - place for place, item in enumerate(order)) == buffer_size - 1, "no item comes before it was in the buffer"
+    assert (order == sorted(order)) == (buffer_size == 1)
+
+
 @pytest.mark.parametrize("strategy", ["greedy", "best_fit"])
 def test_packed_windows_hold_every_token_once_and_mark_sequences(strategy: str) -> None:
     rng = np.random.default_rng(5)

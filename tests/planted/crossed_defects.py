@@ -55,6 +55,27 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
+        "rows of several dtypes become a list if they differ in length, although they are to be padded",
+        "_Columns._promoted",
+        Replace("self._joins(name) is None and any(v.shape != values[0].shape for v in values)", "len(set(map(len, values))) > 1"),
+        ("tests/batch/test_ragged_fields.py::test_joined_rows_of_several_dtypes_have_the_dtype_of_torchs_collate[arrays-pad-0]",),
+    ),
+    Defect(
+        "N1",
+        "a row that is None makes a list of a batch whose rows are to be padded",
+        "_Columns._list",
+        omit("self._check_no_row_joins(values, name)"),
+        ("tests/batch/test_ragged_fields.py::test_impossible_combinations_are_errors",),
+    ),
+    Defect(
+        "N1",
+        "draws that depend on the timing of a worker's threads are not reported",
+        "SampleReader._watched",
+        Replace("(global_states(), own.states()) != before", "False"),
+        ("tests/loader/test_reading_threads.py::test_draws_that_depend_on_the_threads_timing_are_logged_once[random]",),
+    ),
+    Defect(
+        "N1",
         "text is ordered in chunks, although the worker of each chunk reads all of it",
         "plan_of",
         Replace("layout.is_ragged", "rule is not None and rule.is_certain"),

@@ -24,6 +24,13 @@ PIPELINE_DEFECTS = [
         ("tests/pipeline/test_expanded.py::test_error_after_a_buffering_stage_names_its_own_item[Shuffle]",),
     ),
     Defect(
+        "B1",
+        "a shuffle draws from one item more than its buffer_size, so that 1 does not keep the order",
+        "buffered",
+        Replace("BufferedShuffle(buffer_size, initial=buffer_size)", "BufferedShuffle(buffer_size + 1, initial=buffer_size + 1)"),
+        ("tests/pipeline/test_expanded.py::test_shuffle_buffer_draws_one_of_the_next_buffer_size_items[1]",),
+    ),
+    Defect(
         "B8",
         "a state forgets the items already consumed of a block",
         "OrderedPosition.saved",

@@ -740,6 +740,49 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N1",
+        "a shard that was replaced by one of equal size and time is read by its old index",
+        "ShardIndex.fits",
+        Replace("headers.size != self.sizes[member] or split_name(headers.name) != name", "False"),
+        (
+            "tests/formats/tar/test_shard.py::"
+            "test_shard_replaced_by_one_of_equal_size_and_time_is_not_read_by_its_old_index[a later member]",
+        ),
+    ),
+    Defect(
+        "N1",
+        "a `__getitem__` that overrides that of a Mix is ignored where its members decode in place",
+        "Mix.is_concatenation",
+        Replace(
+            'not overrides(self, ("__getitem__", "__getitems__", "read_into", "read_batch_into"), ("is_concatenation",))', "True"
+        ),
+        ("tests/behaviour/test_overridden.py::test_overridden_sample_of_a_mix_is_used",),
+    ),
+    Defect(
+        "N1",
+        "a `__getitem__` that overrides that of remote records is ignored",
+        "RemoteRecords.__getitems__",
+        Replace('overrides(self, ("__getitem__",), ("__getitems__",))', "False"),
+        ("tests/behaviour/test_overridden.py::test_overridden_sample_of_remote_records_is_used",),
+    ),
+    Defect(
+        "N1",
+        "seed mode ignores the `__iter__` of a subclass of an order",
+        "_check_orders",
+        Replace("overrides(order, (method,), (instead,))", "False"),
+        (
+            "tests/behaviour/test_overridden.py::"
+            "test_order_with_an_overridden_method_that_seed_mode_does_not_call_is_refused[block shuffle]",
+        ),
+    ),
+    Defect(
+        "N1",
+        "seed mode ignores the `__iter__` of a subclass of RemoteDataset",
+        "RemoteDataset.keyed_items",
+        Replace('overrides(self, ("__iter__",), ("keyed_items",))', "False"),
+        ("tests/behaviour/test_overridden.py::test_overridden_iteration_of_a_remote_dataset_is_used_or_refused",),
+    ),
+    Defect(
+        "N1",
         "a `read_into` that overrides that of a dataset with `read_batch_into` is ignored",
         "InPlace.__init__",
         omit("self.read_batch_into = None"),

@@ -7,11 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from shmload.formats.arrow.arrow_reader import checked_columns, parquet_metadata, parquet_part, readable_groups, row_group
+from shmload.formats.arrow.arrow_reader import (
+    checked_columns,
+    parquet_file,
+    parquet_metadata,
+    parquet_part,
+    readable_groups,
+    row_group,
+)
 from shmload.formats.arrow.arrow_values import array_or_values, value_of
 from shmload.formats.block_cache import BlockCache
 from shmload.formats.block_format import BlockFormat
@@ -74,9 +82,11 @@ class Parquet(BlockFormat):
         return head.starts_with(b"PAR1")
 
     def describe(self, head: Head, num_samples: int) -> Summary:
-        found = describe_dataset(self.title, head, ParquetDataset, num_samples)
-        dataset = ParquetDataset(head.path)
-        found.notes.append(f"{len(dataset.block_starts) - 1} row groups of up to {dataset.block_size:,} rows")
+        found = describe_dataset(self.title, head, ParquetDataset, num_samples, _lengths, "columns")
+        metadata = parquet_file(str(head.path)).metadata
+        sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        sizes = [size for size in sizes if size]
+        found.notes.append(f"{len(sizes)} row groups of up to {max(sizes, default=1):,} rows")
         return found
 
     def listed(self, index: Mapping[str, Any], where: str) -> IndexJson | None:
@@ -141,6 +151,12 @@ class Parquet(BlockFormat):
         if not self._types:
             return {}
         return partition_columns([url], [self._folder], None, dict(self._types))
+
+
+def _lengths(path: Path) -> dict[str, int]:
+    """Return the number of rows of each column of a file."""
+    file = parquet_file(str(path))
+    return dict.fromkeys(file.schema_arrow.names, file.metadata.num_rows)
 
 
 _REMEDY = "give layout=Parquet(columns=...), of shmload.remote.layouts, without them"

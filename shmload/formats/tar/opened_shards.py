@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from shmload._core.mapped_file import MappedFile
 from shmload._core.tar_rows import TarRows
-from shmload.formats.tar.shard_index import ShardIndex, changed
+from shmload.errors import ShardCorrupt
+from shmload.formats.tar.shard_index import NUM_COMPARED_ON_MAP, SUFFIX, ShardIndex, changed
 from shmload.processes.fork_lock import ForkLock
 
 
@@ -82,6 +83,11 @@ class OpenedShards:
         file = MappedFile(os.fsencode(index.path))
         if file.state[2:] != (index.nbytes, index.mtime_ns):
             raise changed(index)
+        if not index.fits(memoryview(file), NUM_COMPARED_ON_MAP):
+            raise ShardCorrupt(
+                f"{index.path}: was replaced by a shard of the same size and time after it was indexed: remove "
+                f"{index.path}{SUFFIX}, if there is one, and create the dataset again"
+            )
         return np.frombuffer(memoryview(file), np.uint8), os.fsencode(index.path), file.state
 
     def _open(self, shard: int) -> NDArray[np.uint8]:

@@ -9,6 +9,9 @@ it:
 
 The file is written under a temporary name and renamed. If that is not possible (a read-only folder), the index stays in memory. An
 index that is damaged, or whose shard has changed, is rebuilt. All of it is validated, because its values become memory addresses.
+
+A file may be replaced by one of the same size and time (`cp -p`, archives without times, two writes within a tick of the clock).
+So a few of the headers are also compared with the shard: two whenever an index is loaded, and more when the shard is mapped.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
-from shmload._core.tar import TarScan
+from shmload._core.tar import FILE, TarHeaders, TarScan, split_name
 from shmload.errors import ShardCorrupt
 from shmload.formats.atomic_write import write_if_possible
 from shmload.formats.compression import MAGIC_NBYTES, compression_of
@@ -32,6 +35,8 @@ SUFFIX = ".index"
 KEY = "__key__"  # the field of a sample that has its key
 _HEADER = struct.Struct("<8s6QI4x")
 _MAGIC = b"SHMTAR\x00\x01"
+_BLOCK = 512
+NUM_COMPARED_ON_LOAD, NUM_COMPARED_ON_MAP = 2, 16  # headers; each may be a read from the disk
 
 
 class ShardIndex:
@@ -74,6 +79,30 @@ class ShardIndex:
             (self.extensions[self.member_extensions[m]], int(self.offsets[m]), int(self.sizes[m]))
             for m in range(int(self.first[sample]), int(self.first[sample + 1]))
         ]
+
+    def fits(self, shard: Any, num_compared: int) -> bool:
+        """Return whether members, evenly spread, have their headers where the index says.
+
+        The name and the size are not compared if there may be an extension header, which would have others.
+
+        Args:
+            shard: bytes of the shard.
+            num_compared: maximum number of members.
+        """
+        count = len(self.sizes)
+        for member in sorted({round(m) for m in np.linspace(0, count - 1, min(count, num_compared)).tolist()}):
+            at = int(self.offsets[member]) - _BLOCK
+            before = int(self.offsets[member - 1] + self.sizes[member - 1]) if member else 0
+            headers = TarHeaders()
+            if at < 0 or headers.read_header(bytes(shard[at : at + _BLOCK])) != FILE:
+                return False
+            if at == -(-before // _BLOCK) * _BLOCK:
+                sample = int(np.searchsorted(self.first, member, "right")) - 1
+                key, extension = self.key(sample), self.extensions[self.member_extensions[member]]
+                name = tuple(part.encode("utf-8", "surrogateescape") for part in (key, extension))
+                if headers.size != self.sizes[member] or split_name(headers.name) != name:
+                    return False
+        return True
 
     def is_sound(self) -> bool:
         """Return whether all positions are inside the shard and inside the index."""
@@ -160,11 +189,12 @@ def _kept(path: str) -> ShardIndex | None:
     """Return the index next to the shard if it is valid and up to date, else None."""
     try:
         packed, _ = map_file(path + SUFFIX)
-        status = os.stat(path)
+        shard, status = map_file(path)
     except OSError:
         return None
     found = unpack_index(path, packed, status.st_size)
-    return found if found is not None and found.mtime_ns == status.st_mtime_ns else None
+    is_current = found is not None and found.mtime_ns == status.st_mtime_ns and found.fits(shard, NUM_COMPARED_ON_LOAD)
+    return found if is_current else None
 
 
 def unpack_index(path: str, packed: Any, nbytes: int) -> ShardIndex | None:

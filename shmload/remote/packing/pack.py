@@ -377,7 +377,7 @@ class StreamPacking(Packing):
         records: list[bytes] = []
         nbytes = 0
         stream: Iterator[tuple[int, Any]] = self._stream
-        if at and isinstance(self._iterable, ObjectStream):  # it can begin after the samples that are in the store
+        if at and type(self._iterable) is ObjectStream:  # it can begin after the samples that are in the store
             stream = _numbered(self._iterable.starting_at(at), at)
         else:
             pass_over(stream, at, "this iterable ended")

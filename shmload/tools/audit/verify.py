@@ -167,7 +167,7 @@ def _count(epoch: EpochReport, deliveries: list[Delivery], report: AuditReport) 
         batch = one.batch
         epoch.num_batches += 1
         epoch.num_samples += batch.valid
-        epoch.num_padding += batch.num_rows - batch.valid
+        epoch.num_padding += 0 if batch.keys is None else batch.num_rows - batch.valid  # an iterable dataset is not padded
         for row, key, substitute, _ in batch.changes:
             if substitute is None:
                 epoch.num_skipped += 1

@@ -233,6 +233,25 @@ def test_index_file_is_reused_while_it_fits_the_shard(tar_of: Any) -> None:
     assert load_index(str(path)).num_samples == 2
 
 
+@pytest.mark.parametrize("is_first", [False, True], ids=["a later member", "the first member"])
+def test_shard_replaced_by_one_of_equal_size_and_time_is_not_read_by_its_old_index(tar_of: Any, is_first: bool) -> None:
+    path = tar_of([(f"{n}.txt", b"same" if n else b"a" * 700) for n in range(6)])
+    assert len(TarDataset(path)) == 6
+    before = path.stat()
+    if is_first:
+        tar_of([(f"{n}.txt", b"same" if n < 5 else b"a" * 700) for n in range(6)])
+    else:
+        tar_of([(f"{n}.txt", b"other" if n == 2 else b"same" if n else b"a" * 700) for n in range(6)])
+    assert path.stat().st_size == before.st_size
+    os.utime(path, ns=(before.st_mtime_ns, before.st_mtime_ns))
+    again = TarDataset(path)
+    if is_first:  # noticed before the index is used
+        assert [again[n]["txt"] for n in range(6)] == ["same"] * 5 + ["a" * 700]
+    else:
+        with pytest.raises(ShardCorrupt, match=r"replaced by a shard of the same size and time .*: remove .*a.tar.index"):
+            again[2]
+
+
 @pytest.mark.parametrize("at", [0, 8, 24, 32, 40, 56, 64, 72, 80, 90])
 def test_damaged_index_is_rebuilt(tar_of: Any, at: int) -> None:
     path = tar_of([("a.x", b"123")])

@@ -108,6 +108,12 @@ class SeedStream:
 
     The loader and each of its passes refer to it, and its workers end when the last of them is deleted.
 
+    Args:
+        config: the loader's arguments at construction.
+        builder: makes the engines.
+        log: records the deliveries.
+        watches: time the passes.
+
     Attributes:
         config: the loader's arguments for the newest pass, set by the loader.
         valid: number of rows of the batch just yielded that are not padding.

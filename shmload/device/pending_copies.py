@@ -125,7 +125,7 @@ class PendingCopies:
                 self._ring.cooled(slot)
 
     def wait(self) -> bool:
-        """Wait until one slot that has events has cooled; if none has, until all have cooled. Return False if no slot is cooling."""
+        """Wait until one slot with events has cooled; if none has events, until all have. Return False if no slot is cooling."""
         pending_copies = self._ring.pending_copies
         known = next((slot for slot in pending_copies if self.releases.has_events(slot)), -1)
         if known >= 0:

@@ -106,9 +106,8 @@ class WorkerProcess(Child):
 
     def __init__(self, worker_id: int, process: BaseProcess) -> None:
         self.worker_id, self.process = worker_id, process
-        super().__init__(
-            process.pid or 0, partial(wait_exit_code, process)
-        )  # multiprocessing must learn that the process has ended
+        # multiprocessing must learn that the process has ended
+        super().__init__(process.pid or 0, partial(wait_exit_code, process))
 
 
 class ProcessPool:

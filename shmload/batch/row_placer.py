@@ -92,6 +92,7 @@ class RowPlacer:
 
     Attributes:
         rows: the memory of each field by name: an array or tensor, `(nrows, *shape)`.
+        part: the writer that `put` belongs to.
         put: `put(sample, row)` writes a decoded sample; it returns False if the sample does not have the layout's structure.
     """
 

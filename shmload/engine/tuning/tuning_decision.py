@@ -68,8 +68,9 @@ class RateWindow(NamedTuple):
 class Limits(NamedTuple):
     """The allowed settings.
 
-    `room` is the number of batches for which there is or can be memory, and `start_s` the time that a new worker takes to start.
-    A setting whose least and most values are equal must not be changed.
+    `most_ahead` is the largest number of batches ordered ahead for all workers, `room` the number of batches for which there is or
+    can be memory, and `start_s` the time that a new worker takes to start. A setting whose least and most values are equal must not
+    be changed.
     """
 
     least: Setting

@@ -114,7 +114,9 @@ cdef class FollowerRing:
         shml_local_ring_close(self._local_ring)
 
     def set_payload(self, int slot, memory, uint64_t offset, uint64_t nbytes):
-        """Set where a slot's bytes are in this process: in a private mapping, so what a program writes does not reach other ranks.
+        """Set where a slot's bytes are in this process: `nbytes` from `offset` of `memory`.
+
+        `memory` is a private mapping, so what a program writes does not reach other ranks.
         """
         self._slot(slot)
         if nbytes > <uint64_t>memory.nbytes or offset > <uint64_t>memory.nbytes - nbytes:

@@ -17,7 +17,7 @@ cdef class HostRing(OrderRing):
         return found
 
     def accept(self, uint32_t worker, uint64_t ticket):
-        """Let a helper claim chunks. The trainer must watch its process, so that it sees the process end."""
+        """Let a helper (from `requests`) claim chunks. The trainer must watch its process, so that it sees the process end."""
         self._worker(worker)
         shml_accept(&self._ring, worker, ticket)
 

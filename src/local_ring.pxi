@@ -224,7 +224,7 @@ cdef class LocalRing:
         self._ring.header.num_wanted = count
 
     def set_payload(self, int slot, mapping, bytes path, uint64_t offset, uint64_t nbytes):
-        """Set a slot's payload: `nbytes` from `offset` of the segment that workers open as `path`.
+        """Set a slot's payload: `nbytes` from `offset` of `mapping`, whose segment workers open as `path`.
 
         Allowed while no process reads or writes the slot: it is held or free, or its only claimant waits for `need_nbytes`.
         """

@@ -86,7 +86,7 @@ def overrides(value: Any, names: Sequence[str], replaced: Sequence[str]) -> bool
     Args:
         value: an object. An attribute that was set on the object itself is no override.
         names: methods that a reader of the class may override, such as `__getitem__`.
-        replaced: methods that do the same work without calling those, such as `__getitems__`.
+        replaced: methods that do the same work without calling those, such as `read_batch_into`.
     """
     classes = type(value).__mro__
     first, first_replaced = (min(_depth(value, name) for name in each) for each in (names, replaced))

@@ -25,7 +25,7 @@ from shmload.errors import SampleError
 from shmload.formats.arrow.arrow_types import dtype_of, is_list, offset_nbytes
 from shmload.formats.row_numbers import Indices
 
-# address of element 0; address of the first offset, or 0 without offsets; numbers of the first element and after the last
+# address of element 0; address of the first offset, or 0 without offsets; number of the first element; number after the last one
 Chunk = tuple[int, int, int, int]
 
 

@@ -2,7 +2,8 @@
 
 The launcher (spawning.py) starts the ranks of one node, gives each rank torch.distributed's environment (environment.py) and its
 own processors (rank_specs.py, affinity.py), prints their output (output.py), and watches them (watching.py): when one rank fails,
-all are ended. The launcher does not import torch, decode samples or own a ring; ranks are ordinary trainers. For restarts, machines
+all are ended (rank_failure.py describes why). The launcher does not decode samples or own a ring, and imports torch only to count
+CUDA devices, if there is a driver and no number of ranks is given (topology.py); ranks are ordinary trainers. For restarts, machines
 that join and leave, and torch's log options, torch.distributed.elastic's agent starts the ranks (elastic_agent.py); they are
 watched, printed and ended in the same way.
 

@@ -72,7 +72,7 @@ class LocalShards:
     Attributes:
         shards: the shards, to which `extend` adds.
         cache: the folder of the copies.
-        keeps_all: whether the folder has room for all shards; false from the time when its disk is found to have less.
+        keeps_all: whether the folder has room for all shards; false once its disk is found to have less, until `extend` is called.
         num_dropped: increases when copies are released or shards are added; a user of copies then asks for them again.
     """
 

@@ -476,7 +476,7 @@ def upload_cv_dataset(
             themselves (JPEG, PNG, FLAC, ...); "shards" compresses each shard, as .tar.zst. Both need the extra `zstd`.
         compression_level: zstd level, 1 to 22.
         key: 32-byte key to encrypt each member, "txt" as "txt.enc" (extra `encryption`); it is not stored anywhere.
-        append: keep the existing samples, and add these after them as a new generation. Repeating the same call right afterwards
+        append: keep the existing samples, and add these after them as a new generation. Repeating the same call right afterward
             adds nothing.
         part: (number, count), counted from (1, count): this machine packs one of `count` parts of the dataset, and others pack the
             rest with the same arguments, at any time. Each one that finds all parts complete writes the manifest. Samples and order

@@ -224,6 +224,7 @@ def _whole(header: Header, first: int, reached: int, later: Sequence[Header]) ->
     """Return the end of an epoch that is read from position `first` on; None if it is endless.
 
     Args:
+        header: header of the newest start.
         first: where the newest start begins.
         reached: how far it was read.
         later: headers of later starts. A start that continues with larger steps may leave out what smaller ones would have read.

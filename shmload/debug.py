@@ -17,7 +17,7 @@ POISON = 0xA5  # src/lease.h writes it
 
 
 def is_poisoned(values: Any) -> bool:
-    """Return whether every byte has the value with which released slots are filled, so that a released batch was read.
+    """Return whether all bytes have the value that overwrites released slots: the values were read after their batch's release.
 
     Args:
         values: a tensor or array; an empty one is not poisoned. Device tensors are copied to the host.
@@ -31,7 +31,7 @@ def is_poisoned(values: Any) -> bool:
 def read(dataset: Any, index: int, *, seed: int = 0, epoch: int = 0) -> Any:
     """Read one sample in this process, as a ShmLoader in seed mode does, so that a decoder can be tried or stepped through.
 
-    `sample_rng()` and `sample_info()` work, and the global generators of random, numpy and torch are as before afterward.
+    `sample_rng()` and `sample_info()` work, and the global generators of random, numpy and torch are unchanged afterward.
 
     Args:
         dataset: a map-style dataset. It may have only `read_into`.

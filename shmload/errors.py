@@ -1,7 +1,7 @@
 """All errors that shmload raises.
 
     ShmloadError
-    ├── WorkerDied        (RuntimeError)   a worker process ended and was not replaced
+    ├── WorkerDied        (RuntimeError)   a worker process ended, and the pass cannot continue
     ├── RankFailed        (RuntimeError)   a process that `spawn` started failed; the message has its traceback
     ├── RankLeft          (RuntimeError)   a rank that shares this rank's ring ended, or reads other batches
     ├── CopyFailed        (RuntimeError)   a batch could not be copied to a device
@@ -24,10 +24,11 @@ class ShmloadError(Exception):
 
 
 class WorkerDied(ShmloadError, RuntimeError):
-    """A worker process ended and was not replaced.
+    """A worker process ended, and the pass cannot continue.
 
     The message has the worker, the signal or exit status, and the epoch, batch and sample that it was reading. In torch mode every
-    death raises this unless `max_restarts` allows a replacement; in seed mode, a sample that ended two workers.
+    death raises this unless `max_restarts` allows a replacement. In seed mode dead workers are replaced, and this is raised for a
+    sample that ended two workers, or when `max_restarts` is exceeded.
     """
 
 

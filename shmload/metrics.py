@@ -58,7 +58,7 @@ irregular_files = EventCount()  # decoded although they break a rule of their fo
 
 
 class EpochMetrics(TypedDict):
-    """One pass over a loader, from its first `next()` to its end, or to its last batch if the loop was left early.
+    """The metrics of one pass over a loader, from its first `next()` to its end, or to its last batch if the loop was left early.
 
     A wait is the time that one `next()` took. p50 and p99 are computed from the newest 65,536 waits of the epoch.
     """

@@ -74,7 +74,7 @@ without_torch_function: Callable[[], Any] = torch._C.DisableTorchFunctionSubclas
 
 # The process
 profiler_enabled: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]
-has_cuda_context: Callable[[int], bool] = getattr(torch._C, "_cuda_hasPrimaryContext", lambda index: False)  # with CUDA
+has_cuda_context: Callable[[int], bool] = getattr(torch._C, "_cuda_hasPrimaryContext", lambda index: False)  # only with CUDA
 set_thread_name: Callable[[str], None] = torch.multiprocessing._set_thread_name
 
 

@@ -38,6 +38,7 @@ cdef class RowGather:
         runs: byte offsets of a row's runs, in C order of its elements.
         count, item_nbytes, item_stride: the items of each run.
         swap: size of the numbers whose byte order is swapped; 1 swaps nothing.
+        keeper: an object that keeps the memory.
     """
 
     cdef const uint8_t *_base
@@ -69,7 +70,11 @@ cdef class RowGather:
     def into(self, uintptr_t to, size_t nbytes, const int64_t[::1] indices):
         """Copy the rows with these indices, one after another; negative indices count from the end.
 
+        Args:
+            to, nbytes: address and size of the room for exactly these rows.
+            indices: the indices.
         Raises:
+            ValueError: the room has another size.
             IndexError: a row does not exist; nothing is written then.
         """
         cdef Py_ssize_t i, n = indices.shape[0]
@@ -155,6 +160,7 @@ cdef void copy_rows(
 
 
 cdef void turn_round(uint8_t *at, size_t nbytes, int width) noexcept nogil:
+    """Swap the byte order of all numbers of `width` bytes."""
     cdef size_t i
     cdef uint16_t two
     cdef uint32_t four

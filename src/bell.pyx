@@ -119,7 +119,7 @@ cdef class Bell:
 
     @property
     def value(self):
-        """Number of pending rings."""
+        """Return the number of pending rings."""
         cdef int value
         if sem_getvalue(self._sem, &value):
             PyErr_SetFromErrno(OSError)

@@ -227,7 +227,7 @@ CRC_TARGET static uint32_t crc_of_stream(uint64_t crc, uint8_t *restrict to, con
         at += 3 * CRC_LONG;
         to += 3 * CRC_LONG;
     }
-    _mm_sfence(); /* these stores are not ordered: the process that is told of the batch must see them */
+    _mm_sfence(); /* these stores are not ordered: the process that reads the batch must see them */
     return crc_of_copy((uint32_t)crc, to, at, nbytes);
 }
 

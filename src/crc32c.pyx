@@ -19,6 +19,8 @@ def crc32c(source, uint32_t crc=0, bint by_tables=False):
     """Return the sum of the data summed in `crc` followed by a C-contiguous buffer.
 
     Args:
+        source: the buffer.
+        crc: the sum of the data before it; 0 if there is none.
         by_tables: do not use the instruction.
     """
     cdef Py_buffer view

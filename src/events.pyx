@@ -38,6 +38,11 @@ cdef class Recorders:
 
     Args:
         control: mapping of the block; may be read-only.
+
+    Attributes:
+        num_workers: number of worker records, which is also the number of the trainer's recorder.
+        owner_pid, owner_start_ns: the trainer's pid, and CLOCK_MONOTONIC when it made the block.
+
     Raises:
         ValueError: not a control block of this version, damaged, or without recorders.
     """
@@ -83,12 +88,12 @@ cdef class Recorders:
 
     @property
     def capacity(self):
-        """Number of events that a recorder keeps."""
+        """Return the number of events that a recorder keeps."""
         return self._capacity
 
     @property
     def is_closing(self):
-        """Whether the loader has asked its workers to exit."""
+        """Return whether the loader has asked its workers to exit."""
         return bool((<shml_header *><uintptr_t>self._control.address).is_closing)
 
     def pids(self):

@@ -1,7 +1,8 @@
 # tf.train.Example and SequenceExample in protobuf's wire format, without copying; included by records.pyx.
 #
-# Every step uses `Cursor`; only its functions read bytes, and none reads past `end`. A field is first surveyed (the effective map
-# entry, its kind, the number of values) and written later from that entry, once its place is known.
+# Every step uses `Cursor`; only its functions read bytes, and none reads past `end`. `varint`, `tag`, `submessage` and `skip` move
+# the cursor past what they have read, and return False if it is malformed. A field is first surveyed (the effective map entry, its
+# kind, the number of values) and written later from that entry, once its place is known.
 
 cdef struct Cursor:
     const uint8_t *at

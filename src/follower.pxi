@@ -114,7 +114,9 @@ cdef class FollowerRing:
         shml_local_ring_close(self._local_ring)
 
     def set_payload(self, int slot, memory, uint64_t offset, uint64_t nbytes):
-        """Set where a slot's bytes are in this process: in a private mapping, so what a program writes does not reach other ranks.
+        """Set where a slot's bytes are in this process: `nbytes` from `offset` of `memory`.
+
+        `memory` is a private mapping, so what a program writes does not reach other ranks.
         """
         self._slot(slot)
         if nbytes > <uint64_t>memory.nbytes or offset > <uint64_t>memory.nbytes - nbytes:
@@ -179,23 +181,23 @@ cdef class FollowerRing:
 
     @property
     def is_leader_waiting(self):
-        """Whether the leader sleeps until any slot is released; if so, ring its bell after passing a slot."""
+        """Return whether the leader sleeps until any slot is released; if so, ring its bell after passing a slot."""
         return self._ring.header.awaited == <uint64_t>-1
 
     @property
     def layout_text(self):
-        """The settled layout text."""
+        """Return the settled layout text."""
         return (<const char *>self._ring.layout)[:self._ring.header.layout_nbytes]
 
     @property
     def num_leased(self):
-        """Number of slots that this rank has leased."""
+        """Return the number of slots that this rank has leased."""
         shml_local_ring_collect(self._local_ring)
         return self._local_ring.num_leased
 
     @property
     def num_lendable(self):
-        """Number of slots that this rank may have leased at a time, including the newest lease."""
+        """Return the number of slots that this rank may have leased at a time, including the newest lease."""
         return shml_share_lendable(&self._shared._share)
 
     def count_copied_out(self):

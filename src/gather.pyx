@@ -41,6 +41,9 @@ def gather_rows(const int64_t[::1] addresses not None, Py_ssize_t nbytes, uint8_
 def gather_runs(const int64_t[::1] addresses not None, const int64_t[::1] nbytes not None, uint8_t[::1] out not None):
     """Copy runs of different lengths, end to end.
 
+    Args:
+        addresses, nbytes: address and length of each run.
+        out: the room for all runs.
     Raises:
         ValueError: a length is missing or negative, or `out` is not exactly as large as the runs.
     """

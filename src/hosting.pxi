@@ -17,7 +17,7 @@ cdef class HostRing(OrderRing):
         return found
 
     def accept(self, uint32_t worker, uint64_t ticket):
-        """Let a helper claim chunks. The trainer must watch its process, so that it sees the process end."""
+        """Let a helper (from `requests`) claim chunks. The trainer must watch its process, so that it sees the process end."""
         self._worker(worker)
         shml_accept(&self._ring, worker, ticket)
 
@@ -28,6 +28,6 @@ cdef class HostRing(OrderRing):
 
     @property
     def num_unattended(self):
-        """Number of open chunks beyond those that the pool's idle workers are about to claim."""
+        """Return the number of open chunks beyond those that the pool's idle workers are about to claim."""
         cdef uint32_t num_idle = shml_num_idle(&self._ring), num_open = shml_num_open(&self._ring)
         return num_open - num_idle if num_open > num_idle else 0

@@ -90,17 +90,17 @@ cdef class ColumnBuilder:
 
     @property
     def kind(self):
-        """"str", "bytes", "int", "float", "bool" or "array"."""
+        """Return the kind of the values: "str", "bytes", "int", "float", "bool" or "array"."""
         return _KINDS[self._kind]
 
     @property
     def data(self):
-        """The values' bytes."""
+        """Return the values' bytes."""
         return memoryview(self._data)
 
     @property
     def ends(self):
-        """The words of a text column, as bytes."""
+        """Return the words of a text column, as bytes."""
         return memoryview(self._ends)
 
     def extend(self, values):

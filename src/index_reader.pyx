@@ -56,6 +56,7 @@ cdef class PackedRows:
             memory: Mapping with the columns.
             columns: for each column its kind, the offset of its words (-1 if it has none), and the offset of its data.
             names, row_type: what entries are: dicts, tuples, or if both are None the values of the only column.
+            arrays: for each column its array; None for a column of another kind.
             rows: range of the rows to show.
         """
         cdef uintptr_t base = memory.address

@@ -72,6 +72,7 @@ def decode(
     """Decode the rows and columns that a part of a JPEG needs, without the GIL.
 
     Args:
+        data: the file.
         into: room for the rows of `part` from `first` to `end`, R G B each.
         size: (height, width) of the image as in the file's header, divided by `reduction` and rounded up.
         part: (top, left, bottom, right) in pixels of the reduced image.
@@ -120,9 +121,10 @@ def recode(bytes data not None, *, unsigned least_width=0):
     """Re-encode a JPEG with restart markers, without the GIL: the same coefficients, new tables, one sequential scan.
 
     Args:
+        data: the file.
         least_width: least pixels between two markers: as few MCUs as cover them and divide a row; 0: a row.
     Returns:
-        The new file.
+        the new file.
     Raises:
         ValueError: the file cannot be re-encoded without loss; the message has the cause.
         RuntimeError: no library is bound.

@@ -129,7 +129,7 @@ typedef struct {
     shml_u64 owner[SHML_MAX_CHUNKS]; /* order << 16 | own: see protocol.h; trainer: publish, void, recover; worker: claim, finish */
     shml_u64 seq;             /* batch number within its epoch; trainer, while free */
     int64_t epoch;            /* like all plain fields: trainer, only while the slot is free, before any owner word */
-    int64_t step;             /* of the batch within the epoch; equals seq unless a resume began later */
+    int64_t step;             /* of the batch within the epoch; equals seq */
     uint32_t generation;      /* header.generation at publication */
     uint32_t nrows;           /* rows ordered */
     uint32_t nchunks;         /* 1..64 */

@@ -92,7 +92,7 @@ typedef struct shml_local_ring {
     uint32_t num_free;
     uint32_t num_leased;      /* as the trainer last saw it */
     uint32_t num_pending_copies;
-    int32_t *pending_copies;  /* returned slots that must not be used yet, oldest first; if NULL, a returned slot is free at once */
+    int32_t *pending_copies;  /* returned slots that must not be used yet; if NULL, a returned slot is free at once */
     void (*ended)(void *context, uint32_t slot); /* called when a lease ends, in its thread, before the slot is returned; or NULL */
     void *context;            /* argument of `ended`; lives as long as the local ring has leases */
     int32_t *free_list;       /* last in, first out, so the part of the ring in use stays small and in the caches */

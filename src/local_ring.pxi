@@ -1,4 +1,4 @@
-# The state of each slot of a ring: free, held, ordered, leased, draining; included by trainer.pyx.
+# The state of each slot of a ring (SHML_FREE and the others of lease.h), and the counters; included by trainer.pyx.
 
 
 cdef class LocalRing:
@@ -168,7 +168,7 @@ cdef class LocalRing:
 
     @property
     def pending_copies(self):
-        """The slots with pending copies, in the order of their release."""
+        """Return the slots with pending copies."""
         self._guard()
         self._collect()
         return [self._local_ring.pending_copies[i] for i in range(self._local_ring.num_pending_copies)]
@@ -208,12 +208,12 @@ cdef class LocalRing:
 
     @property
     def num_usable(self):
-        """Number of slots that are not parked."""
+        """Return the number of slots that are not parked."""
         return self._local_ring.num_usable
 
     @property
     def num_wanted(self):
-        """Number of wanted workers, which are the first ones. Other workers leave when they have finished their claim."""
+        """Return the number of wanted workers, which are the first ones. The others leave when they have finished their claim."""
         return self._ring.header.num_wanted
 
     @num_wanted.setter
@@ -224,7 +224,7 @@ cdef class LocalRing:
         self._ring.header.num_wanted = count
 
     def set_payload(self, int slot, mapping, bytes path, uint64_t offset, uint64_t nbytes):
-        """Set a slot's payload: `nbytes` from `offset` of the segment that workers open as `path`.
+        """Set a slot's payload: `nbytes` from `offset` of `mapping`, whose segment workers open as `path`.
 
         Allowed while no process reads or writes the slot: it is held or free, or its only claimant waits for `need_nbytes`.
         """
@@ -259,17 +259,17 @@ cdef class LocalRing:
 
     @property
     def num_leased(self):
-        """Number of slots with a live lease."""
+        """Return the number of slots with a live lease."""
         self._collect()
         return self._local_ring.num_leased
 
     @property
     def num_lendable(self):
-        """Number of slots that may be leased at a time. A batch in the last of them is copied out, which leaves slots for the
-        workers.
+        """Return the number of slots that may be leased at a time.
 
-        Every worker needs a slot to write into: its own slot if one worker fills a batch, or a part of one if workers share it.
-        Otherwise a program that keeps its last batches would leave workers idle.
+        A batch in the last of them is copied out, which leaves slots for the workers. Every worker needs a slot to write into: its
+        own slot if one worker fills a batch, or a part of one if workers share it. Otherwise a program that keeps its last batches
+        would leave workers idle.
         """
         if self._shared is not None:
             return shml_share_lendable(&self._shared._share)
@@ -279,7 +279,7 @@ cdef class LocalRing:
 
     @property
     def num_free(self):
-        """Number of slots that are free now."""
+        """Return the number of slots that are free now."""
         self._collect()
         return self._local_ring.num_free
 
@@ -335,7 +335,7 @@ cdef class LocalRing:
 
     @property
     def order_capacity(self):
-        """Size in bytes of a slot's order area."""
+        """Return the size in bytes of a slot's order area."""
         return self._ring.header.order_capacity
 
     def worker(self, uint32_t worker):
@@ -349,7 +349,7 @@ cdef class LocalRing:
 
     @property
     def poison(self):
-        """For debugging: overwrite a slot's bytes when it is released."""
+        """Return whether a slot's bytes are overwritten when it is released, for debugging."""
         return bool(self._local_ring.poison)
 
     @poison.setter

@@ -62,7 +62,7 @@ cdef class MappedFile:
 
     @property
     def state(self):
-        """(device, inode, nbytes, mtime_ns) when it was mapped."""
+        """Return the file's (device, inode, nbytes, mtime_ns) when it was mapped."""
         return self._state.device, self._state.inode, self._state.nbytes, self._state.mtime_ns
 
     def has_changed(self):

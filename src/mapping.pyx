@@ -118,10 +118,10 @@ cdef class Mapping:
 
     @property
     def address(self):
-        """Address of the mapping in this process."""
+        """Return the address of the mapping in this process."""
         return <uintptr_t>self._map.base
 
     @property
     def handle(self):
-        """The C mapping, for the other compiled modules."""
+        """Return the address of the C mapping, for the other compiled modules."""
         return <uintptr_t>self._map

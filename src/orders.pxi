@@ -30,7 +30,7 @@ cdef class Order:
 
     @property
     def nrows(self):
-        """Number of rows of the batch."""
+        """Return the number of rows of the batch."""
         return len(self.indices)
 
 
@@ -46,6 +46,11 @@ cdef class OrderRing(LocalRing):
         """Write an order into a held slot, or into one whose order has ended without delivery, and open it to workers.
 
         Args:
+            slot: the slot.
+            epoch, step: the batch's place; `seq` is equal to `step`.
+            nrows, nchunks: number of rows, and of chunks that workers claim.
+            is_packed: the batch is packed, so one worker writes it.
+            is_pickled: `indices` is a pickle.
             indices: buffer with the order's bytes: `nrows` int64, or a pickle of them. If `order_path` names a segment that contains
                 the bytes, only its length is used.
             reserved: the only worker that may claim it, or ANYONE.

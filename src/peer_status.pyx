@@ -31,15 +31,15 @@ cdef class PeerStatus:
 
     @property
     def num_idle(self):
-        """Number of its workers that sleep until there is work."""
+        """Return the number of its workers that sleep until there is work."""
         return shml_num_idle(&self._ring)
 
     @property
     def is_closing(self):
-        """Whether its trainer is closing."""
+        """Return whether its trainer is closing."""
         return bool(self._ring.header.is_closing)
 
     @property
     def waiting_since_ns(self):
-        """CLOCK_MONOTONIC when its trainer began to wait for a batch; 0 if it does not wait."""
+        """Return the CLOCK_MONOTONIC time in ns at which its trainer began to wait for a batch; 0 if it does not wait."""
         return self._ring.header.waiting_since_ns

@@ -236,7 +236,7 @@ cdef class Survey:
 
     @property
     def problem(self):
-        """None, or (name, row, index, file, start, nbytes, field or -1, kind found, count found, bytes found)."""
+        """Return (name, row, index, file, start, nbytes, field or -1, kind found, count found, bytes found), or None."""
         if self._problem == FINE:
             return None
         cdef Record *record = &self.records[self._row]

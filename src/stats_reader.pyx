@@ -2,8 +2,8 @@
 
 Nothing is written and nothing is locked: the mapping may be read-only, and should be for another process's block. A block may be
 any file with a matching name, so nothing in it is trusted before it has been checked against the mapping's length: sizes and
-offsets must be those that a trainer of this version would have planned. They are then copied and never read again. The meaning of
-the words is explained in shmload/observe/live.
+offsets must be those that a trainer of this version would have planned. They are then copied and never read again. layout.h
+explains the words.
 
 Each word is read atomically, but the words are read one after another while their owners continue. Where two must fit together (a
 worker's sample and its start time; a slot and its order), they are read again until the one that is written last has not changed

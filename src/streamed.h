@@ -21,7 +21,7 @@ static inline void shml_copy_streamed(uint8_t *restrict to, const uint8_t *restr
         for (size_t i = 0; i < 64; i += 16)
             _mm_stream_si128((__m128i *)(to + i), _mm_loadu_si128((const __m128i *)(at + i)));
     }
-    _mm_sfence(); /* these stores are not ordered: the process that is told of the batch must see them */
+    _mm_sfence(); /* these stores are not ordered: the process that reads the batch must see them */
     memcpy(to, at, nbytes);
 }
 

@@ -81,7 +81,8 @@ cdef class WindowReader:
         kind: numpy's letter and size of a token, such as "u2".
         window: tokens of a row.
         num_windows: number of rows.
-        stride: tokens from one window of a file to the next, or 0 if a plan (`ends`, `starts`, `lengths`) defines the windows.
+        stride: tokens from one window of a file to the next, or 0 if a plan defines the windows.
+        ends, starts, lengths: the plan: the end of each window's pieces, and each piece's first token and length.
         pad: the token that fills the rest of a window.
         is_long: write int64 instead of int32.
         keeper: an object that keeps the tokens mapped.
@@ -233,6 +234,9 @@ def check_offsets(const int64_t[::1] offsets, int64_t num_tokens):
 
 def cut(const int64_t[::1] offsets, const int64_t[::1] order, int64_t window, int64_t stride):
     """Cut documents, in this order, into pieces of at most a window, `stride` apart; none begins after another has reached the end.
+
+    Returns:
+        (starts, lengths) of the pieces.
     """
     cdef Py_ssize_t i, k = 0, count = 0
     cdef int64_t at, end
@@ -264,6 +268,9 @@ def cut(const int64_t[::1] offsets, const int64_t[::1] order, int64_t window, in
 
 def cross(const int64_t[::1] offsets, int64_t window, int64_t stride):
     """Return the plan of windows that are `stride` apart whatever the documents are: each document's part of a window is a piece.
+
+    Returns:
+        the plan: (ends, starts, lengths).
     """
     cdef Py_ssize_t num_documents = offsets.shape[0] - 1, document = 0, i, at_document, k
     cdef int64_t first = offsets[0], num_windows = 0, at, end, next_at

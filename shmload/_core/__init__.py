@@ -1,4 +1,4 @@
-"""Typed faces of the compiled modules."""
+"""The compiled modules. Their source and docstrings are in src/; the .pyi files here have their types."""
 
 from importlib.util import find_spec
 

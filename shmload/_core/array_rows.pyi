@@ -1,3 +1,5 @@
+"""Gather rows of an array into a batch, by index."""
+
 from typing import Any
 
 from numpy.typing import NDArray

@@ -1,3 +1,5 @@
+"""Wait for and post a semaphore."""
+
 IS_MONOTONIC: bool
 
 def make_semaphore(fd: int) -> None: ...

@@ -1,3 +1,5 @@
+"""CRC-32C of buffers."""
+
 from typing_extensions import Buffer
 
 HAS_INSTRUCTION: bool

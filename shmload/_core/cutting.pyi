@@ -1,3 +1,5 @@
+"""Cut samples into batches whose padded size stays within a budget."""
+
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,3 +1,5 @@
+"""XXH64 of memory."""
+
 from typing_extensions import Buffer
 
 def hash_at(address: int, nbytes: int) -> int: ...

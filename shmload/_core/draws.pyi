@@ -1,3 +1,5 @@
+"""Stateless draws: random words by position, and weighted indices from an alias table."""
+
 from typing import Self
 
 import numpy as np

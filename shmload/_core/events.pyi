@@ -1,3 +1,5 @@
+"""Read the flight recorder of a ring."""
+
 from shmload._core.mapping import Mapping
 
 EVENT_NBYTES: int

@@ -1,3 +1,5 @@
+"""A worker's end of a ring."""
+
 from collections.abc import Callable
 from typing import Any
 

@@ -1,3 +1,5 @@
+"""Columns of a packed index while they grow."""
+
 from collections.abc import Iterable
 from typing import Any, Self
 

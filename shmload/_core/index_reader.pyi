@@ -1,3 +1,5 @@
+"""Entries of a packed index, created when they are accessed."""
+
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 

@@ -1,3 +1,5 @@
+"""A file as a read-only buffer."""
+
 from typing import Self
 
 class MappedFile:

@@ -1,3 +1,5 @@
+"""Memory mapped from a descriptor."""
+
 CAN_POPULATE: bool
 
 def give_back_pages(fd: int, nbytes: int) -> None: ...

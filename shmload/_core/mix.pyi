@@ -1,3 +1,5 @@
+"""The draws of a mixture, and the orders of its members."""
+
 from typing import Self
 
 import numpy as np

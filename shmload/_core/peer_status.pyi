@@ -1,3 +1,5 @@
+"""The status of another rank of the node."""
+
 from shmload._core.mapping import Mapping
 
 class PeerStatus:

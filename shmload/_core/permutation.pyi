@@ -1,3 +1,5 @@
+"""Keyed bijections of [0, n) over whole arrays, and the keys of per-sample randomness."""
+
 from typing import Self
 
 import numpy as np

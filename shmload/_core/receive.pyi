@@ -1,1 +1,3 @@
+"""Receive a socket's bytes into a file, with their checksum."""
+
 def receive(socket: int, file: int, offset: int, nbytes: int, crc: int, look_ms: int) -> tuple[int, int, bool, int, int]: ...

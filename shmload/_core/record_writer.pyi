@@ -1,3 +1,5 @@
+"""Frame records, and encode Examples, into one growing buffer."""
+
 from typing import Any
 
 from typing_extensions import Buffer

@@ -1,3 +1,5 @@
+"""TFRecord files in memory: find where records begin, and read a batch of them into rows."""
+
 from typing import Any, Self
 
 from typing_extensions import Buffer

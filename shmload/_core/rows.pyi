@@ -1,3 +1,5 @@
+"""Columns of a batch in a slot."""
+
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,3 +1,5 @@
+"""Read a control block from outside."""
+
 from typing import Any
 
 from shmload._core.mapping import Mapping

@@ -1,3 +1,5 @@
+"""Windows of tokens widened into a batch, and the plan that packs documents into windows."""
+
 from typing import Any
 
 from numpy.typing import NDArray

@@ -1,3 +1,5 @@
+"""The trainer's end of a ring."""
+
 from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar, overload
 

@@ -1,3 +1,5 @@
+"""The states to which random, numpy and torch are seeded before a sample."""
+
 import random
 from types import ModuleType
 from typing import Any, Self

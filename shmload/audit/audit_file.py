@@ -36,7 +36,7 @@ _MAGIC = b"shmaudit "
 
 
 class Mode(StrEnum):
-    """The kinds of order that an audit distinguishes, as they are written in the header."""
+    """The kinds of order that an audit distinguishes, with their names in the header."""
 
     SEED = "seed"
     SAMPLED = "seed, with a sampler"

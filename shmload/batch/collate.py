@@ -74,7 +74,7 @@ _ANY_NUMBER = (int, float, np.number, np.bool_)
 
 
 class _Columns:
-    """Collates the samples of one batch into nodes (packed_batch.py), one column per leaf of their structure."""
+    """A collator of the samples of one batch into nodes (packed_batch.py), one column per leaf of their structure."""
 
     def __init__(self, packer: Packer, ragged: Ragged | None, functions: RegisteredFunctions | None) -> None:
         self._packer = packer

@@ -156,6 +156,8 @@ def layout_of_schema(schema: Mapping[str, Any], batch_type: type | str | None = 
             attribute `zero_fill`, rows are zeroed before the dataset writes them.
         batch_type: type of a batch: dict (default), tuple, list, a named tuple class with the schema's fields, or "single"
             for the only field by itself.
+    Raises:
+        TypeError, ValueError: the schema or the batch type is invalid.
     """
     if not isinstance(schema, Mapping) or not schema:
         raise TypeError(f"a schema is a mapping name -> (dtype, shape) with at least one field; got {schema!r}")

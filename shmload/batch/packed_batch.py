@@ -84,7 +84,7 @@ class PackedBatch(NamedTuple):
 
 
 class Packer:
-    """Builds the nodes of one batch and collects its pieces.
+    """A builder of the nodes of one batch, which also collects its pieces.
 
     Args:
         first_free: first offset at which pieces may be placed.
@@ -187,7 +187,7 @@ class Packer:
         return "text", len(values), column.nbytes, self.place(column.nbytes, column.write), column.kind
 
     def tensor(self, array: np.ndarray[Any, Any]) -> Node:
-        """Return the node of a tensor with the values of a numpy array that nobody changes before the batch is written."""
+        """Return the node of a tensor with the values of a numpy array, which must not change before the batch is written."""
         return "tensor", array.dtype.name, array.shape, None, self.place(*_dense(np.ascontiguousarray(array)))
 
     def array(self, value: Any) -> Node | None:
@@ -291,7 +291,7 @@ def _is_array_class(kind: type) -> bool:
 
 
 class _GroupKey(NamedTuple):
-    """What leaves have in common that are packed together: the kind of their node, their class or dtype, and a record's fields."""
+    """The properties shared by leaves that are packed together: their node's form, their class or dtype, and a record's fields."""
 
     form: str
     kind: Any

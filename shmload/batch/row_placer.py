@@ -88,10 +88,11 @@ def empty_rows(dtype: Any, shape: tuple[int, ...]) -> Any:
 
 
 class RowPlacer:
-    """Writes samples to the fields of one batch of `nrows` rows, at `offset` of a mapped segment.
+    """A writer of samples to the fields of one batch of `nrows` rows, at `offset` of a mapped segment.
 
     Attributes:
         rows: the memory of each field by name: an array or tensor, `(nrows, *shape)`.
+        part: the writer that `put` belongs to.
         put: `put(sample, row)` writes a decoded sample; it returns False if the sample does not have the layout's structure.
     """
 

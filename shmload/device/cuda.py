@@ -1,4 +1,4 @@
-"""The calls that the ring makes to a CUDA device, through torch. The tests replace this class with a simulated device.
+"""The calls that the ring makes to a CUDA device, through torch. The tests replace `CudaDevice` with a simulated device.
 
 A stream runs its work in order. An event is recorded after the work that a stream has been given so far, and is done when that
 work is done. Every call may raise RuntimeError: CUDA reports an error of earlier work from any later call.

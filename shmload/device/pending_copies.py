@@ -47,7 +47,7 @@ class Releases:
             self._named[slot] = list(self._device.current_streams())
 
     def ended(self, slot: int) -> None:
-        """Record events for a lease that ends now, in this thread."""
+        """Record events for a lease that ends now, in this thread; once the ring is closed, wait for them and unpin the slot."""
         self._events.pop(slot, None)
         named = self._named.pop(slot, [])
         streams = [*named, *(stream for stream in self._device.current_streams() if stream not in named)]
@@ -61,7 +61,11 @@ class Releases:
         return slot in self._events
 
     def is_cool(self, slot: int) -> bool:
-        """Return whether the copies from the slot are known to be done."""
+        """Return whether the copies from the slot are known to be done.
+
+        Raises:
+            CopyFailed: the device reported an error.
+        """
         events = self._events.get(slot)
         if events is None:
             return False
@@ -121,7 +125,7 @@ class PendingCopies:
                 self._ring.cooled(slot)
 
     def wait(self) -> bool:
-        """Wait until the oldest slot with events has cooled; without events, until all have. Return False if no slot is cooling."""
+        """Wait until one slot with events has cooled; if none has events, until all have. Return False if no slot is cooling."""
         pending_copies = self._ring.pending_copies
         known = next((slot for slot in pending_copies if self.releases.has_events(slot)), -1)
         if known >= 0:

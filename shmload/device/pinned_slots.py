@@ -32,7 +32,7 @@ class PinnedSlots:
         self._pieces: dict[int, _Piece] = {}
         self._waiting: list[int] = []  # slots that have memory and are not registered yet
         self._pid = os.getpid()
-        self.has_failed = False
+        self.has_failed = False  # then nothing more is pinned
         self.warning = ""  # issued by `PendingCopies.look`, where an exception loses nothing
 
     def add(self, slot: int, mapping: Mapping, offset: int, nbytes: int) -> None:

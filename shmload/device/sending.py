@@ -20,6 +20,8 @@ def sent(batch: Any, device: CudaDevice, *, is_slot: bool) -> tuple[Any, list[to
     """Copy a batch to the device on the current stream.
 
     Args:
+        batch: the batch, of any structure.
+        device: the device.
         is_slot: the batch is in a slot, where each storage is one field. Elsewhere a tensor may be a small part of a large storage.
     Returns:
         the batch, and every device tensor that owns its memory.

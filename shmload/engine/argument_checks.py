@@ -294,9 +294,8 @@ def _check_effects(given: Mapping[str, Any]) -> None:
     is_seeded, has_workers = given["seed"] is not None, given["num_workers"] != 0
     orders = [given[name] for name in ("sampler", "batch_sampler") if given[name] is not None]
     is_foreign = not all(isinstance(order, KeyedOrder | KeyedBatches) or _divides(order) for order in orders)
-    is_named = given["audit"] is not None and (
-        bool(orders) or isinstance(given["dataset"], IterableDataset)
-    )  # the audit names its files by the rank, so rank and world_size do have an effect
+    # the audit names its files by the rank, so rank and world_size do have an effect
+    is_named = given["audit"] is not None and (bool(orders) or isinstance(given["dataset"], IterableDataset))
     has_ranks = (given["rank"], given["world_size"]) not in ((None, None), (0, 1))  # rank 0 of 1 reads all samples, in every mode
     ranks = f"rank={given['rank']} and world_size={given['world_size']}"
     is_uneven, uneven = given["uneven"] != "pad", f"uneven={given['uneven']!r}"

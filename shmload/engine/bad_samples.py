@@ -70,8 +70,8 @@ class BadSamples:
         """Return an order's indices without its bad rows, or with other indices in their place, and count the bad rows.
 
         Args:
-            order: the order. Its `ordered` is set to the indices as first ordered, and its `origins` to the row and the number of
-                substitutes of each new row. Its `indices` stay as they are.
+            order: the order. Its `ordered` is set to the indices as first ordered, and its `origins` to two numbers for each new
+                row: its row as first ordered, and how many substitutes were tried for it. Its `indices` stay as they are.
             bad: rows that could not be read.
             error: returns the worker's error.
         Returns:

@@ -57,7 +57,7 @@ class Make(Protocol):
 
 
 class Tracing(Protocol):
-    """A trace that records the events of engines, implemented in trace.py.
+    """A trace that records the events of engines, implemented in tracing/trace.py.
 
     Attributes:
         path: the file that the trace is written to.
@@ -148,7 +148,7 @@ class EngineBuilder:
             records_holders=is_enabled(),
         )
         if self._reaper is None or not self._reaper.alive:
-            self._reaper = reaper.keep_for(self)  # also between this pass and the next
+            self._reaper = reaper.keep_for(self)  # it also runs between this pass and the next
         self.num_made += 1
         self.last = engine
         self.engines.add(engine)

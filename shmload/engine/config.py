@@ -89,7 +89,7 @@ class LoaderConfig:
 
     @cached_property
     def plan(self) -> ReadPlan:
-        """Return the read plan, which is decided once."""
+        """Return how workers read the dataset; it is decided at the first access."""
         return plan_of(
             self.dataset,
             collate_fn=self.custom_collate_fn,

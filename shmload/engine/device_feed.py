@@ -84,7 +84,7 @@ class DeviceFeed:
 
         Args:
             batches: the engine.
-            in_order: if False, take any finished order.
+            in_order: if False, take the oldest finished order.
         Returns:
             an outcome whose error is CopyFailed if the batch could not be copied.
         """

@@ -395,7 +395,12 @@ class Engine:
         return "; shmload.debug.enable() records where they were taken" if self.holders is None else str(self.holders)
 
     def _settle(self, order: Order, found: int) -> Outcome | None:
-        """Order a failed batch again and return None, or return its outcome if there will be no batch."""
+        """Order a batch again that was not written, and return None; or return its outcome if there will be no batch.
+
+        Args:
+            order: its order.
+            found: FAILED if samples could not be read, REPACK if they do not have one shape.
+        """
         ring, slot = self._ring, order.slot
         if found == REPACK:
             self._publisher.write_packed(order, self._ring.counters()["batches"])

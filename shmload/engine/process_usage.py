@@ -9,11 +9,8 @@ from typing import Any, NamedTuple
 from shmload.processes.proc_stat import PARENT, stat_of
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-_HELPERS = (
-    "multiprocessing.spawn",
-    "multiprocessing.forkserver",
-    "shmload.worker.template",
-)  # modules in the command lines of multiprocessing's processes, for which the parent's command line is shown
+# modules in the command lines of multiprocessing's helper processes; for these the parent's command line is shown
+_HELPERS = ("multiprocessing.spawn", "multiprocessing.forkserver", "shmload.worker.template")
 
 
 class Process(NamedTuple):

@@ -5,12 +5,13 @@ comes into use later, gets a segment of its own and keeps it, so a ring adapts t
 unlinked at once; leases and workers that still map it keep its memory until they unmap it. A ring may have more slots than are in
 use: the others are *parked* and have no memory.
 
-A payload of up to 8 MiB is a named segment in /dev/shm and is reserved at once. Reserving a larger one takes 0.25 s per GiB, and
-filling it with zeros and mapping it 0.4 s more, which would delay the first batch. So a larger one is not reserved at once, and is
-a memfd, because any process can take unreserved room in /dev/shm. Workers ask the kernel for pages for the rows that they are about
-to write (MADV_POPULATE_WRITE, which returns an error where a write would raise SIGBUS), and the trainer reserves the rest from the
-second batch on, while it would sleep anyway. If other programs have taken the memory in the meantime, RingTooSmall is raised.
-Kernels before 5.14 and rings that are pinned, shared by ranks, or poisoned for debugging reserve the whole payload at once.
+A payload of up to 8 MiB is a named segment in /dev/shm, if there is room, and is reserved at once. Reserving a larger one takes
+0.25 s per GiB, and filling it with zeros and mapping it 0.4 s more, which would delay the first batch. So a larger one is not
+reserved at once, and is a memfd, because any process can take unreserved room in /dev/shm. Workers ask the kernel for pages for
+the rows that they are about to write (MADV_POPULATE_WRITE, which returns an error where a write would raise SIGBUS), and the
+trainer reserves the rest from the second batch on, while it would sleep anyway. If other programs have taken the memory in the
+meantime, RingTooSmall is raised. Kernels before 5.14 and rings that are pinned, shared by ranks, or poisoned for debugging
+reserve the whole payload at once.
 
 Rejected for parked slots: one sparse segment for all slots, because populating its mappings would fill it; truncating the segment
 of a parked slot, because a late read would raise SIGBUS, where it now reads zeros.

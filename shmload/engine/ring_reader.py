@@ -115,7 +115,7 @@ class RingReader:
 
 
 def _named(folder: str, holders: dict[tuple[int, int, int], int]) -> Iterator[ControlBlock]:
-    """Yield the control blocks of the files in a folder; `holders` are the pids by file that have them open."""
+    """Yield the control blocks of the files in a folder; `holders` has the pid that holds the lock on each file."""
     try:
         names = sorted(os.listdir(folder))
     except OSError:

@@ -17,10 +17,11 @@ HUNG_S = 5.0  # seconds after which a trainer that waits for one batch is report
 
 FREE, HELD, ORDERED, LEASED, DRAINING, PARKED = range(6)  # values of `state` in a slot's record
 
+# entries of a snapshot that a report contains unchanged
 COPIED = (
     *("is_packed", "batches", "samples", "nbytes", "num_waits", "num_copied_out", "num_grown", "num_restarts"),
     *("num_bad_samples", "generation", "num_slots"),
-)  # entries of a snapshot that a report contains unchanged
+)
 
 # entries of a worker in a snapshot that a report contains unchanged
 COPIED_OF_WORKER = (
@@ -169,9 +170,8 @@ def _doing(seen: Snapshot, number: int, claim: tuple[dict[str, Any], int, int] |
         return ("leaving" if seen["is_closing"] or not is_wanted else "waiting"), 0
     slot, first, end = claim
     order, row = worker["now"] >> 16, worker["now"] & 0xFFFF
-    if (
-        order == slot["order"] and first + ((row - first) & 0xFFFF) < end
-    ):  # otherwise the row belongs to a chunk that the worker finished earlier
+    # unless the row belongs to a chunk that the worker finished earlier
+    if order == slot["order"] and first + ((row - first) & 0xFFFF) < end:
         return "decoding", worker["since_ns"]
     return "filling", worker["claimed_ns"]
 

@@ -1,4 +1,4 @@
-"""Formats in which samples are stored: read in place, write, index. Names are imported at first use.
+"""Read, write and index samples in files and shards of many formats. Names are imported at first use.
 
 A format (format.py) recognizes its files, finds the samples in them, decodes and describes them. known_formats.py lists the
 formats for `inspect`, `index`, `pack` and `RemoteDataset`. Local datasets follow one pattern: a library or native code finds the

@@ -227,6 +227,7 @@ class HeldDataset:
         self._bind()
         return self
 
+    # copies are this dataset, because Python would copy by `__getstate__`, which moves the arrays to shared memory
     def __copy__(self) -> Self:
         return self
 

@@ -31,10 +31,10 @@ class AtomicWriter(ABC):
     """A writer whose file appears atomically: complete after the `with` block, or not at all if the block raised."""
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None: ...  # completes the file and gives it its name
 
     @abstractmethod
-    def abandon(self) -> None: ...
+    def abandon(self) -> None: ...  # discards the file; an older one stays
 
     def __enter__(self) -> Self:
         return self

@@ -36,7 +36,7 @@ class ColumnDataset(ABC):
         self._held: PerProcess[Opened] = PerProcess()
 
     @abstractmethod
-    def _open(self) -> Opened: ...
+    def _open(self) -> Opened: ...  # called once in each process, at the first use
 
     @property
     def _opened(self) -> Opened:

@@ -88,7 +88,7 @@ def expanded_pieces(kind: str, file: Any) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class _Streams:
-    """How the streams of a format are decompressed, and the padding that may be between them.
+    """The way to decompress the streams of a format, and the padding that may be between them.
 
     Attributes:
         begin: creates the decompressor of a stream: an object with `decompress`, `eof` and `unused_data`.
@@ -154,7 +154,7 @@ def _explained(error: Exception) -> str:
 
 
 def _zstd_streams() -> _Streams:
-    """Return how zstd is decompressed: frame by frame, because zstd's stream readers do not detect a truncated last frame."""
+    """Return the way to decompress zstd: frame by frame, because zstd's stream readers do not detect a truncated last frame."""
     log = window_log()
     if sys.version_info >= (3, 14):
         from compression import zstd

@@ -90,14 +90,14 @@ class HDF5Dataset(ArrayTreeDataset):
                 blocks(lambda a, b: [value.astype(dtype, copy=False) for value in dataset[a:b]], 1024), (dtype.name, (None,))
             )
         path = dataset.file.filename  # of another file if an external link leads to the dataset
-        # offset: of the numbers if they are contiguous in its file; else None, also if nothing has been written yet
+        # offset: where the numbers begin in their file; None if they are not contiguous, or have not been written yet
         offset, kind = dataset.id.get_offset(), dataset.id.get_type()
         if isinstance(kind, h5py.h5t.TypeEnumID):
             kind = kind.get_super()  # the integers that are stored
         is_number = isinstance(kind, h5py.h5t.TypeIntegerID | h5py.h5t.TypeFloatID)  # bit fields have no precision
         is_plain = is_number and 8 * kind.get_size() == kind.get_precision() == 8 * dataset.dtype.itemsize
-        # HDF5 invents an offset for a dataset that has no storage yet, if the file has a user block
-        is_written = dataset.size and dataset.id.get_storage_size() == dataset.nbytes  # else a user block makes up an offset
+        # in a file with a user block, HDF5 reports an offset even for a dataset that has no storage yet
+        is_written = dataset.size and dataset.id.get_storage_size() == dataset.nbytes
         if offset is not None and is_plain and is_written:
             end = os.path.getsize(path)
             if not 0 <= offset <= end - dataset.nbytes:

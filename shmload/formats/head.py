@@ -27,9 +27,9 @@ class Head:
     """The first bytes, the name and the size of a file, folder or object.
 
     Attributes:
-        path: path of a file or folder; of an object on a store only its name is known.
+        path: path of a file or folder, or the name of an object on a store.
         begin: its first bytes, at most `PEEK`, expanded if it is compressed as a whole; empty for a folder.
-        compression: "zlib" or a name in `COMPRESSIONS`; empty if it is not compressed. First bytes do not show brotli and snappy.
+        compression: "zlib" or a name in `COMPRESSIONS`; empty if it is not compressed. First bytes do not reveal brotli and snappy.
         nbytes: size of the file as it is stored.
         is_folder: whether it is a folder.
         is_local: whether `path` can be opened.

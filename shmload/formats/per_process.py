@@ -28,7 +28,7 @@ class PerProcess(Generic[T]):
     def __init__(self, is_inherited: bool = False) -> None:
         self._is_inherited = is_inherited
         self._held: tuple[int, T] | None = None  # the object, and the process that opened it
-        self._inherited: list[object] = []
+        self._inherited: list[object] = []  # the parents' objects, kept so that this process never closes them
         self._lock = ForkLock()
 
     def __reduce__(self) -> tuple[Any, ...]:

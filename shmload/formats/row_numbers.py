@@ -29,7 +29,7 @@ def checked_indices(indices: Any, num_rows: int) -> Indices:
 
 
 def checked_index(index: Any, num_rows: int) -> int:
-    """Do the same for a single index, at a tenth of the cost of `checked_indices`.
+    """Return a single index as a row number, like `checked_indices` at a tenth of its cost.
 
     Raises:
         IndexError: the index is out of range.

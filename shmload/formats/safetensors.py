@@ -3,8 +3,8 @@
     u64 little-endian: bytes of the header | JSON: name -> {dtype, shape, data_offsets: [begin, end]} | the tensors end to end
 
 The library checks the header: names, shapes, and that the tensors are end to end and fill the file. Their offsets are then read
-from the header, and rows are copied from the mapped file. The library does not read the rows, because it returns only slices, and
-no bfloat16 to numpy.
+from the header, and rows are copied from the mapped file. The rows are not read through the library, because it reads only slices,
+and has no bfloat16 for numpy.
 """
 
 from __future__ import annotations

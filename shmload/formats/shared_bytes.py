@@ -28,7 +28,7 @@ class Reference(NamedTuple):
 
 
 class ReceivedBytes(np.ndarray[Any, Any]):
-    """Bytes received from another machine, in private memory, with the attributes of a Mapping."""
+    """Bytes received from another machine, in private memory, with the attributes of `_core.mapping.Mapping`."""
 
     @property
     def address(self) -> int:
@@ -49,7 +49,7 @@ class SharedBytes:
     """
 
     def __init__(self, mapping: MappedMemory | ReceivedBytes, reference: Reference | None) -> None:
-        self.mapping: Any = mapping  # code that takes a Mapping accepts both types
+        self.mapping: Any = mapping  # code that takes a `_core.mapping.Mapping` accepts both types
         self.reference = reference
 
     @classmethod

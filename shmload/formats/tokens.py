@@ -142,6 +142,7 @@ class TokenDataset(HeldDataset):
         seed: with `pack`, shuffles which documents share windows; None keeps their order.
         block: with `pack`, the number of documents that are packed together.
     Raises:
+        FileNotFoundError: a file does not exist, or a pattern matches none.
         ShardCorrupt: a file does not match its header or has a wrong size.
         ValueError, TypeError: arguments contradict each other, or tokens are not a contiguous array of integers.
     Cost: one pass over the tokens for separators; planning is linear in the documents. Each file is open while the dataset lives.

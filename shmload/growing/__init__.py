@@ -16,6 +16,10 @@ epoch is settled again, unless a rank has begun to read it.
 Samplers are processes that write into the cache: samplers.py starts their supervisor (sampler_supervisor.py), which runs each in a
 process of its own (sampler_process.py).
 
+Users begin with `SampleCache` (sample_cache.py). Files that other programs add are examined by intake.py; damage that an epoch
+finds is reported by damage.py; gone_files.py replaces the samples of evicted files in a resume. Writers and supervisors report
+about themselves to other processes (process_report.py), which cache_statistics.py reads.
+
 Rejected: samplers in a thread of the trainer (the GIL, forks); a manifest file (to be repaired after kills); an index beside each
 file (finding the records again costs less).
 """

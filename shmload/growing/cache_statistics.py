@@ -25,8 +25,8 @@ class CacheStatistics:
         num_files, num_samples: number of files that an epoch could read, and of samples in them.
         num_leased: number of files that running epochs keep from being evicted.
         num_writing: number of files that are being written.
-        generation: number of files that writers have published so far.
-        num_evicted: number of published files that are gone.
+        generation: number of files that writers have published so far, and of generations that killed writers skipped.
+        num_evicted: number of published files that are gone, and of skipped generations.
         bytes_per_s, samples_per_s: rates of publication in the last minute.
         bad: ignored files, and the reason for each.
         writers: the running writers.

@@ -285,7 +285,7 @@ class _ReservedFile(os.PathLike[str]):
         late, self._late = self._late, bytearray()
         self.write(late)
 
-    def flush(self) -> None: ...
+    def flush(self) -> None: ...  # `write` keeps no buffer, except for bytes that have no room yet
 
     def publish(self, num_records: int) -> None:
         self._owner.publish_file(self._reservation, num_records, self.nbytes)

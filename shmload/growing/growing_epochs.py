@@ -74,10 +74,10 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
         return {"run": self.run.name, "n": snapshot.n, "digest": snapshot.digest}
 
     def restart(self, epoch: int) -> None:
-        """Begin an epoch from a state without a snapshot.
+        """Check an epoch whose state names no snapshot: it is settled when it begins.
 
         Raises:
-            StateMismatch: the epoch does not exist.
+            StateMismatch: the epoch is greater than `MAX_EPOCH`.
         """
         if epoch > MAX_EPOCH:
             raise StateMismatch(

@@ -37,7 +37,8 @@ class SampleCache:
         capacity_bytes: the total size of all files, including those being written.
         file_nbytes: the approximate size of a file; by default 64 MB, or a 16th of the cache.
         headroom: the share of the budget that no epoch reads once the cache is full: its oldest files, which may then be evicted
-            while the epoch runs. A larger share renews the cache faster, a smaller one makes epochs larger.
+            while the epoch runs; at least the size of two files. A larger share renews the cache faster, a smaller one makes
+            epochs larger.
     Raises:
         ValueError: a number is out of range, or others use the folder with another budget.
     Thread/process safety: picklable; any number of processes.

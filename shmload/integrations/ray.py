@@ -9,8 +9,8 @@ loader a ShmLoader, and does the same by the loader's own arguments:
     batches on the worker's GPU        `device`
 
 Nothing is wrapped, so `state_dict()`, `stats()`, `valid` and `set_epoch()` are the loader's. Give its `state_dict()` to
-`ray.train.report` together with the model. In seed mode, the state of any one worker resumes all workers, also if their
-number has changed and the global batch has not.
+`ray.train.report` together with the model. In seed mode, the state of any one worker resumes all workers, even if their
+number has changed, as long as the global batch has not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Loader = TypeVar("_Loader", bound=ShmLoader[Any])
 def prepare(loader: _Loader, *, add_dist_sampler: bool = True, move_to_device: bool = True) -> _Loader:
     """Prepare a ShmLoader in a worker of Ray Train, as `ray.train.torch.prepare_data_loader` prepares a DataLoader.
 
-    The result continues at the loader's position. Iterate only the result afterwards, not the loader itself.
+    The result continues at the loader's position. Iterate only the result afterward, not the loader itself.
 
     Args:
         loader: the loader; it stays open. If it has no rank, it gets this worker's rank among all workers.

@@ -81,7 +81,13 @@ def is_stateful(value: Any) -> bool:
 
 
 def overrides(value: Any, names: Sequence[str], replaced: Sequence[str]) -> bool:
-    """Return whether the program overrides one of `names` in a class that inherits `replaced`, whose code does not know it."""
+    """Return whether the program has overridden one of `names`, but inherits `replaced`, whose code ignores the override.
+
+    Args:
+        value: an object. An attribute that was set on the object itself is no override.
+        names: methods that a reader of the class may override, such as `__getitem__`.
+        replaced: methods that do the same work without calling those, such as `read_batch_into`.
+    """
     classes = type(value).__mro__
     first, first_replaced = (min(_depth(value, name) for name in each) for each in (names, replaced))
     return 0 <= first < first_replaced and classes[first].__module__.partition(".")[0] != "shmload"

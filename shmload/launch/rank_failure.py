@@ -18,7 +18,7 @@ _LAST = 20  # lines of stderr to quote if they contain no traceback
 
 @dataclass
 class Ending:
-    """How a rank ended.
+    """The end of a rank, or its state while it still runs.
 
     Attributes:
         rank: its number among all ranks.

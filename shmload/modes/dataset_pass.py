@@ -43,7 +43,7 @@ class DatasetPass:
 
     @property
     def number(self) -> int:
-        """The number of the pass."""
+        """Return the number of the pass."""
         return int(self.dataset.pass_of(self.base_seed, self.since))
 
 

@@ -43,6 +43,7 @@ class Epochs:
 
     Attributes:
         rank: this process's rank in the schedule.
+        num_steps: number of steps of every epoch; None if epochs may differ.
         next_step: returns the step after a step.
         stride: the difference of two successive steps.
         is_uniform: whether every epoch has the same steps, numbered one by one.
@@ -54,7 +55,7 @@ class Epochs:
         self._config = config
         self.rank, self._world_size = 0, 1
         self._schedule: Schedule | BatchSchedule | None = None
-        self.num_steps: int | None = 0  # of every epoch; None where they may differ
+        self.num_steps: int | None = 0
         self._block = _NO_BLOCK  # epoch, first step and indices of batches that are asked for next
         self.stride, self.is_uniform, self.grows = 1, True, False
         self.next_step: Callable[[int], int] = lambda step: step + 1
@@ -129,7 +130,7 @@ class Epochs:
 
     @property
     def formula(self) -> Schedule | BatchSchedule | None:
-        """Return the schedule if it can be recomputed from its header, else None."""
+        """Return the schedule if `shmload verify` can recompute it from the header of an audit (audit/recorder.py), else None."""
         schedule = self._schedule
         return None if isinstance(schedule, BatchSchedule) and schedule.stream is None else schedule
 

@@ -26,7 +26,7 @@ from shmload.worker.sample_rng import Sample, begin_many, drew_between_samples, 
 
 
 class InlineReader:
-    """Reads whole batches of a dataset into private memory.
+    """A reader of whole batches of a dataset into private memory.
 
     Args:
         job: how the dataset is read.
@@ -50,7 +50,10 @@ class InlineReader:
         return self._job.seed, self._epoch, index_of(self._key), 0
 
     def read(self, order: Order) -> Any:
-        """Return the batch of an order, or NOTHING if all its samples are skipped. Seed mode restores the trainer's generators."""
+        """Return the batch of an order, or NOTHING if all its samples are skipped.
+
+        If samples are reseeded (`seed_samples`), the trainer's generators are unchanged afterward.
+        """
         self._generators = global_generators()  # of the thread that reads
         with reading_of(self), self._bad_samples.counting_irregular():
             if self._job.seed is None or not self._job.seed_samples:

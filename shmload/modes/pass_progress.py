@@ -208,8 +208,9 @@ def fresh_state(config: LoaderConfig, finished: PassProgress | None, origin: Ori
     """Return the state before a pass.
 
     Args:
-        origin: the generators' states from which the pass would draw.
+        config: the loader's arguments.
         finished: the last pass, if there was one. A stateful dataset continues from it if its workers do.
+        origin: the generators' states from which the pass would draw.
     """
     workers: list[Snapshot] = []
     base_seed = None  # it is drawn when the pass begins

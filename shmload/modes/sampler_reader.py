@@ -44,6 +44,9 @@ class SamplerReader:
 
     Attributes:
         place: after a resume, the generators' states in the saved run; None if they are unknown.
+        is_sliced: whether batches are slices of an array instead of the sampler's lists.
+        num_taken: number of batches taken in this pass, including those of the saved run.
+        own_at_end: the state of the sampler and its iterator at the end of the pass; None before that, or if neither has a state.
     """
 
     def __init__(
@@ -64,7 +67,6 @@ class SamplerReader:
         self._num_drawn = 0
         faster = self._faster(0)
         self._iterator: Any = faster or iterator
-        # whether batches are slices of an array instead of the sampler's lists
         self.is_sliced = faster is not None and type(sampler) is BatchSampler and is_torchs_own(sampler)
         self._ended: SamplerState | None = None  # the state of a stateful iterator that has ended
         self.num_taken = 0
@@ -76,9 +78,7 @@ class SamplerReader:
         self._is_stateful = is_stateful(self._sampler) or is_stateful(self._iterator) or self._ended is not None
         # (batches taken, the sampler's own state, the generators')
         self._states: deque[tuple[int, Any, Origin | None]] = deque()
-        self.own_at_end: SamplerState | None = (
-            None  # set at the end of every pass; None if neither sampler nor iterator has a state
-        )
+        self.own_at_end: SamplerState | None = None
         self._note_state()
 
     def _faster(self, num_skipped: int) -> Iterator[Any] | None:
@@ -93,6 +93,7 @@ class SamplerReader:
         """Continue where an earlier pass returned its state.
 
         Args:
+            state: a result of `state`.
             num_early: number of batches to take while the generators are set to the saved run's states. A sampler that draws when
                 its first batch is taken must draw then, unless the program has restored its generators itself.
         """

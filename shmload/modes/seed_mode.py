@@ -108,6 +108,12 @@ class SeedStream:
 
     The loader and each of its passes refer to it, and its workers end when the last of them is deleted.
 
+    Args:
+        config: the loader's arguments at construction.
+        builder: makes the engines.
+        log: records the deliveries.
+        watches: time the passes.
+
     Attributes:
         config: the loader's arguments for the newest pass, set by the loader.
         valid: number of rows of the batch just yielded that are not padding.
@@ -131,10 +137,8 @@ class SeedStream:
         self._tuner: Autotuner | None = None  # of the engine's worker pool
         self.iterator_lock = IteratorLock()  # shared by all passes, because they use one engine
         self.epochs = Epochs(config)
-        self._functions = (
-            config.collate_fn,
-            config.worker_init_fn,
-        )  # those that the workers have; a program may set others between passes
+        # the functions that the workers have; a program may set others between passes
+        self._functions = (config.collate_fn, config.worker_init_fn)
 
     def __len__(self) -> int:
         """Return the number of batches of the current or next epoch."""
@@ -376,9 +380,8 @@ class SeedStream:
         self.epochs.ended()
 
     def __del__(self) -> None:
-        if (
-            hasattr(self, "epochs") and sys is not None and not sys.is_finalizing()
-        ):  # at exit, modules are cleared before the last objects
+        # at exit, modules are cleared before the last objects
+        if hasattr(self, "epochs") and sys is not None and not sys.is_finalizing():
             self.close()
 
 

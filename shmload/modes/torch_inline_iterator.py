@@ -30,7 +30,7 @@ log = logging.getLogger("shmload")
 
 
 class TorchInlineIterator(TorchPass, SingleProcessIterator):
-    """One pass without workers, read by torch's fetcher, or by InlineReader if samples decode in place or may be bad.
+    """One pass without workers, read by torch's fetcher, or by InlineReader (`LoaderConfig.reads_inline`).
 
     Args:
         loader: the object that torch's iterators see as their loader.

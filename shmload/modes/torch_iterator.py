@@ -162,7 +162,7 @@ class TorchIterator(TorchPass):
             self.progress.noted(outcome.order.worker, outcome.note)
 
     def _lost(self, engine: Engine, order: Order, note: Note | None, error: BaseException) -> None:
-        """Count a batch that an error has replaced, and continue ordering as torch does."""
+        """Count a batch that an error has replaced, and continue ordering as torch does. `note` is what its worker has sent."""
         if isinstance(error, WorkerDied) and self._passes.config.ray is not None:  # its actor is not replaced
             engine.close_after_death(functools.partial(WorkerDied, str(error)))
             return

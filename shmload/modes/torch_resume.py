@@ -15,6 +15,8 @@ def start_sampler(reader: SamplerReader, state: TorchState | None, *, is_early: 
     """Start a sampler's reader where a state was taken. Return the state if it was taken within a pass, else None.
 
     Args:
+        reader: the reader of the new pass.
+        state: the saved state; None to begin a pass from its start.
         is_early: take the first batch at once, because some samplers use a generator only then.
     """
     if state is None:

@@ -175,6 +175,7 @@ def _makers(tree: Any, kinds: Any) -> Callable[[int], Any]:
     """Return a function: row -> item, for a tree of columns.
 
     Args:
+        tree: as in `BlockColumns`, or a part of it.
         kinds: iterator over the kinds of the leaves; those of this tree are consumed.
     """
     if isinstance(tree, Texts):

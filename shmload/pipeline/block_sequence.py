@@ -46,7 +46,7 @@ class Expansion:
     Args:
         stages: pairs (name, stage); a stage is a function of an item, or Expanding.
         finish: (items, context) -> that form.
-        trainer_stages: stages that the trainer runs afterwards; only the number of Scans matters here, for the pipeline's identity.
+        trainer_stages: stages that the trainer runs afterward; only the number of Scans matters here, for the pipeline's identity.
     """
 
     def __init__(self, stages: Sequence[tuple[str, Any]], finish: Finish | None = None, trainer_stages: Sequence[Any] = ()) -> None:
@@ -69,6 +69,8 @@ class BlockSequence(PositionSequence):
     """A sequence of blocks: item b is the result of the stages on the b-th block of the sequence below.
 
     Args:
+        below: the sequence that is cut into blocks.
+        expansion: the stages that run on each block.
         size: items of the sequence below in each block; the last block of an epoch may have fewer.
     """
 

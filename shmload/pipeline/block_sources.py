@@ -36,6 +36,8 @@ class BlockSource(Protocol):
         """Continue at a block.
 
         Args:
+            epoch: the epoch.
+            block: number of the block in it.
             own: the result of `state_at` there.
             consumed: blocks not to deliver again.
         """

@@ -1,4 +1,4 @@
-"""Cache: make the items of a sequence once, and afterwards read them from a file or from memory.
+"""Cache: make the items of a sequence once, and afterward read them from a file or from memory.
 
 The file is an SQLite database in a folder. Its name is a hash of everything that determines the items: the sources with their
 contents, the stages' arguments, and the code of their functions and methods with the variables they use. So a changed pipeline uses

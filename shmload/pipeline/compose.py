@@ -44,15 +44,15 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
     stream = source if isinstance(source, StreamItems) else None
     if source.n_workers:
         joined.append(PoolOptions(source.n_workers, None, TIMEOUT_S))
-    of_items: list[Each] = []
-    of_batches: list[Each] = []
-    of_made: list[Each] = []
+    of_items: list[Each] = []  # functions of items, before Collate
+    of_batches: list[Each] = []  # Maps after Collate
+    of_made: list[Each] = []  # BatchMaps
     partition: Partition | None = None
     collate: Collate | None = None
     is_bucketed = False
     expanding: list[tuple[str, Any]] = []  # the first stage that makes more or fewer items, and all after it
-    tail: list[tuple[str, Any]] = []
-    pools: list[DistributedBatchedMap] = []
+    tail: list[tuple[str, Any]] = []  # the first Scan before Collate, and the stages after it
+    pools: list[DistributedBatchedMap] = []  # the stages that request workers
     for number, stage in enumerate(rest, 1):
         where, name = f"stage {number}, {_name(stage)},", f"stage {number} ({_name(stage)})"
         if _is_source(stage):

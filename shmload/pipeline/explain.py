@@ -128,6 +128,10 @@ class _Summary:
     """Derives an Explanation from measurements.
 
     Args:
+        stages, plan: of the Conveyer.
+        stats: statistics of the running loader; empty if it does not run.
+        places: name of each stage, and where it runs.
+        measured: the measured run; None if nothing could be measured.
         reason: why nothing was measured; used only then.
     """
 

@@ -113,6 +113,9 @@ class ChosenInPlace(InPlace):
     """A dataset that decodes into rows, addressed by keys.
 
     Args:
+        inner: the dataset's own method of decoding into rows.
+        choice: maps keys to the dataset's indices.
+        ragged: how fields of different shapes are delivered.
         name: key -> the item's name, for error messages.
     """
 

@@ -20,6 +20,7 @@ class NamedErrors(BadSamples):
     """A loader's policy for bad samples, which names the items that took too long or ended their worker.
 
     Args:
+        on_error, max_bad, next_index: as for `BadSamples`.
         name: key -> the item's name, for error messages.
     """
 

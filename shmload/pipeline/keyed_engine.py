@@ -55,7 +55,7 @@ class KeyedEngine(PipelineEngine):
         self._iterator: Any = None
         self._errors = ItemErrors(plan.source.name)
         self._fetched: deque[Outcome] = deque()  # items of the last group that were not requested yet
-        self._num_fetched, self._next_look = 0, 8
+        self._num_fetched, self._next_look = 0, 8  # fetches so far; number of fetches at which `_rounds_now` decides again
         self._next_of_loader = (0, 0)  # where the loader's next pass begins by default
         self._has_moved = False  # whether this pass began at the place of a state
 

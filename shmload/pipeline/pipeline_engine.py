@@ -24,6 +24,7 @@ class PipelinePlace(NamedTuple):
     """A position in a pipeline from which any number of ranks can continue.
 
     Attributes:
+        epoch: the epoch; 0 if the source repeats.
         position: number of items of this epoch that all ranks have consumed, or of all epochs if the source repeats. For pipelines
             that expand blocks, it counts blocks instead of items.
         counters: what the engine needs besides the position, or None.

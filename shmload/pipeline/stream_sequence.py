@@ -23,6 +23,7 @@ class StreamItems:
         seed: seed of the items' random numbers.
         n_workers: number of worker processes that it requests.
         steps: stages that choose or number its items.
+        pools: empty, because a Stream has no members; other sources have those of their members here.
     """
 
     iterable: Any

@@ -40,6 +40,7 @@ class TrainerStages:
         """Run the stages on items, in order.
 
         Args:
+            items: the items; a FailedItem is passed on.
             of_what: names the items' block, for error messages.
         """
         return [item if type(item) is FailedItem else self._result(item, of_what) for item in items]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-# Positions in the result of `stat_of`. Times are in ticks.
+# Positions in the result of `stat_of`. Times are in ticks. The reaped times are those of children that have been reaped: the user's
+# time and the system's.
 PARENT, START_TICKS = 1, 19
-REAPED_TICKS = slice(13, 15)  # the user's and the system's time of children that have been reaped
-REAPED_USER_TICKS, REAPED_SYSTEM_TICKS = 13, 14  # of its children that have been reaped
+REAPED_TICKS = slice(13, 15)
+REAPED_USER_TICKS, REAPED_SYSTEM_TICKS = 13, 14
 
 
 def stat_of(pid: int | str, proc: str = "/proc") -> list[str]:

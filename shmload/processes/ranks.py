@@ -60,10 +60,11 @@ def local_place(environ: Mapping[str, str] = os.environ) -> tuple[int, int] | No
 def rank_and_world_size(rank: int | None = None, world_size: int | None = None) -> tuple[int, int]:
     """Return (rank, world_size): as given, else torch.distributed's if initialized, else RANK (or LOCAL_RANK) and WORLD_SIZE.
 
-    If none of these is set, return what mpirun or srun has set, else (0, 1).
+    If the rank or WORLD_SIZE is missing, return what mpirun or srun has set, unless WORLD_SIZE contradicts it. If nothing is set,
+    return (0, 1).
 
     Raises:
-        ValueError: only one of the two is given or set, or rank is not below world_size.
+        ValueError: only one of the two is given, the variables are incomplete or invalid, or rank is not below world_size.
     """
     if (rank is None) != (world_size is None):
         raise ValueError(f"rank and world_size go together; got rank={rank}, world_size={world_size}")

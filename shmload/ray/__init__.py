@@ -19,6 +19,7 @@ it neither imports Ray (except to pickle the dataset at the start) nor unpickles
                       dispatcher.py          claims orders and chooses the actor of each
                       local_processes.py     decides which orders are left to processes of this machine
                       worker_proxy.py        sends one claim to an actor, and writes the reply into the ring
+                      status_line.py         shows on the terminal what the agent waits for
     in an actor       worker_actor.py        the worker's own `WorkerLoop` over a ring of one slot in private memory, whose
                                              trainer is a few lines that grant every request (local_ring.py)
                       sample_timer.py        ends the actor if a sample takes too long

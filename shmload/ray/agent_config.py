@@ -22,7 +22,7 @@ class AgentConfig:
         num_ahead: number of tasks that each worker may have in progress.
         num_local: number of workers of this machine that claim from the same ring.
         num_ordered: number of batches that the trainer orders ahead, over all workers.
-        connect_timeout_s: seconds that the cluster may take to answer; sending the dataset afterwards has no limit.
+        connect_timeout_s: seconds that the cluster may take to answer; sending the dataset afterward has no limit.
         ship_timeout_s: seconds that an actor may take to receive the dataset and start; None for no limit.
         actor_options: arguments of Ray's `.options` for the actors.
         node_nbytes: bytes of the dataset on each node, by Ray's node id; empty if the dataset does not report them.

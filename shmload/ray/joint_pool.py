@@ -44,11 +44,11 @@ class JointPool:
         self._actors.start(num_workers)
 
     def start_worker(self, worker_id: int) -> None:
-        """Start one worker."""
+        """Start a worker that has not been started yet. Raise NotImplementedError if it is an actor."""
         self._pool_of(worker_id).start_worker(worker_id)
 
     def reap(self, worker_id: int) -> None:
-        """Reap one worker."""
+        """Forget a worker that has ended and will not be replaced. Raise NotImplementedError if it is an actor."""
         self._pool_of(worker_id).reap(worker_id)
 
     def deaths(self) -> list[Death]:

@@ -4,9 +4,9 @@ Unless `actor_options` changes it, an actor requests one CPU, so that an autosca
 node.
 
 As many actors as there are CPUs on the nodes are placed explicitly: in proportion to the bytes of the dataset on each node, if the
-dataset reports them; otherwise in proportion to the CPUs, on nodes without a GPU first, because a trainer needs the CPUs of a GPU
-node. These places are preferences: Ray takes another node if one is full or gone. Further actors are placed by Ray when a node has
-free CPUs.
+dataset reports them; otherwise on the nodes in turn, up to the CPUs of each, and on nodes without a GPU first, because a trainer
+needs the CPUs of a GPU node. These places are preferences: Ray takes another node if one is full or gone. Further actors are placed
+by Ray when a node has free CPUs.
 
 Ray would put actors that request no CPU on any node, so all of these are placed explicitly, and Ray may not take another node.
 """
@@ -51,7 +51,7 @@ def draining() -> Mapping[str, int]:
 def place(nodes: list[Node], num_workers: int, first: int = 0, node_nbytes: Mapping[str, int] | None = None) -> list[str]:
     """Return the id of each worker's node.
 
-    Workers take the CPUs of nodes with data first, in proportion to the bytes, then those of nodes without a GPU by turns, then
+    Workers take the CPUs of nodes with data first, in proportion to the bytes, then those of nodes without a GPU in turn, then
     those of nodes with a GPU, and then start over.
 
     Args:

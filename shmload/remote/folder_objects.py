@@ -24,8 +24,8 @@ def objects_by_format(listed: list[StoredObject], asked: ShardFormat | None) -> 
 
     Hidden objects are never shards. If a format is requested, the shards are the objects whose names have its endings. If there are
     none, they are the objects whose names indicate none, without those that describe a dataset. If no format is requested,
-    pictures and JSON next to tar files are ignored, and so are pictures next to any other shards, which usually belong to a page
-    about them.
+    all other objects next to tar files are ignored (usually pictures and JSON). Pictures next to shards of one other format are
+    ignored, too, because they usually belong to a page about these, unless the shards are `metadata.*` files about the pictures.
     """
     entries = [entry for entry in listed if not is_hidden(entry.key) and not entry.key.endswith(SIDECAR)]
     if isinstance(asked, PlainFiles):

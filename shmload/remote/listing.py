@@ -52,7 +52,7 @@ def shards_in(store: Store, layout: str | ShardFormat | None = None, generation:
     Raises:
         ObjectMissing: there are no shards.
         ShardCorrupt: the manifest is damaged.
-        ValueError: the folder contains several formats.
+        ValueError: the folder contains several formats, and tar is not among them.
     """
     try:
         data = store.get(MANIFEST_NAME)

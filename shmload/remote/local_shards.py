@@ -72,8 +72,8 @@ class LocalShards:
     Attributes:
         shards: the shards, to which `extend` adds.
         cache: the folder of the copies.
-        keeps_all: whether the folder has room for all shards; false from the time when its disk is found to have less.
-        num_dropped: see `_begin`; users of copies compare it with the value that they saw.
+        keeps_all: whether the folder has room for all shards; false once its disk is found to have less, until `extend` is called.
+        num_dropped: increases when copies are released or shards are added; a user of copies then asks for them again.
     """
 
     def __init__(self, shards: Shards, folder: str | os.PathLike[str] | None, capacity_bytes: int) -> None:
@@ -114,7 +114,7 @@ class LocalShards:
         self._places: dict[int, int] = {}  # position of each in `_wanted`, which may have a million entries
         self._prefetcher: Prefetcher | None = None
         self._pool: ThreadPoolExecutor | None = None
-        self._full_until = 0.0  # time until which there is no room for further copies, and none is tried
+        self._full_until = 0.0  # time before which no further copy is tried, because there is no room
         self.num_dropped = 0  # increases when copies are released or shards are added, so that users of copies ask again
 
     def _here(self) -> None:

@@ -42,7 +42,7 @@ def pass_over(samples: Iterator[Any], number: int, what: str) -> None:
 
 
 class ObjectStream:
-    """Iterate over samples `{"__key__": name, extension: bytes}`, one for each object below a URL.
+    """An iterable of samples `{"__key__": name, extension: bytes}`, one for each object below a URL.
 
     Objects with a name in their path that begins with . or _ are ignored, as in all folders.
 

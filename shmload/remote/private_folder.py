@@ -4,7 +4,7 @@ The owner holds a lock on a file in it, and forked workers share this lock. When
 free, and the next owner that creates a private folder removes all unlocked ones.
 
 The folder is renamed before its files are removed. From then on, nothing can be created in it, because other threads and workers
-open its files by their old paths. They must not create the folder again.
+open its files by their old paths. They must not create the folder again (`recreates=False` of `Cache`).
 """
 
 from __future__ import annotations

@@ -312,7 +312,7 @@ class RemoteDataset(FluentMethods):
 
     @property
     def next_pass(self) -> int:
-        """The number of the next pass: its epoch, unless `repeat` or `with_epoch` make passes of several epochs."""
+        """Return the number of the next pass: its epoch, unless `repeat` or `with_epoch` make passes of several epochs."""
         return self._passes.next
 
     def pass_of(self, base_seed: int | None, since: int) -> int:

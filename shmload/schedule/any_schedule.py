@@ -34,7 +34,7 @@ class AnySchedule:
         return None
 
     def next_step(self, step: int) -> int:
-        """Return the name of the step after `step`."""
+        """Return the step after `step`."""
         return step + self.stride
 
     def number(self, step: int) -> int:

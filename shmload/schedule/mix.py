@@ -33,7 +33,7 @@ def check_members(members: Sequence[Any], stop: str, mixture: str, kind: str, ki
         mixture, kind, kinds: names of the mixture, of a member, and of what a member may be, for errors.
         is_one: returns whether an object can be a member.
     Raises:
-        ValueError, TypeError: one of them is not.
+        ValueError, TypeError: a member or `stop` is not valid.
     """
     if stop not in get_args(Stop):
         raise ValueError(f'stop is "first", "all" or "repeat"; got {stop!r}')

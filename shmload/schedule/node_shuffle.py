@@ -166,5 +166,5 @@ _NODE = 1 << 32  # a window's number is that of its node times this, plus its nu
 
 
 def _of_node(seed: int, node: int) -> int:
-    """Derive a seed for one node."""
+    """Return the seed of one node, so that no two nodes shuffle alike."""
     return (seed + node * 0x9E37_79B9_7F4A_7C15) % (1 << 64)

@@ -3,9 +3,9 @@
     dataset    shard 0 | shard 1 | shard 2 | ...            each with its own number of samples
     epoch      the shards in random order, cut into windows of a few; the samples of each window in random order
 
-It is `BlockShuffle` with blocks of any size: where `BlockShuffle` has a formula, this order keeps one word for each shard and
-epoch, the position at which each window begins. In return a window is exactly a few whole shards, so a reader knows which shards
-it needs next and which it no longer needs.
+It is `BlockShuffle` with blocks of any size: where `BlockShuffle` has a formula, this order keeps, for each epoch in use, the
+order of the shards and the position at which each window begins. In return a window is exactly a few whole shards, so a reader
+knows which shards it needs next and which it no longer needs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ShardShuffle(KeyedOrder):
         shuffle: False reads shards and samples in their own order.
     Raises:
         TypeError, ValueError: an argument is not an integer, or is out of bounds.
-    Cost: about 15 ns per index; 24 bytes per shard for each epoch in use.
+    Cost: about 15 ns per index; up to 24 bytes per shard for each epoch in use.
     Example:
         >>> order = ShardShuffle([3, 1, 4], window=2)
         >>> sorted(order.take(0, 8, seed=7, epoch=0).tolist())

@@ -52,7 +52,7 @@ def opened(text: str, *, is_trusted: bool) -> Any:
 
 
 class UsersOwn:
-    """Marks a value that belongs to the user and must come back exactly as it is."""
+    """A mark on a value that belongs to the user and must come back exactly as it is."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

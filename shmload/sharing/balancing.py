@@ -161,7 +161,7 @@ class Balancer(RankHook):
     def __init__(self, rank_group: RankGroup) -> None:
         self._rank_group = rank_group
         self._has_announced = False
-        self.helpers: Helpers | None = None
+        self.helpers: Helpers | None = None  # None until the rank's ring is announced
         self._peer_pools: dict[int, PeerPool] = {}
         self._poll = poll_of(rank_group.pidfds.values())
 

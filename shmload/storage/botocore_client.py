@@ -1,8 +1,8 @@
 """botocore's clients, used for writing, listing and deleting.
 
-Clients are created on first use, once per process, because two processes cannot share a connection. They do not retry, because
-retry.py does. The checksums that S3 introduced in 2025 are not sent, because many servers reject them; the SHA-256 in the request's
-signature covers the body.
+`S3Store` creates them on first use, one for each process and time limit, because two processes cannot share a connection. They do
+not retry, because retry.py does. The checksums that S3 introduced in 2025 are not sent, because many servers reject them; the
+SHA-256 in the request's signature covers the body.
 """
 
 from __future__ import annotations

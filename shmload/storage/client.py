@@ -86,7 +86,7 @@ def make_client(
     Returns:
         the client; no request has been sent yet.
     Raises:
-        StoreError: no credentials were found, or the URL is invalid.
+        StoreError: no credentials were found, only one of the two keys is given, or the URL is invalid.
         ValueError: a number is out of its range.
     """
     given = Credentials(access_key or None, secret_key or None, session_token or None)

@@ -5,7 +5,8 @@ fsspec's libraries do not survive a fork. A child does not use its parent's file
 
 These libraries have little in common: ranges, a listing, and some version of an object, if only its time. None can make a read
 depend on the object being unchanged, so its version is requested after each read, and an object that was replaced is an error, as
-in other stores. A store on the Hugging Face hub is pinned to one commit, the newest at its first use, so nothing in it changes.
+in other stores. Only a read of any version by a single request is not checked, because it cannot mix versions. A store on the
+Hugging Face hub is pinned to one commit, the newest at its first use, so nothing in it changes.
 
 S3 and web servers have stores of their own (s3_store.py, http_store.py), which take a fraction of the CPU.
 """

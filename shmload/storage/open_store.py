@@ -26,7 +26,8 @@ def open_store(url: str | os.PathLike[str], client: Any = None) -> Store:
             another scheme that fsspec supports: gs://, az://, abfs://, hf://, oci://, sftp:// and others, each of which needs its
             own library.
         client: for s3://, a client from `make_client` or boto3's S3 client; None makes one from the environment. For http:// and
-            https://, a client whose retry policy is used. For other schemes, a dict of fsspec's storage options.
+            https://, a client whose retry policy, `parallel` and `ca_file` are used. For other schemes, a dict of
+            fsspec's storage options.
     Raises:
         StoreError: the URL is invalid, or the environment has no credentials.
     """

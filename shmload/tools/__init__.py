@@ -1,4 +1,4 @@
-"""Tools that show, measure and check loaders. Only the command line imports them."""
+"""The work behind the commands of `shmload`. In the package, only the command line (`cli/`) imports these files."""
 
 
 def readable(nbytes: int) -> str:

@@ -6,12 +6,12 @@ from shmload.tools.object_reference import BenchError
 
 
 def names(values: Iterable[str]) -> list[str]:
-    """Return options that may be repeated or contain commas as one list without repetitions."""
+    """Return the values of an option, which may be repeated or contain commas, as one list without repetitions."""
     return list(dict.fromkeys(part.strip() for value in values for part in value.split(",") if part.strip()))
 
 
 def numbers(option: str, values: Iterable[str]) -> tuple[int, ...]:
-    """Return options that may be repeated or contain commas as integers.
+    """Return the values of an option, which may be repeated or contain commas, as integers without repetitions.
 
     Raises:
         BenchError: one of them is not an integer.

@@ -17,7 +17,7 @@ REMEDY = "write package.module:name; the current folder is searched too"
 
 
 class BenchError(ShmloadError, ValueError):
-    """The requested measurement is not possible. The message is one line and says what to change."""
+    """A name or an option on the command line cannot be used. The message is one line and says what to change."""
 
 
 def resolve(spec: str, *, what: str) -> Any:

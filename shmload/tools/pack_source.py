@@ -18,8 +18,6 @@ from typing import Any
 
 from shmload.tools.object_reference import call, is_iterable, is_map_style, resolve
 
-# ------------------------------------------------------------ the source of `shmload pack`
-
 _OBJECT = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
 
 

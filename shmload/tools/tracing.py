@@ -23,6 +23,10 @@ class Recording:
 
     Args:
         pid: the trainer whose rings to record; None for all rings.
+
+    Attributes:
+        event_logs: the recorders of the attached rings, by the rings' names.
+        refused: rings that are not recorded, and why, by name.
     """
 
     pid: int | None = None

@@ -157,7 +157,13 @@ def _check_indices(rows: Indices, size: int) -> None:
 
 
 def _reader(column: ArrowColumn, spec: tuple[Any, tuple[int | None, ...]], kind: str | None) -> Read:
-    """Return a function that writes a column's rows into a batch."""
+    """Return a function that writes a column's rows into a batch.
+
+    Args:
+        column: the column.
+        spec: its dtype and shape in the schema.
+        kind: type of the dataset's format, such as "numpy"; None for Python objects.
+    """
     name, (dtype, shape) = column.name, spec
     if dtype in (str, bytes):
 
@@ -196,6 +202,11 @@ def _is_ragged(column: ArrowColumn, ragged: Ragged | None, *, is_python: bool) -
 
 def _dtype_in(stored: Any, kind: str | None, asked: Any) -> Any:
     """Return the dtype that a format gives to values; None if this is not known.
+
+    Args:
+        stored: dtype of the values as stored.
+        kind: the format's type, such as "numpy"; None for Python objects.
+        asked: the dtype that the format was given, or None.
 
     Python's numbers become int64 and float64 in torch's collate. The formatters of `datasets` convert them to int64 and float32
     unless they are given a dtype. Text stays text, except in numpy's format, whose samples contain numpy's own str.

@@ -54,9 +54,10 @@ def in_place_reader_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | 
 def declares_decoding(dataset: Any) -> bool:
     """Return whether a dataset has the whole decoding protocol: a valid schema, and `read_into` or `read_batch_into`.
 
-    A program may use attributes of these names for something else; its dataset is then read by `__getitem__`. If it has no
-    `__getitem__`, return True, so that the flaw in the protocol becomes an error. A dataset whose class overrides the `__getitem__`
-    of a base class that decodes in place is read by `__getitem__`, too: the override changes what a sample is.
+    A program may use attributes of these names for something else; its dataset is then read by `__getitem__`, or by `__iter__` if
+    its schema is no mapping. If it has neither, return True, so that the flaw in the protocol becomes an error. A dataset whose
+    class overrides the `__getitem__` of a base class that decodes in place is read by `__getitem__`, too: the override changes what
+    a sample is.
     """
     schema = ability_of(dataset, "schema")
     readers = [found for name in DECODING if (found := ability_of(dataset, name)) is not None]

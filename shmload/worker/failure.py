@@ -119,7 +119,15 @@ REMEDY = 'Raise sample_timeout_s if such samples are valid, or give on_error="sk
 
 
 def timeout_text(what: str, limit_s: float | None, worker: int, pid: int, stack: str) -> str:
-    """Return the message for a worker that was killed because a sample took too long, with the stack of the worker."""
+    """Return the message for a worker that was killed because a sample took too long, with the stack of the worker.
+
+    Args:
+        what: the sample, and the words up to the limit, such as "took longer than".
+        limit_s: the limit.
+        worker: number of the worker.
+        pid: its process.
+        stack: its Python stack.
+    """
     return f"{what} sample_timeout_s={limit_s}: worker {worker} (pid {pid}) was killed and is replaced. Its stack:\n{stack}\n"
 
 

@@ -1,8 +1,8 @@
 """Warn before workers are forked if CUDA is in use or other threads run.
 
-CUDA cannot be used in a forked child, so a dataset that touches the GPU would fail there. This is a warning. A lock that another
-thread holds during the fork stays held in the child forever. This is rare, so it is only logged, once. Daemon threads do not
-count, because almost every program has some (progress bars, loggers).
+CUDA cannot be used in a forked child, so a dataset that touches the GPU would fail there: a warning says so. A lock that
+another thread holds during the fork stays held in the child forever. This is rare, so it is only logged, once. Daemon threads do
+not count, because almost every program has some (progress bars, loggers).
 """
 
 from __future__ import annotations

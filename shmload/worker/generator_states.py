@@ -184,7 +184,10 @@ class GeneratorStreams:
         return self._positions
 
     def go_to(self, positions: dict[str, dict[str, Any]]) -> None:
-        """Set the generators to saved positions. One whose initial words differ from the saved run's is not set, with a warning."""
+        """Set the generators to saved positions.
+
+        A generator whose initial words differ from those of the saved run is left as it is, and a warning is logged.
+        """
         for name, entry in positions.items():
             line = self._lines[name]
             if "words" in entry:

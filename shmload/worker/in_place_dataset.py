@@ -56,7 +56,8 @@ class InPlace:
         Args:
             keys: indices of the samples.
             rows: the rows to write.
-            begin: called with each row before it is read; reading stops if it returns False.
+            begin: called with each row before it is read; reading stops if it returns False. If all rows are read at once, it
+                is called once before, with -1, and its result is ignored.
             is_suspect: a worker died while reading one of them, so read them one by one.
         Returns:
             whether all were read.

@@ -23,7 +23,7 @@ class Job:
         seed_samples: reseed generators before each sample.
         is_iterable: the dataset is an IterableDataset.
         drop_last: drop an incomplete last batch; only used for iterable datasets, because only the worker finds their end.
-        shared_seed: seeds the shufflers of DataPipes.
+        shared_seed: seeds the shufflers of DataPipes; None: they are not seeded.
         snapshot_every: interval in batches at which a batch carries its worker's state; 0 for never.
         num_steps: number of batches of a pass, if it is known and workers stay for the next one, else 0. The last batches of such a
             pass always carry a state.

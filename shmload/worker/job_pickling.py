@@ -16,6 +16,7 @@ from shmload.introspect.abilities import parts_of
 from shmload.shm import pickling
 from shmload.worker.job import Job
 
+# reducers that multiprocessing registers for objects that plain pickle handles, too
 _PLAIN = {getattr(reduction, name) for name in ("_reduce_method", "_reduce_method_descriptor", "_reduce_partial")}
 
 
@@ -52,7 +53,7 @@ def _is_shared(value: Any) -> bool:
 
 
 class _TrialProcess:
-    """Replaces the process that is being started, to find out whether multiprocessing can pickle an object."""
+    """A stand-in for the process that is being started, to find out whether multiprocessing can pickle an object."""
 
     DupFd = staticmethod(int)
 

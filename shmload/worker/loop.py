@@ -385,6 +385,7 @@ class WorkerLoop:
         """Return the note with this worker's snapshot; empty if none is due, None if the batch is no longer wanted.
 
         Args:
+            snapshots: this worker's snapshots.
             capacity: bytes of the longest note; a longer snapshot is written into the payload.
             has_batch: the payload holds a batch, and the snapshot is written after it.
         """

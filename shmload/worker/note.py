@@ -31,7 +31,7 @@ class Note(NamedTuple):
     has_ended: bool
 
 
-END = bytes([_ENDED])  # the first byte of a note without a batch or a payload
+END = bytes([_ENDED])  # the first byte of a note that has no batch, and no part in a payload
 
 NO_NEWS = Note(SAME, has_ended=False)  # the snapshot has not changed, and the iterator has not ended
 

@@ -147,7 +147,12 @@ def _found(roots: dict[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
 
 
 def _parts_of(value: Any, kinds: tuple[type, ...]) -> Iterator[tuple[str, Any, Any, str]]:
-    """Yield (step of the path, part, the container that holds it, its name there) for each part of an object."""
+    """Yield (step of the path, part, the dict that holds it or None, its key there) for each part of an object.
+
+    Args:
+        value: the object.
+        kinds: classes of generators.
+    """
     if isinstance(value, dict):
         for number, (key, part) in enumerate(islice(list(value.items()), ITEMS_MAX)):
             yield f"[{key!r}]" if isinstance(key, (str, int)) else f"[{number}.]", part, value, key

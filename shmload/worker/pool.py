@@ -106,9 +106,8 @@ class WorkerProcess(Child):
 
     def __init__(self, worker_id: int, process: BaseProcess) -> None:
         self.worker_id, self.process = worker_id, process
-        super().__init__(
-            process.pid or 0, partial(wait_exit_code, process)
-        )  # multiprocessing must learn that the process has ended
+        # multiprocessing must learn that the process has ended
+        super().__init__(process.pid or 0, partial(wait_exit_code, process))
 
 
 class ProcessPool:
@@ -173,7 +172,7 @@ class ProcessPool:
         inherited = self._job if self._inherits_job else None
         process = self._make(target=main, args=(post, inherited), daemon=True, name=f"shmload worker {post.worker_id}")
         with fork_copies.without_copies(), warnings.catch_warnings():
-            # the worker starts no thread before its own code runs, and only reads the memory it inherits
+            # Python warns if threads run, but the worker starts none before its own code runs, and only reads inherited memory
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
             process.start()
         reaper.watch(process.pid or 0)

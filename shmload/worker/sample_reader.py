@@ -100,7 +100,7 @@ class SampleReader:
         return self._job.plan.path == "__getitems__" or self.threads is not None
 
     def keys(self) -> Any:
-        """Return the keys of the whole claimed order: an int64 array if the plan is `read_batch_into`, else a list."""
+        """Return the keys of the whole claimed order: an array if they are int64 and `read_batch_into` reads them, else a list."""
         ring = self._ring
         path = ring.order_path
         raw = bytes(memoryview(self._open(path.decode()))[: ring.order_nbytes]) if path else ring.order_bytes()
@@ -178,7 +178,7 @@ class SampleReader:
     __getitem__ = read
 
     def keep(self, key: Any, sample: Any) -> None:
-        """Keep a sample that was read too early, so that it need not be read twice."""
+        """Keep a sample that was read too early, so that it need not be read twice. If samples are read together, do nothing."""
         if not self.reads_all:
             self._kept = ((self._ring.epoch, key), sample)
 

@@ -64,9 +64,8 @@ class _Watch:
     """A watch for draws while several samples are read at once. Such draws belong to no sample, and depend on the batch size."""
 
     begun: object  # identifies the reading, as `CurrentReading.begun`
-    states: (
-        tuple[Any, ...] | None
-    )  # of the global generators and the dataset's own, before the reading; None if they are not compared
+    # states of the global generators and the dataset's own, before the reading; None if they are not compared
+    states: tuple[Any, ...] | None
     can_repeat: bool
     own: OwnGenerators | None
     has_drawn: bool = False

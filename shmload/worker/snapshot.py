@@ -18,7 +18,10 @@ from shmload.worker.note import SAME
 
 
 def load_own_states(dataset: Any, snapshot: Snapshot) -> None:
-    """Load the state of the last pass's iterator, which may also change the dataset, and then the dataset's own state."""
+    """Load the states of a dataset and of its last pass's iterator.
+
+    The dataset's own state is loaded twice: the iterator may need it, and loading the iterator's state may change the dataset.
+    """
     if "dataset" in snapshot:
         dataset.load_state_dict(snapshot["dataset"])
     if "last_iterator" in snapshot:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-MAX_WORKERS = 16000
+MAX_WORKERS = 16000  # SHML_MAX_WORKERS of src/layout.h
 
 
 def set_whole(stage: Any, what: str, field: str, least: int, most: int) -> None:

@@ -145,7 +145,16 @@ def _report(pid: int, status: int) -> None:
 
 
 def _work(fresh: dict[Any, Any], status: int, data: int, tracker: int, stdout: int, stderr: int, *inherited: int) -> NoReturn:
-    """Run a worker as multiprocessing does, and exit."""
+    """Run a worker as multiprocessing's fork server does, and exit.
+
+    Args:
+        fresh: the handlers of the signals that the template changed, as they were before.
+        status: the pipe of the exit code, which only the template writes.
+        data: the pipe that contains the pickled process.
+        tracker: the pipe of multiprocessing's resource tracker.
+        stdout, stderr: the trainer's.
+        inherited: other descriptors that the pickled process names.
+    """
     code = 1
     try:
         for each, how in fresh.items():

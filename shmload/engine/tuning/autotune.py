@@ -73,9 +73,8 @@ class Autotuner:
         if is_auto(config.prefetch_factor):
             least, most = least._replace(prefetch=1), most._replace(prefetch=PREFETCH_MAX)
         self._least, self._most = least, most
-        self._setting = Setting(
-            min(given.num_workers, most.num_workers), given.prefetch
-        )  # the loader may have been unpickled from a larger host
+        # the loader may have been unpickled from a larger host
+        self._setting = Setting(min(given.num_workers, most.num_workers), given.prefetch)
         needed = most.num_workers * max(least.prefetch, min(FIRST_PREFETCH, most.prefetch))
         self._most_ahead = max(needed, min(most.num_ahead, MOST_AHEAD))
         self.num_ahead = self._setting.num_ahead

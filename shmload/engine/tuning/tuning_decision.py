@@ -68,8 +68,9 @@ class RateWindow(NamedTuple):
 class Limits(NamedTuple):
     """The allowed settings.
 
-    `room` is the number of batches for which there is or can be memory, and `start_s` the time that a new worker takes to start.
-    A setting whose least and most values are equal must not be changed.
+    `most_ahead` is the largest number of batches ordered ahead for all workers, `room` the number of batches for which there is or
+    can be memory, and `start_s` the time that a new worker takes to start. A setting whose least and most values are equal must not
+    be changed.
     """
 
     least: Setting
@@ -120,9 +121,8 @@ class TuningHistory:
 
     windows: tuple[RateWindow, ...] = ()
     trial: Trial | None = None
-    barred: dict[tuple[What, bool], Load] = field(
-        default_factory=dict
-    )  # (setting, whether it was increased) -> the load under which the change failed
+    # (setting, whether it was increased) -> the load under which the change failed
+    barred: dict[tuple[What, bool], Load] = field(default_factory=dict)
     look: Measurement | None = None  # the newest look
     leaning: tuple[What, bool] | None = None  # the change that this look favored, if it was not urgent
 
@@ -198,7 +198,7 @@ def _revert_without_gain(now: Setting, trial: Trial, look: Measurement) -> Decis
 def _proposal(
     now: Setting, look: Measurement, limits: Limits, barred: dict[tuple[What, bool], Load]
 ) -> tuple[What, Decision] | None:
-    """Return the next change to try, and what it changes; None if nothing needs to change."""
+    """Return the next change to try, as (the setting that changes, the decision); None if nothing needs to change."""
     needed = look.load.work_s / look.load.step_s
     waits = f"the trainer waits {look.waits:.0%} of the time, {_busy(now)} {min(look.busy, 1):.0%}"
     if look.waits >= WAITS:
@@ -220,9 +220,8 @@ def _proposal(
         return None
     if look.waits <= WAITS_NOT and ("num_workers", False) not in barred:
         fewer = max(_enough_workers(needed, SHRINK), limits.least.num_workers, (now.num_workers + 1) // 2)
-        if fewer < now.num_workers - 1 or (
-            fewer < now.num_workers and needed <= fewer / 2
-        ):  # removing a single worker needs clear evidence
+        # removing a single worker needs clear evidence
+        if fewer < now.num_workers - 1 or (fewer < now.num_workers and needed <= fewer / 2):
             reason = f"the trainer does not wait, {_busy(now)} {look.busy:.0%}: {fewer} keep up"
             return "num_workers", Decision(now._replace(num_workers=fewer), reason)
     return None
@@ -245,6 +244,5 @@ def _ahead(setting: Setting) -> str:
 
 
 def _median(values: Iterable[float]) -> float:
-    return float(
-        np.median([*values])
-    )  # the statistics module imports decimal and fractions, which adds 4 ms to every program's start
+    # the statistics module imports decimal and fractions, which adds 4 ms to every program's start
+    return float(np.median([*values]))

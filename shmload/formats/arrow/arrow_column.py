@@ -25,7 +25,7 @@ from shmload.errors import SampleError
 from shmload.formats.arrow.arrow_types import dtype_of, is_list, offset_nbytes
 from shmload.formats.row_numbers import Indices
 
-# address of element 0; address of the first offset, or 0 without offsets; numbers of the first element and after the last
+# address of element 0; address of the first offset, or 0 without offsets; number of the first element; number after the last one
 Chunk = tuple[int, int, int, int]
 
 
@@ -213,7 +213,7 @@ def _walked(array: Any, dtype: Any) -> tuple[Chunk, tuple[int | None, ...]] | No
         return ((data.address if data else 0, places.ctypes.data, first, last), ()) if is_sound else None
     extents: list[int | None] = []
     outer: Any = None  # the first level's offsets, if it has any
-    first, count = 0, len(array)
+    first, count = 0, len(array)  # the values of the current level: number of the first one, and how many
     while is_list(array.type):
         if pa.types.is_fixed_size_list(array.type):
             length: int | None = array.type.list_size

@@ -153,7 +153,7 @@ def _check_range(name: str, values: Any, where: str, dtype: Any) -> None:
     """Check that the schema's dtype can represent all numbers of a column. Numbers that become floats may be rounded.
 
     Raises:
-        SampleError: it does.
+        SampleError: a number is out of the dtype's range, or has a fraction.
     """
     element = of_any(dtype)
     wanted = None if element is None else element.numpy

@@ -74,7 +74,7 @@ def parquet_part(where: str, begin: int, data: bytes, nbytes: int, metadata: Any
         nbytes: size of the file before its footer.
         metadata: pyarrow's metadata of the footer.
     Raises:
-        ShardCorrupt: the metadata belong to another file.
+        ShardCorrupt: the metadata belongs to another file.
     """
     return _opened(library("pyarrow", "parquet").PythonFile(_Part(begin, data, nbytes), "r"), where, metadata)
 

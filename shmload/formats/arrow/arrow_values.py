@@ -29,7 +29,7 @@ def value_of(column: Any, row: int, where: str, name: str) -> Any:
         where: the file and the row, which begin the message of an error.
         name: name of the column, for errors.
     Raises:
-        SampleError: Python's type does not hold the value.
+        SampleError: Python's type cannot represent the value.
     """
     try:
         return _cell(column, row)
@@ -51,7 +51,7 @@ def _cell(column: Any, row: int) -> Any:
     if getattr(inner, "null_count", 1) == 0 and isinstance(numbers := array_or_values(inner), np.ndarray):
         return numbers.copy()
     if (kind := _in_microseconds(column.type)) != column.type:
-        # raises if nanoseconds would be lost; take() instead of slice(), of which all lists' values would be cast
+        # raises if nanoseconds would be lost; take() and not slice(), because a cast of a slice converts the values of all lists
         column.take([row]).cast(kind)
     return value.as_py()
 

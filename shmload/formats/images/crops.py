@@ -62,7 +62,7 @@ class _SizedCrop:
 
 @dataclass(frozen=True)
 class RandomResizedCrop(_SizedCrop):
-    """Crop a random part of the image, of random area and aspect ratio, and resize it, with torchvision's distribution.
+    """A crop that cuts out a part of random area and aspect ratio and resizes it, with torchvision's distribution.
 
     As in torchvision, the part is cut out before it is resized, so pixels next to it have no influence.
 
@@ -111,7 +111,7 @@ class RandomResizedCrop(_SizedCrop):
 
 @dataclass(frozen=True)
 class Resize(_SizedCrop):
-    """Resize the whole image.
+    """A crop that keeps the whole image and resizes it.
 
     Args:
         size: (height, width), which may change the aspect ratio; or the length of the shorter side, which keeps the aspect ratio,
@@ -133,7 +133,7 @@ class Resize(_SizedCrop):
 
 @dataclass(frozen=True)
 class CenterCrop(_SizedCrop):
-    """Crop the middle of the image. A smaller image is padded with black, as in torchvision.
+    """A crop that cuts out the middle of the image. A smaller image is padded with black, as in torchvision.
 
     Args:
         size: size of the result, (height, width) or one number for both.

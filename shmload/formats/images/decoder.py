@@ -47,7 +47,7 @@ _STRAIGHT: dict[int, Callable[[Pixels], Pixels]] = {  # turns a stored image upr
 
 @dataclass(frozen=True)
 class ImageDecoder:
-    """Decode an image file into an array: `decoder(data)`. Immutable: can be compared, pickled, and shared by threads.
+    """A decoder of image files: `decoder(data)` returns an array. Immutable: can be compared, pickled, and shared by threads.
 
     Random parameters are drawn from `sample_rng()`, and outside a ShmLoader from Python's `random`, which torch's DataLoader seeds.
 

@@ -119,7 +119,7 @@ class ImageFolder:
 
     @property
     def schema(self) -> dict[str, Any] | None:
-        """The fields that `read_into` writes; None if images are made by calling a function, which the loader then collates."""
+        """Return the fields that `read_into` writes. Return None if a function makes the images; the loader then collates them."""
         if self.transform is not None or not decodes_in_place(self.image):
             return None
         return {"image": self.image.spec, "label": "int64"} if self._has_labels else {"image": self.image.spec}

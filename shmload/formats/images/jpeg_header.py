@@ -23,9 +23,12 @@ OTHER_DECODERS = "Convert the file, or decode it with a function of your own, fo
 
 
 class JpegHeader(NamedTuple):
-    """The frame of a JPEG file, and the byte at which its first scan begins.
+    """The size of a JPEG file's image, and the byte at which its first scan begins.
 
     Attributes:
+        height, width: size in pixels, as stored.
+        num_components: number of color components: 1 for gray, 3 for YCbCr or RGB, 4 for CMYK.
+        scan_at: offset of the marker of the first scan.
         is_lossless: the file is JPEG Lossless, as in DICOM files, which not every libjpeg decodes.
         has_junk: there are bytes between two segments that belong to neither.
     """
@@ -42,6 +45,7 @@ def jpeg_header(data: bytes, *, is_strict: bool | None = None) -> JpegHeader:
     """Parse the markers of a JPEG file up to its first scan.
 
     Args:
+        data: the file.
         is_strict: reject bytes between two segments; otherwise they are skipped, as Pillow and libjpeg do.
     Raises:
         ValueError: the markers are damaged or truncated, or do not describe an image of 8 bits per channel; the message names the

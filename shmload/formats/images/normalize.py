@@ -19,7 +19,7 @@ from shmload.formats.images.decoder import levels_of
 
 
 class Normalize:
-    """Convert the images of a batch to normalized floats, as `after_batch` of ShmLoader or in a Map after Collate of a pipeline.
+    """A function that converts the images of a batch to normalized floats: for `after_batch` of ShmLoader, or a Map after Collate.
 
     Args:
         mean, std: one number per channel, on the scale from 0 to 1.

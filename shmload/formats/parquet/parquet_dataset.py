@@ -36,8 +36,8 @@ class ParquetDataset(GroupedDataset):
         fill_null: values in place of nulls, by column. Without one, a null is an error.
         cache_bytes: size limit of the decoded row groups, for each process that reads.
     Raises:
-        FileNotFoundError: a pattern matches nothing.
-        ValueError: `columns` is empty.
+        FileNotFoundError: a pattern or a folder has no such file.
+        ValueError: `columns` is empty; on reading: a column does not exist, differs between files, or cannot be a field.
         ModuleNotFoundError: pyarrow is not installed (extra `parquet`).
         ShardCorrupt: on reading: a file does not match its format.
         SampleError: on reading: a row has a null, or another number of values than the schema requires.

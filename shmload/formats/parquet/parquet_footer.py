@@ -85,6 +85,7 @@ def is_signed(footer: bytes, metadata: Any) -> bool:
     """Return whether a footer has a signature after its metadata, as files with encrypted columns do.
 
     Args:
+        footer: a result of `file_footer`.
         metadata: pyarrow's metadata of the same footer.
     """
     return bool(len(footer) - TRAILER_NBYTES != metadata.serialized_size)

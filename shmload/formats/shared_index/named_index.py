@@ -18,6 +18,7 @@ from shmload.shm.segment_group import SegmentGroup
 Fingerprint = str | bytes | int | None
 
 
+# what a run's processes record about an index under its name: its layout, its contents, and where its memory can be mapped
 class _Board(NamedTuple):
     layout: IndexLayout
     fingerprint: Fingerprint  # given by the user

@@ -32,7 +32,8 @@ class TarStream(IterableDataset[dict[str, Any]]):
         decode, allow_pickle: as for TarDataset.
         rank, world_size: determine which part of the shards to read; by default from torch.distributed or the environment.
     Raises:
-        ShardCorrupt: a shard is not a valid tar file, or its compressed data is damaged.
+        FileNotFoundError: a folder has no shard, or a shard does not exist (on reading).
+        ShardCorrupt: (on reading) a shard is not a valid tar file, or its compressed data is damaged.
     """
 
     def __init__(

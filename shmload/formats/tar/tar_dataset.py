@@ -46,7 +46,8 @@ class TarDataset:
         allow_pickle: decode pickles and files for torch.load, which can run arbitrary code.
         cache: save the indexes next to the shards.
     Raises:
-        ValueError: names match no shard, or a shard is compressed (on first use).
+        FileNotFoundError: a folder has no shard, or a shard does not exist (on first use).
+        ValueError: no shard is given, or a shard is compressed (on first use).
         ShardCorrupt: a shard is not a valid tar file, or a member does not match its extension or the schema.
     Thread/process safety: any number of readers.
     Example:

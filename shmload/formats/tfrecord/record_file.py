@@ -2,7 +2,7 @@
 
 Plain files are mapped read-only: all processes share the page cache, and a forked child shares its parent's mapping. Files that are
 compressed as a whole do not allow random access, so they are expanded once per process into private memory. That costs their
-expanded size in each process that was not forked afterwards, and CPU time.
+expanded size in each process that was not forked afterward, and CPU time.
 
 A file that is replaced or removed stays whole in its mapping. A file that is overwritten or truncated is noticed, before and after
 each batch. If a file is truncated between the two checks, the system kills its reader (SIGBUS), as with any mapping.

@@ -39,8 +39,8 @@ class TFRecordDataset:
 
     Args:
         paths: files, folders or patterns with * ? [ ]. The files of a folder or a pattern are sorted by name. Hidden files, and
-            files in hidden folders, whose names begin with . or _, are ignored. In a folder, files named *.tfrecord are read, or,
-            if there are none, files whose names have no ending.
+            files in hidden folders, whose names begin with . or _, are ignored. In a folder, files named *.tfrecord or
+            *.tfrecords are read, also with .gz, .zz or a shard number after that, or, if there are none, files without an ending.
         schema: mapping name -> (dtype, shape). None in a shape is a ragged dimension, at most one per field; `str` and `bytes` are
             text. A bytes_list of one value fills a numeric field with its bytes. If None, whole records: {"bytes": bytes}.
         records: the kind of records: "example", "sequence" (SequenceExample; a feature list is a field whose first extent is None),
@@ -52,7 +52,7 @@ class TFRecordDataset:
         compression: compression of whole files: "gzip", "zlib", "none", or "auto", which uses a file's first bytes.
         max_inflated_bytes: limit on the expanded size of a compressed file; a larger file is an error.
     Raises:
-        FileNotFoundError: a pattern matches nothing.
+        FileNotFoundError: a pattern or a folder has no such file.
         ShardCorrupt: on reading: a file does not match its format; the message names file, record, offset and cause.
         SampleError: on reading: a record is valid, but does not match the schema.
         ValueError: an option or a type is unknown, or options contradict each other.

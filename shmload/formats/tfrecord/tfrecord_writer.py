@@ -60,7 +60,7 @@ class TFRecordWriter(AtomicWriter):
         self._starts = [0] if index else None
         self._compression = compression
         self._buffer = RecordBuffer()
-        self._file: Any = cast(Any, path) if hasattr(path, "publish") else _HalfFile(self.path)  # the growing cache has its own
+        self._file: Any = cast(Any, path) if hasattr(path, "publish") else _HalfFile(self.path)  # the growing cache passes a file
         self._sink: Any = self._file
         if compression:
             self._sink = _Deflated(self._sink, 31 if compression == "gzip" else zlib.MAX_WBITS)

@@ -60,7 +60,7 @@ class PackOptions:
     """Options for packing a dataset.
 
     Attributes:
-        maxsize, maxcount: greatest size of a shard's file in bytes, and its greatest number of samples.
+        maxsize, maxcount: greatest size of a shard's tar file in bytes, before compression, and its greatest number of samples.
         workers: processes that encode; 0 encodes in this process.
         seed: seed of the order and of the dataset's random numbers.
         quality: JPEG quality for images that are not encoded yet. If None, they become PNG.
@@ -466,7 +466,7 @@ def upload_cv_dataset(
         client: from `make_client`, or boto3's; None if `bucket` is a local folder or a URL; a dict of options for a URL of another
             cloud (`open_store`).
         bucket, base_folder: where to write the dataset; one folder per dataset.
-        maxsize: greatest size of a shard's file in bytes; only a single sample that is larger exceeds it.
+        maxsize: greatest size of a shard's tar file in bytes, before compression; only a larger single sample exceeds it.
         maxcount: greatest number of samples per shard.
         workers: processes that encode, at most one per processor; 0 encodes in this process.
         seed: seed of the order, and of the dataset's random numbers (augmentations).
@@ -476,7 +476,7 @@ def upload_cv_dataset(
             themselves (JPEG, PNG, FLAC, ...); "shards" compresses each shard, as .tar.zst. Both need the extra `zstd`.
         compression_level: zstd level, 1 to 22.
         key: 32-byte key to encrypt each member, "txt" as "txt.enc" (extra `encryption`); it is not stored anywhere.
-        append: keep the existing samples, and add these after them as a new generation. Repeating the same call right afterwards
+        append: keep the existing samples, and add these after them as a new generation. Repeating the same call right afterward
             adds nothing.
         part: (number, count), counted from (1, count): this machine packs one of `count` parts of the dataset, and others pack the
             rest with the same arguments, at any time. Each one that finds all parts complete writes the manifest. Samples and order

@@ -68,11 +68,12 @@ def judge_positions(
     rows = [_rows(one, report) for one in deliveries]
     if header.mode == Mode.SEED and header.order is None:
         _check_indices([one for one, (positions, _) in zip(deliveries, rows, strict=True) if len(positions)], report)
+    # positions that were delivered; where the newest start began; the position after the last delivered one; where the epoch ends
     had = _once([positions for positions, _ in rows], deliveries, report)
     first = min(_at(one) for one in deliveries if one.part.start == newest.part.start)
     reached = int(had[-1]) + 1 if len(had) else 0
     whole = _whole(header, first, reached, [part.header for part in parts if part.start > newest.part.start])
-    front = reached if whole is None or is_open else whole
+    front = reached if whole is None or is_open else whole  # positions below this should have been delivered
     near = min(front, reached + (first - reached) % _stride(header))  # the end of the step that was reached
     gaps = _gaps(had, near)
     remaining = _remaining(gaps, first, deliveries, newest, parts, report) if is_open else gaps[:0]
@@ -224,6 +225,7 @@ def _whole(header: Header, first: int, reached: int, later: Sequence[Header]) ->
     """Return the end of an epoch that is read from position `first` on; None if it is endless.
 
     Args:
+        header: header of the newest start.
         first: where the newest start begins.
         reached: how far it was read.
         later: headers of later starts. A start that continues with larger steps may leave out what smaller ones would have read.

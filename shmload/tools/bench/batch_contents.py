@@ -38,7 +38,7 @@ def touch(batch: Any) -> int:
 
 
 def num_rows(batch: Any) -> int:
-    """Return the samples in a batch of unknown type: the length of its first tensor or array, else of its first list of strings."""
+    """Return the number of samples in a batch: the length of its first tensor or array, else of a list or tuple itself, else 1."""
     for leaf in leaves(batch):
         if isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim:
             return len(leaf)

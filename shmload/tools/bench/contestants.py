@@ -35,6 +35,12 @@ class LoaderOptions:
     """The options that every contestant gets.
 
     Args:
+        batch_size: samples of a batch.
+        num_workers: worker processes; 0 reads in the trainer.
+        seed: seed of the order.
+        start_method: start method of the workers; None is Python's default.
+        prefetch_factor: batches ordered ahead for each worker; None is torch's default.
+        collate: list of samples -> batch; None is the loader's default.
         shuffle: False for an IterableDataset, which has its own order.
         scratch: an empty folder for this loader and dataset, kept until the benchmark ends: for files in a format of its own.
     """
@@ -139,7 +145,13 @@ def arguments_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def like_users(name: str, own: DataLoader[Any], num_workers: int | None, prefetch: int | None) -> DataLoader[Any]:
-    """Return the user's loader unchanged (`torch`), or a ShmLoader with its arguments (`shmload`); or with another setting."""
+    """Return a loader with the arguments of the user's: torch's for the name "torch", a ShmLoader for "shmload".
+
+    Args:
+        name: "torch" or "shmload".
+        own: the user's loader, which is returned itself for "torch" if no setting is given.
+        num_workers, prefetch: settings to use in place of its own; None keeps its own.
+    """
     if name == "torch" and num_workers is None and prefetch is None:
         return own
     arguments = arguments_of(own)
@@ -168,7 +180,7 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 def nothing_missing() -> None:
-    """Return None: the workload needs no extra package."""
+    """Return None, because the workload needs no extra package."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +188,10 @@ class Workload:
     """A dataset and its batch size.
 
     Args:
+        name: its name on the command line and in reports.
+        title: a description of its samples.
+        dataset: `module:class` of the dataset.
+        batch_size: samples of a batch; None if the user's own DataLoader sets it.
         prepare: called once with a temporary folder and whether a small set is enough; returns the dataset's arguments.
         missing: returns the pip command for what is not installed, or None.
     """

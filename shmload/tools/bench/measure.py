@@ -53,7 +53,7 @@ def run(job: BenchJob) -> dict[str, Any]:
 
 
 def probe(job: BenchJob) -> dict[str, float]:
-    """Measure the limit of one core; fails early and clearly if the dataset itself does."""
+    """Measure the limit of one core. Raise BenchError if reading the dataset fails, so that this is not blamed on a loader."""
     batch_size, num_workers = job.batch_size, job.num_workers
     collate = resolve(job.collate, what="--collate") if job.collate else None
     if job.torch_loader:

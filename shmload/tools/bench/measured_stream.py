@@ -20,7 +20,8 @@ class MeasuredStream:
 
     Args:
         loader: the loader.
-        num_samples, batch_size: of an epoch; without them the rows of each batch are counted.
+        num_samples: number of samples of an epoch.
+        batch_size: number of samples of a batch. Without these two numbers, the rows of each batch are counted.
     """
 
     def __init__(self, loader: Loader, num_samples: int | None, batch_size: int | None) -> None:

@@ -1,4 +1,4 @@
-"""The plot: what a person wants to know first of each loader, as bars with their values."""
+"""Plot the main figures of each loader as bars with their values."""
 
 from pathlib import Path
 

@@ -40,11 +40,16 @@ class BenchJob:
         dataset: `module:name` of the dataset or its factory; called with `arguments`.
         loader: a name of the contestants' table or `module:factory`; empty means the limit without any loader.
         batch_size, num_workers: None if the user's own DataLoader sets it.
-        prefetch_factor: None is torch's default.
+        prefetch_factor: batches ordered ahead for each worker; None is torch's default.
         torch_loader: `module:name` of a torch DataLoader or of the function that makes it; `dataset` is then empty.
+        arguments: keyword arguments of the dataset's factory.
         seconds: length of the timed part; 0 skips it.
+        warmup_s: least length of the part before it, which is not timed.
         step_s: how long the trainer sleeps after each batch, in place of a training step.
-        num_digests: batches of the untimed pass whose bytes are digested; 0 for a loader with an order of its own.
+        seed: seed of the order.
+        start_method: start method of the workers; None is Python's default.
+        collate: `module:name` of a collate function; None is the loader's default.
+        num_digests: batches of an untimed pass whose bytes are digested; none are of a loader with an order of its own.
         memory_s: seconds of delivery during which memory is sampled.
         scratch: a folder for the loader's own files.
     """
@@ -103,11 +108,14 @@ class BenchOptions:
     Args:
         workloads: names of built-in ones; empty means all, or none if `dataset` or `torch_loader` is given.
         dataset, torch_loader: the user's own, as `module:name`.
-        loaders: ratios are those of the first to `torch`, or to the last if `torch` is not among them.
+        loaders: names of contestants. The verdict is on the first; ratios are to `torch`, or to the last if it is not among them.
         num_workers, prefetch_factor, batch_size: with more than one value each, every combination is measured.
         step_ms: length of the simulated training step after each batch.
         seconds: length of each timed part.
         rounds: None is 3, or 1 if several settings are measured.
+        seed: seed of the order, the same for all loaders.
+        start_method: start method of the workers; None is Python's default.
+        collate: `module:name` of a collate function for `dataset`; None is the loader's default.
         quick: small data, one process per loader, fractions of a second: to check that it works, not how fast.
 
     Raises:

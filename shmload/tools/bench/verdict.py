@@ -24,6 +24,8 @@ class Figures:
     """The measurements of one loader on one workload, per batch.
 
     Args:
+        num_workers: number of worker processes; 0 if the trainer reads.
+        num_cpus: processors that they may use.
         read_cpu_s, read_blocked_s: reading all samples of a batch on one core, computing and asleep.
         copy_s: the least time in which a core copies the batch's bytes.
         worker_cpu_s, trainer_cpu_s: CPU time of the loader's processes, without the trainer's own work.
@@ -78,7 +80,9 @@ class Verdict:
     Args:
         bottleneck: its name, as in engine/bottleneck.py.
         headroom_ratio: how many times faster the loader would be if the bottleneck cost nothing.
-        *_ms: the demands from which it follows, per batch.
+        wait_share: share of the time in which the trainer waited.
+        source_ms, decode_ms, hand_off_ms, trainer_ms: the demands from which it follows, per batch.
+        batch_wall_ms: time from batch to batch.
         explained_share: share of a batch's time that the longer demand accounts for.
     """
 

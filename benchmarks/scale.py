@@ -16,7 +16,7 @@ ranks.
 
 Predicted: 1 ms a step for a rank of a plain order, 1.0 for a resume, 0.5 GB for a million shards. Result (2 cores, other work on
 the machine): 2 us, 0.87, 280 MiB; 5 MiB more in a worker, where it had been 222 when each access to the next windows made a list
-of all windows of the epoch. docs/cluster.md has the rest, and what bounds it.
+of all windows of the epoch. docs/remote.md has the rest, and what bounds it.
 """
 
 from __future__ import annotations

@@ -347,6 +347,7 @@ def test_import_without_compiled_modules_says_how_to_build(tmp_path: Path) -> No
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
     )
     assert "ImportError: shmload's compiled modules are missing" in done.stderr
+    assert f"{tmp_path}. If shmload is installed, run your program from another folder" in done.stderr
     assert "pip install ." in done.stderr
 
 

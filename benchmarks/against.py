@@ -8,8 +8,9 @@
     python -m benchmarks.against --from run.json --write      measures nothing
 
 Method: the earlier tree is a git worktree in a temporary folder, compiled by this interpreter. It gets this tree's benchmarks/
-and tests/, so both run the same benchmarks. A benchmark runs on both trees in each round, in a fresh process each time; which
-tree is first alternates. Do not change the tree during a run.
+and tests/, so both run the same benchmarks; if they cannot be imported there, it runs its own, and rows of one name are compared.
+A benchmark runs on both trees in each round, in a fresh process each time; which tree is first alternates. Do not change the tree
+during a run.
 
 How to read: now over before, within a round; the median of these ratios, the lowest and the highest. A row has changed if the
 ratios of all rounds are on one side of 1 and their median is more than 5 % away from it. By chance, three rounds are on one side
@@ -222,7 +223,7 @@ def last_release(root: Path = ROOT) -> str:
 
 @contextmanager
 def earlier(revision: str, root: Path = ROOT) -> Iterator[Path]:
-    """Yields a compiled tree of a revision, with this tree's benchmarks."""
+    """Yields a compiled tree of a revision, with this tree's benchmarks, or its own if those cannot be imported there."""
     with tempfile.TemporaryDirectory(prefix="shmload-before-") as folder:
         tree = Path(folder, "tree")
         git("worktree", "add", "--detach", str(tree), revision, root=root)
@@ -231,6 +232,9 @@ def earlier(revision: str, root: Path = ROOT) -> Iterator[Path]:
                 shutil.rmtree(tree / name, ignore_errors=True)
                 shutil.copytree(root / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
             build(tree)
+            command = [sys.executable, "-P", "-c", "import benchmarks.common"]
+            if subprocess.run(command, cwd=tree, env=environment(tree), capture_output=True).returncode:
+                git("checkout", "--", *GIVEN, root=tree)
             yield tree
         finally:
             git("worktree", "remove", "--force", str(tree), root=root)

@@ -148,6 +148,7 @@ def tree(tmp_path: Path) -> Path:
         "setup.py": "from setuptools import setup\n\nsetup(packages=[])\n",
         "shmload/__init__.py": "COST = 2\nShmLoader = object\n",
         "benchmarks/__init__.py": "",
+        "benchmarks/common.py": "",
         "tests/__init__.py": "",
     }
     for name, text in files.items():
@@ -196,6 +197,15 @@ def test_each_tree_is_measured_with_its_package_and_the_same_benchmarks(tree: Pa
     assert twice == Run([], "two of its rows have the same name", has_failed=True)
     assert not before.exists()
     assert against.git("worktree", "list", root=tree).count("\n") == 0
+
+
+@needs_git
+@pytest.mark.slow(reason="builds a package with setuptools")
+def test_earlier_tree_keeps_its_benchmarks_if_it_cannot_import_the_new_ones(tree: Path) -> None:
+    (tree / "shmload" / "__init__.py").write_text("COST = 6\nShmLoader = object\n")
+    (tree / "benchmarks" / "common.py").write_text("from shmload import New\n")
+    with against.earlier("HEAD", tree) as before:
+        assert (before / "benchmarks" / "common.py").read_text() == ""
 
 
 @needs_git

@@ -21,7 +21,8 @@ from hypothesis import HealthCheck, settings
 from shmload.shm import janitor
 from shmload.shm.names import STEM_PATTERN, process_stem
 from shmload.worker import template
-from tests.side_by_side import can_own_shared_memory, keep_together, own_shared_memory
+from tests import warm_interpreter
+from tests.side_by_side import KeptTogether, can_own_shared_memory, own_shared_memory
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # background jobs of a shell ignore it, but some tests send ^C
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,7 +38,10 @@ settings.load_profile("shmload")
 
 DEADLINE_S = 60.0
 MOST_PROCESSES = 8
-_HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # they and the template live as long as the process
+_HELPERS = (  # they live as long as the process, like `helper_pids`
+    "multiprocessing.resource_tracker",
+    "multiprocessing.forkserver",
+)
 
 
 def stems_left() -> set[str]:
@@ -52,15 +56,15 @@ def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True) if not is_helper(child)}
 
 
-def template_pid() -> int | None:
-    """Returns the process id of the template from which spawn and forkserver workers are forked, if there is one."""
-    return None if template._current is None else template._current.process.pid
+def helper_pids() -> set[int | None]:
+    """Returns the process ids of the template from which spawn and forkserver workers are forked, and of the warm interpreter."""
+    return {template._current.process.pid if template._current else None, warm_interpreter.server_pid()}
 
 
 def is_helper(child: psutil.Process) -> bool:
-    """Returns whether a child is a helper of multiprocessing or has ended."""
+    """Returns whether a child is a helper of multiprocessing or of tests, or has ended."""
     try:
-        return child.pid == template_pid() or any(name in " ".join(child.cmdline()) for name in _HELPERS)
+        return child.pid in helper_pids() or any(name in " ".join(child.cmdline()) for name in _HELPERS)
     except psutil.Error:
         return True
 
@@ -86,19 +90,19 @@ def shm_clean() -> Iterator[None]:
 def output_of(tmp_path: Path) -> Callable[..., str]:
     """Returns a function that runs a program as its own process and returns its output; it may print nothing else.
 
-    Warnings are errors. Without `strict`, they are handled as by default, which hides those of other libraries.
+    Warnings are errors. Without `strict`, they are handled as by default, which hides those of other libraries. A `warm` program
+    starts without delay (warm_interpreter.py).
     """
 
-    def run(code: str, *, strict: bool = True, deadline_s: float = 60) -> str:
+    def run(code: str, *, strict: bool = True, deadline_s: float = 60, warm: bool = False) -> str:
         script = tmp_path / "example.py"
         script.write_text(code)
-        done = subprocess.run(
-            [sys.executable, *(["-W", "error"] if strict else []), str(script)],
-            capture_output=True,
-            text=True,
-            timeout=deadline_s,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)},
-        )
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
+        if warm:
+            done = warm_interpreter.run_program(script, strict=strict, env=env, deadline_s=deadline_s)
+        else:
+            command = [sys.executable, *(["-W", "error"] if strict else []), str(script)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, env=env)
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
         return done.stdout
@@ -121,6 +125,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     one.
     """
     return min(os.cpu_count() or 1, MOST_PROCESSES) if not wants_slow(config) and can_own_shared_memory() else 0
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> KeptTogether:
+    """Returns what divides the tests among processes."""
+    return KeptTogether(config, log, divides_files=wants_slow(config))
 
 
 def wants_slow(config: pytest.Config) -> bool:
@@ -149,7 +158,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item.get_closest_marker("slow") is None]
     items.sort(key=lambda item: item.get_closest_marker("slow") is not None)
-    keep_together(items)
     gc.collect()
     gc.freeze()
 

@@ -81,7 +81,7 @@ def test_gallery_program_prints_what_the_page_shows(title: str, output_of: Calla
     for module in imported(code) & OPTIONAL_PACKAGES.keys():
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"needs {module}: pip install '{OPTIONAL_PACKAGES[module]}'")
-    assert expected == output_of(code, strict=False, deadline_s=540)
+    assert expected == output_of(code, strict=False, deadline_s=540, warm=True)
 
 
 def imported(code: str) -> set[str]:
@@ -103,7 +103,7 @@ def test_examples_of_a_page_print_the_shown_output(page: str, output_of: Callabl
             code += block
         expected += block.splitlines() if kind == "text" else re.findall(r"^ *print\(.*\)  # (.*)$", block, re.MULTILINE)
     assert len(expected) >= code.count("print(")
-    assert expected == output_of(code, deadline_s=150).splitlines()
+    assert expected == output_of(code, deadline_s=150, warm=True).splitlines()
 
 
 @pytest.mark.slow(reason="a page's examples and another loader's run as a separate program")

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.side_by_side import can_own_shared_memory
+
 slow = pytest.mark.slow(reason="runs pytest's collection in separate processes")
 HERE = Path(__file__).parent
 FILES = sorted(HERE.rglob("*.py"))
@@ -63,6 +65,30 @@ def test_slow_tests_run_if_named_or_with_all(tmp_path: Path) -> None:
     assert selected("--all") == ["test_quick", "test_slow"]
     assert selected("some") == ["test_quick", "test_slow"]
     assert selected("-m", "slow") == ["test_slow"]
+
+
+RECORDED = """
+import os
+import pytest
+
+@pytest.mark.parametrize("number", range(4))
+def test_records_its_process(number):
+    open(f"{os.path.dirname(__file__)}/{__name__.rpartition('.')[2]} {os.getpid()}", "w").close()
+"""
+
+
+@slow
+@pytest.mark.skipif(not can_own_shared_memory(), reason="processes of xdist need a /dev/shm each")
+def test_quick_tests_of_a_file_run_in_one_process(tmp_path: Path) -> None:
+    for name in ("test_one", "test_two"):
+        (tmp_path / f"{name}.py").write_text(RECORDED)
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["slow(reason): slow"]\n')
+    (tmp_path / "conftest.py").write_text((HERE / "conftest.py").read_text())
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "2", "--dist", "loadfile"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=env)
+    assert "8 passed" in done.stdout, done.stdout + done.stderr
+    assert sorted(path.name.split()[0] for path in tmp_path.glob("test_* *")) == ["test_one", "test_two"]
 
 
 @slow

@@ -39,8 +39,7 @@ def reconcile(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     least, most = _progress(by_progress[0]), _progress(by_progress[-1])
     if least != most:
         log.warning(
-            "ranks had saved between %s and %s: all go on at the first, and what lies between comes again on the ranks that have "
-            "had it",
+            "ranks had saved between %s and %s: all continue at the first, so ranks that were ahead get the items between again",
             _told(least),
             _told(most),
         )

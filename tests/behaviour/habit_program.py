@@ -28,16 +28,20 @@ def reap(*_: Any) -> None:
         pass
 
 
-def main(habit: str, method: str, seed: str, kills: str) -> None:
-    """Reads two epochs; with `kills`, ends a worker in the first."""
+def main(habit: str, method: str, seeds: str, kills: str) -> None:
+    """Reads two epochs with each seed (in torch mode for None); with `kills`, ends a worker in the first."""
     warnings.simplefilter("error")
     if habit == "ignored":
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     elif habit == "handler":
         signal.signal(signal.SIGCHLD, reap)
-    options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": method}
-    if seed != "None":
-        options["seed"] = int(seed)
+    for seed in seeds.split():
+        read(habit, method, None if seed == "None" else int(seed), kills)
+
+
+def read(habit: str, method: str, seed: int | None, kills: str) -> None:
+    """Reads two epochs."""
+    options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": method, "seed": seed}
     if habit == "closes":
         with ShmLoader(Numbers(), 2, **options) as loader:
             assert len(list(loader)) == 4

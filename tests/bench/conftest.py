@@ -1,4 +1,4 @@
-"""Small data for every built-in workload, and the bench command in another process."""
+"""Small data for every built-in workload, and the bench command in a fork or in a new process."""
 
 import os
 import subprocess
@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from shmload.tools.bench import rounds
 from shmload.tools.bench.contestants import WORKLOADS
 from shmload.tools.object_reference import make_dataset
+from tests.bench import forked_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -28,8 +30,25 @@ def small_dataset(request, tmp_path):
 
 
 @pytest.fixture
-def bench() -> Run:
-    """Returns a function that runs `shmload bench ...` in another process, where `planted:...` can be imported."""
+def forked_jobs(monkeypatch) -> None:
+    """Makes measuring processes forks of this one."""
+    monkeypatch.setattr(rounds, "subprocess", forked_programs.PROCESSES)
+
+
+@pytest.fixture
+def bench(monkeypatch) -> Run:
+    """Returns a function that runs `shmload bench ...` in a fork, where `planted:...` can be imported."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # contains benchmarks/
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return forked_programs.run_bench(HERE, *arguments)
+
+    return run
+
+
+@pytest.fixture
+def new_bench() -> Run:
+    """Returns a function that runs `shmload bench ...` in a new process, which starts new processes for measuring."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         code = "import sys; sys.path.append(sys.argv.pop(1)); from shmload.cli import main; main()"

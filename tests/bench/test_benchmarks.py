@@ -2,16 +2,17 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from benchmarks import scale, small_tensors, start_up
+from benchmarks import autotune, scale, small_tensors, start_up
 from benchmarks.__main__ import BENCHMARKS
 from benchmarks.common import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = ("autotune", "mix", "tar")  # seconds each
+QUICK = ("mix", "tar")  # seconds each
 
 
 def test_every_benchmark_is_listed() -> None:
@@ -33,6 +34,16 @@ def test_benchmark_prints_its_table(name: str) -> None:
     assert "measured" in done.stdout
 
 
+@pytest.mark.slow(reason="waits until auto has changed nothing for a while, as the benchmark does")
+def test_autotune_is_compared_with_fixed_worker_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = replace(autotune.LOADS["consumer-bound"], pools=(1, 2))
+    monkeypatch.setattr(autotune, "LOADS", {"consumer-bound": load})
+    monkeypatch.setattr(autotune, "REST_S", 0.3)
+    (row,) = autotune.measure(Settings(1, 0.05)).rows
+    assert row.got > 0
+    assert "best fixed" in row.beside
+
+
 @pytest.mark.slow(reason="starts each loader in another process, which imports torch")
 def test_start_up_skips_cases_that_need_more_memory(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(start_up, "CASES", {name: start_up.CASES[name] for name in ("1,024 rows of 64", "1 GiB")})
@@ -43,7 +54,8 @@ def test_start_up_skips_cases_that_need_more_memory(monkeypatch: pytest.MonkeyPa
     assert result.measured["left out"] in capsys.readouterr().err
 
 
-@pytest.mark.slow(reason="runs each loader in another process, which imports torch and warms up for a second")
+@pytest.mark.slow(reason="runs each loader in another process")
+@pytest.mark.usefixtures("forked_jobs")
 def test_small_tensors_are_measured_in_every_mode_and_without_a_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(small_tensors, "CASES", dict(list(small_tensors.CASES.items())[-1:]))
     result = small_tensors.measure(Settings(1, 0.05))

@@ -1,4 +1,4 @@
-"""The bench command end to end, in other processes."""
+"""The bench command end to end, in other processes: new ones once, otherwise forks."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-slow = pytest.mark.slow(reason="measures in new processes, which import torch")
+slow = pytest.mark.slow(reason="measures in forked processes")
 ROOT = Path(__file__).resolve().parents[2]
 SUBJECT = "shmload"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -25,9 +25,9 @@ METRICS = (
 )
 
 
-@slow
-def test_quick_runs_every_workload_and_prints_only_json(bench):
-    done = bench("--quick", "--json", "--loader", f"{SUBJECT},torch")
+@pytest.mark.slow(reason="measures in new processes, which import torch")
+def test_quick_runs_every_workload_and_prints_only_json(new_bench):
+    done = new_bench("--quick", "--json", "--loader", f"{SUBJECT},torch")
     assert (done.returncode, done.stderr) == (0, "")
     report = json.loads(done.stdout)
     assert {"photos", "records", "rows", "tokens", "python"} == {each["name"] for each in report["workloads"]}
@@ -142,7 +142,7 @@ def test_process_that_ends_without_a_result_is_reported_with_its_exit_code(bench
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.slow(reason="runs the bench command in a new process, which imports torch")
+@pytest.mark.slow(reason="reads samples in a forked process")
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

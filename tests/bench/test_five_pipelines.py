@@ -108,7 +108,8 @@ def needed(library: str, name: str) -> dict[str, str]:
     return {each: found[each] for each in (*classes, name)}
 
 
-@pytest.mark.slow(reason="each program starts workers and reads 3,000 items in a process that imports torch")
+@pytest.mark.slow(reason="each program starts workers and reads 3,000 items")
+@pytest.mark.usefixtures("forked_jobs")
 @pytest.mark.parametrize("library", [*NEEDS, "loop"])
 def test_program_delivers_the_right_items(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not importlib.util.find_spec(package := NEEDS.get(library, "torch")):
@@ -117,7 +118,8 @@ def test_program_delivers_the_right_items(library: str, monkeypatch: pytest.Monk
     five_pipelines.check(library)
 
 
-@pytest.mark.slow(reason="runs each case in another process, which imports torch and warms up for a second")
+@pytest.mark.slow(reason="runs each case in another process")
+@pytest.mark.usefixtures("forked_jobs")
 def test_program_is_compared_with_its_bare_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(five_pipelines, "PROGRAMS", {"pairs": PROGRAMS["pairs"]})

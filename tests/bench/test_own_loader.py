@@ -96,7 +96,7 @@ def test_options_that_the_loader_already_sets_are_errors(options, text):
         BenchOptions(torch_loader="m:n", **options)
 
 
-@pytest.mark.slow(reason="measures in new processes, which import torch")
+@pytest.mark.slow(reason="measures in forked processes")
 def test_loader_of_the_user_is_compared_with_a_shmloader(bench):
     import json
 

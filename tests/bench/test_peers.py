@@ -115,7 +115,7 @@ def test_peers_deliver_torchs_batches_in_torchs_order_over_two_epochs(factory, s
         rival.close()
 
 
-@pytest.mark.slow(reason="measures in new processes, which import torch")
+@pytest.mark.slow(reason="measures in forked processes")
 @pytest.mark.parametrize("peer", sorted(PEERS))
 def test_peer_runs_and_delivers_the_same_bytes_if_it_keeps_the_order(bench, peer):
     if not find_spec(PEERS[peer]):

@@ -60,7 +60,7 @@ def test_error_for_a_setting_out_of_range_names_the_range_and_value(options, tex
         BenchOptions(**options)
 
 
-@pytest.mark.slow(reason="measures every setting in new processes, which import torch")
+@pytest.mark.slow(reason="measures every setting in forked processes")
 def test_sweep_measures_every_point_and_recommends_one(bench, tmp_path):
     pytest.importorskip("matplotlib")
     plot, file = tmp_path / "sweep.png", tmp_path / "sweep.json"

@@ -95,7 +95,7 @@ def test_bounds_and_demands_are_never_negative(workers, cpus, parts, wall_s, wai
     assert verdict.bottleneck != "trainer" or wait_share < 0.5
 
 
-@pytest.mark.slow(reason="measures in new processes, which import torch")
+@pytest.mark.slow(reason="measures in forked processes")
 @pytest.mark.parametrize(
     ("dataset", "arguments", "bound"),
     [

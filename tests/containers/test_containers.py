@@ -26,6 +26,8 @@ pytestmark = pytest.mark.slow(reason="each trainer is a process in new namespace
 MIB = 1 << 20
 TINY, LARGE = 1000, 4 * MIB  # bytes per sample; a ring of the second takes at least 96 MiB
 DEADLINE_S = 200
+# How workers start and who orders the samples do not affect each other here, so each of both is tried at least once.
+METHODS_AND_SEEDS = pytest.mark.parametrize(("method", "seed"), [("fork", 1), ("fork", None), ("spawn", 1), ("forkserver", None)])
 
 
 def can(*words: str) -> bool:
@@ -80,8 +82,7 @@ def test_ring_larger_than_64_mib_of_dev_shm_delivers_the_same(expected: dict[int
 
 
 @needs_mounts
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("seed", [1, None])
+@METHODS_AND_SEEDS
 def test_read_only_dev_shm_suffices(expected: dict[int, list[str]], method: str, seed: int | None) -> None:
     found = result_of(run(shm("ro,size=64m"), argument(method=method, seed=seed), ("--mount",)))
     assert len(expected[TINY]) == len(found["digests"])
@@ -121,8 +122,7 @@ def test_trainer_that_is_pid_1_ends_cleanly_by_its_sigterm_handler() -> None:
     assert (found["stopped"], len(found["digests"]), found["zombies"]) == (True, 2, 0)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("seed", [1, None])
+@METHODS_AND_SEEDS
 def test_64_descriptors_suffice_for_a_few_workers(expected: dict[int, list[str]], method: str, seed: int | None) -> None:
     found = result_of(run("ulimit -n 64 &&", argument(method=method, seed=seed, action="kill" if seed else "")))
     assert len(expected[TINY]) == len(found["digests"])

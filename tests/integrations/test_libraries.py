@@ -122,14 +122,14 @@ def test_program_of_a_section_prints_what_the_page_shows(
     require_library(title)
     (expected,) = re.findall(r"```text\n(.*?)```", section, re.DOTALL)
     preamble = TORCHVISION if "torchvision" in PACKAGES[title] else ""
-    assert expected == output_of(preamble + code_of(section), strict=False, deadline_s=240)
+    assert expected == output_of(preamble + code_of(section), strict=False, deadline_s=240, warm=True)
 
 
 def test_nodes_and_neighbors_equal_those_of_the_librarys_loader(
     require_library: Callable[[str], None], output_of: Callable[..., str]
 ) -> None:
     require_library("PyTorch Geometric")
-    output_of(code_of("") + NODES, strict=False, deadline_s=240)
+    output_of(code_of("") + NODES, strict=False, deadline_s=240, warm=True)
 
 
 def test_ultralytics_endless_iterator_is_one_epoch_in_seed_mode(
@@ -147,4 +147,4 @@ try:
 except RuntimeError as error:
     print(error)
 """
-    assert output_of(TORCHVISION + program, strict=False, deadline_s=240) == "[4, 4]\ngenerator raised StopIteration\n"
+    assert output_of(TORCHVISION + program, strict=False, deadline_s=240, warm=True) == "[4, 4]\ngenerator raised StopIteration\n"

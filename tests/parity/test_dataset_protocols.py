@@ -1,7 +1,9 @@
 """Whatever a dataset returns is collated as torch's DataLoader without workers collates it.
 
 The cases combine dataset protocols, kinds of samples, collate functions, modes and numbers of workers. In seed mode torch's
-loader gets the batches of indices that the seed determines.
+loader gets the batches of indices that the seed determines. All combinations are read without workers. With workers, the cases
+take turns with the collate functions, so that each protocol and each kind of sample meets each function; the random crossings draw
+the other combinations.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from shmload import SampleError, ShmLoader
 from tests.parity.test_against_torch import equal
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # advice on workers and held batches, which other tests check
-slow = pytest.mark.slow(reason="hundreds of loaders, each of which starts workers")
+slow = pytest.mark.slow(reason="hundreds of loaders, some of which start workers")
 N, BATCH_SIZE, SEED = 10, 4, 3
 
 
@@ -216,14 +218,31 @@ def test_what_a_dataset_returns_is_collated_as_by_torch(protocol: str, sample: s
         check(dataset_of(protocol, sample), 1, mode, batch_size=BATCH_SIZE, collate_fn=collate_fn)
 
 
+PROTOCOLS = ("one", "iterable", *GETITEMS)
+SINGLE = ("one", "iterable", "list")  # without batches, `__getitems__` is not called: one of these protocols stands for all
+
+
+def in_turn(protocol: str, sample: str, mode: str) -> str:
+    """Returns the name of the collate function with which a case is read by workers."""
+    return [*COLLATE][(PROTOCOLS.index(protocol) + [*SAMPLES].index(sample) + (mode == "seed")) % len(COLLATE)]
+
+
 @slow
-@pytest.mark.parametrize(("protocol", "sample", "mode"), rows(["one", "iterable", *GETITEMS], SAMPLES))
+@pytest.mark.parametrize(("protocol", "sample", "mode"), rows(PROTOCOLS, SAMPLES))
 def test_every_protocol_is_collated_as_by_torch(protocol: str, sample: str, mode: str) -> None:
     dataset = dataset_of(protocol, sample)
-    for num_workers, collate_fn in itertools.product((0, 2), COLLATE.values()):
-        check(dataset, num_workers, mode, batch_size=BATCH_SIZE, collate_fn=collate_fn)
-    for num_workers, collate_fn in itertools.product((0, 2), (None, identity)):
+    for name, collate_fn in COLLATE.items():
+        for num_workers in (0, 2) if name == in_turn(protocol, sample, mode) else (0,):
+            check(dataset, num_workers, mode, batch_size=BATCH_SIZE, collate_fn=collate_fn)
+    for num_workers, collate_fn in itertools.product((0, 2) if protocol in SINGLE else (0,), (None, identity)):
         check(dataset, num_workers, mode, batch_size=None, collate_fn=collate_fn)
+
+
+@pytest.mark.parametrize("name", COLLATE)
+def test_workers_read_every_protocol_and_every_kind_of_sample_with_each_collate_function(name: str) -> None:
+    read = [row for row in rows(PROTOCOLS, SAMPLES) if in_turn(*row) == name]
+    assert {protocol for protocol, _, _ in read} == set(PROTOCOLS)
+    assert {sample for _, sample, _ in read} == set(SAMPLES)
 
 
 @modes
@@ -244,13 +263,28 @@ def test_registered_function_collates_rows_of_a_tensor_dataset(mode: str, monkey
         check(TensorDataset(torch.arange(2 * N).reshape(N, 2)), num_workers, mode, batch_size=BATCH_SIZE)
 
 
+CONTAINED = {  # sample -> the functions of FUNCTIONS that are for types in it
+    "int": {"int"},
+    "float": {"float"},
+    "array": {"array"},
+    "tensor": {"tensor"},
+    "text": {"text"},
+    "dict": {"dict", "array", "float", "text"},
+    "numbers": {"dict", "array", "float"},
+    "pair": {"tuple", "tensor", "int"},
+    "named": {"tuple", "text", "dict", "int"},
+}
+
+
 @slow
 @pytest.mark.parametrize("function", FUNCTIONS)
 @pytest.mark.parametrize(("protocol", "sample", "mode"), rows(["one", "iterable", "tuple", "tensor"], SAMPLES))
 def test_every_registered_function_is_used(
     protocol: str, sample: str, function: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Starts workers where the function is for a type that is collated or, registered for `object`, for all other types."""
     kind, registered_function = FUNCTIONS[function]
     monkeypatch.setitem(default_collate_fn_map, kind, registered_function)
-    for num_workers in (0, 2):
+    is_called = function in {"object", protocol, *CONTAINED[sample]}
+    for num_workers in (0, 2) if is_called else (0,):
         check(dataset_of(protocol, sample), num_workers, mode, batch_size=BATCH_SIZE)

@@ -16,7 +16,7 @@ import pytest
 import shmload
 
 FOLDER = Path(__file__).parent
-DEADLINE_S = 220.0  # for eight interpreters that import torch on two busy cores
+DEADLINE_S = 220.0  # for four interpreters that import torch on two busy cores
 
 
 @pytest.fixture

@@ -1,5 +1,9 @@
 """Any state may be loaded into any running loader: it then yields exactly the rest of the state's epoch, and complete epochs
 afterwards.
+
+For each kind of loader, every pair of a state's position and the running loader's is tested without workers, and again with
+workers, where the pools divide the pairs among them. So each pool loads each state, and loads one at each position; the random
+crossings draw the other combinations.
 """
 
 from __future__ import annotations
@@ -79,6 +83,25 @@ def abandoned(loader: ShmLoader) -> Any:
 
 
 PLACES = [not_iterated, iterator_made, in_the_middle, at_the_last_batch, ended, in_the_next_epoch]
+RUNNING = [*PLACES, abandoned]
+WITH_WORKERS = [pool for pool, options in POOLS.items() if options["num_workers"]]
+
+
+def places_of(pool: str, state: int) -> list[Callable[[ShmLoader], Any]]:
+    """Returns the positions of the running loader at which a pool loads the state of that number."""
+    if pool not in WITH_WORKERS:
+        return RUNNING
+    share = WITH_WORKERS.index(pool)
+    return [place for k, place in enumerate(RUNNING) if (k + state) % len(WITH_WORKERS) == share]
+
+
+def test_pools_with_workers_divide_the_pairs_and_load_each_state_and_at_each_position() -> None:
+    loaded = {pool: [(state, place) for state in range(len(PLACES)) for place in places_of(pool, state)] for pool in WITH_WORKERS}
+    every = [pair for pairs in loaded.values() for pair in pairs]
+    assert len(every) == len(set(every)) == len(PLACES) * len(RUNNING)
+    for pairs in loaded.values():
+        assert {state for state, _ in pairs} == set(range(len(PLACES)))
+        assert {place for _, place in pairs} == set(RUNNING)
 
 
 def states_of(make: Callable[[], ShmLoader]) -> Iterator[tuple[str, dict[str, Any], list[int]]]:
@@ -109,7 +132,7 @@ def test_state_between_passes_is_current_even_with_rare_snapshots(kind: str, poo
     assert sorted(expected) == list(range(N))
 
 
-@pytest.mark.slow(reason="makes, reads and resumes dozens of loaders, in most cases with workers")
+@pytest.mark.slow(reason="makes, reads and resumes many loaders, in most cases with workers")
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("kind", KINDS)
@@ -119,9 +142,9 @@ def test_any_state_loaded_into_any_running_loader_yields_exactly_the_rest(kind: 
 
     torch.manual_seed(4)
     wrong = []
-    for name, state, expected in states_of(make):
+    for number, (name, state, expected) in enumerate(states_of(make)):
         with make() as loader:
-            for place in [*PLACES, abandoned]:
+            for place in places_of(pool, number):
                 held = place(loader)
                 loader.load_state_dict(state)
                 got = rows(loader)

@@ -38,10 +38,12 @@ def touch(batch: Any) -> int:
 
 
 def num_rows(batch: Any) -> int:
-    """Return the number of samples in a batch: the length of its first tensor or array, else of a list or tuple itself, else 1."""
+    """Return the number of samples in a batch: the length of its first tensor or array, else of its first list or tuple, else 1."""
     for leaf in leaves(batch):
         if isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim:
             return len(leaf)
+    if isinstance(batch, Mapping):  # columns of text, for example
+        batch = next(iter(batch.values()), None)
     return len(batch) if isinstance(batch, (list, tuple)) else 1
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
+import errno
 import logging
 import os
 import sys
@@ -140,8 +141,12 @@ class ThreadPool:
         self._start(dataclasses.replace(self._posts[worker_id], resume=b""))
 
     def _start(self, post: Post) -> None:
-        thread = self._threads[post.worker_id] = WorkerThread(post, self._job)
-        thread.start()
+        thread = WorkerThread(post, self._job)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the limit on threads is reached
+            raise OSError(errno.EAGAIN, str(error)) from error
+        self._threads[post.worker_id] = thread
 
     def reap(self, worker_id: int) -> None:
         """Forget a worker that has ended."""
@@ -149,7 +154,7 @@ class ThreadPool:
 
     def deaths(self) -> list[Death]:
         """Return the workers that have ended and have not been replaced."""
-        return [_death(worker, thread) for worker, thread in self._threads.items() if not thread.is_alive()]
+        return [_death(worker, thread) for worker, thread in list(self._threads.items()) if not thread.is_alive()]
 
     def replace(self, worker_id: int) -> None:
         """Start a new worker in place of one that has ended."""

@@ -301,3 +301,15 @@ def test_pool_of_threads_grows_and_shrinks() -> None:
             engine.worker_set.resize(1 + number % 2)  # type: ignore[attr-defined]  # an Engine
             found += batch.tolist()
         assert found == expected
+
+
+def test_limit_on_threads_is_an_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(WorkerThread, "start", start)
+    with (
+        ShmLoader(Draws(), 4, seed=1, num_workers=2, backend="thread") as loader,
+        pytest.raises(OSError, match="can't start new thread"),
+    ):
+        next(iter(loader))

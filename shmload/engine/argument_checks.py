@@ -18,7 +18,7 @@ from shmload.introspect.abilities import is_stateful, overrides, package_ability
 from shmload.ray_options import Ray
 from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder
-from shmload.worker.own_generators import OwnGenerators
+from shmload.worker.own_generators import separate
 
 # method of an order that only torch mode calls, and the method that seed mode calls instead
 _INSTEAD = (
@@ -127,16 +127,13 @@ def _check_thread_workers(given: Mapping[str, Any]) -> None:
         if is_refused:
             what = type(dataset).__name__ if name == "dataset" else repr(given[name])
             raise ValueError(f'backend="thread" needs {needed}; got {name}={what}')
-    own = (
-        OwnGenerators(dataset, given["collate_fn"]).paths
-        if given["seed"] is not None and given["seed_samples"] is not False
-        else []
-    )
-    if own:
+    try:
+        separate(dataset, given["collate_fn"])
+    except Exception as error:
         raise ValueError(
-            f'backend="thread": all threads would draw from {", ".join(own)}, in an order that depends on their speed. Draw from '
-            'shmload.sample_rng() there, or use backend="process"'
-        )
+            f'backend="thread": each thread needs a copy of the generators that the dataset or collate_fn keeps, and these cannot '
+            f'be copied: {error}. Draw from shmload.sample_rng() there, or use backend="process"'
+        ) from error
 
 
 def _check_seed(given: Mapping[str, Any]) -> None:

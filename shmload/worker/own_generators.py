@@ -18,6 +18,7 @@ cannot be seeded: a SystemRandom, a generator of a GPU, one of an unknown kind, 
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import functools
 import hashlib
@@ -25,8 +26,8 @@ import random
 import struct
 import sys
 import types
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -54,11 +55,9 @@ class OwnGenerators:
         collate_fn: the user's function, or None.
 
     Attributes:
-        paths: paths of the generators that can be seeded, like ["dataset.transform.rng"].
-        unreachable: paths of those that cannot.
+        unreachable: paths of the generators that cannot be seeded, like ["dataset.transform.rng"].
     """
 
-    paths: list[str]
     unreachable: list[str]
 
     def __init__(self, dataset: Any, collate_fn: Any = None) -> None:
@@ -78,7 +77,7 @@ class OwnGenerators:
         self._congruences: list[tuple[int, int]] = []
         self._congruence_streams: list[int] = []
         self._all: list[Any] = []  # keeps the generators alive as long as their addresses are used
-        self.paths, self.unreachable = [], []
+        self.unreachable = []
         offset = python_offset()
         for path, generator, holder, name in _found(self._roots):
             put = None if _NO_ORDER in path else _put_of(generator)
@@ -86,7 +85,6 @@ class OwnGenerators:
                 self.unreachable.append(path)
                 continue
             self._all.append(generator)
-            self.paths.append(path)
             if type(holder) is dict:
                 self._places.append((holder, name, generator))
             if type(generator) is random.Random and offset:
@@ -116,6 +114,65 @@ class OwnGenerators:
         return [_state_of(generator) for generator in self._all]
 
 
+def separate(dataset: Any, collate_fn: Any) -> tuple[Any, Any]:
+    """Return copies of a dataset and its collate_fn with generators of their own, which share everything else with the originals.
+
+    Only the generators, and the objects on the way to them, are copied, by `copy.deepcopy`. So threads that share a dataset do not
+    draw from one generator.
+
+    Raises:
+        ValueError: a generator cannot be copied, because it is in a closure or an attribute of a class, for example.
+    """
+    roots = dataset, collate_fn
+    parts, owners, generators = _graph(roots)
+    on_the_way = set(generators)
+    pending = list(generators)
+    while pending:
+        new = owners.get(pending.pop(), set()) - on_the_way
+        on_the_way |= new
+        pending += new
+    shared_parts = chain(roots, *(parts.get(owner, ()) for owner in on_the_way))
+    memo = {id(part): part for part in shared_parts if id(part) not in on_the_way}
+    copies: tuple[Any, Any] = copy.deepcopy(roots, memo)
+    found = _found({"dataset": copies[0], "collate_fn": copies[1]})
+    if shared := [path for path, generator, _, _ in found if id(generator) in generators]:
+        raise ValueError(", ".join(shared))
+    return copies
+
+
+def _graph(roots: Iterable[Any]) -> tuple[dict[int, list[Any]], dict[int, set[int]], dict[int, Any]]:
+    """Return the parts of each object by its id, the ids of the objects that have it as a part, and the generators."""
+    torch = sys.modules.get("torch")
+    kinds, seen = _kinds()
+    parts: dict[int, list[Any]] = {}
+    owners: dict[int, set[int]] = {}
+    generators: dict[int, Any] = {}
+    level = list(roots)
+    while level and len(parts) < OBJECTS_MAX:
+        below: list[Any] = []
+        for value in level:
+            if id(value) in seen or isinstance(value, _ATOMS):
+                continue
+            seen.add(id(value))
+            if isinstance(value, kinds):
+                generators[id(value)] = value
+                continue
+            is_tensor = torch is not None and isinstance(value, torch.Tensor)
+            parts[id(value)] = own = [] if is_tensor else [part for _, part, _, _ in _parts_of(value, kinds)]
+            for part in own:
+                owners.setdefault(id(part), set()).add(id(value))
+            below += own
+        level = below
+    return parts, owners, generators
+
+
+def _kinds() -> tuple[tuple[type, ...], set[int]]:
+    """Return the classes of generators, and the ids of the global ones."""
+    torch = sys.modules.get("torch")
+    globals_own = (OF_PROCESS.python, OF_PROCESS.numpy, OF_PROCESS.numpys_bits, torch and torch.default_generator)
+    return (random.Random, *_NUMPYS, *((torch.Generator,) if torch else ())), set(map(id, globals_own))
+
+
 def _stream(path: str) -> int:
     """Return the number of the stream of sample keys for the generator at `path`."""
     return int.from_bytes(hashlib.blake2b(path.encode(errors="surrogatepass"), digest_size=8).digest(), "little")
@@ -124,9 +181,7 @@ def _stream(path: str) -> int:
 def _found(roots: dict[str, Any]) -> Iterator[tuple[str, Any, Any, str]]:
     """Yield (path, generator, the container that holds it, its name there) for each generator."""
     torch = sys.modules.get("torch")
-    kinds = (random.Random, *_NUMPYS, *((torch.Generator,) if torch else ()))
-    globals_own = [OF_PROCESS.python, OF_PROCESS.numpy, OF_PROCESS.numpys_bits]
-    seen = {id(each) for each in (*globals_own, torch and torch.default_generator)}
+    kinds, seen = _kinds()
     level: list[tuple[str, Any, Any, str]] = [(name, root, None, "") for name, root in roots.items()]
     num_looked_at = 0
     while level:

@@ -28,6 +28,7 @@ from shmload.worker.failure import Failure
 from shmload.worker.iterable_pass import IterablePass
 from shmload.worker.job import Job, Post
 from shmload.worker.loop import WorkerLoop
+from shmload.worker.own_generators import separate
 from shmload.worker.pool import Death, PreparedWorkers
 from shmload.worker.process import open_memory, prepare, set_batch_scheduling
 from shmload.worker.sample_rng import use_generators
@@ -141,7 +142,8 @@ class ThreadPool:
         self._start(dataclasses.replace(self._posts[worker_id], resume=b""))
 
     def _start(self, post: Post) -> None:
-        thread = WorkerThread(post, self._job)
+        dataset, collate_fn = separate(self._job.dataset, self._job.collate_fn)  # no two threads draw from one generator
+        thread = WorkerThread(post, dataclasses.replace(self._job, dataset=dataset, collate_fn=collate_fn))
         try:
             thread.start()
         except RuntimeError as error:  # the limit on threads is reached

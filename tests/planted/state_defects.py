@@ -506,4 +506,12 @@ STATE_DEFECTS = [
         Replace("_info_of_thread().info", "vars(worker_module)['_worker_info']"),
         (f"{THREADS}each_thread_has_a_worker_info_of_its_own",),
     ),
+    Defect(
+        "E4",
+        "worker threads draw from one generator that the dataset keeps",
+        "ThreadPool._start",
+        Replace("separate(self._job.dataset, self._job.collate_fn)", "self._job.dataset, self._job.collate_fn"),
+        (f"{THREADS}generators_of_the_dataset_are_copied_for_each_thread_and_nothing_else",),
+        is_crossing=True,
+    ),
 ]

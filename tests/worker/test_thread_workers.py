@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 from shmload import ShmLoader, WorkerDied, sample_rng
 from shmload.shm.names import process_stem
 from shmload.worker.generator_set import OF_PROCESS
+from shmload.worker.own_generators import separate
 from shmload.worker.thread_pool import WorkerThread
 
 N = 40
@@ -251,9 +252,54 @@ def test_program_that_ends_within_a_pass_prints_nothing(output_of: Callable[...,
     assert output_of(PROGRAM.format(seed=seed)) == "done\n"
 
 
-class WithRng(Draws):
+class Transform:
+    """Draws from a generator of its own, as those of albumentations do, and keeps a large array."""
+
     def __init__(self) -> None:
-        self.rng = np.random.default_rng(0)
+        self.rng, self.random, self.of_torch = np.random.default_rng(0), random.Random(0), torch.Generator()
+        self.table = np.zeros(1 << 20)
+
+    def __call__(self, index: int) -> Any:
+        drawn = [self.rng.random(), self.rng.normal(), self.random.gauss(0, 1), float(torch.rand(1, generator=self.of_torch))]
+        return torch.tensor([index, *drawn, self.rng.integers(1 << 40)], dtype=torch.float64)
+
+
+class Transformed(Draws):
+    def __init__(self) -> None:
+        self.transforms = [Transform(), Transform()]
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.stack([transform(index) for transform in self.transforms])
+
+
+def test_generators_of_the_dataset_are_copied_for_each_thread_and_nothing_else() -> None:
+    dataset = Transformed()
+    with ShmLoader(dataset, 4, seed=5) as inline:
+        expected = whole(inline)
+    states = [transform.rng.bit_generator.state for transform in dataset.transforms]
+    with ShmLoader(dataset, 4, seed=5, num_workers=3, backend="thread") as loader:
+        assert whole(loader) == expected
+    assert [transform.rng.bit_generator.state for transform in dataset.transforms] == states
+    (copied, _), (other, _) = separate(dataset, None), separate(dataset, None)
+    for mine, its, theirs in zip(dataset.transforms, copied.transforms, other.transforms, strict=True):
+        assert mine.table is its.table
+        assert len({id(mine.rng), id(its.rng), id(theirs.rng)}) == 3
+    plain = Draws()
+    assert separate(plain, len) == (plain, len)
+
+
+@pytest.mark.slow(reason="starts worker processes")
+def test_generators_of_the_dataset_draw_as_in_worker_processes() -> None:
+    expected = whole(DataLoader(Transformed(), 4, num_workers=2))
+    with ShmLoader(Transformed(), 4, num_workers=2, backend="thread") as loader:
+        assert whole(loader) == expected
+
+
+def with_closure() -> Dataset[Any]:
+    rng = np.random.default_rng(0)
+    dataset: Any = Draws()
+    dataset.draw = lambda: rng.random()
+    return dataset  # type: ignore[no-any-return]  # of any kind
 
 
 @pytest.mark.parametrize(
@@ -262,7 +308,7 @@ class WithRng(Draws):
         ({"multiprocessing_context": "spawn"}, "needs no processes"),
         ({"sample_timeout_s": 1.0}, "cannot be killed"),
         ({"threads_per_worker": 2}, "one thread per worker"),
-        ({"dataset": WithRng(), "seed": 1}, "dataset.rng"),
+        ({"dataset": with_closure(), "seed": 1}, r"cannot be copied: dataset.draw.rng"),
         ({"share": "node", "seed": 1}, "workers of this machine"),
     ],
 )

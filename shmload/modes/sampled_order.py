@@ -15,12 +15,13 @@ from typing import Any
 
 from shmload.errors import StateMismatch
 from shmload.modes.sampler_reader import SamplerReader, reusable_keys, state_before
+from shmload.modes.torch_samplers import own_generator
 from shmload.schedule import state as states
 from shmload.schedule import state_checksum
 from shmload.schedule.state import STATE_VERSION
 from shmload.schedule.state_codec import UsersOwn, opened, sealed
 from shmload.worker.sample_rng import generators_kept
-from shmload.worker.torch_side import origin_of
+from shmload.worker.torch_side import Origin, origin_of
 
 MODE = "seed, with a sampler"
 
@@ -76,8 +77,11 @@ class SampledOrder:
         """Drop the batches of all other epochs."""
         self._passes = {epoch: under_way for epoch, under_way in self._passes.items() if epoch in epochs}
 
+    def _origin(self) -> Origin:
+        return origin_of(None, own_generator(self._sampler, None))
+
     def _from(self, epoch: int, step: int) -> SamplerReader:
-        origin, is_loaded = origin_of(None), self._loaded_at == (epoch, step)
+        origin, is_loaded = self._origin(), self._loaded_at == (epoch, step)
         with generators_kept() if is_loaded else nullcontext():  # a sampler may draw when it is begun
             batches = SamplerReader(self._sampler, None, every=1, iterator=iter(self._sampler), origin=origin, seed_between=False)
         if is_loaded:
@@ -101,7 +105,7 @@ class SampledOrder:
         elif self._loaded_at == (epoch, step):
             sampler = self._loaded
         else:
-            sampler = state_before(self._sampler, origin_of(None))
+            sampler = state_before(self._sampler, self._origin())
         if "own" in sampler:
             sampler = {**sampler, "own": UsersOwn(sampler["own"])}
         return state_checksum.with_checksum({**self._identity, "epoch": epoch, "step": step, "sampler": sealed(sampler)})

@@ -19,7 +19,7 @@ from torch import Generator
 from torch.utils.data.sampler import BatchSampler
 
 from shmload.introspect.abilities import is_stateful
-from shmload.modes.torch_samplers import _innermost, batches_of, is_endless, is_torchs_own
+from shmload.modes.torch_samplers import _innermost, batches_of, is_endless, is_torchs_own, own_generator
 from shmload.worker.torch_side import Origin, origin_of, replayed, torch_origin
 
 SamplerState = dict[str, Any]
@@ -61,6 +61,7 @@ class SamplerReader:
         keeps_places: bool = False,
     ) -> None:
         self._sampler, self._generator, self._every = sampler, generator, every
+        self._own_generator = own_generator(sampler, generator)
         self._origin, self._is_seed_between, self._keeps_places = origin, seed_between, keeps_places
         self._origin_texts: dict[str, str] | None = None
         self.place: Origin | None = None
@@ -115,7 +116,7 @@ class SamplerReader:
                 self.place = self._go_to(self._origin)
             else:
                 self._is_seed_between = state["seed_between"]
-                with replayed(self._origin, self._generator):
+                with replayed(self._origin, self._generator, self._own_generator):
                     self._replay(num_early)
                     self.place = origin_of(None)
         self._begin()

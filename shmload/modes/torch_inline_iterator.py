@@ -20,6 +20,7 @@ from shmload.modes.pass_progress import PassProgress
 from shmload.modes.sampler_reader import reusable_keys
 from shmload.modes.torch_pass import TorchPass
 from shmload.modes.torch_resume import fast_forward, start_sampler
+from shmload.modes.torch_samplers import own_generator
 from shmload.modes.torch_state import TorchState
 from shmload.torch_names import DatasetKind, SingleProcessIterator
 from shmload.worker.iterable_pass import RestartingIterator
@@ -43,7 +44,7 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         self, loader: DataLoader[Any], passes: PassContext, state: TorchState | None = None, *, is_early: bool = False
     ) -> None:
         config = passes.config
-        origin = origin_of(config.generator)
+        origin = origin_of(config.generator, own_generator(config.index_sampler, config.generator))
         self.iterator_lock = IteratorLock()
         self._calls = passes.builder.device(config.device)
         resumed = ((state or {}).get("workers") or [{}])[0]

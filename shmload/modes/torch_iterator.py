@@ -24,6 +24,7 @@ from shmload.modes.pass_progress import PassProgress
 from shmload.modes.sampler_reader import reusable_keys
 from shmload.modes.torch_pass import TorchPass
 from shmload.modes.torch_resume import fast_forward, resume_bytes, start_sampler
+from shmload.modes.torch_samplers import own_generator
 from shmload.modes.torch_state import TorchState
 from shmload.torch_names import DatasetKind, pin_memory, sharding_worker_init_fn
 from shmload.worker.iterable_pass import with_shared_seed
@@ -119,7 +120,7 @@ class TorchIterator(TorchPass):
             self._finish(engine)
         is_resumed = state is not None and not state["is_finished"]
         with generators_kept() if is_resumed else nullcontext():  # a sampler may draw when it is begun
-            origin = origin_of(self._generator)
+            origin = origin_of(self._generator, own_generator(self._index_sampler, self._generator))
             super()._reset(loader, first_iter)
             reader = self._reader_of_sampler(origin, self._generator, every=self._every, seed_between=False)
         self._epoch += 1

@@ -8,6 +8,7 @@ delivered.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -25,10 +26,10 @@ from shmload.modes.substitute import next_of_dataset
 from shmload.modes.torch_inline_iterator import TorchInlineIterator
 from shmload.modes.torch_iterator import TorchIterator
 from shmload.modes.torch_pass import TorchPass
-from shmload.modes.torch_samplers import is_torchs_own
+from shmload.modes.torch_samplers import is_torchs_own, own_generator
 from shmload.modes.torch_state import TorchState, check_torch_state, packed_state
 from shmload.worker.snapshot import load_own_states
-from shmload.worker.torch_side import GENERATORS, Origin, origin_of
+from shmload.worker.torch_side import GENERATORS, Origin, origin_of, set_own
 
 
 class TorchPasses(PassContext):
@@ -68,8 +69,7 @@ class TorchPasses(PassContext):
         if "origin" not in state["sampler"]:
             return kind(loader, self, state)
         origin = Origin.loads(state["sampler"]["origin"])
-        if generator is not None and origin.own is not None:
-            generator.set_state(origin.own)
+        set_own(origin, generator, own_generator(config.index_sampler, generator))
         with self.generators.drawing_from(origin) as is_early:
             return kind(loader, self, state, is_early=is_early)
 
@@ -100,7 +100,9 @@ class TorchPasses(PassContext):
             return packed_state(self._loaded)
         if self.progress is None or self.progress.is_finished:
             config = now()
-            state = fresh_state(config, self.progress, self.generators.place(config.generator))
+            own = own_generator(config.index_sampler, config.generator)
+            place = replace(self.generators.place(config.generator), of_sampler=None if own is None else own.get_state())
+            state = fresh_state(config, self.progress, place)
         else:
             state = self.progress.state()
             state["generators"] = self.generators.marks(is_torch_enough=is_torchs_own(self.config.index_sampler))

@@ -23,6 +23,20 @@ def _innermost(index_sampler: Any) -> Any:
     return getattr(index_sampler, "sampler", index_sampler)
 
 
+def own_generator(index_sampler: Any, generator: torch.Generator | None) -> torch.Generator | None:
+    """Return the `generator` that a sampler keeps, as torch's samplers do, unless it is the loader's; None if it keeps none.
+
+    Args:
+        index_sampler: the loader's index sampler.
+        generator: the loader's own generator, if it has one.
+    """
+    for sampler in (index_sampler, _innermost(index_sampler)):
+        found = getattr(sampler, "generator", None)
+        if isinstance(found, torch.Generator) and found is not generator:
+            return found
+    return None
+
+
 def is_endless(index_sampler: Any) -> bool:
     """Return whether this is the sampler that torch uses for an iterable dataset."""
     return isinstance(_innermost(index_sampler), InfiniteConstantSampler)

@@ -67,12 +67,14 @@ class Origin:
         of_python: state of Python's generator.
         of_numpy: state of numpy's generator.
         own: state of the loader's `generator`, if it has one.
+        of_sampler: state of the sampler's `generator`, if it has one that is not the loader's.
     """
 
     of_torch: torch.Tensor
     of_python: tuple[Any, ...]
     of_numpy: Any
     own: torch.Tensor | None
+    of_sampler: torch.Tensor | None = None
 
     def dumps(self, is_torch_enough: bool) -> dict[str, str]:
         """Return the states as a JSON-able dict, about 3.4 KB for each generator.
@@ -85,6 +87,8 @@ class Origin:
             texts["generator"] = _torch_text(self.own)
         else:
             texts["torch"] = _torch_text(self.of_torch)
+        if self.of_sampler is not None:
+            texts["sampler"] = _torch_text(self.of_sampler)
         if not is_torch_enough:
             texts["torch"] = _torch_text(self.of_torch)
             _, words, gauss = self.of_python
@@ -133,17 +137,18 @@ class Origin:
         if "numpy" in texts:
             place, has_gauss, cached, words = texts["numpy"].split()
             numpy = ("MT19937", np.frombuffer(_bytes(words), np.uint32), int(place), int(has_gauss), float(cached))
-        return cls(torch_state, python, numpy, own)
+        return cls(torch_state, python, numpy, own, _tensor(texts["sampler"]) if "sampler" in texts else None)
 
 
-def origin_of(generator: torch.Generator | None) -> Origin:
-    """Return the present states of all global generators and the loader's own. Takes about 40 us.
+def origin_of(generator: torch.Generator | None, of_sampler: torch.Generator | None = None) -> Origin:
+    """Return the present states of all global generators, the loader's own and the sampler's own. Takes about 40 us.
 
     Args:
         generator: the loader's own, if it has one.
+        of_sampler: the sampler's own, if it has one that is not the loader's.
     """
-    own = None if generator is None else generator.get_state()
-    return Origin(torch.get_rng_state(), random.getstate(), np.random.get_state(), own)
+    own, its = (None if each is None else each.get_state() for each in (generator, of_sampler))
+    return Origin(torch.get_rng_state(), random.getstate(), np.random.get_state(), own, its)
 
 
 def torch_origin(generator: torch.Generator | None) -> Origin:
@@ -156,20 +161,26 @@ def torch_origin(generator: torch.Generator | None) -> Origin:
 
 
 @contextmanager
-def replayed(origin: Origin, generator: torch.Generator | None) -> Iterator[None]:
+def replayed(origin: Origin, generator: torch.Generator | None, of_sampler: torch.Generator | None = None) -> Iterator[None]:
     """Set the generators to saved states within the block, and restore the global ones afterward.
 
     Args:
         origin: the saved states.
-        generator: the loader's own, which is not restored: it keeps the state after the draws.
+        generator, of_sampler: the loader's own and the sampler's own, which keep the states after the draws.
     """
     with generators_kept():
         torch.set_rng_state(origin.of_torch)
         random.setstate(origin.of_python)
         np.random.set_state(origin.of_numpy)
-        if generator is not None and origin.own is not None:
-            generator.set_state(origin.own)
+        set_own(origin, generator, of_sampler)
         yield
+
+
+def set_own(origin: Origin, generator: torch.Generator | None, of_sampler: torch.Generator | None) -> None:
+    """Set the loader's own generator and the sampler's own, where they exist, to their states in `origin`."""
+    for each, state in ((generator, origin.own), (of_sampler, origin.of_sampler)):
+        if each is not None and state is not None:
+            each.set_state(state)
 
 
 def _text(state: bytes) -> str:

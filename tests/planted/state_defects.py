@@ -514,4 +514,14 @@ STATE_DEFECTS = [
         (f"{THREADS}generators_of_the_dataset_are_copied_for_each_thread_and_nothing_else",),
         is_crossing=True,
     ),
+    Defect(
+        "R2",
+        "a state does not contain the sampler's own generator",
+        "own_generator",
+        Replace("isinstance(found, torch.Generator) and found is not generator", "False"),
+        (
+            "tests/resume/test_sampler_generator.py"
+            "::test_run_continues_in_the_order_of_the_sampler_s_own_generator[random-torch mode-0]",
+        ),
+    ),
 ]

@@ -226,7 +226,7 @@ def test_slot_in_use_is_never_parked() -> None:
 def test_leaving_worker_passes_on_the_wake_up(engine_parts: Iterator[Any]) -> None:
     body, bell, ring = engine_parts
     ring.num_wanted = 2
-    body.run()
+    body.run(0)
     assert bell.value == 1
 
 

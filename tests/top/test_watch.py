@@ -92,11 +92,11 @@ def test_only_loaders_of_the_given_processes_are_shown(blocks: Blocks, pid: int,
 
 def test_pids_of_another_namespace_are_not_looked_up_in_this_one(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = at(10)
-    mine["workers"][0]["pid"] = os.getpid()
+    mine["workers"][0]["pid"] = os.getppid()
     blocks.update(a=mine, b={**mine, "owner_pid": 7})
     known, unknown = (loader["workers"][0] for loader in Watch().look()["loaders"])
     assert known["rss_bytes"] > 0
-    assert (unknown["pid"], unknown["rss_bytes"], unknown["is_stopped"]) == (os.getpid(), None, None)
+    assert (unknown["pid"], unknown["rss_bytes"], unknown["is_stopped"]) == (os.getppid(), None, None)
 
 
 def test_loaders_are_searched_rarely_and_read_every_time(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,8 @@ class ParquetDataset(GroupedDataset):
     cache. Every worker reads rows of every window, and each has its own cache.
 
     Numbers and booleans become numbers, strings become text, lists of numbers become ragged arrays, fixed-size lists become arrays,
-    and lists of strings become lists. Dates, times and durations become int64 in their own unit. Dictionaries are expanded.
+    and lists of strings become lists. Dates, times and durations become int64, or int32 if they have 32 bits, in their own unit.
+    Dictionaries are expanded.
 
     Below a folder, or below the fixed part of a pattern, folders named like `year=2024` (Hive's partitions) are columns, by the
     rules of `pyarrow.dataset(folder, partitioning="hive")`: int32 if all values are integers, else text; null for files outside

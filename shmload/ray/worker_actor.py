@@ -31,7 +31,7 @@ from shmload.worker.failure import Failure
 from shmload.worker.job import Job
 from shmload.worker.loop import WorkerLoop
 from shmload.worker.note import END, load_note
-from shmload.worker.process import prepare
+from shmload.worker.process import set_up
 
 READ_ONLY = (
     "If this array is the dataset's: an array of 1 MiB or more is stored in Ray's object store, once for all actors of a node, and "
@@ -82,7 +82,7 @@ class WorkerActor:
         try:
             job = pickling.loads(pickled_job)
             _name_classes_of_main()
-            job, source, snapshots = prepare(job, post)
+            job, source, snapshots = set_up(job, post)
         except Exception as error:
             failure = Failure.of(error, f"in DataLoader worker process {post.worker_id}", "")
         self._loop = WorkerLoop(

@@ -74,8 +74,8 @@ def _of_folder(folder: str) -> Any:
             raise ValueError(
                 f"{folder}: {len(loose)} images ({', '.join(loose[:3])}{', ...' if len(loose) > 3 else ''}) are beside the folders "
                 f"of classes ({', '.join(classes[:3])}{', ...' if len(classes) > 3 else ''}) and would be left out, because they "
-                "have no class: move them into the folder of a class or elsewhere; if there are no classes, move all images into one "
-                "folder"
+                "have no class: move them into the folder of a class or elsewhere; if there are no classes, move all images into "
+                "one folder"
             )
         images = [each for each in find_images(folder, classes) if not is_hidden(os.path.relpath(each[0], folder))]
         return ImageFolder([path for path, _ in images], labels=[label for _, label in images])

@@ -22,7 +22,7 @@ CODING = "tests/remote/packing/test_coding.py::"
 
 STORAGE_DEFECTS = [
     Defect(
-        "S2",
+        "S5",
         "pack leaves out images beside the folders of classes",
         "pack_source:_of_folder",
         Replace("not is_folder and name.lower().endswith(EXTENSIONS)", "False"),

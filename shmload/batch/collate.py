@@ -80,16 +80,23 @@ class _Columns:
         self._packer = packer
         self._ragged = ragged
         self._functions = functions
-        self._seen: list[str] = []
+        self._seen: list[str] = []  # array fields that are stacked or ragged
+        self._places: set[str] = set()  # paths of everything else, too; the path of the samples themselves is empty
 
     def check_names(self) -> None:
         """Raise SampleError if a field that was declared ragged is missing."""
         missing = set(self._ragged.of_field).difference(self._seen) if self._ragged else ()
-        if missing:
+        if missing and (missing := set(filter(self._is_missing, missing))):
             raise SampleError(
                 f"ragged names {', '.join(sorted(map(repr, missing)))}, but samples have arrays only in "
                 f"{', '.join(map(repr, self._seen)) or 'no field'}"
             )
+
+    def _is_missing(self, name: str) -> bool:
+        """Return whether samples lack a field that is not among the arrays. A container of arrays is none."""
+        if name not in self._places:
+            return name != "data" or self._places != {""}
+        return any(array.startswith(f"{name}.") for array in self._seen)
 
     def node(self, values: list[Any], name: str, *, is_tuple: bool = False) -> Node:
         """Return the node of the samples' values at one place of their structure.
@@ -99,6 +106,7 @@ class _Columns:
             name: path of the place, for errors.
             is_tuple: whether torch would pass the values to a registered function as a tuple.
         """
+        self._places.add(name)
         head = values[0]
         kind = type(head)
         kinds = set(map(type, values))
@@ -264,6 +272,8 @@ class _Columns:
         if self._ragged is None:
             raise _UnusualError
         self._check_no_row_joins(values, name)
+        if self._joins(name) is not None:
+            self._places.discard(name)  # a list in place of joined rows, as of None alone, must not pass for the field
         if not any(isinstance(value, np.ndarray) for value in values):
             return self._packer.node(values)
         nodes = [self._packer.node(v) for v in values]

@@ -22,7 +22,15 @@ from shmload.modes.default_collate import collated
 from shmload.worker.job import Job
 from shmload.worker.read_plan import no_room
 from shmload.worker.sample_reader import can_be_joined, index_of, joined
-from shmload.worker.sample_rng import Sample, begin_many, drew_between_samples, generators_kept, global_generators, reading_of
+from shmload.worker.sample_rng import (
+    Sample,
+    begin_many,
+    drew_between_samples,
+    generators_kept,
+    global_generators,
+    key_in_pass,
+    reading_of,
+)
 
 
 class InlineReader:
@@ -31,6 +39,9 @@ class InlineReader:
     Args:
         job: how the dataset is read.
         bad_samples: the policy for samples that cannot be read.
+
+    Attributes:
+        base_seed: seed of the pass in torch mode.
     """
 
     def __init__(self, job: Job, bad_samples: BadSamples) -> None:
@@ -40,7 +51,8 @@ class InlineReader:
         self._own = job.own_generators()
         self._arenas = Arenas()
         self._generators = global_generators()
-        self._row = -1
+        self.base_seed = 0
+        self._row, self._step = -1, 0
         self.begun = object()  # replaced for each sample or group of samples; `sample_info` and `sample_rng` use it
         self._key: Any = None
         self._epoch = 0
@@ -49,12 +61,17 @@ class InlineReader:
         """Return the sample that was begun last."""
         return self._job.seed, self._epoch, index_of(self._key), 0
 
+    def own_key(self) -> tuple[int, int]:
+        """Return the key of its generator in torch mode."""
+        return key_in_pass(self.base_seed, self._step, self._row)
+
     def read(self, order: Order) -> Any:
         """Return the batch of an order, or NOTHING if all its samples are skipped.
 
         If samples are reseeded (`seed_samples`), the trainer's generators are unchanged afterward.
         """
         self._generators = global_generators()  # of the thread that reads
+        self._step = order.step
         with reading_of(self), self._bad_samples.counting_irregular():
             if self._job.seed is None or not self._job.seed_samples:
                 return self._read_good(order)

@@ -14,6 +14,7 @@ from shmload.device.sending import sent_now
 from shmload.engine.iterator_lock import IteratorLock
 from shmload.engine.outcome import NOTHING
 from shmload.modes.default_collate import collated
+from shmload.modes.fetched_samples import FetchedSamples
 from shmload.modes.inline_reader import InlineReader
 from shmload.modes.pass_context import PassContext
 from shmload.modes.pass_progress import PassProgress
@@ -24,7 +25,7 @@ from shmload.modes.torch_samplers import own_generator
 from shmload.modes.torch_state import TorchState
 from shmload.torch_names import DatasetKind, SingleProcessIterator
 from shmload.worker.iterable_pass import RestartingIterator
-from shmload.worker.sample_rng import generators_kept
+from shmload.worker.sample_rng import generators_kept, reading_of
 from shmload.worker.torch_side import origin_of
 
 log = logging.getLogger("shmload")
@@ -67,7 +68,13 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         passes.is_over = state is not None and "has_ended" in resumed
         if state is not None:
             self._base_seed = state["base_seed"]
-        self.progress = passes.progress = PassProgress(config, reader, int(self._base_seed), self._shared_seed)
+        base_seed = int(self._base_seed)
+        has_getitems = self._dataset_kind == DatasetKind.Map and bool(getattr(config.dataset, "__getitems__", None))
+        self._fetched = FetchedSamples(base_seed, are_read_together=has_getitems or not self._auto_collation)
+        if self._reader is not None:
+            self._reader.base_seed = base_seed
+        self._num_again = 0  # orders taken twice, because a resumed pass reads their batches of an iterable dataset again
+        self.progress = passes.progress = PassProgress(config, reader, base_seed, self._shared_seed)
         self.progress.fetcher = self._dataset_fetcher
         if state is not None:
             self._go_on(state, resumed)
@@ -79,6 +86,7 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         self._num_yielded = self.progress.num_delivered
         if first := fast_forward(state):
             log.warning("%s", first)
+            self._num_again = self._sampler_iter.num_taken
             self._read_again(sum(state["counts"]))
             return
         if "iterator" in resumed:
@@ -86,6 +94,7 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         if "has_ended" in resumed:
             self._dataset_fetcher.ended = True
         if self._dataset_kind == DatasetKind.Iterable:
+            self._num_again = self._sampler_iter.num_taken - sum(state["counted"])
             self._read_again(sum(state["counts"]) - sum(state["counted"]))
         else:
             self._read_again_to(state["done"])
@@ -105,11 +114,12 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         keys = reusable_keys(keys)
         if self._reader is None:
             self._order = Order(0, self._sampler_iter.num_taken - 1, keys if self._auto_collation else [keys])
-        return keys.tolist() if self._sampler_iter.is_sliced else keys
+        keys = keys.tolist() if self._sampler_iter.is_sliced else keys
+        return keys if self._reader is not None else self._fetched.keys(self._sampler_iter.num_taken - 1 - self._num_again, keys)
 
     def _next_data(self) -> Any:
         if self._reader is None:
-            with self._bad_samples.counting_irregular():
+            with reading_of(self._fetched), self._bad_samples.counting_irregular():
                 batch = SingleProcessIterator._next_data(self)  # type: ignore[no-untyped-call]
             return sent_now(batch, self._calls)
         while True:

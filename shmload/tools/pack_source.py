@@ -2,7 +2,7 @@
 
 | source | what a sample becomes |
 |---|---|
-| a folder with a folder for each class | its image and the number of its class |
+| a folder with a folder for each class, and no image beside these | its image and the number of its class |
 | a folder of images alone | its image |
 | TFRecord files | features by name; a feature of one value is that value. Records that are not an Example: `bin` |
 | tar shards | its members unchanged; its key gets the sample's number, because keys of several shards may be equal |
@@ -58,7 +58,11 @@ def dataset_of(source: str) -> Any:
 
 
 def _of_folder(folder: str) -> Any:
-    """Return the images of a folder, with class numbers if they are in folders by class. Hidden files and folders are ignored."""
+    """Return the images of a folder, with class numbers if they are in folders by class. Hidden files and folders are ignored.
+
+    Raises:
+        ValueError: the folder contains no image, or images beside folders of classes, which have no class.
+    """
     from shmload.formats.file_names import is_hidden
     from shmload.formats.images.image_folder import EXTENSIONS, ImageFolder, find_images
 
@@ -66,6 +70,13 @@ def _of_folder(folder: str) -> Any:
         found = [(entry.name, entry.is_dir()) for entry in entries]
     visible = [entry for entry in found if not is_hidden(entry[0])]
     if classes := sorted(name for name, is_folder in visible if is_folder):
+        if loose := sorted(name for name, is_folder in visible if not is_folder and name.lower().endswith(EXTENSIONS)):
+            raise ValueError(
+                f"{folder}: {len(loose)} images ({', '.join(loose[:3])}{', ...' if len(loose) > 3 else ''}) are beside the folders "
+                f"of classes ({', '.join(classes[:3])}{', ...' if len(classes) > 3 else ''}) and would be left out, because they "
+                "have no class: move them into the folder of a class or elsewhere; if there are no classes, move all images into "
+                "one folder"
+            )
         images = [each for each in find_images(folder, classes) if not is_hidden(os.path.relpath(each[0], folder))]
         return ImageFolder([path for path, _ in images], labels=[label for _, label in images])
     names = sorted(name for name, _ in visible if name.lower().endswith(EXTENSIONS))

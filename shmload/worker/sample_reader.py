@@ -86,6 +86,9 @@ class SampleReader:
         ring = self._ring
         return self._job.seed, ring.epoch, ring.index, ring.worker_id
 
+    def own_key(self) -> None:
+        """Return None: in torch mode the key is drawn from the worker's stream."""
+
     @property
     def threads(self) -> ThreadPoolExecutor | None:
         """Return the threads that read several samples at once; None if the loader has none.

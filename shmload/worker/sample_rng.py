@@ -58,6 +58,9 @@ class CurrentReading(Protocol):
 
     def sample(self) -> Sample: ...
 
+    def own_key(self) -> tuple[int, int] | None:
+        """Return the key of the sample's generator in torch mode; None if it is drawn from the worker's stream."""
+
 
 @dataclass
 class _Watch:
@@ -83,6 +86,9 @@ class _One:
 
     def sample(self) -> Sample:
         return self._sample
+
+    def own_key(self) -> None:
+        return None
 
 
 class _Keyed:
@@ -267,6 +273,17 @@ def end_samples() -> None:
     now.reading = now.watch = None
 
 
+def key_in_pass(base_seed: int, step: int, row: int) -> tuple[int, int]:
+    """Return the key of a sample's generator in torch mode without workers, where no stream belongs to the loader.
+
+    Args:
+        base_seed: seed of the pass, which torch draws from its generator, and from which it seeds workers.
+        step: number of the batch in the pass.
+        row: row of the sample in the batch; -1 if several are read at once.
+    """
+    return sample_key_pair(base_seed & 0xFFFFFFFFFFFFFFFF, step, row & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM)
+
+
 def sample_info() -> SampleInfo:
     """Return the identity of the sample that is being decoded.
 
@@ -296,7 +313,8 @@ def sample_rng(index: int | None = None) -> np.random.Generator:
     """Return the generator of the sample that is being decoded, keyed by (seed, epoch, index).
 
     A sample draws the same numbers for any number of workers, start method, crash or resume, and other numbers in other epochs. The
-    generator is valid until the next sample. In torch mode (`seed=None`) it is seeded from torch's per-worker stream instead.
+    generator is valid until the next sample. In torch mode (`seed=None`) it is seeded from torch's per-worker stream instead, and
+    without workers from the base seed of the pass, which torch draws as for workers, so `torch.manual_seed` sets the numbers.
 
     Args:
         index: index of the sample, in a `read_batch_into` or `__getitems__`, which read several samples. None is the sample that is
@@ -339,7 +357,7 @@ def sample_rng(index: int | None = None) -> np.random.Generator:
         seed, epoch, of, _ = reading.sample()
         if seed is None:
             python = global_generators().set.python
-            key = python.getrandbits(64), python.getrandbits(64)
+            key = reading.own_key() or (python.getrandbits(64), python.getrandbits(64))
         else:
             key = sample_key_pair(seed, epoch, of & 0xFFFFFFFFFFFFFFFF, _OWN_STREAM)
         now.rng, now.rng_of = _generator(now, *key), begun

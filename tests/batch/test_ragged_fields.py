@@ -102,6 +102,9 @@ def test_nested_tensor_needs_a_ragged_first_dimension() -> None:
         ([np.ones(()), np.ones(3)], "pad", "different numbers of dimensions"),
         ([{"x": np.ones(1), "y": np.ones(1)}, {"x": np.ones(1), "y": np.ones(2)}], {"x": "pad"}, "'y' .*not declared ragged"),
         ([{"x": 1}] * 2, {"w": "pad"}, "ragged names 'w', but samples have arrays only in no field"),
+        ([{"x": 1}] * 2, {"data": "pad"}, "ragged names 'data', but samples have arrays only in no field"),
+        ([{"x": None}] * 2, {"x": "pad"}, "ragged names 'x', but samples have arrays only in no field"),
+        ([{"x": {"y": np.ones(2)}}] * 2, {"x": "list"}, "ragged names 'x', but samples have arrays only in 'x.y'"),
         ([{"x": 1}, {"y": 1}], "list", r"row 1 of the batch has the keys \['y'\], row 0 has \['x'\]"),
         ([lambda: 0] * 2, "list", "function in the batch cannot be pickled"),
         ([{"x": np.ones(2)}, {"x": None}], {"x": "pad"}, r"rows of field 'x': row 0 is of type ndarray, float64, row 1 is None"),
@@ -114,6 +117,32 @@ def test_nested_tensor_needs_a_ragged_first_dimension() -> None:
 def test_impossible_combinations_are_errors(samples: list[Any], ragged: Any, words: str, num_workers: int) -> None:
     with pytest.raises(SampleError, match=words):
         first(loader_of(samples, ragged=ragged, shuffle=False, num_workers=num_workers))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("values", "mode"),
+    [
+        ([np.ones(2, np.float32), np.arange(3)], "list"),
+        ([torch.ones(2), np.ones(3)], "list"),
+        ([np.ones(2), None], "list"),
+        ([["a"], ["b", "c"]], "list"),
+        ([["a"], ["b"]], "list"),
+        ([1, 2], "pad"),
+        ([np.float32(1), np.float32(2)], "pad"),
+        ([1, 2.5], "pad"),
+    ],
+)
+def test_field_named_in_ragged_is_delivered_as_by_the_mode_for_all_fields(values: list[Any], mode: str, num_workers: int) -> None:
+    batches = [
+        first(loader_of([{"x": value} for value in values], ragged=ragged, shuffle=False, num_workers=num_workers))
+        for ragged in (mode, {"x": mode})
+    ]
+    assert_same(*batches)
+
+
+def test_scalar_samples_may_be_named_in_ragged() -> None:
+    assert_same(torch.tensor([1, 2]), first(loader_of([1, 2], ragged={"data": "pad"}, shuffle=False, num_workers=0)))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

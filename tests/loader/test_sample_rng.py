@@ -5,18 +5,19 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils.data import IterableDataset
 
 from shmload import ShmLoader
 from shmload._core.permutation import sample_key_pair
 from shmload.worker import own_generators
-from shmload.worker.sample_rng import begin_sample, end_samples, sample_rng
+from shmload.worker.sample_rng import begin_sample, end_samples, sample_info, sample_rng
 
 
 @pytest.fixture(autouse=True)
@@ -150,3 +151,89 @@ def test_gathered_samples_draw_what_each_draws_alone(options: dict[str, Any]) ->
     with ShmLoader(data, num_workers=1, seed=7, **options) as loader:
         gathered = [[float(number) for number in sample] for batch in loader for sample in batch]
     assert gathered == alone
+
+
+class Told(Drawing):
+    """Each sample's index, the index that sample_info() reports, and draws from the sample's generator, one by one."""
+
+    def __getitem__(self, index: int) -> tuple[int, int, float, float]:
+        return index, sample_info().index, float(sample_rng().random()), float(sample_rng().random())
+
+
+class ToldInPlace(Told):
+    schema: ClassVar = {"drawn": ("float64", (4,))}
+
+    def read_into(self, index: int, out: Any) -> None:
+        out["drawn"] = np.array(Told.__getitem__(self, index))
+
+
+class ToldTogether(Told):
+    def __getitems__(self, indices: list[int]) -> list[tuple[int, int, float, float]]:
+        assert type(indices) is list
+        return [self[index] for index in indices]
+
+
+class ToldStream(Told, IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return ((index, -1, float(sample_rng().random()), float(sample_rng().random())) for index in range(self.size))
+
+
+TOLD = [Told(7), ToldInPlace(7), ToldTogether(7), ToldStream(7)]
+INLINE = pytest.mark.parametrize("data", TOLD, ids=lambda data: type(data).__name__)
+BATCH_SIZES = pytest.mark.parametrize("batch_size", [3, None])
+
+
+def rows_of(batches: Any) -> list[Any]:
+    return [
+        np.stack([np.asarray(column) for column in batch["drawn" if isinstance(batch, dict) else slice(None)]]) for batch in batches
+    ]
+
+
+def rows_after(data: Any, batch_size: int | None, seed: int, state: Any = None) -> list[list[float]]:
+    """Returns the columns of each batch in torch mode without workers, after torch.manual_seed."""
+    torch.manual_seed(seed)
+    loader = ShmLoader(data, batch_size, num_workers=0, shuffle=None if isinstance(data, IterableDataset) else True)
+    if state is not None:
+        loader.load_state_dict(state)
+    return [row.tolist() for row in rows_of(loader)]
+
+
+@BATCH_SIZES
+@INLINE
+def test_torch_seeds_sample_rng_without_workers_and_random_is_left_alone(data: Any, batch_size: int | None) -> None:
+    before = random.getstate()
+    first, again, other = (rows_after(data, batch_size, seed) for seed in (1, 1, 2))
+    assert first == again
+    assert np.ravel(first[0])[-1] != np.ravel(other[0])[-1]
+    assert random.getstate() == before
+
+
+@INLINE
+def test_sample_rng_continues_in_a_resumed_pass_without_workers(data: Any) -> None:
+    whole = rows_after(data, 3, 1)
+    torch.manual_seed(1)
+    loader = ShmLoader(data, 3, num_workers=0, shuffle=None if isinstance(data, IterableDataset) else True)
+    next(iter(loader))
+    assert rows_after(data, 3, 5, loader.state_dict()) == whole[1:]
+
+
+def test_sample_rng_leaves_torchs_order_and_stream_as_they_are_without_workers() -> None:
+    found = []
+    for loader_class in (ShmLoader, torch.utils.data.DataLoader):
+        torch.manual_seed(3)
+        data = Told(7) if loader_class is ShmLoader else range(7)
+        for _ in range(2):
+            batches: Any = loader_class(data, batch_size=3, shuffle=True, num_workers=0)
+            found.append([batch[0].tolist() if loader_class is ShmLoader else batch.tolist() for batch in batches])
+        found.append(torch.get_rng_state().tolist())
+    assert found[:3] == found[3:]
+
+
+@BATCH_SIZES
+def test_sample_info_without_workers_is_that_of_the_sample_in_torch_mode(batch_size: int | None) -> None:
+    for row in rows_after(Told(7), batch_size, 1):
+        assert row[0] == row[1]
+    draws = np.concatenate([np.ravel(row[2:]) for row in rows_after(Told(7), batch_size, 1)])
+    assert len(set(draws.tolist())) == 14
+    with pytest.raises(RuntimeError, match="can be called only while a ShmLoader reads a sample"):
+        sample_info()

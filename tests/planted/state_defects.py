@@ -347,6 +347,23 @@ STATE_DEFECTS = [
         ("tests/loader/test_sample_rng.py::test_generator_that_was_kept_is_left_alone",),
     ),
     Defect(
+        "N1",
+        "without workers, sample_rng() in torch mode draws its key from Python's generator",
+        "sample_rng",
+        Replace(
+            "reading.own_key() or (python.getrandbits(64), python.getrandbits(64))",
+            "python.getrandbits(64), python.getrandbits(64)",
+        ),
+        ("tests/loader/test_sample_rng.py::test_torch_seeds_sample_rng_without_workers_and_random_is_left_alone[Told-3]",),
+    ),
+    Defect(
+        "N1",
+        "sample_rng() cannot be called in what torch's fetcher reads in the trainer",
+        "TorchInlineIterator._next_data",
+        Replace("reading_of(self._fetched)", "self._bad_samples.counting_irregular()"),
+        ("tests/loader/test_sample_rng.py::test_sample_info_without_workers_is_that_of_the_sample_in_torch_mode[3]",),
+    ),
+    Defect(
         "E4",
         "half a word left by a sample's generator goes to the next sample",
         "src/twister.pyx",

@@ -146,6 +146,23 @@ def test_pack_skips_hidden_images(tmp_path: Path) -> None:
     assert describe(tmp_path / "c").num_samples == 2
 
 
+def test_pack_refuses_images_beside_folders_of_classes(tmp_path: Path) -> None:
+    photos(tmp_path / "in", *(f"{n}.png" for n in range(4)), "sub/0.png", "sub/1.png")
+    assert len(ImageFolder(tmp_path / "in")) == 2  # as in torchvision
+    done = CliRunner().invoke(app, ["pack", str(tmp_path / "in"), str(tmp_path / "out"), "--workers", "0"])
+    assert done.exit_code != 0
+    words = r"4 images \(0\.png, 1\.png, 2\.png, \.\.\.\) are beside the folders of classes \(sub\) and would be left out"
+    with pytest.raises(ValueError, match=words):
+        dataset_of(str(tmp_path / "in"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_pack_accepts_other_files_beside_folders_of_classes(tmp_path: Path) -> None:
+    photos(tmp_path, "cat/0.png", "dog/0.png", ".0.png")
+    (tmp_path / "README.md").touch()
+    assert len(dataset_of(str(tmp_path))) == 2
+
+
 def test_image_folder_counts_hidden_folders_as_torchvision_does(tmp_path: Path) -> None:
     photos(tmp_path, "cat/0.png", "_dog/0.png", ".ipynb_checkpoints/0.png")
     assert ImageFolder(tmp_path).classes == [".ipynb_checkpoints", "_dog", "cat"]

@@ -578,10 +578,13 @@ def walk(machine: type[RingMachine], *, num_walks: int, phases: tuple[Phase, ...
 @pytest.mark.parametrize("machine", [RingMachine, StaticRingMachine])
 def test_ring_behaves_like_its_model(machine: type[RingMachine]) -> None:
     machine.encountered.clear()
-    walk(machine, num_walks=200)
     events = ["leased", "leased beside another", "bumped over a claim", "drained", "killed over a chunk"]
     events += ["posted", "taken", "slept", "rung", "not rung", "given up"] + ["left an order alone"] * (not machine.is_static)
     events += ["waited", "did first what it had failed with"] * machine.is_static
+    for num_walks in (200, 2000):  # the rarest event comes once in 70 walks, and which walks are taken depends on measured times
+        walk(machine, num_walks=num_walks)
+        if all(machine.encountered[event] for event in events):
+            break
     assert [event for event in events if not machine.encountered[event]] == []
 
 

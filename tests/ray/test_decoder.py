@@ -32,7 +32,7 @@ def decoder(dataset: Any, ragged: str = AS_TORCH_OR_LIST, **of_job: Any) -> Work
     job = Job(dataset, None, None, True, 3, False, plan=plan, **of_job)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shmload.ray.worker_actor._name_classes_of_main", lambda: None)
-        patch.setattr("shmload.ray.worker_actor.prepare", lambda job, post: (job, None, None))
+        patch.setattr("shmload.ray.worker_actor.set_up", lambda job, post: (job, None, None))
         return decoder_with_job(received(job))
 
 

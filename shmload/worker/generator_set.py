@@ -50,7 +50,8 @@ class GeneratorSet:
 
 
 # the methods are those of random and numpy themselves, before thread_generators.py puts others in their place
-OF_PROCESS = GeneratorSet(random.seed.__self__, np.random.get_state.__self__, np.random.seed)  # type: ignore[attr-defined]
+_methods: tuple[Any, Any] = random.seed, np.random.get_state
+OF_PROCESS = GeneratorSet(_methods[0].__self__, _methods[1].__self__, np.random.seed)
 
 
 class _OfThread(threading.local):

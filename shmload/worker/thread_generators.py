@@ -115,7 +115,7 @@ class _PythonOfThread(random.Random):
     @property
     def gauss_next(self) -> float | None:  # the second of a pair of gaussians, kept by `gauss`
         own = self._own()
-        return vars(self).get("gauss_next") if own is None else own.gauss_next  # type: ignore[attr-defined]
+        return vars(self).get("gauss_next") if own is None else own.gauss_next  # type: ignore[attr-defined]  # not in the stubs
 
     @gauss_next.setter
     def gauss_next(self, value: float | None) -> None:
@@ -123,7 +123,7 @@ class _PythonOfThread(random.Random):
         if own is None:
             vars(self)["gauss_next"] = value
         else:
-            own.gauss_next = value  # type: ignore[attr-defined]
+            own.gauss_next = value  # type: ignore[attr-defined]  # not in the stubs
 
 
 class _TorchOfThread:

@@ -55,7 +55,7 @@ def run_bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
         pid = os.fork()
         if not pid:
             os.chdir(folder)
-            rounds.subprocess = PROCESSES  # type: ignore[assignment]
+            rounds.subprocess = PROCESSES  # type: ignore[assignment]  # has what rounds.py uses of the module
             _run(cli.main, ["bench", *arguments], nothing.fileno(), out.fileno(), err.fileno())
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         for file in (out, err):
@@ -70,14 +70,15 @@ def _run(program: Callable[[], None], arguments: list[str], stdin: int, stdout: 
         for number, file in enumerate((stdin, stdout, stderr)):
             os.dup2(file, number)
         # a fork of a fork replaces these files, which must not close the descriptors then
-        sys.stdin, sys.stdout, sys.stderr = (open(number, mode, closefd=False) for number, mode in enumerate("rww"))  # noqa: SIM115
+        files = (open(number, mode, closefd=False) for number, mode in enumerate("rww"))  # noqa: SIM115  # open to the end
+        sys.stdin, sys.stdout, sys.stderr = files
         sys.argv = ["shmload", *arguments]
         sys.modules.pop("planted", None)  # a new process imports it again
         warnings.resetwarnings()
         for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):  # as by default
             warnings.simplefilter("ignore", category)
         if "PYTHONWARNINGS" in os.environ:
-            warnings.simplefilter(os.environ["PYTHONWARNINGS"])  # type: ignore[arg-type]
+            warnings.simplefilter(os.environ["PYTHONWARNINGS"])  # type: ignore[arg-type]  # an action
         program()
         code = 0
     except SystemExit as end:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import weakref
 from time import monotonic
 from typing import Any
 
@@ -12,6 +15,7 @@ from shmload.engine.ring import Ring
 from shmload.sharing.rank_group import RankSync
 
 LINGER_S = 5.0  # longest time that a closing leader waits for ranks that have taken fewer batches than itself
+_reading: weakref.WeakSet[Leader] = weakref.WeakSet()  # leaders whose ring is open
 
 
 class Leader(RankSync):
@@ -27,6 +31,8 @@ class Leader(RankSync):
         self.attach(share, self._wait, ring.native.wake)
         self._rank_group.announce({"control": ring.control_segment.path, "share": segment.path, "ready": ring.ready.name})
         self._rank_group.meeting.leave()
+        self._pid = os.getpid()
+        _reading.add(self)
 
     def failed(self, error: BaseException) -> None:
         self._rank_group.announce({"failed": f"{type(error).__name__}: {error}"})
@@ -44,6 +50,9 @@ class Leader(RankSync):
 
     def closing(self, *, is_broken: bool) -> None:
         """Wait up to `LINGER_S` for slower ranks, which may still have to open segments of this ring."""
+        if self not in _reading or os.getpid() != self._pid:
+            return
+        _reading.discard(self)
         self.leave()
         deadline = monotonic() + LINGER_S
         while not is_broken and not self.others_have_caught_up() and monotonic() < deadline:
@@ -51,3 +60,9 @@ class Leader(RankSync):
 
     def closed(self) -> None:
         self._rank_group.close()
+
+
+@atexit.register  # after the segments' own function was registered, so this one runs before it
+def _wait_for_slower_ranks() -> None:
+    for leader in list(_reading):
+        leader.closing(is_broken=False)

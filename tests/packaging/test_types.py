@@ -79,7 +79,7 @@ ShmLoader(3)  # error: arg-type
 ShmLoader(tensors, uneven="some")  # error: arg-type
 ShmLoader(tensors, ragged="rows")  # error: arg-type
 ShmLoader(tensors, ragged={"x": "pad", "y": "rows"})  # error: dict-item
-ShmLoader(tensors, backend="thread")  # error: arg-type
+ShmLoader(tensors, backend="gevent")  # error: arg-type
 ShmLoader(tensors, share="all")  # error: arg-type
 ShmLoader(tensors, batchsize=3)  # error: call-arg
 Mix([(3, 1.0)])  # error: list-item

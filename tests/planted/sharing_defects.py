@@ -84,6 +84,13 @@ SHARING_DEFECTS = [
     ),
     Defect(
         "G1",
+        "a leader that ends with its loader open does not wait for slower ranks",
+        "_wait_for_slower_ranks",
+        omit("leader.closing(is_broken=False)"),
+        (f"{PARTINGS}test_rank_that_ends_with_its_loader_open_waits_for_the_others",),
+    ),
+    Defect(
+        "G1",
         "ranks do not check whether the others live",
         "RankSync._see_ended",
         Replace("self._ended", "set()"),

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from time import monotonic
@@ -206,3 +207,42 @@ def test_wait_for_an_ended_rank_does_not_spin() -> None:
         for child, pidfd in zip(children, pidfds.values(), strict=True):
             child.communicate()
             os.close(pidfd)
+
+
+ENDS_FIRST = """
+import atexit, os, sys
+from pathlib import Path
+from time import monotonic
+import torch
+from shmload import ShmLoader
+from shmload.sharing.follower import FollowingEngine
+
+ending = Path(sys.argv[1])
+
+def map_late(self, slot):
+    segment, deadline = Path(self._ring.payload(slot)[1].decode()), monotonic() + 60
+    while not ending.exists() and monotonic() < deadline:
+        pass
+    deadline = monotonic() + 0.5
+    while segment.exists() and monotonic() < deadline:
+        pass
+    return map_segment(self, slot)
+
+map_segment, FollowingEngine._map = FollowingEngine._map, map_late
+loader = ShmLoader(torch.arange(12), 4, seed=3, shuffle=True, num_workers=1, rank=0, world_size=1, share="node")
+for batch in loader:
+    print(batch.tolist(), flush=True)
+if os.environ["RANK"] == "0":
+    atexit.register(ending.touch)
+"""
+
+
+def test_rank_that_ends_with_its_loader_open_waits_for_the_others(tmp_path: Path) -> None:
+    """The leader's program ends when the other rank has not opened the memory of its first batch."""
+    (tmp_path / "program.py").write_text(ENDS_FIRST)
+    command = [sys.executable, "-m", "shmload", "launch", "--nprocs", "2", "program.py", "ending"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    both = [[line[9:] for line in done.stdout.splitlines() if line.startswith(f"[rank {rank}] ")] for rank in range(2)]
+    assert both[0] == both[1]
+    assert len(both[0]) == 3

@@ -27,7 +27,7 @@ from shmload.batch.row_placer import OneSample
 from shmload.errors import ShardCorrupt
 from shmload.formats.field_names import names_of
 from shmload.formats.row_numbers import checked_index, checked_indices
-from shmload.formats.tar.members import Decode
+from shmload.formats.tar.decoders import Decode
 from shmload.formats.tar.opened_shards import OpenedShards
 from shmload.formats.tar.shard_index import KEY, ShardIndex
 from shmload.formats.tar.tar_dataset import TarDataset

@@ -4,7 +4,7 @@ A handler is a function of (extension, bytes). Handlers are tried in this order:
 
     pre         decompress (.gz, .zst) and return a Continue, with which the other handlers go on
     handlers    image specs and the user's functions; the first result that is not None is used
-    post        the decoders by the last part of the extension: formats/tar/members.py
+    post        the decoders by the last part of the extension: formats/tar/decoders.py
     otherwise   the bytes stay unchanged
 
 Formats that can run code raise an error unless they are allowed, because bytes would only fail later and less clearly.
@@ -19,7 +19,10 @@ from typing import Any
 
 from shmload.errors import ShardCorrupt
 from shmload.formats.encryption import ENCRYPTED
-from shmload.formats.tar.members import EXPANDERS, IMAGE_EXTENSIONS, Decoders, image_decoder
+from shmload.formats.tar.decoders import Decoders
+from shmload.formats.tar.extensions import IMAGE_EXTENSIONS
+from shmload.formats.tar.image_specs import image_decoder
+from shmload.formats.tar.member_compression import EXPANDERS
 from shmload.remote.stage_functions import needs_dict
 
 MemberHandler = Callable[[str, bytes], Any]  # (".seg.png", bytes) -> the value, or None if it does not handle the extension

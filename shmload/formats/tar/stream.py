@@ -12,7 +12,7 @@ from shmload.errors import ShardCorrupt
 from shmload.formats.braces import shard_paths
 from shmload.formats.compression import MAGIC_NBYTES, compression_of, expanded_file
 from shmload.formats.paths import Paths
-from shmload.formats.tar.members import Decode, Decoders
+from shmload.formats.tar.decoders import Decode, Decoders
 from shmload.formats.tar.shard_index import KEY
 from shmload.processes.ranks import OwnRank
 

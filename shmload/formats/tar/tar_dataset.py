@@ -18,7 +18,8 @@ from shmload.formats.field_names import names_of
 from shmload.formats.paths import Paths
 from shmload.formats.per_process import PerProcess
 from shmload.formats.row_numbers import checked_index, checked_indices
-from shmload.formats.tar.members import INTEGERS, TEXTS, Decode, Decoders
+from shmload.formats.tar.decoders import Decode, Decoders
+from shmload.formats.tar.extensions import INTEGERS, TEXTS
 from shmload.formats.tar.opened_shards import OpenedShards
 from shmload.formats.tar.shard_index import KEY, load_index
 from shmload.formats.tar.tar_column import TarColumn

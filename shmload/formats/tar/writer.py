@@ -19,7 +19,7 @@ from typing import Any
 
 from shmload._core.tar import split_name
 from shmload.formats.atomic_write import AtomicWriter, check_replaceable, make_half
-from shmload.formats.tar.members import encode
+from shmload.formats.tar.encoders import encode
 from shmload.formats.tar.shard_index import KEY
 
 BLOCK = 512

@@ -19,7 +19,8 @@ import numpy as np
 
 from shmload.formats.encryption import ENCRYPTED, SampleCipher
 from shmload.formats.images.image_folder import ImageFolder
-from shmload.formats.tar.members import INTEGERS, zstd
+from shmload.formats.tar.extensions import INTEGERS
+from shmload.formats.tar.member_compression import zstd
 from shmload.formats.tar.shard_index import KEY
 from shmload.formats.tar.writer import BLOCK, member_header, member_name
 from shmload.introspect.abilities import ability_of

@@ -58,7 +58,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.formats.tar.members import EXPANDERS, IMAGE_EXTENSIONS, INTEGERS, TEXTS, encode
+from shmload.formats.tar.encoders import encode
+from shmload.formats.tar.extensions import IMAGE_EXTENSIONS, INTEGERS, TEXTS
+from shmload.formats.tar.member_compression import EXPANDERS
 from shmload.formats.tar.shard_index import KEY
 
 if TYPE_CHECKING:

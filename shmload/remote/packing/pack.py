@@ -19,7 +19,7 @@ from typing import Any, Literal
 from shmload import faults
 from shmload.formats.compression import zstd_pieces
 from shmload.formats.encryption import SampleCipher
-from shmload.formats.tar.members import ZSTD_LEVEL
+from shmload.formats.tar.member_compression import ZSTD_LEVEL
 from shmload.formats.tar.writer import archive_nbytes, member_name
 from shmload.loader import ShmLoader
 from shmload.remote.manifest import Manifest

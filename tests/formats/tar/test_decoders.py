@@ -16,8 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from shmload.formats.tar import members
-from shmload.formats.tar.members import Decoders, decode_tenbin, encode, encode_tenbin
+from shmload.formats.tar import member_compression, numpy_members
+from shmload.formats.tar.decoders import Decoders
+from shmload.formats.tar.encoders import encode
+from shmload.formats.tar.tenbin import decode_tenbin, encode_tenbin
 
 PICTURE = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
 
@@ -86,7 +88,7 @@ def test_npy_of_objects_is_an_error() -> None:
 
 
 def test_expanded_size_of_gzip_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members, "EXPANDED_LIMIT", 1000)
+    monkeypatch.setattr(member_compression, "EXPANDED_LIMIT", 1000)
     with pytest.raises(ValueError, match="the gzip stream inflates to more than 1000 bytes"):
         decoded("bin.gz", gzip.compress(bytes(2000)))
     with pytest.raises(ValueError, match="the gzip stream is truncated"):
@@ -110,7 +112,7 @@ def npz_of(method: int = zipfile.ZIP_DEFLATED, **members: bytes) -> bytearray:
 
 def test_expanded_size_of_npz_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     array = encode("npy", np.zeros(100, np.uint8))
-    monkeypatch.setattr(members, "EXPANDED_LIMIT", 2 * len(array))
+    monkeypatch.setattr(numpy_members, "EXPANDED_LIMIT", 2 * len(array))
     assert list(decoded("npz", npz_of(a=array, b=array))) == ["a", "b"]
     with pytest.raises(ValueError, match=f"npz: expands to {3 * len(array)} bytes, more than {2 * len(array)}; store it as"):
         decoded("npz", npz_of(a=array, b=array, c=array))

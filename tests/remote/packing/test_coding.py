@@ -124,7 +124,7 @@ def test_decompressed_size_of_a_member_is_limited_and_damage_is_an_error(tmp_pat
         writer.write({"__key__": "0", "txt.zst": "z" * 5000})
     (sample,) = TarDataset(tmp_path / "a.tar")  # type: ignore[call-overload]
     assert sample["txt.zst"] == "z" * 5000
-    monkeypatch.setattr("shmload.formats.tar.members.EXPANDED_LIMIT", 4000)
+    monkeypatch.setattr("shmload.formats.tar.member_compression.EXPANDED_LIMIT", 4000)
     with pytest.raises(
         ShardCorrupt, match=r"a.tar: field 'txt.zst' of sample '0' at byte 512: zstd: expands to more than 4000 bytes"
     ):

@@ -1,0 +1,96 @@
+"""Encode the members of tar files by the last part of their extension, as webdataset does."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import io
+import json
+import operator
+import pickle
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from shmload.formats.tar.extensions import INTEGERS, TEXTS
+from shmload.formats.tar.member_compression import EXPANDERS, zstd
+from shmload.formats.tar.tenbin import encode_tenbin
+
+Encoder = Callable[[Any], bytes]
+
+
+def encode(extension: str, value: Any) -> bytes:
+    """Return a value as the bytes of a member with this extension. Bytes and str are not converted; str becomes UTF-8.
+
+    Raises:
+        ValueError, TypeError: the extension has no encoder for this value.
+    """
+    inner, _, last = extension.lower().rpartition(".")
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    if last in EXPANDERS:
+        return gzip.compress(encode(inner, value), mtime=0) if last == "gz" else zstd(encode(inner, value))
+    if isinstance(value, str):
+        return value.encode("utf-8")
+    encoder = _ENCODERS.get(last)
+    if encoder is None:
+        raise ValueError(
+            f"extension {extension!r} has no encoder for values of type {type(value).__name__}: give bytes, or one of the "
+            f"extensions {', '.join(sorted(_ENCODERS))}"
+        )
+    return encoder(value)
+
+
+def _written(write: Callable[[Any], object]) -> bytes:
+    """Return the bytes that `write` writes to a file."""
+    file = io.BytesIO()
+    write(file)
+    return file.getvalue()
+
+
+def _npz(value: Any) -> bytes:
+    arrays: dict[str, Any] = {name: np.asarray(each) for name, each in value.items()}
+    if objects := [name for name, array in arrays.items() if array.dtype.hasobject]:
+        raise ValueError(f"npz: {objects[0]!r} is an array of objects, which would be a pickle; give numbers or text")
+    # no allow_pickle=, which numpy before 2.2 would store as an array; members are dated 1980, so the bytes are always the same
+    return _written(lambda file: np.savez(file, **arrays))
+
+
+def _integer(value: Any) -> bytes:
+    try:
+        return b"%d" % operator.index(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError):  # a float would lose its fraction
+        raise TypeError(f"an integer is needed, got {value!r}: use an extension that can store it, such as json or npy") from None
+
+
+def _not_text(value: Any) -> bytes:
+    raise TypeError(f"text is str or bytes; got {type(value).__name__}")
+
+
+def _encode_picture(kind: str, value: Any) -> bytes:
+    from PIL import Image
+
+    picture = value if isinstance(value, Image.Image) else Image.fromarray(np.asarray(value))
+    if kind == "JPEG" and picture.mode not in ("L", "RGB", "CMYK"):
+        picture = picture.convert("RGB")
+    return _written(lambda file: picture.save(file, format=kind, **({"quality": 100} if kind == "JPEG" else {})))
+
+
+_ENCODERS: dict[str, Encoder] = {
+    **dict.fromkeys(INTEGERS, _integer),
+    **dict.fromkeys(TEXTS, _not_text),
+    **dict.fromkeys(("jsn", "json"), lambda value: json.dumps(value).encode("utf-8")),
+    **dict.fromkeys(("tb", "ten", "tenbin"), encode_tenbin),
+    **dict.fromkeys(("pickle", "pkl", "pyd"), pickle.dumps),
+    **dict.fromkeys(("mp", "msg", "msgpack"), lambda value: importlib.import_module("msgpack").packb(value)),
+    **dict.fromkeys(("image", "img", "jpeg", "jpg"), partial(_encode_picture, "JPEG")),
+    **dict.fromkeys(("tif", "tiff"), partial(_encode_picture, "TIFF")),
+    **dict.fromkeys(("pbm", "pgm", "ppm"), partial(_encode_picture, "PPM")),
+    "png": partial(_encode_picture, "PNG"),
+    "cbor": lambda value: importlib.import_module("cbor").dumps(value),
+    "npy": lambda value: _written(lambda file: np.save(file, np.asarray(value), allow_pickle=False)),
+    "npz": _npz,
+    "pth": lambda value: _written(lambda file: importlib.import_module("torch").save(value, file)),
+}

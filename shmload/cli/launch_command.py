@@ -178,7 +178,7 @@ def _run(
 ) -> OSError | None:
     from shmload.errors import RankFailed
     from shmload.launch import environment, rank_specs
-    from shmload.launch.spawning import SpawnedRanks
+    from shmload.launch.spawned_ranks import SpawnedRanks
     from shmload.shm.host import Host
 
     # the same on all machines, and different in the next run

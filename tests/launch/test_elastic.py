@@ -131,7 +131,7 @@ def test_one_machine_restarts_its_ranks_without_torchs_agent(monkeypatch: pytest
         def run(self) -> None:
             raise RankFailed(f"failure {len(places)}")
 
-    monkeypatch.setattr("shmload.launch.spawning.SpawnedRanks", Failing)
+    monkeypatch.setattr("shmload.launch.spawned_ranks.SpawnedRanks", Failing)
     with pytest.raises(SystemExit) as ended:
         app(["launch", "--nprocs", "2", "--max-restarts", "2", __file__])
     assert ended.value.code == 1

@@ -25,7 +25,8 @@ def top(
     from rich.console import Console
     from rich.live import Live
 
-    from shmload.tools.top import Watch, picture
+    from shmload.tools.top.picture import picture
+    from shmload.tools.top.watch import Watch
 
     watch = Watch(pid or ())
     console = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDE)

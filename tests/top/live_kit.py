@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
-from shmload.tools.top import Watch
+from shmload.tools.top.watch import Watch
 from tests.faults.faults_kit import DEADLINE_S, await_readable, program_env
 from tests.top import live_program
 

@@ -17,7 +17,7 @@ import pytest
 
 from shmload.shm import janitor
 from shmload.shm.names import SHM_DIR
-from shmload.tools.top import Watch
+from shmload.tools.top.watch import Watch
 from tests.faults.faults_kit import DEADLINE_S, program_env
 from tests.faults.killed_kit import ProcessTree
 from tests.top.live_kit import look_until, only_loader, running

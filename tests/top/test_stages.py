@@ -10,7 +10,7 @@ import pytest
 from shmload import ShmLoader
 from shmload.engine.stage_record import dump_stages, load_stages
 from shmload.pipeline import Collate, Conveyer, Filter, Items, Map
-from shmload.tools.top import Watch
+from shmload.tools.top.watch import Watch
 from tests.top.live_kit import only_loader
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shmload import ShmLoader, TokenBudget
-from shmload.tools.top import Watch
+from shmload.tools.top.watch import Watch
 from tests.top.live_program import Rows
 
 DOCS = next(p / "docs" for p in Path(__file__).parents if (p / "docs").exists())

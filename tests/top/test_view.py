@@ -9,7 +9,10 @@ import pytest
 from rich.console import Console
 
 from shmload.engine.stats import describe
-from shmload.tools.top import nbytes_text, number, picture, seconds, sparkline, totals
+from shmload.tools.top.bars import sparkline
+from shmload.tools.top.picture import picture
+from shmload.tools.top.quantities import nbytes_text, number, seconds
+from shmload.tools.top.watch import totals
 from tests.top.live_kit import SECOND, slot, snapshot_with, worker
 
 ORDERED, LEASED = 2, 3

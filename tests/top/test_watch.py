@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from shmload.engine.ring_reader import ControlBlock, HostRings
-from shmload.tools import top
-from shmload.tools.top import HISTORY, Watch
+from shmload.tools.top import watch
+from shmload.tools.top.watch import HISTORY, Watch
 from tests.top.live_kit import SECOND, snapshot_with
 
 Blocks = dict[str, Any]
@@ -39,7 +39,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Blocks:
         def snapshot(self) -> Any:
             return there[self.path]
 
-    monkeypatch.setattr(top, "RingReader", Reader)
+    monkeypatch.setattr(watch, "RingReader", Reader)
     return there
 
 
@@ -101,15 +101,15 @@ def test_pids_of_another_namespace_are_not_looked_up_in_this_one(blocks: Blocks,
 
 def test_loaders_are_searched_rarely_and_read_every_time(blocks: Blocks, monkeypatch: pytest.MonkeyPatch) -> None:
     now, took, searches = [100.0], [0.01], []
-    find = top.RingReader.find
+    find = watch.RingReader.find
 
     def searched() -> HostRings:
         searches.append(now[0])
         now[0] += took[0]
         return find()
 
-    monkeypatch.setattr(top.RingReader, "find", searched)
-    monkeypatch.setattr(top, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
+    monkeypatch.setattr(watch.RingReader, "find", searched)
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: now[0], time=lambda: 0.0))
     watched = Watch()
 
     def looks(*times_s: float) -> list[float]:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from shmload.audit.audit_file import DISTRIBUTED, Header
+from shmload.tools.audit.batch_keys import is_numeric_keys, ordered_keys
+from shmload.tools.audit.deliveries import Delivery
 from shmload.tools.audit.findings import AuditReport, EpochReport, ranges
-from shmload.tools.audit.timeline import Delivery, is_numeric_keys, ordered_keys
 
 
 def judge_pass(

@@ -17,8 +17,9 @@ import numpy as np
 from shmload.audit.audit_file import Header, Mode
 from shmload.schedule.schedule import Schedule
 from shmload.schedule.stream_positions import stream_positions
+from shmload.tools.audit.batch_keys import is_numeric_keys, ordered_keys
+from shmload.tools.audit.deliveries import AuditPart, Delivery
 from shmload.tools.audit.findings import AuditReport, EpochReport, Keys, ranges
-from shmload.tools.audit.timeline import AuditPart, Delivery, is_numeric_keys, ordered_keys
 
 BEHIND_MAX = 16  # steps by which ranks may differ when a run ends: they train in step, but a program may take batches ahead
 

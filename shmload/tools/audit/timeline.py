@@ -1,64 +1,16 @@
-"""The deliveries of one loader in order, read from the audit files of its ranks and starts."""
+"""Put the deliveries of one loader in order, and mark those that a resume rolled back."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from shmload._core.permutation import MAX_N
-from shmload.audit.audit_file import AuditLog, Batch, Event, Header
-
-
-@dataclass(eq=False)
-class AuditPart:
-    """One file: the deliveries to one rank in one start."""
-
-    log: AuditLog
-    header: Header
-    start: int = 0  # number of the start it belongs to
-
-
-@dataclass(eq=False)
-class End:
-    """The end of an epoch for a rank, and whether a resume has rolled it back (`is_superseded`)."""
-
-    part: AuditPart
-    epoch: int
-    step: int
-    is_superseded: bool = False
-    until: int | None = None
-    """In a pipeline: the rows from this position on do not count, because a resume within this group has repeated them."""
-
-    @property
-    def rank(self) -> int:
-        """Return the rank that received it."""
-        return self.part.header.rank
-
-
-@dataclass(eq=False)
-class Delivery(End):
-    """A delivered batch, and whether a resume has rolled it back (`is_superseded`)."""
-
-    batch: Batch = field(kw_only=True)
-    life: int = 0
-    """Number of times that its rank had started without a state before."""
-
-    @property
-    def where(self) -> str:
-        """Return the place of the batch in the audit file as text."""
-        return f"rank {self.rank}, epoch {self.epoch}, step {self.step} ({self.part.log.name}, offset {self.batch.offset})"
-
-
-class Restart(NamedTuple):
-    """A start that loaded no state although there was an earlier one. The counts describe the deliveries that it replaced."""
-
-    part: AuditPart
-    num_batches: int
-    num_samples: int
+from shmload.audit.audit_file import Batch, Event
+from shmload.tools.audit.batch_keys import is_numeric_keys
+from shmload.tools.audit.deliveries import AuditPart, Delivery, End, Restart
 
 
 @dataclass
@@ -159,21 +111,3 @@ def parts_in_order(parts: Iterable[AuditPart]) -> list[AuditPart]:
         ranks.add(part.header.rank)
         part.start = start
     return ordered
-
-
-def ordered_keys(batch: Batch) -> list[Any] | np.ndarray[Any, Any] | None:
-    """Return the keys as they were ordered, before samples were skipped or substituted."""
-    if batch.keys is None or not batch.changes:
-        return batch.keys
-    keys = list(batch.keys)
-    for row, key, substitute, _ in batch.changes:
-        if substitute is None:
-            keys.insert(row, key)
-        elif row < len(keys):
-            keys[row] = key
-    return keys
-
-
-def is_numeric_keys(keys: Any) -> bool:
-    """Return whether all keys of a batch are integers."""
-    return isinstance(keys, np.ndarray) or (keys is not None and all(type(key) in (int, np.int64) for key in keys))

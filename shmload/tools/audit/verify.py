@@ -23,11 +23,12 @@ from shmload.audit.audit_file import DISTRIBUTED, ITERABLE, SUFFIX, AuditLog, Ba
 from shmload.audit.batch_digest import digest_of
 from shmload.loader import ShmLoader
 from shmload.modes.inline_reader import InlineReader
+from shmload.tools.audit.deliveries import AuditPart, Delivery
 from shmload.tools.audit.findings import AuditedLoader, AuditReport, EpochReport
 from shmload.tools.audit.items import judge_items
 from shmload.tools.audit.passes import judge_pass
 from shmload.tools.audit.positions import JudgedEpoch, judge_positions
-from shmload.tools.audit.timeline import AuditPart, AuditTimeline, Delivery
+from shmload.tools.audit.timeline import AuditTimeline
 from shmload.tools.object_reference import one_line
 
 

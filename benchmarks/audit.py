@@ -36,7 +36,8 @@ import numpy as np
 from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
 from shmload import ShmLoader
 from shmload._core.digest import hash_bytes
-from shmload.tools.bench.contestants import Field, LoaderOptions
+from shmload.tools.bench.contestants import LoaderOptions
+from shmload.tools.bench.workload import Field
 
 SHAPES: dict[str, tuple[int, dict[str, Field]]] = {  # batch size, schema
     "photos": (64, {"image": ("uint8", (3, 224, 224))}),

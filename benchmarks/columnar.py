@@ -26,7 +26,7 @@ import numpy as np
 
 from benchmarks.common import Result, Row, Settings, forked, in_turn, main, plain
 from shmload.formats import HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
-from shmload.tools.bench.rounds import BenchJob
+from shmload.tools.bench.bench_job import BenchJob
 
 COUNT, PER_GROUP = 40_000, 1_000
 

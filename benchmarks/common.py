@@ -17,9 +17,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from shmload.tools.bench.bench_job import BenchJob, run_jobs
+from shmload.tools.bench.bench_options import BenchOptions
 from shmload.tools.bench.report import Report, WorkloadReport, machine
 from shmload.tools.bench.report_table import WIDE, show
-from shmload.tools.bench.rounds import BenchJob, BenchOptions, benchmark, run_jobs
+from shmload.tools.bench.rounds import benchmark
 from shmload.tools.bench.spread import Spread
 
 # ways to read without ShmLoader, beside torch's own

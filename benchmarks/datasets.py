@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmload.tools.bench.contestants import Field, LoaderOptions, Photos, photo_files
+from shmload.tools.bench.contestants import LoaderOptions
+from shmload.tools.bench.photos import Photos, photo_files
+from shmload.tools.bench.workload import Field
 
 
 class Fields:

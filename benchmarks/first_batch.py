@@ -16,7 +16,7 @@ Result (2 cores): first batch 0.259 s, torch 0.69 s; wait at an epoch's end 29.8
 """
 
 from benchmarks.common import Result, Row, Settings, in_turn, main, plain
-from shmload.tools.bench.rounds import BenchJob
+from shmload.tools.bench.bench_job import BenchJob
 
 LOADERS = {"shmload": "shmload-seed", "torch": "torch"}
 

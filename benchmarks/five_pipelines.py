@@ -52,8 +52,8 @@ from benchmarks.five import work
 from benchmarks.five.data import data, data_of_datasets
 from shmload._core.watch import keep_freed
 from shmload.pipeline import Items
+from shmload.tools.bench.bench_job import BenchJob, run_jobs
 from shmload.tools.bench.contestants import LoaderOptions
-from shmload.tools.bench.rounds import BenchJob, run_jobs
 
 NEEDS = {"shmload": "shmload", "torch": "torch", "nodes": "torchdata", "huggingface": "datasets", "grain": "grain"}
 PEERS = {"torch": "torch", "nodes": "torchdata.nodes", "huggingface": "datasets", "grain": "Grain"}

@@ -42,7 +42,7 @@ import numpy as np
 
 from benchmarks.common import THREADS, Result, Row, Settings, forked, in_turn, main, plain
 from shmload.formats import ImageDecoder, ImageFolder, RandomResizedCrop, with_restart_markers
-from shmload.tools.bench.contestants import photo_files
+from shmload.tools.bench.photos import photo_files
 
 NBYTES, SIDE, NUM_SAMPLES = 95_000, 224, 2048
 CROP = RandomResizedCrop(SIDE)

@@ -45,7 +45,7 @@ from shmload.remote.packing.pack import Packing, PackOptions
 from shmload.schedule.permutation import Permutation
 from shmload.storage.local_store import LocalStore
 from shmload.storage.store import StoredObject
-from shmload.tools.bench.contestants import OWN_PHOTOS
+from shmload.tools.bench.photos import OWN_PHOTOS
 
 NUM_PHOTOS, NUM_ARRAYS, MAXSIZE, MAXCOUNT, SEED = 8000, 200, 20_000_000, 100_000, 7
 

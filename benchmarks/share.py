@@ -42,7 +42,7 @@ import numpy as np
 from benchmarks.common import Result, Row, Settings, main
 from shmload import ShmLoader
 from shmload.formats import ArrayDataset
-from shmload.tools.bench.contestants import Photos, photo_files
+from shmload.tools.bench.photos import Photos, photo_files
 
 NUM_RANKS, NUM_WARM = 2, 8
 NUM_UNEQUAL, UNEQUAL_BATCH = 88, 32

@@ -46,8 +46,8 @@ import torch
 
 from benchmarks.common import THREADS, Result, Row, Settings, in_turn, main, plain
 from shmload.formats import TFRecordDataset, TFRecordWriter
+from shmload.tools.bench.bench_job import BenchJob
 from shmload.tools.bench.contestants import LoaderOptions
-from shmload.tools.bench.rounds import BenchJob
 
 NUMEL = 1 << 18
 MANY = 2048  # records of 4 KiB in a large batch

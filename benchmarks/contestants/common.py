@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, default_collate
 
-from shmload.tools.bench.contestants import NUM_LABELS as NUM_PHOTO_LABELS
-from shmload.tools.bench.contestants import ROW_LENGTH, SHAPE, SIDE, STRIDE, WINDOW, LoaderOptions, crop_into, keywords
+from shmload.tools.bench.contestants import LoaderOptions, keywords
 from shmload.tools.bench.core_limit import fill, protocol
+from shmload.tools.bench.generated_data import ROW_LENGTH, SHAPE, STRIDE, WINDOW
+from shmload.tools.bench.photos import SIDE, crop_into
+from shmload.tools.bench.workload import NUM_LABELS as NUM_PHOTO_LABELS
 
 NUMBER_NBYTES = 8
 

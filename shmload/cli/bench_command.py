@@ -52,8 +52,9 @@ def bench(
     fresh processes; the bytes are compared. Reports the loader's bottleneck, and how many workers are enough.
     """
     from shmload.tools.bench import plot
+    from shmload.tools.bench.bench_options import BenchOptions
     from shmload.tools.bench.report_table import show
-    from shmload.tools.bench.rounds import BenchOptions, benchmark
+    from shmload.tools.bench.rounds import benchmark
     from shmload.tools.list_options import names, numbers
     from shmload.tools.object_reference import BenchError
 

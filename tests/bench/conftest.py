@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from shmload.tools.bench import rounds
-from shmload.tools.bench.contestants import WORKLOADS
+from shmload.tools.bench import bench_job
+from shmload.tools.bench.builtin_workloads import WORKLOADS
 from shmload.tools.object_reference import make_dataset
 from tests.bench import forked_programs
 
@@ -32,7 +32,7 @@ def small_dataset(request, tmp_path):
 @pytest.fixture
 def forked_jobs(monkeypatch) -> None:
     """Makes measuring processes forks of this one."""
-    monkeypatch.setattr(rounds, "subprocess", forked_programs.PROCESSES)
+    monkeypatch.setattr(bench_job, "subprocess", forked_programs.PROCESSES)
 
 
 @pytest.fixture

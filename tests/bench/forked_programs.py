@@ -19,16 +19,16 @@ from typing import IO, Any, NoReturn
 
 import shmload.tools.bench.measure
 from shmload import cli
-from shmload.tools.bench import rounds
+from shmload.tools.bench import bench_job
 
-PROCESSES = SimpleNamespace(PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)  # what rounds.py uses of subprocess
+PROCESSES = SimpleNamespace(PIPE=subprocess.PIPE, TimeoutExpired=subprocess.TimeoutExpired)  # what bench_job.py uses of subprocess
 
 
 class MeasuringFork:
-    """Stands for subprocess.Popen in rounds.py: runs the measuring program in a fork, in a session of its own."""
+    """Stands for subprocess.Popen in bench_job.py: runs the measuring program in a fork, in a session of its own."""
 
     def __init__(self, command: Sequence[str], *, stdin: int, stdout: IO[Any], stderr: IO[Any], start_new_session: bool) -> None:
-        assert list(command[:4]) == [sys.executable, "-P", "-c", rounds.BOOT]
+        assert list(command[:4]) == [sys.executable, "-P", "-c", bench_job.BOOT]
         assert (stdin, stdout, start_new_session) == (subprocess.PIPE, stderr, True)
         self.returncode: int | None = None
         reading, self._jobs = os.pipe()
@@ -55,7 +55,7 @@ def run_bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
         pid = os.fork()
         if not pid:
             os.chdir(folder)
-            rounds.subprocess = PROCESSES  # type: ignore[assignment]  # has what rounds.py uses of the module
+            bench_job.subprocess = PROCESSES  # type: ignore[assignment]  # has what bench_job.py uses of the module
             _run(cli.main, ["bench", *arguments], nothing.fileno(), out.fileno(), err.fileno())
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         for file in (out, err):

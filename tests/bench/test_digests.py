@@ -8,9 +8,12 @@ import torch
 from torch.utils.data import default_collate
 
 from shmload.tools.bench.batch_contents import digest, num_rows, touch
-from shmload.tools.bench.contestants import WORKLOADS
+from shmload.tools.bench.bench_job import BenchJob, TaskOutcome
+from shmload.tools.bench.bench_options import Point
+from shmload.tools.bench.builtin_workloads import WORKLOADS
+from shmload.tools.bench.byte_comparison import compare, first_difference
 from shmload.tools.bench.report import LoaderReport, WorkloadReport
-from shmload.tools.bench.rounds import BenchJob, BenchTask, Point, TaskOutcome, compare, first_difference
+from shmload.tools.bench.task import BenchTask
 
 
 def batch():

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from shmload.tools.bench.contestants import arguments_of, like_users, num_samples, users_loader
-from shmload.tools.bench.rounds import BenchOptions
+from shmload.tools.bench.bench_options import BenchOptions
+from shmload.tools.bench.users_loader import arguments_of, like_users, num_samples, users_loader
 from shmload.tools.object_reference import BenchError
 
 slow = pytest.mark.slow(reason="reads two epochs of two or three loaders with workers")

@@ -9,9 +9,11 @@ from dataclasses import replace
 import pytest
 
 from shmload.tools.bench import rounds, tree_usage
-from shmload.tools.bench.contestants import WORKLOADS
+from shmload.tools.bench.bench_job import BenchJob, run_jobs
+from shmload.tools.bench.bench_options import BenchOptions
+from shmload.tools.bench.builtin_workloads import WORKLOADS
 from shmload.tools.bench.report import Report, machine
-from shmload.tools.bench.rounds import BenchJob, BenchOptions
+from shmload.tools.bench.task import prepare
 from shmload.tools.object_reference import BenchError
 
 
@@ -37,7 +39,7 @@ def no_codecs(monkeypatch):
 
 def test_workload_without_its_extra_is_skipped_and_the_rest_prepared(no_codecs, tmp_path):
     notes: list[str] = []
-    tasks = rounds.prepare(BenchOptions(workloads=("photos", "rows"), quick=True), tmp_path, notes)
+    tasks = prepare(BenchOptions(workloads=("photos", "rows"), quick=True), tmp_path, notes)
     assert [task.workload.name for task in tasks] == ["rows"]
     assert notes == ["photos left out: needs simplejpeg: pip install 'shmload[images]'"]
 
@@ -53,7 +55,7 @@ def test_error_for_a_full_temporary_folder_is_one_line(monkeypatch, tmp_path):
 
     monkeypatch.setitem(WORKLOADS, "records", replace(WORKLOADS["records"], prepare=full))
     with pytest.raises(BenchError, match=r"records: cannot write its data .*No space left on device; set TMPDIR"):
-        rounds.prepare(BenchOptions(workloads=("records",)), tmp_path, [])
+        prepare(BenchOptions(workloads=("records",)), tmp_path, [])
 
 
 def test_report_is_json_serializable_without_machine_paths():
@@ -92,8 +94,8 @@ def test_truncated_result_is_ignored(monkeypatch):
     answer = {"error": "", "values": {"batches_per_s": 3.0}}
     lines = json.dumps(answer) + '\n{"err'
     code = f"import os, sys; file = open(sys.argv[-1], 'w'); file.write({lines!r}); file.close(); os.kill(os.getpid(), 9)"
-    monkeypatch.setattr(rounds, "BOOT", code)
+    monkeypatch.setattr("shmload.tools.bench.bench_job.BOOT", code)
     job = BenchJob(workload="rows", dataset="m:n", loader="", batch_size=1, num_workers=2)
-    first, second = rounds.run_jobs([job, job])
+    first, second = run_jobs([job, job])
     assert (first.error, first.values) == ("", {"batches_per_s": 3.0})
     assert second.error == "its process ended with signal SIGKILL before it answered"

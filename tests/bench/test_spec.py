@@ -4,12 +4,13 @@ import pytest
 from torch.utils.data import DataLoader
 
 from shmload import ShmLoader
-from shmload.tools.bench.contestants import WORKLOADS
-from shmload.tools.bench.rounds import BenchOptions, prepare
+from shmload.tools.bench.bench_options import BenchOptions
+from shmload.tools.bench.builtin_workloads import WORKLOADS
+from shmload.tools.bench.task import prepare
 from shmload.tools.list_options import names
 from shmload.tools.object_reference import BenchError, is_map_style, make_dataset, one_line, resolve
 
-HERE = "shmload.tools.bench.contestants"
+HERE = "shmload.tools.bench.generated_data"
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +20,7 @@ def planted(monkeypatch, request):
 
 
 def test_spec_names_an_object_of_a_module():
-    from shmload.tools.bench.contestants import Plain
+    from shmload.tools.bench.generated_data import Plain
 
     assert Plain is resolve(f"{HERE}:Plain", what="--dataset")
     assert Plain.__len__ is resolve(f"{HERE}:Plain.__len__", what="--dataset")

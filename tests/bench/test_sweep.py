@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from shmload.tools.bench.rounds import BenchOptions, Point
+from shmload.tools.bench.bench_options import BenchOptions, Point
 from shmload.tools.list_options import numbers
 from shmload.tools.object_reference import BenchError
 

@@ -102,7 +102,7 @@ def test_bounds_and_demands_are_never_negative(workers, cpus, parts, wall_s, wai
         ("planted:Sleeping", (), "source"),
         ("planted:Computing", (), "decode"),
         ("planted:Good", ("--step-ms", "20"), "trainer"),
-        ("shmload.tools.bench.contestants:Plain", (), "hand-off"),
+        ("shmload.tools.bench.generated_data:Plain", (), "hand-off"),
     ],
 )
 def test_dataset_with_a_known_bottleneck_gets_its_verdict(bench, dataset, arguments, bound):

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from shmload.tools.bench.contestants import OWN_PHOTOS, WORKLOADS, photo_files
+from shmload.tools.bench.builtin_workloads import WORKLOADS
 from shmload.tools.bench.core_limit import fill, protocol
+from shmload.tools.bench.photos import OWN_PHOTOS, photo_files
 
 
 def poisoned(dataset, rows):
@@ -62,7 +63,7 @@ def test_every_workload_has_a_name_and_a_title():
 def test_photo_has_different_crops_at_different_indices():
     photos = pytest.importorskip("simplejpeg") and WORKLOADS["photos"]
     assert photos.missing() is None
-    from shmload.tools.bench.contestants import Photos
+    from shmload.tools.bench.photos import Photos
 
     dataset = Photos(photo_files()[:1])
     assert not np.array_equal(dataset[0]["image"], dataset[1]["image"])

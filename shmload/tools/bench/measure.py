@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from shmload.tools.bench.batch_contents import digest
-from shmload.tools.bench.contestants import LoaderOptions, factory, like_users, num_samples, users_loader
+from shmload.tools.bench.bench_job import BenchJob
+from shmload.tools.bench.contestants import LoaderOptions, factory
 from shmload.tools.bench.core_limit import memcpy_bytes_per_s, read, sample_nbytes
 from shmload.tools.bench.measured_stream import MeasuredStream, after, peak_pss_bytes, record
-from shmload.tools.bench.rounds import BenchJob
+from shmload.tools.bench.users_loader import like_users, num_samples, users_loader
 from shmload.tools.object_reference import BenchError, is_map_style, make_dataset, one_line, resolve
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from shmload.worker.torch_side import GENERATORS, Origin, origin_of, replayed
+from shmload.worker.order_origin import GENERATORS, Origin, origin_of, replayed
 
 Marks = dict[str, int]  # name of a global generator -> checksum of its state
 

@@ -25,8 +25,8 @@ from shmload.modes.torch_state import SAMPLER, TorchState, has_own_states, ident
 from shmload.shm import pickling
 from shmload.worker.iterable_pass import RestartingIterator
 from shmload.worker.note import SAME, Note
+from shmload.worker.order_origin import Origin
 from shmload.worker.snapshot import Snapshot, own_states
-from shmload.worker.torch_side import Origin
 
 
 class Done:

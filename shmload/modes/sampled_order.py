@@ -20,8 +20,8 @@ from shmload.schedule import state as states
 from shmload.schedule import state_checksum
 from shmload.schedule.state import STATE_VERSION
 from shmload.schedule.state_codec import UsersOwn, opened, sealed
+from shmload.worker.order_origin import Origin, origin_of
 from shmload.worker.sample_rng import generators_kept
-from shmload.worker.torch_side import Origin, origin_of
 
 MODE = "seed, with a sampler"
 

@@ -20,7 +20,7 @@ from torch.utils.data.sampler import BatchSampler
 
 from shmload.introspect.abilities import is_stateful
 from shmload.modes.torch_samplers import _innermost, batches_of, is_endless, is_torchs_own, own_generator
-from shmload.worker.torch_side import Origin, origin_of, replayed, torch_origin
+from shmload.worker.order_origin import Origin, origin_of, replayed, torch_origin
 
 SamplerState = dict[str, Any]
 

@@ -25,8 +25,8 @@ from shmload.modes.torch_samplers import own_generator
 from shmload.modes.torch_state import TorchState
 from shmload.torch_names import DatasetKind, SingleProcessIterator
 from shmload.worker.iterable_pass import RestartingIterator
+from shmload.worker.order_origin import origin_of
 from shmload.worker.sample_rng import generators_kept, reading_of
-from shmload.worker.torch_side import origin_of
 
 log = logging.getLogger("shmload")
 

@@ -29,8 +29,8 @@ from shmload.modes.torch_state import TorchState
 from shmload.torch_names import DatasetKind, pin_memory, sharding_worker_init_fn
 from shmload.worker.iterable_pass import with_shared_seed
 from shmload.worker.note import NO_NEWS, Note
+from shmload.worker.order_origin import origin_of
 from shmload.worker.sample_rng import generators_kept
-from shmload.worker.torch_side import origin_of
 
 log = logging.getLogger("shmload")
 

@@ -28,8 +28,8 @@ from shmload.modes.torch_iterator import TorchIterator
 from shmload.modes.torch_pass import TorchPass
 from shmload.modes.torch_samplers import is_torchs_own, own_generator
 from shmload.modes.torch_state import TorchState, check_torch_state, packed_state
+from shmload.worker.order_origin import GENERATORS, Origin, origin_of, set_own
 from shmload.worker.snapshot import load_own_states
-from shmload.worker.torch_side import GENERATORS, Origin, origin_of, set_own
 
 
 class TorchPasses(PassContext):

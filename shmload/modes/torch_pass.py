@@ -18,7 +18,7 @@ from shmload.modes.pass_progress import PassProgress
 from shmload.modes.sampler_reader import SamplerReader
 from shmload.modes.torch_samplers import is_endless
 from shmload.torch_names import BaseIterator, DatasetKind, profiler_enabled
-from shmload.worker.torch_side import Origin, origin_of
+from shmload.worker.order_origin import Origin, origin_of
 
 
 class TorchPass(BaseIterator):

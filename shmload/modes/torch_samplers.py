@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data.sampler import BatchSampler, RandomSampler, SequentialSampler
 
 from shmload.torch_names import InfiniteConstantSampler
-from shmload.worker.torch_side import randperm
+from shmload.worker.one_thread import randperm
 
 
 def _innermost(index_sampler: Any) -> Any:

@@ -10,7 +10,7 @@ from torch.utils.data import get_worker_info
 
 from shmload.torch_names import numpy_seed, set_thread_name, worker_module
 from shmload.worker.generator_set import GeneratorSet
-from shmload.worker.torch_side import compute_alone
+from shmload.worker.one_thread import compute_alone
 
 
 def prepare(dataset: Any, worker_id: int, num_workers: int, base_seed: int, generators: GeneratorSet) -> None:

@@ -15,7 +15,7 @@ if sys.platform != "linux":
 from shmload.lazy_imports import lazy_names
 
 if TYPE_CHECKING:
-    from shmload.batch.deliver import Jagged, Padded
+    from shmload.batch.ragged_forms import Jagged, Padded
     from shmload.errors import (
         CacheFull,
         ClusterUnreachable,
@@ -49,10 +49,10 @@ __version__ = "0.1.0"
 
 _PLACES = {
     "BlockShuffle": "shmload.schedule.block_shuffle",
-    "Jagged": "shmload.batch.deliver",
+    "Jagged": "shmload.batch.ragged_forms",
     "Mix": "shmload.schedule.mix",
     "LengthBuckets": "shmload.schedule.length_buckets",
-    "Padded": "shmload.batch.deliver",
+    "Padded": "shmload.batch.ragged_forms",
     "Permutation": "shmload.schedule.permutation",
     "Ray": "shmload.ray_options",
     "Schedule": "shmload.schedule.schedule",

@@ -22,7 +22,7 @@
     ("first", node)  the first element of a list
 
 So the trainer unpickles nothing unless the batch contains objects that need pickle; those are counted. Only processes of one loader
-read and write the bytes, in memory of mode 0600. `deliver.py` reads them.
+read and write the bytes, in memory of mode 0600. `unpacking.py` reads them.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from shmload.batch.deliver import is_sparse, made_sparse, mapped, parts_of
+from shmload.batch.mapped_batch import mapped
+from shmload.batch.sparse_tensors import is_sparse, made_sparse, parts_of
 from shmload.device.cuda import CudaDevice
 
 NUM_SENT = 2  # batches copied ahead: one is being copied and one waits while the trainer computes with a third

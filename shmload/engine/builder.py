@@ -11,7 +11,8 @@ from weakref import WeakSet, finalize
 
 import torch
 
-from shmload.batch.deliver import mapped, parts_of
+from shmload.batch.mapped_batch import mapped
+from shmload.batch.sparse_tensors import parts_of
 from shmload.device.cuda import CudaDevice, current_cuda, open_device
 from shmload.device.sending import NUM_SENT
 from shmload.engine.bad_samples import BadSamples

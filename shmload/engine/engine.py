@@ -21,8 +21,11 @@ from typing import Any
 
 from shmload import faults
 from shmload._core.trainer import ANY_SLOT, FAILED, FILLING, HELD, ORDERED, READY, REPACK, Lease, Order
-from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
+from shmload.batch.batch_memory import LeasedBatch
+from shmload.batch.fixed_rows import deliver_rows
 from shmload.batch.layout import Layout
+from shmload.batch.mapped_batch import copied
+from shmload.batch.unpacking import unpack
 from shmload.device.pending_copies import Releases
 from shmload.engine.bad_samples import BadSamples
 from shmload.engine.copy_out import CopyOut

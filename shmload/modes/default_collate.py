@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
+from shmload.batch.batch_memory import PrivateBatch
 from shmload.batch.collate import pack_samples
-from shmload.batch.deliver import PrivateBatch, unpack
 from shmload.batch.ragged import Ragged
 from shmload.batch.registered_functions import registered_functions
+from shmload.batch.unpacking import unpack
 
 
 def collated(samples: Any, ragged: Ragged | None) -> Any:

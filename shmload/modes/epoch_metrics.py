@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from shmload._core.trainer import Order
-from shmload.batch.deliver import Jagged, Padded
+from shmload.batch.ragged_forms import Jagged, Padded
 from shmload.engine.builder import EngineBuilder
 from shmload.engine.config import LoaderConfig
 from shmload.engine.delivery_log import DeliveryLog

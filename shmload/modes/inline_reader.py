@@ -12,10 +12,11 @@ import numpy as np
 import torch
 
 from shmload._core.trainer import Order
-from shmload.batch.deliver import PrivateBatch, unpack
+from shmload.batch.batch_memory import PrivateBatch
 from shmload.batch.layout import structure
 from shmload.batch.ragged_rows import Arenas, RaggedRows
 from shmload.batch.row_placer import RowOut, private_rows, private_tensors
+from shmload.batch.unpacking import unpack
 from shmload.engine.bad_samples import BadSamples
 from shmload.engine.outcome import NOTHING
 from shmload.modes.default_collate import collated

@@ -14,8 +14,11 @@ from typing import Any
 
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import FAILED, FILLING, FollowerRing, Lease, Order, Share
-from shmload.batch.deliver import LeasedBatch, copied, deliver_rows, unpack
+from shmload.batch.batch_memory import LeasedBatch
+from shmload.batch.fixed_rows import deliver_rows
 from shmload.batch.layout import Layout
+from shmload.batch.mapped_batch import copied
+from shmload.batch.unpacking import unpack
 from shmload.engine.copy_out import CopyOut
 from shmload.engine.iterator_lock import IteratorLock
 from shmload.engine.options import EngineOptions

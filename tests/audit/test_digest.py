@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shmload._core.digest import hash_at, hash_bytes
 from shmload.audit.batch_digest import digest_of
-from shmload.batch.deliver import copied
+from shmload.batch.mapped_batch import copied
 
 P1, P2, P3, P4, P5 = 0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63, 0x27D4EB2F165667C5
 MASK = 2**64 - 1

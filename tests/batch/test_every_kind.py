@@ -17,10 +17,11 @@ from hypothesis.extra import numpy as hnp
 from torch.utils.data import default_collate
 
 from shmload import ShmLoader
-from shmload.batch import deliver
-from shmload.batch.deliver import PrivateBatch, unpack
+from shmload.batch import batch_memory, fixed_rows
+from shmload.batch.batch_memory import PrivateBatch
 from shmload.batch.packed_batch import Packer, pack
 from shmload.batch.ragged import ragged_of
+from shmload.batch.unpacking import unpack
 from shmload.modes.default_collate import collated
 from shmload.torch_names import from_dlpack
 from tests.batch.ragged_kit import Encoding, Frozen, Opaque, Pair, Record, Samples, assert_same, reference
@@ -189,11 +190,12 @@ def dlpack_of_older_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             raise RuntimeError(f"no {tensor.dtype} comes by DLPack")
         return tensor
 
-    monkeypatch.setattr(deliver, "from_dlpack", made)
-    monkeypatch.setattr(deliver, "DLPACK_HAS_FLOAT8", False)
-    deliver._plan.cache_clear()
+    for module in (batch_memory, fixed_rows):
+        monkeypatch.setattr(module, "from_dlpack", made)
+    monkeypatch.setattr(batch_memory, "DLPACK_HAS_FLOAT8", False)
+    fixed_rows._plan.cache_clear()
     yield
-    deliver._plan.cache_clear()
+    fixed_rows._plan.cache_clear()
 
 
 @pytest.mark.usefixtures("dlpack_of_older_torch")

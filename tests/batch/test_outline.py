@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmload._core.outline import join, split
-from shmload.batch.deliver import PrivateBatch, unpack
+from shmload.batch.batch_memory import PrivateBatch
 from shmload.batch.packed_batch import PackedBatch, pack
+from shmload.batch.unpacking import unpack
 from shmload.errors import SampleError
 from tests.batch.ragged_kit import Frozen, Opaque, Pair, assert_same
 

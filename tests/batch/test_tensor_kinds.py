@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from shmload import ShmLoader
-from shmload.batch.deliver import copied
+from shmload.batch.mapped_batch import copied
 
 NUM_BATCHES = 24
 MODES = pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode"])

@@ -244,7 +244,7 @@ ENGINE_DEFECTS = [
     Defect(
         "G1",
         "tensors in mappings other than dicts stay on the CPU",
-        "deliver:mapped",
+        "mapped_batch:mapped",
         Replace("isinstance(batch, Mapping)", "False"),
         ("tests/device/test_feed.py::test_tensors_in_mappings_are_sent",),
     ),

@@ -18,7 +18,7 @@ import torch
 
 import shmload.metrics
 from shmload import ShmLoader
-from shmload.batch.deliver import Jagged, Padded
+from shmload.batch.ragged_forms import Jagged, Padded
 from shmload.metrics import EpochMetrics, summary_line, to_log, to_tensorboard
 from shmload.modes.epoch_metrics import nbytes_of, rows_of
 from tests.trace.trace_kit import Broken, Growing, Plain, Rows, Stream, run

@@ -1,0 +1,76 @@
+"""Build the structure of a batch around other leaves, for example around copies."""
+
+from __future__ import annotations
+
+import copy
+from array import array
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmload._core.outline import join, split
+from shmload.batch.layout import filled, is_sequence, sequence_like
+from shmload.batch.packed_batch import is_plain_record
+from shmload.torch_names import NestedTensor, without_torch_function
+
+
+def copied(batch: Any) -> Any:
+    """Return the batch with every tensor and array copied to private memory, so that its slot can be released at once."""
+    return mapped(batch, _cloned, _copied_leaf)
+
+
+def _cloned(tensor: torch.Tensor) -> torch.Tensor:
+    if type(tensor) is torch.Tensor and not tensor.requires_grad:
+        return tensor.clone()
+    try:
+        return copy.deepcopy(tensor)  # clone() of a leaf that requires grad is not a leaf, and clone() of a Parameter is a Tensor
+    except RuntimeError:  # torch deep-copies a user's class only if that class returns empty tensors of itself
+        with without_torch_function():
+            private = tensor.detach().clone().as_subclass(type(tensor)).requires_grad_(tensor.requires_grad)
+        private.__dict__.update(copy.deepcopy(tensor.__dict__))
+        return private
+
+
+def _copied_leaf(leaf: Any) -> Any:
+    return leaf.copy(order="K") if isinstance(leaf, np.ndarray) else copy.deepcopy(leaf)
+
+
+def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_leaf: Callable[[Any], Any]) -> Any:
+    """Build the same structure around other leaves.
+
+    Args:
+        batch: the structure.
+        of_tensor: maps each tensor; a nested tensor is rebuilt from its mapped parts.
+        of_leaf: maps everything that is neither a tensor nor a structure. Not called for None, numbers and short text.
+    """
+    if isinstance(batch, NestedTensor):
+        values, offsets, lengths = batch._values, batch._offsets, batch._lengths
+        return torch.nested.nested_tensor_from_jagged(  # clone() would share the offsets
+            of_tensor(values), of_tensor(offsets), None if lengths is None else of_tensor(lengths), batch._ragged_idx
+        )
+    if isinstance(batch, torch.Tensor):
+        return of_tensor(batch)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(mapped(v, of_tensor, of_leaf) for v in batch))
+    if type(batch) in (list, tuple, dict):
+        outline, leaves = split(batch)
+        if outline is not Ellipsis:
+            return join(outline, [mapped(leaf, of_tensor, of_leaf) for leaf in leaves])
+        if type(batch) is dict:  # with keys of other classes
+            return {k: mapped(v, of_tensor, of_leaf) for k, v in batch.items()}
+        return [mapped(v, of_tensor, of_leaf) for v in batch]
+    if isinstance(batch, Mapping):
+        like = of_leaf(filled(batch, dict.fromkeys(batch)))  # keeps its other attributes
+        return filled(like, {k: mapped(v, of_tensor, of_leaf) for k, v in batch.items()})
+    if is_sequence(batch) and not isinstance(batch, (tuple, range, array)):
+        like = of_leaf(sequence_like(batch, [None] * len(batch)))
+        return sequence_like(like, [mapped(v, of_tensor, of_leaf) for v in batch])
+    if is_plain_record(batch):
+        record = copy.copy(batch)
+        for name in vars(batch):
+            leaf = mapped(getattr(batch, name), of_tensor, of_leaf)
+            object.__setattr__(record, name, leaf)  # works for frozen dataclasses, too
+        return record
+    return of_leaf(batch)

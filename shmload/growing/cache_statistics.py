@@ -8,8 +8,8 @@ from time import time
 from typing import Any
 
 from shmload.growing.cache_file import CONTROL, newest_generation
+from shmload.growing.cache_view import CacheView
 from shmload.growing.cache_writer import WriterStatistics
-from shmload.growing.library import Library
 from shmload.growing.process_report import reports
 
 RATE_S = 60.0  # the time window of the rates
@@ -48,14 +48,14 @@ class CacheStatistics:
     samplers: Sequence[Mapping[str, Any]]
 
 
-def statistics_of(library: Library) -> CacheStatistics:
+def statistics_of(view: CacheView) -> CacheStatistics:
     """Return the statistics of the cache now."""
-    files, of_folder = library.files(), library.folder.statistics()
-    control = library.path / CONTROL
+    files, of_folder = view.files(), view.folder.statistics()
+    control = view.path / CONTROL
     generation = newest_generation(control)
     newest = [file for file in files if file.mtime_ns > (time() - RATE_S) * 1e9]
     return CacheStatistics(
-        capacity_bytes=library.folder.capacity_bytes,
+        capacity_bytes=view.folder.capacity_bytes,
         nbytes=of_folder.nbytes,
         num_files=len(files),
         num_samples=sum(file.num_records for file in files),
@@ -65,7 +65,7 @@ def statistics_of(library: Library) -> CacheStatistics:
         num_evicted=generation - sum(file.generation >= 0 for file in files),
         bytes_per_s=sum(file.nbytes for file in newest) / RATE_S,
         samples_per_s=sum(file.num_records for file in newest) / RATE_S,
-        bad=library.bad(),
+        bad=view.bad(),
         writers=[WriterStatistics(**one) for _, one in reports(control, "writers")],
         samplers=[{"trainer": pid, **one} for pid, all_of_it in reports(control, "samplers") for one in all_of_it],
     )

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from shmload.errors import CacheFull, StateMismatch, WorkerDied
 from shmload.growing.cache_file import CacheFile
+from shmload.growing.cache_view import CacheView
 from shmload.growing.epoch_snapshot import EPOCH_SHIFT, MAX_EPOCH, Snapshot, read_snapshot, snapshot_path
 from shmload.growing.gone_files import Gone
 from shmload.growing.growing_run import GrowingRun, JoinedRun, is_run_name, run_path
-from shmload.growing.library import Library
 from shmload.schedule.epoch_snapshots import EpochSnapshots
 from shmload.storage.file_lease import Leases
 
@@ -40,7 +40,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
     """The epochs of one loader in its run. Each loader of a dataset has its own epoch, and leases the files of that epoch.
 
     Args:
-        library: the cache's files.
+        view: the cache's files.
         joined: the run.
         min_samples: number of samples that an epoch waits for.
         timeout_s: seconds that it waits at most.
@@ -52,22 +52,22 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
     not_yet = (TimeoutError, WorkerDied, StateMismatch, CacheFull)
 
     def __init__(
-        self, library: Library, joined: JoinedRun, *, min_samples: int, timeout_s: float, missing: Missing, smallest: int
+        self, view: CacheView, joined: JoinedRun, *, min_samples: int, timeout_s: float, missing: Missing, smallest: int
     ) -> None:
         super().__init__()
-        self._library, self._joined = library, joined
+        self._view, self._joined = view, joined
         self._timeout_s, self._missing = timeout_s, missing
         self._least = max(min_samples, smallest)
         self._holds: dict[int, Leases] = {}
         self._gone: dict[int, Gone] = {}
-        library.readers.add(self)
+        view.readers.add(self)
 
     # ------------------------------------------------------------ the run
 
     @property
     def run(self) -> GrowingRun:
         """Return this rank's membership in its run, evicting files if the disk is full."""
-        return self._library.folder.evicting(lambda: self._joined.run)
+        return self._view.folder.evicting(lambda: self._joined.run)
 
     def named(self, snapshot: Snapshot) -> dict[str, Any]:
         """Return the description of a snapshot for a state."""
@@ -93,7 +93,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
         is_dict = isinstance(named, Mapping) and isinstance(named.get("digest"), str)
         if not is_dict or not is_run_name(named.get("run")) or epoch > MAX_EPOCH:
             raise StateMismatch(f"the state names no snapshot of epoch {epoch}: {named!r:.200}. Load what state_dict() returned")
-        path = run_path(self._library.path, named["run"])
+        path = run_path(self._view.path, named["run"])
         snapshot = read_snapshot(snapshot_path(path, epoch))
         if snapshot is None or snapshot.digest != named["digest"]:
             held = "is not there" if snapshot is None else "is another"
@@ -127,13 +127,13 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
             StateMismatch: another rank has begun to read the snapshot, and samples of it are gone.
             CacheFull: the disk is full, and no file of the cache may be evicted.
         """
-        folder, has_evicted = self._library.folder, False
+        folder, has_evicted = self._view.folder, False
         if epoch > MAX_EPOCH:
             raise ValueError(f"a growing dataset's epoch is at most {MAX_EPOCH}; got {epoch}")
         while (found := self.run.read(epoch)) is None or not self._take(found, is_named=False):
             if found is not None:
                 continue
-            files = self._library.collected(self._least, 0.0 if is_ahead else self._timeout_s)
+            files = self._view.collected(self._least, 0.0 if is_ahead else self._timeout_s)
             hold = folder.lease_many([file.name for file in files])
             held = frozenset(hold.names)
             kept = tuple(file for file in files if file.name in held)
@@ -165,7 +165,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
         Returns:
             False if files are gone and no rank has begun to read the snapshot, so that it can be replaced.
         """
-        hold = self._library.folder.lease_many([file.name for file in snapshot.files])
+        hold = self._view.folder.lease_many([file.name for file in snapshot.files])
         held = frozenset(hold.names)
         is_gone = tuple(file.name not in held or self._is_replaced(file) for file in snapshot.files)
         if any(is_gone):
@@ -185,7 +185,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
 
     def _is_replaced(self, file: CacheFile) -> bool:
         with suppress(FileNotFoundError):
-            return file.is_replaced(os.stat(self._library.path / file.name))
+            return file.is_replaced(os.stat(self._view.path / file.name))
         return True
 
     def keys(self, epoch: int, records: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -215,7 +215,7 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
         """Lease the files again if the loader was closed in the meantime, and keep other ranks from replacing the snapshot."""
         if epoch not in self._holds:
             self._take(snapshot, is_named=True)
-        self._library.folder.evicting(partial(self.run.begin, epoch))
+        self._view.folder.evicting(partial(self.run.begin, epoch))
 
     def ended(self) -> None:
         """Release all files after the last epoch."""

@@ -11,13 +11,13 @@ from typing import Any
 from shmload.formats.atomic_write import write_whole
 from shmload.growing.cache_file import CONTROL, CacheFile
 from shmload.growing.cache_statistics import CacheStatistics, statistics_of
+from shmload.growing.cache_view import CacheView, are_samples
 from shmload.growing.cache_writer import CacheWriter
 from shmload.growing.damage import BAD
-from shmload.growing.dataset import GrowingDataset, SnapshotRecords
+from shmload.growing.growing_dataset import GrowingDataset, SnapshotRecords
 from shmload.growing.growing_epochs import GrowingEpochs, Missing
 from shmload.growing.growing_run import JoinedRun, forget_runs
 from shmload.growing.intake import MAX_INFLATED_BYTES
-from shmload.growing.library import Library, are_samples
 from shmload.growing.sampler_process import Sampler
 from shmload.growing.samplers import Samplers
 from shmload.storage.budgeted_folder import BudgetedFolder
@@ -81,10 +81,10 @@ class SampleCache:
 
     def _begin(self) -> None:
         self._samplers: list[Samplers] = []
-        self._library = Library(self.folder, file_nbytes=self.file_nbytes, headroom=self.headroom, samplers=self._samplers)
+        self._view = CacheView(self.folder, file_nbytes=self.file_nbytes, headroom=self.headroom, samplers=self._samplers)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in vars(self).items() if k not in ("_library", "_samplers")}
+        return {k: v for k, v in vars(self).items() if k not in ("_view", "_samplers")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -194,7 +194,7 @@ class SampleCache:
             max_inflated_bytes=MAX_INFLATED_BYTES,
         )  # fmt: skip
         joined = JoinedRun(self.path, run)
-        make = partial(GrowingEpochs, self._library, joined, min_samples=min_samples, timeout_s=timeout_s, missing=missing)
+        make = partial(GrowingEpochs, self._view, joined, min_samples=min_samples, timeout_s=timeout_s, missing=missing)
         return GrowingDataset(self.path, joined, make, reader)
 
     def files(self) -> list[CacheFile]:
@@ -202,13 +202,13 @@ class SampleCache:
 
         If the cache is full, new epochs do not read the oldest of them, the headroom.
         """
-        return self._library.files()
+        return self._view.files()
 
     # ------------------------------------------------------------ views
 
     def stats(self) -> CacheStatistics:
         """Return statistics of the cache now."""
-        return statistics_of(self._library)
+        return statistics_of(self._view)
 
     # ------------------------------------------------------------ ends
 
@@ -217,7 +217,7 @@ class SampleCache:
         for samplers in self._samplers:
             samplers.stop()
         self._samplers.clear()
-        for epochs in list(self._library.readers):
+        for epochs in list(self._view.readers):
             epochs.ended()
         self.folder.close()
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from shmload.errors import ShardCorrupt
 from shmload.formats import TFRecordWriter
-from shmload.growing import SampleCache, intake
-from shmload.growing import library as library_module
+from shmload.growing import SampleCache, cache_view, intake
 from shmload.growing.intake import Intake, count_records
 from tests.growing.growing_kit import RECORD_NBYTES, dataset_of, epoch_of, flip, loader_of, put_foreign, values_of
 
@@ -99,7 +98,7 @@ def test_epoch_waits_for_few_foreign_files_and_takes_the_rest_later(
     put_foreign(folder / "0.tfrecord", [0])
     with loader_of(dataset_of(cache)) as loader:
         assert epoch_of(loader) == [0]
-        monkeypatch.setattr(library_module, "EXAMINE_S", -1.0)
+        monkeypatch.setattr(cache_view, "EXAMINE_S", -1.0)
         for value in range(1, 4):
             put_foreign(folder / f"{value}.tfrecord", [value])
         assert [len(epoch_of(loader)) for _ in range(3)] == [2, 3, 4]

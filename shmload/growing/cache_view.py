@@ -1,4 +1,4 @@
-"""`Library`: one process's view of the files of a growing cache, and the choice of those that an epoch may read.
+"""`CacheView`: one process's view of the files of a growing cache, and the choice of those that an epoch may read.
 
 When the cache is full, an epoch leaves out the oldest files, a share of the budget called headroom. Samplers may evict these
 while the epoch runs; without headroom every file would be leased in every epoch, and the cache would never be renewed.
@@ -25,7 +25,7 @@ LOOK_S = 0.05  # interval of polling for the first samples, because writers may 
 EXAMINE_S = 0.2  # a listing examines added files for this long, and the rest later; the first listing examines all
 
 
-class Library:
+class CacheView:
     """One process's view of the files of a cache.
 
     Args:

@@ -56,10 +56,10 @@ def bench(
     from shmload.tools.bench.report_table import show
     from shmload.tools.bench.rounds import benchmark
     from shmload.tools.list_options import names, numbers
-    from shmload.tools.object_reference import BenchError
+    from shmload.tools.object_reference import UsageError
 
     check_folder("bench", save_file, plot_file)
-    with refusing("bench", BenchError), progress_bar(sys.stderr.isatty()) as progress:
+    with refusing("bench", UsageError), progress_bar(sys.stderr.isatty()) as progress:
         options = BenchOptions(
             workloads=tuple(names(workload or [])),
             dataset=dataset,

@@ -8,8 +8,8 @@ listing shows what there is, and no file is opened (cache_file.py, cache_view.py
 
 The first rank that orders the first batch of an epoch settles its snapshot (schedule/epoch_snapshots.py): it writes the list of
 files that the epoch reads to a file that is created exclusively (growing_run.py), while the epoch before is still read. A worker
-opens the snapshot when an index `epoch << 40 | record` of that epoch arrives, and maps only new files (growing_dataset.py). Each rank
-leases the files of its snapshot (growing_epochs.py). A share of the budget stays outside of snapshots (headroom), because
+opens the snapshot when an index `epoch << 40 | record` of that epoch arrives, and maps only new files (growing_dataset.py). Each
+rank leases the files of its snapshot (growing_epochs.py). A share of the budget stays outside of snapshots (headroom), because
 otherwise a full cache could never be renewed. If the rank that settled a snapshot is killed and files of it are evicted, the
 epoch is settled again, unless a rank has begun to read it.
 

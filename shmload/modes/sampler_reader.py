@@ -19,7 +19,7 @@ from torch import Generator
 from torch.utils.data.sampler import BatchSampler
 
 from shmload.introspect.abilities import is_stateful
-from shmload.modes.torch_samplers import _innermost, batches_of, is_endless, is_torchs_own, own_generator
+from shmload.modes.torch_samplers import batches_of, innermost, is_endless, is_torchs_own, own_generator
 from shmload.worker.order_origin import Origin, origin_of, replayed, torch_origin
 
 SamplerState = dict[str, Any]
@@ -75,7 +75,7 @@ class SamplerReader:
         self._begin()
 
     def _begin(self) -> None:
-        self._epoch = getattr(_innermost(self._sampler), "epoch", None)
+        self._epoch = getattr(innermost(self._sampler), "epoch", None)
         self._is_stateful = is_stateful(self._sampler) or is_stateful(self._iterator) or self._ended is not None
         # (batches taken, the sampler's own state, the generators')
         self._states: deque[tuple[int, Any, Origin | None]] = deque()
@@ -99,7 +99,7 @@ class SamplerReader:
                 its first batch is taken must draw then, unless the program has restored its generators itself.
         """
         self.num_taken = state["taken"]
-        sampler = _innermost(self._sampler)
+        sampler = innermost(self._sampler)
         if "epoch" in state and hasattr(sampler, "set_epoch"):
             sampler.set_epoch(state["epoch"])
         own = state.get("own")
@@ -230,7 +230,7 @@ def own_state(index_sampler: Any) -> SamplerState | None:
     """Return a stateful sampler's state between two passes; None if the sampler has no state."""
     if is_stateful(index_sampler):
         return {"sampler": copy.deepcopy(index_sampler.state_dict()), "iterator": None}
-    inner = _innermost(index_sampler)
+    inner = innermost(index_sampler)
     if type(index_sampler) is BatchSampler and is_stateful(inner):
         return {"sampler": None, "iterator": {"sampler": copy.deepcopy(inner.state_dict()), "iterator": None}}
     return None

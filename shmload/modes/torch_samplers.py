@@ -19,7 +19,8 @@ from shmload.torch_names import InfiniteConstantSampler
 from shmload.worker.one_thread import randperm
 
 
-def _innermost(index_sampler: Any) -> Any:
+def innermost(index_sampler: Any) -> Any:
+    """Return the sampler inside a batch sampler, or the index sampler itself if there is none."""
     return getattr(index_sampler, "sampler", index_sampler)
 
 
@@ -30,7 +31,7 @@ def own_generator(index_sampler: Any, generator: torch.Generator | None) -> torc
         index_sampler: the loader's index sampler.
         generator: the loader's own generator, if it has one.
     """
-    for sampler in (index_sampler, _innermost(index_sampler)):
+    for sampler in (index_sampler, innermost(index_sampler)):
         found = getattr(sampler, "generator", None)
         if isinstance(found, torch.Generator) and found is not generator:
             return found
@@ -39,12 +40,12 @@ def own_generator(index_sampler: Any, generator: torch.Generator | None) -> torc
 
 def is_endless(index_sampler: Any) -> bool:
     """Return whether this is the sampler that torch uses for an iterable dataset."""
-    return isinstance(_innermost(index_sampler), InfiniteConstantSampler)
+    return isinstance(innermost(index_sampler), InfiniteConstantSampler)
 
 
 def is_torchs_own(index_sampler: Any) -> bool:
     """Return whether the order depends on torch's generators alone."""
-    kinds = (type(index_sampler), type(_innermost(index_sampler)))
+    kinds = (type(index_sampler), type(innermost(index_sampler)))
     return all(kind.__module__.startswith("torch.utils.data") for kind in kinds)
 
 

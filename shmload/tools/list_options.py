@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from shmload.tools.object_reference import BenchError
+from shmload.tools.object_reference import UsageError
 
 
 def names(values: Iterable[str]) -> list[str]:
@@ -14,10 +14,10 @@ def numbers(option: str, values: Iterable[str]) -> tuple[int, ...]:
     """Return the values of an option, which may be repeated or contain commas, as integers without repetitions.
 
     Raises:
-        BenchError: one of them is not an integer.
+        UsageError: one of them is not an integer.
     """
     found = names(values)
     for text in found:
         if not text.removeprefix("-").isdecimal():
-            raise BenchError(f"{option}: needs whole numbers, one or several with commas between, given {text!r}")
+            raise UsageError(f"{option}: needs whole numbers, one or several with commas between, given {text!r}")
     return tuple(map(int, found))

@@ -16,7 +16,7 @@ from shmload.errors import ShmloadError
 REMEDY = "write package.module:name; the current folder is searched too"
 
 
-class BenchError(ShmloadError, ValueError):
+class UsageError(ShmloadError, ValueError):
     """A name or an option on the command line cannot be used. The message is one line and says what to change."""
 
 
@@ -24,24 +24,24 @@ def resolve(spec: str, *, what: str) -> Any:
     """Import the object that `spec` names; `what` is the option that errors mention.
 
     Raises:
-        BenchError: the spec is malformed, its module cannot be imported, or has no such name.
+        UsageError: the spec is malformed, its module cannot be imported, or has no such name.
     """
     module_name, colon, path = spec.partition(":")
     if not (colon and module_name and path):
-        raise BenchError(f"{what}: needs package.module:name, given {spec!r}; {REMEDY}")
+        raise UsageError(f"{what}: needs package.module:name, given {spec!r}; {REMEDY}")
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
         found = importlib.import_module(module_name)
     except Exception as error:
-        raise BenchError(f"{what}: cannot import {module_name!r}: {one_line(error)}; {REMEDY}") from error
+        raise UsageError(f"{what}: cannot import {module_name!r}: {one_line(error)}; {REMEDY}") from error
     for name in path.split("."):
         try:
             found = getattr(found, name)
         except AttributeError:
             known = sorted(n for n in vars(found) if not n.startswith("_"))[:8]
             hint = f"it has {', '.join(known)}" if known else "it is empty"
-            raise BenchError(f"{what}: {module_name!r} has no {name!r}; {hint}") from None
+            raise UsageError(f"{what}: {module_name!r} has no {name!r}; {hint}") from None
     return found
 
 
@@ -49,7 +49,7 @@ def make_dataset(spec: str, arguments: Mapping[str, Any]) -> Any:
     """Return the dataset that `spec` names: the object itself, or what the class or function returns.
 
     Raises:
-        BenchError: the factory raised, or the result is not an IterableDataset and lacks `__len__` and `__getitem__`, or it is
+        UsageError: the factory raised, or the result is not an IterableDataset and lacks `__len__` and `__getitem__`, or it is
             empty.
     """
     made = resolve(spec, what="--dataset")
@@ -59,27 +59,27 @@ def make_dataset(spec: str, arguments: Mapping[str, Any]) -> Any:
         return made
     if not is_map_style(made):
         kind = type(made).__name__
-        raise BenchError(
+        raise UsageError(
             f"--dataset {spec}: needs a map-style dataset with __len__ and __getitem__, or an object of a class derived from "
             f"torch.utils.data.IterableDataset, as torch's DataLoader does; given {kind}"
         )
     try:
         num_samples = len(made)
     except Exception as error:
-        raise BenchError(f"--dataset {spec}: its __len__ raised {one_line(error)}") from error
+        raise UsageError(f"--dataset {spec}: its __len__ raised {one_line(error)}") from error
     if num_samples == 0:
-        raise BenchError(f"--dataset {spec}: needs at least 1 sample, given 0; check the path it reads")
+        raise UsageError(f"--dataset {spec}: needs at least 1 sample, given 0; check the path it reads")
     return made
 
 
 def call(factory: Any, arguments: Mapping[str, Any], spec: str, *, what: str = "--dataset") -> Any:
     if not callable(factory):
         kind = type(factory).__name__
-        raise BenchError(f"{what} {spec}: needs a dataset or a function that returns one, given {kind}")
+        raise UsageError(f"{what} {spec}: needs a dataset or a function that returns one, given {kind}")
     try:
         return factory(**arguments)
     except Exception as error:
-        raise BenchError(
+        raise UsageError(
             f"{what} {spec}: calling it without arguments raised {one_line(error)}; "
             "name a function that needs none and returns the dataset"
         ) from error

@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader
 
 from shmload.tools.bench.bench_options import BenchOptions
 from shmload.tools.bench.users_loader import arguments_of, like_users, num_samples, users_loader
-from shmload.tools.object_reference import BenchError
+from shmload.tools.object_reference import UsageError
 
 slow = pytest.mark.slow(reason="reads two epochs of two or three loaders with workers")
 FACTORIES = ("shuffled_loader", "custom_loader", "stream_loader", "unseeded_loader")
@@ -75,7 +75,7 @@ def test_items_are_unchanged_without_batching():
     ],
 )
 def test_error_for_an_object_that_is_not_a_loader_is_one_line(spec, text):
-    with pytest.raises(BenchError, match=text) as caught:
+    with pytest.raises(UsageError, match=text) as caught:
         users_loader(spec, 0)
     assert "\n" not in str(caught.value)
 
@@ -92,7 +92,7 @@ def test_error_for_an_object_that_is_not_a_loader_is_one_line(spec, text):
     ],
 )
 def test_options_that_the_loader_already_sets_are_errors(options, text):
-    with pytest.raises(BenchError, match=text):
+    with pytest.raises(UsageError, match=text):
         BenchOptions(torch_loader="m:n", **options)
 
 

@@ -47,7 +47,7 @@ def section(rates, workers=2, step=False, **known):
     for name, value in known.items():
         setattr(made, name, value)
     for loader in loaders.values():
-        loader.summarise(loaders["torch"])
+        loader.summarize(loaders["torch"])
     return made
 
 
@@ -76,7 +76,7 @@ def test_section_has_its_verdict_and_recommendation(report):
 def test_unexplained_time_is_noted(report):
     report.workloads = [section({"shmload": 2000.0, "torch": 1000.0})]
     report.workloads[0].loaders["shmload"].rounds[0]["batch_wall_ms"] = 200.0
-    report.workloads[0].loaders["shmload"].summarise(report.workloads[0].loaders["torch"])
+    report.workloads[0].loaders["shmload"].summarize(report.workloads[0].loaders["torch"])
     assert "note: only 15% of the time of a batch is accounted for: it sleeps and wakes" in printed(report)
 
 

@@ -14,7 +14,7 @@ from shmload.tools.bench.bench_options import BenchOptions
 from shmload.tools.bench.builtin_workloads import WORKLOADS
 from shmload.tools.bench.report import Report, machine
 from shmload.tools.bench.task import prepare
-from shmload.tools.object_reference import BenchError
+from shmload.tools.object_reference import UsageError
 
 
 class Silent:
@@ -45,7 +45,7 @@ def test_workload_without_its_extra_is_skipped_and_the_rest_prepared(no_codecs, 
 
 
 def test_error_if_nothing_can_run_names_the_command_to_install(no_codecs):
-    with pytest.raises(BenchError, match=r"nothing can run: photos left out: needs simplejpeg: pip install"):
+    with pytest.raises(UsageError, match=r"nothing can run: photos left out: needs simplejpeg: pip install"):
         rounds.benchmark(BenchOptions(workloads=("photos",)), Silent())
 
 
@@ -54,7 +54,7 @@ def test_error_for_a_full_temporary_folder_is_one_line(monkeypatch, tmp_path):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setitem(WORKLOADS, "records", replace(WORKLOADS["records"], prepare=full))
-    with pytest.raises(BenchError, match=r"records: cannot write its data .*No space left on device; set TMPDIR"):
+    with pytest.raises(UsageError, match=r"records: cannot write its data .*No space left on device; set TMPDIR"):
         prepare(BenchOptions(workloads=("records",)), tmp_path, [])
 
 

@@ -8,7 +8,7 @@ from shmload.tools.bench.bench_options import BenchOptions
 from shmload.tools.bench.builtin_workloads import WORKLOADS
 from shmload.tools.bench.task import prepare
 from shmload.tools.list_options import names
-from shmload.tools.object_reference import BenchError, is_map_style, make_dataset, one_line, resolve
+from shmload.tools.object_reference import UsageError, is_map_style, make_dataset, one_line, resolve
 
 HERE = "shmload.tools.bench.generated_data"
 
@@ -42,7 +42,7 @@ def test_spec_names_an_object_of_a_module():
     ],
 )
 def test_error_for_an_invalid_dataset_is_one_line(spec, text):
-    with pytest.raises(BenchError, match=text) as caught:
+    with pytest.raises(UsageError, match=text) as caught:
         make_dataset(spec, {})
     assert "\n" not in str(caught.value)
 
@@ -76,7 +76,7 @@ def test_class_and_object_are_accepted_as_a_dataset(spec):
     ],
 )
 def test_error_for_an_option_out_of_range_names_the_range_and_value(options, text):
-    with pytest.raises(BenchError, match=text):
+    with pytest.raises(UsageError, match=text):
         BenchOptions(**options)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from shmload.tools.bench.bench_options import BenchOptions, Point
 from shmload.tools.list_options import numbers
-from shmload.tools.object_reference import BenchError
+from shmload.tools.object_reference import UsageError
 
 
 def points(num_workers=(), prefetch_factor=(), batch_size=()):
@@ -43,7 +43,7 @@ def test_sweep_has_one_round_by_default():
 
 def test_numbers_are_comma_separated():
     assert numbers("--workers", ["0,1", "2", "1"]) == (0, 1, 2)
-    with pytest.raises(BenchError, match=r"--workers: needs whole numbers, one or several with commas .*, given 'two'"):
+    with pytest.raises(UsageError, match=r"--workers: needs whole numbers, one or several with commas .*, given 'two'"):
         numbers("--workers", ["1,two"])
 
 
@@ -56,7 +56,7 @@ def test_numbers_are_comma_separated():
     ],
 )
 def test_error_for_a_setting_out_of_range_names_the_range_and_value(options, text):
-    with pytest.raises(BenchError, match=text):
+    with pytest.raises(UsageError, match=text):
         BenchOptions(**options)
 
 

@@ -7,7 +7,7 @@ from itertools import product
 from typing import NamedTuple
 
 from shmload.tools.bench.builtin_workloads import WORKLOADS
-from shmload.tools.object_reference import BenchError
+from shmload.tools.object_reference import UsageError
 
 LOADERS = ("shmload", "torch", "shmload-seed")
 AS_BUILT = ("shmload", "torch")  # contestants that can be made of a DataLoader that the user built
@@ -46,7 +46,7 @@ class BenchOptions:
         quick: small data, one process per loader, fractions of a second: to check that it works, not how fast.
 
     Raises:
-        BenchError: a value cannot be measured; the message says what is needed.
+        UsageError: a value cannot be measured; the message says what is needed.
     """
 
     workloads: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         for text in self._complaints():
-            raise BenchError(text)
+            raise UsageError(text)
 
     def _complaints(self) -> Iterator[str]:
         """Yield a line for each option that cannot be measured."""

@@ -20,7 +20,7 @@ from shmload.tools.bench.contestants import LoaderOptions, factory
 from shmload.tools.bench.core_limit import memcpy_bytes_per_s, read, sample_nbytes
 from shmload.tools.bench.measured_stream import MeasuredStream, after, peak_pss_bytes, record
 from shmload.tools.bench.users_loader import like_users, num_samples, users_loader
-from shmload.tools.object_reference import BenchError, is_map_style, make_dataset, one_line, resolve
+from shmload.tools.object_reference import UsageError, is_map_style, make_dataset, one_line, resolve
 
 
 def main() -> None:
@@ -30,7 +30,7 @@ def main() -> None:
         for fields in json.load(sys.stdin):
             try:
                 answer = run(BenchJob(**fields))
-            except BenchError as error:
+            except UsageError as error:
                 answer = {"error": str(error), "bad_usage": True}
             except Exception as error:
                 answer = {"error": one_line(error), "details": traceback.format_exc()}
@@ -54,7 +54,7 @@ def run(job: BenchJob) -> dict[str, Any]:
 
 
 def probe(job: BenchJob) -> dict[str, float]:
-    """Measure the limit of one core. Raise BenchError if reading the dataset fails, so that this is not blamed on a loader."""
+    """Measure the limit of one core. Raise UsageError if reading the dataset fails, so that this is not blamed on a loader."""
     batch_size, num_workers = job.batch_size, job.num_workers
     collate = resolve(job.collate, what="--collate") if job.collate else None
     if job.torch_loader:
@@ -73,7 +73,7 @@ def probe(job: BenchJob) -> dict[str, float]:
         copy_rate = memcpy_bytes_per_s(nbytes)
         reading = read(dataset, batch_size=rows, seconds=job.seconds, copy_bytes_per_s=copy_rate, collate=collate)
     except Exception as error:
-        raise BenchError(f"{job.workload}: reading samples of the dataset raised {one_line(error)}") from error
+        raise UsageError(f"{job.workload}: reading samples of the dataset raised {one_line(error)}") from error
     return {
         "num_samples": float(length),
         "batch_size": float(batch_size or 1),

@@ -34,7 +34,7 @@ class LoaderReport:
     def column(self, metric: str) -> list[float]:
         return [values[metric] for values in self.rounds if metric in values]
 
-    def summarise(self, reference: LoaderReport) -> None:
+    def summarize(self, reference: LoaderReport) -> None:
         for name in dict.fromkeys(name for values in self.rounds for name in values):
             self.metrics[name] = Spread.of(self.column(name))
         self.ratio = paired_ratio(self.column("samples_per_s"), reference.column("samples_per_s"))

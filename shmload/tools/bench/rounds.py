@@ -13,7 +13,7 @@ from shmload.tools.bench.byte_comparison import compare
 from shmload.tools.bench.conclusions import judge_all
 from shmload.tools.bench.report import LoaderReport, Report, WorkloadReport, machine
 from shmload.tools.bench.task import BenchTask, prepare
-from shmload.tools.object_reference import BenchError
+from shmload.tools.object_reference import UsageError
 
 NUM_DIGESTS = 32
 MEMORY_S = 0.6
@@ -36,7 +36,7 @@ def benchmark(options: BenchOptions, progress: RoundsProgress) -> Report:
     """Run everything that `options` requests.
 
     Raises:
-        BenchError: the user's dataset cannot be used, or nothing is left that can run.
+        UsageError: the user's dataset cannot be used, or nothing is left that can run.
     """
     method = options.start_method or multiprocessing.get_start_method()
     report = Report(options.loaders[0], options.reference, options.points()[0].num_workers, options.quick, method, machine())
@@ -46,7 +46,7 @@ def benchmark(options: BenchOptions, progress: RoundsProgress) -> Report:
         progress.doing("preparing data")
         tasks = prepare(options, folder, report.notes)
         if not tasks:
-            raise BenchError(f"nothing can run: {'; '.join(report.notes)}")
+            raise UsageError(f"nothing can run: {'; '.join(report.notes)}")
         limits: Limits = {}
         progress.start(len({task.probe_key for task in tasks}) + len(tasks) * len(options.loaders) * options.num_rounds)
         for group in [tasks] if options.quick else [[task] for task in tasks]:  # their jobs share processes
@@ -60,14 +60,14 @@ def measured(jobs: Sequence[BenchJob], tasks: Sequence[BenchTask], what: str, pr
     """Run the jobs in one fresh process, and report progress.
 
     Raises:
-        BenchError: the user's dataset or options are at fault.
+        UsageError: the user's dataset or options are at fault.
     """
     progress.doing(f"{', '.join(task.label for task in tasks)}: {what}")
     outcomes = run_jobs(jobs)
     for outcome in outcomes:
         progress.advance()
         if outcome.bad_usage:
-            raise BenchError(outcome.error)
+            raise UsageError(outcome.error)
     return outcomes
 
 
@@ -79,7 +79,7 @@ def probe(tasks: Sequence[BenchTask], limits: Limits, options: BenchOptions, pro
     jobs = [replace(task.job, seconds=0.1 if options.quick else 0.7) for task in new.values()]
     for key, outcome in zip(new, measured(jobs, list(new.values()), "what one core can do", progress), strict=True):
         if outcome.error:
-            raise BenchError(f"{key[0]}: reading its samples: {outcome.error}")
+            raise UsageError(f"{key[0]}: reading its samples: {outcome.error}")
         limits[key] = outcome.values
 
 
@@ -115,5 +115,5 @@ def rounds_of(
     for task, report in zip(tasks, reports, strict=True):
         compare(task, report, options.reference)
         for each in report.loaders.values():
-            each.summarise(report.loaders[options.reference])
+            each.summarize(report.loaders[options.reference])
     return reports

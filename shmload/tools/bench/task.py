@@ -7,7 +7,7 @@ from shmload.tools.bench.bench_job import BenchJob
 from shmload.tools.bench.bench_options import BenchOptions, Point
 from shmload.tools.bench.builtin_workloads import WORKLOADS
 from shmload.tools.bench.workload import Workload
-from shmload.tools.object_reference import BenchError
+from shmload.tools.object_reference import UsageError
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ def prepare(options: BenchOptions, folder: Path, notes: list[str]) -> list[Bench
     Returns:
         the workloads at every requested setting.
     Raises:
-        BenchError: there is no room.
+        UsageError: there is no room.
     """
     tasks: list[BenchTask] = []
     is_own = bool(options.dataset or options.torch_loader)
@@ -57,7 +57,7 @@ def prepare(options: BenchOptions, folder: Path, notes: list[str]) -> list[Bench
         try:
             arguments = workload.prepare(folder, options.quick)
         except OSError as error:
-            raise BenchError(f"{workload.name}: cannot write its data to the temporary folder: {error}; set TMPDIR") from error
+            raise UsageError(f"{workload.name}: cannot write its data to the temporary folder: {error}; set TMPDIR") from error
         is_this = is_own and number == len(workloads)
         for point in options.points():
             job = BenchJob(

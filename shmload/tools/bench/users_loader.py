@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from shmload.loader import ShmLoader
-from shmload.tools.object_reference import BenchError, one_line, resolve
+from shmload.tools.object_reference import UsageError, one_line, resolve
 
 TAKEN = (
     *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator"),
@@ -23,7 +23,7 @@ def users_loader(spec: str, seed: int) -> DataLoader[Any]:
     """Return the DataLoader that `spec` names or returns. The global seed is set first, so every process has the same order.
 
     Raises:
-        BenchError: it raised, or the result is not a DataLoader.
+        UsageError: it raised, or the result is not a DataLoader.
     """
     torch.manual_seed(seed)
     made = resolve(spec, what="--torch-loader")
@@ -33,12 +33,12 @@ def users_loader(spec: str, seed: int) -> DataLoader[Any]:
         try:
             made = made()
         except Exception as error:
-            raise BenchError(
+            raise UsageError(
                 f"--torch-loader {spec}: calling it without arguments raised {one_line(error)}; name a function that needs "
                 "none and returns the DataLoader"
             ) from error
     if not isinstance(made, DataLoader):
-        raise BenchError(f"--torch-loader {spec}: needs {wanted}, given {type(made).__name__}")
+        raise UsageError(f"--torch-loader {spec}: needs {wanted}, given {type(made).__name__}")
     return made
 
 

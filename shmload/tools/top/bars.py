@@ -11,6 +11,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def unwrapped_line() -> Text:
+    """Return an empty line that is cut off at the width of the terminal."""
     return Text(no_wrap=True, overflow="ellipsis")
 
 

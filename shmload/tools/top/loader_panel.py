@@ -28,6 +28,7 @@ BOTTLENECKS = {
 
 
 def loader_panel(loader: Report, width: int) -> Panel:
+    """Return the panel of a loader, for a terminal of `width` columns."""
     return Panel(
         Group(
             *(_speed(loader, width), _slots(loader, width), _time(loader, width)),

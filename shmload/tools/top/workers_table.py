@@ -34,6 +34,7 @@ COLUMNS: dict[str, tuple[int, Callable[[Report], str]]] = {
 
 
 def workers_table(loader: Report, width: int) -> RenderableType:
+    """Return the table of a loader's workers, for a terminal of `width` columns."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bright_black")
     is_far = loader["cluster"] is not None
     columns = [name for name, (least, _) in COLUMNS.items() if width >= least and (is_far or name != "node")]

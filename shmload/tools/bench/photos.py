@@ -15,12 +15,8 @@ from shmload.formats.images.crops import RandomResizedCrop
 from shmload.tools.bench.workload import NUM_LABELS, Field
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
-
-
 SIDE = 224
 NUM_PHOTOS = 4096
-
-
 OWN_PHOTOS = Path(__file__).resolve().parents[2] / "data"
 
 

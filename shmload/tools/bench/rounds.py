@@ -17,8 +17,6 @@ from shmload.tools.object_reference import UsageError
 
 NUM_DIGESTS = 32
 MEMORY_S = 0.6
-
-
 Limits = dict[tuple[str, int | None], dict[str, float]]  # what one core can do, by probe_key
 
 

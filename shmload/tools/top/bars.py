@@ -5,8 +5,6 @@ from __future__ import annotations
 from rich.text import Text
 
 BAR, WIDE = 24, 100  # cells of a bar; half as many in a terminal with fewer columns
-
-
 SPARKS = "▁▂▃▄▅▆▇█"
 
 

@@ -12,11 +12,7 @@ from shmload.engine.stats import Report
 from shmload.tools.top.quantities import nbytes_text, number, seconds
 
 WORKERS_MAX = 16  # rows of a loader's table: the workers that have been busy with a sample for longest
-
-
 LATE_S = 1.0  # seconds; a sample that takes longer is colored
-
-
 # columns of the workers' table: heading -> the minimum width of the terminal that shows it, and a worker's cell
 COLUMNS: dict[str, tuple[int, Callable[[Report], str]]] = {
     "pid": (0, lambda worker: str(worker["pid"] or "-")),

@@ -258,6 +258,16 @@ class ShmLoader(DataLoader[T]):
             **given, index_sampler=self._index_sampler, auto_collation=self._auto_collation, has_own_order=self._has_own_order
         )
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute. What torch allows may be set between passes; other arguments are fixed, because parts depend on them.
+
+        Raises:
+            ValueError: the argument is fixed.
+        """
+        if name in _FIXED and "_builder" in vars(self):
+            raise ValueError(f"{name} cannot be set to {value!r} after the ShmLoader was made: make a new one with this {name}")
+        super().__setattr__(name, value)
+
     @property
     def shuffle(self) -> bool | None:
         """Return the argument `shuffle`.
@@ -523,6 +533,24 @@ class ShmLoader(DataLoader[T]):
 
 _DERIVED = ("index_sampler", "auto_collation", "has_own_order")  # fields of a LoaderConfig that are not arguments
 _ARGUMENTS = tuple(field.name for field in fields(LoaderConfig) if field.name not in _DERIVED)
+# Arguments besides torch's that may not be set later; rank, world_size, device, after_batch and trust_state may.
+_FIXED = {
+    "shuffle",
+    "seed",
+    "seed_samples",
+    "uneven",
+    "ring_bytes",
+    "max_restarts",
+    "on_error",
+    "max_bad",
+    "sample_timeout_s",
+    "ragged",
+    "snapshot_every_n_steps",
+    "threads_per_worker",
+    "backend",
+    "share",
+    "audit",
+}
 
 
 def _by_number(dataset: Any, seed: int | None, *ranks: int | None) -> Any:

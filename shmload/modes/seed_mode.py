@@ -27,6 +27,7 @@ from shmload.engine.config import LoaderConfig
 from shmload.engine.delivery_log import DeliveryLog
 from shmload.engine.iterator_lock import IteratorLock
 from shmload.engine.outcome import NOTHING
+from shmload.engine.tuning.auto_number import is_auto
 from shmload.engine.tuning.autotune import Autotuner
 from shmload.introspect.users_frame import users_frame
 from shmload.modes.after_batch import after_batch
@@ -137,8 +138,7 @@ class SeedStream:
         self._tuner: Autotuner | None = None  # of the engine's worker pool
         self.iterator_lock = IteratorLock()  # shared by all passes, because they use one engine
         self.epochs = Epochs(config)
-        # the functions that the workers have; a program may set others between passes
-        self._functions = (config.collate_fn, config.worker_init_fn)
+        self._settings = _settings_of(config)  # of the workers; a program may set others between passes
 
     def __len__(self) -> int:
         """Return the number of batches of the current or next epoch."""
@@ -355,12 +355,12 @@ class SeedStream:
         return place.epoch, place.step
 
     def _refresh(self) -> None:
-        before, functions = self._functions, (self.config.collate_fn, self.config.worker_init_fn)
-        is_other = any(one is not other for one, other in zip(functions, before, strict=True))
+        before, settings = self._settings, _settings_of(self.config)
+        is_other = any(one is not other for one, other in zip(settings, before, strict=True))
         if self.epochs.refresh(self.config) or is_other:
             self._end_workers()
         if is_other:
-            self._functions, self._inline = functions, None
+            self._settings, self._inline = settings, None
 
     def _end_workers(self) -> None:
         engine, self._engine = self._engine, None
@@ -394,6 +394,13 @@ def _pins(config: LoaderConfig) -> bool:
         )
         return False
     return bool(config.pin_memory)
+
+
+def _settings_of(config: LoaderConfig) -> tuple[Any, ...]:
+    """Return the arguments that workers keep over passes and that a program may set. "auto" numbers change while workers run."""
+    numbers = [None if is_auto(number) else number for number in (config.num_workers, config.prefetch_factor)]
+    others = (config.collate_fn, config.worker_init_fn, config.multiprocessing_context, config.timeout)
+    return (*numbers, *others, config.pin_memory, config.device)
 
 
 def _base_seed(seed: int) -> int:

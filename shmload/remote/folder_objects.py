@@ -24,8 +24,9 @@ def objects_by_format(listed: list[StoredObject], asked: ShardFormat | None) -> 
 
     Hidden objects are never shards. If a format is requested, the shards are the objects whose names have its endings. If there are
     none, they are the objects whose names indicate none, without those that describe a dataset. If no format is requested,
-    all other objects next to tar files are ignored (usually pictures and JSON). Pictures next to shards of one other format are
-    ignored, too, because they usually belong to a page about these, unless the shards are `metadata.*` files about the pictures.
+    pictures next to tar files are ignored, and so are files with the name of a tar file but for its ending, such as the tables of
+    img2dataset. Pictures next to shards of one other format are ignored, too, because they usually belong to a page about these,
+    unless the shards are `metadata.*` files about the pictures.
     """
     entries = [entry for entry in listed if not is_hidden(entry.key) and not entry.key.endswith(SIDECAR)]
     if isinstance(asked, PlainFiles):
@@ -40,12 +41,21 @@ def objects_by_format(listed: list[StoredObject], asked: ShardFormat | None) -> 
         entries = groups.get(asked.name) or groups.get("", [])
         return {asked.name: entries} if entries else {}
     if "tar" in groups:
-        return {"tar": groups["tar"]}
+        groups.pop(PlainFiles.name, None)
+        stems = {_stem(entry) for entry in groups["tar"]}
+        is_tar_only = all(_stem(entry) in stems for entries in groups.values() for entry in entries)
+        return {"tar": groups["tar"]} if is_tar_only else groups
     if len(groups) == 2 and PlainFiles.name in groups:
         (other,) = groups.keys() - {PlainFiles.name}
         if not all(_ABOUT_PICTURES.match(entry.key.rpartition("/")[2]) for entry in groups[other]):
             return {other: groups[other]}
     return groups
+
+
+def _stem(entry: StoredObject) -> str:
+    """Return the object's key without its endings."""
+    folder, slash, name = entry.key.rpartition("/")
+    return folder + slash + name.partition(".")[0]
 
 
 _ABOUT_PICTURES = re.compile(r"metadata\.")  # `datasets` stores captions and labels here; the pictures next to them are the samples

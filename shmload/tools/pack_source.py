@@ -10,9 +10,11 @@
 | `package.module:name` | see `remote/packing/encoding.py` |
 """
 
+import mimetypes
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +63,12 @@ def _of_folder(folder: str) -> Any:
     """Return the images of a folder, with class numbers if they are in folders by class. Hidden files and folders are ignored.
 
     Raises:
-        ValueError: the folder contains no image, or images beside folders of classes, which have no class.
+        ValueError: the folder contains no image, images beside folders of classes, which have no class, or pictures that would be
+            left out because of their endings.
     """
     from shmload.formats.file_names import is_hidden
     from shmload.formats.images.image_folder import EXTENSIONS, ImageFolder, find_images
+    from shmload.storage.folder_walk import walk_following_links
 
     with os.scandir(folder) as entries:
         found = [(entry.name, entry.is_dir()) for entry in entries]
@@ -77,13 +81,33 @@ def _of_folder(folder: str) -> Any:
                 "have no class: move them into the folder of a class or elsewhere; if there are no classes, move all images into "
                 "one folder"
             )
+        inside = (walk_following_links(os.path.join(folder, name)) for name in classes)
+        paths = (os.path.join(parent, file) for walk in inside for parent, _, files in walk for file in files)
+        _check_endings(folder, (path for path in paths if not is_hidden(os.path.relpath(path, folder))))
         images = [each for each in find_images(folder, classes) if not is_hidden(os.path.relpath(each[0], folder))]
         return ImageFolder([path for path, _ in images], labels=[label for _, label in images])
     names = sorted(name for name, _ in visible if name.lower().endswith(EXTENSIONS))
     if not names:
         hidden = f"; {len(found) - len(visible)} names that begin with . or _ are ignored" if len(visible) < len(found) else ""
         raise ValueError(f"{folder}: contains no image ({', '.join(EXTENSIONS)}) and no folder of a class{hidden}")
+    _check_endings(folder, (name for name, _ in visible))
     return ImageFolder([os.path.join(folder, name) for name in names])
+
+
+def _check_endings(folder: str, names: Iterable[str]) -> None:
+    """Raise ValueError if pictures or films among these names have an ending that is not packed."""
+    from shmload.formats.images.image_folder import EXTENSIONS
+
+    endings = Counter(os.path.splitext(name)[1].lower() for name in names)
+    types = {ending: mimetypes.guess_type(f"x{ending}")[0] or "" for ending in endings.keys() - set(EXTENSIONS)}
+    others = {ending: endings[ending] for ending, kind in sorted(types.items()) if kind.startswith(("image/", "video/"))}
+    if others:
+        raise ValueError(
+            f"{folder}: {sum(others.values())} files would be left out, because images of these endings are not packed from a "
+            f"folder: {', '.join(f'{count} {ending}' for ending, count in others.items())}. Convert them to one of "
+            f"{', '.join(EXTENSIONS)}, move them elsewhere, or name a function that returns a dataset of them: "
+            "package.module:function"
+        )
 
 
 def _holds_shards(folder: str) -> bool:

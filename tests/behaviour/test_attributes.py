@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 from typing import Any
 
@@ -166,3 +167,46 @@ def test_attributes_added_by_the_user_are_kept() -> None:
         return loader.color, loader.dataset.n
 
     assert same_as_torch(program) == ("red", 8)
+
+
+FIXED = {
+    "shuffle": True,
+    "seed": 4,
+    "seed_samples": False,
+    "uneven": "drop",
+    "ring_bytes": 1 << 20,
+    "max_restarts": 3,
+    "on_error": "skip",
+    "max_bad": 3,
+    "sample_timeout_s": 3,
+    "ragged": "pad",
+    "snapshot_every_n_steps": 4,
+    "threads_per_worker": 2,
+    "backend": "thread",
+    "share": "node",
+    "audit": "logs",
+}
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("name", FIXED)
+def test_argument_that_would_be_ignored_cannot_be_set_later(name: str, seed: int | None) -> None:
+    """Otherwise a loader shows a value that no part of it follows. This holds for copies, too."""
+    with ShmLoader(Numbers(4), 2, seed=seed) as loader, copy.copy(loader) as twin:
+        for each in (loader, twin):
+            with pytest.raises(
+                ValueError, match=rf"^{name} cannot be set to {FIXED[name]!r} after .* make a new one with this {name}"
+            ):
+                setattr(each, name, FIXED[name])
+        assert len(list(loader)) == 2
+
+
+@pytest.mark.parametrize("name", ["num_workers", "prefetch_factor", "worker_init_fn"])
+def test_attribute_set_in_seed_mode_acts_from_the_next_pass_on(name: str) -> None:
+    value = {"num_workers": 3, "prefetch_factor": 4, "worker_init_fn": as_list}[name]
+    with ShmLoader(Numbers(8), 2, seed=1, num_workers=2) as loader:
+        first = batches(loader)
+        slots = loader.stats()["num_slots"]
+        setattr(loader, name, value)
+        assert batches(loader) == first
+        assert loader.stats()["num_slots"] == {"num_workers": 8, "prefetch_factor": 10}.get(name, slots)

@@ -17,7 +17,23 @@ THREADS = "tests/worker/test_thread_workers.py::test_"
 
 TORCH = "tests/resume/test_torch_mode.py::test_"
 
+ATTRIBUTES = "tests/behaviour/test_attributes.py::test_"
+
 STATE_DEFECTS = [
+    Defect(
+        "N7",
+        "an argument that is set after construction is ignored",
+        "ShmLoader.__setattr__",
+        Replace('name in _FIXED and "_builder" in vars(self)', "False"),
+        (f"{ATTRIBUTES}argument_that_would_be_ignored_cannot_be_set_later[seed-None]",),
+    ),
+    Defect(
+        "N7",
+        "in seed mode, workers keep the number that they had in the previous pass",
+        "seed_mode:_settings_of",
+        Replace("(*numbers, *others, config.pin_memory, config.device)", "(*others, config.pin_memory, config.device)"),
+        (f"{ATTRIBUTES}attribute_set_in_seed_mode_acts_from_the_next_pass_on[num_workers]",),
+    ),
     Defect(
         "N7",
         "workers keep the collate_fn of the previous pass",

@@ -157,6 +157,15 @@ def test_pack_refuses_images_beside_folders_of_classes(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("folder", ["", "cat/", "cat/old/"])
+def test_pack_refuses_pictures_of_endings_that_it_would_leave_out(folder: str, tmp_path: Path) -> None:
+    photos(tmp_path, f"{folder}0.png")
+    for name in ("1.gif", "2.GIF", "3.mp4", "notes.txt", ".4.gif"):
+        (tmp_path / folder / name).touch()
+    with pytest.raises(ValueError, match=r"3 files would be left out, .* from a folder: 2 \.gif, 1 \.mp4\. Convert them to one of"):
+        dataset_of(str(tmp_path))
+
+
 def test_pack_accepts_other_files_beside_folders_of_classes(tmp_path: Path) -> None:
     photos(tmp_path, "cat/0.png", "dog/0.png", ".0.png")
     (tmp_path / "README.md").touch()

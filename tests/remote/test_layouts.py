@@ -383,6 +383,19 @@ def test_folder_with_several_layouts_is_an_error(tmp_path: Path) -> None:
         RemoteDataset.from_urls(str(tmp_path), layout="csv")
 
 
+def test_shards_of_another_format_beside_tar_files_are_refused_without_a_layout(tmp_path: Path) -> None:
+    """Not so pictures, JSON, and the tables that img2dataset writes beside each tar file of the same name."""
+    with TarWriter(tmp_path / "00000.tar") as tar:
+        tar.write({"__key__": "0", "cls": 0})
+    for name in ("photo.jpg", "00000_stats.json", "00000.parquet"):
+        (tmp_path / name).touch()
+    assert len(RemoteDataset.from_urls(str(tmp_path)).indexed()) == 1
+    (tmp_path / "rows.parquet").touch()
+    with pytest.raises(ValueError, match="contains 2 of parquet, 1 of tar: choose the dataset with layout='parquet' or another"):
+        RemoteDataset.from_urls(str(tmp_path))
+    assert len(RemoteDataset.from_urls(str(tmp_path), layout="tar").indexed()) == 1
+
+
 def test_other_files_beside_shards_of_a_given_layout_are_ignored(tmp_path: Path) -> None:
     for layout, number in (("tar", 4), ("tfrecord", 1)):
         (folder := tmp_path / layout).mkdir()

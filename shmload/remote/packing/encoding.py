@@ -416,8 +416,14 @@ def file_extension(path: str | bytes, begin: bytes) -> str:
 
 
 def _structure(value: Any) -> tuple[str, bytes]:
-    if _is_json(value):
-        return "json", json.dumps(value, separators=(",", ":")).encode("utf-8")
+    try:
+        text = json.dumps(value, separators=(",", ":")) if _is_json(value) else None
+    except RecursionError:
+        raise ValueError(
+            f"a value of type {_name_of(value)} contains itself, or is nested too deeply for JSON: return a flatter value"
+        ) from None
+    if text is not None:
+        return "json", text.encode("utf-8")
     pairs = value.items() if isinstance(value, Mapping) else ((str(number), each) for number, each in enumerate(value))
     arrays = {}
     for name, each in pairs:

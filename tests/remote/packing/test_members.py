@@ -284,6 +284,8 @@ def test_bytes_that_only_begin_like_an_image_are_stored_as_bytes(data: bytes, tm
     assert written({"hash": data, "file": tmp_path / "a.dat"}) == {"hash.bin": data, "file.dat": data}
 
 
+CYCLIC: list[Any] = [1]
+CYCLIC.append(CYCLIC)
 REFUSED = {
     "too many": (
         (1, 2, 3),
@@ -332,6 +334,11 @@ REFUSED = {
         {"a.png": np.ones(3)},
         ValueError,
         "field 'a.png': an array of shape (3,) is not an image: it has 2 extents, or 3 of which one is 1, 3 or 4",
+    ),
+    "a list that contains itself": (
+        {"a": CYCLIC},
+        ValueError,
+        "field 'a': a value of type list contains itself, or is nested too deeply for JSON: return a flatter value",
     ),
     "no such encoder": ({"a.txt": 3}, TypeError, "field 'a.txt': text is str or bytes; got int"),
 }

@@ -20,17 +20,14 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from time import monotonic, monotonic_ns
 
-from shmload._core.filler import WorkerRing
 from shmload.metrics import irregular_files
-from shmload.shm.doorbell import Doorbell
 from shmload.worker import thread_side
 from shmload.worker.failure import Failure
 from shmload.worker.iterable_pass import IterablePass
 from shmload.worker.job import Job, Post
-from shmload.worker.loop import WorkerLoop
 from shmload.worker.own_generators import separate
 from shmload.worker.pool import Death, PreparedWorkers
-from shmload.worker.process import open_memory, prepare, set_batch_scheduling
+from shmload.worker.process import attach, prepare, set_batch_scheduling
 from shmload.worker.sample_rng import use_generators
 from shmload.worker.snapshot import Snapshots
 from shmload.worker.thread_generators import TorchDraws, make_set
@@ -49,12 +46,13 @@ class WorkerThread(threading.Thread):
 
     Attributes:
         exitcode: the argument of `sys.exit` if a sample called it, 1 for any other exception that ended the thread.
+        is_ending: the loader is closing, so that the segments may be gone before this thread has attached to them.
     """
 
     def __init__(self, post: Post, job: Job) -> None:
         super().__init__(name=f"shmload worker {post.worker_id}", daemon=True)
         self._post, self._job = post, job
-        self.exitcode = 0
+        self.exitcode, self.is_ending = 0, False
 
     def run(self) -> None:
         """Fill orders until the ring closes or no longer wants this worker."""
@@ -64,7 +62,9 @@ class WorkerThread(threading.Thread):
             _run(post, self._job, began)
         except SystemExit as error:  # raised by a sample: a worker process would end, too
             self.exitcode = error.code if isinstance(error.code, int) else int(error.code is not None)
-        except BaseException:
+        except BaseException as error:
+            if self.is_ending and isinstance(error, FileNotFoundError):
+                return
             self.exitcode = 1
             log.exception("worker thread %d ended with an exception", post.worker_id)
         finally:
@@ -78,8 +78,7 @@ def _run(post: Post, job: Job, began: int) -> None:
     use_generators(generators)
     irregular_files.count_alone()
     with TorchDraws(generators.torch_home.default_generator):
-        ring = WorkerRing(open_memory(post.control_path), post.worker_id)
-        ready, orders, grants = (Doorbell.attach(name) for name in (post.ready_bell, post.orders_bell, post.grants_bell))
+        attached = attach(post)
         failure: Failure | None = None
         source: IterablePass | None = None
         snapshots: Snapshots | None = None
@@ -88,18 +87,7 @@ def _run(post: Post, job: Job, began: int) -> None:
             job, source, snapshots = prepare(job, post)
         except Exception as error:
             failure = Failure.of(error, f"in DataLoader worker thread {post.worker_id}", "")
-        body = WorkerLoop(
-            ring,
-            job,
-            ready=ready,
-            orders=orders,
-            grants=grants,
-            open_memory=open_memory,
-            source=source,
-            snapshots=snapshots,
-            init_failure=failure,
-            kind="thread",
-        )
+        body = attached.loop(job, source=source, snapshots=snapshots, init_failure=failure, kind="thread")
         body.run(began)
 
 
@@ -183,6 +171,8 @@ class ThreadPool:
         """
         if os.getpid() != self._pid:
             return
+        for thread in self._threads.values():
+            thread.is_ending = True
         deadline = monotonic() + grace_s
         for worker, thread in list(self._threads.items()):
             if thread is threading.current_thread():  # the garbage collector may close a loader in one of its own threads

@@ -518,6 +518,13 @@ STATE_DEFECTS = [
     ),
     Defect(
         "E4",
+        "a worker thread that starts late logs that its closed loader is gone",
+        "WorkerThread.run",
+        Replace("self.is_ending", "False"),
+        (f"{THREADS}thread_that_starts_after_the_loader_has_closed_ends_without_a_message",),
+    ),
+    Defect(
+        "E4",
         "all worker threads see one worker's info",
         "thread_side:prepare",
         Replace("_info_of_thread().info", "vars(worker_module)['_worker_info']"),

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from shmload import ShmLoader, WorkerDied, sample_rng
 from shmload.shm.names import process_stem
+from shmload.worker import thread_pool
 from shmload.worker.generator_set import OF_PROCESS
 from shmload.worker.own_generators import separate
 from shmload.worker.thread_pool import WorkerThread
@@ -225,6 +226,33 @@ def test_threads_end_with_the_loader() -> None:
     next(iterator)
     del loader, iterator
     assert not workers()
+
+
+def test_thread_that_starts_after_the_loader_has_closed_ends_without_a_message(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    has_closed = threading.Event()
+    monkeypatch.setattr(thread_pool, "set_batch_scheduling", has_closed.wait)
+    with ShmLoader(Draws(), 4, num_workers=2, backend="thread") as loader:
+        iter(loader)
+        late = workers()
+    has_closed.set()
+    for thread in late:
+        thread.join()
+    assert len(late) == 2
+    assert not caplog.records
+
+
+def test_thread_that_finds_no_ring_while_the_loader_is_open_is_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise FileNotFoundError("no ring")
+
+    monkeypatch.setattr(thread_pool, "set_batch_scheduling", fail)
+    with ShmLoader(Draws(), 4, num_workers=1, backend="thread") as loader, pytest.raises(WorkerDied):
+        next(iter(loader))
+    assert "no ring" in caplog.text
 
 
 PROGRAM = """

@@ -14,6 +14,7 @@ OWN = "tests/loader/test_own_generators.py::test_"
 RESEEDED = "tests/loader/test_reseeding.py::test_"
 
 THREADS = "tests/worker/test_thread_workers.py::test_"
+STUCK = "tests/worker/test_stuck_threads.py::test_"
 
 TORCH = "tests/resume/test_torch_mode.py::test_"
 
@@ -522,6 +523,20 @@ STATE_DEFECTS = [
         "WorkerThread.run",
         Replace("self.is_ending", "False"),
         (f"{THREADS}thread_that_starts_after_the_loader_has_closed_ends_without_a_message",),
+    ),
+    Defect(
+        "R5",
+        "a stuck thread that was left behind writes into a batch when it wakes up",
+        "loop:WorkerLoop.detach",
+        omit("self._memory.detach()"),
+        (f"{STUCK}thread_left_behind_changes_no_batch_when_it_wakes_up[InPlace-5]",),
+    ),
+    Defect(
+        "R5",
+        "a stuck thread that was left behind maps the memory of batches when it wakes up",
+        "SlotMemory.mapped",
+        omit("if self._is_detached:\n    memory.divert(False)"),
+        (f"{STUCK}thread_left_behind_changes_no_batch_when_it_wakes_up[AtOnce-5]",),
     ),
     Defect(
         "E4",

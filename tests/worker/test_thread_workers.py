@@ -334,7 +334,6 @@ def with_closure() -> Dataset[Any]:
     ("options", "text"),
     [
         ({"multiprocessing_context": "spawn"}, "needs no processes"),
-        ({"sample_timeout_s": 1.0}, "cannot be killed"),
         ({"threads_per_worker": 2}, "one thread per worker"),
         ({"dataset": with_closure(), "seed": 1}, r"cannot be copied: dataset.draw.rng"),
         ({"share": "node", "seed": 1}, "workers of this machine"),

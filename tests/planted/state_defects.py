@@ -505,6 +505,13 @@ STATE_DEFECTS = [
     ),
     Defect(
         "E4",
+        "dropout in worker threads draws from the program's generator",
+        "TorchDraws.__torch_function__",
+        Replace("func is torch.nn.functional.dropout", "False"),
+        (f"{THREADS}dropout_and_gammas_draw_from_the_threads_generator[3]",),
+    ),
+    Defect(
+        "E4",
         "worker threads draw Python's numbers from the program's generator",
         "_PythonOfThread._own",
         Replace("None if python is self else python", "None"),
@@ -525,14 +532,14 @@ STATE_DEFECTS = [
         (f"{THREADS}thread_that_starts_after_the_loader_has_closed_ends_without_a_message",),
     ),
     Defect(
-        "R5",
+        "R15",
         "a stuck thread that was left behind writes into a batch when it wakes up",
         "loop:WorkerLoop.detach",
         omit("self._memory.detach()"),
         (f"{STUCK}thread_left_behind_changes_no_batch_when_it_wakes_up[InPlace-5]",),
     ),
     Defect(
-        "R5",
+        "R15",
         "a stuck thread that was left behind maps the memory of batches when it wakes up",
         "SlotMemory.mapped",
         omit("if self._is_detached:\n    memory.divert(False)"),

@@ -59,6 +59,22 @@ def test_seeded_batches_equal_those_without_workers(num_workers: int) -> None:
         assert [whole(loader) for _ in range(2)] == expected
 
 
+class DropsOut(Draws):
+    def __getitem__(self, index: int) -> Any:
+        ones, (halves, thirds, zeros) = torch.ones(50), (torch.nn.Dropout(p) for p in (0.5, 0.3, 1.0))
+        drawn = torch.distributions.Gamma(2.0, 1.0).sample(), torch.binomial(100 * ones[:1], ones[:1] / 2)
+        in_place = torch.nn.functional.dropout(3 * ones, 0.3, inplace=True)
+        return torch.cat([halves(ones), zeros(ones), in_place, thirds(ones), *map(torch.atleast_1d, drawn)])
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_dropout_and_gammas_draw_from_the_threads_generator(num_workers: int) -> None:
+    with ShmLoader(DropsOut(), 4, seed=5) as inline:
+        expected = whole(inline)
+    with ShmLoader(DropsOut(), 4, seed=5, num_workers=num_workers, backend="thread") as loader:
+        assert whole(loader) == expected
+
+
 @pytest.mark.slow(reason="starts worker processes")
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_torch_mode_draws_as_torchs_worker_processes(shuffle: bool) -> None:

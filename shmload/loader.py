@@ -127,9 +127,10 @@ class ShmLoader(DataLoader[T]):
             iterator or sampler of yours has a state other than numbers, text, bytes, arrays, tensors and containers of these.
     Args (errors):
         timeout: seconds to wait for a batch before RuntimeError; 0 for no limit.
-        sample_timeout_s: seconds that one sample may take. Its worker is then killed and replaced, and the sample is bad by
-            SampleTimeout, which has the worker's stack. A dataset that reads several samples at once gets this time for all of
-            them; they are read one by one afterwards. Needs workers and a map-style dataset; with "ray" also a seed.
+        sample_timeout_s: seconds that one sample may take. Its worker is then killed and replaced (a thread is left behind and
+            replaced; docs/workers.md), and the sample is bad by SampleTimeout, which has the worker's stack. A dataset that reads
+            several samples at once gets this time for all of them; they are read one by one afterwards. Needs workers and a
+            map-style dataset; with "ray" also a seed.
         on_error: the policy for a sample that cannot be read. "raise" raises its error; "skip" makes a shorter batch; "substitute"
             reads the next index of the same permutation (without one, of the dataset). Bad samples are listed in `stats()`.
         max_bad: raise SampleError after more bad samples than this. None for no limit.

@@ -38,6 +38,7 @@ __all__ = [
     "rank_processes",
     "set_thread_name",
     "sharding_worker_init_fn",
+    "standard_gamma",
     "without_torch_function",
     "worker_module",
 ]
@@ -47,6 +48,8 @@ worker_module = _data.worker  # get_worker_info() returns its `_worker_info`, an
 collate_module = _data.collate  # `collate_tensor_fn` stacks tensors
 numpy_seed: Callable[[int, int], list[int]] = _data.worker._generate_state
 pin_memory: Callable[..., Any] = _data.pin_memory.pin_memory
+
+standard_gamma = torch._standard_gamma  # draws for the distribution Gamma
 
 
 def default_store() -> Any:

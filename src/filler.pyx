@@ -53,7 +53,7 @@ cdef class WorkerRing:
     cdef object _control
     cdef uint64_t _claimed_ns
     cdef uint64_t _idle_ns  # time since which it waits for orders; 0 if it does not wait
-    cdef bint _is_claimed
+    cdef bint _is_claimed, _is_detached
     cdef readonly int worker_id
     cdef readonly int slot, chunk, first_row, end_row, nrows, nchunks
     cdef readonly int64_t epoch, step, index
@@ -98,6 +98,25 @@ cdef class WorkerRing:
     def is_wanted(self):
         """Return whether this worker should continue: the ring is not closing, and the trainer wants a worker of this number."""
         return not self._ring.header.is_closing and <uint64_t>self.worker_id < self._ring.header.num_wanted
+
+    def detach(self):
+        """Separate this object from the ring for good, for a worker thread that is stuck in a sample. Called by the trainer.
+
+        The thread goes on with a copy of the control block in which its order is abandoned and the ring is closing. So it leaves
+        when it wakes up, and changes nothing that others see. Its claim can be recovered at once. All other methods that touch the
+        control block within a claim hold Python's lock, so none of them is under way.
+
+        Returns:
+            whether it was detached; False without a claim, because the worker is then not reading a sample.
+        """
+        if not self._is_claimed:
+            return False
+        if not self._is_detached:
+            self._control.divert(True)
+            self._ring.header.is_closing = 1
+            self._ring.header.generation += 1
+            self._is_detached = True
+        return True
 
     def request(self, uint64_t ticket):
         """Request admission as a helper; may be called again. Return whether it is admitted and may claim (helpers.h)."""

@@ -8,6 +8,7 @@ from cpython.buffer cimport PyBUF_WRITABLE, PyBuffer_FillInfo
 from libc.errno cimport errno
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
 
 import os
 
@@ -23,7 +24,9 @@ cdef extern from "sys/mman.h" nogil:
     void *mmap(void *addr, size_t length, int prot, int flags, int fd, long offset)
     int madvise(void *addr, size_t length, int advice)
     int munmap(void *addr, size_t length)
-    int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_POPULATE, MAP_ANONYMOUS, MADV_DONTFORK
+    void *mremap(void *addr, size_t length, size_t new_length, int flags, void *new_addr)
+    int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_POPULATE, MAP_ANONYMOUS, MAP_NORESERVE, MADV_DONTFORK
+    int MREMAP_MAYMOVE, MREMAP_FIXED
     void *MAP_FAILED
 
 cdef int MADV_POPULATE_WRITE = 23  # since Linux 5.14; older headers lack it
@@ -115,6 +118,29 @@ cdef class Mapping:
             failed = madvise(<char *>self._map.base + begin, end - begin, MADV_POPULATE_WRITE)
         if failed:
             raise OSError(errno, f"cannot allocate {end - begin} bytes: {os.strerror(errno)}")
+
+    def divert(self, bint keep):
+        """Put private memory at the addresses of this mapping, so that its users reach the file no more.
+
+        The exchange is one step of the kernel: a write of another thread goes to the file before it, and to the private memory after
+        it, also within one copy. Only a device that writes by itself (a read with O_DIRECT that has begun) still reaches the file.
+        Python's lock is held throughout, so no other thread runs Python code meanwhile.
+
+        Args:
+            keep: copy the present contents; otherwise the private memory is zero.
+        Raises:
+            OSError: there is not enough memory; the mapping is unchanged.
+        """
+        cdef int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE
+        cdef void *fresh = mmap(NULL, self.nbytes, PROT_READ | PROT_WRITE, flags, -1, 0)
+        if fresh == MAP_FAILED:
+            raise OSError(errno, f"cannot map {self.nbytes} bytes (mmap): {os.strerror(errno)}")
+        if keep:
+            memcpy(fresh, self._map.base, self.nbytes)
+        if mremap(fresh, self.nbytes, self.nbytes, MREMAP_MAYMOVE | MREMAP_FIXED, self._map.base) == MAP_FAILED:
+            error = errno
+            munmap(fresh, self.nbytes)
+            raise OSError(error, f"cannot replace {self.nbytes} mapped bytes (mremap): {os.strerror(error)}")
 
     @property
     def address(self):

@@ -107,11 +107,6 @@ def _check_thread_workers(given: Mapping[str, Any]) -> None:
             "multiprocessing_context",
             "no processes: leave multiprocessing_context out",
         ),
-        (
-            given["sample_timeout_s"] is not None,
-            "sample_timeout_s",
-            'samples that end by themselves, because a thread cannot be killed: use timeout=, or backend="process"',
-        ),
         (given["threads_per_worker"] != 1, "threads_per_worker", "one thread per worker: raise num_workers in its place"),
         (
             isinstance(dataset, IterDataPipe | MapDataPipe),

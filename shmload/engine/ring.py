@@ -75,7 +75,8 @@ class Ring:
             if job.plan.rows is not None or job.plan.is_whole:
                 self.publisher.accept_layout(job.plan.rows, options.max_rows)
             self.stacks: dict[int, Segment] = {}
-            if options.config.sample_timeout_s is not None:  # actors are watched on their own machines
+            # actors are watched on their own machines, and a thread's stack is known to its process
+            if options.config.sample_timeout_s is not None and not options.has_threads:
                 for worker in range(options.num_ray_workers, options.num_workers):
                     self.stacks[worker] = self.group.segment(f"stack-{worker}", STACK_NBYTES)
         except BaseException:

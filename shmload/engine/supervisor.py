@@ -106,7 +106,7 @@ class Supervisor:
         return None
 
     def end_if_timed_out(self, worker: int) -> bool:
-        """Kill and replace a worker whose sample takes longer than `sample_timeout_s`. Return whether it was killed.
+        """Kill and replace a worker whose sample takes longer than `sample_timeout_s`. Return whether it was replaced.
 
         If the sample is known, it counts as bad. Otherwise the rows of the chunk are read again, one by one.
 
@@ -138,7 +138,11 @@ class Supervisor:
         owner = self._owner_of(worker)
         stack = owner.stack(worker)
         death = owner.kill(worker)
-        text = timeout_text(what, self._sample_timeout_s, worker, death.pid, stack)
+        if death is None:
+            return False
+        text = timeout_text(what, self._sample_timeout_s, worker, death.pid, stack, is_thread=death.is_thread)
+        if self._ring.held_by(worker) != held:
+            row = -1  # it went on just before it ended, so the sample is not to blame
         if row >= 0:  # otherwise it hung before its first sample, or while it read several, which are read one by one from now on
             text += REMEDY
             self._poisoned[slot] = (row,), partial(SampleTimeout, text)

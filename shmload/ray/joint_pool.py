@@ -63,7 +63,7 @@ class JointPool:
         """Return the stack of a worker of this machine; a placeholder for an actor."""
         return self._pool_of(worker_id).stack(worker_id)
 
-    def kill(self, worker_id: int) -> Death:
+    def kill(self, worker_id: int) -> Death | None:
         """End one worker at once. For an actor, also end its agent and all other actors."""
         return self._pool_of(worker_id).kill(worker_id)
 

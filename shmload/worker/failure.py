@@ -118,17 +118,19 @@ class _Readable(str):
 REMEDY = 'Raise sample_timeout_s if such samples are valid, or give on_error="skip" or "substitute" to continue without them'
 
 
-def timeout_text(what: str, limit_s: float | None, worker: int, pid: int, stack: str) -> str:
-    """Return the message for a worker that was killed because a sample took too long, with the stack of the worker.
+def timeout_text(what: str, limit_s: float | None, worker: int, pid: int, stack: str, *, is_thread: bool = False) -> str:
+    """Return the message for a worker that is replaced because a sample took too long, with the stack of the worker.
 
     Args:
         what: the sample, and the words up to the limit, such as "took longer than".
         limit_s: the limit.
         worker: number of the worker.
-        pid: its process.
+        pid: its process, or the system's number of the thread.
         stack: its Python stack.
+        is_thread: the worker is a thread.
     """
-    return f"{what} sample_timeout_s={limit_s}: worker {worker} (pid {pid}) was killed and is replaced. Its stack:\n{stack}\n"
+    fate = f"(thread {pid}) cannot be killed, is left behind" if is_thread else f"(pid {pid}) was killed"
+    return f"{what} sample_timeout_s={limit_s}: worker {worker} {fate} and is replaced. Its stack:\n{stack}\n"
 
 
 def sample_at(key: object, epoch: int, row: int, step: int) -> str:

@@ -124,6 +124,17 @@ class WorkerLoop:
         self._orders.post()  # pass on the wake-up, which may have been meant for another worker
         faults.hit("leaving")
 
+    def detach(self) -> bool:
+        """Separate this worker, a thread that is stuck in a sample, from the ring and its memory. Called by the trainer.
+
+        Returns:
+            whether it was separated; False if it has no claim.
+        """
+        if not self._ring.detach():
+            return False
+        self._memory.detach()
+        return True
+
     def _wait_or_help(self) -> None:
         """Wait for an order of this ring, or fill one chunk of another rank's ring."""
         self._ring.waiting(True)  # before claiming from other ranks, so that a rank which publishes later rings this worker's bell

@@ -47,11 +47,13 @@ class Death(NamedTuple):
         worker_id: number of the worker.
         pid: process id.
         exitcode: exit code, negative for a signal; None if it is not known.
+        is_thread: the worker is a thread, and `pid` the system's number of it.
     """
 
     worker_id: int
     pid: int
     exitcode: int | None
+    is_thread: bool = False
 
     def __str__(self) -> str:
         return f"worker {self.worker_id} (pid {self.pid}) {describe_exit(self.exitcode)}"
@@ -89,8 +91,8 @@ class WorkerPool(Protocol):
     def stack(self, worker_id: int) -> str:
         """Return a worker's Python stack, or the reason why it is unknown. The worker must have a stack segment."""
 
-    def kill(self, worker_id: int) -> Death:
-        """End a worker at once; it can then be replaced."""
+    def kill(self, worker_id: int) -> Death | None:
+        """End a worker at once; it can then be replaced. Return None for a thread that has just finished its claim."""
 
     def stop(self, grace_s: float) -> None:
         """End every worker. The ring is closing already, and its bells have been rung."""

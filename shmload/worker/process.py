@@ -10,7 +10,7 @@ import pickle
 import signal
 import sys
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from shmload import faults
 from shmload._core.filler import WorkerRing
@@ -37,6 +37,31 @@ def open_memory(path: str) -> Mapping:
     return map_segment(path, inherit=False)
 
 
+class Attached(NamedTuple):
+    """A worker's end of the ring, and its bells; see `WorkerLoop`."""
+
+    ring: WorkerRing
+    ready: Doorbell
+    orders: Doorbell
+    grants: Doorbell
+
+    def loop(self, job: Job, **options: Any) -> WorkerLoop:
+        """Return the loop over the ring, with the further arguments of `WorkerLoop`."""
+        return WorkerLoop(
+            self.ring, job, ready=self.ready, orders=self.orders, grants=self.grants, open_memory=open_memory, **options
+        )
+
+
+def attach(post: Post) -> Attached:
+    """Attach to the ring and the bells of a post.
+
+    Raises:
+        FileNotFoundError: the loader has been closed.
+    """
+    ring = WorkerRing(open_memory(post.control_path), post.worker_id)
+    return Attached(ring, *(Doorbell.attach(name) for name in (post.ready_bell, post.orders_bell, post.grants_bell)))
+
+
 def main(post: Post, inherited: Job | None) -> None:
     """Run one worker.
 
@@ -55,8 +80,7 @@ def main(post: Post, inherited: Job | None) -> None:
     # pages inherited from the trainer are shared until they are written to, and the collector writes to every object it visits
     gc.freeze()
     try:
-        ring = WorkerRing(open_memory(post.control_path), post.worker_id)
-        ready, orders, grants = (Doorbell.attach(name) for name in (post.ready_bell, post.orders_bell, post.grants_bell))
+        attached = attach(post)
     except FileNotFoundError:
         os._exit(GONE)  # the loader was closed before this process had started
     if post.stack_path:
@@ -78,19 +102,8 @@ def main(post: Post, inherited: Job | None) -> None:
         job = job or Job(None, None, None, True, None, False)
     helped_ranks = None
     if post.peer_rings and failure is None:
-        helped_ranks = HelpedRanks(post.peer_rings, post.worker_id, job, orders=orders, open_memory=open_memory)
-    body = WorkerLoop(
-        ring,
-        job,
-        ready=ready,
-        orders=orders,
-        grants=grants,
-        open_memory=open_memory,
-        source=source,
-        snapshots=snapshots,
-        helped_ranks=helped_ranks,
-        init_failure=failure,
-    )
+        helped_ranks = HelpedRanks(post.peer_rings, post.worker_id, job, orders=attached.orders, open_memory=open_memory)
+    body = attached.loop(job, source=source, snapshots=snapshots, helped_ranks=helped_ranks, init_failure=failure)
     with suppress(KeyboardInterrupt):  # raised by a sample: torch's worker also exits without a message
         body.run(process_begin_ns())
 

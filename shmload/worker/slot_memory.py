@@ -50,6 +50,7 @@ class SlotMemory:
         self._ready, self._grants = ready, grants
         self.open = open_memory
         self._layout: Layout | None = None
+        self._is_detached = False
         self._segments: dict[str, Mapping] = {}
         self._used: dict[int, str] = {}  # slot -> the last segment that this worker found there
         self._placers: dict[tuple[int, int, int], RowPlacer] = {}
@@ -121,10 +122,18 @@ class SlotMemory:
         memory = self._segments.get(name)
         if memory is None:
             memory = self._segments[name] = self.open(name)
+            if self._is_detached:
+                memory.divert(False)
             for stale in self._segments.keys() - set(self._used.values()):
                 del self._segments[stale]
                 self._blocks.pop(stale, None)
         return memory
+
+    def detach(self) -> None:
+        """Let this worker write into no slot any more: into private memory instead. Called by the trainer, in another thread."""
+        self._is_detached = True  # first, so that `mapped` diverts a segment that it adds after the loop has begun
+        for memory in list(self._segments.values()):
+            memory.divert(False)
 
     def room(self, nbytes: int) -> NDArray[np.uint8]:
         """Return a view of the first `nbytes` bytes of the claimed slot, which have memory; empty if it has no payload yet."""

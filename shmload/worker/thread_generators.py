@@ -9,7 +9,7 @@ generator in a worker thread, and from the process's own in all others:
   compiled, must be called as `random.random()`.
 * numpy: the functions of `np.random`. A function that was imported by name before draws from the process's generator.
 * torch: a function mode, which torch keeps for each thread, passes the thread's generator to functions that take one. Functions
-  that take none (`dropout`, for example) draw from the process's generator.
+  that take none (`alpha_dropout`, for example) draw from the process's generator; but `dropout` is computed here.
 
 What cannot be redirected depends on the order in which threads read. Draw from `sample_rng()` in such a dataset.
 """
@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from shmload.torch_names import standard_gamma
 from shmload.worker.generator_set import OF_PROCESS, GeneratorSet, current_set
 
 _lock = threading.Lock()
@@ -135,7 +136,9 @@ class _TorchOfThread:
 
 # functions that draw, and take a generator
 _DRAWING = {
+    standard_gamma,
     torch.bernoulli,
+    torch.binomial,
     torch.multinomial,
     torch.normal,
     torch.poisson,
@@ -161,6 +164,19 @@ _DRAWING = {
 }
 
 
+def _dropout(generator: torch.Generator, input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """Compute torch's dropout with a generator: the same numbers as those of a worker process."""
+    if not 0 <= p <= 1:
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    if not training or p == 0 or input.numel() == 0:
+        return input
+    if p == 1:  # torch draws nothing
+        noise = torch.zeros((), dtype=input.dtype)
+    else:
+        noise = torch.empty_like(input).bernoulli_(1 - p, generator=generator).div_(1 - p)
+    return input.mul_(noise) if inplace else input * noise
+
+
 # functions that draw and take no generator -> the function that fills an empty tensor of the same kind
 _LIKE: dict[Any, Callable[..., Any]] = {
     torch.rand_like: lambda empty, generator: empty.uniform_(generator=generator),
@@ -183,6 +199,8 @@ class TorchDraws(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _DRAWING and kwargs.get("generator") is None and _is_on_cpu(args, kwargs):
             kwargs = {**kwargs, "generator": self._generator}
+        elif func is torch.nn.functional.dropout and _is_on_cpu(args, kwargs):
+            return _dropout(self._generator, *args, **kwargs)
         elif func in _LIKE and _is_on_cpu(args, kwargs):
             return _LIKE[func](torch.empty_like(*args, **kwargs), self._generator)
         return func(*args, **kwargs)

@@ -1,8 +1,9 @@
 """Workers that are threads of the trainer: they share its dataset, start in a millisecond, and need neither a fork nor a pickle.
 
 A thread runs the same loop over the same ring as a worker process (loop.py), and draws from generators of its own
-(thread_generators.py), so batches are the same. What only a process allows is missing: a thread that is stuck in a sample cannot be
-killed, and a crash in C code ends the whole program.
+(thread_generators.py), so batches are the same. A crash in C code ends the whole program, and a thread that is stuck in a sample
+cannot be killed. Such a thread is left behind: private memory takes the place of what it has mapped of the ring, so that nothing it
+does when it wakes up reaches a batch or another worker.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from time import monotonic, monotonic_ns
 
-from shmload._core.filler import WorkerRing
 from shmload.metrics import irregular_files
-from shmload.shm.doorbell import Doorbell
 from shmload.worker import thread_side
 from shmload.worker.failure import Failure
 from shmload.worker.iterable_pass import IterablePass
@@ -30,7 +29,7 @@ from shmload.worker.job import Job, Post
 from shmload.worker.loop import WorkerLoop
 from shmload.worker.own_generators import separate
 from shmload.worker.pool import Death, PreparedWorkers
-from shmload.worker.process import open_memory, prepare, set_batch_scheduling
+from shmload.worker.process import attach, prepare, set_batch_scheduling
 from shmload.worker.sample_rng import use_generators
 from shmload.worker.snapshot import Snapshots
 from shmload.worker.thread_generators import TorchDraws, make_set
@@ -49,37 +48,42 @@ class WorkerThread(threading.Thread):
 
     Attributes:
         exitcode: the argument of `sys.exit` if a sample called it, 1 for any other exception that ended the thread.
+        is_ending: the loader is closing, so that the segments may be gone before this thread has attached to them.
+        loop: the loop that it runs; None before and after it.
     """
 
     def __init__(self, post: Post, job: Job) -> None:
         super().__init__(name=f"shmload worker {post.worker_id}", daemon=True)
         self._post, self._job = post, job
-        self.exitcode = 0
+        self.exitcode, self.is_ending = 0, False
+        self.loop: WorkerLoop | None = None
 
     def run(self) -> None:
         """Fill orders until the ring closes or no longer wants this worker."""
         began = monotonic_ns()
         post = self._post
         try:
-            _run(post, self._job, began)
+            _run(self, post, self._job, began)
         except SystemExit as error:  # raised by a sample: a worker process would end, too
             self.exitcode = error.code if isinstance(error.code, int) else int(error.code is not None)
-        except BaseException:
+        except BaseException as error:
+            if self.is_ending and isinstance(error, FileNotFoundError):
+                return
             self.exitcode = 1
             log.exception("worker thread %d ended with an exception", post.worker_id)
         finally:
+            self.loop = None
             del self._job  # the thread object may live as long as the loader
 
 
-def _run(post: Post, job: Job, began: int) -> None:
+def _run(thread: WorkerThread, post: Post, job: Job, began: int) -> None:
     os.sched_setaffinity(0, post.affinity)  # 0 is the calling thread
     set_batch_scheduling()
     generators = make_set()
     use_generators(generators)
     irregular_files.count_alone()
     with TorchDraws(generators.torch_home.default_generator):
-        ring = WorkerRing(open_memory(post.control_path), post.worker_id)
-        ready, orders, grants = (Doorbell.attach(name) for name in (post.ready_bell, post.orders_bell, post.grants_bell))
+        attached = attach(post)
         failure: Failure | None = None
         source: IterablePass | None = None
         snapshots: Snapshots | None = None
@@ -88,19 +92,8 @@ def _run(post: Post, job: Job, began: int) -> None:
             job, source, snapshots = prepare(job, post)
         except Exception as error:
             failure = Failure.of(error, f"in DataLoader worker thread {post.worker_id}", "")
-        body = WorkerLoop(
-            ring,
-            job,
-            ready=ready,
-            orders=orders,
-            grants=grants,
-            open_memory=open_memory,
-            source=source,
-            snapshots=snapshots,
-            init_failure=failure,
-            kind="thread",
-        )
-        body.run(began)
+        thread.loop = attached.loop(job, source=source, snapshots=snapshots, init_failure=failure, kind="thread")
+        thread.loop.run(began)
 
 
 class ThreadPool:
@@ -152,7 +145,9 @@ class ThreadPool:
 
     def reap(self, worker_id: int) -> None:
         """Forget a worker that has ended."""
-        self._threads.pop(worker_id).join()
+        thread = self._threads.pop(worker_id, None)
+        if thread is not None:  # otherwise it was left behind
+            thread.join()
 
     def deaths(self) -> list[Death]:
         """Return the workers that have ended and have not been replaced."""
@@ -167,13 +162,17 @@ class ThreadPool:
         frame = sys._current_frames().get(self._threads[worker_id].ident or 0)
         return "(the thread has ended)" if frame is None else "".join(traceback.format_stack(frame))
 
-    def kill(self, worker_id: int) -> Death:
-        """Raise, because a thread cannot be killed.
+    def kill(self, worker_id: int) -> Death | None:
+        """Leave a thread that is stuck in a sample behind; it can then be replaced. Return None if it has no claim.
 
-        Raises:
-            RuntimeError: always.
+        It keeps running, but reaches neither the ring nor the memory of batches any more, and ends when the sample does.
         """
-        raise RuntimeError(f"worker {worker_id} is a thread and cannot be killed")
+        thread = self._threads[worker_id]
+        loop = thread.loop
+        if loop is None or not loop.detach():
+            return None
+        del self._threads[worker_id]
+        return _death(worker_id, thread)
 
     def stop(self, grace_s: float) -> None:
         """Wait for the threads to end. Idempotent. One that is still in a sample then ends after it, and logs nothing.
@@ -183,6 +182,8 @@ class ThreadPool:
         """
         if os.getpid() != self._pid:
             return
+        for thread in self._threads.values():
+            thread.is_ending = True
         deadline = monotonic() + grace_s
         for worker, thread in list(self._threads.items()):
             if thread is threading.current_thread():  # the garbage collector may close a loader in one of its own threads
@@ -199,7 +200,7 @@ class ThreadPool:
 
 
 def _death(worker: int, thread: WorkerThread) -> Death:
-    return Death(worker, thread.native_id or 0, thread.exitcode)
+    return Death(worker, thread.native_id or 0, thread.exitcode, is_thread=True)
 
 
 _pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()

@@ -309,8 +309,8 @@ DEFECTS = [
         "the stack of the stuck worker is left out",
         "timeout_text",
         Replace(
-            'f"{what} sample_timeout_s={limit_s}: worker {worker} (pid {pid}) was killed and is replaced. Its stack:\\n{stack}\\n"',
-            'f"{what} sample_timeout_s={limit_s}: worker {worker} (pid {pid}) was killed and is replaced. "',
+            'f"{what} sample_timeout_s={limit_s}: worker {worker} {fate} and is replaced. Its stack:\\n{stack}\\n"',
+            'f"{what} sample_timeout_s={limit_s}: worker {worker} {fate} and is replaced. "',
         ),
         ("tests/loader/test_policies.py::test_sample_timeout_error_has_the_stack_of_the_worker",),
     ),

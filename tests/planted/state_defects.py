@@ -14,6 +14,7 @@ OWN = "tests/loader/test_own_generators.py::test_"
 RESEEDED = "tests/loader/test_reseeding.py::test_"
 
 THREADS = "tests/worker/test_thread_workers.py::test_"
+STUCK = "tests/worker/test_stuck_threads.py::test_"
 
 TORCH = "tests/resume/test_torch_mode.py::test_"
 
@@ -520,6 +521,13 @@ STATE_DEFECTS = [
     ),
     Defect(
         "E4",
+        "dropout in worker threads draws from the program's generator",
+        "TorchDraws.__torch_function__",
+        Replace("func is torch.nn.functional.dropout", "False"),
+        (f"{THREADS}dropout_and_gammas_draw_from_the_threads_generator[3]",),
+    ),
+    Defect(
+        "E4",
         "worker threads draw Python's numbers from the program's generator",
         "_PythonOfThread._own",
         Replace("None if python is self else python", "None"),
@@ -531,6 +539,27 @@ STATE_DEFECTS = [
         "_redirect",
         omit('vars(torch.random)["default_generator"] = _TorchOfThread()'),
         (f"{THREADS}dataset_that_seeds_generators_seeds_its_threads_own",),
+    ),
+    Defect(
+        "E4",
+        "a worker thread that starts late logs that its closed loader is gone",
+        "WorkerThread.run",
+        Replace("self.is_ending", "False"),
+        (f"{THREADS}thread_that_starts_after_the_loader_has_closed_ends_without_a_message",),
+    ),
+    Defect(
+        "R15",
+        "a stuck thread that was left behind writes into a batch when it wakes up",
+        "loop:WorkerLoop.detach",
+        omit("self._memory.detach()"),
+        (f"{STUCK}thread_left_behind_changes_no_batch_when_it_wakes_up[InPlace-5]",),
+    ),
+    Defect(
+        "R15",
+        "a stuck thread that was left behind maps the memory of batches when it wakes up",
+        "SlotMemory.mapped",
+        omit("if self._is_detached:\n    memory.divert(False)"),
+        (f"{STUCK}thread_left_behind_changes_no_batch_when_it_wakes_up[AtOnce-5]",),
     ),
     Defect(
         "E4",

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from shmload import ShmLoader, WorkerDied, sample_rng
 from shmload.shm.names import process_stem
+from shmload.worker import thread_pool
 from shmload.worker.generator_set import OF_PROCESS
 from shmload.worker.own_generators import separate
 from shmload.worker.thread_pool import WorkerThread
@@ -56,6 +57,22 @@ def test_seeded_batches_equal_those_without_workers(num_workers: int) -> None:
         expected = [whole(inline) for _ in range(2)]
     with ShmLoader(Draws(), 4, seed=5, shuffle=True, num_workers=num_workers, backend="thread") as loader:
         assert [whole(loader) for _ in range(2)] == expected
+
+
+class DropsOut(Draws):
+    def __getitem__(self, index: int) -> Any:
+        ones, (halves, thirds, zeros) = torch.ones(50), (torch.nn.Dropout(p) for p in (0.5, 0.3, 1.0))
+        drawn = torch.distributions.Gamma(2.0, 1.0).sample(), torch.binomial(100 * ones[:1], ones[:1] / 2)
+        in_place = torch.nn.functional.dropout(3 * ones, 0.3, inplace=True)
+        return torch.cat([halves(ones), zeros(ones), in_place, thirds(ones), *map(torch.atleast_1d, drawn)])
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_dropout_and_gammas_draw_from_the_threads_generator(num_workers: int) -> None:
+    with ShmLoader(DropsOut(), 4, seed=5) as inline:
+        expected = whole(inline)
+    with ShmLoader(DropsOut(), 4, seed=5, num_workers=num_workers, backend="thread") as loader:
+        assert whole(loader) == expected
 
 
 @pytest.mark.slow(reason="starts worker processes")
@@ -227,6 +244,33 @@ def test_threads_end_with_the_loader() -> None:
     assert not workers()
 
 
+def test_thread_that_starts_after_the_loader_has_closed_ends_without_a_message(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    has_closed = threading.Event()
+    monkeypatch.setattr(thread_pool, "set_batch_scheduling", has_closed.wait)
+    with ShmLoader(Draws(), 4, num_workers=2, backend="thread") as loader:
+        iter(loader)
+        late = workers()
+    has_closed.set()
+    for thread in late:
+        thread.join()
+    assert len(late) == 2
+    assert not caplog.records
+
+
+def test_thread_that_finds_no_ring_while_the_loader_is_open_is_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> None:
+        raise FileNotFoundError("no ring")
+
+    monkeypatch.setattr(thread_pool, "set_batch_scheduling", fail)
+    with ShmLoader(Draws(), 4, num_workers=1, backend="thread") as loader, pytest.raises(WorkerDied):
+        next(iter(loader))
+    assert "no ring" in caplog.text
+
+
 PROGRAM = """
 import torch
 from torch.utils.data import Dataset
@@ -306,7 +350,6 @@ def with_closure() -> Dataset[Any]:
     ("options", "text"),
     [
         ({"multiprocessing_context": "spawn"}, "needs no processes"),
-        ({"sample_timeout_s": 1.0}, "cannot be killed"),
         ({"threads_per_worker": 2}, "one thread per worker"),
         ({"dataset": with_closure(), "seed": 1}, r"cannot be copied: dataset.draw.rng"),
         ({"share": "node", "seed": 1}, "workers of this machine"),

@@ -140,7 +140,7 @@ class ShmLoader(DataLoader[T]):
             exactly once; docs/resume.md.
     Raises:
         ValueError, TypeError: like torch's DataLoader, and for arguments that exclude each other or have no effect together.
-    Cost: about 14 us of the trainer's CPU per batch and 0.7 us per field (benchmarks/trainer_cpu.py); memory for
+    Cost: about 6 us of the trainer's CPU per batch and 0.5 us per further field (benchmarks/trainer_cpu.py); memory for
         `prefetch_factor * num_workers + 2` batches (at least 4), and 2 more if the ring is pinned.
     Thread/process safety: tensors may live and die in any thread. In a forked child, a new iteration starts its own workers, and an
         iteration that was running raises an error.

@@ -505,7 +505,7 @@ CROSSED_DEFECTS = [
         "Meeting._place",
         Replace(
             "open_to_us = [place for place in self._places if all(_blocking_user(path) is None for path in place)]\nfor place in open_to_us:\n    if os.path.lexists(place[0]):\n        return place",
-            "open_to_us = self._places[:1]\nif any(_others(path) is not None for path in open_to_us[0]):\n    open_to_us = []\nfor place in open_to_us:\n    if os.path.lexists(place[0]):\n        return place",
+            "open_to_us = self._places[:1]\nif any(_blocking_user(path) is not None for path in open_to_us[0]):\n    open_to_us = []\nfor place in open_to_us:\n    if os.path.lexists(place[0]):\n        return place",
         ),
         (f"{MEETING}test_board_writable_by_others_is_not_used",),
     ),

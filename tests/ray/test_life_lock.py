@@ -29,6 +29,7 @@ from shmload.ray.messages import ActorSetting, Slot
 from shmload.ray.ray_pool import RayPool
 from shmload.shm.segment import Segment
 from shmload.worker.failure import Failure
+from shmload.worker.pool import Death
 from tests.ray.ray_datasets import InPlace
 from tests.ray.test_decoder import AREA, POST, decoder, fields, part
 
@@ -264,7 +265,7 @@ def test_killed_agents_actors_have_ended_when_kill_returns(control: Segment, mon
     looks = iter([True, True, False])
     monkeypatch.setattr(life_lock, "is_held", lambda fd, byte=None: next(looks))
     ours = pool(control)
-    assert ours.kill(1) == (1, ours.pids[0], -9)
+    assert ours.kill(1) == Death(1, ours.pids[0], -9)
     assert next(looks, None) is None
 
 

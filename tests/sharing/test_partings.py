@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 
+import shmload
 from shmload import RankLeft
 from shmload.sharing.rank_group import RankGroup, RankInfo
 from tests.sharing.sharing_kit import BATCH, NUM_SAMPLES, digest, digests, loader_of, run_ranks
@@ -241,7 +242,8 @@ def test_rank_that_ends_with_its_loader_open_waits_for_the_others(tmp_path: Path
     """The leader's program ends when the other rank has not opened the memory of its first batch."""
     (tmp_path / "program.py").write_text(ENDS_FIRST)
     command = [sys.executable, "-m", "shmload", "launch", "--nprocs", "2", "program.py", "ending"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    env = {**os.environ, "PYTHONPATH": str(Path(shmload.__file__).parent.parent)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
     both = [[line[9:] for line in done.stdout.splitlines() if line.startswith(f"[rank {rank}] ")] for rank in range(2)]
     assert both[0] == both[1]

@@ -563,7 +563,7 @@ def _legal_backend(case: Case) -> Case:
     """Keeps actors to cases that fit: actors start slowly, and no actor is killed or stopped here, which tests/ray does. Threads
     cannot be killed.
     """
-    if case.backend == "thread" and case.workers != 0 and case.kind not in ("growing", "pipeline"):
+    if case.backend == "thread" and case.workers != 0:
         return replace(case, start="fork", threads=1, harm="none", actors="")
     if case.backend != "ray" or case.kind in ("growing", "pipeline") or case.workers == 0:
         return replace(case, backend="process", actors="", shm="usual" if case.shm == "host" else case.shm)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import random
+from collections.abc import Iterator
+from functools import partial
 from itertools import islice
 from time import monotonic
 from typing import Any
@@ -11,9 +15,21 @@ import numpy as np
 import pytest
 import torch
 
-from shmload import sample_info
+from shmload import sample_info, sample_rng
 from shmload.errors import SampleError, SampleTimeout, WorkerDied
-from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Join, Map, Range
+from shmload.pipeline import (
+    Bucket,
+    Collate,
+    Conveyer,
+    DistributedBatchedMap,
+    Filter,
+    FlatMap,
+    Join,
+    Map,
+    Permutation,
+    Range,
+    Stream,
+)
 from shmload.schedule.state_checksum import with_checksum
 from tests.pipeline import worker_items as items
 from tests.pipeline.pipeline_kit import Add, plain, pulled
@@ -347,6 +363,49 @@ class RecordsSampleInfo:
         info = sample_info()
         assert info is not None
         return info.index
+
+
+def drawn(x: int) -> tuple[Any, ...]:
+    """An item with numbers from every generator that workers key, and the process that drew them."""
+    return x, random.random(), float(np.random.rand()), float(torch.rand(1)), float(sample_rng().random()), os.getpid()
+
+
+def first(item: tuple[Any, ...]) -> int:
+    return int(item[0])
+
+
+def up_to_twice(x: int) -> Iterator[int]:
+    yield from [x] * (x % 3)
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        pytest.param([Permutation(30, seed=3), DistributedBatchedMap(drawn, 2)], id="single items"),
+        pytest.param([Permutation(30, seed=3), DistributedBatchedMap(drawn, 2), Collate(4)], id="batches"),
+        pytest.param([Permutation(30, seed=3), FlatMap(up_to_twice), DistributedBatchedMap(drawn, 2), Collate(4)], id="blocks"),
+        pytest.param([Stream(partial(range, 30), seed=3), DistributedBatchedMap(drawn, 2)], id="a stream"),
+        pytest.param([Range(30, seed=3), DistributedBatchedMap(drawn, 2), Filter(all), Bucket(first, [15], 4)], id="buckets"),
+    ],
+)
+def test_threads_make_the_items_of_processes(stages: list[Any]) -> None:
+    def read(pipeline: Conveyer, most: int) -> list[Any]:
+        given = [[torch.as_tensor(field).tolist() for field in item] for item in islice(pipeline, most)]
+        in_this_process = [np.all(np.equal(pids, os.getpid())) for *_, pids in given]
+        assert all(in_this_process) if backend == "thread" else not any(in_this_process)
+        return [fields for *fields, _ in given]
+
+    made = {}
+    for backend in ("process", "thread"):
+        with Conveyer(stages, backend=backend) as pipeline:
+            made[backend] = read(pipeline, 4)
+            state = pipeline.state_dict()
+            made[backend] += read(pipeline, 2)
+        with Conveyer(stages, backend=backend) as resumed:
+            resumed.load_state_dict(state)
+            assert read(resumed, 2) == made[backend][4:]
+    assert len(made["thread"]) == 6
+    assert made["thread"] == made["process"]
 
 
 def test_sample_info_key_differs_in_every_epoch() -> None:

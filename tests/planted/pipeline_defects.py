@@ -378,4 +378,11 @@ PIPELINE_DEFECTS = [
         Replace("pipeline.engine.restart(epoch)", "pass"),
         ("tests/pipeline/test_methods.py::test_each_iteration_is_the_next_epoch_of_the_conveyer[shuffle]",),
     ),
+    Defect(
+        "N10",
+        "a pipeline that expands blocks ignores backend",
+        "FedBlocks._made",
+        Replace(", **self.options}", "}"),
+        ("tests/pipeline/test_workers.py::test_threads_make_the_items_of_processes[a stream]",),
+    ),
 ]

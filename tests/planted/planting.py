@@ -124,8 +124,9 @@ def fails(test: str, folder: Path) -> bool:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", f"timeout={TEST_TIMEOUT_S}", test]
     if can_unshare():
         command = ["unshare", "--mount", "sh", "-c", f'{OWN_SHM} && exec "$0" "$@"', *command]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}  # programs that the test starts import the copied tree, too
     process = subprocess.Popen(
-        command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
     try:
         process.communicate(timeout=RUN_TIMEOUT_S)

@@ -379,10 +379,13 @@ PIPELINE_DEFECTS = [
         ("tests/pipeline/test_methods.py::test_each_iteration_is_the_next_epoch_of_the_conveyer[shuffle]",),
     ),
     Defect(
-        "N10",
+        "R1",
         "a pipeline that expands blocks ignores backend",
         "FedBlocks._made",
-        Replace(", **self.options}", "}"),
+        Replace(
+            '{"num_workers": pool.num_workers, "collate_fn": _unchanged, **self.options}',
+            '{"num_workers": pool.num_workers, "collate_fn": _unchanged}',
+        ),
         ("tests/pipeline/test_workers.py::test_threads_make_the_items_of_processes[a stream]",),
     ),
 ]

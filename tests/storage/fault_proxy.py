@@ -11,9 +11,8 @@ stay valid.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import re
-import socket
-import struct
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -141,6 +140,8 @@ class FaultProxy:
         except (OSError, asyncio.IncompleteReadError):
             pass
         finally:
+            if not writer.is_closing():
+                writer.write_eof()  # a process forked meanwhile has the socket, too: closing it here alone ends nothing
             writer.close()
             self._tasks.discard(task)
 
@@ -216,9 +217,9 @@ async def _turns() -> None:
 
 
 def _reset(writer: asyncio.StreamWriter) -> bool:
-    """Ends a connection so that the peer gets ECONNRESET."""
-    sock = writer.get_extra_info("socket")
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    """Ends a connection so that the peer gets ECONNRESET, although processes forked meanwhile have the socket, too."""
+    unspecified = bytes(16)  # a sockaddr of AF_UNSPEC, which dissolves the connection (connect(2))
+    ctypes.CDLL(None).connect(writer.get_extra_info("socket").fileno(), unspecified, len(unspecified))
     writer.transport.abort()
     return False
 

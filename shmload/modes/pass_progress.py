@@ -130,7 +130,10 @@ class PassProgress:
     @property
     def num_complete(self) -> int:
         """Return the number of complete orders, for audits. For an iterable dataset, orders that ended an iterator do not count."""
-        return sum(self._counts) if self._is_iterable else self.done.first
+        if not self._is_iterable:
+            return self.done.first
+        has_counted_the_end = self.is_finished and self._num_workers == 0  # an order counts before the trainer reads it
+        return sum(self._counts) - has_counted_the_end
 
     def noted(self, worker: int, note: Note | None) -> None:
         """Keep the note of a worker's newest batch."""

@@ -225,6 +225,14 @@ def test_samples_of_an_iterable_datasets_short_last_batch_are_counted(tmp_path: 
     assert (epoch.num_batches, epoch.num_samples, epoch.num_padding) == (2, 5, 0)
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_pass_of_an_iterable_dataset_too_short_for_a_batch_is_not_missing(tmp_path: Path, num_workers: int) -> None:
+    run([ShmLoader(Stream(), 6, drop_last=True, num_workers=num_workers, audit=tmp_path)])
+    report = verdict_of(tmp_path)
+    assert report.findings == []
+    assert report.loaders[0].epochs[0].state == "consistent"
+
+
 def test_rank_without_a_batch_does_not_count_as_a_missing_file(tmp_path: Path) -> None:
     def loader(rank: int) -> ShmLoader[Any]:
         batches = LengthBuckets([1, 2, 3], batch_size=4)

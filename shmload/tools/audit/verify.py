@@ -131,6 +131,8 @@ def _judge(timeline: AuditTimeline, report: AuditReport, *, allow_restarts: bool
             if max(steps, default=1):  # else it ended where it began
                 epoch.state = "defect"
                 report.found("missing", f"epoch {number}: no batch is recorded")
+            elif _num_expected(newest) is None:
+                epoch.state = "consistent"
             continue
         _count(epoch, counted[number], report)
         epoch.num_expected = _num_expected(newest)

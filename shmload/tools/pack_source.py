@@ -7,7 +7,7 @@
 | TFRecord files | features by name; a feature of one value is that value. Records that are not an Example: `bin` |
 | tar shards | its members unchanged; its key gets the sample's number, because keys of several shards may be equal |
 | Parquet, JSON lines, .npy, MDS, LitData; any URL | its fields, as RemoteDataset reads them |
-| `package.module:name` | see `remote/packing/encoding.py` |
+| `package.module:name` | see `remote/packing/members.py` |
 """
 
 import mimetypes

@@ -24,7 +24,7 @@ from shmload.formats.tar.member_compression import zstd
 from shmload.formats.tar.shard_index import KEY
 from shmload.formats.tar.writer import BLOCK, member_header, member_name
 from shmload.introspect.abilities import ability_of
-from shmload.remote.packing.encoding import Members, Serializers, file_member, members_of, serialized, serializer_of, value_member
+from shmload.remote.packing.members import Members, Serializers, file_member, members_of, serialized, serializer_of, value_member
 from shmload.schedule.permutation import Permutation
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.sample_rng import generators_kept, sample_of

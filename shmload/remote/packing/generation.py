@@ -1,7 +1,7 @@
 """The objects that a packing writes to the store: its claim, its shards with a note beside each, and finally the manifest.
 
     packing.json                            the claim: generation of the packing that began last, and its number of parts
-    <generation>/shard-000000.tar.json      the note of a shard (`Record`); written after the shard and its index are complete
+    <generation>/shard-000000.tar.json      the note of a shard (`ShardRecord`); written after the shard and its index are complete
     manifest.json                           names the newest complete generation; written last
 
     <generation>/versions.json              in a bucket: the ETags of a complete generation's objects, as returned by the uploads
@@ -17,204 +17,29 @@ touched.
 
 Several machines can pack parts of one generation: ranges of its order, whose shards have their own range of numbers. They share the
 claim, and each machine that finds all parts complete writes the manifest, which is the same for all.
-
-Shards are written to a `Spool` before they are sent: a few unnamed files, which disappear with the process even if it is killed.
-They are in memory if it has room. Files are reused, because writing to existing pages costs one copy, and new pages of a disk's
-file system cost several times that. A few threads send finished shards while the next ones are packed, so space for a few shards is
-enough.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import mmap
-import os
 import re
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import IO, Any
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
 
 from shmload import faults
 from shmload._core.crc32c import crc32c
 from shmload.errors import ObjectMissing, ShardCorrupt, StoreError
-from shmload.formats.compression import zstd_pieces
-from shmload.formats.tar.shard_index import ShardIndex, pack_index
-from shmload.formats.tar.writer import archive_nbytes
-from shmload.remote.manifest import INDEX_SUFFIX, MANIFEST_NAME, IndexEntry, Manifest, PackedObject, ShardEntry
-from shmload.shm.free_memory import available_bytes
+from shmload.remote.manifest import MANIFEST_NAME, Manifest, ShardEntry
+from shmload.remote.packing.pack_part import PackPart, all_parts
+from shmload.remote.packing.shard_record import ShardRecord
 from shmload.storage.s3_store import S3Store
 from shmload.storage.store import Store, StoredObject
 
-_SHARE = 8  # of available memory, 1 / _SHARE may be used for shards
-
-
-class Spool:
-    """A pool of temporary files that are reused.
-
-    Args:
-        nbytes: estimated size of all files together.
-        folder: where to create the files. If None, in memory, or in the system's temporary folder if memory is short.
-    """
-
-    def __init__(self, nbytes: int, folder: str | None) -> None:
-        self._folder = folder
-        self.is_memory = folder is None and nbytes <= available_bytes() // _SHARE
-        self._free: list[IO[bytes]] = []
-        self._made = ExitStack()
-
-    def take(self) -> IO[bytes]:
-        """Return a file that is not in use, at position 0. It may still have its previous contents."""
-        with suppress(IndexError):  # the pool is empty; a check before would race with other threads
-            file = self._free.pop()
-            file.seek(0)
-            return file
-        if self.is_memory:
-            return self._made.enter_context(open(os.memfd_create("shmload-pack"), "r+b", buffering=0))
-        return self._made.enter_context(tempfile.TemporaryFile(prefix="shmload-pack-", dir=self._folder, buffering=0))
-
-    def give(self, file: IO[bytes]) -> None:
-        """Return a file to the pool."""
-        self._free.append(file)
-
-    def close(self) -> None:
-        """Close all files and free their space."""
-        self._made.close()
-
-
-@dataclass(frozen=True)
-class Record:
-    """A complete shard in the store, as its note describes it, so that the packing can be continued.
-
-    Attributes:
-        first: position of its first sample in the packing order.
-        extensions: extensions of its members, sorted.
-        shard: its entry in the manifest.
-        versions: ETags of the shard and of its index from their upload; None if unknown.
-    """
-
-    first: int
-    extensions: tuple[str, ...]
-    shard: ShardEntry
-    versions: tuple[str, str] | None = None
-
-    @property
-    def number(self) -> int:
-        """Return the number of the shard, at the end of its name; numbers of a part begin with `PackPart.first_number`."""
-        return int(self.shard.name.rpartition("-")[2].partition(".")[0])
-
-    @property
-    def stop(self) -> int:
-        """Return the position after its last sample."""
-        return self.first + self.shard.num_samples
-
-
-@dataclass(frozen=True)
-class PackPart:
-    """One machine's share of a packing: part `number` of `count`, counted from 1."""
-
-    number: int = 1
-    count: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.number}/{self.count}"
-
-    @property
-    def first_number(self) -> int:
-        """Return the number of its first shard. Numbers of other parts are lower, or higher by at least `MOST_SHARDS`."""
-        return (self.number - 1) * MOST_SHARDS
-
-    def span(self, total: int) -> tuple[int, int]:
-        """Return the positions in an order of `total` samples at which this part and the next one begin."""
-        return total * (self.number - 1) // self.count, total * self.number // self.count
-
-    def has(self, record: Record) -> bool:
-        """Return whether a shard belongs to this part."""
-        return self.count == 1 or self.first_number <= record.number < self.first_number + MOST_SHARDS
-
-    def whole(self, records: Sequence[Record], total: int | None) -> list[Record]:
-        """Return the shards of this part from its beginning up to the first gap.
-
-        Args:
-            records: complete shards, sorted by position.
-            total: number of samples of all parts; None if unknown.
-        """
-        found: list[Record] = []
-        at, stop = (0, None) if total is None else self.span(total)
-        for record in filter(self.has, records):
-            is_next = (record.first, record.number) == (at, self.first_number + len(found))
-            if not is_next or (stop is not None and record.stop > stop):
-                break
-            found.append(record)
-            at = record.stop
-        return found
-
-
-class ShardFile:
-    """A shard that is being written.
-
-    Args:
-        name: its name in the store.
-        first: position of its first sample in the packing order.
-        spool: provides the file.
-    """
-
-    def __init__(self, name: str, first: int, spool: Spool) -> None:
-        self.name, self.first = name, first
-        self.nbytes = self.num_samples = 0
-        self._crc = 0
-        self._spool, self._file = spool, spool.take()
-
-    @property
-    def path(self) -> Path:
-        """Return the path under which this process can open the file."""
-        return Path(f"/proc/self/fd/{self._file.fileno()}")
-
-    def append(self, records: memoryview, num_samples: int) -> None:
-        """Append the records of `num_samples` samples, given as consecutive bytes."""
-        self._write(records)
-        self.num_samples += num_samples
-
-    def finish(self) -> tuple[Record, bytes]:
-        """Finish the archive. Return its record and its index."""
-        self._write(memoryview(bytes(archive_nbytes(self.nbytes) - self.nbytes)))
-        self._file.truncate()  # a longer shard may have used the file before
-        with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            packed = pack_index(self.name, data)
-        extensions = tuple(sorted(ShardIndex(self.name, packed).extensions))
-        index = IndexEntry(self.name + INDEX_SUFFIX, len(packed), f"{crc32c(packed):08x}")
-        entry = ShardEntry(self.name, self.nbytes, self.num_samples, f"{self._crc:08x}", index)
-        return Record(self.first, extensions, entry), packed
-
-    def _write(self, data: memoryview) -> None:
-        self._crc = crc32c(data, self._crc)
-        self.nbytes += len(data)
-        while data:
-            data = data[self._file.write(data) :]
-
-    def compress(self, level: int) -> PackedObject:
-        """Replace the finished archive by its compressed form, which is sent instead."""
-        plain, self._file = self._file, self._spool.take()
-        self.nbytes = self._crc = 0
-        with mmap.mmap(plain.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
-            for piece in zstd_pieces(view, level):
-                self._write(memoryview(piece))
-        self._file.truncate()
-        self._spool.give(plain)
-        return PackedObject(self.nbytes, f"{self._crc:08x}")
-
-    def close(self) -> None:
-        """Return the file to the spool."""
-        self._spool.give(self._file)
-
-
 logger = logging.getLogger("shmload")
 CLAIM = "packing.json"
-MOST_PARTS, MOST_SHARDS = 999, 1_000_000  # of a packing, and of one part; numbers have at most nine digits
 _NOTE = ".json"
 _VERSIONS = "versions.json"
 _OURS = re.compile(r"([0-9a-f]{16})/(?:shard-[0-9]{6,9}\.tar(?:\.zst)?(?:\.index|\.json)?|versions\.json)")
@@ -288,18 +113,18 @@ class Generation:
             return None
         return found if found is not None and found.generation == self.name else None
 
-    def note(self, record: Record) -> None:
+    def note(self, record: ShardRecord) -> None:
         """Write the note that a shard is complete."""
         shard = record.shard
         note = {"first": record.first, "extensions": list(record.extensions), "shard": shard.as_json(), "versions": record.versions}
         self._store.put(shard.name + _NOTE, json.dumps(note).encode("ascii"))
 
-    def forget(self, records: Sequence[Record]) -> None:
+    def forget(self, records: Sequence[ShardRecord]) -> None:
         """Delete the notes of shards that are going to be rewritten."""
         if records:
             self._store.delete([record.shard.name + _NOTE for record in records])
 
-    def records(self) -> list[Record]:
+    def records(self) -> list[ShardRecord]:
         """Return the complete shards of this part that are in the store, by their first positions."""
         there = self._there()
         found = list(filter(self._part.has, self._all(there)))
@@ -307,17 +132,17 @@ class Generation:
             are_whole = list(pool.map(lambda record: self._is_as_written(record, there) or self._is_whole(record), found))
         return [record for record, is_whole in zip(found, are_whole, strict=True) if is_whole]
 
-    def all_parts(self) -> tuple[list[Record], list[PackPart]]:
+    def all_parts(self) -> tuple[list[ShardRecord], list[PackPart]]:
         """Return the existing shards of all parts, in order, and the parts that are incomplete."""
         return all_parts(self._all(self._there()), self._part.count, self._total or 0)
 
-    def _all(self, there: Mapping[str, StoredObject]) -> list[Record]:
+    def _all(self, there: Mapping[str, StoredObject]) -> list[ShardRecord]:
         """Return the shards of all parts that exist with their expected size, by their first positions."""
         manifest = self.committed()
         found = _noted(self._store, there) if manifest is None else _of_manifest(manifest, self.name, self._versions(there))
         return sorted((each for each in found if _is_there(each.shard, there)), key=lambda record: record.first)
 
-    def _is_as_written(self, record: Record, there: Mapping[str, StoredObject]) -> bool:
+    def _is_as_written(self, record: ShardRecord, there: Mapping[str, StoredObject]) -> bool:
         """Return whether a bucket's ETags show that a shard and its index are unchanged. Other stores cannot tell reliably."""
         now = tuple(there[name].etag for name in (record.shard.name, record.shard.index.name))
         return isinstance(self._store, S3Store) and all(now) and record.versions == now
@@ -330,7 +155,7 @@ class Generation:
                 return found if isinstance(found, dict) else {}
         return {}
 
-    def _keep_versions(self, records: Sequence[Record]) -> None:
+    def _keep_versions(self, records: Sequence[ShardRecord]) -> None:
         """Save the ETags of the generation's objects for a later packing of the same dataset."""
         known = {
             each.shard.name: each.versions for each in records if each.versions is not None and each.shard.generation == self.name
@@ -338,7 +163,7 @@ class Generation:
         if known and isinstance(self._store, S3Store):
             self._store.put(f"{self.name}/{_VERSIONS}", json.dumps(known).encode("ascii"))
 
-    def _is_whole(self, record: Record) -> bool:
+    def _is_whole(self, record: ShardRecord) -> bool:
         """Read back a shard and its index, also from a bucket. Return whether they have the bytes that were written."""
         shard, index = record.shard, record.shard.index
         for name, nbytes, wanted in ((shard.name, *shard.stored), (index.name, index.nbytes, index.crc32c)):
@@ -365,7 +190,7 @@ class Generation:
         names = [self.name] if self._before is None else [*self._before.generations, self.name]
         return {each.key: each for name in names for each in self._store.list_objects(name)}
 
-    def manifest(self, records: Sequence[Record], seed: int, key: str = "") -> Manifest:
+    def manifest(self, records: Sequence[ShardRecord], seed: int, key: str = "") -> Manifest:
         """Return the manifest of these shards, appended to those of the previous dataset.
 
         Args:
@@ -388,7 +213,7 @@ class Generation:
             key,
         )
 
-    def commit(self, records: Sequence[Record], seed: int, key: str = "") -> Manifest:
+    def commit(self, records: Sequence[ShardRecord], seed: int, key: str = "") -> Manifest:
         """Make these shards the dataset: write the manifest, then remove what it replaces. Arguments are those of `manifest`.
 
         Raises:
@@ -471,35 +296,16 @@ def unfinished(store: Store) -> str:
     return f"it is packed in {count} parts, and {named} of them is missing: pack that with the same arguments"
 
 
-def all_parts(records: Sequence[Record], count: int, total: int) -> tuple[list[Record], list[PackPart]]:
-    """Return the shards of all parts, by their first positions, and the parts that are incomplete.
-
-    Args:
-        records: the shards of the generation, by their first positions.
-        count: number of parts.
-        total: number of samples of all parts.
-    """
-    kept: list[Record] = []
-    missing = []
-    for part in (PackPart(number, count) for number in range(1, count + 1)):
-        found = part.whole(records, total)
-        first, stop = part.span(total)
-        if (found[-1].stop if found else first) != stop:
-            missing.append(part)
-        kept += found
-    return kept, missing
-
-
-def _noted(store: Store, there: Mapping[str, StoredObject]) -> list[Record]:
+def _noted(store: Store, there: Mapping[str, StoredObject]) -> list[ShardRecord]:
     """Read the notes of shards. Those that cannot be read are left out."""
 
-    def read(key: str) -> Record | None:
+    def read(key: str) -> ShardRecord | None:
         with suppress(ValueError, KeyError, TypeError, ObjectMissing):  # unreadable counts as missing: packed again
             note = json.loads(bytes(store.get(key)))
             shard = ShardEntry.of(note["shard"], key)
             if shard.name + _NOTE == key and type(note["first"]) is int and note["first"] >= 0:
                 versions = _two_texts(note.get("versions"))
-                return Record(note["first"], tuple(map(str, note["extensions"])), shard, versions)
+                return ShardRecord(note["first"], tuple(map(str, note["extensions"])), shard, versions)
         return None
 
     with ThreadPoolExecutor(_AT_ONCE, "shmload-notes") as pool:
@@ -513,65 +319,9 @@ def _two_texts(given: Any) -> tuple[str, str] | None:
     return (given[0], given[1]) if is_sound else None
 
 
-def _of_manifest(manifest: Manifest, generation: str, versions: Mapping[str, Any]) -> list[Record]:
+def _of_manifest(manifest: Manifest, generation: str, versions: Mapping[str, Any]) -> list[ShardRecord]:
     found, first = [], 0
     for shard in (each for each in manifest.shards if each.generation == generation):
-        found.append(Record(first, manifest.extensions, shard, _two_texts(versions.get(shard.name))))
+        found.append(ShardRecord(first, manifest.extensions, shard, _two_texts(versions.get(shard.name))))
         first += shard.num_samples
     return found
-
-
-NUM_THREADS = 2
-
-
-class ShardSender:
-    """Uploads shards in threads: each shard, then its index, then the note that both are complete.
-
-    Args:
-        store: the dataset's folder.
-        generation: the generation that the shards belong to.
-        sent: called in the thread of `wait` with each record, when its shard is complete.
-        level: zstd level for compressing shards; None does not compress.
-    """
-
-    def __init__(self, store: Store, generation: Generation, sent: Callable[[Record], None], level: int | None = None) -> None:
-        self._store, self._generation, self._sent, self._level = store, generation, sent, level
-        self._pool = ThreadPoolExecutor(NUM_THREADS, "shmload-send")
-        self._under_way: set[Future[Record]] = set()
-
-    def send(self, shard: ShardFile) -> None:
-        """Send a shard that has all its samples."""
-        record, index = shard.finish()
-        self._generation.check()
-        self._under_way.add(self._pool.submit(self._put, shard, record, index))
-
-    def wait(self, num_left: int) -> None:
-        """Wait until at most `num_left` shards are still being sent.
-
-        Raises:
-            Exception: sending a shard failed.
-        """
-        while len(self._under_way) > num_left:
-            done, self._under_way = wait(self._under_way, return_when=FIRST_COMPLETED)
-            for future in done:
-                self._sent(future.result())
-
-    def close(self) -> None:
-        """Stop the threads after their current uploads."""
-        self._pool.shutdown(cancel_futures=True)
-
-    def _put(self, shard: ShardFile, record: Record, index: bytes) -> Record:
-        try:
-            if self._level is not None:
-                record = replace(record, shard=replace(record.shard, packed=shard.compress(self._level)))
-            faults.hit("sending")
-            sent = self._store.put_file(record.shard.name, shard.path)
-        finally:
-            shard.close()
-        faults.hit("shard_sent")
-        index_sent = self._store.put(record.shard.index.name, index)
-        record = replace(record, versions=(sent.etag, index_sent.etag))
-        faults.hit("index_sent")
-        self._generation.note(record)
-        faults.hit("shard_noted")
-        return record

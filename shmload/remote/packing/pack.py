@@ -25,18 +25,13 @@ from shmload.loader import ShmLoader
 from shmload.remote.manifest import Manifest
 from shmload.remote.object_stream import ObjectStream, pass_over
 from shmload.remote.packing.encoded_samples import RECORD, EncodedSamples, Files, MemberCoding, PackSource, source_of
-from shmload.remote.packing.encoding import Serializers
-from shmload.remote.packing.generation import (
-    MOST_PARTS,
-    NUM_THREADS,
-    Generation,
-    PackPart,
-    Record,
-    ShardFile,
-    ShardSender,
-    Spool,
-    manifest_of,
-)
+from shmload.remote.packing.generation import Generation, manifest_of
+from shmload.remote.packing.members import Serializers
+from shmload.remote.packing.pack_part import MOST_PARTS, PackPart
+from shmload.remote.packing.shard_file import ShardFile
+from shmload.remote.packing.shard_record import ShardRecord
+from shmload.remote.packing.shard_sender import NUM_THREADS, ShardSender
+from shmload.remote.packing.spool import Spool
 from shmload.remote.packing.stream_encoding import StreamEncoder
 from shmload.storage.client import client_of
 from shmload.storage.open_store import open_store
@@ -178,7 +173,7 @@ class Packing:
         self._options, self._store, self._on_progress, self._total = options, store, on_progress, total
         self._part = PackPart(*options.part)
         self._span = (0, total)
-        self._records: list[Record] = []  # of the shards that are in the store
+        self._records: list[ShardRecord] = []  # of the shards that are in the store
         self.num_found = self._num_packed = self._first = 0
 
     def _digest(self, probes: list[bytes], source: PackSource | None) -> str:
@@ -329,7 +324,7 @@ class Packing:
             logger.info("packing uses %d of %d workers, because there are no more processors or batches of samples", found, wanted)
         return found
 
-    def _sent(self, record: Record) -> None:
+    def _sent(self, record: ShardRecord) -> None:
         self._records.append(record)
         self._report()
 

@@ -27,7 +27,8 @@ import numpy as np
 
 from shmload._core.watch import die_with
 from shmload.remote.packing.encoded_samples import MemberCoding, prefix_and_members
-from shmload.remote.packing.encoding import Members, Serializers, file_of_picture
+from shmload.remote.packing.image_members import file_of_picture
+from shmload.remote.packing.members import Members, Serializers
 
 _CHUNK_NBYTES, _CHUNK_SIZE = 1 << 20, 64  # per task: pickled bytes, and samples
 _TASKS_PER_WORKER = 3  # tasks that were submitted and not yet consumed

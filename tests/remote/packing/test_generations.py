@@ -80,7 +80,7 @@ def test_packing_interrupted_at_any_object_resumes_to_the_same_bytes(tmp_path: P
 
 
 def test_whole_shards_are_neither_read_nor_sent_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("shmload.remote.packing.generation.NUM_THREADS", 1)  # with two threads, one may be ahead by a shard
+    monkeypatch.setattr("shmload.remote.packing.shard_sender.NUM_THREADS", 1)  # with two threads, one may be ahead by a shard
     first = EndingStore(tmp_path, 13)  # the claim and four shards
     with pytest.raises(InjectedEnd):
         packed(ReadCountingGrey(60), first)

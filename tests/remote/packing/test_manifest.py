@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shmload import ShardCorrupt
 from shmload.remote.manifest import IndexEntry, Manifest, ShardEntry
-from shmload.remote.packing.generation import Record
+from shmload.remote.packing.shard_record import ShardRecord
 from shmload.remote.shards import RemoteShard, Shards, ShardTable
 from shmload.storage.local_store import LocalStore
 
@@ -118,7 +118,7 @@ def test_error_names_the_problem_and_its_place(where: tuple[Any, ...]) -> None:
 
 
 def test_shard_numbers_may_exceed_a_million() -> None:
-    assert Record(0, (), entry(1_234_567)).number == 1_234_567
+    assert ShardRecord(0, (), entry(1_234_567)).number == 1_234_567
 
 
 def test_duplicate_shard_is_an_error() -> None:

@@ -20,7 +20,7 @@ from PIL import Image
 
 import shmload
 from shmload.remote import RemoteDataset
-from shmload.remote.packing.encoding import Members, members_of
+from shmload.remote.packing.members import Members, members_of
 from shmload.storage.local_store import LocalStore
 from tests.remote.packing.packing_kit import encoded, packed, samples_in
 

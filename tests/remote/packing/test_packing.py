@@ -19,7 +19,8 @@ from shmload._core.crc32c import crc32c
 from shmload.formats.tar.shard_index import ShardIndex, pack_index
 from shmload.remote import upload_cv_dataset
 from shmload.remote.packing import pack
-from shmload.remote.packing.generation import NUM_THREADS, Spool
+from shmload.remote.packing.shard_sender import NUM_THREADS
+from shmload.remote.packing.spool import Spool
 from shmload.storage.local_store import LocalStore
 from tests.remote.packing.packing_kit import Blobs, Grey, Noisy, bytes_in, names_in, names_of, packed, samples_in
 

@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Subset
 import shmload
 from shmload.formats import ImageFolder
 from shmload.remote.packing.encoded_samples import Files, PackedSamples, source_of
-from shmload.remote.packing.encoding import members_of
+from shmload.remote.packing.members import members_of
 from shmload.storage.local_store import LocalStore
 from tests.remote.packing.packing_kit import Folder, encoded, packed, samples_in
 

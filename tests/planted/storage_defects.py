@@ -596,7 +596,7 @@ STORAGE_DEFECTS = [
     Defect(
         "A16",
         "any bytes after the letters BM are taken for an image",
-        "encoding:",
+        "image_signatures:",
         Replace('rb"BM.{4}\\0{4}.{2}\\0\\0"', 'rb"BM"'),
         (f"{MEMBERS}test_bytes_that_only_begin_like_an_image_are_stored_as_bytes",),
     ),
@@ -610,7 +610,7 @@ STORAGE_DEFECTS = [
     Defect(
         "A16",
         "a file that has its field's format already is encoded again",
-        "_named_picture",
+        "named_image",
         omit("return file"),
         (f"{MEMBERS}test_file_under_its_own_format_is_not_encoded_again",),
     ),

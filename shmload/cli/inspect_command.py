@@ -23,11 +23,14 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of text.")] = False,
 ) -> None:
     """Show the contents of files: format, fields, counts, sizes, the first samples. Formats are recognized by their bytes."""
+    from shmload.formats.paths import check_local
     from shmload.tools.inspect import describe
 
     with refusing("inspect", OSError, ValueError, RuntimeError, ModuleNotFoundError), progress_bar(sys.stderr.isatty()) as progress:
         if "" in paths:
             raise ValueError("a PATH is empty: give a file or folder; `.` is the current folder")
+        for path in paths:
+            check_local(path, "shmload inspect")
         each = progress.over(list(map(Path, paths)), lambda path: path.name)
         found = [describe(path, num_samples=samples) for path in each]
     if as_json:

@@ -28,7 +28,7 @@ class ArrayTreeDataset(ColumnDataset):
     ) -> None:
         (check_local if self._is_folder else check_file)(path, type(self).__name__)
         self.path = os.path.abspath(path)
-        super().__init__(self.path)
+        super().__init__(self.path, [] if self._is_folder else [self.path])
         self._fields = None if fields is None else named_fields(fields)
         self._cache_bytes = cache_bytes
 

@@ -7,7 +7,7 @@ Braces name many shards at once, `train-{000000..000099}.tar`, and expand as in 
     {a..e}                     letters
     {a}  \{                   literal
 
-`::` separates several names.
+`::` separates several names. The readers of local shards then also expand patterns with * ? [ ].
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import re
 import string
 from collections.abc import Iterable
 
-from shmload.formats.paths import check_local, files_below
+from shmload.formats.paths import check_local, expanded, files_below
 
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?\d+))?")
@@ -31,12 +31,12 @@ def shard_paths(
     """Expand the braces and the `::` of names of tar shards. Return the paths in order.
 
     Args:
-        given: names, with braces; a `Path` is not expanded.
+        given: names, with braces and, if a reader is given, patterns; a `Path` is not expanded.
         reader: name of the class, for errors, if it reads only local files: URLs are then rejected, and paths become absolute. If
             None, URLs are allowed, and nothing is searched on disk.
         endings: endings of the files that replace a folder; if empty, a folder stays unchanged.
     Raises:
-        FileNotFoundError: a folder has no such file.
+        FileNotFoundError: a folder or a pattern has no such file.
         ValueError: there are no names, a brace has no partner, or the reader was given a URL.
     """
     names = [given] if isinstance(given, (str, os.PathLike)) else list(given)
@@ -48,13 +48,20 @@ def shard_paths(
             for part in name.split("::"):
                 if reader is not None:
                     check_local(part, reader)
-                found += expand_braces(part)
+                found += (path for each in expand_braces(part) for path in _matching(each, reader, endings))
     if not found:
         raise ValueError(f"a tar dataset needs at least one shard; got {given!r}")
     if reader is None:
         return found
     groups = (files_below(path, "tar", endings) if endings and os.path.isdir(path) else [path] for path in found)
     return [os.path.abspath(path) for group in groups for path in group]
+
+
+def _matching(name: str, reader: str | None, endings: tuple[str, ...]) -> list[str]:
+    """Return the local files that a pattern with * ? [ ] matches; any other name, and every name of a remote shard, as it is."""
+    if reader is None or not re.search(r"[*?[]", name) or os.path.exists(name):
+        return [name]
+    return expanded(name, "tar", endings=endings, beside=(".index",))
 
 
 def expand_braces(text: str) -> list[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
@@ -11,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.batch.row_placer import OneSample
+from shmload.errors import ShardCorrupt
 from shmload.formats.per_process import PerProcess
 from shmload.formats.row_numbers import Indices, checked_indices
 
@@ -28,11 +31,18 @@ class Opened(Protocol):
 class ColumnDataset(ABC):
     """Samples that are rows of named columns. A subclass opens the file in `_open`.
 
-    A pickled dataset contains its arguments; each process opens the file itself at the first use.
+    A pickled dataset contains its arguments; each process opens the file itself at the first use. A forked process refuses a file
+    that was replaced since its parent opened it, because their samples would be of two versions.
+
+    Args:
+        source: what is read, for its repr.
+        files: paths of the files that `_open` opens and that must then stay as they are.
     """
 
-    def __init__(self, source: str) -> None:
-        self._source = source  # for its repr
+    def __init__(self, source: str, files: Sequence[str] = ()) -> None:
+        self._source = source
+        self._files = files
+        self._versions: dict[str, tuple[int, int]] = {}
         self._held: PerProcess[Opened] = PerProcess()
 
     @abstractmethod
@@ -40,7 +50,19 @@ class ColumnDataset(ABC):
 
     @property
     def _opened(self) -> Opened:
-        return self._held.get(self._open)
+        return self._held.get(self._open_checked)
+
+    def _open_checked(self) -> Opened:
+        for path in self._files:
+            with contextlib.suppress(OSError):  # `_open` raises an error that names the file
+                status = os.stat(path)
+                version = status.st_size, status.st_mtime_ns
+                if (known := self._versions.setdefault(path, version)) != version:
+                    raise ShardCorrupt(f"{path}: was changed since it was opened, with {known[0]} bytes: create the dataset again")
+        return self._open()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_versions": {}}  # on another machine the same file may have another time
 
     @property
     def schema(self) -> dict[str, Any]:

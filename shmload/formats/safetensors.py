@@ -59,7 +59,7 @@ class SafetensorsDataset(ColumnDataset):
     def __init__(self, path: str | os.PathLike[str], fields: Mapping[str, str] | Sequence[str] | None = None) -> None:
         check_file(path, type(self).__name__)
         self.path = os.path.abspath(path)
-        super().__init__(self.path)
+        super().__init__(self.path, [self.path])
         self._fields = None if fields is None else named_fields(fields)
 
     def _open(self) -> Opened:

@@ -58,8 +58,11 @@ def declares_decoding(dataset: Any) -> bool:
     its schema is no mapping. If it has neither, return True, so that the flaw in the protocol becomes an error. A dataset whose
     class overrides the `__getitem__` of a base class that decodes in place is read by `__getitem__`, too: the override changes what
     a sample is.
+
+    Raises:
+        Exception: the schema of one of this package's datasets cannot be read, because its file is missing or damaged.
     """
-    schema = ability_of(dataset, "schema")
+    schema = _schema_of(dataset)
     readers = [found for name in DECODING if (found := ability_of(dataset, name)) is not None]
     if schema is None or not readers:
         return False
@@ -73,6 +76,14 @@ def declares_decoding(dataset: Any) -> bool:
         log.debug("%s is read by its samples and does not decode in place: %s", type(dataset).__name__, why)
         return False
     return not why or isinstance(schema, Mapping) or not hasattr(type(dataset), "__iter__")
+
+
+def _schema_of(dataset: Any) -> Any:
+    """Return a dataset's schema; None if it has none, or if the schema of a class from outside this package raises."""
+    kind = next((kind for kind in type(dataset).__mro__ if "schema" in vars(kind)), object)
+    if kind.__module__.startswith("shmload.formats."):
+        return dataset.schema  # its error is that of the file
+    return ability_of(dataset, "schema")
 
 
 def schema_error(schema: Any, batch_type: Any = None) -> str:

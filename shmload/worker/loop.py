@@ -25,6 +25,7 @@ from shmload.errors import RingTooSmall
 from shmload.metrics import irregular_files
 from shmload.processes.identity import start_of
 from shmload.worker.failure import Failure
+from shmload.worker.in_place_dataset import InPlace
 from shmload.worker.iterable_pass import IterablePass
 from shmload.worker.job import Job
 from shmload.worker.note import dump_note
@@ -97,7 +98,12 @@ class WorkerLoop:
         self._kind = kind
         self._source, self._snapshots, self._helped_ranks, self._init_failure = source, snapshots, helped_ranks, init_failure
         self._plan = job.plan
-        self._in_place = self._plan.in_place(job.dataset)
+        self._in_place: InPlace | None = None
+        try:
+            self._in_place = self._plan.in_place(job.dataset)
+        except Exception as error:  # its file is missing or was changed
+            where = f"in DataLoader worker {kind} {ring.worker_id}"
+            self._init_failure = init_failure or Failure.of(error, where, "shmload: the worker could not open the dataset")
         self._has_ended = False  # the iterable dataset has ended at the claimed order
         self._reader = SampleReader(ring, job, self._in_place, open_memory)
         self._num_misfits = 0  # batches begun as rows whose samples turned out to differ

@@ -180,6 +180,10 @@ def test_empty_path_is_an_error_and_not_the_current_folder(name: str, command: C
     assert "a PATH is empty: give a file" in error_line(command(name, ""))
 
 
+def test_url_is_refused_as_such(command: Command) -> None:
+    assert "reads files of this machine; got the URL 's3://bucket/a.tar'" in error_line(command("inspect", "s3://bucket/a.tar"))
+
+
 def test_raw_tokens_are_not_recognized(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"
     np.arange(2000, dtype=np.uint16).tofile(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 from pathlib import Path
@@ -25,6 +26,7 @@ from shmload.formats import (
     TokenDataset,
     ZarrDataset,
 )
+from shmload.storage.folder_walk import walk_following_links
 
 URLS = ["s3://bucket/folder/a-{0..3}.tar", "https://host/a.bin", "gs://bucket/a.npy", "file:///data/a.npy"]
 READERS: list[Any] = [
@@ -95,3 +97,31 @@ def test_writer_does_not_replace_folders_and_pipes(kind: str, tmp_path: Path) ->
         TFRecordWriter(path)
     assert path.lstat() == before
     assert {each.name for each in tmp_path.iterdir()} <= {"there", "pipe"}
+
+
+@pytest.mark.parametrize("reader", [ImageFolder, ParquetDataset, TarDataset, TFRecordDataset])
+def test_folder_that_cannot_be_listed_is_an_error(reader: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scandir = os.scandir
+
+    def refusing(path: Any) -> Any:
+        if os.fspath(path).endswith("private"):
+            raise PermissionError(errno.EACCES, "Permission denied", os.fspath(path))
+        return scandir(path)
+
+    for place in ("class", "class/private"):
+        (tmp_path / place).mkdir()
+        Image.new("RGB", (2, 2)).save(tmp_path / place / "a.png")
+        for ending in ("parquet", "tar", "tfrecord"):
+            (tmp_path / place / f"a.{ending}").touch()
+    monkeypatch.setattr(os, "scandir", refusing)  # root may list every folder
+    with pytest.raises(PermissionError, match="private"):
+        reader(tmp_path)
+
+
+def test_folder_removed_while_it_is_searched_is_left_out(tmp_path: Path) -> None:
+    for place in ("a", "b"):
+        (tmp_path / place).mkdir()
+    walk = walk_following_links(str(tmp_path))
+    assert sorted(next(walk)[1]) == ["a", "b"]
+    (tmp_path / "b").rmdir()
+    assert list(walk) == [(str(tmp_path / "a"), [], [])]

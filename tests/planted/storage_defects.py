@@ -23,6 +23,40 @@ CODING = "tests/remote/packing/test_coding.py::"
 STORAGE_DEFECTS = [
     Defect(
         "S5",
+        "folders that cannot be listed are left out",
+        "walk_following_links",
+        Replace("os.walk(root, followlinks=True, onerror=_raise_unless_removed)", "os.walk(root, followlinks=True)"),
+        tuple(
+            f"tests/formats/test_paths.py::test_folder_that_cannot_be_listed_is_an_error[{reader}]"
+            for reader in ("ImageFolder", "ParquetDataset", "TarDataset", "TFRecordDataset")
+        ),
+    ),
+    Defect(
+        "S5",
+        "a worker reads a file that was replaced since the trainer opened it",
+        "ColumnDataset._open_checked",
+        Replace("self._versions.setdefault(path, version)", "version"),
+        tuple(
+            f"tests/formats/readers/test_every_reader.py::test_worker_refuses_a_file_replaced_since_the_trainer_opened_it[{kind}]"
+            for kind in ("ParquetDataset", "HDF5Dataset", "SafetensorsDataset")
+        ),
+    ),
+    Defect(
+        "S5",
+        "the error of a file that a worker cannot open is replaced by another",
+        "decoding_protocol:_schema_of",
+        Replace('kind.__module__.startswith("shmload.formats.")', "False"),
+        ("tests/formats/readers/test_every_reader.py::test_worker_reports_why_it_could_not_open_the_dataset[ParquetDataset]",),
+    ),
+    Defect(
+        "S5",
+        "each shard that is indexed keeps a descriptor",
+        "shard_index:map_file",
+        Replace("memoryview(file)", "memoryview(__import__('mmap').mmap(os.open(path, os.O_RDONLY), 0, access=1))"),
+        ("tests/formats/tar/test_shard.py::test_shards_need_no_descriptors",),
+    ),
+    Defect(
+        "S5",
         "shards of another format beside tar files are left out",
         "objects_by_format",
         Replace("all(_stem(entry) in stems for entries in groups.values() for entry in entries)", "True"),
@@ -742,7 +776,7 @@ STORAGE_DEFECTS = [
         "A6",
         "an index that was packed with a shard is overwritten",
         "load_index",
-        Replace("cache and not _has_its_own(path, status.st_size)", "cache"),
+        Replace("cache and not _has_its_own(path, len(data))", "cache"),
         (f"{CODING}test_tar_dataset_does_not_change_the_index_of_a_packed_shard",),
     ),
     Defect(

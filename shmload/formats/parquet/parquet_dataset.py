@@ -57,7 +57,7 @@ class ParquetDataset(GroupedDataset):
         found = expanded_below(paths, "Parquet", endings=(".parquet", ".pq", ".parq"))
         self.paths = [path for path, _ in found]
         self._folders = [folder for _, folder in found]
-        super().__init__(f"{len(self.paths)} Parquet files")
+        super().__init__(f"{len(self.paths)} Parquet files", self.paths)
         self._columns = None if columns is None else names_of(columns, "columns")
         self._asked = dict(schema or {})
         self._fill_null = dict(fill_null or {})

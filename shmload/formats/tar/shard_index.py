@@ -16,7 +16,6 @@ So a few of the headers are also compared with the shard: two whenever an index 
 
 from __future__ import annotations
 
-import mmap
 import os
 import struct
 import zlib
@@ -26,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import Buffer
 
+from shmload._core.mapped_file import MappedFile
 from shmload._core.tar import FILE, TarHeaders, TarScan, split_name
 from shmload.errors import ShardCorrupt
 from shmload.formats.atomic_write import write_if_possible
@@ -119,12 +119,10 @@ class ShardIndex:
         )
 
 
-def map_file(path: str) -> tuple[mmap.mmap | bytes, os.stat_result]:
-    """Map a file read-only. Return the map, or b"" for an empty file, and the file's status at that time."""
-    with open(path, "rb") as file:
-        status = os.fstat(file.fileno())
-        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if status.st_size else b""
-    return data, status
+def map_file(path: str) -> tuple[memoryview, int]:
+    """Map a file read-only, without a descriptor that stays open. Return its bytes, and its modification time in nanoseconds."""
+    file = MappedFile(os.fsencode(path))
+    return memoryview(file), file.state[3]
 
 
 def changed(index: ShardIndex) -> ShardCorrupt:
@@ -144,14 +142,14 @@ def load_index(path: str, *, cache: bool = True) -> ShardIndex:
     """
     if cache and (found := _kept(path)) is not None:
         return found
-    data, status = map_file(path)
+    data, mtime_ns = map_file(path)
     if compression_of(bytes(data[:MAGIC_NBYTES])):
         raise ValueError(
             f"{path} is compressed, and its samples cannot be reached one by one: decompress it once, or read it in order with "
             "shmload.formats.TarStream"
         )
-    packed = pack_index(path, data, mtime_ns=status.st_mtime_ns)
-    if cache and not _has_its_own(path, status.st_size):
+    packed = pack_index(path, data, mtime_ns=mtime_ns)
+    if cache and not _has_its_own(path, len(data)):
         write_if_possible(path + SUFFIX, packed)
     return ShardIndex(path, packed)
 
@@ -189,11 +187,11 @@ def _kept(path: str) -> ShardIndex | None:
     """Return the index next to the shard if it is valid and up to date, else None."""
     try:
         packed, _ = map_file(path + SUFFIX)
-        shard, status = map_file(path)
+        shard, mtime_ns = map_file(path)
     except OSError:
         return None
-    found = unpack_index(path, packed, status.st_size)
-    is_current = found is not None and found.mtime_ns == status.st_mtime_ns and found.fits(shard, NUM_COMPARED_ON_LOAD)
+    found = unpack_index(path, packed, len(shard))
+    is_current = found is not None and found.mtime_ns == mtime_ns and found.fits(shard, NUM_COMPARED_ON_LOAD)
     return found if is_current else None
 
 

@@ -38,7 +38,8 @@ class TarDataset:
     With a `schema`, whole batches are decoded directly into their rows: .npy, numbers, raw bytes and text natively.
 
     Args:
-        shards: paths, with braces expanded: "train-{000..099}.tar". A folder means its .tar files, sorted by name.
+        shards: paths, with braces and patterns expanded: "train-{000..099}.tar", "train-*.tar". A folder means its .tar files,
+            sorted by name.
         fields: the contents of a sample: extensions, or names with alternatives, {"image": "jpg;png"}. The default is every member.
         schema: type and shape of each field, {"npy": ("float32", (1024,)), "cls": "int64", "txt": str}. It lists the fields, or
             some of those in `fields`. "__key__": str adds the key.
@@ -47,7 +48,7 @@ class TarDataset:
         allow_pickle: decode pickles and files for torch.load, which can run arbitrary code.
         cache: save the indexes next to the shards.
     Raises:
-        FileNotFoundError: a folder has no shard, or a shard does not exist (on first use).
+        FileNotFoundError: a folder or a pattern has no shard, or a shard does not exist (on first use).
         ValueError: no shard is given, or a shard is compressed (on first use).
         ShardCorrupt: a shard is not a valid tar file, or a member does not match its extension or the schema.
     Thread/process safety: any number of readers.

@@ -16,6 +16,7 @@ import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
+from torch.utils.data import Subset
 
 from shmload import ShardCorrupt, ShmLoader
 from shmload.batch.layout import layout_of_schema
@@ -174,6 +175,27 @@ def test_loader_raises_the_error_of_a_damaged_file(kind: Any, path: Path) -> Non
     damaged.write_bytes(data)
     with pytest.raises(ShardCorrupt, match=r"data\.file"), ShmLoader(dataset, batch_size=50) as loader:
         list(loader)
+
+
+def test_worker_refuses_a_file_replaced_since_the_trainer_opened_it(kind: Any, path: Path, tmp_path: Path) -> None:
+    if kind is ZarrDataset:
+        pytest.skip("a Zarr folder has no version: any of its files may be written at any time")
+    loader = ShmLoader(kind(path), batch_size=8, seed=0, num_workers=1)
+    assert len(loader) == 7  # the trainer has opened the file
+    other = tmp_path / "other"
+    other.write_bytes(path.read_bytes())
+    os.replace(other, path)
+    with loader, pytest.raises(ShardCorrupt, match=rf"{path.name}: was changed since it was opened, with \d+ bytes: create the"):
+        next(iter(loader))
+    assert len(list(kind(path))) == 50
+
+
+def test_worker_reports_why_it_could_not_open_the_dataset(kind: Any, path: Path) -> None:
+    loader = ShmLoader(Subset(kind(path), range(40)), batch_size=8, seed=0, num_workers=1)
+    path.rename(path.with_name("elsewhere"))
+    with loader, pytest.raises(FileNotFoundError, match=path.name) as caught:
+        next(iter(loader))
+    assert "the worker could not open the dataset" in "".join(caught.value.__notes__)
 
 
 @pytest.mark.parametrize("fields", [["flag"], ("label", "image"), {"y": "label"}])

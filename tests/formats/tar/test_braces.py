@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import braceexpand
 import pytest
@@ -66,3 +67,16 @@ def test_path_object_is_not_expanded() -> None:
 def test_empty_list_of_shards_is_an_error() -> None:
     with pytest.raises(ValueError, match="needs at least one shard"):
         shard_paths([])
+
+
+def test_readers_of_local_shards_expand_patterns(tmp_path: Path) -> None:
+    names = ["a0.tar", "a1.tar", "a1.tar.index", "b.tar", "literal[1].tar"]
+    for name in names:
+        (tmp_path / name).touch()
+    local: dict[str, Any] = {"reader": "TarDataset", "endings": (".tar",)}
+    found = shard_paths(f"{tmp_path}/{{b,a}}*", **local)
+    assert found == [f"{tmp_path}/{name}" for name in ("b.tar", "a0.tar", "a1.tar")]
+    assert shard_paths(f"{tmp_path}/literal[1].tar", **local) == [f"{tmp_path}/literal[1].tar"]
+    assert shard_paths("x/*.tar") == ["x/*.tar"]
+    with pytest.raises(FileNotFoundError, match=r"no tar file is named, or matches, '.*/c\*\.tar'"):
+        shard_paths(f"{tmp_path}/c*.tar", **local)

@@ -304,3 +304,14 @@ def test_failed_shard_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr("shmload.formats.tar.writer.os.replace", refuse)
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_shards_need_no_descriptors(tmp_path: Path) -> None:
+    for number in range(20):
+        with TarWriter(tmp_path / f"{number:02}.tar") as writer:
+            writer.write({"__key__": f"{number}", "cls": number})
+    for _ in ("the indexes are built", "the saved indexes are used"):
+        before = len(os.listdir("/proc/self/fd"))
+        dataset = TarDataset(tmp_path)
+        assert [sample["cls"] for sample in dataset] == list(range(20))
+        assert len(os.listdir("/proc/self/fd")) == before

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.batch.row_placer import OneSample
+from shmload.errors import ShardCorrupt
 from shmload.formats.per_process import PerProcess
 from shmload.formats.row_numbers import Indices, checked_indices
 
@@ -28,8 +29,11 @@ class Opened(Protocol):
 class ColumnDataset(ABC):
     """Samples that are rows of named columns. A subclass opens the file in `_open`.
 
-    A pickled dataset contains its arguments; each process opens the file itself at the first use.
+    A pickled dataset contains its arguments, and number and type of the rows if they are known; each process opens the file itself
+    at the first use.
     """
+
+    _rows_before: tuple[int, dict[str, Any]] | None = None  # number and schema of the rows when the file was first opened
 
     def __init__(self, source: str) -> None:
         self._source = source  # for its repr
@@ -40,7 +44,18 @@ class ColumnDataset(ABC):
 
     @property
     def _opened(self) -> Opened:
-        return self._held.get(self._open)
+        return self._held.get(self._open_as_before)
+
+    def _open_as_before(self) -> Opened:
+        opened = self._open()
+        rows = opened.num_rows, opened.schema
+        if self._rows_before not in (None, rows):
+            raise ShardCorrupt(
+                f"{self._source}: it had {_described(self._rows_before)} when the dataset first opened it, and now has "
+                f"{_described(rows)}: make the dataset again"
+            )
+        self._rows_before = rows
+        return opened
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -72,6 +87,10 @@ class ColumnDataset(ABC):
     def __repr__(self) -> str:
         count = f"{len(self)} samples" if self._held.is_open else "not opened yet"
         return f"<{type(self).__name__} of {self._source}, {count}>"
+
+
+def _described(rows: tuple[int, dict[str, Any]] | None) -> str:
+    return "" if rows is None else f"{rows[0]} rows of {rows[1]}"
 
 
 class GroupedDataset(ColumnDataset):

@@ -22,6 +22,23 @@ CODING = "tests/remote/packing/test_coding.py::"
 
 STORAGE_DEFECTS = [
     Defect(
+        "R18",
+        "an array file that was replaced by one of another dtype is read with the old dtype",
+        "FileMap.check",
+        Replace("self.map[: len(self.head)] != self.head", "False"),
+        (
+            "tests/formats/arrays/test_arrays.py::test_array_of_another_dtype_in_place_of_a_file_is_an_error[r+b-path]",
+            "tests/formats/arrays/test_arrays.py::test_array_of_another_dtype_in_place_of_a_file_is_an_error[wb-memmap]",
+        ),
+    ),
+    Defect(
+        "R18",
+        "a column file that was replaced before a worker opened it is not noticed",
+        "ColumnDataset._open_as_before",
+        Replace("self._rows_before not in (None, rows)", "False"),
+        ("tests/formats/readers/test_safetensors.py::test_file_of_another_dtype_in_its_place_is_an_error",),
+    ),
+    Defect(
         "S5",
         "shards of another format beside tar files are left out",
         "objects_by_format",

@@ -134,7 +134,8 @@ class ShmLoader(DataLoader[T]):
         on_error: the policy for a sample that cannot be read. "raise" raises its error; "skip" makes a shorter batch; "substitute"
             reads the next index of the same permutation (without one, of the dataset). Bad samples are listed in `stats()`.
         max_bad: raise SampleError after more bad samples than this. None for no limit.
-        max_restarts: number of dead workers that may be replaced. None allows any number in seed mode, and 0 in torch mode.
+        max_restarts: number of dead workers that the loader may replace, over all its passes. None allows any number in seed mode,
+            and 0 in torch mode.
     Args (observation):
         audit: a folder in which every rank records its deliveries; `shmload verify` proves from it that each sample was delivered
             exactly once; docs/resume.md.

@@ -48,13 +48,14 @@ class ColumnDataset(ABC):
 
     def _open_as_before(self) -> Opened:
         opened = self._open()
-        rows = opened.num_rows, opened.schema
-        if self._rows_before not in (None, rows):
+        if self._rows_before is None:
+            self._rows_before = opened.num_rows, opened.schema
+        num_rows, schema = self._rows_before
+        if opened.num_rows < num_rows or opened.schema != schema:  # more rows may have been appended
             raise ShardCorrupt(
-                f"{self._source}: it had {_described(self._rows_before)} when the dataset first opened it, and now has "
-                f"{_described(rows)}: make the dataset again"
+                f"{self._source}: it had {num_rows} rows of {schema} when the dataset first opened it, and now has "
+                f"{opened.num_rows} rows of {opened.schema}: make the dataset again"
             )
-        self._rows_before = rows
         return opened
 
     @property
@@ -87,10 +88,6 @@ class ColumnDataset(ABC):
     def __repr__(self) -> str:
         count = f"{len(self)} samples" if self._held.is_open else "not opened yet"
         return f"<{type(self).__name__} of {self._source}, {count}>"
-
-
-def _described(rows: tuple[int, dict[str, Any]] | None) -> str:
-    return "" if rows is None else f"{rows[0]} rows of {rows[1]}"
 
 
 class GroupedDataset(ColumnDataset):

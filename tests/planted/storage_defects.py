@@ -22,6 +22,23 @@ CODING = "tests/remote/packing/test_coding.py::"
 
 STORAGE_DEFECTS = [
     Defect(
+        "S5",
+        "writes to a bucket trust other certificates than reads",
+        "create_botocore_client",
+        Replace("client.ca_file or ssl.get_default_verify_paths().cafile", "client.ca_file"),
+        ("tests/storage/test_client.py::test_botocore_trusts_ca_file_or_else_the_systems_certificates_like_reads",),
+    ),
+    Defect(
+        "S5",
+        "the system's certificates are trusted besides ca_file",
+        "_context",
+        Replace(
+            "return ssl.create_default_context(cafile=ca_file)",
+            "made = ssl.create_default_context()\nca_file and made.load_verify_locations(ca_file)\nreturn made",
+        ),
+        ("tests/storage/test_http.py::test_self_signed_certificate_must_be_given",),
+    ),
+    Defect(
         "R18",
         "an array file that was replaced by one of another dtype is read with the old dtype",
         "FileMap.check",
@@ -35,7 +52,7 @@ STORAGE_DEFECTS = [
         "R18",
         "a column file that was replaced before a worker opened it is not noticed",
         "ColumnDataset._open_as_before",
-        Replace("self._rows_before not in (None, rows)", "False"),
+        Replace("opened.num_rows < num_rows or opened.schema != schema", "False"),
         ("tests/formats/readers/test_safetensors.py::test_file_of_another_dtype_in_its_place_is_an_error",),
     ),
     Defect(

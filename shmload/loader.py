@@ -256,6 +256,8 @@ class ShmLoader(DataLoader[T]):
     def _config(self) -> LoaderConfig:
         """Return the current arguments; a program may set some of them between passes."""
         given = {name: getattr(self, name) for name in _ARGUMENTS}
+        if self.num_workers and self.prefetch_factor is None:  # num_workers was 0 when the loader was made
+            given["prefetch_factor"] = 2
         return LoaderConfig(
             **given, index_sampler=self._index_sampler, auto_collation=self._auto_collation, has_own_order=self._has_own_order
         )

@@ -71,7 +71,7 @@ class TorchIterator(TorchPass):
         self._profile_name = (
             "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # the name that users look for in profiles
         )
-        self._prefetch_factor: int = config.prefetch_factor  # type: ignore[assignment]  # None raises TypeError as in torch
+        self._prefetch_factor: int = config.prefetch_factor  # type: ignore[assignment]  # None only without workers
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
         init_fn = self._worker_init_fn = config.worker_init_fn

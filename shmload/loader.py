@@ -134,7 +134,8 @@ class ShmLoader(DataLoader[T]):
         on_error: the policy for a sample that cannot be read. "raise" raises its error; "skip" makes a shorter batch; "substitute"
             reads the next index of the same permutation (without one, of the dataset). Bad samples are listed in `stats()`.
         max_bad: raise SampleError after more bad samples than this. None for no limit.
-        max_restarts: number of dead workers that may be replaced. None allows any number in seed mode, and 0 in torch mode.
+        max_restarts: number of dead workers that the loader may replace, over all its passes. None allows any number in seed mode,
+            and 0 in torch mode.
     Args (observation):
         audit: a folder in which every rank records its deliveries; `shmload verify` proves from it that each sample was delivered
             exactly once; docs/resume.md.
@@ -255,6 +256,8 @@ class ShmLoader(DataLoader[T]):
     def _config(self) -> LoaderConfig:
         """Return the current arguments; a program may set some of them between passes."""
         given = {name: getattr(self, name) for name in _ARGUMENTS}
+        if self.num_workers and self.prefetch_factor is None:  # num_workers was 0 when the loader was made
+            given["prefetch_factor"] = 2
         return LoaderConfig(
             **given, index_sampler=self._index_sampler, auto_collation=self._auto_collation, has_own_order=self._has_own_order
         )

@@ -19,7 +19,7 @@ def gather_rows(const int64_t[::1] addresses not None, Py_ssize_t nbytes, uint8_
     """
     cdef Py_ssize_t i, count = addresses.shape[0]
     if nbytes < 0 or out.shape[0] != count * nbytes:
-        raise ValueError(f"out has {out.shape[0]} bytes, which is too small for {count} rows of {nbytes}")
+        raise ValueError(f"out must have the bytes of {count} rows of {nbytes}, got {out.shape[0]}")
     if out.shape[0] == 0:
         return
     cdef uint8_t *to = &out[0]
@@ -57,7 +57,7 @@ def gather_runs(const int64_t[::1] addresses not None, const int64_t[::1] nbytes
         if total <= <uint64_t>out.shape[0]:  # past it, counting is useless, and sums could wrap
             total += nbytes[i]
     if total != <uint64_t>out.shape[0]:
-        raise ValueError(f"out has {out.shape[0]} bytes, which is too small for {count} runs of {total} bytes in all")
+        raise ValueError(f"out must have the {total} bytes of {count} runs, got {out.shape[0]}")
     if total == 0:
         return
     cdef uint8_t *to = &out[0]
@@ -78,7 +78,7 @@ def pad_runs(list runs not None, Py_ssize_t nbytes, uint8_t[::1] out not None):
     cdef Py_buffer run
     cdef Py_ssize_t i, count = len(runs)
     if nbytes <= 0 or out.shape[0] != count * nbytes:
-        raise ValueError(f"out has {out.shape[0]} bytes, which is too small for {count} runs of {nbytes}")
+        raise ValueError(f"out must have the bytes of {count} runs of {nbytes}, got {out.shape[0]}")
     cdef uint8_t *to = &out[0] if count else NULL
     for i in range(count):
         PyObject_GetBuffer(runs[i], &run, PyBUF_SIMPLE)

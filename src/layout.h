@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #define SHML_MAGIC UINT64_C(0x31444C4F4C4D4853) /* "SHMLOLD1" read as bytes */
-#define SHML_ABI 5u
+#define SHML_ABI 6u
 #define SHML_MAX_CHUNKS 64u
 #define SHML_MAX_WORKERS 16000u /* own = w + 1 stays below the reservations at 0x4000 */
 #define SHML_PATH_NBYTES 128u
@@ -95,7 +95,6 @@ typedef struct {
     shml_u64 step;              /* of the newest delivered batch, int64 as bits; trainer */
     shml_u64 num_steps;         /* batches of the newest pass, 0 if not known; trainer */
     shml_u32 step_stride;       /* difference between the steps of successive orders; the world size for an order of batches; trainer */
-    shml_u32 epoch_base;        /* plus an order's epoch gives the pass, because torch mode's orders begin at 0 again; trainer */
     char dataset_name[SHML_NAME_NBYTES]; /* type of the dataset, NUL-terminated; trainer, before the first order */
     char read_path[16];         /* the dataset's method that reads samples, NUL-terminated; trainer, before the first order */
 } shml_header;

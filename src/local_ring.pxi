@@ -322,14 +322,16 @@ cdef class LocalRing:
         memcpy(h.read_path, <const char *>read_path, len(read_path))
         h.rank, h.world_size = rank, world_size
 
-    def begin_pass(self, uint64_t num_steps, *, uint32_t step_stride=1, int32_t epoch_base=0):
-        """Write the length of the pass that begins now (0 if not known), and how its orders count steps and epochs."""
+    def begin_pass(self, uint64_t num_steps, *, uint32_t step_stride=1):
+        """Write the length of the pass that begins now (0 if not known), and how its orders count steps."""
         self._ring.header.num_steps = num_steps
         self._ring.header.step_stride = step_stride
-        self._ring.header.epoch_base = <uint32_t>epoch_base
 
     def batch_of(self, int64_t step):
-        """Return the number of an order's batch within its epoch, for messages."""
+        """Return the number of an order's batch within its epoch, for messages.
+
+        It equals `step`, except with an order of whole batches, in which a step counts the batches of all ranks.
+        """
         cdef int64_t stride = max(self._ring.header.step_stride, 1)
         return (step + stride - 1) // stride
 

@@ -18,7 +18,7 @@ cdef extern from "lease.h" nogil:
         uint64_t waiting_since_ns, awaited, num_wanted
         uint32_t num_sleepers, num_rings
         uint64_t workers_offset, slots_offset, orders_offset, texts_offset, layout_offset
-        uint32_t rank, world_size, step_stride, epoch_base
+        uint32_t rank, world_size, step_stride
         uint64_t num_bad_samples, epoch, step, num_steps
         char *dataset_name
         char *read_path

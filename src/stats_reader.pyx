@@ -106,7 +106,7 @@ cdef class StatsReader:
             "nbytes": h.nbytes, "wait_ns": waited, "waiting_since_ns": since, "num_waits": h.num_waits,
             "num_copied_out": h.num_copied_out, "num_grown": h.num_grown, "num_restarts": h.num_restarts, "awaited": h.awaited,
             "num_bad_samples": h.num_bad_samples, "epoch": <int64_t>h.epoch, "step": <int64_t>h.step, "num_steps": h.num_steps,
-            "step_stride": h.step_stride, "epoch_base": <int32_t>h.epoch_base, "rank": h.rank, "world_size": h.world_size,
+            "step_stride": h.step_stride, "rank": h.rank, "world_size": h.world_size,
             "dataset_name": _text(h.dataset_name, SHML_NAME_NBYTES), "read_path": _text(h.read_path, 16),
             "workers": [self._worker(w) for w in range(self.num_workers)],
             "slots": [self._slot(s) for s in range(self.num_slots)],

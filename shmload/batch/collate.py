@@ -360,10 +360,19 @@ def _described(value: Any) -> str:
     if value is None:
         return "None"
     kind = type(value).__name__
-    if not isinstance(value, np.ndarray) and not is_tensor(value):
-        return f"of type {kind}"
-    has_grad = getattr(value, "requires_grad", False)
-    return f"of type {kind}, {str(value.dtype).removeprefix('torch.')}{', and requires grad' if has_grad else ''}"
+    more = ""
+    if is_tensor(value):
+        if value.requires_grad:
+            more = ", and requires grad"
+        elif value.is_conj() or value.is_neg():
+            more = ", and is conjugated or negated lazily (give tensor.resolve_conj().resolve_neg())"
+    elif isinstance(value, np.ndarray):
+        if not value.dtype.isnative:
+            more = ", and has the other byte order (give array.astype(array.dtype.newbyteorder('=')))"
+    else:
+        is_large = _is_row(value) and any(type(number) is int and not -(1 << 63) <= number < 1 << 63 for number in value)
+        return f"of type {kind}{' with an integer beyond int64' if is_large else ''}"
+    return f"of type {kind}, {str(value.dtype).removeprefix('torch.')}{more}"
 
 
 def is_tensor(value: Any) -> bool:

@@ -30,6 +30,9 @@ _INSTEAD = (
 _CHOICES = {"uneven": ("pad", "drop", "exact"), "on_error": ("raise", "skip", "substitute")}
 
 
+_TABLES = {("pandas", "DataFrame"), ("polars", "DataFrame"), ("polars", "LazyFrame")}
+
+
 # argument, smallest value, description of the valid values for the error
 _LEAST = (
     ("ring_bytes", 1, "a positive number of bytes"),
@@ -51,6 +54,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         ImportError: an argument needs a package that is not installed.
     """
     check_types(given)
+    _check_table(given)
     for name, choices in _CHOICES.items():
         if given[name] not in choices:
             *others, last = (f'"{choice}"' for choice in choices)
@@ -72,6 +76,19 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         raise ValueError(
             "audit and device cannot be combined: the audit records a digest of bytes on the host, and these are on the device. "
             "Audit a pass without device"
+        )
+
+
+def _check_table(given: Mapping[str, Any]) -> None:
+    """Raise for a DataFrame that torch would index as if it were a list of rows."""
+    if any(given[name] is not None for name in ("sampler", "batch_sampler", "collate_fn")):  # they may know how to index it
+        return
+    kinds = {(base.__module__.partition(".")[0], base.__name__) for base in type(given["dataset"]).__mro__}
+    if kinds & _TABLES:
+        raise TypeError(
+            "dataset must give a sample for each number, and a DataFrame gives its columns by name: give "
+            "shmload.formats.ArrayDataset({name: frame[name].to_numpy() for name in frame.columns}) for columns of numbers, or "
+            "shmload.SharedIndex.from_dataframe(frame)"
         )
 
 

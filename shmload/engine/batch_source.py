@@ -78,13 +78,12 @@ class BatchSource(Protocol):
     def abandon(self) -> None:
         """Drop every order without waiting."""
 
-    def begin_pass(self, num_steps: int, *, step_stride: int = 1, epoch_base: int = 0) -> None:
+    def begin_pass(self, num_steps: int, *, step_stride: int = 1) -> None:
         """Publish the length of the pass that begins, for readers of stats.
 
         Args:
             num_steps: batches of the pass; 0 if unknown.
             step_stride: difference between the step numbers of successive batches.
-            epoch_base: added to the epoch of an order for display.
         """
 
     def leave_pass(self) -> None:

@@ -20,6 +20,7 @@ from shmload.engine.batch_source import BatchSource
 from shmload.engine.config import LoaderConfig
 from shmload.engine.holders import is_enabled
 from shmload.engine.options import EngineOptions
+from shmload.engine.restart_limit import RestartLimit
 from shmload.engine.tuning.autotune import Autotuner, tuner_of
 from shmload.engine.tuning.tuning_decision import Setting
 from shmload.shm import reaper
@@ -101,6 +102,7 @@ class EngineBuilder:
         on_change: Callable[[Setting], None],
     ) -> None:
         self.bad_samples = bad_samples
+        self._restarts = RestartLimit(config)
         self._kind, self._on_change = kind, on_change
         self._device: tuple[Any, CudaDevice] | None = None  # the loader's argument, and the device that it named first
         self.engines: WeakSet[BatchSource] = WeakSet()
@@ -135,6 +137,7 @@ class EngineBuilder:
             EngineOptions(
                 **size,
                 config=config,
+                restarts=self._restarts,
                 max_rows=max_rows(config),
                 timeout_s=config.timeout,
                 base_seed=base_seed,

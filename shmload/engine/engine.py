@@ -138,7 +138,9 @@ class Engine:
             )
         )
         self.worker_set = WorkerSet(ring.native, self.pool, ring.memory, options.num_pending_copies)
-        self._supervisor = Supervisor(ring.native, self.pool, self.worker_set, config, self._queue, self._ranks.helpers)
+        self._supervisor = Supervisor(
+            ring.native, self.pool, self.worker_set, config, options.restarts, self._queue, self._ranks.helpers
+        )
         with interrupts_held():
             self.worker_set.start(options.first_workers or options.num_workers)
 
@@ -569,15 +571,14 @@ class Engine:
 
     # Observation
 
-    def begin_pass(self, num_steps: int, *, step_stride: int = 1, epoch_base: int = 0) -> None:
+    def begin_pass(self, num_steps: int, *, step_stride: int = 1) -> None:
         """Publish the length of the pass that begins, for readers of stats.
 
         Args:
             num_steps: batches of the pass; 0 if unknown.
             step_stride: difference between the step numbers of successive batches.
-            epoch_base: added to the epoch of an order for display.
         """
-        self._ring.begin_pass(num_steps, step_stride=step_stride, epoch_base=epoch_base)
+        self._ring.begin_pass(num_steps, step_stride=step_stride)
         self._ranks.pass_begins()
 
     def leave_pass(self) -> None:

@@ -37,7 +37,7 @@ class Holder(NamedTuple):
 
     Attributes:
         slot: number of the slot in the ring.
-        epoch, step: position of the batch; the step counts from the epoch's start.
+        epoch, step: the epoch, and the number of the batch within it.
         nbytes: size of the slot.
         age_s: seconds since it was yielded.
         where: the line that took it, "file:line in function".
@@ -75,7 +75,7 @@ class Holders:
         Args:
             order: its order.
         """
-        self._taken[order.slot] = (order.epoch, order.step, monotonic(), users_place())
+        self._taken[order.slot] = (order.epoch, self._ring.batch_of(order.step), monotonic(), users_place())
 
     def held(self) -> list[Holder]:
         """Return the batches that still have their slots, the oldest first."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from shmload.device.cuda import CudaDevice
 from shmload.engine.config import LoaderConfig
+from shmload.engine.restart_limit import RestartLimit
 from shmload.worker.pool import Backend, process_pool
 
 
@@ -16,6 +17,7 @@ class EngineOptions:
 
     Attributes:
         config: arguments of the loader.
+        restarts: how many dead workers may still be replaced, over all engines of the loader.
         num_workers: largest number of workers.
         num_ordered: largest number of batches in flight.
         max_rows: rows of the largest batch expected; 0 if unknown.
@@ -37,6 +39,7 @@ class EngineOptions:
     """
 
     config: LoaderConfig
+    restarts: RestartLimit
     num_workers: int
     num_ordered: int
     max_rows: int

@@ -54,7 +54,7 @@ def describe(seen: Snapshot, before: Snapshot | None = None) -> Report:
         "wait_s": seen["wait_ns"] / 1e9,
         **{name: sum(worker[name] for worker in seen["workers"]) for name in ("num_foreign", "num_irregular")},
         **{f"{name}_per_s": _rate(seen[name] - before[name], interval_s) for name in ("samples", "batches", "nbytes")},
-        "epoch": _epoch(seen, seen["epoch"]) if has_begun else None,
+        "epoch": seen["epoch"] if has_begun else None,
         "step": _step(seen, seen["step"]) if has_begun else None,
         "num_steps": seen["num_steps"] or None,
         "slots": _slots(seen),
@@ -78,13 +78,9 @@ def _seconds_since(since_ns: int, seen: Snapshot) -> float:
     return max(now_ns - since_ns, 0) / 1e9
 
 
-def _epoch(seen: Snapshot, epoch: int) -> int:
-    return epoch + int(seen["epoch_base"])
-
-
 def _step(seen: Snapshot, step: int) -> int:
-    """Convert an order's step number to this rank's step. With an order of whole batches, orders count the batches of all ranks."""
-    return step // max(int(seen["step_stride"]), 1)
+    """Return the number of an order's batch within its epoch; see `TrainerRing.batch_of`, which error messages use."""
+    return -(-step // max(int(seen["step_stride"]), 1))
 
 
 # ------------------------------------------------------------ slots
@@ -105,7 +101,7 @@ def _orders(seen: Snapshot) -> list[Report]:
     ordered = sorted((slot for slot in seen["slots"] if slot["state"] == ORDERED), key=lambda slot: int(slot["order"]))
     return [
         {
-            "epoch": _epoch(seen, slot["epoch"]),
+            "epoch": slot["epoch"],
             "step": _step(seen, slot["step"]),
             "num_rows": slot["nrows"],
             "num_chunks": slot["num_chunks"],
@@ -148,7 +144,7 @@ def _workers(before: Snapshot, seen: Snapshot) -> list[Report]:
             {
                 "pid": worker["pid"] or None,
                 "state": state,
-                "epoch": None if claim is None else _epoch(seen, claim[0]["epoch"]),
+                "epoch": None if claim is None else claim[0]["epoch"],
                 "step": None if claim is None else _step(seen, claim[0]["step"]),
                 "for_s": _seconds_since(since_ns, seen) if since_ns else None,
                 "busy_share": min(round(100 * new / interval_ns, 1), 100.0) if interval_ns > 0 else 0.0,
@@ -206,7 +202,7 @@ def _waits_for(seen: Snapshot, workers: list[Report]) -> Report | None:
         return {**found, "worker": None}
     at_it = [worker for worker, _, _ in slot["claims"]]
     longest = max(at_it, key=lambda worker: workers[worker]["for_s"] or 0.0, default=None)
-    return {**found, "epoch": _epoch(seen, slot["epoch"]), "step": _step(seen, slot["step"]), "worker": longest}
+    return {**found, "epoch": slot["epoch"], "step": _step(seen, slot["step"]), "worker": longest}
 
 
 def _awaited(seen: Snapshot) -> dict[str, Any] | None:

@@ -2,7 +2,7 @@
 
 In seed mode, a dead worker is replaced as often as needed, but a sample that ends two workers is bad, and repeated deaths of
 workers with nothing to do end the loader. In torch mode, the first death ends the loader, as in torch, because the dead worker's
-random stream cannot be recovered. `max_restarts` sets a limit in both modes.
+random stream cannot be recovered. `max_restarts` sets a limit in both modes, over the loader's whole life.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from shmload._core.trainer import Order, TrainerRing
 from shmload.engine.config import LoaderConfig
+from shmload.engine.restart_limit import RestartLimit
 from shmload.engine.worker_set import WorkerSet
 from shmload.errors import SampleTimeout, ShmloadError, WorkerDied
 from shmload.worker.failure import REMEDY, sample_at, timeout_text
@@ -40,6 +41,7 @@ class Supervisor:
         pool: the worker pool.
         workers: knows the workers that are wanted, and those that are leaving.
         config: arguments of the loader.
+        restarts: how many dead workers may still be replaced.
         queue: the orders that are submitted and not delivered. It is the engine's own, and not a method of the engine, because the
             cycle would keep the dataset in memory until the garbage collector runs.
         helpers: workers of other ranks, numbered after the pool's own (sharing/balancing.py); None if there are none. It has the
@@ -56,18 +58,18 @@ class Supervisor:
         pool: WorkerPool,
         workers: WorkerSet,
         config: LoaderConfig,
+        restarts: RestartLimit,
         queue: Iterable[Order],
         helpers: Any = None,
     ) -> None:
         self._ring, self._pool, self._workers, self._queue = ring, pool, workers, queue
-        self._max_restarts = 0 if config.max_restarts is None and config.seed is None else config.max_restarts  # None: any number
+        self._restarts = restarts
         self._sample_timeout_s, self._num_threads = config.sample_timeout_s, config.threads_per_worker
         self._tolerates_bad_samples = config.on_error != "raise"
         self._helpers = helpers
         self._kills: Counter[tuple[str, int]] = Counter()  # number of deaths by (description of the sample or batch, order number)
         self._poisoned: dict[int, Fatal] = {}  # by slot
         self._late: dict[int, tuple[int, int]] = {}  # by worker: order and row (-1: none begun) that were late at the last check
-        self._num_restarts = 0
         self._last_pid = 0  # pid of the process that died last
         self.num_vain = 0
         self.num_taken_back = 0
@@ -86,7 +88,7 @@ class Supervisor:
         is_idle = held is None or not self._pool.reads_samples(death.worker_id)
         slot, _, number, row = held or (-1, 0, 0, -1)
         work, row, num_kills = (None, row, 0) if is_idle else self._blame(slot, row, number)
-        if self._max_restarts is not None and self._num_restarts >= self._max_restarts:
+        if self._restarts.num_left == 0:
             return _death_error(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly", death, work)
         if is_idle and death.pid != self._last_pid:  # workers may share a process, which dies once
             self.num_vain += 1
@@ -102,7 +104,7 @@ class Supervisor:
         if not is_exiting():  # during exit Python ends its children, while a thread of the program may still read
             log.warning("%s%s; %s", death, "" if work is None else f" on {work}", fate)
         self._replace(death.worker_id)
-        self._num_restarts += 1
+        self._restarts.use_one()
         return None
 
     def end_if_timed_out(self, worker: int) -> bool:

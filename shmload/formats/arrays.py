@@ -35,6 +35,7 @@ class ArrayPlace(NamedTuple):
     strides: tuple[int, ...]
     numpy: str  # numpy's string for the stored dtype, including its byte order
     dtype: str  # name of the dtype in the batch
+    head: bytes = b""  # the start of the file, up to the data, such as the header of a .npy file
 
 
 def npy_place(path: str | os.PathLike[str]) -> ArrayPlace:
@@ -51,24 +52,46 @@ def npy_place(path: str | os.PathLike[str]) -> ArrayPlace:
         except Exception as error:  # a malicious header fails in many ways inside numpy's parser
             raise ShardCorrupt(f"{path}, offset {file.tell()}: this is not the header of a .npy file: {error}") from error
         offset, nbytes = file.tell(), os.fstat(file.fileno()).st_size
+        file.seek(0)
+        head = file.read(offset)
     if dtype.hasobject or any(extent < 0 for extent in shape):
         raise ShardCorrupt(f"{path}, offset 10: an array of {dtype} and shape {shape} is not a block of numbers")
     needed = dtype.itemsize * math.prod(shape)
     if offset + needed > nbytes:
         raise ShardCorrupt(f"{path}, offset {offset}: shape {shape} of {dtype} needs {needed} bytes, {nbytes - offset} are left")
     order = c_strides(shape[::-1], dtype.itemsize)[::-1] if is_fortran else c_strides(shape, dtype.itemsize)
-    return ArrayPlace(path, offset, tuple(shape), order, dtype.str, dtype.name)
+    return ArrayPlace(path, offset, tuple(shape), order, dtype.str, dtype.name, head)
 
 
-class _File(NamedTuple):
-    """A mapped file, and the offset at which the part that is read ends."""
+class FileMap(NamedTuple):
+    """A mapped file, its header when the dataset was made, and the offset at which the part that is read ends."""
 
     path: str
     map: mmap.mmap
+    head: bytes
     end: int
 
+    def check(self) -> None:
+        """Check that the file has its header, and is long enough, because the system kills processes that read past the end.
 
-def mapped(place: ArrayPlace) -> tuple[np.ndarray[Any, Any], _File]:
+        A file that is truncated after this check, while a batch is being read, still kills the process.
+
+        Raises:
+            ShardCorrupt: the file has become shorter, or has another header.
+        """
+        nbytes = self.map.size()
+        if nbytes < self.end:
+            raise ShardCorrupt(
+                f"{self.path}, offset {nbytes}: the file was cut off while it was read; its array ends at {self.end}"
+            )
+        if self.map[: len(self.head)] != self.head:
+            raise ShardCorrupt(
+                f"{self.path}: its header has changed since the dataset was made, as if another file had replaced it: make the "
+                "dataset again"
+            )
+
+
+def mapped(place: ArrayPlace) -> tuple[np.ndarray[Any, Any], FileMap]:
     """Map the array of a file read-only. Return the array, and its file with the map.
 
     Raises:
@@ -82,7 +105,7 @@ def mapped(place: ArrayPlace) -> tuple[np.ndarray[Any, Any], _File]:
         raise ShardCorrupt(f"{place.path}, offset {place.offset}: the array does not end within the file: {error}") from error
     steps = zip(place.shape, place.strides, strict=True)
     end = place.offset + array.itemsize + sum(max((n - 1) * step, 0) for n, step in steps) if array.size else 0
-    return array, _File(place.path, whole._mmap, end)  # type: ignore[attr-defined]  # numpy's own
+    return array, FileMap(place.path, whole._mmap, place.head, end)  # type: ignore[attr-defined]  # numpy's own
 
 
 def _npz_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
@@ -110,7 +133,7 @@ class HeldArrays:
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._memory: SharedBytes | None = None
         self._places: dict[str, ArrayPlace] = {}
-        self._files: dict[str, _File] = {}
+        self._files: dict[str, FileMap] = {}
         self.arrays: dict[str, TypedArray] = {}
         self.add(values)
 
@@ -129,19 +152,9 @@ class HeldArrays:
             self._places[name] = place._replace(dtype=self.arrays[name].dtype)
 
     def check(self) -> None:
-        """Check that the files are still as long as when mapped, because the system kills processes that read past the end.
-
-        A file that is truncated after this check, while a batch is being read, still kills the process.
-
-        Raises:
-            ShardCorrupt: a file has become shorter.
-        """
+        """Call `FileMap.check` of each file."""
         for file in self._files.values():
-            nbytes = file.map.size()
-            if nbytes < file.end:
-                raise ShardCorrupt(
-                    f"{file.path}, offset {nbytes}: the file was cut off while it was read; its array ends at {file.end}"
-                )
+            file.check()
 
     def share(self) -> None:
         """Copy the arrays in this process's memory to one shared segment, and use the copies from then on."""
@@ -195,7 +208,8 @@ def _place_in_file(value: Any) -> ArrayPlace | None:
         return None  # the file has been removed or replaced
     file_begin = value.offset - value.offset % mmap.ALLOCATIONGRANULARITY
     offset = file_begin + value.__array_interface__["data"][0] - begin
-    return ArrayPlace(os.fspath(value.filename), offset, value.shape, value.strides, value.dtype.str, value.dtype.name)
+    head = b"" if file_begin else bytes(value._mmap[: value.offset])  # type: ignore[attr-defined]  # numpy's own
+    return ArrayPlace(os.fspath(value.filename), offset, value.shape, value.strides, value.dtype.str, value.dtype.name, head)
 
 
 def _is_still_at(path: str | os.PathLike[str], address: int) -> bool:

@@ -31,8 +31,9 @@ class Opened(Protocol):
 class ColumnDataset(ABC):
     """Samples that are rows of named columns. A subclass opens the file in `_open`.
 
-    A pickled dataset contains its arguments; each process opens the file itself at the first use. A forked process refuses a file
-    that was replaced since its parent opened it, because their samples would be of two versions.
+    A pickled dataset contains its arguments, and number and type of the rows if they are known; each process opens the file itself
+    at the first use. A forked process refuses a file that was replaced since its parent opened it, because their samples would be
+    of two versions. So does any process if the rows are fewer or of another type.
 
     Args:
         source: what is read, for its repr.
@@ -42,7 +43,8 @@ class ColumnDataset(ABC):
     def __init__(self, source: str, files: Sequence[str] = ()) -> None:
         self._source = source
         self._files = files
-        self._versions: dict[str, tuple[int, int]] = {}
+        self._versions: dict[str, tuple[int, int]] = {}  # size and time of modification of each file when it was first opened
+        self._rows_before: tuple[int, dict[str, Any]] | None = None  # number and schema of the rows then
         self._held: PerProcess[Opened] = PerProcess()
 
     @abstractmethod
@@ -50,16 +52,25 @@ class ColumnDataset(ABC):
 
     @property
     def _opened(self) -> Opened:
-        return self._held.get(self._open_checked)
+        return self._held.get(self._open_as_before)
 
-    def _open_checked(self) -> Opened:
+    def _open_as_before(self) -> Opened:
         for path in self._files:
             with contextlib.suppress(OSError):  # `_open` raises an error that names the file
                 status = os.stat(path)
                 version = status.st_size, status.st_mtime_ns
                 if (known := self._versions.setdefault(path, version)) != version:
-                    raise ShardCorrupt(f"{path}: was changed since it was opened, with {known[0]} bytes: create the dataset again")
-        return self._open()
+                    raise ShardCorrupt(f"{path}: was changed since it was opened, with {known[0]} bytes: make the dataset again")
+        opened = self._open()
+        if self._rows_before is None:
+            self._rows_before = opened.num_rows, opened.schema
+        num_rows, schema = self._rows_before
+        if opened.num_rows < num_rows or opened.schema != schema:  # more rows may have been appended
+            raise ShardCorrupt(
+                f"{self._source}: it had {num_rows} rows of {schema} when the dataset first opened it, and now has "
+                f"{opened.num_rows} rows of {opened.schema}: make the dataset again"
+            )
+        return opened
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_versions": {}}  # on another machine the same file may have another time

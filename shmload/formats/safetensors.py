@@ -20,6 +20,7 @@ import numpy as np
 from shmload.batch.array_rows import TypedArray
 from shmload.batch.element_types import ELEMENT_TYPES
 from shmload.errors import ShardCorrupt
+from shmload.formats.arrays import FileMap
 from shmload.formats.column_dataset import ColumnDataset, Opened
 from shmload.formats.column_format import ColumnFormat
 from shmload.formats.columns import Columns, MappedColumn
@@ -27,6 +28,7 @@ from shmload.formats.extras import library
 from shmload.formats.field_names import NoField, named_fields, one_length
 from shmload.formats.head import Head
 from shmload.formats.paths import check_file
+from shmload.formats.row_numbers import Indices
 
 _NUMBERS = [f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)]
 
@@ -44,14 +46,15 @@ DTYPES = {name[0].upper() + name.lstrip("intufloa"): name for name in _NUMBERS i
 class SafetensorsDataset(ColumnDataset):
     """Rows of the tensors of a safetensors file. The first dimension of all tensors is the number of samples.
 
-    The file is mapped, and rows are copied without the GIL. It must not be changed or truncated while it is in use.
+    The file is mapped, and rows are copied without the GIL. It must not be changed while it is in use; another header or a smaller
+    size is an error.
 
     Args:
         path: the file.
         fields: the tensors that become fields: a list, or field -> tensor, {"image": "train.x"}. The default is all, by name.
     Raises:
         ModuleNotFoundError: safetensors is not installed (extra `safetensors`).
-        ShardCorrupt: on reading: the file does not match its format.
+        ShardCorrupt: on reading: the file does not match its format, or another one has replaced it.
         ValueError: on reading: tensors have no rows, or differ in their number of rows.
     Thread/process safety: any number of readers.
     """
@@ -73,9 +76,11 @@ class SafetensorsDataset(ColumnDataset):
         if single:
             raise NoField(f"{self.path}: {single} have no axis to count samples: name the other tensors in fields=")
         num_rows = one_length({name: places[name]["shape"][0] for name in names}, self.path)
-        data = np.memmap(self.path, np.uint8, "r").view(np.ndarray)
+        whole = np.memmap(self.path, np.uint8, "r")
+        file = FileMap(self.path, whole._mmap, whole[:begin].tobytes(), len(whole))  # type: ignore[attr-defined]  # numpy's own
+        data = whole.view(np.ndarray)
         arrays = {field: self._array(data, begin, name, places[name]) for field, name in fields.items()}
-        return Columns(num_rows, {field: MappedColumn(field, array) for field, array in arrays.items()})
+        return _MappedColumns(num_rows, {field: MappedColumn(field, array) for field, array in arrays.items()}, file)
 
     def _array(self, data: Any, begin: int, name: str, place: dict[str, Any]) -> TypedArray:
         element = ELEMENT_TYPES.get(DTYPES.get(place["dtype"], ""))
@@ -89,6 +94,18 @@ class SafetensorsDataset(ColumnDataset):
         if not 0 <= first <= end <= len(data) or end - first != seen_as.itemsize * int(np.prod(shape, dtype=object)):
             raise ShardCorrupt(f"{self.path}, offset {first}: tensor {name!r} of shape {shape} is not within the file")
         return TypedArray(np.ndarray(shape, seen_as, data, first), element.name)
+
+
+class _MappedColumns(Columns):
+    """The columns of a mapped file, which is checked before each read."""
+
+    def __init__(self, num_rows: int, columns: Mapping[str, MappedColumn], file: FileMap) -> None:
+        super().__init__(num_rows, columns)
+        self._file = file
+
+    def read(self, rows: Indices, out: Any) -> None:
+        self._file.check()
+        super().read(rows, out)
 
 
 def header_of(path: str) -> tuple[dict[str, Any], int]:

@@ -47,6 +47,7 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         config = passes.config
         origin = origin_of(config.generator, own_generator(config.index_sampler, config.generator))
         self.iterator_lock = IteratorLock()
+        self._pass = passes.log.num_passes
         self._calls = passes.builder.device(config.device)
         resumed = ((state or {}).get("workers") or [{}])[0]
         is_resumed = state is not None and not state["is_finished"]
@@ -113,7 +114,7 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         self.progress.ended(self._sampler_iter.num_taken - 1, 0)
         keys = reusable_keys(keys)
         if self._reader is None:
-            self._order = Order(0, self._sampler_iter.num_taken - 1, keys if self._auto_collation else [keys])
+            self._order = Order(self._pass, self._sampler_iter.num_taken - 1, keys if self._auto_collation else [keys])
         keys = keys.tolist() if self._sampler_iter.is_sliced else keys
         return keys if self._reader is not None else self._fetched.keys(self._sampler_iter.num_taken - 1 - self._num_again, keys)
 
@@ -125,7 +126,7 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         while True:
             keys = self._next_index()
             step = self._sampler_iter.num_taken - 1
-            order = Order(0, step, keys if self._auto_collation else [keys])
+            order = Order(self._pass, step, keys if self._auto_collation else [keys])
             batch = self._reader.read(order)
             if batch is not NOTHING:
                 self._order = order

@@ -65,14 +65,13 @@ class TorchIterator(TorchPass):
             if self._shared_seed is not None:
                 self._dataset = with_shared_seed(self._dataset, self._shared_seed)
         self._num_workers = config.total_workers  # torch has only local workers
-        self._epoch = -1
         self._in_order = config.in_order
         self._every = config.snapshot_every_n_steps
         self._generator = config.generator
         self._profile_name = (
             "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"  # the name that users look for in profiles
         )
-        self._prefetch_factor: int = config.prefetch_factor  # type: ignore[assignment]  # None raises TypeError as in torch
+        self._prefetch_factor: int = config.prefetch_factor  # type: ignore[assignment]  # None only without workers
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter")
         init_fn = self._worker_init_fn = config.worker_init_fn
@@ -123,7 +122,7 @@ class TorchIterator(TorchPass):
             origin = origin_of(self._generator, own_generator(self._index_sampler, self._generator))
             super()._reset(loader, first_iter)
             reader = self._reader_of_sampler(origin, self._generator, every=self._every, seed_between=False)
-        self._epoch += 1
+        self._pass = self._passes.log.num_passes
         self._num_sent = 0
         self._num_active = [0] * self._num_workers  # pending orders by worker, or -1 if its iterator has ended
         self._worker_cycle: Iterator[int] = cycle(range(self._num_workers))
@@ -154,7 +153,7 @@ class TorchIterator(TorchPass):
         if state is not None and self._dataset_kind != DatasetKind.Iterable:
             self._read_again_to(state["done"])
         self._begin_record(passes)
-        engine.begin_pass(passes.config.num_steps, epoch_base=self._pass - self._epoch)
+        engine.begin_pass(passes.config.num_steps)
 
     def _finish(self, engine: Engine) -> None:
         """Wait for all orders and drop their batches, because torch's workers also finish the work that they were sent."""
@@ -205,7 +204,7 @@ class TorchIterator(TorchPass):
         if self._dataset_kind == DatasetKind.Iterable:
             index = [self._shared_seed or 0] * len(index) if self._auto_collation else self._shared_seed or 0
         keys = index if self._auto_collation else [index]
-        engine.submit(Order(self._epoch, self._num_sent, keys, worker, is_given=self._is_given))
+        engine.submit(Order(self._pass, self._num_sent, keys, worker, is_given=self._is_given))
         self._num_active[worker] += 1
         self._num_sent += 1
 

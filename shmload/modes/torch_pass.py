@@ -31,7 +31,7 @@ class TorchPass(BaseIterator):
     _count: Callable[[Order, Any], int] | None = None  # of an iterable dataset, whose batches may be shorter than their orders
     _watch: EpochWatch | None = None
     _after_batch: Callable[[Any], Any] | None = None  # None while batches are read again, like _recorder
-    _pass = 0
+    _pass: int  # its number, which its orders have as their epoch
     place: Origin | None = None  # after a resume: SamplerReader.place
 
     def _next_data(self) -> Any:
@@ -89,7 +89,7 @@ class TorchPass(BaseIterator):
         """Record, from now on, the batches that are yielded, because they reach the user."""
         log = self._recorder = passes.log
         self._after_batch = passes.config.after_batch
-        self._pass, log.num_passes = log.num_passes, log.num_passes + 1
+        log.num_passes = self._pass + 1
         if log.is_on:
             log.begins(passes.config, self._pass, self.progress.num_complete)
             self._count = samples_counter(passes.config) if passes.config.is_iterable else None

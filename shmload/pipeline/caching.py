@@ -1,8 +1,9 @@
 """Cache: make the items of a sequence once, and afterward read them from a file or from memory.
 
 The file is an SQLite database in a folder. Its name is a hash of everything that determines the items: the sources with their
-contents, the stages' arguments, and the code of their functions and methods with the variables they use. So a changed pipeline uses
-another file. An item that several processes make at the same time is written once.
+contents, the stages' arguments, and the code of their functions and methods with the variables they use. Of local files that a
+source names, it covers size and modification time. So a changed pipeline uses another file. An item that several processes make at
+the same time is written once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import functools
 import os
 import pickle
 import sqlite3
+import stat
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,7 +43,8 @@ class Cache:
             in the memory of each process that makes them.
         version: any text; it becomes part of the hash. Change it when anything changes that the hash does not cover: files that
             functions read, and what they use of other modules. Covered are functions, methods of classes, what they hold, and the
-            global variables of their module that they use, if these are functions, classes or plain data.
+            global variables of their module that they use, if these are functions, classes or plain data; and the size and time of
+            local files to which a source has a Path or an absolute path, as the datasets of shmload.formats do for single files.
     Raises:
         TypeError: an argument has another type.
     """
@@ -141,9 +144,9 @@ def fingerprint(sequence: ItemSequence, version: str) -> str:
         ValueError: a source or a function contains something that cannot be pickled, and so cannot be hashed.
     """
     made = blake2b(version.encode(), digest_size=16)
-    for whose, part in _parts(sequence):
+    for whose, part, is_dataset in _parts(sequence):
         try:
-            _Namer(made).dump(part)
+            _Namer(made, covers_files=is_dataset).dump(part)
         except Exception as error:
             raise ValueError(
                 f"{whose} contains a value that cannot be pickled ({error}), so the cache cannot tell its items from others"
@@ -151,23 +154,33 @@ def fingerprint(sequence: ItemSequence, version: str) -> str:
     return made.hexdigest()
 
 
-def _parts(sequence: ItemSequence) -> Iterator[tuple[str, Any]]:
-    """Yield everything that distinguishes a sequence from others, each with its owner's name."""
-    yield sequence.identity, sequence.identity
-    yield from sequence.held
+def _parts(sequence: ItemSequence) -> Iterator[tuple[str, Any, bool]]:
+    """Yield everything that distinguishes a sequence from others: its owner's name, the part, and whether it is a dataset."""
+    yield sequence.identity, sequence.identity, False
+    for whose, part in sequence.held:
+        yield whose, part, part is sequence.dataset
     for below in sequence.parts:
         yield from _parts(below)
 
 
 class _Namer(pickle.Pickler):
-    """A pickler that feeds a hash with an object's contents and the code of functions, equally for equal objects in any process."""
+    """A pickler that feeds a hash with an object's contents and the code of functions, equally for equal objects in any process.
 
-    def __init__(self, made: blake2b) -> None:
+    Args:
+        made: the hash.
+        covers_files: add size and time of the files to which the object has paths. Functions may have paths of files that they
+            write.
+    """
+
+    def __init__(self, made: blake2b, *, covers_files: bool = False) -> None:
         super().__init__(types.SimpleNamespace(write=made.update), pickle.HIGHEST_PROTOCOL)
+        self._covers_files = covers_files
         self._seen: dict[int, tuple[int, Any]] = {}  # functions and classes, which may refer to themselves
 
     def persistent_id(self, value: Any) -> Any:
         kind = type(value)
+        if self._covers_files and (isinstance(value, PurePath) or (kind is str and value.startswith(os.sep))):
+            return _file_identity(value)
         if kind in ATOMS:
             return None
         if kind is set or kind is frozenset:  # their order differs from process to process
@@ -195,6 +208,15 @@ class _Namer(pickle.Pickler):
             if _is_data(one) or (isinstance(one, types.FunctionType | type) and one.__module__ == value.__module__)
         ]
         return value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__, held, used
+
+
+def _file_identity(path: str | PurePath) -> Any:
+    """Return the path of a local file with its size and time; None if there is no such file."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):  # text with a null character is not a path
+        return None
+    return (os.fsencode(path), status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
 
 def _globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:

@@ -92,7 +92,7 @@ class FollowingEngine:
         self._queue.clear()
         self._rank_sync.abandoned()
 
-    def begin_pass(self, num_steps: int, *, step_stride: int = 1, epoch_base: int = 0) -> None:
+    def begin_pass(self, num_steps: int, *, step_stride: int = 1) -> None:
         """Count the pass. The arguments are ignored, because readers of stats see the leader's."""
         self._rank_sync.pass_begins()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import ssl
 from typing import TYPE_CHECKING, Any
 
 from shmload.storage.botocore_modules import library
@@ -43,9 +44,8 @@ def create_botocore_client(client: S3Endpoint, wait_s: float) -> Any:
     session.register_component("data_loader", _loader())
     # set here, because create_client takes keys but no credentials that renew themselves
     session._credentials = client.credentials.of_botocore()
-    made = session.create_client(
-        "s3", region_name=client.region, endpoint_url=client.endpoint, verify=client.ca_file, config=config
-    )
+    trusted = client.ca_file or ssl.get_default_verify_paths().cafile  # like transport.py; botocore would use a list of its own
+    made = session.create_client("s3", region_name=client.region, endpoint_url=client.endpoint, verify=trusted, config=config)
     # many servers never answer "Expect: 100-continue", which makes each writing request wait a second
     made.meta.events.unregister("before-call.s3", library("botocore.handlers").add_expect_header)
     made.meta.events.register("before-call.s3", _not_redirected)

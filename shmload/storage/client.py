@@ -33,7 +33,7 @@ class Client(S3Endpoint):
         retry_policy: how often and for how long an operation is retried.
         parallel: number of ranges of one large object that are read, or of parts that are written, at once.
         path_style: whether the bucket is named in the path instead of the host.
-        ca_file: file of certificates to trust; None is the system's.
+        ca_file: file of certificates to trust in place of the system's; None is the system's.
     """
 
     def store(self, bucket: str, folder: str = "") -> S3Store:
@@ -82,7 +82,7 @@ def make_client(
         stall_s: seconds without an answer after which a read fails; a write may take `timeout_s`.
         parallel: number of ranges of one large object that are read, or of parts that are written, at once.
         path_style: whether the bucket is named in the path (True) or the host (False); None is the host at Amazon, else the path.
-        ca_file: file of certificates to trust; None is AWS_CA_BUNDLE, or the system's.
+        ca_file: file of certificates to trust in place of the system's; None is AWS_CA_BUNDLE, or the system's.
     Returns:
         the client; no request has been sent yet.
     Raises:

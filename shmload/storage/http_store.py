@@ -24,7 +24,7 @@ class HttpStore(WebReader):
         url: http:// or https://.
         retry_policy: how often and for how long to retry.
         parallel: number of ranges of one large object that are read at once.
-        ca_file: file of certificates to trust in addition to the system's.
+        ca_file: file of certificates to trust in place of the system's.
     """
 
     def __init__(self, url: str, *, retry_policy: RetryPolicy | None = None, parallel: int = 4, ca_file: str | None = None) -> None:

@@ -21,7 +21,7 @@ class S3Endpoint:
         retry_policy: how often and for how long an operation is retried.
         parallel: number of ranges of one large object that are read, or of parts that are written, at once.
         path_style: whether the bucket is named in the path instead of the host.
-        ca_file: file of certificates to trust; None is the system's.
+        ca_file: file of certificates to trust in place of the system's; None is the system's.
     """
 
     endpoint: str

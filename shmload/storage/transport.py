@@ -212,7 +212,7 @@ class Transport:
     Args:
         base_url: scheme, host and port.
         stall_s: seconds without an answer after which a request fails.
-        ca_file: file of certificates to trust in addition to the system's.
+        ca_file: file of certificates to trust in place of the system's.
     """
 
     def __init__(self, base_url: str, *, stall_s: float, ca_file: str | None = None) -> None:
@@ -339,10 +339,7 @@ def _close_all(connections: list[_Connection]) -> None:
 
 @functools.lru_cache(maxsize=8)
 def _context(ca_file: str | None) -> ssl.SSLContext:
-    made = ssl.create_default_context()
-    if ca_file is not None:
-        made.load_verify_locations(ca_file)
-    return made
+    return ssl.create_default_context(cafile=ca_file)
 
 
 _TUNNEL_REFUSED = re.compile(r"Tunnel connection failed: (4\d\d)")  # http.client's message

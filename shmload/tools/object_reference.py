@@ -53,12 +53,17 @@ def make_dataset(spec: str, arguments: Mapping[str, Any]) -> Any:
             empty.
     """
     made = resolve(spec, what="--dataset")
-    if isinstance(made, type) or not (is_map_style(made) or is_iterable(made)):
+    if isinstance(made, type) or not (is_map_style(made) or is_iterable(made) or _decodes(made)):
         made = call(made, arguments, spec)
     if is_iterable(made):
         return made
     if not is_map_style(made):
         kind = type(made).__name__
+        if _decodes(made):
+            raise UsageError(
+                f"--dataset {spec}: {kind} decodes into batches, but has no __getitem__ and __len__: add them, because this "
+                "command and torch's DataLoader read single samples, too"
+            )
         raise UsageError(
             f"--dataset {spec}: needs a map-style dataset with __len__ and __getitem__, or an object of a class derived from "
             f"torch.utils.data.IterableDataset, as torch's DataLoader does; given {kind}"
@@ -83,6 +88,11 @@ def call(factory: Any, arguments: Mapping[str, Any], spec: str, *, what: str = "
             f"{what} {spec}: calling it without arguments raised {one_line(error)}; "
             "name a function that needs none and returns the dataset"
         ) from error
+
+
+def _decodes(candidate: object) -> bool:
+    """Return whether it has a method that decodes into rows of a batch."""
+    return hasattr(candidate, "read_into") or hasattr(candidate, "read_batch_into")
 
 
 def is_map_style(candidate: object) -> bool:

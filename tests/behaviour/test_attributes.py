@@ -100,15 +100,13 @@ def test_attribute_set_while_workers_persist_has_no_effect(name: str) -> None:
     assert same_as_torch(program)[1] == [[0, 1], [2, 3]]
 
 
-@NEEDS_TORCH_2_10
-@IGNORE_ERRORS_IN_DEL
-def test_workers_added_later_without_a_prefetch_factor() -> None:
-    def program(kind: Any) -> Any:
-        loader = kind(Numbers(4))
+@pytest.mark.parametrize("seed", [None, 3])
+def test_workers_added_later_have_the_default_prefetch_factor(seed: int | None) -> None:
+    """In torch, this loader raises TypeError, because its prefetch_factor is None."""
+    with ShmLoader(Numbers(4), seed=seed) as loader:
         loader.num_workers = 1
-        return raised(lambda: next(iter(loader)))
-
-    assert same_as_torch(program).kind is TypeError
+        assert batches(loader) == [[0], [1], [2], [3]]
+        assert loader.stats()["num_slots"] == 4
 
 
 @NEEDS_TORCH_2_10

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,6 +23,21 @@ class Good:
 
 
 good = Good()
+
+
+class InPlace:
+    """A dataset that ShmLoader can read, and torch's DataLoader cannot."""
+
+    schema: ClassVar[dict[str, Any]] = {"x": ("float32", ())}
+
+    def __len__(self) -> int:
+        return 100
+
+    def read_into(self, index: int, out: Any) -> None:
+        out["x"][...] = index
+
+
+in_place = InPlace()
 
 
 class Unrepeatable(Good):

@@ -38,6 +38,8 @@ def test_spec_names_an_object_of_a_module():
         ("planted:raises", r"calling it without arguments raised FileNotFoundError: no folder train/; name a function"),
         ("planted:needs_path", r"calling it without arguments raised TypeError: .*'path'"),
         ("planted:lines", r"derived from torch.utils.data.IterableDataset, as torch's DataLoader does; given generator"),
+        ("planted:InPlace", r"InPlace decodes into batches, but has no __getitem__ and __len__: add them"),
+        ("planted:in_place", r"InPlace decodes into batches, but has no __getitem__ and __len__: add them"),
         ("planted:Empty", r"needs at least 1 sample, given 0"),
     ],
 )

@@ -30,7 +30,7 @@ def test_runs_of_different_lengths_are_concatenated(runs: list[tuple[int, int]])
 
 @pytest.mark.parametrize(("nbytes", "room"), [(4, 7), (4, 9), (-1, 0)])
 def test_output_must_have_exactly_the_size_of_the_rows(nbytes: int, room: int) -> None:
-    with pytest.raises(ValueError, match=f"out has {room} bytes, which is too small for 2 rows of {nbytes}"):
+    with pytest.raises(ValueError, match=f"out must have the bytes of 2 rows of {nbytes}, got {room}"):
         gather_rows(np.full(2, AT, np.int64), nbytes, np.zeros(room, np.uint8))
 
 
@@ -39,11 +39,8 @@ def test_output_must_have_exactly_the_size_of_the_rows(nbytes: int, room: int) -
     [
         ([4], "2 runs need 2 lengths, got 1"),
         ([9, -1], "the length of run 1 must not be negative, got -1"),
-        ([4, 5], "out has 8 bytes, which is too small for 2 runs of 9 bytes in all"),
-        (
-            [2**62] * 4 + [8],
-            "out has 8 bytes, which is too small for 5 runs of 4611686018427387904 bytes in all",
-        ),  # the sum is 8 modulo 2**64
+        ([4, 5], "out must have the 9 bytes of 2 runs, got 8"),
+        ([2**62] * 4 + [8], "out must have the 4611686018427387904 bytes of 5 runs, got 8"),  # the sum is 8 modulo 2**64
     ],
 )
 def test_runs_need_valid_lengths_and_an_output_of_exactly_their_size(lengths: list[int], words: str) -> None:

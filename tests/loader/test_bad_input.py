@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 import shmload
-from shmload import BlockShuffle, LengthBuckets, RingTooSmall, SampleError, ShmLoader, TokenBudget, Weighted
+from shmload import BlockShuffle, LengthBuckets, RingTooSmall, SampleError, SharedIndex, ShmLoader, TokenBudget, Weighted
+from shmload.formats import ArrayDataset
 from shmload.schedule.node_shuffle import NodeShuffle
 from shmload.schedule.shard_shuffle import ShardShuffle
 from tests.loader.seeded_data import EveryTenthLonger
@@ -364,6 +366,23 @@ def test_import_without_compiled_modules_says_how_to_build(tmp_path: Path) -> No
 def test_policies_are_checked(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         ShmLoader([1], **arguments)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_data_frame_is_refused_with_the_datasets_that_read_its_rows(seed: int | None) -> None:
+    frame = pandas.DataFrame({"x": [1, 2, 3]})
+    with pytest.raises(
+        TypeError, match=r"dataset must give a sample for each number, .*ArrayDataset\(.*SharedIndex.from_dataframe"
+    ):
+        ShmLoader(frame, 2, seed=seed)
+    for dataset in (ArrayDataset({name: frame[name].to_numpy() for name in frame.columns}), SharedIndex.from_dataframe(frame)):
+        assert [batch["x"].tolist() for batch in ShmLoader(dataset, 2, seed=seed)] == [[1, 2], [3]]
+
+
+def test_data_frame_with_a_sampler_of_columns_is_read_as_in_torch() -> None:
+    frame = pandas.DataFrame({"x": [1, 2, 3]})
+    (column,) = ShmLoader(frame, batch_size=None, sampler=["x"])
+    assert column.tolist() == [1, 2, 3]
 
 
 def test_iterable_dataset_is_refused_where_indices_are_needed() -> None:

@@ -70,9 +70,11 @@ def test_flaky_sample_is_bad_once_per_failure_and_then_good(
         assert loader.stats()["num_bad_samples"] == 3
 
 
-def test_each_failure_counts_against_max_bad(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("seed", [None, 5])
+def test_each_failure_counts_against_max_bad(seed: int | None, workers: int, tmp_path: Path) -> None:
     dataset = data.Flaky(12, frozenset({4}), str(tmp_path), 3)
-    with ShmLoader(dataset, 6, seed=5, num_workers=1, on_error="skip", max_bad=2) as loader:
+    with ShmLoader(dataset, 6, seed=seed, num_workers=workers, on_error="skip", max_bad=2) as loader:
         every = passes(loader)
         assert [next(every)[1] for _ in range(2)] == [[], []]
         batches, errors = next(every)
@@ -206,6 +208,13 @@ def test_deadly_sample_without_restarts_left_is_a_worker_death() -> None:
     with loader, pytest.raises(WorkerDied, match="exited unexpectedly") as caught:
         list(loader)
     assert caught.value.__notes__ == ["shmload: it was reading sample 4 of epoch 0 (row 4 of batch 0)"]
+
+
+def test_restarts_of_all_passes_count_against_max_restarts() -> None:
+    with ShmLoader(data.Deadly(12, frozenset({4})), 6, num_workers=1, on_error="skip", max_restarts=2) as loader:
+        assert [batch["index"].tolist() for batch in loader] == [[0, 1, 2, 3, 5], WHOLE[1]]
+        with pytest.raises(WorkerDied, match="exited unexpectedly"):
+            list(loader)
 
 
 def test_deadly_samples_count_against_max_bad() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import shutil
 import sqlite3
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from shmload.formats import ArrayDataset
 from shmload.pipeline import Cache, Conveyer, DistributedBatchedMap, Filter, Generate, Items, Map, Permutation, Range, Shuffle, Take
 
 
@@ -69,6 +71,43 @@ def test_cache_key_depends_on_everything_that_makes_the_item(tmp_path: Path) -> 
     assert made([1, 2], version="new") == [2, 4]
     assert made([1, 2]) == [2, 4]
     assert lines(log) == [1, 1, 1, 1, 2, 2, 2, 5]
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """The bytes of a file as samples."""
+
+    path: str | Path
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": Path(self.path).read_bytes()[index]}
+
+
+def npy_rows(path: Path) -> Any:
+    return ArrayDataset({"x": path})
+
+
+@pytest.mark.parametrize("source", [TextFile, lambda path: TextFile(str(path)), npy_rows], ids=["path", "str", "npy"])
+def test_cache_key_depends_on_files_of_the_source(source: Any, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+
+    def made(*values: int) -> list[int]:
+        if source is npy_rows:
+            with open(path, "wb") as file:
+                np.save(file, np.array(values))
+        else:
+            path.write_bytes(bytes(values))
+        os.utime(path, ns=(sum(values), sum(values)))  # two writes in one tick of the file system's clock have one time
+        (found,) = read([Items(source(path)), Cache(tmp_path / "cache")])
+        return [int(x) for x in found]
+
+    assert made(1, 2, 3) == [1, 2, 3]
+    assert made(4, 5, 6) == [4, 5, 6]
+    assert made(1, 2, 3) == [1, 2, 3]
+    assert len(list((tmp_path / "cache").glob("*.sqlite"))) == 2
 
 
 def test_cache_key_depends_on_function_code(tmp_path: Path) -> None:

@@ -129,8 +129,15 @@ DEFECTS = [
         "R6",
         "the first death ends the loader",
         "Supervisor.handle",
-        Replace("self._max_restarts is not None and self._num_restarts >= self._max_restarts", "True"),
+        Replace("self._restarts.num_left == 0", "True"),
         ("tests/faults/test_crash_points.py::test_stream_is_identical_after_deaths_during_batches[after_claim-rows]",),
+    ),
+    Defect(
+        "R6",
+        "each engine of a loader may replace max_restarts workers",
+        "EngineBuilder.make",
+        Replace("restarts=self._restarts", "restarts=RestartLimit(config)"),
+        ("tests/loader/test_policies_under_fault.py::test_restarts_of_all_passes_count_against_max_restarts",),
     ),
     Defect(
         "R6",
@@ -295,6 +302,13 @@ DEFECTS = [
         "BadSamples.replaced",
         Replace("self.next_index(order, first_row, tries + 1)", "self.next_index(order, first_row, tries + 2)"),
         ("tests/loader/test_policies.py::test_bad_sample_is_substituted_by_the_next_of_the_permutation",),
+    ),
+    Defect(
+        "R14",
+        "orders of torch mode do not name their pass",
+        "TorchIterator._send",
+        Replace("self._pass", "0"),
+        ("tests/loader/test_policies_under_fault.py::test_each_failure_counts_against_max_bad[None-1]",),
     ),
     Defect(
         "R14",

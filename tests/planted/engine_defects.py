@@ -14,6 +14,20 @@ TEMPLATE = "tests/worker/test_template.py::"
 ENGINE_DEFECTS = [
     Defect(
         "N8",
+        "workers that are added later order no batches ahead",
+        "ShmLoader._config",
+        Replace("self.num_workers and self.prefetch_factor is None", "False"),
+        ("tests/behaviour/test_attributes.py::test_workers_added_later_have_the_default_prefetch_factor[None]",),
+    ),
+    Defect(
+        "N8",
+        "a DataFrame is indexed as if it were a list of rows",
+        "_check_table",
+        Replace("kinds & _TABLES", "False"),
+        ("tests/loader/test_bad_input.py::test_data_frame_is_refused_with_the_datasets_that_read_its_rows[None]",),
+    ),
+    Defect(
+        "N8",
         "each object of a list is pickled separately",
         "Packer._grouped",
         Replace(

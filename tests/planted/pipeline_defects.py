@@ -163,6 +163,13 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B1",
+        "a cache key ignores the files of the source",
+        "fingerprint",
+        Replace("covers_files=is_dataset", "covers_files=False"),
+        ("tests/pipeline/test_caching.py::test_cache_key_depends_on_files_of_the_source[npy]",),
+    ),
+    Defect(
+        "B1",
         "a removed cache file is still read",
         "Cached.item",
         Replace("self._inode", "0"),

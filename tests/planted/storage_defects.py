@@ -34,7 +34,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S5",
         "a worker reads a file that was replaced since the trainer opened it",
-        "ColumnDataset._open_checked",
+        "ColumnDataset._open_as_before",
         Replace("self._versions.setdefault(path, version)", "version"),
         tuple(
             f"tests/formats/readers/test_every_reader.py::test_worker_refuses_a_file_replaced_since_the_trainer_opened_it[{kind}]"
@@ -54,6 +54,40 @@ STORAGE_DEFECTS = [
         "shard_index:map_file",
         Replace("memoryview(file)", "memoryview(__import__('mmap').mmap(os.open(path, os.O_RDONLY), 0, access=1))"),
         ("tests/formats/tar/test_shard.py::test_shards_need_no_descriptors",),
+    ),
+    Defect(
+        "S5",
+        "writes to a bucket trust other certificates than reads",
+        "create_botocore_client",
+        Replace("client.ca_file or ssl.get_default_verify_paths().cafile", "client.ca_file"),
+        ("tests/storage/test_client.py::test_botocore_trusts_ca_file_or_else_the_systems_certificates_like_reads",),
+    ),
+    Defect(
+        "S5",
+        "the system's certificates are trusted besides ca_file",
+        "_context",
+        Replace(
+            "return ssl.create_default_context(cafile=ca_file)",
+            "made = ssl.create_default_context()\nca_file and made.load_verify_locations(ca_file)\nreturn made",
+        ),
+        ("tests/storage/test_http.py::test_self_signed_certificate_must_be_given",),
+    ),
+    Defect(
+        "R18",
+        "an array file that was replaced by one of another dtype is read with the old dtype",
+        "FileMap.check",
+        Replace("self.map[: len(self.head)] != self.head", "False"),
+        (
+            "tests/formats/arrays/test_arrays.py::test_array_of_another_dtype_in_place_of_a_file_is_an_error[r+b-path]",
+            "tests/formats/arrays/test_arrays.py::test_array_of_another_dtype_in_place_of_a_file_is_an_error[wb-memmap]",
+        ),
+    ),
+    Defect(
+        "R18",
+        "a column file that was replaced before a worker opened it is not noticed",
+        "ColumnDataset._open_as_before",
+        Replace("opened.num_rows < num_rows or opened.schema != schema", "False"),
+        ("tests/formats/readers/test_safetensors.py::test_file_of_another_dtype_in_its_place_is_an_error",),
     ),
     Defect(
         "S5",

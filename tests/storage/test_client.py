@@ -19,6 +19,7 @@ from rich.traceback import Traceback
 import shmload
 from shmload.errors import StoreError
 from shmload.remote import make_client
+from shmload.storage.botocore_client import create_botocore_client
 from shmload.storage.client import Client, client_of
 from shmload.storage.credentials import Credentials
 from shmload.storage.filesystem_store import FilesystemStore
@@ -164,6 +165,21 @@ def test_endpoint_and_region_are_read_from_the_environment(monkeypatch: pytest.M
     assert (made.endpoint, made.region, made.ca_file) == ("http://for.s3:2", "two", "/some/file")
     made = make_client("https://given", anonymous=True, region="three", path_style=False)
     assert (made.endpoint, made.region, made.path_style) == ("https://given", "three", False)
+
+
+def test_botocore_trusts_ca_file_or_else_the_systems_certificates_like_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "system.pem").touch()
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "system.pem"))
+    monkeypatch.delenv("AWS_CA_BUNDLE", raising=False)
+
+    def trusted(**options: Any) -> Any:
+        client = make_client("https://host:7", anonymous=True, **options)
+        return create_botocore_client(client, 1)._endpoint.http_session._verify
+
+    assert trusted(ca_file="/some/file") == "/some/file"
+    assert trusted() == str(tmp_path / "system.pem")
 
 
 def test_bucket_is_in_the_host_or_in_the_path() -> None:

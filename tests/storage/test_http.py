@@ -23,7 +23,7 @@ from shmload.remote import RemoteDataset
 from shmload.storage.http_store import HttpStore
 from shmload.storage.range_target import MemoryTarget
 from shmload.storage.retry import RetryPolicy
-from shmload.storage.transport import Answer, Transport
+from shmload.storage.transport import Answer, Transport, _context
 from shmload.storage.web_reader import Version
 from tests.storage import store_kit
 from tests.storage.fault_proxy import FaultProxy, Status, fault_proxy
@@ -183,6 +183,7 @@ def test_self_signed_certificate_must_be_given(tmp_path: Path, pauses: list[floa
         with pytest.raises(StoreError, match=r"is not trusted: self.signed certificate. Give its certificates as ca_file"):
             HttpStore(url).get("x")
         store = HttpStore(url, ca_file=str(certificate))
+        assert len(_context(store.ca_file).get_ca_certs()) == 1  # the system's are not trusted then, as by botocore
         assert data == bytes(store.get("x"))
         assert data[5:300_000] == store_kit.read_range(store, "x", 5, 299_995)
         store.close()

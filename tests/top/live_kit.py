@@ -31,7 +31,6 @@ def snapshot_with(at_s: float = 10.0, **words: Any) -> dict[str, Any]:
         "awaited": 0,
         "num_steps": 0,
         "step_stride": 1,
-        "epoch_base": 0,
         "rank": 0,
         "world_size": 1,
         "dataset_name": "Rows",

@@ -139,9 +139,9 @@ def test_loader_is_hung_a_fixed_time_after_the_first_worker_was_ready() -> None:
 
 def test_position_is_that_of_the_newest_batch_within_its_pass() -> None:
     assert describe(snapshot_with(num_steps=9)).items() >= {"epoch": None, "step": None, "num_steps": 9}.items()
-    found = describe(snapshot_with(batches=1, epoch=0, step=6, epoch_base=4, step_stride=3, slots=[ordered(7, step=9)]))
+    found = describe(snapshot_with(batches=1, epoch=4, step=6, step_stride=3, slots=[ordered(7, epoch=4, step=10)]))
     assert found.items() >= {"epoch": 4, "step": 2, "num_steps": None}.items()
-    assert (found["orders"][0]["epoch"], found["orders"][0]["step"]) == (4, 3)
+    assert (found["orders"][0]["epoch"], found["orders"][0]["step"]) == (4, 4)
 
 
 def test_size_of_a_ring_includes_control_block_and_segments() -> None:

@@ -260,6 +260,22 @@ def test_mapped_file_truncated_later_is_an_error_and_not_a_signal(tmp_path: Path
         pickle.loads(pickle.dumps(dataset))
 
 
+@pytest.mark.parametrize("source", ["path", "memmap"])
+@pytest.mark.parametrize("mode", ["r+b", "wb"])
+def test_array_of_another_dtype_in_place_of_a_file_is_an_error(tmp_path: Path, source: str, mode: str) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(4, dtype=np.float32))
+    dataset = ArrayDataset(path if source == "path" else np.load(path, mmap_mode="r"))
+    text = pickle.dumps(dataset)
+    with open(path, mode) as file:  # the same file, or one that was truncated first
+        np.save(file, np.arange(4, dtype=np.int32))
+    for one in (dataset, pickle.loads(text)):
+        with pytest.raises(ShardCorrupt, match=r"x.npy: its header has changed since the dataset was made"):
+            one[1]
+    np.save(path, np.arange(4, 8, dtype=np.float32))
+    assert (dataset[1], pickle.loads(text)[1]) == (5, 5)
+
+
 def test_threads_read_concurrently() -> None:
     array = np.random.default_rng(0).random((500, 40))[:, ::3]
     dataset = ArrayDataset(array)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import pickle
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 from shmload import ShardCorrupt, ShmLoader
 from shmload.formats import SafetensorsDataset
@@ -65,3 +66,17 @@ def test_header_with_wrong_offsets_is_an_error(tmp_path: Path, place: object) ->
 def test_rows_without_bytes_are_read(tmp_path: Path) -> None:
     save_file({"x": torch.ones(4, 0)}, tmp_path / "a.safetensors")
     assert np.shape(SafetensorsDataset(tmp_path / "a.safetensors")[3]["x"]) == (0,)
+
+
+def test_file_of_another_dtype_in_its_place_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    texts = [save({"x": torch.arange(4, dtype=dtype)}) for dtype in (torch.float32, torch.int32)]
+    path.write_bytes(texts[0])
+    dataset = SafetensorsDataset(path)
+    assert dataset[1]["x"] == 1
+    pickled = pickle.dumps(dataset)
+    path.write_bytes(texts[1])
+    with pytest.raises(ShardCorrupt, match=r"a.safetensors: its header has changed since the dataset was made"):
+        dataset[1]
+    with pytest.raises(ShardCorrupt, match=r"it had 4 rows of .*float32.* and now has 4 rows of .*int32"):
+        pickle.loads(pickled)[1]

@@ -60,7 +60,7 @@ class ColumnDataset(ABC):
                 status = os.stat(path)
                 version = status.st_size, status.st_mtime_ns
                 if (known := self._versions.setdefault(path, version)) != version:
-                    raise ShardCorrupt(f"{path}: was changed since it was opened, with {known[0]} bytes: make the dataset again")
+                    raise ShardCorrupt(f"{path}: was changed since it was opened, with {known[0]} bytes: create the dataset again")
         opened = self._open()
         if self._rows_before is None:
             self._rows_before = opened.num_rows, opened.schema
@@ -68,7 +68,7 @@ class ColumnDataset(ABC):
         if opened.num_rows < num_rows or opened.schema != schema:  # more rows may have been appended
             raise ShardCorrupt(
                 f"{self._source}: it had {num_rows} rows of {schema} when the dataset first opened it, and now has "
-                f"{opened.num_rows} rows of {opened.schema}: make the dataset again"
+                f"{opened.num_rows} rows of {opened.schema}: create the dataset again"
             )
         return opened
 

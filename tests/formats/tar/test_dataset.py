@@ -203,7 +203,7 @@ def test_shard_changed_at_the_same_size_is_an_error(tmp_path: Path, is_mapped: b
         assert [dataset[n]["cls"] for n in range(2)] == [1, 1]
     changed(paths[1], other)
     assert dataset[0]["cls"] == 1
-    cause = "b.tar: was changed since it was indexed, with 10240 bytes: make the dataset again"
+    cause = "b.tar: was changed since it was indexed, with 10240 bytes: create the dataset again"
     with pytest.raises(ShardCorrupt, match=cause):
         dataset[1]
     with pytest.raises(ShardCorrupt, match=cause):
@@ -237,7 +237,7 @@ def test_shard_of_changed_size_is_an_error(tmp_path: Path) -> None:
     dataset = TarDataset(written(tmp_path / "a.tar", cls=1))
     assert len(dataset) == 1
     (tmp_path / "a.tar").write_bytes(b"")
-    with pytest.raises(ShardCorrupt, match="was changed since it was indexed, with 10240 bytes: make the dataset again"):
+    with pytest.raises(ShardCorrupt, match="was changed since it was indexed, with 10240 bytes: create the dataset again"):
         dataset[0]
 
 

@@ -195,7 +195,7 @@ def test_truncated_or_overwritten_file_is_an_error(path):
         with pytest.raises(
             ShardCorrupt,
             match=r"a\.tfrecord: record 2, .*: the file was changed while it was in use; it had \d+ bytes when it was opened: "
-            "make the dataset again",
+            "create the dataset again",
         ):
             dataset[2]
 

@@ -100,7 +100,7 @@ def test_pickled_dataset_is_small_and_rejects_files_of_another_size(shards):
     os.replace(dataset.paths[0], last)
     dataset.paths[0] = last
     with pytest.raises(
-        ShardCorrupt, match=r"00002\.tfrecord: has \d+ bytes, and had \d+ when this dataset first read it: make the dataset again"
+        ShardCorrupt, match=r"00002\.tfrecord: has \d+ bytes, and had \d+ when this dataset first read it: create the dataset again"
     ):
         pickle.loads(pickled.replace(b"00000.tfrecord", b"00002.tfrecord"))[3]
 

@@ -99,7 +99,17 @@ class _ForeignUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
-        return functools.partial(_built, self._source) if found is placed else found
+        if found is placed:
+            return functools.partial(_built, self._source)
+        return functools.partial(_rebuilt, found) if name == "_rebuild_tensor_v3" else found
+
+
+def _rebuilt(rebuild: Callable[..., Any], storage: Any, *rest: Any) -> Any:
+    """Return a tensor of a dtype without a storage class (uint16), which torch pickles untyped and rebuilds from a typed one."""
+    import torch
+
+    typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=torch.uint8, _internal=True)  # type: ignore[no-untyped-call]
+    return rebuild(typed, *rest)
 
 
 # Builders by kind of node. They are functions, because closures that call each other are a reference cycle, which keeps the lease

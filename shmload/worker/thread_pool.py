@@ -182,15 +182,16 @@ class ThreadPool:
         """
         if os.getpid() != self._pid:
             return
-        for thread in self._threads.values():
+        threads = list(self._threads.items())
+        for _, thread in threads:
             thread.is_ending = True
         deadline = monotonic() + grace_s
-        for worker, thread in list(self._threads.items()):
+        for worker, thread in threads:
             if thread is threading.current_thread():  # the garbage collector may close a loader in one of its own threads
                 continue
             thread.join(max(deadline - monotonic(), 0))
             if not thread.is_alive():
-                del self._threads[worker]
+                self._threads.pop(worker, None)  # during the join, the collector or another thread may have stopped the pool, too
 
     def end_at_exit(self) -> None:
         """End the threads before the interpreter stops threads wherever they are, which crashes those in C++ code."""

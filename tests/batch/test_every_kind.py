@@ -415,6 +415,20 @@ def test_sample_written_to_its_row_keeps_its_type_if_the_batch_is_packed_after_a
     assert [type(value) for value in batch] == [type(value) for value in reference(samples, "list")]
 
 
+class Marked(torch.Tensor):
+    """A tensor subclass, which only pickle can move."""
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.float8_e5m2, getattr(torch, "float4_e2m1fn_x2", torch.uint64)], ids=str)
+def test_pickled_tensors_of_dtypes_without_a_storage_class_are_delivered(dtype: torch.dtype, seed: int | None) -> None:
+    samples = [torch.arange(i, i + 4, dtype=torch.uint8).view(dtype).as_subclass(Marked) for i in range(2)]
+    with ShmLoader(samples, batch_size=2, num_workers=1, collate_fn=list, seed=seed) as loader:
+        (batch,) = loader
+    assert [(type(row), row.dtype) for row in batch] == [(Marked, dtype)] * 2
+    assert [row.view(torch.uint8).tolist() for row in batch] == [[0, 1, 2, 3], [1, 2, 3, 4]]
+
+
 @pytest.mark.parametrize("seed", [None, 3], ids=["torch mode", "seed mode"])
 def test_untyped_storages_are_delivered(seed: int | None) -> None:
     samples = [{"storage": torch.arange(n, dtype=torch.uint8).untyped_storage()} for n in (3, 0)]

@@ -28,6 +28,13 @@ ENGINE_DEFECTS = [
     ),
     Defect(
         "N8",
+        "a pickled tensor of a dtype without a storage class cannot be rebuilt",
+        "_ForeignUnpickler.find_class",
+        Replace('functools.partial(_rebuilt, found) if name == "_rebuild_tensor_v3" else found', "found"),
+        ("tests/batch/test_every_kind.py::test_pickled_tensors_of_dtypes_without_a_storage_class_are_delivered[torch.uint16-1]",),
+    ),
+    Defect(
+        "N8",
         "each object of a list is pickled separately",
         "Packer._grouped",
         Replace(

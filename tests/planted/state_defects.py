@@ -506,6 +506,13 @@ STATE_DEFECTS = [
     ),
     Defect(
         "E4",
+        "a thread pool that is stopped while it stops raises a KeyError",
+        "ThreadPool.stop",
+        Replace("self._threads.pop(worker, None)", "del self._threads[worker]"),
+        (f"{THREADS}pool_stops_while_it_is_being_stopped",),
+    ),
+    Defect(
+        "E4",
         "worker threads draw from the program's generators",
         "thread_pool:_run",
         omit("use_generators(generators)"),

@@ -392,6 +392,25 @@ def test_pool_of_threads_grows_and_shrinks() -> None:
         assert found == expected
 
 
+def test_pool_stops_while_it_is_being_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector may close a loader in the thread that waits in `stop`, at the program's end too."""
+    join, stopping = WorkerThread.join, []
+
+    def join_and_stop_again(thread: WorkerThread, timeout: float | None = None) -> None:
+        join(thread, timeout)
+        if not stopping:
+            stopping.append(thread)
+            pool.stop(5)
+
+    with ShmLoader(Draws(), 4, seed=1, num_workers=2, backend="thread") as loader:
+        next(iter(loader))
+        (pool,) = (pool for pool in thread_pool._pools if pool._threads)
+        monkeypatch.setattr(WorkerThread, "join", join_and_stop_again)
+        pool.end_at_exit()
+        assert stopping
+        assert not pool._threads
+
+
 def test_limit_on_threads_is_an_error_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

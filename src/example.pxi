@@ -43,10 +43,12 @@ cdef enum:
 
 cdef enum:
     FINE, BAD_WIRE, BAD_HEADER, BAD_LENGTH_SUM, TRUNCATED, BAD_SUM, MISSING, WRONG_KIND, WRONG_COUNT, WRONG_SIZE, OUT_OF_RANGE, TWICE, \
-        NO_SUCH_INDEX, CHANGED
+        NO_SUCH_INDEX, CHANGED, IS_SEQUENCE
 
 cdef enum:
     MAX_DEPTH = 32  # nesting of groups, which no writer of Examples uses
+
+SEQUENCE = 'the record is a tf.train.SequenceExample, whose feature lists TFRecordDataset(paths, schema, records="sequence") reads'
 
 
 cdef inline bint varint(Cursor *c, uint64_t *value) noexcept nogil:
@@ -381,7 +383,9 @@ cdef int survey_example(Cursor c, bint is_sequence, const FieldSpec *specs, int 
     while c.at < c.end:
         if not tag(&c, &number, &wire):
             return BAD_WIRE
-        if wire == 2 and (number == 1 or (number == 2 and is_sequence)):
+        if wire == 2 and number == 2 and not is_sequence:
+            return IS_SEQUENCE
+        if wire == 2 and (number == 1 or number == 2):
             if not submessage(&c, &inner):
                 return BAD_WIRE
             problem = find_entries(inner, specs, num_fields, found, number == 2)
@@ -508,7 +512,8 @@ def example_features(bytes record not None):
     Returns:
         For each feature, a float32 or int64 array of shape `(n,)`, or a list of bytes; an empty list if it has no values of any kind.
     Raises:
-        ValueError: the bytes are malformed, or a name is not UTF-8.
+        ValueError: the bytes are malformed, a name is not UTF-8, or the record is a tf.train.SequenceExample, whose context has the
+            number of an Example's features.
     """
     cdef Cursor c, inner
     cdef uint64_t number
@@ -523,6 +528,8 @@ def example_features(bytes record not None):
             break
         if number == 1 and wire == 2:
             is_sound = submessage(&c, &inner) and read_features(inner, features) == FINE
+        elif number == 2 and wire == 2:
+            raise ValueError(SEQUENCE)
         else:
             is_sound = skip(&c, number, wire)
     if not is_sound:

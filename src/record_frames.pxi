@@ -17,6 +17,7 @@ cdef struct Record:
 
 PROBLEMS = (
     "", "wire", "header", "length_sum", "truncated", "sum", "missing", "kind", "count", "size", "range", "twice", "index", "changed",
+    "sequence",
 )
 
 

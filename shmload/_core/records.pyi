@@ -6,6 +6,7 @@ from typing_extensions import Buffer
 
 KINDS: dict[str, int]
 PROBLEMS: tuple[str, ...]
+SEQUENCE: str
 
 def example_features(record: bytes) -> dict[str, Any]: ...
 def record_starts(file: Buffer) -> tuple[bytes, str, int]: ...

@@ -14,6 +14,7 @@ from typing import Any
 
 from shmload.formats.compression import compression_of, expanded_file, packing_of
 from shmload.formats.file_names import without_number
+from shmload.storage.folder_walk import walk_following_links
 
 __all__ = ["COMPRESSIONS", "PEEK", "Head", "head_of", "head_of_object"]
 
@@ -65,7 +66,8 @@ class Head:
         """Return the size of the file, or of all files in the folder, in bytes."""
         if not self.is_folder:
             return self.nbytes
-        return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(self.path) for name in names)
+        walk = walk_following_links(str(self.path))
+        return sum(os.path.getsize(os.path.join(folder, name)) for folder, _, names in walk for name in names)
 
 
 def head_of(path: Path) -> Head:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable
-from glob import glob
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from fnmatch import filter as matching_names
+from glob import has_magic
 
 from shmload.formats.file_names import is_about, is_hidden, without_number
 from shmload.storage.folder_walk import walk_following_links
@@ -86,6 +88,31 @@ def files_below(folder: str, kind: str, endings: tuple[str, ...], beside: tuple[
     return [os.path.join(folder, key) for key in sorted(found)]
 
 
+def _matching(pattern: str) -> Iterator[str]:
+    """Yield the paths that match a pattern, some of them more than once, like `glob(pattern, recursive=True)`.
+
+    Raises:
+        OSError: a folder cannot be listed; `glob` would silently leave out everything below it.
+    """
+    above, name = os.path.split(pattern)
+    for folder in _matching(above) if has_magic(above) else [above]:
+        if name == "**":
+            if os.path.isdir(folder or "."):
+                yield os.path.join(folder or ".", "")
+                for place, folders, names in walk_following_links(folder or "."):
+                    folders[:] = [each for each in folders if not each.startswith(".")]
+                    yield from (os.path.join(place, each) for each in (*folders, *names) if not each.startswith("."))
+            continue
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if not has_magic(name):
+                os.lstat(path := os.path.join(folder, name))
+                yield path
+                continue
+            with os.scandir(folder or ".") as entries:
+                found = [entry.name for entry in entries if name.startswith(".") or not entry.name.startswith(".")]
+            yield from (os.path.join(folder, each) for each in matching_names(found, name))
+
+
 def _num_hidden(path: str) -> int:
     return sum(part.startswith((".", "_")) and part not in (".", "..") for part in path.split("/"))
 
@@ -103,6 +130,7 @@ def expanded(paths: Paths, kind: str, *, endings: tuple[str, ...] = (), beside: 
         beside: endings of the names of indexes next to the files, which patterns and folders omit.
     Raises:
         FileNotFoundError: a pattern or a folder has no such file.
+        OSError: a folder that is searched cannot be listed.
         ValueError: there is no path, or one is a URL.
     """
     return [path for path, _ in expanded_below(paths, kind, endings=endings, beside=beside)]
@@ -128,7 +156,7 @@ def expanded_below(
             found.append((whole, os.path.dirname(whole)))
             continue
         most = _num_hidden(path)
-        matching = sorted(p for p in glob(path, recursive=True) if not p.endswith(beside) and _num_hidden(p) <= most)
+        matching = sorted({p for p in _matching(path) if p != "./" and not p.endswith(beside) and _num_hidden(p) <= most})
         if not matching:
             raise FileNotFoundError(f"no {kind} file is named, or matches, {path!r}")
         base = os.path.abspath(os.path.dirname(re.split(r"[*?[]", path)[0]))

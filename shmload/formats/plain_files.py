@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from shmload.formats.block_index import Read, RecordIndex
 from shmload.formats.file_names import is_hidden
 from shmload.formats.head import Head
 from shmload.formats.summary import SIZED, Sizes, Summary
+from shmload.storage.folder_walk import walk_following_links
 
 _PICTURE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 _SOUND_ENDINGS = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".mp4")
@@ -87,7 +87,7 @@ def picture_format(begin: bytes) -> str | None:
 
 def _pictures_below(folder: Path) -> Iterator[tuple[Path, str]]:
     """Yield (path, format) of the pictures below a folder, in the order of their names. Hidden files are ignored."""
-    for place, folders, names in os.walk(folder):
+    for place, folders, names in walk_following_links(str(folder)):
         folders.sort()
         for name in sorted(names):
             path = Path(place, name)

@@ -8,6 +8,7 @@ of items before it in that block. It is the same on all ranks, for any number of
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
@@ -24,6 +25,8 @@ from shmload.pipeline.pipeline_engine import PipelineEngine, PipelinePlace
 from shmload.pipeline.plan import Plan
 from shmload.pipeline.trainer_stages import TrainerStages
 from shmload.worker.stage_engine import FailedItem
+
+log = logging.getLogger("shmload")
 
 
 class BlockEngine(PipelineEngine):
@@ -47,6 +50,7 @@ class BlockEngine(PipelineEngine):
         self._is_over = False  # whether the epoch has ended for this rank
         self._has_begun = False  # whether anything was asked for in this epoch
         self._valid: int | None = None
+        self._num_empty = 0  # blocks without items since the last item
 
     @property
     def num_steps(self) -> int:
@@ -138,10 +142,24 @@ class BlockEngine(PipelineEngine):
                         "stages make of an item has changed since it was saved"
                     )
             if self._at.offset < length(self._current):
+                self._num_empty = 0
                 return True
+            if not length(self._current):
+                self._count_empty()
             self._current = None
             self.blocks.forget(self._at.finish())
         return False
+
+    def _count_empty(self) -> None:
+        """Count a block without items. Log a warning when a repeating source has delivered a whole epoch of them."""
+        source = self.plan.source
+        self._num_empty += 1
+        if self.is_endless and self._num_empty == source.n:
+            log.warning(
+                "a whole epoch has passed without any item after %s; the source repeats, so the pipeline reads on until an item "
+                "comes: check what its stages drop, or give the source repeating=False",
+                source.identity,
+            )
 
     def _first(self, count: int) -> list[Piece]:
         """Return the first items of the epoch, repeated as necessary, to fill up its last step."""

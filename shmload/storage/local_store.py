@@ -143,7 +143,8 @@ class LocalStore:
     def _walk(self, folder: Path, prefix: str, above: tuple[FolderIdentity, ...] = ()) -> Iterator[StoredObject]:
         """Yield all files below a folder in order of their keys: "a-b" comes before "a/b", so folders sort as name plus "/".
 
-        Links are followed, except to one of the folders `above`, through which this one was reached.
+        Links are followed, except to one of the folders `above`, through which this one was reached. A link that leads nowhere is
+        yielded, too, so that a reader of the object names it in an error instead of missing its samples.
         """
         found: list[tuple[str, str]] = []
         with _named("list", folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -158,12 +159,13 @@ class LocalStore:
             if name.endswith("/"):
                 yield from self._walk(Path(path), prefix + name, above)
                 continue
-            try:
-                state = os.stat(path)
-            except FileNotFoundError:
-                continue  # deleted since it was listed, or a dangling link
-            if stat.S_ISREG(state.st_mode):
-                yield _describe(prefix + name, state)
+            with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
+                try:
+                    state = os.stat(path)
+                except FileNotFoundError:
+                    state = os.lstat(path)
+                if stat.S_ISREG(state.st_mode) or stat.S_ISLNK(state.st_mode):
+                    yield _describe(prefix + name, state)
 
 
 def _describe(key: str, state: os.stat_result) -> StoredObject:
@@ -191,5 +193,6 @@ def _named(verb: str, path: Path) -> Iterator[None]:
         raise
     except OSError as error:
         if verb == "read" and isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError):
-            raise ObjectMissing(f"no such object: {path}") from None
+            link = f": it is a link to {os.readlink(path)}, which does not exist" if path.is_symlink() else ""
+            raise ObjectMissing(f"no such object: {path}{link}") from None
         raise StoreError(f"cannot {verb} {path}: {error.strerror or error}") from error

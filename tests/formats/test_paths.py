@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from shmload.errors import ShardCorrupt
 from shmload.formats import (
     ArrayDataset,
     HDF5Dataset,
@@ -26,6 +28,10 @@ from shmload.formats import (
     TokenDataset,
     ZarrDataset,
 )
+from shmload.formats.head import head_of
+from shmload.formats.paths import expanded
+from shmload.formats.plain_files import PlainFiles
+from shmload.remote import RemoteDataset
 from shmload.storage.folder_walk import walk_following_links
 
 URLS = ["s3://bucket/folder/a-{0..3}.tar", "https://host/a.bin", "gs://bucket/a.npy", "file:///data/a.npy"]
@@ -75,12 +81,16 @@ def test_relative_path_refers_to_the_working_directory_at_construction(tmp_path:
         np.save(folder / "a.npy", np.full(4, number))
         with TarWriter(folder / "a.tar") as writer:
             writer.write({"__key__": "k", "cls": number})
+        (folder / "images/class").mkdir(parents=True)
+        Image.new("L", (1, 1), number).save(folder / "images/class/a.png")
     monkeypatch.chdir(tmp_path)
-    made = ArrayDataset("a.npy"), TokenDataset("a.npy", 4), TarDataset("a.tar"), TarStream("a.{tar,tar}")
+    images = ImageFolder("images"), ImageFolder(["images/class/a.png"])
+    made = ArrayDataset("a.npy"), TokenDataset("a.npy", 4), TarDataset("a.tar"), TarStream("a.{tar,tar}"), *images
     monkeypatch.chdir("elsewhere")
-    arrays, tokens, samples, stream = pickle.loads(pickle.dumps(made))
+    arrays, tokens, samples, stream, *images_again = pickle.loads(pickle.dumps(made))
     assert (int(arrays[0]), tokens[0]["tokens"].tolist()) == (1, [1] * 4)
     assert (samples[0]["cls"], [each["cls"] for each in stream]) == (1, [1, 1])
+    assert [each[0]["image"].flatten().tolist() for each in images_again] == [[1, 1, 1]] * 2
 
 
 @pytest.mark.parametrize("kind", ["a folder", "a pipe", "a link to a pipe"])
@@ -99,8 +109,9 @@ def test_writer_does_not_replace_folders_and_pipes(kind: str, tmp_path: Path) ->
     assert {each.name for each in tmp_path.iterdir()} <= {"there", "pipe"}
 
 
-@pytest.mark.parametrize("reader", [ImageFolder, ParquetDataset, TarDataset, TFRecordDataset])
-def test_folder_that_cannot_be_listed_is_an_error(reader: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns a folder with files of several formats, and more in its folder `class/private`, which cannot be listed."""
     scandir = os.scandir
 
     def refusing(path: Any) -> Any:
@@ -114,8 +125,57 @@ def test_folder_that_cannot_be_listed_is_an_error(reader: Any, tmp_path: Path, m
         for ending in ("parquet", "tar", "tfrecord"):
             (tmp_path / place / f"a.{ending}").touch()
     monkeypatch.setattr(os, "scandir", refusing)  # root may list every folder
+    return tmp_path
+
+
+@pytest.mark.parametrize("reader", [ImageFolder, ParquetDataset, TarDataset, TFRecordDataset])
+def test_folder_that_cannot_be_listed_is_an_error(reader: Any, private: Path) -> None:
     with pytest.raises(PermissionError, match="private"):
-        reader(tmp_path)
+        reader(private)
+
+
+@pytest.mark.parametrize("pattern", ["**", "**/*.tfrecord", "**/class/**/a.tfrecord", "*/*/*.tfrecord", "class/p*/*", "class/p*"])
+def test_folder_of_a_pattern_that_cannot_be_listed_is_an_error(pattern: str, private: Path) -> None:
+    with pytest.raises(PermissionError, match="private"):
+        TFRecordDataset(f"{private}/{pattern}")
+
+
+def test_description_of_a_folder_that_cannot_be_listed_is_an_error(private: Path) -> None:
+    with pytest.raises(PermissionError, match="private"):
+        PlainFiles().describe(head_of(private), 1)
+    with pytest.raises(PermissionError, match="private"):
+        head_of(private).nbytes_in_all()
+
+
+PATTERNS = ("*", "*/*", "**", "**/*", "**/b", "*/**/*", "**/**/b", "a?/b*", "[ab]*/*", ".*/*", "**/.h/*", "a1/*", "x*")
+
+
+def test_patterns_match_what_glob_matches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a1/b", "a1/c/b", "a2/.h/b", "a2/b[1]", ".h/b", "b"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "link").symlink_to("a1")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    monkeypatch.chdir(tmp_path)
+    for pattern in (*PATTERNS, *(f"{tmp_path}/{each}" for each in PATTERNS), "a2/b[[]1]", "./*", "a1/../*/b", "*/"):
+        wanted = sorted({os.path.abspath(each) for each in glob(pattern, recursive=True)})
+        assert (expanded(pattern, "any") if wanted else []) == wanted, pattern
+
+
+def test_every_reader_names_a_link_that_leads_nowhere(tmp_path: Path) -> None:
+    with TarWriter(tmp_path / "a.tar") as writer:
+        writer.write({"__key__": "k", "cls": 1})
+    for name in ("b.tar", ".#a.tar", "README"):
+        (tmp_path / name).symlink_to("nowhere")
+    with pytest.raises(FileNotFoundError, match=r"b\.tar"):
+        len(TarDataset(tmp_path))
+    with pytest.raises(FileNotFoundError, match=r"b\.tar"):
+        list(TarStream(tmp_path))
+    dataset = RemoteDataset.from_urls(str(tmp_path))
+    with pytest.raises(ShardCorrupt, match=r"b\.tar: it is a link to nowhere, which does not exist"):
+        len(dataset)
+    (tmp_path / "b.tar").unlink()
+    assert len(RemoteDataset.from_urls(str(tmp_path))) == len(TarDataset(tmp_path)) == 1
 
 
 def test_folder_removed_while_it_is_searched_is_left_out(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import count, islice
 from threading import Barrier
 from typing import Any
 
@@ -617,6 +617,20 @@ def test_state_of_other_stages_or_blocks_is_refused() -> None:
 def test_options_that_blocks_do_not_support_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="workers make blocks of items here"):
         Conveyer([Range(9), Filter(bool), Collate(2)], **options)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("num_dropped", [2, 40])
+def test_endless_pipeline_without_items_logs_one_warning(
+    num_dropped: int, in_order: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    num_seen = count(1)
+    workers = DistributedBatchedMap(Add(0), 1, in_order=in_order)
+    dropping = Filter(lambda x: next(num_seen) > num_dropped)
+    with Conveyer([Items(range(3), repeating=True), workers, dropping], block_size=2) as pipeline:
+        assert pipeline() in range(3)
+    words = "a whole epoch has passed without any item after Filter of blocks of 2 of Items(range of 3"
+    assert [words in record.getMessage() for record in caplog.records] == [True] * (num_dropped > 2)
 
 
 def test_length_after_a_filter_is_unknown() -> None:

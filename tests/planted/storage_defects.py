@@ -891,4 +891,33 @@ STORAGE_DEFECTS = [
         omit("_check_range(name, values, where, spec[0])"),
         ("tests/formats/readers/test_parquet.py::test_number_that_the_schemas_dtype_cannot_represent_is_an_error",),
     ),
+    Defect(
+        "S5",
+        "folders of a pattern that cannot be listed are left out",
+        "paths:_matching",
+        Replace("suppress(FileNotFoundError, NotADirectoryError)", "suppress(OSError)"),
+        ("tests/formats/test_paths.py::test_folder_of_a_pattern_that_cannot_be_listed_is_an_error[class/p*/*]",),
+    ),
+    Defect(
+        "S5",
+        "links that lead nowhere are left out of a folder",
+        "LocalStore._walk",
+        Replace("os.lstat(path)", "os.stat(path)"),
+        ("tests/formats/test_paths.py::test_every_reader_names_a_link_that_leads_nowhere",),
+    ),
+    Defect(
+        "S5",
+        "an ImageFolder looks for its images below the working directory of the reader",
+        "ImageFolder.__init__",
+        Replace("os.path.abspath(source)", "os.fspath(source)"),
+        ("tests/formats/test_paths.py::test_relative_path_refers_to_the_working_directory_at_construction",),
+    ),
+    Defect(
+        "S5",
+        "the feature lists of a SequenceExample are left out",
+        "src/example.pxi",
+        Replace("if wire == 2 and number == 2 and not is_sequence:", "if False:"),
+        ("tests/formats/tfrecord/test_protobuf.py::test_sequence_example_is_an_error_that_names_its_reader",),
+        modules=("records",),
+    ),
 ]

@@ -59,10 +59,17 @@ def test_files_of_a_killed_writer_are_neither_listed_nor_readable(store: LocalSt
     (store.root / "folder" / f"{PARTIAL_PREFIX}abc").write_bytes(b"half")
     (store.root / "new\nline").write_bytes(b"")
     os.mkfifo(store.root / "pipe")
-    (store.root / "dangling").symlink_to("nothing")
     assert [each.key for each in store.list_objects()] == ["folder/x"]
     with pytest.raises(StoreError, match=r"names that begin with '\.half-' belong to unfinished files"):
         store.get(f"folder/{PARTIAL_PREFIX}abc")
+
+
+def test_link_that_leads_nowhere_is_listed_and_reading_it_names_its_target(store: LocalStore) -> None:
+    store.put("x", b"")
+    (store.root / "dangling").symlink_to("nothing")
+    assert [each.key for each in store.list_objects()] == ["dangling", "x"]
+    with pytest.raises(ObjectMissing, match=r"no such object: .*/dangling: it is a link to nothing, which does not exist"):
+        store.get("dangling")
 
 
 def test_files_of_a_killed_writer_are_removed_by_the_first_write_a_day_later(store: LocalStore) -> None:

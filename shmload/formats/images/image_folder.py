@@ -58,8 +58,8 @@ SHARED_FROM = 10_000  # number of files from which the list is stored in shared 
 class ImageFolder:
     """Image files and the numbers of their classes: {"image": array, "label": int}, decoded directly into the batch.
 
-    Folders are read like torchvision's ImageFolder: `classes`, `class_to_idx`, `samples` and `targets` are equal. A pickled dataset
-    contains the names, or the location of their shared list.
+    Folders are read like torchvision's ImageFolder: `classes`, `class_to_idx`, `samples` and `targets` are equal, except that paths
+    are made absolute. A pickled dataset contains the names, or the location of their shared list.
 
     Args:
         source: a folder with one folder per class; or paths of files, in any order.
@@ -99,16 +99,17 @@ class ImageFolder:
         if isinstance(source, (str, os.PathLike)):
             if labels is not None:
                 raise ValueError("labels= needs a list of paths; in a folder, the subfolders are the classes")
-            self.root = os.fspath(source)
-            check_local(self.root, "ImageFolder")
+            check_local(source, "ImageFolder")
+            self.root = os.path.abspath(source)
             self.classes = sorted(entry.name for entry in os.scandir(self.root) if entry.is_dir())
             if not self.classes:
                 raise FileNotFoundError(f"{self.root}: it needs one subfolder for each class, and has none")
             entries = list(find_images(self.root, self.classes))
         else:
-            entries = [os.fspath(path) for path in source]
-            for path in entries:
+            given = list(source)
+            for path in given:
                 check_local(path, "ImageFolder")
+            entries = [os.path.abspath(path) for path in given]
             if labels is not None:
                 if len(labels) != len(entries):
                     raise ValueError(f"one label for each path is needed; got {len(labels)} for {len(entries)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from shmload._core.records import SEQUENCE
 from shmload.errors import SampleError, ShardCorrupt, ShmloadError
 from shmload.formats.tfrecord.record_fields import RecordField
 from shmload.formats.tfrecord.record_file import CHANGED
@@ -23,6 +24,7 @@ _MISFITS = {
     "kind": "field {name!r} needs {wanted}; the record has {kind} of {count} values",
     "count": "field {name!r} needs {wanted}; the record has {kind} of {count} values",
     "size": "field {name!r} needs {wanted}; the record has one value of {value_nbytes} bytes",
+    "sequence": SEQUENCE,
     "range": "field {name!r} needs {wanted}; the record has a number outside of that type's range",
 }
 

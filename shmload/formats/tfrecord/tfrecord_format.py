@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from shmload._core.crc32c import crc32c, masked
-from shmload._core.records import RecordReader, example_features, record_starts
+from shmload._core.records import SEQUENCE, RecordReader, example_features, record_starts
 from shmload.batch.row_placer import OneSample
 from shmload.errors import ShardCorrupt
 from shmload.formats.block_format import BlockFormat
@@ -109,7 +109,7 @@ class TFRecords(BlockFormat):
         if texts is None:
             assert survey.problem is not None
             cause = cause_of(survey.problem, fields)
-            raise ValueError(f"{cause}: {_REMEDY}" if survey.problem[0] == "wire" else cause)
+            raise ValueError(f"{cause}: {_REMEDY}" if survey.problem[0] in ("wire", "sequence") else cause)
         for each in fields:
             if each.is_text:
                 out[each.name] = [text_value(each, texts[each.name][0])]
@@ -129,7 +129,7 @@ class TFRecords(BlockFormat):
                 records.append(_payload(data[start:end]))
             except ValueError as error:
                 raise ShardCorrupt(f"{head.path}: record {number}, which starts at byte {start}: {error}") from error
-        notes = []
+        notes = [f"{SEQUENCE}: its bytes are the field bin"] if any(map(_is_sequence, records)) else []
         samples = [sample_of(record) for record in records]
         if samples and not any("bin" in sample for sample in samples):
             notes.append(f"records are tf.train.Example: fields are those of the first {len(samples)}")
@@ -154,6 +154,14 @@ def _payload(framed: Any) -> bytes:
     if masked(crc32c(data)) != int.from_bytes(framed[-4:], "little"):
         raise ValueError("the checksum of its data differs")
     return data
+
+
+def _is_sequence(record: bytes) -> bool:
+    try:
+        example_features(record)
+    except ValueError as error:
+        return str(error) == SEQUENCE
+    return False
 
 
 def sample_of(record: bytes) -> dict[str, Any]:

@@ -10,13 +10,13 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tfrecord.example_pb2 import Example
+from tfrecord.example_pb2 import Example, SequenceExample
 
 from shmload._core.crc32c import crc32c, masked
 from shmload._core.records import example_features
 from shmload.errors import SampleError, ShardCorrupt
-from shmload.formats import TFRecordDataset
-from shmload.formats.tfrecord.tfrecord_format import features_of
+from shmload.formats import TFRecordDataset, TFRecordWriter
+from shmload.formats.tfrecord.tfrecord_format import TFRecords, features_of
 from shmload.remote import RemoteDataset
 from shmload.tools.inspect import describe
 from shmload.tools.pack_source import dataset_of
@@ -87,6 +87,8 @@ def parsed_by_protobuf(record: bytes) -> dict[str, tuple[str, list[Any]]] | None
     """Returns the kind and values of each feature, or None if the bytes are not an Example."""
     try:
         found = Example.FromString(record)
+        if SequenceExample.FromString(record).HasField("feature_lists"):
+            return None
     except DecodeError:
         return None
     kinds = {name: feature.WhichOneof("kind") for name, feature in found.features.feature.items()}
@@ -191,6 +193,7 @@ EDGES = {
     "a name that is not UTF-8": length_field(1, length_field(1, length_field(1, b"\xff") + length_field(2, b""))),
     "an unknown field": MERGED + length_field(9, b"x"),
     "a feature of no kind": length_field(1, length_field(1, length_field(1, b"a") + length_field(2, b""))),
+    "a SequenceExample": MERGED + length_field(2, b""),
     "a group without an end": b"\x0b" + MERGED,
 }
 
@@ -220,6 +223,22 @@ def test_every_reader_gives_the_same_values(tmp_path: Path, record: bytes) -> No
     write_record(folder / "x.tfrecord", record)
     for dataset in (TFRecordDataset(path, {"a": kind}), TFRecordDataset(folder / "x.tfrecord", {"a": kind})):
         assert same(dataset[0]["a"], wanted["a"])
+
+
+def test_sequence_example_is_an_error_that_names_its_reader(tmp_path: Path) -> None:
+    path = tmp_path / "x.tfrecord"
+    with TFRecordWriter(path) as writer:
+        writer.write_sequence({"label": 7}, {"frames": [[1.0], [2.0]]})
+    words = r'the record is a tf\.train\.SequenceExample, whose feature lists TFRecordDataset\(.*records="sequence"\) reads'
+    for layout in (TFRecords(), TFRecords({"label": "int64"})):
+        with pytest.raises(ShardCorrupt, match=rf"sample 0, at byte 0: .*{words}.*TFRecords\(is_example=False\) gives its bytes"):
+            RemoteDataset.from_urls(str(path), layout=layout).indexed()[0]
+    for schema in ({"label": "int64"}, {"frames": ("float32", (None, 1))}):  # a missing ragged field would be empty
+        with pytest.raises(SampleError, match=f"record 0, which starts at byte 0: {words}"):
+            TFRecordDataset(path, schema)[0]
+    frames = TFRecordDataset(path, {"frames": ("float32", (None, 1))}, records="sequence")[0]["frames"]
+    assert frames.tolist() == [[1], [2]]
+    assert any("SequenceExample" in note for note in describe(path).notes)
 
 
 def test_remote_dataset_merges_pieces_of_a_feature(tmp_path: Path) -> None:

@@ -164,7 +164,9 @@ cdef class WorkerRing:
         if self.is_held_up:
             found = shml_take_failed(&self._ring, self.worker_id, self.epoch, self.step, &self._claim)
             if found < 0:
-                return False
+                found = shml_take_earlier(&self._ring, self.worker_id, self.epoch, self.step, &self._claim)
+                if not found:
+                    return False
             self.is_held_up = False
             if found:
                 self._read_claim()

@@ -388,6 +388,24 @@ static inline int shml_take_failed(const shml_ring *ring, uint32_t w, int64_t ep
     return 1;
 }
 
+/* Claim worker w's oldest open batch that precedes this step. The replacement of a worker that died with a failed batch does not know
+ * of it, and may wait for the repair of a later one, while the trainer waits for the earlier. Return 1 and fill `claim`, or 0. */
+static inline int shml_take_earlier(const shml_ring *ring, uint32_t w, int64_t epoch, int64_t step, shml_claim *claim) {
+    shml_claim found = {0};
+    uint64_t word = shml_find_open(ring, w, 0, &found);
+    for (; word != UINT64_MAX; word = shml_find_open(ring, w, found.order, &found)) {
+        shml_slot *s = &ring->slots[found.slot];
+        atomic_thread_fence(memory_order_acquire); /* the word was read relaxed; only w may claim it, so the plain fields stay */
+        if (SHML_OWN_OF(word) != SHML_RESERVED + w || s->epoch > epoch || (s->epoch == epoch && s->step >= step)) continue;
+        if (!atomic_compare_exchange_strong_explicit(&s->owner[found.chunk], &word, SHML_WORD(found.order, w + 1),
+                                                     memory_order_acquire, memory_order_relaxed))
+            continue;
+        *claim = found;
+        return 1;
+    }
+    return 0;
+}
+
 /* Call this before finishing with ERROR. Return 1 if this worker may write the slot's text area, because no other chunk's error is
  * there. */
 static inline int shml_win_error(const shml_ring *ring, const shml_claim *claim) {

@@ -108,6 +108,7 @@ cdef extern from "lease.h" nogil:
     void shml_reopen(shml_ring *ring, uint32_t slot, uint32_t chunk, int reserved)
 
     int shml_take_failed(const shml_ring *ring, uint32_t w, int64_t epoch, int64_t step, shml_claim *claim)
+    int shml_take_earlier(const shml_ring *ring, uint32_t w, int64_t epoch, int64_t step, shml_claim *claim)
     int shml_take_claim_behind(const shml_ring *ring, uint32_t w, uint32_t num_left, shml_claim *claim)
     int shml_is_awaited(const shml_ring *ring, uint32_t slot)
     int shml_win_error(const shml_ring *ring, const shml_claim *claim)

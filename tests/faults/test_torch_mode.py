@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
 from time import monotonic
+from typing import Any
 
 import pytest
 import torch
@@ -116,3 +118,26 @@ def test_replaced_workers_keep_torchs_order_and_their_own_batches() -> None:
             WorkerKiller(loader._builder.last).kill(step // 4 % 2)
     assert expected == got
     assert loader.stats()["num_restarts"] >= 8
+
+
+class Bad(list[int]):
+    """Samples of which some raise an error."""
+
+    def __getitem__(self, index: Any) -> int:
+        if index in (4, 7):
+            raise ValueError(f"sample {index} is broken")
+        return int(super().__getitem__(index))
+
+
+def test_worker_that_dies_with_a_failed_batch_is_replaced_by_one_that_reads_it_before_later_failures() -> None:
+    with ShmLoader(
+        Bad(range(18)), batch_size=3, num_workers=1, prefetch_factor=4, on_error="skip", max_restarts=3, timeout=60
+    ) as loader:
+        batches = iter(loader)
+        got = [next(batches).tolist()]
+        ring = loader._builder.last._ring
+        while ring.worker(0)["num_chunks"] < 2:  # then batch 1 has failed, and the worker waits for its repair
+            os.sched_yield()
+        WorkerKiller(loader._builder.last).kill(0)
+        got += [batch.tolist() for batch in batches]
+    assert got == [[0, 1, 2], [3, 5], [6, 8], [9, 10, 11], [12, 13, 14], [15, 16, 17]]

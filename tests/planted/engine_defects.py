@@ -432,4 +432,15 @@ ENGINE_DEFECTS = [
         Replace("sum(self._counts) - has_counted_the_end", "sum(self._counts)"),
         ("tests/audit/test_runs.py::test_pass_of_an_iterable_dataset_too_short_for_a_batch_is_not_missing[0]",),
     ),
+    Defect(
+        "R19",
+        "a replaced worker waits for the repair of a later batch, and leaves an earlier one",
+        "src/protocol.h",
+        Replace("s->step >= step", "s->step >= 0"),
+        (
+            "tests/faults/test_torch_mode.py::"
+            "test_worker_that_dies_with_a_failed_batch_is_replaced_by_one_that_reads_it_before_later_failures",
+        ),
+        modules=("filler",),
+    ),
 ]

@@ -80,7 +80,7 @@ DEFECTS = [
         "R2",
         "taking a state iterates over the epoch up to its position",
         "make_state",
-        Replace("int(schedule.position(step))", "[int(schedule.position(i)) for i in range(step + 200)][step]"),
+        Replace("int(schedule.position(step))", "[int(schedule.position(i)) for i in range(step + 2000)][step]"),
         (f"{PROMISES}test_state_costs_at_most_50_us_wherever_it_is_taken",),
     ),
     # ------------------------------------------------ R3: elastic

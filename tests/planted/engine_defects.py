@@ -165,10 +165,7 @@ ENGINE_DEFECTS = [
         "a tensor with a pending sign change is copied without the change",
         "src/rows.pyx",
         Replace("            if self._has_sign and self._is_neg(value, NULL):\n                return False\n", ""),
-        (
-            "tests/core/test_rows.py::"
-            "test_only_plain_tensors_of_the_columns_type_are_copied[as torch offers it-with a sign pending]",
-        ),
+        ("tests/core/test_rows.py::test_only_plain_tensors_of_the_columns_type_are_copied[exchange API-lazily negated]",),
         modules=("rows",),
     ),
     Defect(

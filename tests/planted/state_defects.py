@@ -446,8 +446,8 @@ STATE_DEFECTS = [
     Defect(
         "E4",
         "a dataset's own generators are not seeded",
-        "begin_sample",
-        Replace("own is not None", "own is not None and index < 0"),
+        "SampleReader.begin",
+        Replace("self._own is not None", "self._own is not None and row < 0"),
         (f"{OWN}draws_do_not_depend_on_the_reader[{{'num_workers': 2}}-one by one]",),
         is_crossing=True,
     ),

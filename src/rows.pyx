@@ -106,7 +106,7 @@ cdef class Part:
 
 
 cdef class DictPart(Part):
-    """Parts by key, for samples that are dicts with exactly these keys."""
+    """Parts by key, for samples that are dicts with exactly these keys; in the first row also in this order, which the batch has."""
 
     cdef tuple _keys, _parts
 
@@ -114,7 +114,7 @@ cdef class DictPart(Part):
         self._keys, self._parts = tuple(keys), tuple(parts)
 
     cdef bint write(self, object value, Py_ssize_t row) except -1:
-        if type(value) is not dict or len(<dict>value) != len(self._keys):
+        if type(value) is not dict or len(<dict>value) != len(self._keys) or (row == 0 and tuple(<dict>value) != self._keys):
             return False
         for i in range(len(self._keys)):
             found = (<dict>value).get(self._keys[i], _MISSING)

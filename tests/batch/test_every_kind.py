@@ -435,3 +435,26 @@ def test_untyped_storages_are_delivered(seed: int | None) -> None:
     with ShmLoader(Samples(samples), 2, num_workers=1, seed=seed, collate_fn=list) as loader:
         (batch,) = loader
     assert [list(sample["storage"]) for sample in batch] == [[0, 1, 2], []]
+
+
+class Orders:
+    """Samples whose keys come in two orders, also in a dict inside them."""
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        pairs = [("index", index), ("row", torch.full((2,), index)), ("inner", {"x": index, "y": 1.0})]
+        if index % 6 < 3:
+            return dict(pairs)
+        return dict(reversed(pairs)) if index < 9 else {**dict(pairs), "inner": {"y": 1.0, "x": index}}
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_keys_of_a_batch_have_the_order_of_its_first_sample(seed: int | None, num_workers: int) -> None:
+    expected = [default_collate([Orders()[index] for index in range(first, first + 2)]) for first in range(0, 12, 2)]
+    with ShmLoader(Orders(), 2, seed=seed, shuffle=False, num_workers=num_workers) as loader:
+        for wanted, batch in zip(expected, loader, strict=True):
+            assert str(wanted) == str(batch)
+            assert list(wanted["inner"]) == list(batch["inner"])

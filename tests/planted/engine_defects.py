@@ -440,4 +440,12 @@ ENGINE_DEFECTS = [
         ),
         modules=("filler",),
     ),
+    Defect(
+        "N8",
+        "the keys of every batch have the order of the first batch",
+        "src/rows.pyx",
+        Replace("row == 0 and tuple", "row < 0 and tuple"),
+        ("tests/batch/test_every_kind.py::test_keys_of_a_batch_have_the_order_of_its_first_sample[1-None]",),
+        modules=("rows",),
+    ),
 ]

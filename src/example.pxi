@@ -66,13 +66,17 @@ cdef inline bint varint(Cursor *c, uint64_t *value) noexcept nogil:
     return False
 
 
-cdef inline bint tag(Cursor *c, uint64_t *number, int *wire) noexcept nogil:
+cdef inline bint tag_in_group(Cursor *c, uint64_t *number, int *wire) noexcept nogil:
     cdef uint64_t both
-    if not varint(c, &both) or both >> 32 or both < 8:
+    if not varint(c, &both) or both >> 32:
         return False
     number[0] = both >> 3
     wire[0] = both & 7
     return True
+
+
+cdef inline bint tag(Cursor *c, uint64_t *number, int *wire) noexcept nogil:
+    return tag_in_group(c, number, wire) and number[0] != 0  # protobuf accepts field 0 in groups that it skips
 
 
 cdef inline bint submessage(Cursor *c, Cursor *inner) noexcept nogil:
@@ -114,7 +118,7 @@ cdef bint skip(Cursor *c, uint64_t number, int wire) noexcept nogil:
             return False
         if depth == 0:
             return True
-        if not tag(c, &number, &wire):
+        if not tag_in_group(c, &number, &wire):
             return False
 
 

@@ -309,7 +309,7 @@ class RingMachine(RuleBasedStateMachine):
     def claim(self, pick: int, num_left: int = 0) -> None:
         """Claims the first open chunk of the oldest order, after skipping `num_left` orders.
 
-        A worker that waits for the batch with which it failed takes that before older ones, and nothing else until then.
+        A worker that waits for the batch with which it failed takes that before older ones, and until then only earlier batches.
         """
         worker = self.idle()[pick % len(self.idle())]
         ring = self.workers[worker]
@@ -317,8 +317,16 @@ class RingMachine(RuleBasedStateMachine):
             slot, order, *place = self.waiting_for[worker]
             model = self.slots[slot]
             if model.order == order:  # a draining slot becomes free with its word unchanged
-                assert not ring.claim(num_left)
-                self.encountered["waited"] += 1
+                earlier = [
+                    (other.order, at)
+                    for at, other in enumerate(self.slots)
+                    if other.words == [OPEN] and other.reserved == worker and [self.epoch, other.seq] < place
+                ]
+                assert ring.claim(num_left) == bool(earlier)
+                self.encountered["took an earlier batch" if earlier else "waited"] += 1
+                if earlier:
+                    del self.waiting_for[worker]
+                    self.has_claimed(worker, min(earlier)[1], 0)
                 return
             del self.waiting_for[worker]
             if model.words == [OPEN] and model.reserved == worker and [self.epoch, model.seq] == place:

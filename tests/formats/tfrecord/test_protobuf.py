@@ -150,9 +150,13 @@ def test_features_equal_protobufs(record: bytes) -> None:
     assert same(features_of(record), example_features(record) or None)
 
 
+FIELD_0_IN_A_GROUP = b"\n\r\n\x0b\n\x01a\x12\x06\x83\x01\x00\x05\x84\x01"
+
+
 @pytest.mark.slow(reason="hundreds of random messages")
 @settings(deadline=None, max_examples=600)
 @given(st.one_of(damaged(), st.binary(max_size=40)))
+@example(FIELD_0_IN_A_GROUP)
 def test_damaged_bytes_are_rejected_where_protobuf_rejects_them(record: bytes) -> None:
     assert (parsed_by_shmload(record) is None) == (parsed_by_protobuf(record) is None)
 

@@ -64,7 +64,7 @@ def npy_place(path: str | os.PathLike[str]) -> ArrayPlace:
 
 
 class FileMap(NamedTuple):
-    """A mapped file, its header when the dataset was made, and the offset at which the part that is read ends."""
+    """A mapped file, its header when the dataset was created, and the offset at which the part that is read ends."""
 
     path: str
     map: mmap.mmap
@@ -86,8 +86,8 @@ class FileMap(NamedTuple):
             )
         if self.map[: len(self.head)] != self.head:
             raise ShardCorrupt(
-                f"{self.path}: its header has changed since the dataset was made, as if another file had replaced it: make the "
-                "dataset again"
+                f"{self.path}: its header has changed since the dataset was created, as if another file had replaced it: create "
+                "the dataset again"
             )
 
 

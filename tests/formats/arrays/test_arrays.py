@@ -270,7 +270,7 @@ def test_array_of_another_dtype_in_place_of_a_file_is_an_error(tmp_path: Path, s
     with open(path, mode) as file:  # the same file, or one that was truncated first
         np.save(file, np.arange(4, dtype=np.int32))
     for one in (dataset, pickle.loads(text)):
-        with pytest.raises(ShardCorrupt, match=r"x.npy: its header has changed since the dataset was made"):
+        with pytest.raises(ShardCorrupt, match=r"x.npy: its header has changed since the dataset was created"):
             one[1]
     np.save(path, np.arange(4, 8, dtype=np.float32))
     assert (dataset[1], pickle.loads(text)[1]) == (5, 5)

@@ -76,7 +76,7 @@ def test_file_of_another_dtype_in_its_place_is_an_error(tmp_path: Path) -> None:
     assert dataset[1]["x"] == 1
     pickled = pickle.dumps(dataset)
     path.write_bytes(texts[1])
-    with pytest.raises(ShardCorrupt, match=r"a.safetensors: its header has changed since the dataset was made"):
+    with pytest.raises(ShardCorrupt, match=r"a.safetensors: its header has changed since the dataset was created"):
         dataset[1]
     with pytest.raises(ShardCorrupt, match=r"it had 4 rows of .*float32.* and now has 4 rows of .*int32"):
         pickle.loads(pickled)[1]

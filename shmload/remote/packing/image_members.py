@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload.batch.collate import is_tensor
 from shmload.formats.tar.encoders import encode
 from shmload.remote.packing.image_signatures import PEEK, image_extension, is_format
 
@@ -151,10 +152,10 @@ def named_image(extension: str, value: Any, quality: int | None) -> bytes:
         if (found := image_extension(data[:PEEK])) and not is_format(found, extension):
             raise ValueError(f"{os.fspath(value)} is a file of {found}: end the name in that, or in nothing")
         return data
-    if isinstance(value, np.ndarray) or is_a_tensor(value):
-        is_tensor = not isinstance(value, np.ndarray)
-        array = array_of_tensor(value) if is_tensor else value
-        straight = _height_width_channels(array, is_tensor=is_tensor)
+    if isinstance(value, np.ndarray) or is_tensor(value):
+        was_tensor = is_tensor(value)
+        array = array_of_tensor(value) if was_tensor else value
+        straight = _height_width_channels(array, is_tensor=was_tensor)
         if straight is None:
             raise ValueError(f"an array of shape {array.shape} is not an image: it has 2 extents, or 3 of which one is 1, 3 or 4")
         from PIL import Image
@@ -167,11 +168,6 @@ def named_image(extension: str, value: Any, quality: int | None) -> bytes:
     if quality is not None and extension in ("jpg", "jpeg") and getattr(value, "mode", "") in ("L", "RGB"):
         return _saved(value, "JPEG", quality=quality)
     return encode(extension, value)
-
-
-def is_a_tensor(value: Any) -> bool:
-    """Return whether a value is a tensor; torch need not be installed."""
-    return hasattr(value, "detach") and hasattr(value, "untyped_storage")
 
 
 def array_of_tensor(tensor: Any) -> Any:

@@ -35,11 +35,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from shmload.batch.collate import is_tensor
 from shmload.formats.tar.encoders import encode
 from shmload.formats.tar.extensions import IMAGE_EXTENSIONS, INTEGERS, TEXTS
 from shmload.formats.tar.member_compression import EXPANDERS
 from shmload.formats.tar.shard_index import KEY
-from shmload.remote.packing.image_members import array_member, array_of_tensor, is_a_tensor, named_image, picture_member
+from shmload.remote.packing.image_members import array_member, array_of_tensor, named_image, picture_member
 from shmload.remote.packing.image_signatures import PEEK, image_extension, is_format
 
 Members = list[tuple[str, bytes]]
@@ -113,7 +114,7 @@ def _is_kept_as(name: str, value: Any) -> bool:
     if last not in _KNOWN or last != name or isinstance(value, _BYTES):
         return last in _KNOWN
     if last in _PICTURES:
-        return isinstance(value, (str, os.PathLike, np.ndarray)) or is_a_tensor(value) or hasattr(value, "getbands")
+        return isinstance(value, (str, os.PathLike, np.ndarray)) or is_tensor(value) or hasattr(value, "getbands")
     if last in INTEGERS:
         return _is_integer(value)
     return isinstance(value, str) if last in TEXTS else last not in IMAGE_EXTENSIONS and last != "bin"
@@ -142,7 +143,7 @@ def named_member(extension: str, value: Any, quality: int | None) -> bytes:
         json.loads(value)  # the text is JSON already
     elif isinstance(value, str) and last not in TEXTS | EXPANDERS.keys():
         raise TypeError(f"{last!r} holds no text, and got {value[:40]!r}: end the name in .txt, or give bytes")
-    return encode(extension, array_of_tensor(value) if is_a_tensor(value) else value)
+    return encode(extension, array_of_tensor(value) if is_tensor(value) else value)
 
 
 def _field(name: str, value: Any, quality: int | None, own: Serializers) -> tuple[str, bytes]:
@@ -184,7 +185,7 @@ def image_member(value: Any, quality: int | None) -> tuple[str, bytes]:
         value = Path(value)
     if isinstance(value, np.ndarray):
         return array_member(value, quality, is_tensor=False)
-    if is_a_tensor(value):
+    if is_tensor(value):
         return array_member(array_of_tensor(value), quality, is_tensor=True)
     return value_member(value, quality)
 
@@ -204,7 +205,7 @@ def value_member(value: Any, quality: int | None) -> tuple[str, bytes]:
         return "txt", value.encode("utf-8")
     if isinstance(value, (bool, np.bool_, float)) or value is None:
         return "json", encode("json", bool(value) if isinstance(value, np.bool_) else value)
-    if is_a_tensor(value):
+    if is_tensor(value):
         value = array_of_tensor(value)
     if isinstance(value, (int, np.integer)) or (isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "iu"):
         return "cls", b"%d" % int(value)
@@ -246,7 +247,7 @@ def _structure(value: Any) -> tuple[str, bytes]:
     pairs = value.items() if isinstance(value, Mapping) else ((str(number), each) for number, each in enumerate(value))
     arrays = {}
     for name, each in pairs:
-        array = array_of_tensor(each) if is_a_tensor(each) else each
+        array = array_of_tensor(each) if is_tensor(each) else each
         if isinstance(array, (int, float)):
             array = np.asarray(array)
         is_kept = isinstance(array, (np.ndarray, np.generic)) and not np.asarray(array).dtype.hasobject

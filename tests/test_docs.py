@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from ctypes.util import find_library
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -42,7 +43,11 @@ from write_foreign import Stub
 
 sys.meta_path.append(Stub())
 """
-OPTIONAL_PACKAGES = {"ray": "shmload[ray]", "torch_geometric": "shmload[libraries]"}  # optional packages of the gallery's programs
+OPTIONAL_PACKAGES = {  # optional packages of the gallery's programs
+    "ray": "shmload[ray]",
+    "torch_geometric": "shmload[libraries]",
+    "torchcodec": "shmload[libraries]",
+}
 ROOT = next(p for p in Path(__file__).parents if (p / "docs").exists())
 DOCS = ROOT / "docs"
 API = DOCS / "api.md"  # in the site, its anchors are public names, which tests/reference/test_site.py checks
@@ -81,6 +86,8 @@ def test_gallery_program_prints_what_the_page_shows(title: str, output_of: Calla
     for module in imported(code) & OPTIONAL_PACKAGES.keys():
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"needs {module}: pip install '{OPTIONAL_PACKAGES[module]}'")
+        if module == "torchcodec" and find_library("avcodec") is None:
+            pytest.skip("needs FFmpeg's libraries: apt install ffmpeg")
     assert expected == output_of(code, strict=False, deadline_s=540, warm=True)
 
 

@@ -80,10 +80,18 @@ def test_next_batch_follows_an_exception_in_seed_mode() -> None:
     assert "sample 5, epoch 0, batch 1" in got[1].__notes__[0]
 
 
-def test_sample_of_another_shape_is_refused_in_torch_mode_with_torchs_message() -> None:
-    with ShmLoader(EveryTenthLonger(20), batch_size=4, num_workers=2) as loader:
+class ReadTogether(EveryTenthLonger):
+    """All samples of a batch are read by one call."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+@pytest.mark.parametrize("kind", [EveryTenthLonger, ReadTogether])
+def test_sample_of_another_shape_is_refused_in_torch_mode_with_torchs_message(kind: type[EveryTenthLonger]) -> None:
+    with ShmLoader(kind(20), batch_size=4, num_workers=2) as loader:
         got = outcomes(loader)
-    torchs = outcomes(DataLoader(EveryTenthLonger(20), batch_size=4, num_workers=2))
+    torchs = outcomes(DataLoader(kind(20), batch_size=4, num_workers=2))
     assert [type(one) for one in torchs] == [type(one) for one in got]
     assert torchs[0] == got[0]
     assert str(torchs[2]).splitlines()[-1] == str(got[2]).splitlines()[-1]

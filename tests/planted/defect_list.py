@@ -424,7 +424,9 @@ DEFECTS = [
         "a sample of another shape leaves its row unchanged",
         "WorkerLoop._place_all",
         Replace("not placer.put(sample, row)", "not placer.put(sample, row) and False"),
-        ("tests/loader/test_bad_input.py::test_sample_of_another_shape_is_refused_in_torch_mode_with_torchs_message[ReadTogether]",),
+        (
+            "tests/loader/test_bad_input.py::test_sample_of_another_shape_is_refused_in_torch_mode_with_torchs_message[ReadTogether]",
+        ),
     ),
     Defect(
         "R17",

@@ -326,7 +326,7 @@ STATE_DEFECTS = [
         "N1",
         "a batch lost to an error counts as still to come",
         "TorchIterator._lost",
-        omit("self.progress.ended(order.step, order.worker)"),
+        omit("self.progress.completed(order.step, order.worker)"),
         (f"{RESUME}out_of_order.py::test_failed_batch_counts_as_consumed[2-1]",),
     ),
     Defect(

@@ -187,7 +187,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "the offsets of an index beside a shard are added without a range check",
-        "RecordFile._lie_end_to_end",
+        "RecordFile._are_contiguous",
         Replace(
             "len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != size or offsets.min() < 0 or offsets.max() > size",
             "len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != size",

@@ -87,8 +87,8 @@ class SeedIterator:
                     iterator_lock.is_taken = False
         except StopIteration as error:
             number = self._stream.epochs.step_number(step)
-            who = f"the dataset, collate_fn or sampler (epoch {self.place.epoch}, batch {number})"
-            raise stop_iteration_error(error, who) from error
+            source = f"the dataset, collate_fn or sampler (epoch {self.place.epoch}, batch {number})"
+            raise stop_iteration_error(error, source) from error
         if batch is END:
             if watch is not None:
                 watch.end(is_complete=True)

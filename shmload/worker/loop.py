@@ -227,7 +227,7 @@ class WorkerLoop:
             return self._ask_repack(keys, []) if ring.has_layout or self._memory.settle(b"") else VOID
         reader = self._reader
         if reader.reads_all:
-            return self._place_all(keys, reader.many(keys, first, end))
+            return self._place_all(reader.many(keys, first, end))
         head = reader.one(first, keys[first])
         if not ring.has_layout and not self._memory.find_layout(head):
             reader.keep(keys[first], head)
@@ -243,7 +243,7 @@ class WorkerLoop:
         read = [*map(placer.get, range(writer.row)), writer.misfit] if ring.nchunks == 1 else []
         return self._ask_repack(keys, read)
 
-    def _place_all(self, keys: list[Any], batch: Any) -> int:
+    def _place_all(self, batch: Any) -> int:
         """Write the samples of `__getitems__` or of the threads into the claimed rows; if they do not fit there, pack the batch."""
         ring = self._ring
         samples = samples_in(batch)

@@ -58,7 +58,7 @@ def typed_array(name: object, value: Any) -> TypedArray:
     else:
         raise TypeError(f"array {name!r} is of type {type(value).__name__}; needs a numpy array, a torch tensor or a .npy path")
     if element is None:
-        raise TypeError(f"array {name!r} has dtype {value.dtype}, which no tensor has: convert it to numbers before")
+        raise TypeError(f"array {name!r} has dtype {value.dtype}, which no tensor has: convert it to numbers first")
     if array.ndim == 0:
         raise ValueError(f"array {name!r} has no axis: the first axis counts samples")
     return TypedArray(array, element.name)
@@ -79,7 +79,7 @@ class ArrayRows:
     def __init__(self, arrays: Mapping[str, TypedArray]) -> None:
         lengths = {name: len(a.array) for name, a in arrays.items()}
         if len(set(lengths.values())) != 1:
-            raise ValueError(f"all arrays have one row for each sample; got {lengths or 'no array'}")
+            raise ValueError(f"arrays must have one row for each sample, so the same number of rows; got {lengths or 'no array'}")
         self.schema = {name: a.spec for name, a in arrays.items()}
         self._gathers = {name: _gather_of(a.array) for name, a in arrays.items()}
         self.num_rows = next(iter(lengths.values()))

@@ -93,7 +93,7 @@ class _Columns:
             )
 
     def _is_missing(self, name: str) -> bool:
-        """Return whether samples lack a field that is not among the arrays. A container of arrays is none."""
+        """Return whether samples lack a field that is not among the arrays. A container of arrays does not count as one."""
         if name not in self._places:
             return name != "data" or self._places != {""}
         return any(array.startswith(f"{name}.") for array in self._seen)
@@ -249,7 +249,7 @@ class _Columns:
         return ragged_node(self._packer, rows, mode, dims)
 
     def _joins(self, name: str) -> str | None:
-        """Return the mode of a field whose rows must be joined to one tensor in every batch; None of another field."""
+        """Return the mode of a field whose rows must be joined to one tensor in every batch; None for any other field."""
         mode = None if self._ragged is None else self._ragged.mode(name or "data")
         return None if mode == "list" else mode
 

@@ -43,7 +43,7 @@ def clean(
     elif yes:
         typer.echo(f"removed {len(gone)} of {len(found)}, {nbytes}")
     else:
-        typer.echo(f"{nbytes} to be had back: shmload clean --yes")
+        typer.echo(f"{nbytes} can be freed: shmload clean --yes")
     raise typer.Exit(len(gone) < len(found))
 
 

@@ -274,7 +274,7 @@ def _check_share(given: Mapping[str, Any]) -> None:
         (given["backend"] != "process", "backend", "workers of this machine: leave backend out"),
         (given["device"] is not None, "device", "batches on the host: leave device out, and copy them with pin_memory=True"),
         (given["on_error"] != "raise", "on_error", 'on_error="raise": each rank would skip or replace bad samples by itself'),
-        (given["audit"] is not None, "audit", "no audit, which contains each sample once: audit a run without share"),
+        (given["audit"] is not None, "audit", "no audit, because it expects each sample on one rank: audit a run without share"),
         (
             package_ability(given["dataset"], "epoch_schedule") is not None,
             "dataset",

@@ -94,13 +94,13 @@ class CopyOut:
         self._has_warned = False
         self.refused: UserWarning | None = None
 
-    def must_copy(self, who_holds: Callable[[], str]) -> bool:
+    def must_copy(self, holders_hint: Callable[[], str]) -> bool:
         """Return whether the newest batch must be copied now, because the program holds too many slots for the workers to go on.
 
         If so, count the copy, and warn the first time. The caller makes the copy.
 
         Args:
-            who_holds: returns text that is added to the warning.
+            holders_hint: returns text that is added to the warning.
         """
         ring = self._ring
         fork_copies.release_copied()
@@ -111,7 +111,7 @@ class CopyOut:
             text = (
                 f"{ring.num_leased - 1} batches are still in use, and the workers need the other {self._whose}: while that is so, "
                 "batches are copied to private memory. Drop batches you no longer need, or raise prefetch_factor or "
-                f"ring_bytes{who_holds()}"
+                f"ring_bytes{holders_hint()}"
             )
             try:
                 warnings.warn(text, stacklevel=users_frame()[1])

@@ -102,7 +102,7 @@ class RingMemory:
         Raises:
             RingTooSmall: this exceeds `limit` or the machine's memory.
         """
-        slot_nbytes = _aligned(slot_nbytes)
+        slot_nbytes = _whole_pages(slot_nbytes)
         if len(self._own) == self._ring.num_usable:
             self._has_payload = True
             return
@@ -123,7 +123,7 @@ class RingMemory:
         """
         if self._ring.payload_nbytes(slot) >= nbytes:
             return
-        self._put(slot, self._payload_or_park(_aligned(nbytes), lambda: 1))
+        self._put(slot, self._payload_or_park(_whole_pages(nbytes), lambda: 1))
 
     def _put(self, slot: int, segment: Segment) -> None:
         memory = Mapping(segment.fd, segment.nbytes, private=self._is_private)
@@ -167,7 +167,7 @@ class RingMemory:
         elif self._ring.has_layout:
             self.make(nbytes)
         else:  # a worker writes its snapshot before any batch, and must find it in the slot when the layout is known
-            self._put(slot, self._payload_or_park(_aligned(nbytes), lambda: 1))
+            self._put(slot, self._payload_or_park(_whole_pages(nbytes), lambda: 1))
         self._ring.grant(slot)
 
     # Slots in use
@@ -286,5 +286,5 @@ class RingMemory:
         return segment
 
 
-def _aligned(nbytes: int) -> int:
+def _whole_pages(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

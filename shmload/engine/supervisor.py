@@ -93,7 +93,8 @@ class Supervisor:
         if is_idle and death.pid != self._last_pid:  # workers may share a process, which dies once
             self.num_vain += 1
             if self.num_vain >= VAIN_DEATHS:
-                return _death_error(f"{death}; it is the {self.num_vain}th worker in a row to die with nothing to do", death, None)
+                text = f"it is the {self.num_vain}th worker in a row to die with nothing to do; check worker_init_fn and dmesg"
+                return _death_error(f"{death}; {text}", death, None)
         self._last_pid = death.pid
         is_deadly = num_kills >= 2
         if is_deadly:

@@ -64,14 +64,14 @@ def shares(before: Snapshot, seen: Snapshot) -> TimeShares:
     start_up = 0
     if not any(worker["started_ns"] for worker in before["workers"]):
         ready = min((worker["started_ns"] for worker in seen["workers"] if worker["started_ns"]), default=end)
-        start_up = _between(0, ready - begin, interval)
-    waited = _between(0, waited_ns(seen) - waited_ns(before), interval)
+        start_up = _clamped(0, ready - begin, interval)
+    waited = _clamped(0, waited_ns(seen) - waited_ns(before), interval)
     waits = max(waited - start_up, 0)
     busy, present = 0, 0
     for last, worker in zip(before["workers"], seen["workers"], strict=True):
         if worker["started_ns"]:
-            there = _between(0, end - max(begin, worker["started_ns"]), interval)
-            busy += _between(0, busy_ns(worker, end) - busy_ns(last, begin), there)
+            there = _clamped(0, end - max(begin, worker["started_ns"]), interval)
+            busy += _clamped(0, busy_ns(worker, end) - busy_ns(last, begin), there)
             present += there
     idle = 1 - busy / present if present else 0.0
     parts = {"start_up": start_up, "trainer_waits": waits, "workers_wait": idle * (interval - start_up - waits)}
@@ -82,5 +82,5 @@ def shares(before: Snapshot, seen: Snapshot) -> TimeShares:
     return TimeShares(**found, free=left / 10, workers_busy=round(100 * (1 - idle), 1))
 
 
-def _between(least: int, value: int, most: int) -> int:
+def _clamped(least: int, value: int, most: int) -> int:
     return max(least, min(value, most))

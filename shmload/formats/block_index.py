@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,16 +35,6 @@ PIECE = 4 << 20  # bytes per request while a shard is read without large gaps
 
 
 _PEEK = 64 << 10  # bytes per request after a gap of at least PIECE, because most of the bytes that follow are skipped too
-
-
-class Index(Protocol):
-    """The positions of the samples of a shard."""
-
-    path: str
-
-    @property
-    def num_samples(self) -> int: ...
-    def key(self, sample: int) -> str: ...
 
 
 @dataclass(frozen=True)

@@ -72,12 +72,12 @@ def failure_text(first: Ending, last: str, others: Sequence[Ending], num_ranks: 
     """
     hint = ""
     if first.exitcode == -signal.SIGKILL:
-        hint = " If nobody killed it, the kernel did for want of memory: see dmesg, or memory.events of its cgroup."
+        hint = " If no one killed it, the kernel did because memory ran out: see dmesg, or memory.events of its cgroup."
     parts = [f"{first}, the first of {num_ranks} to fail.{hint}"]
     if first.report is not None:
         parts.append(first.report.traceback.rstrip())
     elif found := words_of(last):
-        parts.append(f"It wrote last to stderr:\n{found}")
+        parts.append(f"The end of its stderr:\n{found}")
     if lines := [*(f"then {other}" for other in others if other.failed), *fates(others, grace_s)]:
         parts.append("\n".join(lines))
     return "\n\n".join(parts)

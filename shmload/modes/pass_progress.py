@@ -141,7 +141,7 @@ class PassProgress:
         if note is not None and note.snapshot != SAME:
             self._notes[worker] = note.snapshot
 
-    def ended(self, step: int, worker: int) -> None:
+    def completed(self, step: int, worker: int) -> None:
         """Record that an order is complete and did not end its worker's iterator."""
         self.done.add(step)
         self._counts[worker] += 1

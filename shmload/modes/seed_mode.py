@@ -87,8 +87,8 @@ class SeedIterator:
                     iterator_lock.is_taken = False
         except StopIteration as error:
             number = self._stream.epochs.step_number(step)
-            who = f"the dataset, collate_fn or sampler (epoch {self.place.epoch}, batch {number})"
-            raise stop_iteration_error(error, who) from error
+            source = f"the dataset, collate_fn or sampler (epoch {self.place.epoch}, batch {number})"
+            raise stop_iteration_error(error, source) from error
         if batch is END:
             if watch is not None:
                 watch.end(is_complete=True)
@@ -216,7 +216,7 @@ class SeedStream:
                 engine = self._made_engine()
             front = engine.front
             if front is None or (front.epoch, front.step) != (epoch, step):
-                front = self._ordered_anew(engine, epoch, step)
+                front = self._order_from(engine, epoch, step)
         if front is None:
             return END
         if engine is None:
@@ -259,7 +259,7 @@ class SeedStream:
         place.step = next_step
         return batch
 
-    def _ordered_anew(self, engine: BatchSource, epoch: int, step: int) -> Order | None:
+    def _order_from(self, engine: BatchSource, epoch: int, step: int) -> Order | None:
         """Drop the orders and order from this batch on. Return its order, or None after the epoch's last batch."""
         if self.epochs.sampled is None and step >= self.epochs.end_of(epoch):
             return None  # the orders ahead belong to the next pass

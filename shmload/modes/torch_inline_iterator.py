@@ -48,7 +48,7 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         origin = origin_of(config.generator, own_generator(config.index_sampler, config.generator))
         self.iterator_lock = IteratorLock()
         self._pass = passes.log.num_passes
-        self._calls = passes.builder.device(config.device)
+        self._device = passes.builder.device(config.device)
         resumed = ((state or {}).get("workers") or [{}])[0]
         is_resumed = state is not None and not state["is_finished"]
         with generators_kept() if is_resumed else nullcontext():
@@ -85,8 +85,8 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         """Continue the pass of a state: restore the dataset's iterator, or read again what the state counts."""
         self.progress.resumed(state)
         self._num_yielded = self.progress.num_delivered
-        if first := fast_forward(state):
-            log.warning("%s", first)
+        if why := fast_forward(state):
+            log.warning("%s", why)
             self._num_again = self._sampler_iter.num_taken
             self._read_again(sum(state["counts"]))
             return
@@ -111,7 +111,7 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         keys = next(self._sampler_iter)
         while self._sampler_iter.num_taken - 1 in self.progress.done:  # of a resumed pass
             keys = next(self._sampler_iter)
-        self.progress.ended(self._sampler_iter.num_taken - 1, 0)
+        self.progress.completed(self._sampler_iter.num_taken - 1, 0)
         keys = reusable_keys(keys)
         if self._reader is None:
             self._order = Order(self._pass, self._sampler_iter.num_taken - 1, keys if self._auto_collation else [keys])
@@ -122,7 +122,7 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         if self._reader is None:
             with reading_of(self._fetched), self._bad_samples.counting_irregular():
                 batch = SingleProcessIterator._next_data(self)  # type: ignore[no-untyped-call]
-            return sent_now(batch, self._calls)
+            return sent_now(batch, self._device)
         while True:
             keys = self._next_index()
             step = self._sampler_iter.num_taken - 1
@@ -130,5 +130,5 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
             batch = self._reader.read(order)
             if batch is not NOTHING:
                 self._order = order
-                return sent_now(batch, self._calls)
+                return sent_now(batch, self._device)
             self._nothing_came(order)

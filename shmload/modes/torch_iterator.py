@@ -128,8 +128,8 @@ class TorchIterator(TorchPass):
         self._worker_cycle: Iterator[int] = cycle(range(self._num_workers))
         state = start_sampler(reader, state, is_early=True)  # batches are ordered at once
         self.place = reader.place
-        if state is not None and (first := fast_forward(state)):
-            log.warning("%s", first)
+        if state is not None and (why := fast_forward(state)):
+            log.warning("%s", why)
         self._batches = reader.batches()
         self._is_round_robin = self._in_order  # as long as no iterator has ended
         self._is_given = self._auto_collation and not reader.is_sliced
@@ -169,7 +169,7 @@ class TorchIterator(TorchPass):
         self.progress.last_worker = order.worker
         self._num_active[order.worker] -= 1
         self.progress.noted(order.worker, note)
-        self.progress.ended(order.step, order.worker)
+        self.progress.completed(order.step, order.worker)
         self._go_on_ordering(engine)
 
     def _read_again(self, num_left: list[int]) -> None:
@@ -253,7 +253,7 @@ class TorchIterator(TorchPass):
                 self._is_round_robin = False
                 progress.done.add(order.step)
             else:
-                progress.ended(order.step, order.worker)
+                progress.completed(order.step, order.worker)
                 if self._num_active[order.worker] > 0:  # otherwise this order was sent before the iterator's end
                     self._num_active[order.worker] -= 1
             self._go_on_ordering(engine)

@@ -153,7 +153,7 @@ def _unpacked(state: Mapping[str, Any], is_trusted: bool) -> TorchState:
         if not is_sampler or ("taken" not in sampler and not loaded["is_finished"]):
             faults.append(f"sampler has {sorted(sampler)}")
         faults += [
-            f"{name} holds the wrong things"
+            f"{name} has items of a wrong type"
             for name in _LISTS
             if {type(each) for each in loaded.get(name, ())} - {dict if name == "workers" else int}
         ]

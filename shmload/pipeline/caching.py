@@ -254,16 +254,16 @@ def _methods_of(kind: type) -> str:
                 given = [("", default) for default in function.__defaults__ or ()] + sorted((function.__kwdefaults__ or {}).items())
                 held = [("", _content(cell)) for cell in function.__closure__ or ()]
                 used = [(each, _digest(one)) for each, one in (*given, *held, *_globals_of(function)) if _is_data(one)]
-                found.append((name, _told(function.__code__), used))
+                found.append((name, _stable(function.__code__), used))
             elif _is_data(value) and not name.startswith("__"):
                 found.append((name, _digest(value)))
     return blake2b(repr(found).encode(), digest_size=16).hexdigest()
 
 
-def _told(constant: Any) -> Any:
+def _stable(constant: Any) -> Any:
     """Convert a constant of a function so that its repr is the same in every process."""
     if isinstance(constant, types.CodeType):
-        return constant.co_code, constant.co_names, [_told(one) for one in constant.co_consts]
+        return constant.co_code, constant.co_names, [_stable(one) for one in constant.co_consts]
     return sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant
 
 

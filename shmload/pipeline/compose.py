@@ -107,7 +107,7 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
             pools.append(stage)
         elif isinstance(stage, Partition):
             if partition is not None:
-                raise ValueError(f"{where} is the second of its kind: items are shared out among ranks once")
+                raise ValueError(f"{where} is the second of its kind: items are divided among ranks only once")
             partition = stage
         elif isinstance(stage, Collate):
             collate = stage

@@ -266,34 +266,34 @@ class _Summary:
         program_s = (100 - time["trainer_waits"] - time["start_up"]) / 100 / rate
         return bool(1 / trainer_per_s >= program_s / 2)
 
-    def _dearest(self, where: Where) -> int:
+    def _most_expensive(self, where: Where) -> int:
         shares = self._shares(where)
         return max(shares, key=lambda number: shares[number])
 
     def _most(self, where: Where) -> str:
         """Name the most expensive stage that runs there."""
-        dearest, whole = self._dearest(where), self._us(where) or 0.0
-        share = self._shares(where)[dearest]
-        return f"{self._places[dearest][0]} takes {share:,.1f} of the {whole:,.1f} us an item"
+        number, whole = self._most_expensive(where), self._us(where) or 0.0
+        share = self._shares(where)[number]
+        return f"{self._places[number][0]} takes {share:,.1f} of the {whole:,.1f} us an item"
 
     def _why(self, bottleneck: Bottleneck, items_per_s: float | None, trainer_per_s: float | None) -> str:
-        most = "" if items_per_s is None else f"at the most {items_per_s:,.0f} items/s"
+        most = "" if items_per_s is None else f"at most {items_per_s:,.0f} items/s"
         is_measured = self._measured is not None and self._measured.num_rows > 0
         if bottleneck == "unknown":
             return f"Nothing could be measured: {self._reason}."
         if bottleneck == "none":
-            return f"No bottleneck: {MEANING['none']} for long{f'; {most}' if most else ''}."
+            return f"No bottleneck: {MEANING['none']}{f'; {most}' if most else ''}."
         if bottleneck == "trainer":
             is_live = self._workers_busy() is not None
             if not is_measured or (is_live and not self._is_trainers_own(trainer_per_s)):
                 known = f", and the pipeline can give {items_per_s:,.0f} items/s" if items_per_s else ""
-                return f"Bottleneck is trainer: the program that takes the items; workers wait{known}. Fewer workers would do."
+                return f"Bottleneck is trainer: the program that takes the items; workers wait{known}. Fewer workers would suffice."
             remedy = "before Collate, or as a BatchMap, workers would do that"
             return f"Bottleneck is trainer: {most}. {self._most('trainer')}; {remedy}."
         if not is_measured:
             return f"Bottleneck is {bottleneck}: {MEANING[bottleneck]}. The stages could not be measured: {self._reason}."
         if not self._num_workers:
-            is_of_batches = self._dearest("trainer") > self._of_batches
+            is_of_batches = self._most_expensive("trainer") > self._of_batches
             remedy = "before Collate, or as a BatchMap, " if is_of_batches else "n_workers says how many "
             remedy += "workers could do that" if is_of_batches else "workers do that beside the trainer"
             return f"Bottleneck is {bottleneck}, in the trainer: {most}. {self._most('trainer')}; {remedy}."

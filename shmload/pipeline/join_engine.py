@@ -53,7 +53,7 @@ class JoinEngine:
         try:
             return pipeline()
         except StopIteration:
-            raise SampleError("a member of a Join has skipped a whole epoch (on_error): look at its data") from None
+            raise SampleError("a member of a Join has skipped a whole epoch (on_error): check its data") from None
 
     @property
     def num_steps(self) -> int:

@@ -40,8 +40,8 @@ def reconcile(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if least != most:
         log.warning(
             "ranks had saved between %s and %s: all continue at the first, so ranks that were ahead get the items between again",
-            _told(least),
-            _told(most),
+            _described(least),
+            _described(most),
         )
     return dict(by_progress[0])
 
@@ -70,6 +70,6 @@ def _progress(state: Mapping[str, Any]) -> tuple[int, ...]:
     return epoch, sum(count for count, _ in members)
 
 
-def _told(progress: tuple[int, ...]) -> str:
+def _described(progress: tuple[int, ...]) -> str:
     epoch, position, *counters = progress
     return f"position {position} of epoch {epoch}" + (f", counters {counters}" if counters else "")

@@ -50,16 +50,16 @@ def places_of(stages: Sequence[Any], plan: Plan) -> list[tuple[str, Where]]:
     """Return the name of each stage, and where it runs. A stage "by place" only chooses or numbers positions and runs nowhere."""
     maker: Where = "workers" if plan.pool.num_workers else "trainer"
     found: list[tuple[str, Where]] = []
-    is_behind = False  # after Collate or a Scan, stages run in the trainer
+    is_after_workers = False  # after Collate or a Scan, stages run in the trainer
     for number, stage in enumerate(stages):
         where = maker
         is_of_trainer = (
-            isinstance(stage, Scan) or (plan.is_streamed and not number) or (is_behind and not isinstance(stage, BatchMap))
+            isinstance(stage, Scan) or (plan.is_streamed and not number) or (is_after_workers and not isinstance(stage, BatchMap))
         )
         if isinstance(stage, Partition) or (isinstance(stage, _BY_PLACE) and not getattr(stage, "is_buffered", False)):
             where = "by place"
         elif is_of_trainer or (plan.is_expanding and isinstance(stage, Collate)):  # Collate slices columns that workers have made
             where = "trainer"
-        is_behind = is_behind or isinstance(stage, Scan | Collate | Bucket)
+        is_after_workers = is_after_workers or isinstance(stage, Scan | Collate | Bucket)
         found.append((name_of(stage), where))
     return found

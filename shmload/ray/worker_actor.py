@@ -73,7 +73,7 @@ class WorkerActor:
 
         Args:
             parcel: a list with Ray's reference to the pickled job. If the reference were the argument itself, Ray would transfer
-                the bytes before the call, and if the actor ended meanwhile, leave them on the node until their memory is needed.
+                the bytes before the call, and if the actor ended first, leave them on the node until their memory is needed.
         """
         post = self._setting.post
         job, source, snapshots, failure = Job(None, None, None, True, None, False), None, None, None

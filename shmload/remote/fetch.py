@@ -177,10 +177,10 @@ def fetch_index(shards: Shards, shard: RemoteShard, folder: str, copy: Any) -> A
     packed = _made(shards, shard, copy)
     found = shard.format.unpack(shard.url, packed, shard.nbytes)
     if found is None or shard.num_samples not in (None, found.num_samples):
-        says = "nothing sound" if found is None else f"{found.num_samples} samples"
+        says = "cannot be read" if found is None else f"says {found.num_samples} samples"
         named = MANIFEST_NAME if shard.index else INDEX_NAME
         raise ShardCorrupt(
-            f"{shard.url}: its index says {says}, but {named} says {shard.num_samples} samples in {shard.nbytes} bytes: upload the "
+            f"{shard.url}: its index {says}, but {named} says {shard.num_samples} samples in {shard.nbytes} bytes: upload the "
             "dataset again"
         )
     write_if_possible(path, packed)  # optional: the folder's owner, another process, may have removed it

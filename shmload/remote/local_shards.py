@@ -98,11 +98,11 @@ class LocalShards:
         found = {id(store): store for store in (self.shards.home, *self.shards.values("store"))}
         return [store for store in found.values() if isinstance(store, WebReader | FilesystemStore)]
 
-    def try_anew(self) -> None:
+    def try_again(self) -> None:
         """Try stores that did not answer once more, because a new pass begins."""
         for store in self._stores():
             if store.outage is not None:
-                store.outage.try_anew()
+                store.outage.try_again()
 
     def _begin(self) -> None:
         self._pid = _process

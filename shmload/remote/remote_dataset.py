@@ -200,7 +200,7 @@ class RemoteDataset(FluentMethods):
         """
         if self.program.length is not None:
             return self.program.length
-        self._source.local.try_anew()  # a loader asks when a pass begins
+        self._source.local.try_again()  # a loader asks when a pass begins
         rank, world_size = self._world()
         return self.program.count(self._share(rank, world_size))
 
@@ -326,7 +326,7 @@ class RemoteDataset(FluentMethods):
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
-        self._source.local.try_anew()
+        self._source.local.try_again()
         number = self._passes.begin(None if worker is None else worker.seed - worker.id)
         rank, world_size = self._world()
         items = self._items(number, rank, world_size, *((0, 1) if worker is None else (worker.id, worker.num_workers)))

@@ -178,7 +178,7 @@ class RemoteSource:
             return
         with self._lock:
             if self._now is not None and self._now[:2] != (seed, epoch):
-                self.local.try_anew()
+                self.local.try_again()
             self._now, self._is_settled = (seed, epoch, window), False
             windows = order.shards_from(window, seed=seed, epoch=epoch, num_windows=min(_KNOWN, 2 * order.num_windows))
             coming = [shard for shards in windows for shard in shards]
@@ -192,7 +192,7 @@ class RemoteSource:
         return int(np.searchsorted(taken, self.ahead_bytes, "right"))
 
     def begin(self) -> None:
-        """Begin to read a sample: everything read before is done with, so shards that were passed are released."""
+        """Begin to read a sample: earlier ones are no longer used, so shards that were passed are released."""
         if not self._is_settled:
             self._is_settled = True
             self.local.let_go_passed()

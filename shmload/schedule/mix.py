@@ -93,7 +93,7 @@ class Mix(ConcatDataset[Any]):
         for given, weights in (curriculum or {}).items():
             step = own_int(given)
             if not isinstance(step, int) or step < 1:
-                raise ValueError(f"a curriculum says from which step on weights hold, 1 or later; got {step!r}")
+                raise ValueError(f"a curriculum gives the weights from a step on, and steps count from 1; got {step!r}")
             check_weights(weights, len(members), f"step {step} of the curriculum")
             pieces[step] = list(weights)
         datasets, self._pieces = _taken_apart([dataset for dataset, _ in members], pieces)

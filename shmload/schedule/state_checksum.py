@@ -30,8 +30,8 @@ def check_checksum(state: Mapping[str, Any]) -> None:
     expected = _checksum(state)
     if type(state.get(CHECK)) is not int or state[CHECK] != expected:
         raise StateMismatch(
-            f"the state is damaged or was changed by hand: its checksum is {expected}, it says {state.get(CHECK)!r}. Load what "
-            "state_dict() returned, of an earlier checkpoint if this one's file is damaged"
+            f"the state is damaged or was changed by hand: its contents have the checksum {expected}, and it stores "
+            f"{state.get(CHECK)!r}. Load what state_dict() returned, of an earlier checkpoint if this one's file is damaged"
         )
 
 

@@ -197,8 +197,8 @@ class FollowingEngine:
         if text is not None:
             return Failure.loads(text).exception()
         return WorkerDied(
-            f"two workers have ended over one sample of step {order.step} of epoch {order.epoch}; {self._rank_group.members[0]}, "
-            f"whose worker pool this rank shares, names it"
+            f"two workers have died while reading one sample of step {order.step} of epoch {order.epoch}; the error of "
+            f"{self._rank_group.members[0]}, whose worker pool this rank shares, names the sample"
         )
 
     # ------------------------------------------------------------ bells

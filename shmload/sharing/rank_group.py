@@ -363,7 +363,7 @@ class RankSync(RankHook):
                 if reported(rank, trainer.REPORT_ROUND) >= mine:
                     continue  # it has arrived in the meantime: its count belongs to the new round
                 if count > self._count_before:
-                    raise self._diverged_error(rank, "has read on where this rank has begun elsewhere", count)
+                    raise self._diverged_error(rank, "has continued to read while this rank has begun at another position", count)
                 if is_closed or rank in self._ended:
                     raise self._diverged_error(rank, "has closed its loader" if is_closed else "has ended", count)
             if self._timeout_s and monotonic() - began > self._timeout_s:

@@ -121,7 +121,7 @@ def loads(packed: Any) -> Any:
         (num_pieces,) = struct.unpack_from("<Q", view)
         sizes = struct.unpack_from(f"<{num_pieces}Q", view, 8)
     except (struct.error, MemoryError, OverflowError) as error:
-        raise pickle.UnpicklingError(f"{view.nbytes} bytes are not a pickled job: {error}") from error
+        raise pickle.UnpicklingError(f"{view.nbytes} bytes are not a parcel: {error}") from error
     pieces = [view[begin:end] for begin, end in _places(sizes)]
     return pickle.loads(pieces[0], buffers=pieces[1:])
 

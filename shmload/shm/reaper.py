@@ -145,16 +145,16 @@ def _write(line: str) -> None:
             os.write(_pipe, f"{line}\n".encode())
 
 
-def keep_for(whom: object) -> weakref.finalize[..., Any]:
+def keep_for(owner: object) -> weakref.finalize[..., Any]:
     """Keep the shell running while an object lives, even without a segment group, so that the next group need not start it.
 
     Args:
-        whom: the object.
+        owner: the object.
     Returns:
         a function that stops keeping it; called by itself when the object dies.
     """
     enter()
-    return weakref.finalize(whom, _leave_in, os.getpid())
+    return weakref.finalize(owner, _leave_in, os.getpid())
 
 
 def _leave_in(pid: int) -> None:

@@ -104,7 +104,7 @@ class Cache:
             nbytes: length of the object, which is checked.
             fetch: called with the descriptor of a file of that length if the object must be fetched; must write all of it. An
                 exception from it is raised here, and the next process tries.
-            etag: version of the object. Files of other versions of the key are not used, and are removed when nobody reads them.
+            etag: version of the object. Files of other versions of the key are not used, and are removed once unused.
             timeout_s: seconds to wait for room or for another process that fetches the object; 0 = do not wait; None = forever.
         Raises:
             CacheFull: there was no room in time, because everything is leased or needed sooner, or the object is larger than the

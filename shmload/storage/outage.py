@@ -47,7 +47,7 @@ class Outage:
         self._pid, self._begun = os.getpid(), monotonic()
 
     def record(self, text: str, begun: float, *, is_silent: bool) -> None:
-        """Record that an operation has used up its tries, unless `try_anew` was called after the operation began.
+        """Record that an operation has used up its tries, unless `try_again` was called after the operation began.
 
         Args:
             text: message of the error.
@@ -69,7 +69,7 @@ class Outage:
         found = self._read()
         return found if found is not None and found.text and found.at >= max(begun, self._begun) else None
 
-    def try_anew(self) -> None:
+    def try_again(self) -> None:
         """Let operations that begin from now on try the store, although there is a record."""
         if os.path.exists(self._path):
             self._write(OutageRecord("", monotonic(), is_silent=False))

@@ -169,11 +169,11 @@ def cluster_finding(states: list[NodeState], num_going: int = 0) -> Finding:
     free, num_cpus = sum(state.free_cpus for state in states), sum(state.node.num_cpus for state in states)
     text = f"{len(states)} node{'s' * (len(states) != 1)}, {free:g} of {num_cpus} CPUs are free"
     if num_going:
-        text += f"; {num_going} more about to leave"
+        text += f"; {num_going} more will leave soon"
     if free >= 1:
         return Finding("cluster", "good", text)
     remedy = 'Add nodes, or let actors share CPUs: actor_options={"num_cpus": 0}'
-    return Finding("cluster", "advice", f"{text}: actors wait for one, unless an autoscaler brings a node", remedy)
+    return Finding("cluster", "advice", f"{text}: actors wait for one, unless an autoscaler adds a node", remedy)
 
 
 def node_findings(state: NodeState) -> Iterator[Finding]:
@@ -183,7 +183,7 @@ def node_findings(state: NodeState) -> Iterator[Finding]:
         return Finding(f"{state.name}, {check}", level, text, remedy)
 
     if not state.seen:
-        remedy = "Look at the node's Ray logs, at `ray status`, and whether it has what Ray's actors need: memory, the same Python"
+        remedy = "Check the node's Ray logs, `ray status`, and whether it has what Ray's actors need: memory, the same Python"
         yield found("actor", "problem", f"none has started: {state.failure}", remedy)
         return
     yield found("actor", "good", f"starts; {state.free_cpus:g} of {state.node.num_cpus} CPUs are free")
@@ -197,14 +197,14 @@ def node_findings(state: NodeState) -> Iterator[Finding]:
     size, free = state.seen["shm"]
     shm = f"{mib(free)} of {mib(size)} are free"
     if size < state.store:
-        text = f"{shm}, and Ray's object store has {mib(int(state.store))}: it lies on a disk, and batches are as slow as that"
+        text = f"{shm}, and Ray's object store has {mib(int(state.store))}: so the store is on a disk, which slows down batches"
         remedy = "A larger /dev/shm (docker run --shm-size, in Kubernetes an emptyDir with medium: Memory), or a smaller "
         yield found("/dev/shm", "advice", text, f"{remedy}ray start --object-store-memory")
     else:
         yield found("/dev/shm", "good", shm)
     store = f"{mib(int(state.free_store))} of {mib(int(state.store))} are free"
     if state.free_store < max(state.store / 10, NUM_BATCHES * BATCH_NBYTES):
-        text = f"{store}: the dataset lies there once, and batches on their way; what does not fit is written to disk"
+        text = f"{store}: it holds the dataset once, and finished batches; what does not fit is written to disk"
         yield found("object store", "advice", text, "ray start --object-store-memory=BYTES, or end what fills it (ray memory)")
     else:
         yield found("object store", "good", store)

@@ -136,10 +136,10 @@ def check_start_method(host: Host, method: str | None = None) -> CheckResult:
     """Check the default start method of workers."""
     method = method or multiprocessing.get_start_method()
     if method != "fork":
-        return f"{method}: workers inherit nothing by chance; datasets must be picklable"
+        return f"{method}: workers inherit nothing from the trainer's memory; datasets must be picklable"
     if _gpus(host):
         return advice(
-            "fork, Python's own here: workers that are forked after CUDA was used, or while other threads run, may hang",
+            "fork, Python's default here: workers that are forked after CUDA was used, or while other threads run, may hang",
             'multiprocessing_context="forkserver", or take the first batch before CUDA is used',
         )
     return "fork: the quickest, as long as no other threads run when workers start"
@@ -170,7 +170,7 @@ def check_proc(host: Host) -> CheckResult:
         return problem(text, "mount -t proc proc /proc")
     if int(number) != host.pid:
         there = f"there this is process {number}, here {host.pid}"
-        text = f"it is an outer PID namespace's ({there}): rings work, tools like ps and top mislead"
+        text = f"it is an outer PID namespace's ({there}): rings work, but tools like ps and top show other process ids"
         return advice(text, "Mount one of this namespace: unshare --mount-proc")
     return "it is this PID namespace's"
 
@@ -180,7 +180,7 @@ def check_pid_1(host: Host) -> CheckResult:
     if host.pid == 1 or (host.text("proc/1/comm") or "").startswith("python"):
         return advice(
             "Python is this container's first process: SIGTERM does nothing to it unless it has a handler, so that an orderly stop "
-            "becomes a kill; and nobody reaps orphans (a loader reaps its own workers)",
+            "becomes a kill; and no process reaps orphans (a loader reaps its own workers)",
             "Start the container with an init: docker run --init, or tini",
         )
     return "it is not a Python program"
@@ -193,7 +193,7 @@ def check_reaper(host: Host) -> CheckResult:
         text = "there is no /bin/sh: what a killed trainer leaves in /dev/shm stays until the next loader starts"
         return advice(text, "Install a shell, or run shmload clean --yes after kills")
     if shutil.which("flock", path=":".join(f"{host.root}/{folder.lstrip('/')}" for folder in folders)) is None:
-        text = "there is no flock command: of a killed trainer with a SharedIndex a few hundred bytes stay until the next start"
+        text = "there is no flock command: a killed trainer with a SharedIndex leaves a few hundred bytes until the next start"
         return advice(text, "Install util-linux or busybox")
     return "a killed trainer's memory is removed at once"
 
@@ -210,7 +210,7 @@ def check_open_files(host: Host) -> CheckResult:
     if limit.soft >= FEW_FILES:
         return f"{limit.soft:,} descriptors"
     return advice(
-        f'{limit.soft} descriptors: a loader of few workers gets by, many workers or open shards end in "Too many open files"',
+        f'{limit.soft} descriptors: enough for a few workers; many workers or open shards end in "Too many open files"',
         "ulimit -n 4096, or docker run --ulimit nofile=4096:4096",
     )
 
@@ -278,9 +278,9 @@ def check_processors(host: Host) -> CheckResult:
     found = []
     if allowed < online:
         text = f"this process may run on {allowed} of {online}: more workers than that take turns"
-        found.append((text, "If that is not meant, look at taskset, docker run --cpuset-cpus, or torchrun's and Slurm's binding"))
+        found.append((text, "If that is not intended, check taskset, docker run --cpuset-cpus, or torchrun's and Slurm's binding"))
     if quota is not None and quota < allowed:
-        text = f"the cgroup gives {quota:g} processors' time, while {allowed} are to be seen: workers that use more are "
+        text = f"the cgroup gives {quota:g} processors' time, while {allowed} are visible: workers that use more are "
         text += "stopped for parts of each period, and waits become uneven"
         remedy = f"num_workers={max(ceil(quota), 1)} or fewer, or a larger quota (docker run --cpus, resources.limits.cpu)"
         found.append((text, remedy))
@@ -306,7 +306,7 @@ def check_threads(host: Host) -> CheckResult:
 # ------------------------------------------------------------ shared memory
 
 SMALL_NBYTES = 512 << 20  # docker's default is 64 MiB; a ring of batches of photos takes a few hundred
-WITHOUT_SHM = "rings and bells lie in memfds; a SharedIndex with a name has no place to meet at"
+WITHOUT_SHM = "rings and doorbells are in memfds; a SharedIndex with a name cannot be shared"
 
 
 def check_shm(host: Host) -> CheckResult:
@@ -319,13 +319,13 @@ def check_shm(host: Host) -> CheckResult:
         return advice(f"it cannot be written to: {WITHOUT_SHM}", "Mount it writable, mode 1777")
     if free < size / 10 or free < 16 << 20:
         return advice(
-            f"{mib(free)} of {mib(size)} are free: rings that do not fit lie in memfds; other programs "
+            f"{mib(free)} of {mib(size)} are free: rings that do not fit are in memfds; other programs "
             "may be refused or killed by SIGBUS",
-            "See what lies there: ls -lS /dev/shm; shmload clean removes what dead loaders have left",
+            "See what is there: ls -lS /dev/shm; shmload clean removes what dead loaders have left",
         )
     if size < SMALL_NBYTES:
         return advice(
-            f"{mib(size)} is small: a larger ring lies in a memfd; torch's own DataLoader would be killed by SIGBUS",
+            f"{mib(size)} is small: a larger ring is in a memfd; torch's own DataLoader would be killed by SIGBUS",
             "Give the container more: docker run --shm-size=8g, or in Kubernetes an emptyDir with medium: Memory at /dev/shm",
         )
     return f"{mib(free)} of {mib(size)} are free"

@@ -56,7 +56,7 @@ def index(path: Path) -> tuple[str, bool]:
     after = _stamp(beside)
     if not after or (after == before and after[1] < path.stat().st_mtime_ns):
         return f"{none} {_refusal(path.parent)}", True
-    there = " (it was there, and fits)" if after == before else ""
+    there = " (it was already there, and fits)" if after == before else ""
     return f"{beside}: {num_samples:,} samples, {readable(beside.stat().st_size)}, {perf_counter() - began:.2f} s{there}", False
 
 
@@ -72,7 +72,7 @@ def _refusal(folder: Path) -> str:
     """Return why nothing can be written in a folder."""
     try:
         with tempfile.TemporaryFile(dir=folder):
-            return f"{folder} did not take it; is the disk full?"
+            return f"{folder} refused the file; is the disk full?"
     except OSError as error:
         return f"{folder} cannot be written to: {error.strerror or error}"
 
@@ -115,7 +115,7 @@ def _cache(path: Path) -> Summary:
     notes = [
         f"{share:.0%} of its budget of {stats.capacity_bytes:,} bytes: {stats.num_files} files, {stats.num_writing} being written, "
         f"{stats.num_leased} read by epochs under way",
-        f"generation {stats.generation}: so many files were published, {stats.num_evicted} of them are gone",
+        f"generation {stats.generation}, the number of files published; {stats.num_evicted} of them are gone",
         f"in the last minute {stats.bytes_per_s / 1e6:.1f} MB/s, {stats.samples_per_s:.1f} samples/s were published",
     ]
     for sampler in stats.samplers:

@@ -90,15 +90,15 @@ class Failure(NamedTuple):
         return error
 
 
-def stop_iteration_error(error: StopIteration, who: str) -> RuntimeError:
+def stop_iteration_error(error: StopIteration, source: str) -> RuntimeError:
     """Return the error for a StopIteration of a user's function, which would silently end the loop if next() raised it.
 
     Args:
         error: the StopIteration.
-        who: description of the function that raised it, for the message.
+        source: description of the function that raised it, for the message.
     """
     made = RuntimeError(
-        f"{who} raised StopIteration, which would have ended the pass early without an error: catch it there, or call "
+        f"{source} raised StopIteration, which would have ended the pass early without an error: catch it there, or call "
         f"next(iterator, default) {error}".rstrip()
     )
     for note in getattr(error, "__notes__", ()):

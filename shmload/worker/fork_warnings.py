@@ -15,12 +15,12 @@ import warnings
 log = logging.getLogger("shmload")
 
 
-_has_told_of_threads = False
+_has_logged_threads = False
 
 
 def warn_of_fork() -> None:
     """Warn if CUDA is in use, and log once if other threads run."""
-    global _has_told_of_threads
+    global _has_logged_threads
     cuda = sys.modules.get("torch.cuda")
     if cuda is not None and cuda.is_initialized():
         warnings.warn(
@@ -31,10 +31,10 @@ def warn_of_fork() -> None:
         )
     here = threading.current_thread(), threading.main_thread()
     others = [thread.name for thread in threading.enumerate() if thread not in here and not thread.daemon]
-    if others and not _has_told_of_threads:
-        _has_told_of_threads = True
+    if others and not _has_logged_threads:
+        _has_logged_threads = True
         log.warning(
-            "workers are forked while %d other thread%s (%s): a lock that %s at that moment stays held in them for ever. If a "
+            "workers are forked while %d other thread%s (%s): a lock that %s at that moment stays held in them forever. If a "
             'worker hangs before its first sample, give multiprocessing_context="forkserver"',
             len(others),
             " runs" if len(others) == 1 else "s run",

@@ -159,20 +159,20 @@ class WorkerLoop:
         self._has_ended = False
         try:
             try:
-                own = self._fill()
+                state = self._fill()
             except StopIteration:
                 if self._source is None:
                     raise
                 self._has_ended = self._source.has_ended = True  # torch also takes a collate_fn's StopIteration as the end
-                own = DONE
-            if own == DONE and self._snapshots is not None:
-                own = self._send_note(self._snapshots)
+                state = DONE
+            if state == DONE and self._snapshots is not None:
+                state = self._send_note(self._snapshots)
         except Exception as error:
             self._report(error)
-            own = ERROR
+            state = ERROR
         end_samples()
         faults.hit("before_finish")
-        must_ring = ring.finish(own, num_foreign=self._num_foreign, num_irregular=irregular_files.value - num_irregular)
+        must_ring = ring.finish(state, num_foreign=self._num_foreign, num_irregular=irregular_files.value - num_irregular)
         faults.hit("after_finish")
         if must_ring or faults.armed:  # an armed fault point must be reached even if the trainer does not sleep
             faults.hit("before_post")
@@ -227,7 +227,7 @@ class WorkerLoop:
             return self._ask_repack(keys, []) if ring.has_layout or self._memory.settle(b"") else VOID
         reader = self._reader
         if reader.reads_all:
-            return self._place_all(keys, reader.many(keys, first, end))
+            return self._place_all(reader.many(keys, first, end))
         head = reader.one(first, keys[first])
         if not ring.has_layout and not self._memory.find_layout(head):
             reader.keep(keys[first], head)
@@ -243,7 +243,7 @@ class WorkerLoop:
         read = [*map(placer.get, range(writer.row)), writer.misfit] if ring.nchunks == 1 else []
         return self._ask_repack(keys, read)
 
-    def _place_all(self, keys: list[Any], batch: Any) -> int:
+    def _place_all(self, batch: Any) -> int:
         """Write the samples of `__getitems__` or of the threads into the claimed rows; if they do not fit there, pack the batch."""
         ring = self._ring
         samples = samples_in(batch)

@@ -301,21 +301,21 @@ class PreparedWorkers:
 Backend = Callable[[PreparedWorkers], WorkerPool]  # makes a pool that is not started; decides on which machines its workers run
 
 
-def process_pool(called: PreparedWorkers) -> ProcessPool:
+def process_pool(prepared: PreparedWorkers) -> ProcessPool:
     """Return a worker pool of processes of this machine, not started."""
-    context, posts = context_of(called.multiprocessing_context), called.posts
+    context, posts = context_of(prepared.multiprocessing_context), prepared.posts
     inherits_job = context.get_start_method() == "fork"
     modules: set[str] = set()
     if inherits_job:
         warn_of_fork()
     else:
-        pickled_job: bytes | None = pickled_once(called.job, modules)
+        pickled_job: bytes | None = pickled_once(prepared.job, modules)
         if pickled_job is None:
             inherits_job = True
         else:
-            posts = with_pickled_job(called.group, "pickled_job-local", pickled_job, posts)
-    make = process_maker(context, modules, needs_torch=called.job.seed is None)
-    return ProcessPool(posts, called.job, make, inherits_job=inherits_job, stacks=called.stacks)
+            posts = with_pickled_job(prepared.group, "pickled_job-local", pickled_job, posts)
+    make = process_maker(context, modules, needs_torch=prepared.job.seed is None)
+    return ProcessPool(posts, prepared.job, make, inherits_job=inherits_job, stacks=prepared.stacks)
 
 
 def with_pickled_job(group: SegmentGroup, name: str, pickled_job: bytes, posts: list[Post]) -> list[Post]:

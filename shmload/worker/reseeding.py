@@ -35,7 +35,7 @@ _LOOKED_FOR = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9  # seeds of the states that
 _GAUSS = 0.6180339887
 # torch's state: a header of 24 bytes, the words (8 bytes each), then a cached gaussian as double and one as float, each with a flag
 _FIRST, _END, _DOUBLE, _FLOAT, _NBYTES = 24, 24 + 8 * _NUM_WORDS, 24 + 8 * _NUM_WORDS, 24 + 8 * _NUM_WORDS + 32, 5056
-_BEFORE, _BEHIND = 512, 24  # bytes of ATen's object that may precede the words, and that must follow them
+_BEFORE, _AFTER = 512, 24  # bytes of ATen's object that may precede the words, and that must follow them
 
 
 @functools.cache
@@ -196,17 +196,16 @@ def _offset_in(memory: int, pointer: int, generator: Any) -> int:
     state = generator.get_state().numpy().tobytes()
     words = np.frombuffer(state[_FIRST:_END], np.uint64).astype(np.uint32).tobytes()
     try:
-        found = os.pread(memory, _BEFORE + len(words) + _BEHIND, pointer)
+        found = os.pread(memory, _BEFORE + len(words) + _AFTER, pointer)
     except (OSError, OverflowError):
         return -1
     at = found.find(words)
     is_it = at >= 20 and (pointer + at) % 8 == 4 and found[at - 20 : at - 12] == struct.pack("<Q", generator.initial_seed())
-    return at if is_it and at + len(words) + _BEHIND <= len(found) else -1
+    return at if is_it and at + len(words) + _AFTER <= len(found) else -1
 
 
-_right_in_a_thread: set[int] = (
-    set()
-)  # those that were right in one thread's set; in a further thread one test takes a millisecond less
+# generators that were found right in one thread's set: in other threads one test is enough, which saves a millisecond
+_right_in_a_thread: set[int] = set()
 
 
 def _is_right(generators: GeneratorSet, reseeder: Reseeder, which: int) -> bool:

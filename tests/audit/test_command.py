@@ -106,7 +106,7 @@ def test_swapped_content_is_detected_by_reading_again(tmp_path: Path) -> None:
     status, out, _ = command(tmp_path, "--dataset", "tests.audit.commanded:Data")
     assert status == 1
     assert out.count("CONTENT rank 0, epoch 0, step") == 2
-    assert "its samples give other bytes than were delivered" in out.replace("\n", " ")
+    assert "its samples give bytes other than those delivered" in out.replace("\n", " ")
 
 
 def test_different_data_are_detected_by_reading_again(tmp_path: Path) -> None:

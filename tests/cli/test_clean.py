@@ -41,7 +41,7 @@ def test_leftovers_are_only_listed_by_default(dead: list[Path], command: Command
     (line,) = own_lines(done.stdout)
     assert line.startswith(f"{STEM}: of {ME}, process 4711, ")
     assert line.endswith(" s old, 2 files, 1.0 MiB; its lock is free, so its owner is dead")
-    assert done.stdout.splitlines()[-1].endswith("to be had back: shmload clean --yes")
+    assert done.stdout.splitlines()[-1].endswith("can be freed: shmload clean --yes")
     assert all(path.exists() for path in dead)
 
 

@@ -27,7 +27,7 @@ def test_index_is_built_once_and_reported(name: str, suffix: str, count: int, wr
     assert done.stdout.endswith(" s\n")
     before = index.stat().st_mtime_ns
     again = command("index", path)
-    assert again.stdout.endswith("(it was there, and fits)\n")
+    assert again.stdout.endswith("(it was already there, and fits)\n")
     assert before == index.stat().st_mtime_ns
 
 
@@ -35,7 +35,7 @@ def test_stale_index_is_rebuilt(written: Written, command: Command) -> None:
     path = written("tar")
     command("index", path)
     os.utime(path, ns=(1, 1))
-    assert "it was there" not in command("index", path).stdout
+    assert "it was already there" not in command("index", path).stdout
 
 
 def test_built_indexes_are_used(written: Written, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_healthy_node_has_only_good_findings() -> None:
             "shmload missing where the trainer has",
         ),
         (state({**SEEN, "load_failure": "ImportError: libc"}), "versions", "problem", "cannot be loaded there: ImportError: libc"),
-        (state({**SEEN, "shm": (GIB, GIB)}), "/dev/shm", "advice", "object store has 2.0 GiB: it lies on a disk"),
+        (state({**SEEN, "shm": (GIB, GIB)}), "/dev/shm", "advice", "object store has 2.0 GiB: so the store is on a disk"),
         (state(free_store=0.1 * GIB), "object store", "advice", "102 MiB of 2.0 GiB are free"),
         (state(store=80 << 20, free_store=20 << 20), "object store", "advice", "20 MiB of 80 MiB are free"),
         (state(bytes_per_s=12e6), "transfer", "advice", "12 MB/s, less than a network of one gigabit"),
@@ -88,7 +88,7 @@ def test_cluster_without_a_free_cpu_is_advice() -> None:
     full = cluster_finding([state(free_cpus=0.5)], num_going=2)
     assert (full.level, full.text) == (
         "advice",
-        "1 node, 0.5 of 4 CPUs are free; 2 more about to leave: actors wait for one, unless an autoscaler brings a node",
+        "1 node, 0.5 of 4 CPUs are free; 2 more will leave soon: actors wait for one, unless an autoscaler adds a node",
     )
 
 

@@ -67,7 +67,7 @@ CASES = [
     (doctor.check_open_files, {}, {}, "good", "not limited", ""),
     (doctor.check_open_files, rlimits("Max open files", 1024), {}, "good", "1,024 descriptors", ""),
     (doctor.check_open_files, rlimits("Max open files", "unlimited"), {}, "good", "not limited", ""),
-    (doctor.check_open_files, rlimits("Max open files", 64), {}, "advice", "64 descriptors: a loader of few workers", "ulimit -n 4096"),
+    (doctor.check_open_files, rlimits("Max open files", 64), {}, "advice", "64 descriptors: enough for a few workers", "ulimit -n 4096"),
     (doctor.check_processes, rlimits("Max processes", "unlimited"), {}, "good", "enough may be started", ""),
     (doctor.check_processes, rlimits("Max processes", 20), {}, "advice", "20 processes and threads in all", "ulimit -u"),
     (doctor.check_processes, FULL_PIDS, {}, "advice", "lets 10 more processes and threads start", "--pids-limit"),

@@ -21,7 +21,7 @@ MIB = 1 << 20
     ("size", "free", "level", "text", "remedy"),
     [
         (8 * GIB, 7 * GIB, "good", "7.0 GiB of 8.0 GiB are free", ""),
-        (64 * MIB, 64 * MIB, "advice", "64 MiB is small: a larger ring lies in a memfd", "docker run --shm-size"),
+        (64 * MIB, 64 * MIB, "advice", "64 MiB is small: a larger ring is in a memfd", "docker run --shm-size"),
         (8 * GIB, 12 * MIB, "advice", "12 MiB of 8.0 GiB are free: rings that do not fit", "shmload clean"),
     ],
 )
@@ -38,14 +38,14 @@ def test_size_and_free_memory_of_dev_shm(
 def test_missing_dev_shm(host: Hosts) -> None:
     found = finding_of(doctor.check_shm(host()))
     assert (found.level, found.remedy) == ("advice", "Mount a tmpfs at /dev/shm")
-    assert "there is none: rings and bells lie in memfds" in found.text
+    assert "there is none: rings and doorbells are in memfds" in found.text
 
 
 def test_read_only_dev_shm(host: Hosts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_is_read_only", lambda path: True)
     found = finding_of(doctor.check_shm(host({"dev/shm/x": ""})))
     assert (found.level, found.remedy) == ("advice", "Mount it writable, mode 1777")
-    assert "it cannot be written to: rings and bells lie in memfds" in found.text
+    assert "it cannot be written to: rings and doorbells are in memfds" in found.text
 
 
 def fine() -> None:

@@ -66,7 +66,7 @@ def test_compiled_modules_of_this_installation_are_complete() -> None:
     [
         ("fork", True, "advice", "forked after CUDA was used"),
         ("fork", False, "good", "fork: the quickest"),
-        ("spawn", True, "good", "spawn: workers inherit nothing by chance"),
+        ("spawn", True, "good", "spawn: workers inherit nothing from the trainer's memory"),
     ],
 )
 def test_start_methods(host: Callable[..., Host], method: str, has_gpu: bool, level: str, text: str) -> None:

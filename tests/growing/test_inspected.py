@@ -31,7 +31,7 @@ def test_inspect_reports_use_generation_and_excluded_files(make_cache: Callable[
     assert lines[:3] == [
         "80 samples",
         "98% of its budget of 4,096 bytes: 4 files, 0 being written, 0 read by epochs under way",
-        "generation 6: so many files were published, 2 of them are gone",
+        "generation 6, the number of files published; 2 of them are gone",
     ]
     assert lines[3].endswith("samples/s were published")
     assert lines[4].startswith(f"left out: bad.tfrecord: {bad}: record 0")

@@ -89,7 +89,7 @@ def test_failure_ends_with_its_traceback_and_code_1(started: Run, tmp_path: Path
     message = err[err.index("shmload launch: ") :]
     assert re.fullmatch(
         r"shmload launch: rank 1 \(pid \d+\) exited with code 1, the first of 3 to fail\.\n\n"
-        r"It wrote last to stderr:\n"
+        r"The end of its stderr:\n"
         r'Traceback \(most recent call last\):\n  File ".*script\.py", line 3, in <module>\n'
         r"    raise ValueError\('broken'\)\nValueError: broken\n\n"
         r"ranks 0 and 2 ended when asked to \(SIGTERM\)\n",

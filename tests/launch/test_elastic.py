@@ -43,8 +43,8 @@ if int(os.environ["TORCHELASTIC_RESTART_COUNT"]) < int(sys.argv[1]):
 print(os.environ["WORLD_SIZE"], sorted(os.sched_getaffinity(0)), os.environ["SHMLOAD_RANK_CPUS"], sys.argv[2:], sys.stdin.read())
 """
 KILLED = (
-    r"shmload launch: rank 1 \(pid \d+\) was killed by SIGKILL, the first of 2 to fail\. If nobody killed it, .*\n\n"
-    r"It wrote last to stderr:\n(?:now\n)+\nrank 0 ended when asked to \(SIGTERM\)\n"
+    r"shmload launch: rank 1 \(pid \d+\) was killed by SIGKILL, the first of 2 to fail\. If no one killed it, .*\n\n"
+    r"The end of its stderr:\n(?:now\n)+\nrank 0 ended when asked to \(SIGTERM\)\n"
 )
 
 

@@ -42,7 +42,7 @@ ranks 3 and 6 did not end within 2.5 s of SIGTERM and had to be killed (SIGKILL)
         (-11, "was killed by SIGSEGV, the first of 2 to fail."),
         (
             -9,
-            "SIGKILL, the first of 2 to fail. If nobody killed it, the kernel did for want of memory: see dmesg, or memory.events",
+            "SIGKILL, the first of 2 to fail. If no one killed it, the kernel did because memory ran out: see dmesg, or memory.events",
         ),
         (-50, "was killed by signal 50, "),
     ],
@@ -50,7 +50,7 @@ ranks 3 and 6 did not end within 2.5 s of SIGTERM and had to be killed (SIGKILL)
 def test_without_a_report_the_exit_and_the_last_output_are_shown(code: int, words: str) -> None:
     text = failure_text(Ending(1, 11, code), "a\nb\n", [], 2, 5)
     assert words in text
-    assert text.endswith("\n\nIt wrote last to stderr:\na\nb")
+    assert text.endswith("\n\nThe end of its stderr:\na\nb")
 
 
 def test_cause_of_simultaneous_failures_is_a_signal_or_the_earliest() -> None:

@@ -89,8 +89,8 @@ ENDS = {
     "exception": "raised ValueError: the sample is 7 years old, the first of 3 to fail.\n\nTraceback (most recent call last):\n",
     "exit": "exited with code 7, the first of 3 to fail.",
     "SystemExit": "exited with code 9, the first of 3 to fail.",
-    "SIGSEGV": "was killed by SIGSEGV, the first of 3 to fail.\n\nIt wrote last to stderr:\nFatal Python error: Segmentation fault\n",
-    "SIGKILL": "was killed by SIGKILL, the first of 3 to fail. If nobody killed it, the kernel did for want of memory",
+    "SIGSEGV": "was killed by SIGSEGV, the first of 3 to fail.\n\nThe end of its stderr:\nFatal Python error: Segmentation fault\n",
+    "SIGKILL": "was killed by SIGKILL, the first of 3 to fail. If no one killed it, the kernel did because memory ran out",
     "SIGINT": "was killed by SIGINT, the first of 3 to fail.",
 }
 
@@ -129,11 +129,11 @@ def test_signal_handlers_of_the_program_do_not_affect_ranks() -> None:
     """A library in the program may have replaced faulthandler's handlers."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONFAULTHANDLER": "1"}
     done = subprocess.run([sys.executable, "-c", DISPLACED], capture_output=True, text=True, timeout=120, env=env)
-    assert "It wrote last to stderr:\nFatal Python error: Segmentation fault" in done.stdout
+    assert "The end of its stderr:\nFatal Python error: Segmentation fault" in done.stdout
 
 
 def test_last_output_is_read_from_the_log(tmp_path: Path) -> None:
-    with pytest.raises(RankFailed, match=r"It wrote last to stderr:\nFatal Python error: Segmentation fault"):
+    with pytest.raises(RankFailed, match=r"The end of its stderr:\nFatal Python error: Segmentation fault"):
         shmload.spawn(rank_functions.fail, ("SIGSEGV", barrier("fork"), str(tmp_path)), 3, start_method="fork", logs=tmp_path)
 
 
@@ -236,7 +236,7 @@ def test_program_without_a_main_guard_gets_a_clear_error(started: Run, tmp_path:
     process = started("program.py")
     _, err = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert "exited with code 1, the first of 2 to fail.\n\nIt wrote last to stderr:\nTraceback" in err
+    assert "exited with code 1, the first of 2 to fail.\n\nThe end of its stderr:\nTraceback" in err
     assert "An attempt has been made to start a new process before" in err
 
 

@@ -184,7 +184,7 @@ A, B = Numbers(0, 10), Numbers(10, 10)
         ([(A, 0), (B, 0)], {}, ValueError, "a weight above 0; all 2 are 0"),
         ([(A, 1), (Numbers(0, 0), 1)], {}, ValueError, "member 1 of the mixture has a weight, but no samples"),
         ([(A, 1)], {"stop": "last"}, ValueError, 'stop is "first", "all" or "repeat"; got \'last\''),
-        ([(A, 1)], {"curriculum": {0: [1]}}, ValueError, "from which step on weights hold, 1 or later; got 0"),
+        ([(A, 1)], {"curriculum": {0: [1]}}, ValueError, "the weights from a step on, and steps count from 1; got 0"),
         ([(A, 1)], {"curriculum": {3: [1, 1]}}, ValueError, "step 3 of the curriculum needs 1 weights"),
         ([(A, 1), (B, 1)], {"stop": "all", "curriculum": {1: [0, 1]}}, ValueError, "which member 0 never will"),
         ([(A, 1), (Mix([(B, 1)], curriculum={5: [2]}), 1)], {}, ValueError, "member 1 is a Mix with a curriculum"),

@@ -268,7 +268,7 @@ def test_workers_that_are_not_forked_do_not_warn(monkeypatch: pytest.MonkeyPatch
 
 
 def test_fork_beside_running_threads_is_logged_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fork_warnings, "_has_told_of_threads", False)
+    monkeypatch.setattr(fork_warnings, "_has_logged_threads", False)
     caplog.set_level(logging.WARNING, "shmload")
     done = threading.Event()
     threads = [threading.Thread(target=done.wait, name=name, daemon=name == "daemon") for name in ("daemon", "mine")]

@@ -281,7 +281,7 @@ def test_decoder_is_timed() -> None:
         ([Range(64), Map(slow_function), Collate(4)], "decode", "Bottleneck is decode, in the trainer"),
         ([Range(64), Collate(4), Map(slow_function)], "decode", "before Collate, or as a BatchMap, workers could do that"),
         ([Items(Dataset()), Map(fast_function), Collate(4)], "source", "Bottleneck is source, in the trainer"),
-        ([Items(Dataset(), n_workers=2), Collate(4)], "source", "2 workers make at the most"),
+        ([Items(Dataset(), n_workers=2), Collate(4)], "source", "2 workers make at most"),
         ([Range(64), DistributedBatchedMap(slow_function, 1), Collate(4)], "decode", "DistributedBatchedMap(spun, 1) takes"),
         ([Range(64), DistributedBatchedMap(fast_function, 2), Collate(4), Map(slow_function)], "trainer", "Bottleneck is trainer"),
     ],

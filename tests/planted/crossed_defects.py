@@ -187,7 +187,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "the offsets of an index beside a shard are added without a range check",
-        "RecordFile._lie_end_to_end",
+        "RecordFile._are_contiguous",
         Replace(
             "len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != size or offsets.min() < 0 or offsets.max() > size",
             "len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != size",
@@ -206,7 +206,7 @@ CROSSED_DEFECTS = [
         "N1",
         "a StopIteration from user code ends a pass in seed mode",
         "SeedIterator.next_step",
-        Replace("raise stop_iteration_error(error, who) from error", "raise"),
+        Replace("raise stop_iteration_error(error, source) from error", "raise"),
         (
             f"{BAD_INPUT}test_stop_iteration_from_user_code_does_not_end_a_pass_in_seed_mode",
             f"{BAD_INPUT}test_stop_iteration_at_worker_start_does_not_end_a_pass_in_seed_mode",

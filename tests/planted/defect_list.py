@@ -220,7 +220,7 @@ DEFECTS = [
         "R10",
         "the dataset is pickled for each worker",
         "process_pool",
-        Replace("pickled_once(called.job, modules)", "[pickled_once(called.job, modules) for _ in posts][0]"),
+        Replace("pickled_once(prepared.job, modules)", "[pickled_once(prepared.job, modules) for _ in posts][0]"),
         (f"{PROMISES}test_dataset_is_pickled_once_for_all_workers",),
     ),
     Defect(

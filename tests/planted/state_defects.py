@@ -186,7 +186,7 @@ STATE_DEFECTS = [
     Defect(
         "N1",
         "states of a sampler are kept for a whole pass",
-        "PassProgress.ended",
+        "PassProgress.completed",
         omit("self.sampler.forget(self.done.first if self.is_always_current else self._snapshot[0])"),
         (f"{RESUME}torch_mode.py::test_old_states_of_a_sampler_are_not_kept[options0]",),
     ),
@@ -326,7 +326,7 @@ STATE_DEFECTS = [
         "N1",
         "a batch lost to an error counts as still to come",
         "TorchIterator._lost",
-        omit("self.progress.ended(order.step, order.worker)"),
+        omit("self.progress.completed(order.step, order.worker)"),
         (f"{RESUME}out_of_order.py::test_failed_batch_counts_as_consumed[2-1]",),
     ),
     Defect(

@@ -123,7 +123,7 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a pass fails because of an outage in the previous one",
-        "Outage.try_anew",
+        "Outage.try_again",
         Replace("os.path.exists(self._path)", "not self._path"),
         (f"{SILENT}test_pass_after_the_store_is_back_reads_everything",),
     ),

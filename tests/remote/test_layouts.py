@@ -620,7 +620,7 @@ def test_frame_of_several_items_is_decompressed_once(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("at", "value", "words"),
     [
-        (8, 2, "at byte 8: it says 3 frames in version 2 of 7 items; version 1 is read here"),
+        (8, 2, "at byte 8: it says 3 frames in version 2 of 7 items; only version 1 is known"),
         (12, 200, "at byte 8: it says 3 frames in version 1 of 200 items"),
         (20, 0, "at byte 8: it says 0 frames"),
         (31, 255, "at byte 24: its 3 frames do not contain its 7 items one after the other"),

@@ -64,7 +64,9 @@ def test_state_survives_other_ways_of_saving(tmp_path: Path, number: int) -> Non
 def test_error_explains_what_is_wrong_with_a_state() -> None:
     loader = ShmLoader(range(10), 2, seed=1)
     state = loader.state_dict()
-    with pytest.raises(StateMismatch, match=r"damaged or was changed by hand: its checksum is \d+, it says \d+"):
+    with pytest.raises(
+        StateMismatch, match=r"damaged or was changed by hand: its contents have the checksum \d+, and it stores \d+"
+    ):
         loader.load_state_dict({**state, "position": 2})
     with pytest.raises(StateMismatch, match="a state is JSON, and this is not: "):
         loader.load_state_dict(

@@ -141,7 +141,7 @@ def test_sample_that_kills_its_workers_is_an_error_in_all_ranks_and_the_rest_is_
     first, second = run_ranks(read_deadly, 2, tmp_path / "log")
     assert (first.text, second.text) == ("", "")
     (step,) = [step for step, found in enumerate(first.given) if len(found) != 64]
-    assert "two workers have ended over one sample of step " in second.given.pop(step)
+    assert "two workers have died while reading one sample of step " in second.given.pop(step)
     assert "5" in first.given.pop(step)
     assert first.given == second.given
 

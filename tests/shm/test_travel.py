@@ -168,7 +168,7 @@ def test_nothing_is_carried_on_this_machine_even_after_a_failed_pickle() -> None
 
 @pytest.mark.parametrize("text", [b"", b"no job", b"\xff" * 8, b"\1" + b"\0" * 7, b"no pickle"])
 def test_invalid_parcel_is_an_error(text: bytes) -> None:
-    with pytest.raises(pickle.UnpicklingError, match=rf"{len(text)} bytes are not a pickled job: "):
+    with pytest.raises(pickle.UnpicklingError, match=rf"{len(text)} bytes are not a parcel: "):
         pickling.loads(text)
 
 

@@ -82,7 +82,7 @@ def test_successful_read_ends_the_outage(outage: Outage) -> None:
 def test_next_pass_retries_and_ignores_late_failures_of_the_last_pass(outage: Outage) -> None:
     late = Retry(PATIENCE, "read y", outage)
     assert num_tries(Retry(PATIENCE, "read x", outage), SILENT) == 3
-    outage.try_anew()
+    outage.try_again()
     assert num_tries(late, SILENT) == 3
     assert num_tries(Retry(PATIENCE, "read x", outage), SILENT) == 3
     with pytest.raises(StoreError, match="cannot read x"):
@@ -112,7 +112,7 @@ def test_damaged_record_is_ignored(outage: Outage, tmp_path: Path, text: bytes) 
 def test_unwritable_record_is_ignored(tmp_path: Path) -> None:
     outage = Outage(str(tmp_path / "gone" / "record"))
     assert num_tries(Retry(PATIENCE, "read x", outage), SILENT) == 3
-    outage.try_anew()
+    outage.try_again()
     outage.end()
     assert num_tries(Retry(PATIENCE, "read y", outage), SILENT) == 3
 

@@ -58,32 +58,32 @@ def events(timelines: Sequence[Timeline]) -> Iterator[Event]:
 
 def _events_of(timeline: Timeline, number: int, zero: int) -> Iterator[Event]:
     """Yield the trace events of a ring. Times are relative to `zero`, in nanoseconds."""
-    doers, slots = 2 * number + 1, 2 * number + 2
+    activities, slots = 2 * number + 1, 2 * number + 2
     ring = f"process {timeline.owner_pid}" + (f", ring {number + 1}" if number else "")
-    yield _name("process_name", doers, 0, f"shmload, {ring}")
+    yield _name("process_name", activities, 0, f"shmload, {ring}")
     yield _name("process_name", slots, 0, f"slots, {ring}")
     threads = {track: thread for thread, track in enumerate(timeline.tracks)}
     for track, thread in threads.items():
         pid = timeline.pids.get(track, 0)
-        yield _name("thread_name", doers, thread, f"{track} (pid {pid})" if pid else track)
-        yield {"ph": "M", "name": "thread_sort_index", "pid": doers, "tid": thread, "args": {"sort_index": thread}}
+        yield _name("thread_name", activities, thread, f"{track} (pid {pid})" if pid else track)
+        yield {"ph": "M", "name": "thread_sort_index", "pid": activities, "tid": thread, "args": {"sort_index": thread}}
     for slot in sorted(timeline.slots):
         yield _name("thread_name", slots, slot, f"slot {slot}")
-    tracks = [(doers, threads[track], spans) for track, spans in timeline.tracks.items()]
+    tracks = [(activities, threads[track], spans) for track, spans in timeline.tracks.items()]
     tracks += [(slots, slot, spans) for slot, spans in timeline.slots.items()]
     for process, thread, spans in tracks:
         for span in spans:
             begin, end = _us(span.begin_ns, zero), _us(span.end_ns, zero)
             placed = {"pid": process, "tid": thread, "ts": begin, "dur": round(end - begin, 3)}
             yield {"ph": "X", "name": span.name, "cat": span.kind, **placed, "args": span.args}
-    place = {"pid": doers, "tid": threads[TRAINER]}
+    place = {"pid": activities, "tid": threads[TRAINER]}
     for moment in timeline.moments:
         at = _us(moment.begin_ns, zero)
         yield {"ph": "i", "s": "t", "name": moment.name, "cat": moment.kind, "ts": at, "args": moment.args, **place}
     for at, count in timeline.ready:
-        yield {"ph": "C", "name": "ready slots", "pid": doers, "ts": _us(at, zero), "args": {"slots": count}}
+        yield {"ph": "C", "name": "ready slots", "pid": activities, "ts": _us(at, zero), "args": {"slots": count}}
     for link, (track, filled, delivered) in enumerate(timeline.links):
-        arrow = {"name": "batch", "cat": "batch", "id": f"{number}-{link}", "pid": doers}
+        arrow = {"name": "batch", "cat": "batch", "id": f"{number}-{link}", "pid": activities}
         yield {"ph": "s", "tid": threads[track], "ts": _us(filled, zero), **arrow}
         yield {"ph": "f", "bp": "e", "tid": threads[TRAINER], "ts": _us(delivered, zero), **arrow}
 

@@ -31,8 +31,8 @@ def index_of_frames(url: str, nbytes: int, read: Read) -> RecordIndex:
     end = 24 + 4 * (count + 1) + _FRAME.itemsize * num_frames
     if version != 1 or not num_frames or end > nbytes:
         raise ShardCorrupt(
-            f"{url}: at byte 8: it says {num_frames} frames in version {version} of {count} items; version 1 is read here, and its "
-            f"tables lie in its {nbytes} bytes"
+            f"{url}: at byte 8: it says {num_frames} frames in version {version} of {count} items; only version 1 is known "
+            f"here, and its tables must fit in the {nbytes} bytes"
         )
     tables = bytes(memoryview(read(24, end - 24)).cast("B"))
     offsets, frames = (

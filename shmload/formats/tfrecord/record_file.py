@@ -133,7 +133,7 @@ class RecordFile:
         if not text.startswith(MAGIC) or len(body) % 8 or said != {**self._identity, "crc32c": crc32c(body)}:
             return None
         found = np.frombuffer(body, np.int64)
-        return found if self._lie_end_to_end(found) else None
+        return found if self._are_contiguous(found) else None
 
     def _foreign(self) -> Offsets | None:
         """Return the offsets from another program's index next to this file, lines of "start length"; None if they do not match."""
@@ -143,12 +143,12 @@ class RecordFile:
             except (OSError, ValueError, OverflowError):
                 continue
             offsets = np.append(numbers[:, 0], self.nbytes)
-            if self._lie_end_to_end(offsets) and np.array_equal(np.diff(offsets), numbers[:, 1]):
+            if self._are_contiguous(offsets) and np.array_equal(np.diff(offsets), numbers[:, 1]):
                 return offsets
             log.warning("%s does not fit %s and is ignored", path, self.path)
         return None
 
-    def _lie_end_to_end(self, offsets: Offsets) -> bool:
+    def _are_contiguous(self, offsets: Offsets) -> bool:
         """Return whether offsets are valid: they begin and end with the file, and each record has room for its frame."""
         size = self.nbytes
         if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != size or offsets.min() < 0 or offsets.max() > size:

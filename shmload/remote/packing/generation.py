@@ -289,9 +289,9 @@ def unfinished(store: Store) -> str:
     except (ObjectMissing, ValueError, KeyError, TypeError, AttributeError):
         count, missing = 1, []
     if count == 1:
-        return "a packing into it was begun and is not at its end: the same call, or `shmload pack`, goes on with it"
+        return "a packing into it was begun and is not finished: the same call, or `shmload pack`, continues it"
     if not missing:
-        return f"all of its {count} parts are there, and nobody has ended the packing: pack any of them again"
+        return f"all of its {count} parts are there, and the packing was not finished: pack any of them again"
     named = ", ".join(map(str, missing))
     return f"it is packed in {count} parts, and {named} of them is missing: pack that with the same arguments"
 

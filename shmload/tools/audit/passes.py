@@ -35,8 +35,8 @@ def judge_pass(
     worlds = {one.part.header.world_size for one in deliveries}
     if len(worlds) > 1:
         epoch.state = "consistent"
-        which = f"pass {epoch.epoch} has ranks of worlds of {' and '.join(map(str, sorted(worlds)))}"
-        report.unjudged.append(f"{which}: no order says whose is what")
+        which = f"pass {epoch.epoch} was read with world sizes {' and '.join(map(str, sorted(worlds)))}"
+        report.unjudged.append(f"{which}: no schedule assigns its samples to ranks")
         return
     num_found = report.num_found.total()
     by_rank = {rank: [one for one in deliveries if one.rank == rank] for rank in range(header.world_size)}

@@ -127,7 +127,7 @@ def _check_indices(deliveries: list[Delivery], report: AuditReport) -> None:
                 report.found("swapped", f"{one.where}: {what}")
     for kind, sign, what in (("missing", 1, "never came"), ("doubled", -1, "came once too often")):
         if found := sorted(key for key, more in expected_more.items() if sign * more > 0):
-            report.found(kind, f"epoch {deliveries[0].epoch}: samples {ranges(found)} {what}, by what is swapped")
+            report.found(kind, f"epoch {deliveries[0].epoch}: samples {ranges(found)} {what}, because of swapped rows")
 
 
 def _other_samples(one: Delivery, expected: np.ndarray[Any, Any], ordered: list[Any]) -> str:

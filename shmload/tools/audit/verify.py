@@ -272,11 +272,11 @@ def reread(
         if header.mode == Mode.TORCH and differing:
             report.unjudged.append(
                 f"{len(differing)} of {len(chosen)} batches read again differ: torch mode's augmentations cannot be repeated, so "
-                "this says nothing if there are any"
+                "this means nothing if the dataset has any"
             )
             continue
         for one in differing:
-            report.found("content", f"{one.where}: read again, its samples give other bytes than were delivered")
+            report.found("content", f"{one.where}: read again, its samples give bytes other than those delivered")
 
 
 def _reader(made: Any, header: Header) -> InlineReader:

@@ -23,7 +23,7 @@ BOTTLENECKS = {
     **{name: (f"bottleneck is {name}", "bold red") for name in ("source", "decode", "hand-off")},
     "trainer": ("bottleneck is trainer", "bold magenta"),
     "unknown": ("starting", "bold cyan"),
-    "none": ("nobody waits", "bold green"),
+    "none": ("no one waits", "bold green"),
 }
 
 

@@ -78,7 +78,7 @@ def test_reader_names_a_missing_part(tmp_path: Path) -> None:
 
     with pytest.raises(StoreError, match="the store is away"):
         part_of(Grey(40), Ending(tmp_path), 2, 4)
-    with pytest.raises(ObjectMissing, match="all of its 4 parts are there, and nobody has ended the packing: pack any"):
+    with pytest.raises(ObjectMissing, match="all of its 4 parts are there, and the packing was not finished: pack any"):
         RemoteDataset.from_urls(str(tmp_path))
     part_of(Grey(40), tmp_path, 1, 4)
     assert len(RemoteDataset.from_urls(str(tmp_path))) == 40
@@ -97,7 +97,7 @@ def test_unfinished_packing_is_not_a_dataset(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         packed(Failing(600), LocalStore(tmp_path))
     assert any(name.endswith(".tar") for name in names_in(tmp_path))
-    with pytest.raises(ObjectMissing, match="a packing into it was begun and is not at its end: the same call, or `shmload pack`"):
+    with pytest.raises(ObjectMissing, match="a packing into it was begun and is not finished: the same call, or `shmload pack`"):
         RemoteDataset.from_urls(str(tmp_path))
 
 

@@ -79,7 +79,7 @@ static void jpeg_read_part(const jpeg62_library *library, jpeg_state *state) {
             rows[row] = job->into + (before - job->top + row) * row_nbytes;
         library->read(cinfo, rows, count);
         if (cinfo->output_scanline == before)
-            jpeg_refuse(&state->guard, "a JPEG whose decoder does not go on");
+            jpeg_refuse(&state->guard, "a JPEG whose decoder makes no progress");
     }
     if (job->strictness != JPEG_LENIENT && cinfo->output_scanline == cinfo->output_height)
         library->finish(cinfo); /* checks what may be wrong after the last row */

@@ -97,14 +97,6 @@ class ShardShuffle(KeyedOrder):
             done += len(part)
         return out
 
-    def shard_of(self, index: int) -> int:
-        """Return the shard that contains a sample.
-
-        Args:
-            index: index of the sample.
-        """
-        return int(np.searchsorted(self._starts, index, "right")) - 1
-
     def window_of(self, shard: int, *, seed: int, epoch: int) -> int:
         """Return the number of the window in which a shard is read.
 

@@ -7,12 +7,15 @@ They use the measuring engine of `shmload bench` (shmload/tools/bench). Run them
 
 import argparse
 import json
+import multiprocessing
+import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -23,6 +26,10 @@ from shmload.tools.bench.report import Report, WorkloadReport, machine
 from shmload.tools.bench.report_table import WIDE, show
 from shmload.tools.bench.rounds import benchmark
 from shmload.tools.bench.spread import Spread
+
+T = TypeVar("T")
+ROUND = "SHMLOAD_BENCHMARK_ROUND"  # benchmarks.against, whose rounds are processes of one round each, says which one it is
+FIRST_ROUND = int(os.environ.get(ROUND, "0"))
 
 # ways to read without ShmLoader, beside torch's own
 THREADS, GETITEMS, INLINE = (f"benchmarks.contestants.ways:{name}" for name in ("Threads", "torch_getitems", "torch_inline"))
@@ -111,11 +118,23 @@ def ways(
     }
 
 
+def in_order(names: Iterable[T], number: int) -> list[T]:
+    """Returns the cases in the order of a round, which is reversed in every other one."""
+    found = list(names)
+    return found if (number + FIRST_ROUND) % 2 == 0 else found[::-1]
+
+
+def fresh(call: Callable[..., T], *arguments: Any) -> T:
+    """Returns the result of a call in a process of its own, which is not forked."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(call, *arguments).result()
+
+
 def in_turn(cases: dict[str, BenchJob], settings: Settings) -> dict[str, dict[str, Spread]]:
     """Runs every case in a fresh process, round after round; returns metrics by case."""
     values: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     for number in range(settings.rounds):
-        for name in list(cases)[:: 1 if number % 2 == 0 else -1]:
+        for name in in_order(cases, number):
             outcome = run_jobs([cases[name]])[0]
             if outcome.error:
                 raise SystemExit(f"{name}: {outcome.error}\n{outcome.details}")

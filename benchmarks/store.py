@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import Result, Row, Settings, main, repeated
+from benchmarks.common import Result, Row, Settings, in_order, main, repeated
 from shmload.tools.bench.spread import Spread
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "storage"))
@@ -160,7 +160,7 @@ def measure(settings: Settings) -> Result:
     server.store(BUCKET).put(KEY, np.random.default_rng(0).bytes(NBYTES))
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in CASES}
     for number in range(settings.rounds):
-        for name in list(CASES)[:: 1 if number % 2 == 0 else -1]:
+        for name in in_order(CASES, number):
             found[name].append(in_a_process(name, server, settings.seconds))
     rate = {name: Spread.of([each[0] for each in rounds]) for name, rounds in found.items()}
     cpu = {name: Spread.of([each[1] for each in rounds]) for name, rounds in found.items()}

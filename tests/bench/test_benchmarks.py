@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import autotune, scale, small_tensors, start_up
+from benchmarks import autotune, common, resume, scale, small_tensors, start_up
 from benchmarks.__main__ import BENCHMARKS
 from benchmarks.common import Settings
 
@@ -18,6 +18,13 @@ QUICK = ("mix", "tar")  # seconds each
 def test_every_benchmark_is_listed() -> None:
     measuring = {p.stem for p in (ROOT / "benchmarks").glob("*.py") if "\ndef measure(settings: Settings" in p.read_text()}
     assert measuring == set(BENCHMARKS)
+
+
+def test_cases_alternate_over_rounds_of_separate_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("shmload", "torch", "threads")
+    assert [common.in_order(names, number) for number in range(2)] == [list(names), list(names)[::-1]]
+    monkeypatch.setattr(common, "FIRST_ROUND", 1)  # as in the second process of benchmarks.against
+    assert common.in_order(names, 0) == list(names)[::-1]
 
 
 @pytest.mark.slow(reason="runs each benchmark in another process, which imports torch")
@@ -38,10 +45,38 @@ def test_benchmark_prints_its_table(name: str) -> None:
 def test_autotune_is_compared_with_fixed_worker_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     load = replace(autotune.LOADS["consumer-bound"], pools=(1, 2))
     monkeypatch.setattr(autotune, "LOADS", {"consumer-bound": load})
-    monkeypatch.setattr(autotune, "REST_S", 0.3)
+    for name, value in {"REST_S": 0.3, "REST_BATCHES": 4, "LEAD_S": 0.0, "LEAST_S": 0.05}.items():
+        monkeypatch.setattr(autotune, name, value)
     (row,) = autotune.measure(Settings(1, 0.05)).rows
     assert row.got > 0
-    assert "best fixed" in row.beside
+    assert "last change after 0.0 s; best fixed" in row.beside
+
+
+@pytest.fixture
+def small_resume(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes the benchmark of resuming read few samples, in this process."""
+    small = {"LARGE": 20_000, "LATE": 70, "SMALL": 1000, "NUM_STATES": 5, "NUM_STARTS": 1, "NUM_READ": 2000}
+    for name, value in {**small, "fresh": lambda call, *arguments: call(*arguments)}.items():
+        monkeypatch.setattr(resume, name, value)
+
+
+@pytest.mark.slow(reason="starts a worker for each kind of loader")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+@pytest.mark.usefixtures("small_resume")
+def test_resume_is_compared_with_fresh_starts_and_torchdata() -> None:
+    rows = resume.measure(Settings(1, 0.05)).rows
+    assert [row.unit for row in rows] == ["us", "us", "x", "x", "us"]
+    assert all(row.got > 0 for row in rows[:-1])
+
+
+@pytest.mark.slow(reason="starts a worker for each kind of loader")
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+@pytest.mark.usefixtures("small_resume")
+@pytest.mark.parametrize("name", resume.LOADERS)
+def test_resume_at_another_position_fails_the_benchmark(name: str) -> None:
+    position = resume.POSITIONS[name]()
+    with pytest.raises(ValueError, match="not that of the position"):
+        resume.started(name, position._replace(batch=position.batch[::-1]))
 
 
 @pytest.mark.slow(reason="starts each loader in another process, which imports torch")

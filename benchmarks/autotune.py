@@ -24,7 +24,6 @@ the same. With samples and steps of 5 ms, equal worker pools gave shares of 0.84
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from multiprocessing.connection import Connection
@@ -33,7 +32,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.common import Result, Row, Settings, in_order, main, repeated
+from benchmarks.common import Result, Row, Settings, endless, in_order, main, repeated
 from shmload import ShmLoader
 
 BATCH = 8
@@ -95,14 +94,9 @@ class Trainer:
     """Takes batch after batch, epoch after epoch, and hashes them."""
 
     def __init__(self, loader: ShmLoader[Any], step_s: float) -> None:
-        self._batches = self._endless(loader)
+        self._batches = endless(loader)
         self._step_s = step_s
         self.digests: list[bytes] = []
-
-    @staticmethod
-    def _endless(loader: ShmLoader[Any]) -> Iterator[Any]:
-        while True:
-            yield from loader
 
     def step(self) -> None:
         batch = next(self._batches)

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -182,13 +182,24 @@ def repeated(step: Callable[[], object], seconds: float) -> tuple[int, float]:
     return count, time.perf_counter() - began
 
 
+def endless(loader: Iterable[T]) -> Iterator[T]:
+    """Yields batch after batch, epoch after epoch."""
+    while True:
+        yield from loader
+
+
 def arguments(doc: str | None) -> tuple[Settings, Path | None]:
+    given = parser(doc).parse_args()
+    return Settings(given.rounds, given.seconds), given.json
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Returns a parser of the arguments that all benchmarks have."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=Settings.rounds, help="fresh processes of every case")
     parser.add_argument("--seconds", type=float, default=Settings.seconds, help="of every timed part")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
-    given = parser.parse_args()
-    return Settings(given.rounds, given.seconds), given.json
+    return parser
 
 
 def save(path: Path | None, results: dict[str, Result]) -> None:
@@ -197,9 +208,18 @@ def save(path: Path | None, results: dict[str, Result]) -> None:
         path.write_text(json.dumps({"machine": machine(), "results": found}, indent=1) + "\n")
 
 
-def main(name: str, doc: str | None, measure: Callable[[Settings], Result]) -> None:
-    """Runs a benchmark from the command line."""
-    settings, path = arguments(doc)
-    result = measure(settings)
+def main(name: str, doc: str | None, measure: Callable[[Settings], Result], write: Callable[[Result], None] | None = None) -> None:
+    """Runs a benchmark from the command line.
+
+    Args:
+        write: writes the result to a page of its own, if the user asks for it by `--write`.
+    """
+    known = parser(doc)
+    if write is not None:
+        known.add_argument("--write", action="store_true", help="write the page of these figures in docs/")
+    given = known.parse_args()
+    result = measure(Settings(given.rounds, given.seconds))
     Console(width=None if sys.stdout.isatty() else WIDE).print(table(result.rows))
-    save(path, {name: result})
+    save(given.json, {name: result})
+    if write is not None and given.write:
+        write(result)

@@ -21,13 +21,13 @@ Result (2 cores, 2 workers): the counter makes the main thread wait for the GIL,
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.common import Result, Row, Settings, fresh, in_order, main
+from benchmarks.common import Result, Row, Settings, endless, fresh, in_order, main
 from shmload import ShmLoader
 from shmload.tools.bench.spread import Spread
 
@@ -57,11 +57,6 @@ def counted(work: Callable[[], None]) -> tuple[float, float]:
     counter.is_over = True
     counter.join()
     return counter.rates
-
-
-def endless(loader: Any) -> Iterator[Any]:
-    while True:
-        yield from loader
 
 
 def kept(shape: str, name: str, seconds: float) -> tuple[float, float, float]:

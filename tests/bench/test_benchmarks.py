@@ -1,5 +1,6 @@
 """Every benchmark runs; its results are not checked."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import autotune, common, resume, scale, small_tensors, start_up
+from benchmarks import autotune, common, curves, resume, scale, small_tensors, start_up
 from benchmarks.__main__ import BENCHMARKS
 from benchmarks.common import Settings
 
@@ -105,3 +106,49 @@ def test_large_job_is_simulated_role_by_role(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(scale, name, value)
     rows = scale.measure(Settings(1, 0.05)).rows
     assert all(row.got > 0 for row in rows)
+
+
+SMALL_AXES = {
+    "workers": (1, 2),
+    "fields": (1, 3),
+    "bytes": (1 << 10, 1 << 62),
+    "samples": (1000, 10**10),
+    "loaders": (1, 2),
+    "objects": (10, 100),
+}
+
+
+@pytest.mark.slow(reason="starts workers for each loader at each point")
+def test_curves_have_every_loader_at_every_point_that_fits_into_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(curves, "AXES", {name: replace(curves.AXES[name], points=points) for name, points in SMALL_AXES.items()})
+    monkeypatch.setattr(curves, "fresh", lambda call, *arguments: call(*arguments))
+    monkeypatch.setattr(curves, "free_bytes", lambda: 10**9)
+    monkeypatch.setattr(curves, "PAGE", tmp_path / "curves.md")
+    monkeypatch.setattr(curves, "FIGURE", tmp_path / "curves.svg")
+    result = curves.measure(Settings(1, 0.01))
+    assert len(result.rows) == 2 * len(SMALL_AXES)
+    assert all(row.got > 0 for row in result.rows)
+    all_of_them = "torch, torch mode, seed mode"
+    assert result.measured["left out"] == [
+        f"{1 << 62:,} bytes of a batch with {all_of_them}",
+        "10,000,000,000 samples of the dataset with torch, torch mode",
+    ]
+    curves.write(result)
+    page = curves.PAGE.read_text()
+    assert page.count("| torch | torch mode | seed mode |\n") == sum(len(axis.metrics) for axis in curves.AXES.values())
+    assert re.search(r"^\| 10,000,000,000 \| - \| - \| [\d.,]+ \|$", page, re.MULTILINE)
+    assert "</svg>" in curves.FIGURE.read_text()
+
+
+def test_curves_compare_at_the_largest_point_of_torch() -> None:
+    def at(samples_per_s: float) -> list[dict[str, float]]:
+        return [{"samples_per_s": samples_per_s}]
+
+    both = {"torch": at(10.0), "torch mode": at(20.0), "seed mode": at(5.0)}
+    found = {"workers": {1: both, 16: both, 64: {"seed mode": at(1.0)}}}
+    rows = curves.rows_of(found)
+    assert [(row.what.split(":")[0], row.got, row.met) for row in rows] == [
+        ("16 workers, torch mode", 2.0, True),
+        ("16 workers, seed mode", 0.5, False),
+    ]
+    assert rows[0].beside == "samples/s, from 1: 20 to 20; torch 10 to 10"

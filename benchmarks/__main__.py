@@ -9,7 +9,6 @@ BENCHMARKS = (
     "trainer_cpu",
     "python_dataset",
     "tiny_rows",
-    "kept_batches",
     "gil",
     "small_tensors",
     "first_batch",
@@ -51,6 +50,7 @@ BENCHMARKS = (
     "cluster",
     "local_workers",
     "scale",
+    "curves",
 )
 
 

@@ -43,7 +43,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from benchmarks.__main__ import BENCHMARKS
-from benchmarks.common import Row, Settings
+from benchmarks.common import ROUND, Row, Settings
 from benchmarks.pages import Line, write_pages
 from shmload.cli.terminal import Bar, console, progress_bar
 from shmload.tools.bench.report import machine
@@ -146,7 +146,7 @@ def word(ratios: Sequence[float], aim: str) -> str:
     return "worse" if (middle > 1) == (aim[0] == "<") else "better"
 
 
-def run_once(name: str, tree: Path, seconds: float) -> Run:
+def run_once(name: str, tree: Path, seconds: float, number: int) -> Run:
     """Runs one round of a benchmark on one tree, in a fresh process."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as said:
         answer = Path(folder, "rows.json")
@@ -155,7 +155,7 @@ def run_once(name: str, tree: Path, seconds: float) -> Run:
         process = subprocess.Popen(
             command,
             cwd=tree,
-            env=environment(tree),
+            env=environment(tree) | {ROUND: str(number)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=said,
@@ -187,7 +187,7 @@ def environment(tree: Path) -> dict[str, str]:
 
 
 def rounds_of(
-    name: str, trees: Mapping[str, Path], settings: Settings, bar: Bar, run: Callable[[str, Path, float], Run] = run_once
+    name: str, trees: Mapping[str, Path], settings: Settings, bar: Bar, run: Callable[[str, Path, float, int], Run] = run_once
 ) -> dict[str, list[Run]]:
     """Runs all rounds of a benchmark. A tree on which it fails is not tried again."""
     runs: dict[str, list[Run]] = {tree: [] for tree in TREES}
@@ -198,7 +198,7 @@ def rounds_of(
             if failure(runs["now"]) or failure(runs[tree]):
                 continue
             bar.doing(f"{name}, round {number + 1}, {tree}")
-            runs[tree].append(run(name, trees[tree], settings.seconds))
+            runs[tree].append(run(name, trees[tree], settings.seconds, number))
     return runs
 
 

@@ -3,8 +3,10 @@
 Method: three workloads in seed mode, batch 8, prefetch "auto" against 2: samples that wait 10 ms under a training step of 10 ms
 (8 workers keep up), samples of 0.5 ms under a step of 20 ms (one is more than enough), and samples that compute for some
 milliseconds under no step. The step is slept. Fixed worker pools of 1, 2, 4 and 8 (where samples compute: 1 and 2) and auto take
-turns, each in a fresh process; auto may take 8 (SHMLOAD_MAX_WORKERS), or 2. Fixed worker pools are timed after a lead of 16
-batches, auto once it has changed nothing for three seconds. Every batch of every run is hashed, those during changes too.
+turns, each in a fresh process, in an order that alternates; auto may take 8 (SHMLOAD_MAX_WORKERS), or 2. Fixed worker pools are
+timed after a lead of 16 batches and a second, auto once it has changed nothing for five seconds and 80 batches: a change that is
+not urgent must be confirmed, which takes eight windows of at least half a second and 8 batches. The timed part takes two seconds
+or more, because batches of equal workers arrive in bursts. Every batch of every run is hashed, those during changes too.
 
 How to read: a share of 1 is the best fixed worker pool of the same round. If the best worker pool is the largest one allowed,
 auto can only lose by its work in `next()`. The best of several is also the luckiest, so equal worker pools give less than 1 on a
@@ -12,31 +14,32 @@ loaded machine.
 
 Predicted: 0.97 or more in all three: the controller stops growing when the trainer waits less than 4% of its time.
 
-Result (2 cores, loaded by other work, medians of 3 rounds): 0.984, 0.979 and 0.987 of the best fixed worker pool. Auto settled
-6.4 s after the first batch when it grew from 1 worker to 8 (83 batches/s; the worst fixed worker pool 10), 1.4 s after it from 1
-to 2 (34; 13), and changed nothing with one worker (47; 46). All batches were the same. With samples and steps of 5 ms, equal
-worker pools gave shares of 0.84 to 1.07 on the same machine. Auto's work in `next()` takes 48 ns per batch and about 150 us per
-window of half a second, 130 of them to read the amount of free memory.
+Result (2 cores, loaded by other work, medians of 3 rounds, auto settled after three seconds without a change): 0.984, 0.979 and
+0.987 of the best fixed worker pool. Auto settled 6.4 s after the first batches when it grew from 1 worker to 8 (83 batches/s; the
+worst fixed worker pool 10), 1.4 s after them from 1 to 2 (34; 13), and changed nothing with one worker (47; 46). All batches were
+the same. With samples and steps of 5 ms, equal worker pools gave shares of 0.84 to 1.07 on the same machine. Auto's work in
+`next()` takes 48 ns per batch and about 150 us per window of half a second, 130 of them to read the amount of free memory.
 """
 
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from multiprocessing.connection import Connection
-from statistics import median
+from statistics import median, median_low
 from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.common import Result, Row, Settings, main, repeated
+from benchmarks.common import Result, Row, Settings, endless, in_order, main, repeated
 from shmload import ShmLoader
 
 BATCH = 8
-LEAD = 16  # number of batches before a fixed worker pool is timed
-REST_S, MOST_S = 3.0, 30.0  # auto is settled after so long without a change (six of its windows); it may take at most MOST_S
+LEAD, LEAD_S = 16, 1.0  # number of batches and time before a fixed worker pool is timed
+REST_S, REST_BATCHES = 5.0, 80  # auto is settled after so long without a change: ten of its windows, and two looks take eight
+MOST_S = 60.0  # auto is timed after so long even if it still changes, and the row says so
+LEAST_S = 2.0  # of a timed part
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class Run:
     num_workers: int
     prefetch: int
     settled_s: float  # from the first batch to the last change
+    is_settled: bool
     reasons: list[str] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
 
@@ -90,14 +94,9 @@ class Trainer:
     """Takes batch after batch, epoch after epoch, and hashes them."""
 
     def __init__(self, loader: ShmLoader[Any], step_s: float) -> None:
-        self._batches = self._endless(loader)
+        self._batches = endless(loader)
         self._step_s = step_s
         self.digests: list[bytes] = []
-
-    @staticmethod
-    def _endless(loader: ShmLoader[Any]) -> Iterator[Any]:
-        while True:
-            yield from loader
 
     def step(self) -> None:
         batch = next(self._batches)
@@ -122,26 +121,39 @@ def run(load: Load, pool: int | Literal["auto"], seconds: float) -> Run:
         multiprocessing_context="fork",
     ) as loader:
         trainer = Trainer(loader, load.step_s)
-        settled_s = 0.0
-        for _ in range(LEAD):
-            trainer.step()
-        if pool == "auto":
-            settled_s = train_until_settled(trainer, loader)
-        num_steps, took = repeated(trainer.step, seconds)
+        trainer.step()
+        settled_s, is_settled = train_until_settled(trainer, loader) if pool == "auto" else (train_a_while(trainer), True)
+        num_steps, took = repeated(trainer.step, max(seconds, LEAST_S))
         said = loader.stats().get("autotune", {"decisions": []})
         reasons = [decision["reason"] for decision in said["decisions"]]
-        return Run(num_steps / took, int(loader.num_workers), int(loader.prefetch_factor or 0), settled_s, reasons, trainer.digests)
+        rate, num_workers, prefetch = num_steps / took, int(loader.num_workers), int(loader.prefetch_factor or 0)
+        return Run(rate, num_workers, prefetch, settled_s, is_settled, reasons, trainer.digests)
 
 
-def train_until_settled(trainer: Trainer, loader: ShmLoader[Any]) -> float:
-    """Trains until auto has changed nothing for a while. Returns the time of the last change."""
-    began = changed = time.perf_counter()
-    num_changes = 0
-    while (now := time.perf_counter()) - changed < REST_S and now - began < MOST_S:
+def train_a_while(trainer: Trainer) -> float:
+    """Trains until a fixed worker pool is warm. Returns the time of its last change, 0."""
+    began = time.perf_counter()
+    while len(trainer.digests) < LEAD or time.perf_counter() - began < LEAD_S:
         trainer.step()
-        if (found := len(loader.stats()["autotune"]["decisions"])) != num_changes:
-            num_changes, changed = found, time.perf_counter()
-    return changed - began if num_changes else 0.0
+    return 0.0
+
+
+def train_until_settled(trainer: Trainer, loader: ShmLoader[Any]) -> tuple[float, bool]:
+    """Trains until auto has changed nothing for a while.
+
+    Returns:
+        the seconds from the first batch to the last change, and whether nothing has changed since for long enough.
+    """
+    began = changed = time.perf_counter()
+    newest, num_rested = [], 0
+    while (now := time.perf_counter()) - changed < REST_S or num_rested < REST_BATCHES:
+        if now - began >= MOST_S:
+            return changed - began, False
+        trainer.step()
+        num_rested += 1
+        if (found := loader.stats()["autotune"]["decisions"][-1:]) != newest:
+            newest, num_rested, changed = found, 0, time.perf_counter()
+    return changed - began, True
 
 
 def alone(load: Load, pool: int | Literal["auto"], seconds: float) -> Run:
@@ -167,15 +179,16 @@ def measure(settings: Settings) -> Result:
     """Measures the three workloads."""
     rows, measured = [], {}
     for name, load in LOADS.items():
-        rounds = [{pool: alone(load, pool, settings.seconds) for pool in (*load.pools, "auto")} for _ in range(settings.rounds)]
+        rounds = [in_turn(load, number, settings.seconds) for number in range(settings.rounds)]
         check_same_batches(name, [each for found in rounds for each in found.values()])
-        shares = [found["auto"].rate / max(found[pool].rate for pool in load.pools) for found in rounds]
-        last = rounds[-1]
-        best = max(load.pools, key=lambda pool: last[pool].rate)
-        auto = last["auto"]
+        shares = [found["auto"].rate / best_rate(found) for found in rounds]
+        middle = rounds[shares.index(median_low(shares))]
+        best = max(load.pools, key=lambda pool: middle[pool].rate)
+        auto = middle["auto"]
+        settled = f"last change after {auto.settled_s:.1f} s" if auto.is_settled else f"still changing after {MOST_S:.0f} s"
         beside = (
-            f"auto {auto.rate:.0f} batches/s with {auto.num_workers} x {auto.prefetch}, last change after {auto.settled_s:.1f} s; "
-            f"best fixed {last[best].rate:.0f} with {best}, worst {min(last[c].rate for c in load.pools):.0f}"
+            f"auto {auto.rate:.0f} batches/s with {auto.num_workers} x {auto.prefetch}, {settled}; "
+            f"best fixed {middle[best].rate:.0f} with {best}, worst {min(middle[each].rate for each in load.pools):.0f}"
         )
         rows.append(
             Row(f"autotune, {name}: share of the best worker pool", median(shares), "", beside, ">= 0.95", median(shares) >= 0.95)
@@ -185,6 +198,16 @@ def measure(settings: Settings) -> Result:
             for found in rounds
         ]
     return Result(rows, {"cases": measured})
+
+
+def in_turn(load: Load, number: int, seconds: float) -> dict[Any, Run]:
+    """Runs all configurations of a workload in one round, in an order that alternates."""
+    return {pool: alone(load, pool, seconds) for pool in in_order([*load.pools, "auto"], number)}
+
+
+def best_rate(found: dict[Any, Run]) -> float:
+    """Returns the rate of the best fixed worker pool."""
+    return max(each.rate for pool, each in found.items() if pool != "auto")
 
 
 def check_same_batches(name: str, runs: list[Run]) -> None:

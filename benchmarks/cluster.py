@@ -48,7 +48,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.common import Result, Row, Settings, main
+from benchmarks.common import Result, Row, Settings, in_order, main
 
 ROOT = Path(__file__).resolve().parents[1]
 NUMS_WORKERS = (1, 2, 4)
@@ -101,7 +101,7 @@ def in_turn(cases: dict[str, list[tuple[str, int]]], settings: Settings) -> Foun
     for number in range(settings.rounds):
         for nodes, wanted in cases.items():
             with cluster(nodes) as (address, host_pid):
-                for case, num_workers in wanted[:: 1 if number % 2 == 0 else -1]:
+                for case, num_workers in in_order(wanted, number):
                     values = run(case, num_workers, settings.seconds, address, host_pid, nodes)
                     found.setdefault(f"{case} x {num_workers}, {nodes}", []).append(values)
                     print(f"{case} x {num_workers}, {nodes}: {_words(values)}", file=sys.stderr)

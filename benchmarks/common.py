@@ -7,12 +7,15 @@ They use the measuring engine of `shmload bench` (shmload/tools/bench). Run them
 
 import argparse
 import json
+import multiprocessing
+import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -23,6 +26,10 @@ from shmload.tools.bench.report import Report, WorkloadReport, machine
 from shmload.tools.bench.report_table import WIDE, show
 from shmload.tools.bench.rounds import benchmark
 from shmload.tools.bench.spread import Spread
+
+T = TypeVar("T")
+ROUND = "SHMLOAD_BENCHMARK_ROUND"  # benchmarks.against, whose rounds are processes of one round each, says which one it is
+FIRST_ROUND = int(os.environ.get(ROUND, "0"))
 
 # ways to read without ShmLoader, beside torch's own
 THREADS, GETITEMS, INLINE = (f"benchmarks.contestants.ways:{name}" for name in ("Threads", "torch_getitems", "torch_inline"))
@@ -111,11 +118,23 @@ def ways(
     }
 
 
+def in_order(names: Iterable[T], number: int) -> list[T]:
+    """Returns the cases in the order of a round, which is reversed in every other one."""
+    found = list(names)
+    return found if (number + FIRST_ROUND) % 2 == 0 else found[::-1]
+
+
+def fresh(call: Callable[..., T], *arguments: Any) -> T:
+    """Returns the result of a call in a process of its own, which is not forked."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(call, *arguments).result()
+
+
 def in_turn(cases: dict[str, BenchJob], settings: Settings) -> dict[str, dict[str, Spread]]:
     """Runs every case in a fresh process, round after round; returns metrics by case."""
     values: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     for number in range(settings.rounds):
-        for name in list(cases)[:: 1 if number % 2 == 0 else -1]:
+        for name in in_order(cases, number):
             outcome = run_jobs([cases[name]])[0]
             if outcome.error:
                 raise SystemExit(f"{name}: {outcome.error}\n{outcome.details}")
@@ -163,13 +182,24 @@ def repeated(step: Callable[[], object], seconds: float) -> tuple[int, float]:
     return count, time.perf_counter() - began
 
 
+def endless(loader: Iterable[T]) -> Iterator[T]:
+    """Yields batch after batch, epoch after epoch."""
+    while True:
+        yield from loader
+
+
 def arguments(doc: str | None) -> tuple[Settings, Path | None]:
+    given = parser(doc).parse_args()
+    return Settings(given.rounds, given.seconds), given.json
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Returns a parser of the arguments that all benchmarks have."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=Settings.rounds, help="fresh processes of every case")
     parser.add_argument("--seconds", type=float, default=Settings.seconds, help="of every timed part")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured")
-    given = parser.parse_args()
-    return Settings(given.rounds, given.seconds), given.json
+    return parser
 
 
 def save(path: Path | None, results: dict[str, Result]) -> None:
@@ -178,9 +208,18 @@ def save(path: Path | None, results: dict[str, Result]) -> None:
         path.write_text(json.dumps({"machine": machine(), "results": found}, indent=1) + "\n")
 
 
-def main(name: str, doc: str | None, measure: Callable[[Settings], Result]) -> None:
-    """Runs a benchmark from the command line."""
-    settings, path = arguments(doc)
-    result = measure(settings)
+def main(name: str, doc: str | None, measure: Callable[[Settings], Result], write: Callable[[Result], None] | None = None) -> None:
+    """Runs a benchmark from the command line.
+
+    Args:
+        write: writes the result to a page of its own, if the user asks for it by `--write`.
+    """
+    known = parser(doc)
+    if write is not None:
+        known.add_argument("--write", action="store_true", help="write the page of these figures in docs/")
+    given = known.parse_args()
+    result = measure(Settings(given.rounds, given.seconds))
     Console(width=None if sys.stdout.isatty() else WIDE).print(table(result.rows))
-    save(path, {name: result})
+    save(given.json, {name: result})
+    if write is not None and given.write:
+        write(result)

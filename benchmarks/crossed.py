@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from benchmarks.common import Result, Row, Settings, main
+from benchmarks.common import Result, Row, Settings, in_order, main
 from shmload import ShmLoader
 from tests.crossing.cases import COLUMNS, FIELDS_OF, NATIVE, ODD, PLAIN, RAGGED, Case, made_legal
 from tests.crossing.datasets import CaseDataset
@@ -99,8 +99,8 @@ def cost(loader: Any, num_samples: int, seconds: float) -> Cost:
     return Cost((cpu_s() - cpu) / seen * 1e6, (time.perf_counter() - began) / seen * 1e6)
 
 
-def both(case: Case, seconds: float) -> tuple[Cost, Cost] | None:
-    """Returns the costs of both loaders, or None if torch refuses the samples."""
+def both(case: Case, seconds: float, number: int) -> tuple[Cost, Cost] | None:
+    """Returns the costs of both loaders, or None if torch refuses the samples. Which is first alternates."""
     with tempfile.TemporaryDirectory() as folder:
         made = CaseDataset(case, Path(folder))
         datasets = [made.fresh() for _ in range(2)]
@@ -112,13 +112,24 @@ def both(case: Case, seconds: float) -> tuple[Cost, Cost] | None:
             "num_workers": case.workers,
             "persistent_workers": bool(case.workers),
         }
-        try:
-            theirs = cost(torch.utils.data.DataLoader(datasets[0], **options), len(datasets[0]), seconds)
-        except (TypeError, RuntimeError):
-            return None
         seed = {"seed": 1} if case.is_seeded else {}
-        with ShmLoader(datasets[1], **options, **seed) as loader:
-            return cost(loader, len(datasets[1]), seconds), theirs
+
+        def torchs() -> Cost:
+            return cost(torch.utils.data.DataLoader(datasets[0], **options), len(datasets[0]), seconds)
+
+        def ours() -> Cost:
+            with ShmLoader(datasets[1], **options, **seed) as loader:
+                return cost(loader, len(datasets[1]), seconds)
+
+        found: dict[Any, Cost] = {}
+        for measured in in_order((torchs, ours), number):
+            try:
+                found[measured] = measured()
+            except (TypeError, RuntimeError):
+                if measured is torchs:
+                    return None
+                raise
+        return found[ours], found[torchs]
 
 
 def measure(settings: Settings) -> Result:
@@ -127,9 +138,9 @@ def measure(settings: Settings) -> Result:
     warnings.simplefilter("ignore")  # about fewer cores than workers
     rng = random.Random(int(os.environ.get("SHMLOAD_CROSSED_SEED", "1")))
     found: list[tuple[Case, Cost, Cost]] = []
-    for _ in range(CASES_A_ROUND * settings.rounds):
+    for number in range(CASES_A_ROUND * settings.rounds):
         case = drawn(rng)
-        if (costs := both(case, settings.seconds / 2)) is not None:
+        if (costs := both(case, settings.seconds / 2, number)) is not None:
             found.append((case, *costs))
     rows = []
     for where, has_workers in (("2 workers", True), ("no workers", False)):

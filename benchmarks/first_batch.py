@@ -8,11 +8,6 @@ How to read: 64 x 10 ms are 640 ms of waiting; four workers need 160, the rest i
 the epoch's end, the limit is an ordinary wait, because orders should cross the boundary.
 
 Result (2 cores): first batch 0.259 s, torch 0.69 s; wait at an epoch's end 29.8 ms, torch 70.9 ms.
-| | shmload, seed mode | torch |
-|---|---|---|
-| first batch, s | | |
-| wait at an epoch's end, ms | | |
-| median wait, ms | | |
 """
 
 from benchmarks.common import Result, Row, Settings, in_turn, main, plain

@@ -18,20 +18,17 @@ Result (2 cores, 2 workers): the counter makes the main thread wait for the GIL,
 | records of 1 MiB | 1.02 | 0.99 | 409 | 1.00 | 0.92 | 30 |
 """
 
-import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.common import Result, Row, Settings, main
+from benchmarks.common import Result, Row, Settings, endless, fresh, in_order, main
 from shmload import ShmLoader
-from shmload.formats import ArrayDataset
 from shmload.tools.bench.spread import Spread
 
 SHAPES = {"rows of 64": ((200_000, 64), 1024), "records of 1 MiB": ((400, 262_144), 16)}
@@ -62,19 +59,13 @@ def counted(work: Callable[[], None]) -> tuple[float, float]:
     return counter.rates
 
 
-def endless(loader: Any) -> Iterator[Any]:
-    while True:
-        yield from loader
-
-
 def kept(shape: str, name: str, seconds: float) -> tuple[float, float, float]:
     """Returns the rates with the loader at work over idle ones, per CPU second and per second; and batches per second."""
     (extent, batch_size), cores = SHAPES[shape], sorted(os.sched_getaffinity(0))
     dataset = torch.utils.data.TensorDataset(torch.from_numpy(np.random.default_rng(0).random(extent, np.float32)))
-    source = ArrayDataset(tuple(t.numpy() for t in dataset.tensors)) if name == "shmload" else dataset
     os.sched_setaffinity(0, cores[1:] or cores)  # workers inherit it
     loader = LOADERS[name](
-        source, batch_size=batch_size, shuffle=True, num_workers=2, multiprocessing_context="fork", persistent_workers=True
+        dataset, batch_size=batch_size, shuffle=True, num_workers=2, multiprocessing_context="fork", persistent_workers=True
     )
     batches = endless(loader)
     for _ in range(20):
@@ -99,10 +90,9 @@ def measure(settings: Settings) -> Result:
     rows, measured = [], {}
     for shape in SHAPES:
         found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in LOADERS}
-        for _ in range(settings.rounds):
-            for name in LOADERS:
-                with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as fresh:
-                    found[name].append(fresh.submit(kept, shape, name, settings.seconds).result())
+        for number in range(settings.rounds):
+            for name in in_order(LOADERS, number):
+                found[name].append(fresh(kept, shape, name, settings.seconds))
         of = {name: [Spread.of(list(each)).median for each in zip(*runs, strict=True)] for name, runs in found.items()}
         mine, torchs = of["shmload"], of["torch"]
         rows.append(

@@ -33,17 +33,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator
 from itertools import count
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.common import Result, Row, Settings, main, repeated
+from benchmarks.common import Result, Row, Settings, fresh, in_order, main, repeated
 from benchmarks.gil import counted
 from benchmarks.tfrecord import InPython
 from shmload import ShmLoader
@@ -82,7 +80,7 @@ def filled(cache: SampleCache) -> None:
             writer.write(some[number % len(some)])
 
 
-def rates(batches: Iterator[Any], seconds: float, cpu_time: Callable[[], float] = time.thread_time) -> Rates:
+def rates(batches: Iterator[Any], seconds: float) -> Rates:
     """Returns the rates of a source of batches, and of a counter beside it."""
 
     def take() -> tuple[int, float]:
@@ -92,9 +90,9 @@ def rates(batches: Iterator[Any], seconds: float, cpu_time: Callable[[], float] 
         next(batches)
     idle, _ = counted(lambda: threading.Event().wait(seconds / 2) and None)
     loaded, _ = counted(lambda: take() and None)
-    cpu = cpu_time()
+    cpu = time.process_time()
     number, clock = take()
-    cpu = cpu_time() - cpu
+    cpu = time.process_time() - cpu
     megabytes = number * BATCH * MB_PER_RECORD
     return {"MB/s": megabytes / clock, "CPU s/GB": cpu / megabytes * 1000, "kept": loaded / idle}
 
@@ -224,21 +222,15 @@ def written(as_dict: bool, seconds: float) -> float:
     return best
 
 
-def fresh(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a function in a process of its own."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *arguments).result()
-
-
 def measure(settings: Settings) -> Result:
     """Measures each loader in turn, round after round; then writing."""
     found: dict[str, list[Rates]] = {kind: [] for kind in KINDS}
     has_tensorflow = os.environ.get(TENSORFLOW, "") != "" and Path(os.environ[TENSORFLOW]).exists()
-    for _ in range(settings.rounds):
-        for kind in KINDS:
-            found[kind].append(fresh(measured, kind, settings.seconds))
-        if has_tensorflow:
-            found.setdefault("TFRecordDataset", []).append(of_tensorflow(settings.seconds))
+    if has_tensorflow:
+        found["TFRecordDataset"] = []
+    for number in range(settings.rounds):
+        for kind in in_order(found, number):
+            found[kind].append(fresh(measured, kind, settings.seconds) if kind in KINDS else of_tensorflow(settings.seconds))
     if not has_tensorflow:
         print(f"without TensorFlow: {TENSORFLOW} names no Python that has it", file=sys.stderr)
     middle = {kind: {name: Spread.of([one[name] for one in each]).median for name in each[0]} for kind, each in found.items()}

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from benchmarks.common import Result, Row, Settings, main
+from benchmarks.common import Result, Row, Settings, in_order, main
 
 LAUNCH = [sys.executable, "-m", "shmload", "launch", "--nproc-per-node=1"]
 LAUNCHERS = {
@@ -45,9 +45,9 @@ def measure(settings: Settings) -> Result:
         script = Path(folder, "script.py")
         script.write_text("print('here')\n")
         times: dict[str, list[float]] = {name: [] for name in LAUNCHERS}
-        for _ in range(settings.rounds + 1):
-            for name, command in LAUNCHERS.items():
-                times[name].append(first_line_s(command, script))
+        for number in range(settings.rounds + 1):
+            for name in in_order(LAUNCHERS, number):
+                times[name].append(first_line_s(LAUNCHERS[name], script))
     found = {name: median(each[1:]) for name, each in times.items()}  # without the first round, which reads files from the disk
     torchs = found.pop("torchrun")
     rows = [

@@ -36,7 +36,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import Result, Row, Settings, main
+from benchmarks.common import Result, Row, Settings, in_order, main
 
 BATCH, SHARD_NBYTES = 64, 20_000_000
 SAMPLES = {"photos": 2000, "rows": 40_000}
@@ -153,7 +153,7 @@ def measure(settings: Settings) -> Result:
                 run("write", peer, kind, folder)
                 rounds = []
                 for number in range(settings.rounds):
-                    readers = ("shmload", "peer")[:: 1 if number % 2 == 0 else -1]
+                    readers = in_order(("shmload", "peer"), number)
                     rounds.append({reader: run(reader, peer, kind, folder) for reader in readers})
                 measured[f"{peer} {kind}"] = rounds
                 rows += rows_of(peer, kind, rounds)

@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cluster import ROOT, cluster
-from benchmarks.common import Result, Row, Settings, main
+from benchmarks.common import Result, Row, Settings, in_order, main
 from shmload import Ray, ShmLoader
 
 HERE = "SHMLOAD_BENCHMARK_HERE"  # set only in the environment of the trainer and its children: Ray gives actors another environment
@@ -94,7 +94,7 @@ def measure(settings: Settings) -> Result:
     with cluster("one node") as (address, _):
         for number in range(settings.rounds):
             for slowness in SLOWNESSES:
-                for pool in list(POOLS)[:: 1 if number % 2 == 0 else -1]:
+                for pool in in_order(POOLS, number):
                     found.setdefault(f"{pool}, {slowness}", []).append(run(pool, slowness, settings.seconds, address))
                     print(f"{pool}, {slowness}: {found[f'{pool}, {slowness}'][-1]:.1f} batches/s", file=sys.stderr)
     rows = []

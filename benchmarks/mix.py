@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import WeightedRandomSampler
 
-from benchmarks.common import Result, Row, Settings, main
+from benchmarks.common import Result, Row, Settings, in_order, main
 from shmload.schedule.mix_order import MixOrder
 
 NUM_DRAWS = 2_000_000
@@ -67,9 +67,9 @@ def measure(settings: Settings) -> Result:
     cases = {f"{k} members, {b}": (lambda k=k, b=b: draws(k, b)) for k in (10, 50, 200) for b in (64, 8192)}
     cases |= {"numpy's choice, 64": lambda: numpys(10), "WeightedRandomSampler": lambda: torchs(10)}
     found: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(settings.rounds):
-        for name, made in cases.items():
-            run = made()
+    for number in range(settings.rounds):
+        for name in in_order(cases, number):
+            run = cases[name]()
             began = perf_counter()
             run()
             found[name].append((perf_counter() - began) / NUM_DRAWS * 1e9)

@@ -7,10 +7,6 @@ How to read: both use the same decoder, so the advantage can at most be the shar
 is one core that decodes into a resident batch, times the cores that workers have.
 
 Result (2 cores, 2 workers): 1.18x torch's photos/s at 0.84x its CPU a photo.
-| | shmload | torch | torch_getitems | torch_inline | Threads | one core |
-|---|---|---|---|---|---|---|
-| photos/s | | | | | | |
-| CPU us per photo | | | | | | - |
 """
 
 from dataclasses import asdict

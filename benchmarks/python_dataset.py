@@ -7,10 +7,6 @@ How to read: ratios within a round, medians over rounds. The limit is one core's
 it).
 
 Result (2 cores, 2 workers): 8.04x torch's samples/s at 0.126x its CPU a sample.
-| | shmload | torch | torch_inline | Threads |
-|---|---|---|---|---|
-| samples/s | | | | |
-| CPU us per sample | | | | |
 """
 
 from dataclasses import asdict

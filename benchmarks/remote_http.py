@@ -30,7 +30,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from benchmarks import remote
-from benchmarks.common import Result, Row, Settings, main
+from benchmarks.common import Result, Row, Settings, in_order, main
 
 CONFIG = """{user} daemon off; worker_processes 1; error_log {folder}/log; pid {folder}/pid;
 events {{}}
@@ -90,8 +90,8 @@ def measure(settings: Settings) -> Result:
         names = Path(root, "names.json")
         names.write_text(json.dumps(sorted(str(path.relative_to(root)) for path in Path(root).rglob("*.tar"))))
         with served(root) as (url, pid):
-            for _ in range(settings.rounds):
-                for case, values in found.items():
+            for number in range(settings.rounds):
+                for case in in_order(found, number):
                     before = sum(sum(each.cpu_times()[:2]) for each in psutil.Process(pid).children())
                     with tempfile.TemporaryDirectory() as place:
                         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.remote_http", "case", case, url]
@@ -102,7 +102,7 @@ def measure(settings: Settings) -> Result:
                         raise SystemExit(f"{case}: {done.stderr[-2000:]}")
                     one = json.loads(done.stdout.splitlines()[-1])
                     one["server_s"] = sum(sum(each.cpu_times()[:2]) for each in psutil.Process(pid).children()) - before
-                    values.append(one)
+                    found[case].append(one)
                     print(f"{case}: {one}", file=sys.stderr)
     medians = {case: {name: statistics.median(one[name] for one in values) for name in values[0]} for case, values in found.items()}
     beside = ", ".join(

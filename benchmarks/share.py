@@ -39,7 +39,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import Result, Row, Settings, main
+from benchmarks.common import Result, Row, Settings, in_order, main
 from shmload import ShmLoader
 from shmload.formats import ArrayDataset
 from shmload.tools.bench.photos import Photos, photo_files
@@ -93,8 +93,8 @@ def cost(dataset: Any, num_batches: int, share: str | None) -> tuple[float, floa
 
 def rounds_of(dataset: Any, num_batches: int, rounds: int) -> Mapping[str, list[tuple[float, float, float]]]:
     found: dict[str, list[tuple[float, float, float]]] = {"alone": [], "node": []}
-    for _ in range(rounds):
-        for name in found:
+    for number in range(rounds):
+        for name in in_order(found, number):
             found[name].append(cost(dataset, num_batches, None if name == "alone" else name))
     return found
 
@@ -152,6 +152,12 @@ def unequal(share: str | None) -> tuple[float, int]:
     return min(rate for rate, _ in told), sum(parts for _, parts in told)
 
 
+def unequal_pair(number: int) -> tuple[tuple[float, int], tuple[float, int]]:
+    """Measures without and with help, in an order that alternates."""
+    found = {share: unequal(share) for share in in_order((None, "node"), number)}
+    return found[None], found["node"]
+
+
 def row_of_unequal(found: list[tuple[tuple[float, int], tuple[float, int]]]) -> Row:
     ratio = median(helped[0] / alone[0] for alone, helped in found)
     alone, helped = (median(pair[side][0] for pair in found) for side in range(2))
@@ -164,10 +170,10 @@ def measure(settings: Settings) -> Result:
     """Measures all cases; the aim with photos is half, with a tenth for the rest of the work."""
     photos = Photos(photo_files(), num_samples=64 * 64)
     num_rows = 64 * 2000
-    tiny = ArrayDataset({"x": np.zeros((num_rows, 64), np.float32), "label": np.arange(num_rows)})
+    tiny = ArrayDataset({"x": np.random.default_rng(0).random((num_rows, 64), np.float32), "label": np.arange(num_rows)})
     of_photos = rounds_of(photos, 28, settings.rounds)
     of_rows = rounds_of(tiny, 1500, settings.rounds)
-    of_unequal = [(unequal(None), unequal("node")) for _ in range(settings.rounds)]
+    of_unequal = [unequal_pair(number) for number in range(settings.rounds)]
     rows = [
         row("photos: CPU a batch of two ranks that share over two that do not", of_photos, 0.55),
         row("tiny rows: the same", of_rows, 1.25),

@@ -20,7 +20,7 @@ import subprocess
 import sys
 from typing import Any
 
-from benchmarks.common import Result, Row, Settings, main
+from benchmarks.common import Result, Row, Settings, in_order, main
 
 METHODS = ("fork", "forkserver", "spawn")
 WAYS = {"shmload, seed mode, numpy": "seed", "shmload, torch mode": "torch mode", "torch": "torch"}
@@ -78,7 +78,7 @@ def measure(settings: Settings) -> Result:
     cases = [(name, method) for method in METHODS for name in WAYS]
     values: dict[tuple[str, str], list[dict[str, float]]] = {case: [] for case in cases}
     for number in range(settings.rounds):
-        for case in cases[:: 1 if number % 2 == 0 else -1]:
+        for case in in_order(cases, number):
             values[case].append(measured(WAYS[case[0]], case[1]))
     found = {
         case: {metric: statistics.median(each[metric] for each in rounds) for metric in rounds[0]}

@@ -23,11 +23,9 @@ Result (2 cores, nothing else on the machine, 3 rounds); a new pass in seed mode
 | next(), us | 672 | 13.1 | 12.8 |
 """
 
-import multiprocessing
 import shutil
 import sys
 import time
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,7 +33,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import DataLoader
 
-from benchmarks.common import Result, Row, Settings, main
+from benchmarks.common import Result, Row, Settings, fresh, in_order, main
 from shmload import ShmLoader
 
 LOADERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -116,7 +114,7 @@ def started(case: str, name: str) -> dict[str, float]:
     return found
 
 
-def waited(name: str, seconds: float) -> dict[str, float]:
+def waited(seconds: float, name: str) -> dict[str, float]:
     """Measures the median microseconds in `next()` while the trainer computes between batches."""
     loader_class, mode = LOADERS[name]
     loader = loader_class(Rows(), 64, shuffle=True, num_workers=2, multiprocessing_context="fork", persistent_workers=True, **mode)
@@ -133,13 +131,6 @@ def waited(name: str, seconds: float) -> dict[str, float]:
     return {"next_us": median(waits) * 1e6}
 
 
-def fresh(call: Any, *arguments: Any) -> dict[str, float]:
-    """Returns the result of a call in a process of its own."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        found: dict[str, float] = process.submit(call, *arguments).result()
-    return found
-
-
 def free_bytes() -> int:
     """Returns the memory that shared tensors may still use."""
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
@@ -150,7 +141,7 @@ def in_rounds(settings: Settings, call: Any, *arguments: Any) -> dict[str, list[
     """Returns the measurements of each loader, round by round."""
     found: dict[str, list[dict[str, float]]] = {name: [] for name in LOADERS}
     for number in range(settings.rounds):
-        for name in list(LOADERS)[:: 1 if number % 2 == 0 else -1]:
+        for name in in_order(LOADERS, number):
             found[name].append(fresh(call, *arguments, name))
     return found
 
@@ -182,7 +173,7 @@ def measure(settings: Settings) -> Result:
         rows += rows_of(f"first batch of {case}", "first_ms", found, aim)
         rows += rows_of(f"first batch of a new pass, {case}", "again_ms", found, aim)
         rows += rows_of(f"first batch of a pass behind {num_more} batches, {case}", "later_ms", found, aim) if num_more else []
-    waits = {name: [fresh(waited, name, settings.seconds) for _ in range(settings.rounds)] for name in LOADERS}
+    waits = in_rounds(settings, waited, settings.seconds)
     us = {name: median(each["next_us"] for each in found) for name, found in waits.items()}
     for name in list(LOADERS)[1:]:
         what = f"next() with 5 ms of work between batches of 64 rows, {name}"

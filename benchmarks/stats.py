@@ -21,7 +21,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.common import Result, Row, Settings, main
+from benchmarks.common import Result, Row, Settings, in_order, main
 from shmload.tools.bench.spread import Spread
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,7 +83,7 @@ def measure(settings: Settings) -> Result:
         flags = {"with": "", "without": "-DSHML_WITHOUT_STATS"}
         trees = {name: build(Path(folder) / name, each) for name, each in flags.items()}
         for number in range(settings.rounds):
-            names = list(trees)[:: 1 if number % 2 == 0 else -1]
+            names = in_order(trees, number)
             rounds.append({name: deliver(trees[name], settings.seconds) for name in names})
     rate = Spread.of([each["with"]["batches_per_s"] for each in rounds])
     more = Spread.of([each["with"]["cpu_us"] - each["without"]["cpu_us"] for each in rounds])

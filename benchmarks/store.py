@@ -3,8 +3,9 @@
 Method: an object of 100 MB of seeded random bytes on a Ceph gateway of this machine, read again and again; every case in a fresh
 process, in turn. CPU is the reader's own, user and system; the gateway's is not included, although it uses the same processors.
 
-How to read: the aim is 0.95 of the rate of obstore, the fastest library found. obstore gives a buffer of its own (`get`), or
-pieces that are copied to their place (`stream`); ours are in their place.
+How to read: the aim is 0.95 of the rate of the fastest other client; obstore was the fastest library found. obstore gives a
+buffer of its own (`get`), or pieces that are copied to their place (`stream`); ours are in their place. A library that is not
+installed is left out.
 
 Predicted: 1.0 times obstore's rate at 0.6 of its CPU, because the bytes are written once.
 
@@ -18,13 +19,14 @@ detected.
 import multiprocessing
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from time import process_time
 from typing import Any
 
 import numpy as np
 
-from benchmarks.common import Result, Row, Settings, main, repeated
+from benchmarks.common import Result, Row, Settings, in_order, main, repeated
 from shmload.tools.bench.spread import Spread
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "storage"))
@@ -128,6 +130,9 @@ CASES = {
 }
 
 
+NEEDS = {"obstore get": "obstore", "obstore stream": "obstore", "boto3": "boto3", "urllib3 readinto": "urllib3"}  # packages
+
+
 def run_case(name: str, server: store_kit.Server, seconds: float, answer: Any) -> None:
     """Runs in a case's process: sends MB/s and CPU s/GiB."""
     out = np.zeros(NBYTES, np.uint8)
@@ -158,9 +163,9 @@ def measure(settings: Settings) -> Result:
         return Result([], {"left out": str(error)})
     server.bucket(BUCKET)
     server.store(BUCKET).put(KEY, np.random.default_rng(0).bytes(NBYTES))
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in CASES}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in CASES if find_spec(NEEDS.get(name, "shmload"))}
     for number in range(settings.rounds):
-        for name in list(CASES)[:: 1 if number % 2 == 0 else -1]:
+        for name in in_order(found, number):
             found[name].append(in_a_process(name, server, settings.seconds))
     rate = {name: Spread.of([each[0] for each in rounds]) for name, rounds in found.items()}
     cpu = {name: Spread.of([each[1] for each in rounds]) for name, rounds in found.items()}
@@ -169,14 +174,14 @@ def measure(settings: Settings) -> Result:
         pairs = zip(found[name], found[other], strict=True)
         return Spread.of([mine[which] / theirs[which] for mine, theirs in pairs]).median
 
-    fastest = max(("obstore get", "obstore stream"), key=lambda name: rate[name].median)
+    fastest = max((name for name in found if name in NEEDS), key=lambda name: rate[name].median)
     faster, cheaper = over("shmload", fastest, 0), over("shmload", fastest, 1)
     rows = [
         Row(
-            f"100 MB from a Ceph gateway ({server.name}): MB/s over {fastest}",
+            "100 MB from an S3 gateway: MB/s over the fastest other client's",
             faster,
             "x",
-            ", ".join(f"{name} {spread.median:.0f}" for name, spread in rate.items()),
+            f"{server.name}, {fastest}; " + ", ".join(f"{name} {spread.median:.0f}" for name, spread in rate.items()),
             ">= 0.95x",
             faster >= 0.95,
         ),
@@ -189,7 +194,7 @@ def measure(settings: Settings) -> Result:
             cheaper <= 1,
         ),
     ]
-    return Result(rows, {"cases": {name: found[name] for name in CASES}})
+    return Result(rows, {"cases": found})
 
 
 if __name__ == "__main__":

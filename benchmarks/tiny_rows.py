@@ -7,10 +7,6 @@ workers; a thread pool in the trainer.
 How to read: ratios within a round, medians over rounds. The limit is one core that gathers rows into a resident batch.
 
 Result (2 cores, 2 workers): 12.7x torch's rows/s with __getitems__, 19.7x with __getitem__.
-| | shmload | torch | torch_getitems | torch_inline | Threads | one core |
-|---|---|---|---|---|---|---|
-| M rows/s | | | | | | |
-| CPU us per row | | | | | | - |
 """
 
 from dataclasses import asdict

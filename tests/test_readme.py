@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-README = next(p / "README.md" for p in Path(__file__).parents if (p / "README.md").exists()).read_text()
+PAGE = next(p / "README.md" for p in Path(__file__).parents if (p / "README.md").exists())
+README = PAGE.read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 EXPECTED = ["torch.Size([2, 2])", "4 batches left"]
 
@@ -24,3 +25,9 @@ def test_readme_has_one_command_for_the_main_job_and_one_for_the_tests() -> None
     assert len(commands) == 2
     assert commands[0].endswith("shmload bench --rounds 1 --plot bench.png")
     assert commands[1].endswith("-m pytest")
+
+
+@pytest.mark.skipif(not PAGE.with_name("CONTRIBUTING.md").exists(), reason="an installed package is tested without CONTRIBUTING.md")
+def test_figure_is_drawn_again_by_the_command_that_the_readme_shows() -> None:
+    (shown,) = re.findall(r"(shmload bench .*--plot )bench\.png$", README, re.MULTILINE)
+    assert f"{shown}docs/bench.png" in PAGE.with_name("CONTRIBUTING.md").read_text()

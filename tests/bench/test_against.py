@@ -83,7 +83,7 @@ def measured(answers: dict[str, list[Run]], rounds: int) -> tuple[list[str], dic
     """Returns the order in which the trees were run, and their runs."""
     order: list[str] = []
 
-    def run(name: str, tree: Path, seconds: float) -> Run:
+    def run(name: str, tree: Path, seconds: float, number: int) -> Run:
         order.append(tree.name)
         found = answers[tree.name]
         return found[min(order.count(tree.name), len(found)) - 1]
@@ -190,7 +190,7 @@ def test_each_tree_is_measured_with_its_package_and_the_same_benchmarks(tree: Pa
         (tree / "benchmarks" / f"{name}.py").write_text(PROGRAM)
     with against.earlier("HEAD", tree) as before:
         found = rounds_of("tiny", {"now": tree, "before": before}, Settings(3, 0.1), NoBar())
-        absent, twice = (against.run_once(name, before, 0.1) for name in ("absent", "twice"))
+        absent, twice = (against.run_once(name, before, 0.1, 0) for name in ("absent", "twice"))
     assert [(line.row.got, line.before, line.word) for line in lines_of(found)] == [(6.0, 2.0, "worse")]
     assert absent.has_failed
     assert "benchmarks.absent" in absent.why

@@ -13,7 +13,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -26,6 +26,7 @@ from typing_extensions import TypeVar  # torch's own requirement
 from shmload.audit.recorder import Recorder
 from shmload.batch.ragged import AS_TORCH_OR_LIST, RaggedMode
 from shmload.engine.argument_checks import check_arguments
+from shmload.engine.backend_choice import chosen_backend
 from shmload.engine.bad_samples import BadSamples, OnError
 from shmload.engine.builder import EngineBuilder, Make
 from shmload.engine.config import LoaderConfig
@@ -37,6 +38,7 @@ from shmload.engine.tuning.tuning_decision import Setting
 from shmload.introspect.abilities import package_ability
 from shmload.metrics import EpochCallback
 from shmload.modes.epoch_metrics import EpochWatches, samples_counter
+from shmload.modes.lock_share import measured_share
 from shmload.modes.progress_bar import with_progress_bar
 from shmload.modes.seed_mode import SeedStream
 from shmload.modes.torch_mode import TorchPasses
@@ -95,7 +97,9 @@ class ShmLoader(DataLoader[T]):
         worker_init_fn: called in each worker with its number, after its generators are seeded.
         multiprocessing_context: how to start workers: "fork", "spawn", "forkserver" or a context. None is Python's default.
         backend: what the workers are; the batches are the same; docs/workers.md. "process": processes of this machine. "thread":
-            threads of this process, which call the dataset at once. "ray", or a `shmload.Ray` with options: `num_workers` actors
+            threads of this process, which call the dataset at once. "auto": threads if this Python has no GIL, or if reading the
+            first samples hardly holds it, which a child process measures when the first workers start, in 50 to 1000 ms; else
+            processes. "ray", or a `shmload.Ray` with options: `num_workers` actors
             on the nodes of a Ray cluster, which needs the extra `shmload[ray]`. Arrays of 1 MiB and more in the dataset are then
             stored once per node and are read-only; docs/cluster.md.
         share: with "node", ranks of this node that have the same `rank` and `world_size`, as in tensor or pipeline parallelism,
@@ -183,7 +187,7 @@ class ShmLoader(DataLoader[T]):
         max_bad: int | None = None,
         sample_timeout_s: float | None = None,
         ragged: RaggedMode | Mapping[str, RaggedMode] = AS_TORCH_OR_LIST,
-        backend: Literal["process", "thread", "ray"] | Ray = "process",
+        backend: Literal["process", "thread", "auto", "ray"] | Ray = "process",
         share: Literal["node"] | None = None,
         device: Any = None,
         after_batch: Callable[[Any], Any] | None = None,
@@ -385,7 +389,8 @@ class ShmLoader(DataLoader[T]):
         `num_steps`; `slots` by state; `orders` in flight; `time`: percentages in which the trainer waited, the workers waited,
         neither waited, and workers started; `bottleneck`, `waits_for`, `is_hung`; `workers`, a record for each with its process,
         sample and busy share; `memory`; counts of restarts, foreign objects and copies. With "auto" for a number, `autotune` has
-        the current numbers, the bottleneck, and every change with its reason.
+        the current numbers, the bottleneck, and every change with its reason. With `backend="auto"`, `backend` has the choice, its
+        reason, and the share of the time for which decoding holds the GIL.
 
         Cost: about 0.1 ms with a few workers; reads the files of their processes under /proc.
         """
@@ -393,6 +398,8 @@ class ShmLoader(DataLoader[T]):
         found: dict[str, Any] = {"num_bad_samples": builder.bad_samples.count, "bad_samples": list(builder.bad_samples.listed)}
         if builder.tuner is not None:
             found["autotune"] = builder.tuner.stats()
+        if builder.chosen is not None:
+            found["backend"] = asdict(builder.chosen)
         found["num_irregular"] = builder.bad_samples.num_irregular
         if builder.last is None:
             return found
@@ -477,6 +484,8 @@ class ShmLoader(DataLoader[T]):
         workers = f"num_workers={self.num_workers}"
         if isinstance(self.backend, Ray) and self.backend.num_local_workers:
             workers += f" + {self.backend.num_local_workers} local"
+        if self.backend == "auto":
+            workers += f", backend={self._builder.chosen or 'auto'}"
         return (
             f"ShmLoader({type(self.dataset).__name__}, batch_size={self.batch_size}, {workers}, {mode}{self._rank_text()}, "
             f"read by {self._config().plan.path}, {ring})"
@@ -577,7 +586,12 @@ def _by_number(dataset: Any, seed: int | None, *ranks: int | None) -> Any:
 def _kind_of_engine(config: LoaderConfig, builder: EngineBuilder) -> tuple[Make, dict[str, Any]]:
     """Return the function that makes this loader's engines, and the engine options for the placement of its workers."""
     options: dict[str, Any] = {}
-    if config.backend == "thread":
+    backend: Any = config.backend
+    if backend == "auto":
+        if builder.chosen is None:
+            builder.chosen = chosen_backend(config, measured_share)
+        backend = builder.chosen.backend
+    if backend == "thread":
         from shmload.worker.thread_pool import thread_pool  # changes functions of random, numpy and torch
 
         options |= {"backend": thread_pool, "has_threads": True}

@@ -28,7 +28,10 @@ def bench(
     dataset: Annotated[Text, Option(metavar="MODULE:NAME", help="Your dataset, or a function that returns it.")] = None,
     torch_loader: Annotated[Text, Option(metavar="MODULE:NAME", help="Your torch DataLoader, against a ShmLoader like it.")] = None,
     loader: Annotated[
-        Names, Option(metavar="NAME", help="shmload, torch, shmload-seed or module:factory.", show_default="shmload,torch")
+        Names,
+        Option(
+            metavar="NAME", help="shmload, shmload-threads, torch, shmload-seed or module:factory.", show_default="shmload,torch"
+        ),
     ] = None,
     batch_size: Annotated[Names, Option(metavar="N,N", help="Samples per batch.", show_default="the workload's")] = None,
     workers: Annotated[Names, Option(metavar="N,N", help=f"Worker processes; {SWEEP}", show_default="2")] = None,

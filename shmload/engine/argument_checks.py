@@ -95,13 +95,13 @@ def _check_table(given: Mapping[str, Any]) -> None:
 def _check_backend(given: Mapping[str, Any]) -> None:
     """Raise if the backend is unknown, is not installed, or does not allow the other arguments."""
     backend = given["backend"]
-    if backend == "process":
+    if backend in ("process", "auto"):
         return
     if backend == "thread":
-        _check_thread_workers(given)
+        check_thread_workers(given)
         return
     if backend != "ray" and not isinstance(backend, Ray):
-        raise ValueError(f'backend must be "process", "thread", "ray" or a shmload.Ray; got {backend!r}')
+        raise ValueError(f'backend must be "process", "thread", "auto", "ray" or a shmload.Ray; got {backend!r}')
     if given["num_workers"] in (0, "auto"):
         raise ValueError(
             f'backend="ray" needs num_workers, the number of its actors (`ray status` shows the CPUs); got {given["num_workers"]!r}'
@@ -114,8 +114,14 @@ def _check_backend(given: Mapping[str, Any]) -> None:
         raise ImportError('backend="ray" needs Ray, which is not installed: pip install "shmload[ray]"')
 
 
-def _check_thread_workers(given: Mapping[str, Any]) -> None:
-    """Raise if the other arguments need workers that are processes."""
+def check_thread_workers(given: Mapping[str, Any]) -> None:
+    """Raise if the other arguments need workers that are processes.
+
+    Args:
+        given: the arguments of `ShmLoader` by name.
+    Raises:
+        ValueError: the message names the argument, and what to do.
+    """
     dataset = given["dataset"]
     for is_refused, name, needed in (
         (given["num_workers"] == 0, "num_workers", "num_workers above 0: without workers, the trainer reads"),
@@ -271,7 +277,7 @@ def _check_share(given: Mapping[str, Any]) -> None:
             "prefetch_factor" if is_auto(given["prefetch_factor"]) else "num_workers",
             "a ring of fixed size: num_workers above 0, for the shared worker pool, and prefetch_factor as a number or None",
         ),
-        (given["backend"] != "process", "backend", "workers of this machine: leave backend out"),
+        (given["backend"] not in ("process", "auto"), "backend", "workers of this machine: leave backend out"),
         (given["device"] is not None, "device", "batches on the host: leave device out, and copy them with pin_memory=True"),
         (given["on_error"] != "raise", "on_error", 'on_error="raise": each rank would skip or replace bad samples by itself'),
         (given["audit"] is not None, "audit", "no audit, because it expects each sample on one rank: audit a run without share"),

@@ -15,6 +15,7 @@ from shmload.batch.mapped_batch import mapped
 from shmload.batch.sparse_tensors import parts_of
 from shmload.device.cuda import CudaDevice, current_cuda, open_device
 from shmload.device.sending import NUM_SENT
+from shmload.engine.backend_choice import BackendChoice
 from shmload.engine.bad_samples import BadSamples
 from shmload.engine.batch_source import BatchSource
 from shmload.engine.config import LoaderConfig
@@ -89,6 +90,7 @@ class EngineBuilder:
         engines: engines that are still alive.
         last: the newest engine, closed or not; None before the first.
         tuner: changes the values of "auto" arguments; None if there are none.
+        chosen: what `backend="auto"` has chosen; None before, and for any other backend.
         num_made: engines made so far.
         trace: records all engines, including later ones; None if there is no trace.
         about: (stage, where it runs) of a pipeline, shown to readers of its rings.
@@ -108,6 +110,7 @@ class EngineBuilder:
         self.engines: WeakSet[BatchSource] = WeakSet()
         self.last: BatchSource | None = None
         self.tuner: Autotuner | None = tuner_of(config, on_change)
+        self.chosen: BackendChoice | None = None
         self.num_made = 0
         self.trace: Tracing | None = None
         self.about: Sequence[tuple[str, str]] = ()

@@ -61,7 +61,7 @@ class LoaderConfig:
     snapshot_every_n_steps: int
     threads_per_worker: int
     trust_state: bool
-    backend: Literal["process", "thread", "ray"] | Ray
+    backend: Literal["process", "thread", "auto", "ray"] | Ray
     share: str | None
     device: Any
     after_batch: Callable[[Any], Any] | None

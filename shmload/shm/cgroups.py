@@ -60,8 +60,8 @@ def memory_cgroups(root: Path = Path("/")) -> list[CgroupMemory]:
     found = []
     for version, folder in cgroup_folders("memory", root):
         limit, usage = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        most, used = read_limit(folder / limit), read_limit(folder / usage)
-        if most is not None and used is not None:
+        most = read_limit(folder / limit)
+        if most is not None and (used := read_limit(folder / usage)) is not None:
             found.append(CgroupMemory(folder, version, most, used, max(most - used + _droppable(folder), 0)))
     return found
 

@@ -35,6 +35,7 @@ from shmload.shm.free_memory import check_fits, shm_free_bytes
 from shmload.shm.names import NEW, SHM_DIR, proc_self
 
 Kind = Literal["auto", "shm", "memfd"]
+UNCHECKED_NBYTES = 1 << 20  # up to this size, free memory is not checked: the check reads all cgroups, which delays the first batch
 _NAMED = "#"  # separates a descriptor from the name of its memfd
 
 
@@ -73,7 +74,8 @@ class Segment:
         Raises:
             RingTooSmall: there is not enough memory, or `kind` demands "shm" and /dev/shm has no room.
         """
-        check_fits(nbytes, slots, promised_nbytes=unreserved_bytes())
+        if nbytes > UNCHECKED_NBYTES:
+            check_fits(nbytes, slots, promised_nbytes=unreserved_bytes())
         if num_reserved is None:
             num_reserved = nbytes
         if kind != "memfd":

@@ -125,6 +125,8 @@ def separate(dataset: Any, collate_fn: Any) -> tuple[Any, Any]:
     """
     roots = dataset, collate_fn
     parts, owners, generators = _graph(roots)
+    if not generators:
+        return roots
     on_the_way = set(generators)
     pending = list(generators)
     while pending:

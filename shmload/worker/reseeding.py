@@ -204,19 +204,32 @@ def _offset_in(memory: int, pointer: int, generator: Any) -> int:
     return at if is_it and at + len(words) + _AFTER <= len(found) else -1
 
 
-# generators that were found right in one thread's set: in other threads one test is enough, which saves a millisecond
-_right_in_a_thread: set[int] = set()
+# (which, offsets of its words in their objects) of each kind that was right in one thread's set. If the words of a further thread's
+# set were found at the same offsets, they are not tested again, because that takes half a millisecond. Torch's object is not known,
+# so its words are tested once.
+_right_in_a_thread: set[tuple[int, ...]] = set()
 
 
 def _is_right(generators: GeneratorSet, reseeder: Reseeder, which: int) -> bool:
     """Return whether the reseeder gives a generator the state of its public call, whatever its state was before."""
-    if generators is not OF_PROCESS and which in _right_in_a_thread:
-        return _agrees(generators, reseeder, which, 1)
+    offsets = _offsets(generators, reseeder, which)
+    if generators is not OF_PROCESS and offsets in _right_in_a_thread:
+        return which != TORCH or _agrees(generators, reseeder, which, 1)
     agrees = all(_agrees(generators, reseeder, which, number) for number in range(4))
     is_right = agrees and _leaves_no_gaussian(generators, reseeder, which)
     if is_right and generators is not OF_PROCESS:
-        _right_in_a_thread.add(which)
+        _right_in_a_thread.add(offsets)
     return is_right
+
+
+def _offsets(generators: GeneratorSet, reseeder: Reseeder, which: int) -> tuple[int, ...]:
+    """Return the kind, and the offsets in its Python objects at which its words or its cached gaussian were found."""
+    if which == RANDOM:
+        return which, reseeder.random_at - id(generators.python)
+    if which == NUMPY:
+        start = id(generators.numpy)
+        return which, reseeder.own_at - start, reseeder.gauss_at - start
+    return (which,)
 
 
 def _agrees(generators: GeneratorSet, reseeder: Reseeder, which: int, number: int) -> bool:

@@ -103,6 +103,18 @@ def test_iterable_dataset_is_measured_and_its_bytes_are_compared(bench, num_work
 
 
 @slow
+def test_processes_and_threads_are_compared_on_a_users_dataset_in_one_run(bench):
+    loaders = ["shmload", "shmload-threads", "torch"]
+    done = bench("--quick", "--dataset", "planted:Good", "--loader", ",".join(loaders), "--json")
+    assert done.returncode == 0, done.stderr
+    (workload,) = json.loads(done.stdout)["workloads"]
+    assert list(workload["loaders"]) == loaders
+    for loader in workload["loaders"].values():
+        assert loader["metrics"].keys() >= {"samples_per_s", "cpu_us_per_sample", "first_batch_ms", "peak_pss_mb"}
+    assert workload["loaders"]["shmload-threads"]["same_bytes"] is True
+
+
+@slow
 def test_error_explains_why_seed_mode_rejects_iterable_datasets(bench):
     done = bench("--quick", "--dataset", "planted:stream", "--loader", "shmload-seed,torch")
     assert done.returncode == 1

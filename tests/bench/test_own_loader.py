@@ -36,16 +36,19 @@ def assert_same_batches(expected, got):
 
 
 @slow
+@pytest.mark.parametrize("name", ["shmload", "shmload-threads"])
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_shmloader_delivers_the_batches_of_the_users_loader(factory):
-    assert_same_batches(batches("torch", factory), batches("shmload", factory))
+def test_shmloader_delivers_the_batches_of_the_users_loader(factory, name):
+    assert_same_batches(batches("torch", factory), batches(name, factory))
 
 
 @slow
 def test_batches_do_not_depend_on_the_number_of_workers():
     expected = batches("torch", "shuffled_loader")
     assert_same_batches(expected, batches("torch", "shuffled_loader", num_workers=0))
-    assert_same_batches(expected, batches("shmload", "shuffled_loader", num_workers=2, prefetch_factor=1))
+    for name in ("shmload", "shmload-threads"):
+        assert_same_batches(expected, batches(name, "shuffled_loader", num_workers=2, prefetch_factor=1))
+    assert_same_batches(expected, batches("shmload-threads", "shuffled_loader", num_workers=0))
 
 
 def test_loader_object_of_the_user_is_measured():
@@ -88,7 +91,10 @@ def test_error_for_an_object_that_is_not_a_loader_is_one_line(spec, text):
         ({"batch_size": (4,)}, "--batch-size: needs no --torch-loader"),
         ({"workloads": ("rows",)}, "--workload: needs no --torch-loader"),
         ({"start_method": "fork"}, "--start-method: needs no --torch-loader"),
-        ({"loaders": ("shmload", "shmload-seed")}, "--loader: needs shmload or torch with --torch-loader, given 'shmload-seed'"),
+        (
+            {"loaders": ("shmload", "shmload-seed")},
+            "--loader: needs shmload, shmload-threads or torch with --torch-loader, given 'shmload-seed'",
+        ),
     ],
 )
 def test_options_that_the_loader_already_sets_are_errors(options, text):

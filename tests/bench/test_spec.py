@@ -65,7 +65,7 @@ def test_class_and_object_are_accepted_as_a_dataset(spec):
     ("options", "text"),
     [
         ({"workloads": ("video",)}, "--workload: needs one of photos, records, rows, tokens, python, given 'video'"),
-        ({"loaders": ("nowhere",)}, r"--loader: needs one of shmload, torch, .* or module:factory, given 'nowhere'"),
+        ({"loaders": ("nowhere",)}, r"--loader: needs one of shmload, .*, torch, .* or module:factory, given 'nowhere'"),
         ({"loaders": ()}, r"--loader: needs at least one of .*, given none"),
         ({"batch_size": (0,)}, "--batch-size: needs at least 1, given 0"),
         ({"num_workers": (-1,)}, "--workers: needs at least 0, given -1"),

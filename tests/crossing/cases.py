@@ -299,7 +299,9 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
     own = random.Random(case.seed)  # a generator of its own, so that the other dimensions stay as they were for the same seed
     if own.random() < 0.3:
         case = replace(case, program=own.choice(HABITS_OF_PROGRAMS))
-    return replace(case, backend="thread") if own.random() < 0.15 else case
+    if own.random() < 0.15:
+        case = replace(case, backend="thread")
+    return replace(case, backend="auto") if own.random() < 0.08 else case
 
 
 def made_legal(case: Case) -> Case:
@@ -565,6 +567,8 @@ def _legal_backend(case: Case) -> Case:
     """
     if case.backend == "thread" and case.workers != 0:
         return replace(case, start="fork", threads=1, harm="none", actors="")
+    if case.backend == "auto" and case.workers != 0:  # processes for another start method or several threads, else either
+        return replace(case, harm="none", actors="")
     if case.backend != "ray" or case.kind in ("growing", "pipeline") or case.workers == 0:
         return replace(case, backend="process", actors="", shm="usual" if case.shm == "host" else case.shm)
     workers = min(case.workers, 2) if isinstance(case.workers, int) else 2
@@ -580,7 +584,7 @@ def _legal_also(case: Case) -> Case:
         refused |= set("tsb")
     if case.on_error == "raise":
         refused |= set("m")
-    if case.kind == "iterable" or case.backend == "thread" or (case.backend == "ray" and not case.is_seeded):
+    if case.kind == "iterable" or case.backend in ("thread", "auto") or (case.backend == "ray" and not case.is_seeded):
         refused |= set("s")
     if case.is_noisy:
         refused |= set("o")

@@ -166,9 +166,10 @@ def loader_options(case: Case, *, rank: int = 0, ranks: int | None = None, worke
             options["max_restarts"] = case.restarts
         if case.persistent:
             options["persistent_workers"] = True
-        if case.backend == "thread":
-            options["backend"] = "thread"
-            del options["multiprocessing_context"]
+        if case.backend in ("thread", "auto"):
+            options["backend"] = case.backend
+            if case.start == "fork":
+                del options["multiprocessing_context"]
         if case.backend == "ray":
             options["backend"] = Ray(address=os.environ["CROSSING_RAY"], actor_options=ACTORS[case.actors] if case.actors else {})
             del options["multiprocessing_context"]

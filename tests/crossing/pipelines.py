@@ -418,8 +418,8 @@ def run_pipeline(trial: Trial) -> None:
             options: dict[str, Any] = {"block_size": block_size(case)} if set(case.stages) & set(OF_BLOCKS) else {}
             if "a" in case.also:
                 options["audit"] = trial.made.folder / "audit"
-            if case.backend == "thread" and workers:
-                options["backend"] = "thread"
+            if case.backend in ("thread", "auto") and workers:
+                options["backend"] = case.backend
             return [
                 Conveyer(stages_of(case, trial.made.folder / "kept", rank, ranks, workers, batch_size), **options)
                 for rank in range(ranks)

@@ -15,6 +15,7 @@ RESEEDED = "tests/loader/test_reseeding.py::test_"
 
 THREADS = "tests/worker/test_thread_workers.py::test_"
 STUCK = "tests/worker/test_stuck_threads.py::test_"
+CHOICE = "tests/worker/test_backend_choice.py::test_"
 
 TORCH = "tests/resume/test_torch_mode.py::test_"
 
@@ -553,6 +554,34 @@ STATE_DEFECTS = [
         "WorkerThread.run",
         Replace("self.is_ending", "False"),
         (f"{THREADS}thread_that_starts_after_the_loader_has_closed_ends_without_a_message",),
+    ),
+    Defect(
+        "E4",
+        '"auto" chooses threads for a dataset that holds the GIL',
+        "backend_choice:_choice",
+        Replace("share <= limit", "share > limit"),
+        (
+            f"{CHOICE}batches_are_those_of_the_backend_that_fits_the_dataset[sleep-thread-None]",
+            f"{CHOICE}batches_are_those_of_the_backend_that_fits_the_dataset[count-process-7]",
+            f"{CHOICE}threads_are_chosen_if_all_together_hold_the_lock_for_half_of_the_time[0.2-2-thread]",
+        ),
+    ),
+    Defect(
+        "E4",
+        'the measurement for "auto" does not notice that it waits for the GIL',
+        "lock_share:held_share",
+        Replace("waited > _HELD_NS", "False"),
+        (
+            f"{CHOICE}batches_are_those_of_the_backend_that_fits_the_dataset[count-process-7]",
+            f"{CHOICE}lock_is_held_while_a_sample_never_ends",
+        ),
+    ),
+    Defect(
+        "E4",
+        '"auto" decides again for each pass',
+        "_kind_of_engine",
+        Replace("builder.chosen is None", "True"),
+        (f"{CHOICE}choice_is_made_once_and_not_without_workers",),
     ),
     Defect(
         "R15",

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from shmload.tools.bench.builtin_workloads import WORKLOADS
 from shmload.tools.object_reference import UsageError
 
-LOADERS = ("shmload", "torch", "shmload-seed")
-AS_BUILT = ("shmload", "torch")  # contestants that can be made of a DataLoader that the user built
+LOADERS = ("shmload", "shmload-threads", "torch", "shmload-seed")
+AS_BUILT = ("shmload", "shmload-threads", "torch")  # contestants that can be made of a DataLoader that the user built
 START_METHODS = ("fork", "spawn", "forkserver")
 
 
@@ -102,7 +102,7 @@ class BenchOptions:
                     yield f"{option}: needs no --torch-loader, whose DataLoader says that itself; give one of the two"
             for name in self.loaders:
                 if name not in AS_BUILT:
-                    built = " or ".join(AS_BUILT)
+                    built = f"{', '.join(AS_BUILT[:-1])} or {AS_BUILT[-1]}"
                     yield f"--loader: needs {built} with --torch-loader, given {name!r}: others cannot take its arguments"
 
     @property

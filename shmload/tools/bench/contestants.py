@@ -68,6 +68,12 @@ def shmload(dataset: Any, options: LoaderOptions) -> Loader:
     return ShmLoader(dataset, **keywords(options), generator=options.generator())
 
 
+def threads(dataset: Any, options: LoaderOptions) -> Loader:
+    """Return a ShmLoader in torch mode whose workers are threads. Without workers, it is the same as `shmload`."""
+    arguments = keywords(options) | ({"backend": "thread", "multiprocessing_context": None} if options.num_workers else {})
+    return ShmLoader(dataset, **arguments, generator=options.generator())
+
+
 def seed_mode(dataset: Any, options: LoaderOptions) -> Loader:
     """Return a ShmLoader in seed mode, with its own order."""
     return ShmLoader(dataset, **keywords(options), seed=options.seed)
@@ -81,7 +87,7 @@ def torch_loader(dataset: Any, options: LoaderOptions) -> Loader:
     return DataLoader(dataset, **keywords(options), generator=options.generator())
 
 
-CONTESTANTS: dict[str, Factory] = {"shmload": shmload, "torch": torch_loader, "shmload-seed": seed_mode}
+CONTESTANTS: dict[str, Factory] = {"shmload": shmload, "shmload-threads": threads, "torch": torch_loader, "shmload-seed": seed_mode}
 
 
 def factory(name: str) -> Factory:

@@ -55,10 +55,10 @@ def arguments_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def like_users(name: str, own: DataLoader[Any], num_workers: int | None, prefetch: int | None) -> DataLoader[Any]:
-    """Return a loader with the arguments of the user's: torch's for the name "torch", a ShmLoader for "shmload".
+    """Return a loader with the arguments of the user's: torch's for the name "torch", a ShmLoader for the others.
 
     Args:
-        name: "torch" or "shmload".
+        name: "torch", "shmload" or "shmload-threads".
         own: the user's loader, which is returned itself for "torch" if no setting is given.
         num_workers, prefetch: settings to use in place of its own; None keeps its own.
     """
@@ -71,7 +71,9 @@ def like_users(name: str, own: DataLoader[Any], num_workers: int | None, prefetc
         arguments["prefetch_factor"] = prefetch
     if arguments["num_workers"] == 0:  # torch refuses these without workers
         arguments |= {"prefetch_factor": None, "persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
-    return (ShmLoader if name == "shmload" else DataLoader)(own.dataset, **arguments)
+    elif name == "shmload-threads":
+        arguments |= {"backend": "thread", "multiprocessing_context": None}
+    return (DataLoader if name == "torch" else ShmLoader)(own.dataset, **arguments)
 
 
 def num_samples(loader: DataLoader[Any]) -> int | None:

@@ -1,0 +1,3 @@
+"""Measure how long a thread waits for Python's lock (the GIL)."""
+
+def sleep_and_wait(pause_ns: int) -> tuple[int, int]: ...

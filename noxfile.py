@@ -36,6 +36,7 @@ PAIRS = [
     ("3.13", "2.15.0", "2.4.6"),
     ("3.14", "2.10.0", "2.4.6"),
     ("3.14", "2.15.0", "2.4.6"),
+    ("3.14t", "2.13.0", "2.4.6"),
 ]
 RESULTS = Path(".nox/results.json")
 # Writes the packages that torch requires for GPUs as overrides that are never installed.

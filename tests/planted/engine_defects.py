@@ -126,7 +126,7 @@ ENGINE_DEFECTS = [
         "samples are numbered from the start in each order, so a generator of sample_rng() is kept into the next order",
         "src/filler.pyx",
         Replace(
-            "        self.key, self.row, self.begun = key, row, num_begun\n",
+            "        self.key, self.row, self.begun = key, row, shml_begin_sample()\n",
             "        self.key, self.row, self.begun = key, row, self.begun + 1\n",
         ),
         ("tests/loader/test_sample_rng.py::test_worker_has_a_generator_for_each_sample",),

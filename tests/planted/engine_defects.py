@@ -10,6 +10,7 @@ SHARED = "tests/behaviour/test_shared_iterators.py::"
 KINDS = "tests/batch/test_tensor_kinds.py::"
 ABILITIES = "tests/behaviour/test_abilities.py::"
 TEMPLATE = "tests/worker/test_template.py::"
+FREE = "tests/core/test_free_threading.py::"
 
 ENGINE_DEFECTS = [
     Defect(
@@ -189,6 +190,14 @@ ENGINE_DEFECTS = [
             'not name and os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)") != f"/memfd:{name}"',
         ),
         ("tests/shm/test_segment.py::test_reused_descriptor_is_not_mistaken_for_the_first_segment",),
+    ),
+    Defect(
+        "E4",
+        "without the GIL, a thread's chunk ends while the trainer leaves the thread behind",
+        "src/filler.pyx",
+        Replace("    @cython.critical_section\n    def detach(self):\n", "    def detach(self):\n"),
+        (f"{FREE}test_every_call_holds_the_critical_section_of_its_object[filler.pyx]",),
+        modules=("filler",),
     ),
     Defect(
         "E4",

@@ -36,7 +36,16 @@ PAIRS = [
     ("3.13", "2.15.0", "2.4.6"),
     ("3.14", "2.10.0", "2.4.6"),
     ("3.14", "2.15.0", "2.4.6"),
+    ("3.14t", "2.13.0", "2.4.6"),
 ]
+# What runs on a Python without the GIL, for which many libraries of the extra `dev` have no wheels; slow tests are included.
+FREE_THREADED = (
+    "tests/core",
+    "tests/worker",
+    "tests/engine",
+    "tests/loader/test_reading_threads.py",
+    "tests/behaviour/test_threads.py",
+)
 RESULTS = Path(".nox/results.json")
 # Writes the packages that torch requires for GPUs as overrides that are never installed.
 LIST_GPU_PACKAGES = """
@@ -63,12 +72,14 @@ def tests(session: nox.Session, torch: str, numpy: str) -> None:
     constraints.write_text(f"torch=={torch}\nnumpy=={numpy}\n{older}")
     session.install("--no-deps", f"torch=={torch}")
     session.run_install("python", "-c", LIST_GPU_PACKAGES, str(overrides))
-    session.install("-c", str(constraints), "--overrides", str(overrides), "-e", ".[dev]")
+    has_gil = not str(session.python).endswith("t")
+    session.install("-c", str(constraints), "--overrides", str(overrides), "-e", ".[dev]" if has_gil else ".[tests]")
     site = session.run_install("python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", silent=True)
     if site is not None:  # None with -R, where everything is installed
         session.run_install("python", "-m", "tests.matrix.stubs", site.strip(), str(stubs), silent=True)
     report = folder / "pytest.txt"
-    words = ("python", "-m", "pytest", "-q", *session.posargs)
+    named = session.posargs or (() if has_gil else FREE_THREADED)
+    words = ("python", "-m", "pytest", "-q", *named)
     with report.open("w") as log:
         if session.run(*words, env={"LD_LIBRARY_PATH": str(stubs)}, stdout=log, success_codes=[0, 1]) is None:
             return  # --install-only
@@ -76,7 +87,9 @@ def tests(session: nox.Session, torch: str, numpy: str) -> None:
     print(report.read_text()[-3000:])
     exact = session.run("python", "-c", "import platform; print(platform.python_version())", silent=True).strip()
     found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    found[f"{session.python} {torch} {numpy}"] = [exact, torch, numpy, last, datetime.date.today().isoformat()]
+    result = " of ".join([re.sub(r" in .*", "", last), *([", ".join(named)] if named else [])])
+    exact += "" if has_gil else "t"
+    found[f"{session.python} {torch} {numpy}"] = [exact, torch, numpy, result, datetime.date.today().isoformat()]
     RESULTS.write_text(json.dumps(found, indent=1))
     if re.search(r"\b(failed|error)", last):
         session.error(last)
@@ -89,7 +102,7 @@ def table(session: nox.Session) -> None:
     rows = ["| Python | torch | numpy | the quick tests | on |\n", "|---|---|---|---|---|\n"]
     for key in (f"{python} {torch} {numpy}" for python, torch, numpy in PAIRS):
         python, torch, numpy, last, day = found.get(key, [*key.split(), "not run", ""])
-        rows.append(f"| {python} | {torch} | {numpy} | {re.sub(r' in .*', '', last)} | {day} |\n")
+        rows.append(f"| {python} | {torch} | {numpy} | {last} | {day} |\n")
     head, _, rest = PAGE.read_text().partition(BEGIN)
     PAGE.write_text(head + BEGIN + "".join(rows) + END + rest.partition(END)[2])
 

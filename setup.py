@@ -80,7 +80,7 @@ if __name__ == "__main__":  # where processes are not forked, cythonize's import
                 "initializedcheck": debug,
                 "cdivision": True,
                 "embedsignature": True,
-                "freethreading_compatible": False,
+                "freethreading_compatible": True,
             },
         ),
     )

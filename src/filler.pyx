@@ -2,7 +2,11 @@
 
 Each claim is followed by exactly one finish. All fields of an order are read after the claim, because they cannot change from then
 on.
+
+In a Python without the GIL, the critical section of the ring replaces it: it is held in every call.
 """
+
+cimport cython
 
 include "ring.pxi"
 
@@ -24,7 +28,13 @@ ERROR = SHML_ERROR
 ROOM = SHML_EVENT_ROOM
 LAYOUT = SHML_EVENT_LAYOUT
 
-cdef int64_t num_begun = 0  # samples begun by all rings of this process
+cdef extern from *:
+    """
+    static _Atomic int64_t shml_num_begun; /* samples begun by all rings of this process */
+    static int64_t shml_begin_sample(void) { return atomic_fetch_add_explicit(&shml_num_begun, 1, memory_order_relaxed) + 1; }
+    """
+    int64_t shml_begin_sample()
+
 cdef uint64_t IDLE_NS = 1_000_000_000  # a wait for orders is reported in parts of this length, so that stats readers see it early
 
 
@@ -75,6 +85,7 @@ cdef class WorkerRing:
         self.worker_id = worker_id
         shml_view(&self._ring, header)
 
+    @cython.critical_section
     def announce(self, uint64_t begun_ns=0):
         """Record that this process has started and is ready for orders.
 
@@ -90,21 +101,24 @@ cdef class WorkerRing:
             shml_record_of_none(&self._ring, self.worker_id, SHML_EVENT_START, begun_ns, now)
 
     @property
+    @cython.critical_section
     def is_closing(self):
         """Return whether the trainer is closing the ring, so that all workers must leave."""
         return bool(self._ring.header.is_closing)
 
     @property
+    @cython.critical_section
     def is_wanted(self):
         """Return whether this worker should continue: the ring is not closing, and the trainer wants a worker of this number."""
         return not self._ring.header.is_closing and <uint64_t>self.worker_id < self._ring.header.num_wanted
 
+    @cython.critical_section
     def detach(self):
         """Separate this object from the ring for good, for a worker thread that is stuck in a sample. Called by the trainer.
 
         The thread goes on with a copy of the control block in which its order is abandoned and the ring is closing. So it leaves
         when it wakes up, and changes nothing that others see. Its claim can be recovered at once. All other methods that touch the
-        control block within a claim hold Python's lock, so none of them is under way.
+        control block within a claim hold the GIL or the ring's critical section, so none of them is under way.
 
         Returns:
             whether it was detached; False without a claim, because the worker is then not reading a sample.
@@ -118,10 +132,12 @@ cdef class WorkerRing:
             self._is_detached = True
         return True
 
+    @cython.critical_section
     def request(self, uint64_t ticket):
         """Request admission as a helper; may be called again. Return whether it is admitted and may claim (helpers.h)."""
         return shml_request(&self._ring, self.worker_id, ticket) == 1
 
+    @cython.critical_section
     def waiting(self, bint on):
         """Record whether this worker waits for orders, for stats readers and for the trainers that it could help."""
         self._ring.workers[self.worker_id].is_waiting = on
@@ -138,6 +154,7 @@ cdef class WorkerRing:
         shml_record_of_none(&self._ring, self.worker_id, SHML_EVENT_IDLE, self._idle_ns, now)
         self._idle_ns = 0
 
+    @cython.critical_section
     def waited(self, uint32_t kind, uint64_t begin_ns):
         """Record for stats readers that this worker, with a claim, has waited from `begin_ns` until now.
 
@@ -152,6 +169,7 @@ cdef class WorkerRing:
         shml_record_of_slot(&self._ring, self.worker_id, kind, begin_ns, end_ns, self._claim.order, self._claim.slot,
                             self._claim.chunk, self.end_row - self.first_row, own)
 
+    @cython.critical_section
     def claim(self, uint32_t num_left=0):
         """Claim the oldest chunk open to this worker. Return False if there is none now.
 
@@ -200,6 +218,7 @@ cdef class WorkerRing:
         self.is_pickled = record.order_kind == SHML_ORDER_PICKLED
 
     @property
+    @cython.critical_section
     def batch(self):
         """Return the number of the claimed batch within its epoch, for messages.
 
@@ -214,20 +233,24 @@ cdef class WorkerRing:
         return &self._ring.slots[self._claim.slot]
 
     @property
+    @cython.critical_section
     def order_path(self):
         """Return the path of the segment that contains the order's bytes; empty if they are in the order area."""
         return <bytes>(<const char *>self._record().order_path)
 
     @property
+    @cython.critical_section
     def order_nbytes(self):
         """Return the number of the order's bytes."""
         return self._record().order_nbytes
 
+    @cython.critical_section
     def order_bytes(self):
         """Return a copy of the order's bytes: the whole batch's int64 indices, or their pickle."""
         cdef shml_slot *record = self._record()
         return (<const char *>shml_order_area(&self._ring, self._claim.slot))[:record.order_nbytes]
 
+    @cython.critical_section
     def begin_row(self, int row, key):
         """Record the row that this worker is about to decode, which is blamed if the process dies.
 
@@ -239,12 +262,11 @@ cdef class WorkerRing:
         """
         return self._begin(row, key)
 
+    @cython.critical_section
     cdef bint _begin(self, int row, object key) except -1:
         cdef shml_worker *me = &self._ring.workers[self.worker_id]
         cdef int has_overflown = 0
-        global num_begun
-        num_begun += 1
-        self.key, self.row, self.begun = key, row, num_begun
+        self.key, self.row, self.begun = key, row, shml_begin_sample()
         self.index = PyLong_AsLongLongAndOverflow(key, &has_overflown) if PyLong_CheckExact(key) else -1
         me.index = <uint64_t>self.index  # also -1 if the key has overflowed
         me.since_ns = shml_now_ns()
@@ -252,10 +274,12 @@ cdef class WorkerRing:
         me.now = self._claim.order << 16 | <uint64_t>(row & 0xFFFF)
         return self._ring.header.generation == self._record().generation
 
+    @cython.critical_section
     def end_sample(self):
         """Record that no single sample is being read, so that none is blamed for an error."""
         self.key, self.row = None, -1
 
+    @cython.critical_section
     def end_rows(self):
         """Record that no row is being decoded, so that no sample is blamed for a death or a timeout."""
         cdef shml_worker *me = &self._ring.workers[self.worker_id]
@@ -263,40 +287,48 @@ cdef class WorkerRing:
         me.now = 0
 
     @property
+    @cython.critical_section
     def is_abandoned(self):
         """Return whether the claimed order is no longer wanted; then finish it with VOID."""
         return self._ring.header.generation != self._record().generation
 
     @property
+    @cython.critical_section
     def is_suspect(self):
         """Return whether a worker has died while filling the claimed order."""
         return self._record().num_lost > 0
 
     @property
+    @cython.critical_section
     def payload(self):
         """Return (version, path, offset, nbytes) of the claimed slot's payload; the path is empty before there is one."""
         cdef shml_slot *record = self._record()
         return record.payload_version, <bytes>(<const char *>record.payload_path), record.payload_offset, record.payload_nbytes
 
     @property
+    @cython.critical_section
     def payload_version(self):
         """Return a number that grows when the claimed slot gets another payload."""
         return self._record().payload_version
 
+    @cython.critical_section
     def need(self, uint64_t nbytes):
         """Request a payload of `nbytes` for the claimed slot from the trainer. Then ring its bell."""
         self._record().need_nbytes = nbytes
 
     @property
+    @cython.critical_section
     def is_granted(self):
         """Return whether the trainer has answered `need`."""
         return self._record().need_nbytes == 0
 
     @property
+    @cython.critical_section
     def used_nbytes(self):
         """Return the size of the claimed order's packed batch in bytes, once `set_used` has recorded it; otherwise 0."""
         return self._record().used_nbytes
 
+    @cython.critical_section
     def set_used(self, uint64_t nbytes):
         """Record the size in bytes of the slot's packed batch. The order must be one chunk, because the batch has one writer."""
         cdef shml_slot *record = self._record()
@@ -304,6 +336,7 @@ cdef class WorkerRing:
             raise ValueError(f"a packed batch must be written by one worker, but this order is divided into {record.nchunks} chunks")
         record.used_nbytes = nbytes
 
+    @cython.critical_section
     def write_note(self, bytes note):
         """Store a note, at most `text_capacity` bytes, that is sent with the claimed order's batch. The order must be one chunk."""
         cdef shml_slot *record = self._record()
@@ -313,10 +346,12 @@ cdef class WorkerRing:
         memcpy(shml_text_area(&self._ring, self._claim.slot), <const char *>note, len(note))
         record.note_nbytes = len(note)
 
+    @cython.critical_section
     def ask_repack(self):
         """Request that the trainer orders the claimed batch again as one packed chunk; then finish with VOID."""
         self._record().repack = self._claim.order
 
+    @cython.critical_section
     def write_error(self, bytes text):
         """Write the error of the claimed chunk for the trainer, unless another chunk's error is there; then finish with ERROR.
 
@@ -334,10 +369,12 @@ cdef class WorkerRing:
         return True
 
     @property
+    @cython.critical_section
     def text_capacity(self):
         """Return the largest number of bytes of an error text or a note."""
         return self._ring.header.text_capacity
 
+    @cython.critical_section
     def finish(self, uint32_t own, *, uint64_t num_foreign=0, uint64_t num_irregular=0):
         """End the claim with DONE, VOID or ERROR. Return whether the trainer sleeps until this slot is final, so ring its bell.
 
@@ -358,6 +395,7 @@ cdef class WorkerRing:
             shml_wake(&self._ring)
         return all_final == 1 and shml_is_awaited(&self._ring, self._claim.slot) == 1
 
+    @cython.critical_section
     def pace_of(self, uint32_t worker_id):
         """Return (number of chunks finished so far, nanoseconds that they took) of any worker of the ring."""
         if worker_id >= self._ring.header.num_workers:
@@ -365,6 +403,7 @@ cdef class WorkerRing:
         cdef shml_worker *worker = &self._ring.workers[worker_id]
         return worker.num_chunks, worker.busy_ns
 
+    @cython.critical_section
     def count_fetch(self, uint64_t nbytes, *, bint is_remote, bytes node, uint32_t num_actors):
         """Count bytes that a Ray actor has sent, for stats readers.
 
@@ -379,25 +418,30 @@ cdef class WorkerRing:
     # ------------------------------------------------------------ layout
 
     @property
+    @cython.critical_section
     def has_layout(self):
         """Return whether the trainer has settled the layout."""
         return self._ring.header.layout_state == SHML_LAYOUT_READY
 
     @property
+    @cython.critical_section
     def is_packed_only(self):
         """Return whether samples are known not to have one shape, so that workers need not try to place rows."""
         return bool(self._ring.header.is_packed)
 
     @property
+    @cython.critical_section
     def layout_capacity(self):
         """Return the largest number of bytes of a layout text."""
         return self._ring.header.layout_capacity
 
     @property
+    @cython.critical_section
     def layout_text(self):
         """Return the settled layout text."""
         return (<const char *>self._ring.layout)[:self._ring.header.layout_nbytes]
 
+    @cython.critical_section
     def ask_layout(self):
         """Become the worker that describes the layout. Return False if another worker does.
 
@@ -405,11 +449,13 @@ cdef class WorkerRing:
         """
         return bool(shml_ask_layout(&self._ring, self.worker_id))
 
+    @cython.critical_section
     def give_up_layout(self):
         """Let another worker describe the layout, after `ask_layout` has returned True and before `propose_layout`."""
         if self._ring.header.layout_state == <uint32_t>(SHML_LAYOUT_ASKING + self.worker_id):
             self._ring.header.layout_state = SHML_LAYOUT_NONE
 
+    @cython.critical_section
     def propose_layout(self, bytes text):
         """Propose a layout, after `ask_layout` has returned True. Then ring the trainer's bell."""
         if <uint64_t>len(text) > self._ring.header.layout_capacity:

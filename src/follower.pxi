@@ -81,17 +81,20 @@ cdef class FollowerRing:
             raise IndexError(f"slot {slot} is out of range: the ring has {self.num_slots}")
         return 0
 
+    @cython.critical_section
     def find(self, Order order):
         """Return the slot of a batch that the leader has ordered, or -1. The batch stays in that slot until it is passed."""
         self._slot(0)
         return shml_share_find(&self._shared._share, self._shared.me, self._shared.round, order.epoch, order.step)
 
+    @cython.critical_section
     def look(self, int slot):
         """Return FILLING, READY or FAILED for a slot returned by `find`. FILLING includes all that the leader still has to handle.
         """
         self._slot(slot)
         return shml_share_look(&self._shared._share, &self._ring, slot)
 
+    @cython.critical_section
     def failure(self, int slot):
         """Return the worker's error text of a FAILED slot, or None if a sample has crashed its workers."""
         self._slot(slot)
@@ -102,17 +105,20 @@ cdef class FollowerRing:
         cdef uint64_t nbytes = min(self._ring.slots[slot].text_nbytes, self._ring.header.text_capacity)
         return (<const char *>shml_text_area(&self._ring, slot))[:nbytes]
 
+    @cython.critical_section
     def payload(self, int slot):
         """Return (version, path, offset, nbytes) of the payload of a slot returned by `find`."""
         self._slot(slot)
         cdef shml_slot *record = &self._ring.slots[slot]
         return record.payload_version, <bytes>(<const char *>record.payload_path), record.payload_offset, record.payload_nbytes
 
+    @cython.critical_section
     def let_go(self):
         """Unmap the payloads that have no lease; this rank takes no batches afterwards."""
         self._slot(0)
         shml_local_ring_close(self._local_ring)
 
+    @cython.critical_section
     def set_payload(self, int slot, memory, uint64_t offset, uint64_t nbytes):
         """Set where a slot's bytes are in this process: `nbytes` from `offset` of `memory`.
 
@@ -129,12 +135,14 @@ cdef class FollowerRing:
         place.offset = offset
         place.nbytes = nbytes
 
+    @cython.critical_section
     def is_free(self, int slot):
         """Return whether a slot can be leased. A READY slot may still be leased while another thread ends its last lease."""
         self._slot(slot)
         shml_local_ring_collect(self._local_ring)
         return self._local_ring.places[slot].state == SHML_FREE
 
+    @cython.critical_section
     def lease(self, int slot):
         """Lease a READY slot that is free, and pass its batch."""
         if not self.is_free(slot):
@@ -151,6 +159,7 @@ cdef class FollowerRing:
         lease._lease = shml_lease_begin(self._local_ring, slot)
         return lease
 
+    @cython.critical_section
     def skip(self, int slot):
         """Pass a batch without a lease."""
         self._slot(slot)
@@ -175,31 +184,37 @@ cdef class FollowerRing:
         if failed == EINTR:
             PyErr_CheckSignals()
 
+    @cython.critical_section
     def wake(self):
         """Wake the other followers that sleep."""
         shml_wake(&self._ring)
 
     @property
+    @cython.critical_section
     def is_leader_waiting(self):
         """Return whether the leader sleeps until any slot is released; if so, ring its bell after passing a slot."""
         return self._ring.header.awaited == <uint64_t>-1
 
     @property
+    @cython.critical_section
     def layout_text(self):
         """Return the settled layout text."""
         return (<const char *>self._ring.layout)[:self._ring.header.layout_nbytes]
 
     @property
+    @cython.critical_section
     def num_leased(self):
         """Return the number of slots that this rank has leased."""
         shml_local_ring_collect(self._local_ring)
         return self._local_ring.num_leased
 
     @property
+    @cython.critical_section
     def num_lendable(self):
         """Return the number of slots that this rank may have leased at a time, including the newest lease."""
         return shml_share_lendable(&self._shared._share)
 
+    @cython.critical_section
     def count_copied_out(self):
         """Add 1 to the number of batches copied to private memory."""
         self.num_copied_out += 1

@@ -4,6 +4,7 @@
 cdef class HostRing(OrderRing):
     """A ring that admits helpers. Worker records from `num_wanted` on are for helpers (helpers.h)."""
 
+    @cython.critical_section
     def requests(self):
         """Return (record, ticket) of each helper that waits for admission."""
         self._guard()
@@ -16,17 +17,20 @@ cdef class HostRing(OrderRing):
                 found.append((worker, ticket))
         return found
 
+    @cython.critical_section
     def accept(self, uint32_t worker, uint64_t ticket):
         """Let a helper (from `requests`) claim chunks. The trainer must watch its process, so that it sees the process end."""
         self._worker(worker)
         shml_accept(&self._ring, worker, ticket)
 
+    @cython.critical_section
     def release(self, uint32_t worker):
         """Clear a helper's record for the next helper. Only after its process has ended, and after `recover`."""
         self._worker(worker)
         shml_release(&self._ring, worker)
 
     @property
+    @cython.critical_section
     def num_unattended(self):
         """Return the number of open chunks beyond those that the pool's idle workers are about to claim."""
         cdef uint32_t num_idle = shml_num_idle(&self._ring), num_open = shml_num_open(&self._ring)

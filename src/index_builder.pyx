@@ -8,10 +8,9 @@ PyUnicode_AsUTF8AndSize would leave a copy in every str.
 from cpython.bool cimport PyBool_Check
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_Check, PyBytes_GET_SIZE
-from cpython.dict cimport PyDict_CheckExact, PyDict_GetItem
+from cpython.dict cimport PyDict_CheckExact
 from cpython.float cimport PyFloat_AsDouble, PyFloat_Check
 from cpython.long cimport PyLong_Check
-from cpython.object cimport PyObject
 from cpython.tuple cimport PyTuple_GET_ITEM, PyTuple_GET_SIZE
 from cpython.unicode cimport PyUnicode_Check
 from libc.stdint cimport int64_t, uint64_t
@@ -33,6 +32,7 @@ cdef extern from "Python.h":
 
 _KINDS = ("str", "str", "bytes", "int", "float", "bool", "array")  # by number; a column of only None is of str
 _NUMERIC = "biufc"  # numpy's kinds of numbers
+_MISSING = object()
 _TAKEN = "str, bytes, int, float, bool, numpy numbers and numeric arrays"
 
 
@@ -249,15 +249,14 @@ def pack_dicts(rows, tuple columns, tuple names):
         ValueError: a row has other keys.
     """
     cdef Py_ssize_t number, num_columns = len(columns)
-    cdef PyObject *value
     for row in rows:
         if not PyDict_CheckExact(row):
             raise TypeError(_other_row(columns, row, dict))
         for number in range(num_columns):
-            value = PyDict_GetItem(row, <object>PyTuple_GET_ITEM(names, number))
-            if value == NULL or len(<dict>row) != num_columns:
+            value = (<dict>row).get(<object>PyTuple_GET_ITEM(names, number), _MISSING)
+            if value is _MISSING or len(<dict>row) != num_columns:
                 raise ValueError(f"entry {(<ColumnBuilder>columns[number]).count}: keys {list(row)} after rows of {list(names)}")
-            (<ColumnBuilder><object>PyTuple_GET_ITEM(columns, number)).append(<object>value)
+            (<ColumnBuilder><object>PyTuple_GET_ITEM(columns, number)).append(value)
 
 
 cdef str _other_row(tuple columns, row, row_type):

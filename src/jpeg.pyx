@@ -4,6 +4,7 @@ src/libjpeg62.h defines the library's structures, src/jpeg.h decodes, and src/jp
 decoded; this module adds the checks that make them safe.
 """
 
+cimport cython
 from libc.stdint cimport uint8_t
 from libc.stdlib cimport free
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -42,6 +43,7 @@ cdef extern from "jpeg_recode.h" nogil:
 
 cdef jpeg62_library bound
 cdef bint is_bound = False
+cdef object _bind_lock = object()
 
 
 def bind(bytes path not None):
@@ -55,8 +57,9 @@ def bind(bytes path not None):
     cdef char message[JPEG62_MESSAGE]
     if not jpeg_bind(&found, path, message):
         raise ImportError(f"cannot load libjpeg-turbo from {path.decode(errors='replace')}: {message.decode(errors='replace')}")
-    bound = found
-    is_bound = True
+    with cython.critical_section(_bind_lock):
+        if not is_bound:  # another thread may decode already, and the library is the same
+            bound, is_bound = found, True
 
 
 def decode(

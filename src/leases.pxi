@@ -35,7 +35,7 @@ cdef class _LocalRing:
 
 
 cdef void _report_ended(void *context, uint32_t slot) noexcept nogil:
-    """Call `_ended` if this thread belongs to Python. This takes the GIL, as torch does to free numpy's memory."""
+    """Call `_ended` if this thread belongs to Python. This takes the GIL, if there is one, as torch does to free numpy's memory."""
     if not shml_has_python():
         return
     with gil:
@@ -60,15 +60,16 @@ cdef _call_ended(_LocalRing entry, uint32_t slot):
 
 
 cdef list _local_rings = []
+cdef object _local_rings_lock = object()  # its critical section is held while the list is changed
 
 
 cdef _LocalRing _enter(shml_local_ring *local_ring):
     cdef _LocalRing entry = _LocalRing.__new__(_LocalRing)
     entry._num_forks = shml_num_forks
-    _local_rings[:] = [e for e in _local_rings if (<_LocalRing>e)._local_ring.refs > 1]
     shml_local_ring_keep(local_ring)
     entry._local_ring = local_ring
-    _local_rings.append(entry)
+    with cython.critical_section(_local_rings_lock):
+        _local_rings[:] = [e for e in _local_rings if (<_LocalRing>e)._local_ring.refs > 1] + [entry]
     return entry
 
 
@@ -77,7 +78,7 @@ def live_leases():
     cdef Lease lease
     cdef shml_local_ring *local_ring
     found = []
-    for entry in _local_rings:
+    for entry in list(_local_rings):
         local_ring = (<_LocalRing>entry)._local_ring
         for slot in range(local_ring.num_slots):
             if shml_lease_try_keep(&local_ring.places[slot].lease):

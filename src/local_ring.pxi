@@ -94,6 +94,7 @@ cdef class LocalRing:
         shml_record_of_slot(&self._ring, self.num_workers, kind, begin_ns, end_ns, self._local_ring.places[slot].order, slot, place,
                             self._ring.slots[slot].nrows, amount)
 
+    @cython.critical_section
     def hold(self):
         """Take the most recently freed slot for publication. Return -1 if none is free."""
         self._guard()
@@ -130,6 +131,7 @@ cdef class LocalRing:
         self._local_ring.places[slot].state = state
         self._ring.slots[slot].state = state
 
+    @cython.critical_section
     def free(self, int slot):
         """Free a slot that was held, or whose order has ended without a delivery."""
         self._slot(slot)
@@ -143,6 +145,7 @@ cdef class LocalRing:
         shml_local_ring_push_free(self._local_ring, slot)
         self._ring.slots[slot].state = SHML_FREE
 
+    @cython.critical_section
     def state(self, int slot):
         """Return the slot's private state: 0 free, 1 held, 2 ordered, 3 leased, 4 draining, 5 parked, 6 pending copies."""
         self._slot(slot)
@@ -151,6 +154,7 @@ cdef class LocalRing:
 
     # ------------------------------------------------------------ copies to a device
 
+    @cython.critical_section
     def cool(self, ended):
         """Keep each released slot pending until `cooled`, before it is free. May be called once, before the first lease.
 
@@ -167,12 +171,14 @@ cdef class LocalRing:
         self._entry._ended = ended
 
     @property
+    @cython.critical_section
     def pending_copies(self):
         """Return the slots with pending copies."""
         self._guard()
         self._collect()
         return [self._local_ring.pending_copies[i] for i in range(self._local_ring.num_pending_copies)]
 
+    @cython.critical_section
     def cooled(self, int slot):
         """Free a slot whose pending copies have finished."""
         self._slot(slot)
@@ -182,6 +188,7 @@ cdef class LocalRing:
 
     # ------------------------------------------------------------ slots in use
 
+    @cython.critical_section
     def park(self, int slot):
         """Take a free slot out of use, and drop its payload."""
         if self.state(slot) != SHML_FREE:
@@ -198,6 +205,7 @@ cdef class LocalRing:
         record.payload_offset = record.payload_nbytes = 0
         record.payload_version += 1
 
+    @cython.critical_section
     def unpark(self, int slot):
         """Bring a parked slot back into use."""
         if self.state(slot) != SHML_PARKED:
@@ -207,22 +215,26 @@ cdef class LocalRing:
         self._ring.slots[slot].state = SHML_FREE
 
     @property
+    @cython.critical_section
     def num_usable(self):
         """Return the number of slots that are not parked."""
         return self._local_ring.num_usable
 
     @property
+    @cython.critical_section
     def num_wanted(self):
         """Return the number of wanted workers, which are the first ones. The others leave when they have finished their claim."""
         return self._ring.header.num_wanted
 
     @num_wanted.setter
+    @cython.critical_section
     def num_wanted(self, uint32_t count):
         if count < 1 or count > <uint32_t>self.num_workers:
             raise ValueError(f"the number of workers must be 1 to {self.num_workers}, got {count}")
         self._guard()
         self._ring.header.num_wanted = count
 
+    @cython.critical_section
     def set_payload(self, int slot, mapping, bytes path, uint64_t offset, uint64_t nbytes):
         """Set a slot's payload: `nbytes` from `offset` of `mapping`, whose segment workers open as `path`.
 
@@ -247,23 +259,27 @@ cdef class LocalRing:
         record.payload_nbytes = nbytes
         record.payload_version += 1
 
+    @cython.critical_section
     def let_go(self):
         """Unmap the payloads of a ring that has ended, except for leases. This object may be kept for its counters."""
         self._guard()
         shml_local_ring_close(self._local_ring)
 
+    @cython.critical_section
     def payload_nbytes(self, int slot):
         """Return the bytes that the slot may use; 0 before the layout is known."""
         self._slot(slot)
         return self._local_ring.places[slot].nbytes
 
     @property
+    @cython.critical_section
     def num_leased(self):
         """Return the number of slots with a live lease."""
         self._collect()
         return self._local_ring.num_leased
 
     @property
+    @cython.critical_section
     def num_lendable(self):
         """Return the number of slots that may be leased at a time.
 
@@ -278,6 +294,7 @@ cdef class LocalRing:
         return max(num_usable + 1 - min(max(num_kept, 1), num_usable), min(num_usable, <uint32_t>2))
 
     @property
+    @cython.critical_section
     def num_free(self):
         """Return the number of slots that are free now."""
         self._collect()
@@ -285,26 +302,31 @@ cdef class LocalRing:
 
     # ------------------------------------------------------------ counters
 
+    @cython.critical_section
     def count_restart(self, uint32_t worker):
         """Count a replaced worker, when another process has taken its number."""
         self._worker(worker)
         self._ring.header.num_restarts += 1
         self._ring.workers[worker].num_restarts += 1
 
+    @cython.critical_section
     def forget(self, uint32_t worker):
         """Clear the record of a worker that has left for good. Only after its process has ended."""
         self._worker(worker)
         self._ring.workers[worker].started_ns = 0
         self._ring.workers[worker].pid = 0
 
+    @cython.critical_section
     def count_bad_samples(self, uint64_t num_bad):
         """Set the number of samples that could not be read so far."""
         self._ring.header.num_bad_samples = num_bad
 
+    @cython.critical_section
     def count_copied_out(self):
         """Count a batch copied to private memory."""
         self._ring.header.num_copied_out += 1
 
+    @cython.critical_section
     def counters(self):
         """Return the header's counters as a dict."""
         cdef shml_header *h = self._ring.header
@@ -314,6 +336,7 @@ cdef class LocalRing:
 
     # ------------------------------------------------------------ stats readers
 
+    @cython.critical_section
     def introduce(self, *, bytes dataset_name, bytes read_path, uint32_t rank, uint32_t world_size):
         """Write the loader's names and rank for stats readers. A name is cut to its capacity."""
         cdef shml_header *h = self._ring.header
@@ -322,11 +345,13 @@ cdef class LocalRing:
         memcpy(h.read_path, <const char *>read_path, len(read_path))
         h.rank, h.world_size = rank, world_size
 
+    @cython.critical_section
     def begin_pass(self, uint64_t num_steps, *, uint32_t step_stride=1):
         """Write the length of the pass that begins now (0 if not known), and how its orders count steps."""
         self._ring.header.num_steps = num_steps
         self._ring.header.step_stride = step_stride
 
+    @cython.critical_section
     def batch_of(self, int64_t step):
         """Return the number of an order's batch within its epoch, for messages.
 
@@ -336,10 +361,12 @@ cdef class LocalRing:
         return (step + stride - 1) // stride
 
     @property
+    @cython.critical_section
     def order_capacity(self):
         """Return the size in bytes of a slot's order area."""
         return self._ring.header.order_capacity
 
+    @cython.critical_section
     def worker(self, uint32_t worker):
         """Return one worker's record as a dict."""
         if worker >= <uint32_t>self.num_workers:
@@ -350,10 +377,12 @@ cdef class LocalRing:
                 "num_samples": r.num_samples, "num_foreign": r.num_foreign, "num_irregular": r.num_irregular}
 
     @property
+    @cython.critical_section
     def poison(self):
         """Return whether a slot's bytes are overwritten when it is released, for debugging."""
         return bool(self._local_ring.poison)
 
     @poison.setter
+    @cython.critical_section
     def poison(self, bint on):
         self._local_ring.poison = on

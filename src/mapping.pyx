@@ -124,7 +124,8 @@ cdef class Mapping:
 
         The exchange is one step of the kernel: a write of another thread goes to the file before it, and to the private memory after
         it, also within one copy. Only a device that writes by itself (a read with O_DIRECT that has begun) still reaches the file.
-        Python's lock is held throughout, so no other thread runs Python code meanwhile.
+        What other threads write while the contents are copied (`keep`) may be missing from the copy. The GIL is held throughout, so
+        they run no Python code; without the GIL, the caller excludes such writes, as WorkerRing.detach does.
 
         Args:
             keep: copy the present contents; otherwise the private memory is zero.

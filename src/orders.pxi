@@ -41,6 +41,7 @@ cdef class OrderRing(LocalRing):
     cdef uint32_t _expected_nrows
     cdef uint64_t _expected_nbytes
 
+    @cython.critical_section
     def publish(self, int slot, *, int64_t epoch, int64_t step, uint64_t seq, indices, uint32_t nrows, uint32_t nchunks=1,
                 bint is_packed=False, bint is_pickled=False, int reserved=SHML_ANYONE, bytes order_path=b""):
         """Write an order into a held slot, or into one whose order has ended without delivery, and open it to workers.
@@ -114,11 +115,13 @@ cdef class OrderRing(LocalRing):
         self._note(SHML_EVENT_PUBLISH, record.ordered_ns, record.ordered_ns, slot, nchunks, 0)
         return self._order
 
+    @cython.critical_section
     def expect(self, uint32_t nrows, uint64_t nbytes):
         """Set the payload size of batches of up to `nrows` rows for `post`, which until then posts only packed batches."""
         self._expected_nrows = nrows
         self._expected_nbytes = nbytes
 
+    @cython.critical_section
     def post(self, Order order, *, bint is_packed):
         """Publish an order in a free slot in the usual case: its int64 indices fit the order area, and the slot has the room.
 
@@ -157,6 +160,7 @@ cdef class OrderRing(LocalRing):
         self._open(slot, nrows, nchunks, is_packed, order.worker)
         return nchunks
 
+    @cython.critical_section
     def count_batch(self, Order order, uint64_t nbytes):
         """Count a delivered batch. Return whether all lendable slots are leased, so that the next batch might not find a slot."""
         if self._delivering >= 0:
@@ -166,6 +170,7 @@ cdef class OrderRing(LocalRing):
         self._collect()
         return self._local_ring.num_leased >= self.num_lendable
 
+    @cython.critical_section
     def num_chunks(self, uint32_t nrows):
         """Return the number of chunks for a batch of rows: enough for all workers, but none with less work than CHUNK_WORK_NS."""
         return self._num_chunks(nrows)

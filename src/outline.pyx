@@ -42,14 +42,14 @@ cdef inline bint _is_small_value(object value):
 
 cdef bint _is_column(list values):
     """Return whether a list consists of many or large texts of one type, which are packed as a column."""
-    cdef Py_ssize_t i, count = PyList_GET_SIZE(values)
+    cdef Py_ssize_t count = PyList_GET_SIZE(values)
     if count == 0:
         return False
-    cdef object head = <object>PyList_GET_ITEM(values, 0)
+    cdef object value, head = values[0]
     if not _is_text(head) or not (count >= _MANY or _is_large(head)):
         return False
-    for i in range(count):
-        if type(<object>PyList_GET_ITEM(values, i)) is not type(head):
+    for value in values:  # another thread may change the list meanwhile
+        if type(value) is not type(head):
             return False
     return True
 

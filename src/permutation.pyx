@@ -4,6 +4,7 @@ sources.
 Positions and indices are int64 as in torch; seeds, epochs and streams are uint64. Values are checked before the GIL is released.
 """
 
+cimport cython
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 
@@ -144,6 +145,7 @@ cdef class KeyedPermutation:
             shml_map_values(&self._feistel, network, <uint64_t *>&out[0], count)
         return 0
 
+    @cython.critical_section
     cdef uint16_t *_forward_table(self) except NULL:
         cdef uint16_t *table
         if self._table == NULL:
@@ -158,6 +160,7 @@ cdef class KeyedPermutation:
                 free(table)
         return self._table
 
+    @cython.critical_section
     cdef uint16_t *_backward_table(self) except NULL:
         cdef uint16_t *table
         cdef const uint16_t *forward = self._forward_table()

@@ -4,6 +4,7 @@ In protobuf a length precedes the data, so an Example is first sized and then wr
 place in the record, and a long one is summed during the copy.
 """
 
+cimport cython
 from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, realloc
@@ -100,6 +101,7 @@ cdef class RecordBuffer:
         free(self._buffers)
         free(self._features)
 
+    @cython.critical_section
     def append(self, data):
         """Frame one record.
 
@@ -115,6 +117,7 @@ cdef class RecordBuffer:
         finally:
             PyBuffer_Release(&view)
 
+    @cython.critical_section
     def append_example(self, list fields not None):
         """Encode and frame a tf.train.Example.
 
@@ -134,6 +137,7 @@ cdef class RecordBuffer:
         finally:
             self._release()
 
+    @cython.critical_section
     def append_sequence(self, list context not None, list feature_lists not None):
         """Encode and frame a tf.train.SequenceExample.
 
@@ -289,6 +293,7 @@ cdef class RecordBuffer:
             memcpy(self._at, at, nbytes)
             self._at += nbytes
 
+    @cython.critical_section
     def write_to(self, file):
         """Write everything to a file's `write`, and empty the buffer."""
         cdef uint8_t[::1] view

@@ -18,6 +18,19 @@ from libc.string cimport memchr, memcmp, memcpy
 
 include "file_state.pxi"
 
+cdef extern from *:
+    """
+    /* Words that several threads read and write at once. */
+    static void shml_publish_base(const uint8_t **word, const uint8_t *base) { __atomic_store_n(word, base, __ATOMIC_RELEASE); }
+    static const uint8_t *shml_base(const uint8_t **word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+    static uint64_t shml_next_look(uint64_t *word) { return __atomic_add_fetch(word, 1, __ATOMIC_RELAXED); }
+    static uint64_t shml_ask(uint64_t *word, uint64_t look) { return __atomic_exchange_n(word, look, __ATOMIC_RELAXED); }
+    """
+    void shml_publish_base(const uint8_t **word, const uint8_t *base)
+    const uint8_t *shml_base(const uint8_t **word) nogil
+    uint64_t shml_next_look(uint64_t *word)
+    uint64_t shml_ask(uint64_t *word, uint64_t look) nogil
+
 cdef enum:
     NO_RANK = 255
 
@@ -89,7 +102,7 @@ cdef class TarRows:
         opened.first = &first[0]
         if offsets.shape[0]:
             opened.offsets, opened.sizes, opened.extensions = &offsets[0], &sizes[0], &extensions[0]
-        opened.base = &data[0]
+        shml_publish_base(&opened.base, &data[0])  # last, because other threads then read the other fields
 
     def unopened(self, const int64_t[::1] indices not None):
         """Return the number of a shard that these samples need and that is not open, or -1."""
@@ -97,7 +110,7 @@ cdef class TarRows:
         with nogil:
             for i in range(indices.shape[0]):
                 shard = self._shard_of(indices[i])
-                if self._shards[shard].base == NULL:
+                if shml_base(&self._shards[shard].base) == NULL:
                     found = shard
                     break
         return found
@@ -107,13 +120,11 @@ cdef class TarRows:
         cdef Py_ssize_t i, found = -1
         cdef Shard *shard
         cdef uint64_t look
-        self._num_looks += 1
-        look = self._num_looks  # unique to this call, so files that another thread has checked are checked again
+        look = shml_next_look(&self._num_looks)  # unique to this call, so files that another thread has checked are checked again
         with nogil:
             for i in range(indices.shape[0]):
                 shard = self._shards + self._shard_of(indices[i])
-                if shard.path != NULL and shard.asked != look:
-                    shard.asked = look
+                if shard.path != NULL and shml_ask(&shard.asked, look) != look:
                     if file_has_changed(shard.path, &shard.was):
                         found = shard - self._shards
                         break

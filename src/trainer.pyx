@@ -1,8 +1,11 @@
 """The trainer's end of a ring: publish orders, check them, lease ready slots, and recover the claims of dead workers.
 
-Only the process that made the ring may use these classes (a forked child is refused). The GIL is the protocol's mutex: it is held
-in every call, and every step is one C call that cannot be interrupted. Nothing here waits.
+Only the process that made the ring may use these classes (a forked child is refused). The protocol's mutex is the GIL or, in a Python
+without the GIL, the critical section of the ring: it is held in every call, and every step is one C call that cannot be interrupted.
+Nothing here waits. A critical section is nothing in a Python with the GIL, and no fork finds it taken, which a lock would be.
 """
+
+cimport cython
 
 include "ring.pxi"
 
@@ -90,6 +93,7 @@ cdef class TrainerRing(HostRing):
 
     # ------------------------------------------------------------ looking and leasing
 
+    @cython.critical_section
     def look(self, int slot):
         """Return FILLING, READY, FAILED or REPACK, from the owner words. Cost: about 0.1 us."""
         self._slot(slot)
@@ -104,6 +108,7 @@ cdef class TrainerRing(HostRing):
             return REPACK
         return FAILED if status.first_bad >= 0 else READY
 
+    @cython.critical_section
     def failure(self, int slot):
         """Return (chunk, text) of a FAILED slot: the lowest chunk that failed and the worker's error text.
 
@@ -127,22 +132,26 @@ cdef class TrainerRing(HostRing):
         cdef uint64_t nbytes = min(record.text_nbytes, self._ring.header.text_capacity)
         return status.first_bad, (<const char *>shml_text_area(&self._ring, slot))[:nbytes]
 
+    @cython.critical_section
     def rows(self, int slot):
         """Return (nrows, nchunks) of the slot's order."""
         self._slot(slot)
         return self._ring.slots[slot].nrows, self._ring.slots[slot].nchunks
 
+    @cython.critical_section
     def first_row(self, int slot, int chunk):
         """Return the first row of a chunk of the slot's order."""
         self._slot(slot)
         return shml_first_row(self._ring.slots[slot].nrows, self._ring.slots[slot].nchunks, chunk)
 
+    @cython.critical_section
     def note(self, int slot):
         """Return the worker's note with a READY batch of one chunk; empty without a note."""
         self._slot(slot)
         cdef uint64_t nbytes = min(self._ring.slots[slot].note_nbytes, self._ring.header.text_capacity)
         return (<const char *>shml_text_area(&self._ring, slot))[:nbytes]
 
+    @cython.critical_section
     def bytes_at(self, int slot, uint64_t offset, uint64_t nbytes):
         """Return a copy of `nbytes` bytes of a slot's payload from `offset` on, for a batch that has failed and has no lease."""
         self._slot(slot)
@@ -151,11 +160,13 @@ cdef class TrainerRing(HostRing):
             raise ValueError(f"{nbytes} bytes at {offset} end beyond the slot of {place.nbytes}")
         return (<const char *>place.map.base + place.offset)[offset:offset + nbytes]
 
+    @cython.critical_section
     def need_nbytes(self, int slot):
         """Return the payload size in bytes that the slot's worker has requested; 0 if it has not."""
         self._slot(slot)
         return self._ring.slots[slot].need_nbytes
 
+    @cython.critical_section
     def needy(self):
         """Return a slot whose worker waits for a larger payload; -1 if there is none."""
         return self._needy()
@@ -167,12 +178,14 @@ cdef class TrainerRing(HostRing):
                 return slot
         return -1
 
+    @cython.critical_section
     def grant(self, int slot):
         """Tell the slot's worker that the slot now has the requested payload."""
         self._slot(slot)
         self._ring.header.num_grown += 1
         self._ring.slots[slot].need_nbytes = 0
 
+    @cython.critical_section
     def lease(self, int slot):
         """Lease a READY slot. The slot is kept until the lease and every tensor made from it have died."""
         self._slot(slot)
@@ -182,6 +195,7 @@ cdef class TrainerRing(HostRing):
             raise ValueError(f"slot {slot} has no payload")
         return self._lease(slot, shml_now_ns())
 
+    @cython.critical_section
     def take(self, Order order, bint has_looked=False):
         """Return the lease of an order if it is ready and the trainer has nothing else to do; otherwise None.
 
@@ -211,6 +225,7 @@ cdef class TrainerRing(HostRing):
             return None
         return self._lease(slot, now)
 
+    @cython.critical_section
     def must_sleep(self, Order order):
         """Return whether the trainer can only sleep until the order's slot is final; if so, `begin_wait` has been called.
 
@@ -232,6 +247,7 @@ cdef class TrainerRing(HostRing):
         return (status.num_open or status.num_claimed) and self._needy() < 0
 
     @property
+    @cython.critical_section
     def must_look(self):
         """Return whether a check for deaths is due. If so, `take` returns None until `look_again` was called."""
         return shml_now_ns() >= self._look_ns
@@ -250,6 +266,7 @@ cdef class TrainerRing(HostRing):
 
     # ------------------------------------------------------------ abandoning and recovering
 
+    @cython.critical_section
     def void(self):
         """Abandon every order: unclaimed chunks become final, claimed ones are left to their workers. Leases are unchanged."""
         self._guard()
@@ -262,6 +279,7 @@ cdef class TrainerRing(HostRing):
                 self._set_state(slot, SHML_DRAINING)
                 self.is_draining = True
 
+    @cython.critical_section
     def withdraw(self, int slot):
         """Make the unclaimed chunks of an order final, to order it in another form. Its slot is REPACK once no chunk is claimed."""
         self._slot(slot)
@@ -269,6 +287,7 @@ cdef class TrainerRing(HostRing):
             raise ValueError(f"slot {slot} is not ordered: its state is {self._local_ring.places[slot].state}")
         shml_void(&self._ring, slot)
 
+    @cython.critical_section
     def drain(self):
         """Free the draining slots into which no worker writes any more. Return the number of those that still drain."""
         self._guard()
@@ -286,6 +305,7 @@ cdef class TrainerRing(HostRing):
         self.is_draining = num_left > 0
         return num_left
 
+    @cython.critical_section
     def held_by(self, uint32_t worker):
         """Return (slot, chunk, order number, row in the batch) of a worker's first claim; None without one.
 
@@ -309,6 +329,7 @@ cdef class TrainerRing(HostRing):
                     return slot, chunk, word >> 16, row
         return None
 
+    @cython.critical_section
     def recover(self, uint32_t worker, *, bint poison=False):
         """Recover a dead worker's claims, at most one in each slot. Call this only after its process is dead and reaped.
 
@@ -348,6 +369,7 @@ cdef class TrainerRing(HostRing):
     # ------------------------------------------------------------ layout, waiting
 
     @property
+    @cython.critical_section
     def proposal(self):
         """Return the layout text that a worker has proposed, or None."""
         if self._ring.header.layout_state != SHML_LAYOUT_PROPOSED:
@@ -355,10 +377,12 @@ cdef class TrainerRing(HostRing):
         return (<const char *>self._ring.layout)[:self._ring.header.layout_nbytes]
 
     @property
+    @cython.critical_section
     def has_layout(self):
         """Return whether the layout is settled."""
         return self._ring.header.layout_state == SHML_LAYOUT_READY
 
+    @cython.critical_section
     def accept_layout(self, bytes text, *, bint is_packed):
         """Settle the layout. The slots must have their payloads.
 
@@ -374,6 +398,7 @@ cdef class TrainerRing(HostRing):
         self._ring.header.is_packed = is_packed
         self._ring.header.layout_state = SHML_LAYOUT_READY
 
+    @cython.critical_section
     def share(self, Share shared):
         """Let other ranks read this ring, too. May be called once, before the first order."""
         self._guard()
@@ -381,18 +406,22 @@ cdef class TrainerRing(HostRing):
             raise ValueError("a ring can be shared only once, before its first order")
         self._shared = shared
 
+    @cython.critical_section
     def wake(self):
         """Wake ranks that sleep until this ring changes."""
         shml_wake(&self._ring)
 
+    @cython.critical_section
     def set_closing(self):
         """Tell workers to leave."""
         self._ring.header.is_closing = 1
 
+    @cython.critical_section
     def look_again(self, double after_s):
         """Record that deaths were checked for; the next check is due after `after_s` seconds."""
         self._look_ns = shml_now_ns() + <uint64_t>(after_s * 1e9)
 
+    @cython.critical_section
     cpdef begin_wait(self, int slot):
         """Announce that the trainer is about to sleep until this slot (or ANY_SLOT) is final. Check the slot again before that."""
         if self._ring.header.waiting_since_ns == 0:
@@ -400,6 +429,7 @@ cdef class TrainerRing(HostRing):
         self._awaited = slot
         shml_await(&self._ring, slot)
 
+    @cython.critical_section
     def end_wait(self):
         """Announce that the trainer is awake, and count the time that it has waited. Do nothing without a `begin_wait`."""
         if self._ring.header.waiting_since_ns == 0:

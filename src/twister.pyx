@@ -1,5 +1,6 @@
 """The states to which random, numpy and torch are seeded before a sample, and writing them into the generators. See twister.h."""
 
+cimport cython
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
@@ -52,9 +53,9 @@ cdef class Reseeder:
     """A reseeder of the three global generators. It writes the states of a sample's key into their memory where its layout is
     known.
 
-    It writes only what can be written while another thread draws without the GIL: that thread may then read words of both states,
-    but never past them. A generator that has been drawn from, or that holds one of a pair of gaussians, is left to its public call
-    instead.
+    It writes only what can be written while another thread draws from numpy or torch: that thread may then read words of both states,
+    but never past them. Draws from Python's generator hold the GIL or, without it, the generator's critical section, which is held
+    here, too. A generator that has been drawn from, or that holds one of a pair of gaussians, is left to its public call instead.
 
     Args:
         stream: stream of the samples' keys.
@@ -86,7 +87,7 @@ cdef class Reseeder:
             numpys_own: numpy's bit generator.
             modules: sys.modules, to which torch may be added later.
         """
-        self._randoms, self._numpy, self._modules = random.__dict__, numpys_own, modules
+        self._python, self._randoms, self._numpy, self._modules = random, random.__dict__, numpys_own, modules
 
     def watch_torch(self, module):
         """Store a reference to torch's generator."""
@@ -103,6 +104,10 @@ cdef class Reseeder:
         return self.seed(seed, epoch, index, keys, row)
 
     cdef int seed(self, uint64_t seed, uint64_t epoch, int64_t index, list keys, Py_ssize_t row) except -1:
+        with cython.critical_section(self, self._python):
+            return self._write(seed, epoch, index, keys, row)
+
+    cdef int _write(self, uint64_t seed, uint64_t epoch, int64_t index, list keys, Py_ssize_t row) except -1:
         cdef int left = 0, at = self._next
         cdef uint8_t *words
         if at >= self._count or self._indices[at] != index or self._seed != seed or self._epoch != epoch:
@@ -111,7 +116,7 @@ cdef class Reseeder:
         self._next = at + 1
         self.key = self._keys[at]
 
-        words = <uint8_t *>self.random_at  # its draws hold the GIL, so all of it may be written
+        words = <uint8_t *>self.random_at  # no other thread draws from it now, so all of it may be written
         if words != NULL:
             (<int32_t *>(words - 4))[0] = SHML_TWISTER_WORDS
             memcpy(words, self._states.mixed[at], SHML_TWISTER_NBYTES)
@@ -141,6 +146,10 @@ cdef class Reseeder:
 
     def are_as_seeded(self):
         """Return whether nothing was drawn from the three since the last `begin`; False also if one of them cannot be inspected."""
+        with cython.critical_section(self, self._python):
+            return self._are_as_seeded()
+
+    cdef bint _are_as_seeded(self) except -1:
         cdef int at = self._next - 1
         cdef const uint8_t *words
         if at < 0 or at >= self._count or self.random_at == 0 or self.numpy_at == 0:
@@ -223,10 +232,12 @@ def reseed_pythons(uint64_t seed, uint64_t epoch, int64_t index, list generators
                 keys[at] = shml_sample_words(seed, epoch, <uint64_t>index, streams[first + min(at, count - 1)]).word[0]
             shml_seed_twisters(_base, keys, count, shml_best_isa(), states)
             for at in range(count):
-                words = <uint8_t *><void *>generators[first + at] + offset
-                (<int32_t *>(words - 4))[0] = SHML_TWISTER_WORDS
-                memcpy(words, states.mixed[at], SHML_TWISTER_NBYTES)
-                generators[first + at].gauss_next = None
+                generator = generators[first + at]
+                words = <uint8_t *><void *>generator + offset
+                with cython.critical_section(generator):
+                    (<int32_t *>(words - 4))[0] = SHML_TWISTER_WORDS
+                    memcpy(words, states.mixed[at], SHML_TWISTER_NBYTES)
+                generator.gauss_next = None
     finally:
         free(states)
 

@@ -8,7 +8,7 @@ cdef extern from "twister.h" nogil:
 cdef class Reseeder:
     cdef readonly uint64_t key
     cdef public size_t random_at, numpy_at, own_at, gauss_at, torch_at
-    cdef object _numpy, _torch
+    cdef object _python, _numpy, _torch
     cdef dict _randoms, _modules, _torchs
     cdef uint64_t _stream, _seed, _epoch
     cdef int64_t _indices[16]
@@ -16,4 +16,6 @@ cdef class Reseeder:
     cdef int _next, _count, _isa
     cdef shml_twisters *_states
     cdef int seed(self, uint64_t seed, uint64_t epoch, int64_t index, list keys, Py_ssize_t row) except -1
+    cdef int _write(self, uint64_t seed, uint64_t epoch, int64_t index, list keys, Py_ssize_t row) except -1
+    cdef bint _are_as_seeded(self) except -1
     cdef int _look_ahead(self, uint64_t seed, uint64_t epoch, int64_t index, list keys, Py_ssize_t row) except -1

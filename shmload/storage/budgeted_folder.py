@@ -433,7 +433,7 @@ class BudgetedFolder:
                 self._remove(ledger, kept)
                 self.num_evicted += 1
                 freed += kept.nbytes
-        self.nbytes_evicted += freed
+            self.nbytes_evicted += freed
         return freed > 0
 
     def _session(self) -> Session:

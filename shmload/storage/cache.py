@@ -19,6 +19,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 from shmload import faults
@@ -148,7 +149,8 @@ class Cache:
             status = os.stat(found.path)
             if status.st_size == nbytes:
                 os.utime(found.path, ns=(time.time_ns(), found.files[0].published_ns))  # the time of its last use
-                self._num_hits += 1
+                with self._counting:
+                    self._num_hits += 1
                 return found
             path, length = found.path, status.st_size
             found.release()
@@ -180,8 +182,9 @@ class Cache:
             fetch(reservation.fd)
             faults.hit("after_fetch")
             lease = reservation.publish_leased(name)
-        self._num_fetched += 1
-        self._nbytes_fetched += nbytes
+        with self._counting:
+            self._num_fetched += 1
+            self._nbytes_fetched += nbytes
         for kept in self._folder.files():
             if kept.name != name and kept.name.startswith(name[:DIGEST_DIGITS] + "-"):
                 self._folder.discard(kept.name)
@@ -191,6 +194,7 @@ class Cache:
         self.path, self.capacity_bytes = self._folder.path, self._folder.capacity_bytes
         self._coming = []  # digests of the keys that this process will open
         self._num_hits = self._num_fetched = self._nbytes_fetched = 0
+        self._counting = Lock()  # held while one of them is increased
         reset_after_fork(self)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -243,6 +243,7 @@ def test_child_that_exits_normally_prints_nothing_and_changes_nothing(output_of:
 
 
 GENERATORS = """
+import multiprocessing
 from shmload import ShmLoader
 from shmload.pipeline import Items
 
@@ -250,6 +251,7 @@ def batches(**options):
     with ShmLoader(list(range(64)), batch_size=4, num_workers=1, **options) as loader:
         yield from loader
 
+multiprocessing.set_start_method("fork")  # the default from Python 3.14 on imports the main module in workers
 found = [batches(seed=1), batches(), iter(Items(range(64)).map(int, workers=1).batch(4)), iter(Items(range(64)).filter(bool).batch(4))]
 print([len(next(each)) for each in found])
 """

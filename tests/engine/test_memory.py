@@ -128,11 +128,10 @@ class Large:
         return np.full(MIB, index, np.uint8)
 
 def fill():
-    with open("/dev/shm/other", "wb") as file:
+    with open("/dev/shm/other", "wb", buffering=0) as file:
         try:
-            while True:
-                file.write(bytes(1 << 16))
-                file.flush()
+            while file.write(bytes(1 << 16)):
+                pass
         except OSError:
             pass
 """

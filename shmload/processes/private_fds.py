@@ -44,8 +44,7 @@ def is_kept(fd: int) -> bool:
 
 def close(fd: int) -> None:
     """Close a registered descriptor. Do nothing if it is closed already, for example in a forked child."""
-    if is_kept(fd):
-        del _descriptors[fd]
+    if is_kept(fd) and _descriptors.pop(fd, None) is not None:  # None if another thread closes it now
         os.close(fd)
 
 

@@ -16,7 +16,7 @@ import os
 import select
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from shmload._core.trainer import Lease, live_leases, stop_poisoning
@@ -49,7 +49,7 @@ def without_copies() -> Iterator[None]:
 
 def release_copied() -> int:
     """Drop the references of forks whose children have copied or ended. Return the number of forks whose children have not."""
-    for fork in _unsettled:
+    for fork in _unsettled.copy():
         _settle(fork, 0)
     return len(_unsettled)
 
@@ -58,7 +58,8 @@ def _settle(fork: _Fork, timeout_s: float) -> None:
     poll = select.poll()
     poll.register(fork.reader, select.POLLIN)
     if poll.poll(timeout_s * 1000):  # nothing is ever written, so this is the end of the file
-        _unsettled.remove(fork)
+        with suppress(ValueError):  # another thread that forks may have removed it meanwhile
+            _unsettled.remove(fork)
         private_fds.close(fork.reader)
 
 

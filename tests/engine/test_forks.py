@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from shmload._core.trainer import Lease
+from shmload.processes import private_fds
 from shmload.shm import fork_copies
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -261,3 +262,21 @@ print([len(next(each)) for each in found])
 def test_program_that_ends_inside_generators_over_loaders_prints_nothing(output_of: Callable[..., str]) -> None:
     """Closes the loaders by the generators' `with`, which runs while Python dismantles its modules."""
     assert output_of(GENERATORS, strict=False, deadline_s=120, warm=True) == "[4, 4, 4, 4]\n"
+
+
+def test_fork_that_two_threads_settle_at_once_is_settled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = os.pipe()
+    os.close(writer)  # the child has copied its batches
+    fork = fork_copies._Fork([], private_fds.keep(reader), writer)
+    fork_copies._unsettled.append(fork)
+    close = private_fds.close
+
+    def close_later(fd: int) -> None:
+        monkeypatch.setattr(private_fds, "close", close)
+        fork_copies._settle(fork, 0)  # by another thread, between the two steps of this one
+        close(fd)
+
+    monkeypatch.setattr(private_fds, "close", close_later)
+    fork_copies._settle(fork, 0)
+    assert fork_copies.release_copied() == 0
+    assert not private_fds.is_kept(fork.reader)

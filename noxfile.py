@@ -40,6 +40,7 @@ PAIRS = [
 ]
 # What runs on a Python without the GIL, for which many libraries of the extra `dev` have no wheels; slow tests are included.
 FREE_THREADED = (
+    "tests/batch",
     "tests/core",
     "tests/worker",
     "tests/engine",

@@ -21,6 +21,7 @@ from shmload.modes import lock_share
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Range
 from shmload.worker import thread_pool
 
+needs_gil = pytest.mark.skipif(not backend_choice.has_gil(), reason="this Python has no GIL, so nothing is measured")
 N = 24
 MOST_CERTAIN, LEAST_CERTAIN = 0.2, 0.7  # for two workers, the limit is 0.25
 
@@ -60,6 +61,7 @@ def chosen(loader: Any) -> Any:
     return loader.stats()["backend"]
 
 
+@needs_gil
 @pytest.mark.parametrize("seed", [None, 7])
 @pytest.mark.parametrize(("work", "expected"), [(sleep, "thread"), (count, "process")])
 def test_batches_are_those_of_the_backend_that_fits_the_dataset(
@@ -78,6 +80,7 @@ def test_batches_are_those_of_the_backend_that_fits_the_dataset(
     assert found == read(expected)[0]
 
 
+@needs_gil
 def test_repr_and_stats_name_the_choice_and_its_reason() -> None:
     with ShmLoader(Draws(sleep), 4, num_workers=2, seed=1, backend="auto") as loader:
         assert "backend=auto" in repr(loader)
@@ -88,6 +91,7 @@ def test_repr_and_stats_name_the_choice_and_its_reason() -> None:
         assert "of the time; 2 threads allow 25.0%" in reason
 
 
+@needs_gil
 @pytest.mark.parametrize(
     ("held_share", "num_workers", "expected"),
     [(0.2, 2, "thread"), (0.3, 2, "process"), (0.2, 4, "process"), (0.4, 1, "thread"), (0.6, 1, "process")],
@@ -134,6 +138,7 @@ def test_without_a_lock_threads_are_chosen_unmeasured(monkeypatch: pytest.Monkey
     assert (choice.backend, choice.reason) == ("thread", "this Python has no GIL")
 
 
+@needs_gil
 def test_dataset_that_cannot_be_pickled_is_read_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_share, "context_of", lambda wanted: multiprocessing.get_context("forkserver"))
     with ShmLoader(Draws(lambda index: None), 4, num_workers=2, seed=1, backend="auto") as loader:
@@ -142,6 +147,7 @@ def test_dataset_that_cannot_be_pickled_is_read_by_threads(monkeypatch: pytest.M
         assert "dataset.work" in chosen(loader)["reason"]
 
 
+@needs_gil
 @pytest.mark.slow(reason="starts an interpreter")
 def test_dataset_is_measured_in_a_process_that_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_share, "context_of", lambda wanted: multiprocessing.get_context("spawn"))
@@ -159,6 +165,7 @@ def _exit(index: int) -> None:
         os._exit(1)
 
 
+@needs_gil
 @pytest.mark.parametrize(("work", "reason"), [(_fail, "ValueError: sample 0 is damaged"), (_exit, "the measuring process died")])
 def test_samples_that_cannot_be_measured_are_read_by_processes(work: Callable[[int], None], reason: str) -> None:
     before = multiprocessing.active_children()
@@ -200,6 +207,7 @@ def _open(worker: int) -> None:
     info.dataset.is_open = True
 
 
+@needs_gil
 @pytest.mark.parametrize("batch_size", [4, None])
 def test_samples_of_a_stream_are_measured_in_a_worker_that_was_set_up(batch_size: int | None) -> None:
     with ShmLoader(Stream(), batch_size, num_workers=2, worker_init_fn=_open, backend="auto") as loader:
@@ -207,6 +215,7 @@ def test_samples_of_a_stream_are_measured_in_a_worker_that_was_set_up(batch_size
         assert chosen(loader)["held_share"] < MOST_CERTAIN
 
 
+@needs_gil
 def test_choice_is_made_once_and_not_without_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[int] = []
 
@@ -225,6 +234,7 @@ def test_choice_is_made_once_and_not_without_workers(monkeypatch: pytest.MonkeyP
         assert chosen(loader)["backend"] == "thread"
 
 
+@needs_gil
 def test_lock_is_held_while_a_sample_never_ends() -> None:
     def reads() -> Iterator[None]:
         yield
@@ -245,6 +255,7 @@ def _share_of(reads: Callable[[], Iterator[None]]) -> float:
     return share
 
 
+@needs_gil
 @pytest.mark.parametrize(("work", "expected"), [(sleep, "thread"), (count, "process")])
 def test_pipeline_chooses_too(work: Callable[[int], None], expected: str) -> None:
     def worked(index: int) -> int:

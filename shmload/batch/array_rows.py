@@ -79,7 +79,7 @@ class ArrayRows:
     def __init__(self, arrays: Mapping[str, TypedArray]) -> None:
         lengths = {name: len(a.array) for name, a in arrays.items()}
         if len(set(lengths.values())) != 1:
-            raise ValueError(f"arrays must have one row for each sample, so the same number of rows; got {lengths or 'no array'}")
+            raise ValueError(f"arrays must have one row for each sample; got {lengths or 'no array'}")
         self.schema = {name: a.spec for name, a in arrays.items()}
         self._gathers = {name: _gather_of(a.array) for name, a in arrays.items()}
         self.num_rows = next(iter(lengths.values()))

@@ -13,7 +13,7 @@ from shmload import Ray, ShmLoader
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"backend": "threads"}, 'backend must be "process", "thread", "ray" or a shmload.Ray; got \'threads\''),
+        ({"backend": "threads"}, 'backend must be "process", "thread", "auto", "ray" or a shmload.Ray; got \'threads\''),
         ({"backend": "ray"}, 'backend="ray" needs num_workers, the number of its actors (`ray status` shows the CPUs); got 0'),
         (
             {"backend": "ray", "num_workers": "auto"},

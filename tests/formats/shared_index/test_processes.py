@@ -123,9 +123,9 @@ def test_too_little_memory_is_an_error_and_leaves_nothing_behind(monkeypatch: py
     before = shmload_names()
     monkeypatch.setattr(free_memory, "available_bytes", lambda *_: 0)
     with pytest.raises(
-        MemoryError, match=r"an index of 1 entries needs 128 bytes, and this process may take \d+ more: free memory, or store"
+        MemoryError, match=r"an index of 1 entries needs [\d,]+ bytes, and this process may take \d+ more: free memory, or store"
     ):
-        SharedIndex(["a"])
+        SharedIndex(["a" * 2 * segment.UNCHECKED_NBYTES])
     assert shmload_names() == before
 
 

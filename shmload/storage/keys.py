@@ -5,16 +5,41 @@ A key is parts joined by "/", relative to the store's root, and cannot name anyt
 
 from __future__ import annotations
 
+import functools
+import logging
 import posixpath
 
 from shmload.errors import StoreError
 
-__all__ = ["checked_key", "checked_prefix", "is_key"]
+__all__ = ["checked_key", "checked_prefix", "is_key", "is_listed"]
+
+log = logging.getLogger("shmload")
 
 
 def is_key(key: str) -> bool:
     """Return whether the text can name an object: relative, printable, without empty parts, "." and ".."."""
     return all(part not in ("", ".", "..") for part in key.split("/")) and key.isprintable() and len(key.encode()) <= 1024
+
+
+def is_listed(name: str, url: str) -> bool:
+    """Return whether a listing contains an object or a folder: whether its name is a valid key.
+
+    Log a warning for any other name, once in this process, because its data are left out; not for the marker of a folder.
+
+    Args:
+        name: its name, relative to the URL.
+        url: URL of the store, or the folder.
+    """
+    if is_key(name):
+        return True
+    if name and not name.endswith("/"):
+        _warn_of(name, url)
+    return False
+
+
+@functools.cache
+def _warn_of(name: str, url: str) -> None:
+    log.warning("%s: %r is left out, because it is not a valid key (printable, at most 1,024 bytes): rename it", url, name)
 
 
 def checked_key(key: str, url: str) -> str:

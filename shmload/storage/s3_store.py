@@ -21,7 +21,7 @@ from typing_extensions import Buffer
 from shmload.errors import StoreError
 from shmload.storage.botocore_client import create_botocore_client
 from shmload.storage.botocore_modules import library
-from shmload.storage.keys import checked_key, checked_prefix, is_key
+from shmload.storage.keys import checked_key, checked_prefix, is_listed
 from shmload.storage.parallel_map import parallel_map
 from shmload.storage.retry import TransientError
 from shmload.storage.s3_errors import failure_of_call, failure_of_response
@@ -83,7 +83,7 @@ class S3Store(WebReader):
             token = following
 
     def _page(self, doing: str, prefix: str, token: str | None) -> tuple[list[StoredObject], str | None]:
-        """Return the page of a listing after `token`, and the next token. Invalid keys, such as markers of folders, are skipped."""
+        """Return the page of a listing after `token`, and the next token, without invalid keys, such as markers of folders."""
         after: dict[str, Any] = {} if token is None else {"ContinuationToken": token}
         stall_s = self.client.retry_policy.stall_s
         page = self.call("list_objects_v2", doing, wait_s=stall_s, Prefix=prefix, MaxKeys=_PAGE, **after)
@@ -95,7 +95,7 @@ class S3Store(WebReader):
         if not all(name.startswith(self.prefix) for name, _, _ in listed):
             raise TransientError(f"the server sent another listing: some of its keys are not below {self.prefix!r}")
         keys = [name.removeprefix(self.prefix) for name, _, _ in listed]
-        return [StoredObject(key, *each[1:]) for key, each in zip(keys, listed, strict=True) if is_key(key)], following
+        return [StoredObject(key, *each[1:]) for key, each in zip(keys, listed, strict=True) if is_listed(key, self.url)], following
 
     def delete(self, keys: Iterable[str]) -> None:
         given_up = threading.Event()

@@ -57,11 +57,21 @@ def test_failed_write_leaves_nothing(store: LocalStore, tmp_path: Path, monkeypa
 def test_files_of_a_killed_writer_are_neither_listed_nor_readable(store: LocalStore) -> None:
     store.put("folder/x", b"")
     (store.root / "folder" / f"{PARTIAL_PREFIX}abc").write_bytes(b"half")
-    (store.root / "new\nline").write_bytes(b"")
     os.mkfifo(store.root / "pipe")
     assert [each.key for each in store.list_objects()] == ["folder/x"]
     with pytest.raises(StoreError, match=r"names that begin with '\.half-' belong to unfinished files"):
         store.get(f"folder/{PARTIAL_PREFIX}abc")
+
+
+def test_files_whose_names_are_no_keys_are_left_out_with_a_warning(store: LocalStore, caplog: pytest.LogCaptureFixture) -> None:
+    store.put("folder/x", b"")
+    for name in (b"new\nline", b"caf\xe9.tar", b"folder/a\ttab"):
+        Path(os.fsdecode(os.fsencode(store.root) + b"/" + name)).write_bytes(b"")
+    (store.root / "a\tfolder").mkdir()
+    for _ in range(2):
+        assert [each.key for each in store.list_objects()] == ["folder/x"]
+    assert sorted(record.args[1] for record in caplog.records) == ["a\tfolder", "a\ttab", "caf\udce9.tar", "new\nline"]
+    assert "is left out, because it is not a valid key (printable, at most 1,024 bytes): rename it" in caplog.text
 
 
 def test_link_that_leads_nowhere_is_listed_and_reading_it_names_its_target(store: LocalStore) -> None:

@@ -11,6 +11,8 @@ of these are transposed. Other samples are treated in one of two ways:
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 import pickle
 import sys
 from collections.abc import Mapping
@@ -24,6 +26,8 @@ from shmload.batch.packed_batch import ATOMS, Node, PackedBatch, Packer, is_reco
 from shmload.batch.ragged import Ragged, Rows, check_rows, ragged_node, stacked
 from shmload.batch.registered_functions import RegisteredFunctions
 from shmload.errors import SampleError
+
+log = logging.getLogger("shmload")
 
 
 class _UnusualError(Exception):
@@ -302,18 +306,20 @@ class _Columns:
         return ("dict", keys, columns) if type(like) is dict else ("filled", keys, columns, self._packer.foreign(like))
 
     def _sequences(self, values: list[Any], name: str) -> Node:
-        rule = self._ragged
-        is_asked = rule is not None and rule.mode(name or "data") is not None
+        rule, field = self._ragged, name or "data"
+        is_asked = rule is not None and rule.mode(field) is not None
         is_even = len(set(map(len, values))) == 1
         if is_even and not is_asked:
             return self._sequence(values, name)
         if rule is None:
             raise _UnusualError
+        if not is_asked:
+            _warn_of_lists(field)
         arrays = _as_arrays(values)
         if arrays is not None:
             return self._rows(Rows(arrays, str(arrays[0].dtype)), name)
         self._check_no_row_joins(values, name)
-        if is_even:
+        if is_even and rule.of_field.get(field) != "list":
             return self._sequence(values, name)
         return self._packer.node(values)
 
@@ -331,6 +337,17 @@ class _Columns:
     def _transposed(self, values: list[Any], name: str) -> list[Node]:
         columns = [self.node(list(column), _joined(name, i), is_tuple=True) for i, column in enumerate(zip(*values, strict=True))]
         return [("tupled", column) if column[0] == "text" else column for column in columns]  # as in torch's collate
+
+
+@functools.cache
+def _warn_of_lists(field: str) -> None:
+    """Log, once in a process, that the structure of a field depends on the lengths of its lists."""
+    log.warning(
+        "field %r: lists of different lengths are delivered row by row, but a batch whose lists all have one length is transposed, "
+        "as by torch. For rows in every batch, give ragged={%r: 'list'}, or arrays in place of lists",
+        field,
+        field,
+    )
 
 
 def _as_arrays(values: list[Any]) -> list[np.ndarray[Any, Any]] | None:

@@ -16,6 +16,7 @@ from torch.utils.data import ConcatDataset, IterableDataset, Subset
 from shmload import Jagged, Padded, SampleError, ShmLoader
 from shmload._core.filler import WorkerRing
 from shmload._core.trainer import TrainerRing, control_nbytes, live_leases
+from shmload.batch import collate
 from shmload.engine.ring_memory import RingMemory
 from shmload.ray.local_ring import private_memory
 from tests.batch.ragged_kit import Opaque, Samples, assert_same, reference
@@ -56,6 +57,37 @@ def test_only_list_mode_depends_on_the_batch() -> None:
     assert [len(row) for row in uneven["x"]] == [1, 3]
     with loader_of(samples, ragged="pad") as loader:
         assert all(isinstance(batch["x"], Padded) and isinstance(batch["y"], torch.Tensor) for batch in loader)
+
+
+LISTS = {
+    "numbers": [[1, 2, 3], [4], [5, 6], [7, 8], [9], [10]],
+    "text": [["a", "b"], ["c"], ["d", "e"], ["f", "g"], ["h"], ["i"]],
+    "lists": [[[1], [2, 3]], [], [[4], [5]], [[6], [7]], [[8]], [[9]]],
+}
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode"])
+@pytest.mark.parametrize("kind", LISTS)
+@pytest.mark.parametrize("is_field", [False, True], ids=["samples", "a field"])
+def test_named_lists_are_rows_in_every_batch(kind: str, is_field: bool, seed: int | None, num_workers: int) -> None:
+    rows = LISTS[kind]
+    samples = [{"x": row} for row in rows] if is_field else rows
+    ragged: Any = {"x" if is_field else "data": "list"}
+    with loader_of(samples, seed=seed, num_workers=num_workers, ragged=ragged) as loader:
+        batches = [batch["x"] if is_field else batch for batch in loader]
+    assert rows == [row.tolist() if isinstance(row, torch.Tensor) else row for batch in batches for row in batch]
+
+
+def test_lists_that_are_rows_in_some_batches_only_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    collate._warn_of_lists.cache_clear()
+    with loader_of([{"x": row} for row in LISTS["numbers"]], num_workers=0) as loader:
+        uneven, even, _ = [batch["x"] for batch in loader]
+    assert [row.tolist() for row in uneven] == [[1, 2, 3], [4]]
+    assert [column.tolist() for column in even] == [[5, 7], [6, 8]]  # as torch's collate
+    (record,) = caplog.records
+    assert "a batch whose lists all have one length is transposed" in record.message
+    assert "give ragged={'x': 'list'}, or arrays" in record.message
 
 
 def test_mapping_of_ragged_fields_to_modes() -> None:
@@ -131,7 +163,6 @@ def test_impossible_combinations_are_errors(samples: list[Any], ragged: Any, wor
         ([torch.ones(2), np.ones(3)], "list"),
         ([np.ones(2), None], "list"),
         ([["a"], ["b", "c"]], "list"),
-        ([["a"], ["b"]], "list"),
         ([1, 2], "pad"),
         ([np.float32(1), np.float32(2)], "pad"),
         ([1, 2.5], "pad"),

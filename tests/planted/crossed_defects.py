@@ -179,6 +179,13 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
+        "lists of a named field are transposed where they happen to have one length",
+        "_Columns._sequences",
+        Replace('if is_even and rule.of_field.get(field) != "list":', "if is_even:"),
+        ("tests/batch/test_ragged_fields.py::test_named_lists_are_rows_in_every_batch[a field-text-seed mode-0]",),
+    ),
+    Defect(
+        "N1",
         "a single ragged field becomes a list of that field",
         "RaggedRows._packed",
         omit('if tree[0] == "leaf":\n    return packer.packed(nodes[0])'),

@@ -40,6 +40,10 @@ def typed_array(name: object, value: Any) -> TypedArray:
     Raises:
         TypeError, ValueError: rows of the array cannot become rows of a tensor.
     """
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"array {name!r} is masked, and no tensor has a mask: fill it with .filled(...), and give the mask as a field"
+        )
     if isinstance(value, np.ndarray):
         element = of_numpy(value.dtype.newbyteorder("="))
         array = value

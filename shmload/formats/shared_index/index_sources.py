@@ -62,13 +62,15 @@ def pack_manifest(path: str | os.PathLike[str], types: Types | None) -> PackedIn
         with open(path, "rb") as begin:
             is_zipped = path.suffix == ".gz" or begin.read(2) == b"\x1f\x8b"
         opened: Any = gzip.open if is_zipped else open
-        with opened(path, "rt", encoding="utf-8", errors=errors, newline="") as file:
+        with opened(path, "rt", encoding="utf-8-sig", errors=errors, newline="") as file:  # some editors write a mark at the start
             if suffix in _DELIMITERS:
                 return pack_entries(_table(file, _DELIMITERS[suffix], types or {}))
             lines = filter(None, (line.rstrip("\r\n") for line in file))
             return pack_entries(lines if suffix == ".txt" else map(_from_json, lines, count()))
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path}: the gzip stream is damaged or cut: {error}") from error
+    except csv.Error as error:
+        raise ValueError(f"{path}: {error}") from error
     except (TypeError, ValueError, OverflowError, ImportError) as error:
         # not the error's own type, whose constructor may need other arguments (UnicodeDecodeError)
         kind = next(kind for kind in (TypeError, ValueError, OverflowError, ImportError) if isinstance(error, kind))
@@ -96,10 +98,17 @@ def _table(file: Iterable[str], delimiter: str, types: Types) -> Iterator[dict[s
         row: dict[str, Any] = dict(zip(names, values, strict=True))
         for name, convert in types.items():
             try:
-                row[name] = convert(row[name])
+                row[name] = _truth(row[name]) if convert is bool else convert(row[name])
             except ValueError as error:
                 raise ValueError(f"entry {number}, column {name!r}: {error}") from error
         yield row
+
+
+def _truth(text: str) -> bool:
+    """Return the value of a column of bools. Python's own conversion of a str says only whether it is empty."""
+    if (word := text.lower()) not in ("true", "false", "1", "0"):
+        raise ValueError(f"{text!r} is neither true nor false, 1 nor 0")
+    return word in ("true", "1")
 
 
 def _pack_parquet(path: Path) -> PackedIndex:

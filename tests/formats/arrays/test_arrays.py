@@ -148,6 +148,7 @@ def test_index_out_of_range_writes_nothing() -> None:
         (np.array(["a"]), TypeError, "dtype <U1, which no tensor has"),
         (np.zeros(2, "O"), TypeError, "dtype object, which no tensor has"),
         ([3], TypeError, "array '0' is of type int; needs a numpy array"),
+        (np.ma.masked_equal([1, 2], 2), TypeError, "array 'data' is masked, and no tensor has a mask"),
         (torch.zeros(2, requires_grad=True), TypeError, "requires_grad=True; rows are read from dense tensors"),
     ],
 )

@@ -159,6 +159,13 @@ def test_parquet_manifest_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.M
     assert max(held) < nbytes / 2
 
 
+def test_text_of_a_manifest_may_begin_with_a_mark_and_bools_are_words_or_digits(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.csv", "\ufeffpath,good\na,False\nb,true\nc,0\nd,1\n")
+    index = SharedIndex.from_manifest(path, types={"good": bool})
+    assert list(index) == [{"path": name, "good": good} for name, good in zip("abcd", [False, True, False, True], strict=True)]
+    assert list(SharedIndex.from_manifest(write(tmp_path / "m.txt", "\ufeffa\nb\n"))) == ["a", "b"]
+
+
 BAD = [
     ("m.jsonl", '{"a": 1}\n{"b": 1}', {}, r"m.jsonl: entry 1: keys \['b'\] after rows of \['a'\]"),
     ("m.jsonl", '{"a": 1}\n{"a": "x"}', {}, "m.jsonl: entry 1, column 'a': str after int"),
@@ -167,6 +174,8 @@ BAD = [
     ("m.csv", "a,a\n1,2\n", {}, r"m.csv: the first line names the columns, each once; got \['a', 'a'\]"),
     ("m.csv", "", {}, r"m.csv: the first line names the columns, each once; got \[\]"),
     ("m.csv", "a,b\n1,x\n", {"b": int}, "m.csv: entry 0, column 'b': invalid literal for int"),
+    ("m.csv", "a\nyes\n", {"a": bool}, "m.csv: entry 0, column 'a': 'yes' is neither true nor false, 1 nor 0"),
+    ("m.csv", 'a\n"x', {}, "m.csv: unexpected end of data"),
     ("m.csv", "a\n1\n", {"b": int}, r"m.csv: types names columns \['b'\], and the file has \['a'\]"),
     ("m.csv", b"a\n\xff\n", {}, "m.csv: 'utf-8' codec can't decode"),
     ("m.jsonl", "1", {"a": int}, "m.jsonl: types= is only for .csv and .tsv; .jsonl files define the types of their values"),

@@ -3,7 +3,7 @@
     header 512 bytes | payload, padded to 512 | header ... | two blocks of zeros | zeros to the end
 
 Anything that would make a reader silently see less than was written is an error: a missing end marker, data after it, a sparse
-member, a long name without its member.
+member, a link in place of a sample's member, a long name without its member.
 
 `TarHeaders` is the state of one reader. It is fed block by block by a stream, or by `TarScan` from a mapped shard without the GIL.
 Samples are adjacent members with the same key, as in webdataset; dot files and `__meta__` members are ignored.

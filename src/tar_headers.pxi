@@ -126,7 +126,7 @@ cdef class TarHeaders:
         return self._cause.decode()
 
     def read_header(self, const uint8_t[::1] block not None):
-        """Read a header. Return FILE, OTHER (a folder, a link), LONG_NAME, LONG_LINK, PAX, PAX_GLOBAL, END, or -1: see `cause`."""
+        """Read a header. Return FILE, OTHER (a folder), LONG_NAME, LONG_LINK, PAX, PAX_GLOBAL, END, or -1: see `cause`."""
         if block.shape[0] != BLOCK:
             raise ValueError(f"a tar header must have {BLOCK} bytes, got {block.shape[0]}")
         return self._header(&block[0])
@@ -163,6 +163,8 @@ cdef class TarHeaders:
         if flag == c'S':
             return self._fail(b"a sparse member cannot be read in place; write the archive without --sparse")
         self._take_name(block, is_ustar)
+        if (flag == c'1' or flag == c'2') and _split(self._name.at, self._name.nbytes) >= 0:
+            return self._fail(b"a member is a link, so its data is elsewhere; write the archive with tar -h --hard-dereference")
         cdef bint is_file = flag == c'0' or flag == 0 or flag == c'7'
         if flag == 0 and self._name.nbytes and self._name.at[self._name.nbytes - 1] == c'/':
             is_file = False  # archives older than ustar mark folders this way

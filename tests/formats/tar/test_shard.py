@@ -88,15 +88,21 @@ def test_two_members_with_one_extension_are_an_error(tar_of: Any) -> None:
         samples_of(path)
 
 
-def test_folders_and_links_are_skipped(tmp_path: Path) -> None:
-    (tmp_path / "d.x").mkdir()
+@pytest.mark.parametrize("name", ["hidden/.b.txt", "b", "b.txt"])
+@pytest.mark.parametrize("link", [os.link, os.symlink])
+def test_folders_are_skipped_and_links_only_if_they_belong_to_no_sample(tmp_path: Path, link: Any, name: str) -> None:
+    (tmp_path / "d.x" / "hidden").mkdir(parents=True)
     (tmp_path / "d.x" / "a.txt").write_text("text")
-    os.symlink("a.txt", tmp_path / "d.x" / "b.txt")
-    os.link(tmp_path / "d.x" / "a.txt", tmp_path / "d.x" / "c.txt")
+    link(tmp_path / "d.x" / "a.txt", tmp_path / "d.x" / name)
     with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        for name in ("d.x", "d.x/a.txt", "d.x/b.txt", "d.x/c.txt"):
-            archive.add(tmp_path / name, name, recursive=False)
-    assert samples_of(tmp_path / "a.tar") == [{"__key__": "d.x/a", "txt": b"text"}]
+        for each in ("d.x", "d.x/a.txt", f"d.x/{name}"):
+            archive.add(tmp_path / each, each, recursive=False)
+    if name == "b.txt":
+        message = r"a\.tar: at byte \d+: a member is a link, so its data is elsewhere; write .* tar -h --hard-dereference"
+        with pytest.raises(ShardCorrupt, match=message):
+            samples_of(tmp_path / "a.tar")
+    else:
+        assert samples_of(tmp_path / "a.tar") == [{"__key__": "d.x/a", "txt": b"text"}]
 
 
 @pytest.mark.skipif(shutil.which("tar") is None, reason="needs the tar program")

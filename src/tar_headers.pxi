@@ -126,7 +126,7 @@ cdef class TarHeaders:
         return self._cause.decode()
 
     def read_header(self, const uint8_t[::1] block not None):
-        """Read a header. Return FILE, OTHER (a folder), LONG_NAME, LONG_LINK, PAX, PAX_GLOBAL, END, or -1: see `cause`."""
+        """Read a header. Return FILE, OTHER (skipped), LONG_NAME, LONG_LINK, PAX, PAX_GLOBAL, END, or -1: see `cause`."""
         if block.shape[0] != BLOCK:
             raise ValueError(f"a tar header must have {BLOCK} bytes, got {block.shape[0]}")
         return self._header(&block[0])

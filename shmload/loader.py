@@ -81,9 +81,9 @@ class ShmLoader(DataLoader[T]):
         in_order: torch mode: if False, yield batches as they become ready. Seed mode always keeps the order.
         ragged: how to deliver fields whose rows differ in shape: "list", "pad" (a `Padded`), "nested" (`torch.nested`), "jagged" (a
             `Jagged`), or a mapping of field names to these. The ragged fields are those of the schema or the mapping; with a single
-            mode other than "list", every array field; with "list", every field whose rows differ. Also makes batches of samples
-            that torch's collate refuses (None, dataclasses, objects). By default, torch mode refuses them and seed mode uses
-            "list".
+            mode other than "list", every array field; with "list", every field whose rows differ. With a single mode, Python's
+            lists in fields are rows, too. Also makes batches of samples that torch's collate refuses (None, dataclasses, objects).
+            By default, torch mode refuses them; seed mode takes them, and delivers arrays of different shapes as lists.
     Args (workers):
         num_workers: number of worker processes per rank. With 0, the trainer reads into private memory, without a ring. With
             "auto" in seed mode, the pool grows and shrinks while it runs, and the batches stay the same; in torch mode, a number

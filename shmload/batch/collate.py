@@ -4,18 +4,17 @@ The result equals that of torch's default collate: arrays and numbers are stacke
 of these are transposed. Other samples are treated in one of two ways:
 
 * strict (torch mode, unless `ragged` is given): anything unusual is left to torch's own collate, which may also reject it;
-* with a `Ragged` rule: all samples are accepted. Arrays of different shapes become ragged fields and dataclasses become one
-  dataclass of columns; None, objects that need pickle, and values of mixed types other than numbers become lists.
+* with a `Ragged` rule: arrays of different shapes become ragged fields and dataclasses become one dataclass of columns; None,
+  objects that need pickle, and values of mixed types other than numbers become lists. Only sequences of different lengths are
+  rejected, unless the rule takes them for rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import logging
 import pickle
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,8 +25,6 @@ from shmload.batch.packed_batch import ATOMS, Node, PackedBatch, Packer, is_reco
 from shmload.batch.ragged import Ragged, Rows, check_rows, ragged_node, stacked
 from shmload.batch.registered_functions import RegisteredFunctions
 from shmload.errors import SampleError
-
-log = logging.getLogger("shmload")
 
 
 class _UnusualError(Exception):
@@ -306,22 +303,26 @@ class _Columns:
         return ("dict", keys, columns) if type(like) is dict else ("filled", keys, columns, self._packer.foreign(like))
 
     def _sequences(self, values: list[Any], name: str) -> Node:
+        """Collate sequences row by row if the rule says that they are rows, and transposed, as torch does, otherwise."""
         rule, field = self._ragged, name or "data"
-        is_asked = rule is not None and rule.mode(field) is not None
-        is_even = len(set(map(len, values))) == 1
-        if is_even and not is_asked:
+        if rule is not None and (field in rule.of_field or (rule.lists_are_rows and not isinstance(values[0], tuple))):
+            arrays = _as_arrays(values)
+            if arrays is not None:
+                return self._rows(Rows(arrays, str(arrays[0].dtype)), name)
+            self._check_no_row_joins(values, name)
+            is_list = name or field in rule.of_field  # a sample that is a list is the container of its fields
+            if is_list and (self._joins(name) is None or not any(map(_has_parts, values))):
+                return self._packer.node(values)
+        lengths = [len(value) for value in values]
+        if lengths.count(lengths[0]) == len(lengths):
             return self._sequence(values, name)
         if rule is None:
             raise _UnusualError
-        if not is_asked:
-            _warn_of_lists(field)
-        arrays = _as_arrays(values)
-        if arrays is not None:
-            return self._rows(Rows(arrays, str(arrays[0].dtype)), name)
-        self._check_no_row_joins(values, name)
-        if is_even and rule.of_field.get(field) != "list":
-            return self._sequence(values, name)
-        return self._packer.node(values)
+        other = next(number for number, length in enumerate(lengths) if length != lengths[0])
+        raise SampleError(
+            f"field {field!r} has sequences of different lengths ({lengths[0]} in row 0, {lengths[other]} in row {other}), which "
+            f"cannot be transposed as torch does. For a list of rows, give ragged={{{field!r}: 'list'}}, or make each an array"
+        )
 
     def _sequence(self, values: list[Any], name: str) -> Node:
         """Collate sequences of equal length into one of the first one's class, which contains columns."""
@@ -337,17 +338,6 @@ class _Columns:
     def _transposed(self, values: list[Any], name: str) -> list[Node]:
         columns = [self.node(list(column), _joined(name, i), is_tuple=True) for i, column in enumerate(zip(*values, strict=True))]
         return [("tupled", column) if column[0] == "text" else column for column in columns]  # as in torch's collate
-
-
-@functools.cache
-def _warn_of_lists(field: str) -> None:
-    """Log, once in a process, that the structure of a field depends on the lengths of its lists."""
-    log.warning(
-        "field %r: lists of different lengths are delivered row by row, but a batch whose lists all have one length is transposed, "
-        "as by torch. For rows in every batch, give ragged={%r: 'list'}, or arrays in place of lists",
-        field,
-        field,
-    )
 
 
 def _as_arrays(values: list[Any]) -> list[np.ndarray[Any, Any]] | None:
@@ -370,6 +360,11 @@ def _is_row(value: Any) -> bool:
         is_strided = value.layout is sys.modules["torch"].strided and not value.is_nested
         return bool(is_strided and value.ndim > 0 and of_torch(value.dtype) is not None)
     return is_sequence(value) and len(value) > 0 and {type(number) for number in value} <= {int, float}
+
+
+def _has_parts(value: Sequence[Any]) -> bool:
+    """Return whether a sequence contains arrays, tensors or containers, which torch's collate makes batches of."""
+    return any(isinstance(part, (np.ndarray, Mapping)) or is_tensor(part) or is_sequence(part) for part in value)
 
 
 def _described(value: Any) -> str:

@@ -212,25 +212,28 @@ def _dtype_and_shape(name: Any, spec: Any) -> tuple[Any, tuple[int | None, ...]]
     return dtype, extents
 
 
-def layout_of_sample(sample: Any) -> Layout:
+def layout_of_sample(sample: Any, *, lists_are_rows: bool = False) -> Layout:
     """Return the layout that torch's default collate gives to batches of samples like this one.
 
     Args:
         sample: the sample.
+        lists_are_rows: whether lists in fields are rows, which may differ in length. If not, they are containers.
     Raises:
         NotFixedError: samples like this have no fixed rows.
     """
     fields: list[Field] = []
-    tree = _tree_of(sample, "", fields)
+    tree = _tree_of(sample, "", fields, lists_are_rows)
     return Layout(tuple(fields), tree)
 
 
-def _tree_of(value: Any, name: str, fields: list[Field]) -> tuple[Any, ...]:
+def _tree_of(value: Any, name: str, fields: list[Field], lists_are_rows: bool) -> tuple[Any, ...]:
     kind = type(value)
+    if kind is list and lists_are_rows and (name or {type(part) for part in value} <= {int, float}):
+        raise NotFixedError(kind)
     is_named = isinstance(value, tuple) and hasattr(value, "_fields")
     if kind in (dict, tuple, list) or is_named:
         parts = value.items() if kind is dict else enumerate(value)
-        trees = tuple(_tree_of(part, f"{name}.{key}" if name else str(key), fields) for key, part in parts)
+        trees = tuple(_tree_of(part, f"{name}.{key}" if name else str(key), fields, lists_are_rows) for key, part in parts)
         return ("dict", tuple(value), trees) if kind is dict else ("named", kind, trees) if is_named else ("list", trees)
     fields.append(_leaf(value, name or "data"))
     return "leaf", len(fields) - 1

@@ -28,7 +28,7 @@ MODES: tuple[RaggedMode, ...] = get_args(RaggedMode)
 
 
 class AsTorchOrList(str):
-    """The default of `ragged`: "list", but in torch mode samples that torch rejects are rejected."""
+    """The default of `ragged`: "list" for arrays, while lists are transposed; torch mode rejects all samples that torch rejects."""
 
     __slots__ = ()
 
@@ -45,11 +45,14 @@ class Ragged:
         of_arrays: delivery mode of every array field of one or more dimensions; None if only declared fields are known to be
             ragged.
         dims: ragged dimensions of each field in the schema; the default is the first dimension.
+        lists_are_rows: whether a list in any field is a row: an array, if it contains only numbers. Otherwise only the lists of
+            declared fields are, and other lists are containers, as for torch.
     """
 
     of_field: Mapping[str, str]
     of_arrays: str | None
     dims: Mapping[str, tuple[int, ...]]
+    lists_are_rows: bool = False
 
     @property
     def is_certain(self) -> bool:
@@ -61,7 +64,7 @@ class Ragged:
         return self.of_field.get(name, self.of_arrays)
 
 
-AS_LISTS = Ragged({}, None, {})  # no field is known to be ragged, and the mode is "list"
+AS_LISTS = Ragged({}, None, {})  # no field is known to be ragged: the default in seed mode
 
 
 def ragged_of(asked: str | Mapping[str, str], schema: Mapping[str, Any] | None, *, is_torch_mode: bool) -> Ragged | None:
@@ -94,8 +97,9 @@ def ragged_of(asked: str | Mapping[str, str], schema: Mapping[str, Any] | None, 
     has_text = any(dtype in (str, bytes) for dtype, _ in specs.values())
     if isinstance(asked, AsTorchOrList) and is_torch_mode and not dims and not has_text:
         return None
-    of_arrays = str(asked) if isinstance(asked, str) and asked != "list" and not dims else None
-    return Ragged(of_field, of_arrays, dims)
+    is_for_all = isinstance(asked, str) and not isinstance(asked, AsTorchOrList) and (asked == "list" or not dims)
+    of_arrays = str(asked) if is_for_all and asked != "list" else None
+    return Ragged(of_field, of_arrays, dims, is_for_all)
 
 
 class Rows:

@@ -211,7 +211,7 @@ class CacheWriter(AtomicWriter):
             num_records, nbytes: size of the file.
         """
         folder = self._folder
-        generation = wait_for_room(lambda: folder.evicting(partial(next_generation, self._control)), self._timeout_s)
+        generation = wait_for_room(lambda: folder.evicting(partial(next_generation, self._control), for_file=True), self._timeout_s)
         name = own_name(generation, num_records, nbytes, self._compression)
         reservation.publish(name, nbytes=nbytes)
         self.num_files += 1

@@ -191,13 +191,18 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
     def keys(self, epoch: int, records: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the indices of an epoch's records, without those that are gone.
 
-        Return at least one, because other ranks have a batch at this step.
+        Return at least one, because other ranks have a batch at this step. If all are gone, it is one that is read elsewhere in the
+        epoch, and does not count as valid.
         """
         gone = self._gone.get(epoch)
         if gone is not None:
             there = records[~gone.mask(records)] if self._missing == "skip" else records[:0]
             records = there if len(there) else gone.substituted(records[: 1 if self._missing == "skip" else None])
         return records + (epoch << EPOCH_SHIFT)
+
+    def num_kept(self, epoch: int, records: NDArray[np.int64]) -> int:
+        gone = self._gone.get(epoch)
+        return len(records) if gone is None or self._missing != "skip" else int((~gone.mask(records)).sum())
 
     # ------------------------------------------------------------ holds
 

@@ -72,7 +72,7 @@ class SampleCache:
         self.path, self.capacity_bytes = Path(folder).absolute(), capacity_bytes
         self.headroom = headroom
         (self.path / CONTROL / BAD).mkdir(parents=True, exist_ok=True)
-        self.folder = BudgetedFolder(self.path, capacity_bytes, adopts=True, order=are_samples)
+        self.folder = BudgetedFolder(self.path, capacity_bytes, adopts=True, order=are_samples, spares_new=True)
         self._begin()
         budget, said = self.path / CONTROL / BUDGET, b"%d" % capacity_bytes
         if not budget.exists() or budget.read_bytes() != said:

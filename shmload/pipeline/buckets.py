@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
-from shmload.batch.ragged import ragged_of
+from shmload.batch.ragged import AS_TORCH_OR_LIST, ragged_of
 from shmload.modes.default_collate import collated
 from shmload.worker.item_stages import with_results
 from shmload.worker.stage_arguments import set_whole
@@ -51,7 +51,7 @@ class Bucket(Expanding):
     batch_size: int | None = None
     _: KW_ONLY
     max_tokens: int | None = None
-    ragged: Any = "list"
+    ragged: Any = AS_TORCH_OR_LIST
 
     def __post_init__(self) -> None:
         if not callable(self.length):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from shmload.batch.ragged import AsTorchOrList
 from shmload.pipeline.block_sequence import BLOCK, BlockSequence, Expansion, columned
 from shmload.pipeline.buckets import Batches, Bucket
 from shmload.pipeline.item_sequence import ItemSequence, Mapped
@@ -149,7 +150,7 @@ def _finish_of(collate: Collate | None, is_bucketed: bool) -> Any:
         return None
     if is_bucketed:
         return Batches(collate.ragged)
-    return columned if collate.ragged == "list" else None
+    return columned if isinstance(collate.ragged, AsTorchOrList) else None
 
 
 def _over(stage: Any, where: str, source: Any) -> Any:

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shmload.batch.ragged import AS_TORCH_OR_LIST
 from shmload.engine.bad_samples import BadSamples
 from shmload.engine.outcome import NOTHING
 from shmload.errors import StateMismatch
@@ -181,7 +182,7 @@ class KeyedEngine(PipelineEngine):
             rank=self._rank,
             world_size=plan.partition.n_ranks,
             uneven=plan.uneven,
-            ragged="list" if plan.collate is None else plan.collate.ragged,
+            ragged=AS_TORCH_OR_LIST if plan.collate is None else plan.collate.ragged,
             **{**options, **self._options},
         )
 

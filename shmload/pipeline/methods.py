@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from shmload.batch.ragged import AS_TORCH_OR_LIST
 from shmload.pipeline.buckets import Bucket
 from shmload.pipeline.caching import Cache
 from shmload.pipeline.combined_sequences import Chained, Interleaved, Zipped
@@ -150,7 +151,7 @@ class Fluent:
         """Add `Partition(rank, n_ranks, uneven=uneven)`."""
         return self._then(Partition(rank, n_ranks, uneven=uneven))
 
-    def batch(self, batch_size: int, return_partial_batch: bool = True, *, ragged: Any = "list") -> Pipeline:
+    def batch(self, batch_size: int, return_partial_batch: bool = True, *, ragged: Any = AS_TORCH_OR_LIST) -> Pipeline:
         """Add `Collate(batch_size, return_partial_batch, ragged=ragged)`."""
         return self._then(Collate(batch_size, return_partial_batch, ragged=ragged))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from shmload.batch.ragged import ragged_of
+from shmload.batch.ragged import AS_TORCH_OR_LIST, ragged_of
 from shmload.schedule.any_schedule import Uneven
 from shmload.worker.decoding_protocol import is_decoder
 from shmload.worker.stage_arguments import MAX_WORKERS, check_flag, check_function, set_whole
@@ -119,7 +119,7 @@ class Collate:
     batch_size: int
     return_partial_batch: bool = True
     _: KW_ONLY
-    ragged: Any = "list"
+    ragged: Any = AS_TORCH_OR_LIST
 
     def __post_init__(self) -> None:
         set_whole(self, "Collate(batch_size)", "batch_size", 1, 1 << 31)

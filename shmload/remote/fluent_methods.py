@@ -228,6 +228,8 @@ class FluentMethods(IterableDataset[Any]):
     def with_epoch(self, n: int) -> Self:
         """Make each pass `n` items long on each rank, over as many epochs as that takes.
 
+        Each pass begins with a new epoch's order. A pass that ends within an epoch leaves the rest of it out.
+
         Args:
             n: items of a rank's pass, over all its workers.
         """

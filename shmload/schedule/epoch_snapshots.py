@@ -145,3 +145,7 @@ class EpochSnapshots(ABC, Generic[S]):
             records: numbers of samples in its snapshot.
         """
         return records
+
+    def num_kept(self, epoch: int, records: NDArray[np.int64]) -> int:
+        """Return how many records of an epoch can be read. Arguments are those of `keys`, which may name others in their place."""
+        return len(records)

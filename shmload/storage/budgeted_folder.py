@@ -86,6 +86,8 @@ class BudgetedFolder:
             programs count only after the folder is listed again, so they may exceed the budget until then.
         durable: whether to sync a file to the disk before it gets its name, so that a power failure never leaves a truncated file.
         order: which unleased files may be evicted, in the order of eviction; None is the oldest first.
+        spares_new: whether a new file may replace, while any file is leased, only files older than the newest leased one, because
+            no reader has seen the others yet. Writers then wait for leases to end.
         recreates: whether a folder that was removed since is created again at its next use. False raises FileNotFoundError, so that
             a thread or process that still uses a folder leaves nothing behind when its owner removes it.
     Raises:
@@ -115,6 +117,7 @@ class BudgetedFolder:
         adopts: bool = False,
         durable: bool = False,
         order: Order | None = None,
+        spares_new: bool = False,
         recreates: bool = True,
     ) -> None:
         if capacity_bytes < 1:
@@ -124,6 +127,7 @@ class BudgetedFolder:
         self.adopts = adopts
         self.durable = durable
         self.order: Order = order or iter  # the oldest first
+        self.spares_new = spares_new
         self.recreates = recreates
         self.num_evicted = self.nbytes_evicted = 0
         self._begin()
@@ -283,11 +287,11 @@ class BudgetedFolder:
                     raise TimeoutError(
                         f"another process was still writing {name} into {self.path} after {timeout_s} s: increase timeout_s"
                     )
-                self._make_room(session, ledger, nbytes, order)
+                self._make_room(session, ledger, nbytes, order, for_file=True)
                 return session.begin_writing(temporary, nbytes)
 
         def obtain_once() -> Lease | Reservation:
-            found = self.evicting(try_once, order=order)
+            found = self.evicting(try_once, order=order, for_file=True)
             return found if isinstance(found, Lease) else self._reserved(session, found, temporary, nbytes, order)
 
         return wait_for_room(obtain_once, timeout_s)
@@ -327,7 +331,7 @@ class BudgetedFolder:
         def try_once() -> None:
             with session.locked() as ledger:
                 session.sweep()
-                self._make_room(session, ledger, more, self.order)
+                self._make_room(session, ledger, more, self.order, for_file=True)
                 set_nbytes(ledger, nbytes + more)
 
         wait_for_room(try_once, timeout_s)
@@ -345,14 +349,22 @@ class BudgetedFolder:
                 f"smaller or the budget larger"
             )
 
-    def _make_room(self, session: Session, ledger: Ledger, nbytes: int, order: Order) -> None:
+    def _evictable(self, session: Session, ledger: Ledger, *, for_file: bool) -> list[PublishedFile]:
+        """Return the files that are not leased, oldest first; for a new file, without those that are spared."""
+        leased = session.process_leases.leased()
+        files = list(ledger.files.values())
+        if for_file and self.spares_new:
+            newest = max((number for number, kept in enumerate(files) if kept.ino in leased), default=len(files))
+            files = files[:newest]
+        return [kept for kept in files if kept.ino not in leased]
+
+    def _make_room(self, session: Session, ledger: Ledger, nbytes: int, order: Order, *, for_file: bool = False) -> None:
         """Evict files until `nbytes` more fit, or raise CacheFull and evict nothing. Requires the folder's lock."""
         excess = ledger.nbytes + nbytes - self.capacity_bytes
         if excess <= 0:
             return
-        leased = session.process_leases.leased()
         victims, freed = [], 0
-        for kept in order(kept for kept in ledger.files.values() if kept.ino not in leased):
+        for kept in order(iter(self._evictable(session, ledger, for_file=for_file))):
             victims.append(kept)
             freed += kept.nbytes
             if freed >= excess:
@@ -362,6 +374,7 @@ class BudgetedFolder:
                 self.num_evicted += len(victims)
                 self.nbytes_evicted += freed
                 return
+        leased = session.process_leases.leased()
         held = [kept for kept in ledger.files.values() if kept.ino in leased]
         mine = sum(kept.nbytes for kept in held if session.process_leases.holds(kept.ino))
         raise CacheFull(
@@ -384,15 +397,18 @@ class BudgetedFolder:
         def allocate() -> None:
             os.posix_fallocate(fd, start, nbytes)
 
-        self.evicting(allocate, nbytes, order)
+        self.evicting(allocate, nbytes, order, for_file=True)
 
-    def evicting(self, write: Callable[[], T], nbytes: int = _CONTROL_NBYTES, order: Order | None = None) -> T:
+    def evicting(
+        self, write: Callable[[], T], nbytes: int = _CONTROL_NBYTES, order: Order | None = None, *, for_file: bool = False
+    ) -> T:
         """Call `write` and return its result. While the disk is full, evict unleased files and call it again.
 
         Args:
             write: must leave nothing behind if it raises.
             nbytes: approximate number of bytes that it needs.
             order: which files may be evicted; None is the folder's order.
+            for_file: whether this is for a new file of the folder, so that `spares_new` applies.
         Raises:
             CacheFull: the disk is full and no more files may be evicted.
         """
@@ -402,7 +418,7 @@ class BudgetedFolder:
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                if not self.free_disk(nbytes, order):
+                if not self.free_disk(nbytes, order, for_file=for_file):
                     disk = os.statvfs(self.path)
                     raise CacheFull(
                         f"the disk of {self.path} has no room for {nbytes} more bytes: {disk.f_bavail * disk.f_frsize} bytes are "
@@ -410,14 +426,14 @@ class BudgetedFolder:
                         f"leased or mapped: free some space, or make the budget smaller"
                     ) from error
 
-    def free_disk(self, nbytes: int, order: Order | None = None) -> bool:
+    def free_disk(self, nbytes: int, order: Order | None = None, *, for_file: bool = False) -> bool:
         """Evict unleased files regardless of the budget, until `nbytes` are free or none is left.
 
         Files that a process has mapped stay, because their blocks are freed only after the last mapping.
 
         Args:
             nbytes: bytes to free.
-            order: which files may be evicted; None is the folder's order.
+            order, for_file: as for `evicting`.
         Returns:
             whether any was evicted.
         """
@@ -425,9 +441,9 @@ class BudgetedFolder:
         mapped = _mapped_below(self.path)
         with session.locked() as ledger:
             session.sweep()
-            leased = session.process_leases.leased()
+            candidates = [kept for kept in self._evictable(session, ledger, for_file=for_file) if kept.ino not in mapped]
             freed = 0
-            for kept in list(order(kept for kept in ledger.files.values() if kept.ino not in leased and kept.ino not in mapped)):
+            for kept in list(order(iter(candidates))):
                 if freed >= nbytes:
                     break
                 self._remove(ledger, kept)

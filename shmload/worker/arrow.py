@@ -195,9 +195,10 @@ def _is_ragged(column: ArrowColumn, ragged: Ragged | None, *, is_python: bool) -
     """Return whether the rule applies to a column of lists: the rule names it, or its lists have no fixed length."""
     if ragged is None:
         return False
-    if column.name in ragged.of_field or column.extents[0] is None:
-        return True
-    return ragged.of_arrays is not None and (column.is_variable or is_python)
+    if is_python:  # without a rule for lists, they are containers
+        return ragged.lists_are_rows or column.name in ragged.of_field
+    has_no_length = column.extents[0] is None
+    return has_no_length or column.name in ragged.of_field or (ragged.of_arrays is not None and column.is_variable)
 
 
 def _dtype_in(stored: Any, kind: str | None, asked: Any) -> Any:

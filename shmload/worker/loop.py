@@ -229,7 +229,7 @@ class WorkerLoop:
         if reader.reads_all:
             return self._place_all(reader.many(keys, first, end))
         head = reader.one(first, keys[first])
-        if not ring.has_layout and not self._memory.find_layout(head):
+        if not ring.has_layout and not self._memory.find_layout(head, self._plan.ragged):
             reader.keep(keys[first], head)
             return VOID
         if ring.is_packed_only:
@@ -248,7 +248,7 @@ class WorkerLoop:
         ring = self._ring
         samples = samples_in(batch)
         if not ring.has_layout:  # the slot gets its memory with the layout, so settle that first
-            is_settled = self._memory.find_layout(samples[0]) if samples else self._memory.settle(b"")
+            is_settled = self._memory.find_layout(samples[0], self._plan.ragged) if samples else self._memory.settle(b"")
             if not is_settled:
                 return VOID
         if ring.is_packed_only or samples is None or len(samples) != ring.end_row - ring.first_row:
@@ -361,7 +361,7 @@ class WorkerLoop:
         samples: list[Any] = []
         for sample in self._up_to(source, len(keys)):
             if num_placed == 0 and not samples and self._plan.path != "collate_fn" and collates_as_shipped():
-                if not ring.has_layout and not self._memory.find_layout(sample):
+                if not ring.has_layout and not self._memory.find_layout(sample, self._plan.ragged):
                     return VOID
                 placer = None if ring.is_packed_only else self._memory.placer()
             if placer is not None:

@@ -14,6 +14,7 @@ from shmload import faults
 from shmload._core.filler import LAYOUT, ROOM, WorkerRing
 from shmload._core.mapping import CAN_POPULATE, Mapping
 from shmload.batch.layout import Layout, NotFixedError, layout_of_sample
+from shmload.batch.ragged import Ragged
 from shmload.batch.row_placer import RowPlacer
 from shmload.errors import RingTooSmall, SampleError
 
@@ -196,10 +197,15 @@ class SlotMemory:
         memoryview(self._prepare(path, begin, end))[begin:end] = extra
         return at
 
-    def find_layout(self, sample: Any) -> bool:
-        """Derive the layout from the first sample, and settle it. Return False if the batch is no longer wanted."""
+    def find_layout(self, sample: Any, ragged: Ragged | None) -> bool:
+        """Derive the layout from the first sample, and settle it. Return False if the batch is no longer wanted.
+
+        Args:
+            sample: the sample.
+            ragged: the loader's rule for ragged fields.
+        """
         try:
-            text = layout_of_sample(sample).dumps()
+            text = layout_of_sample(sample, lists_are_rows=ragged is not None and ragged.lists_are_rows).dumps()
         except (NotFixedError, pickle.PicklingError, AttributeError):
             text = b""
         return self.settle(text)

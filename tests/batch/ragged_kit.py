@@ -68,26 +68,31 @@ class Encoding(UserDict[str, Any]):
         self.origin = origin
 
 
-def reference(values: list[Any], mode: str = "list") -> Any:
+def reference(values: list[Any], mode: str = "list", *, is_field: bool = False) -> Any:
     """Returns the batch of some samples under `ragged=mode`, without a schema.
 
     "list" makes lists of what cannot be stacked; the other modes treat every array of at least one dimension, and every list of
-    numbers, as ragged.
+    numbers, as ragged. Other lists in fields stay lists, unless they contain arrays or containers and rows are joined.
+
+    Args:
+        values: the samples, or the values of one field.
+        mode: the value of `ragged`.
+        is_field: whether these are values of a field.
     """
     head = values[0]
     if all(type(v) is type(head) for v in values):
         if type(head) is dict:
-            return {key: reference([v[key] for v in values], mode) for key in head}
+            return {key: reference([v[key] for v in values], mode, is_field=True) for key in head}
         if isinstance(head, Mapping):
             filled = copy.copy(head)
-            filled.update({key: reference([v[key] for v in values], mode) for key in head})  # type: ignore[attr-defined]  # these can be changed
+            filled.update({key: reference([v[key] for v in values], mode, is_field=True) for key in head})  # type: ignore[attr-defined]  # these can be changed
             return filled
         if isinstance(head, tuple) and hasattr(head, "_fields"):
             return type(head)(*(_column([v[i] for v in values], mode) for i in range(len(head))))
         if dataclasses.is_dataclass(head):
             made: Any = object.__new__(type(head))
             for field in dataclasses.fields(head):
-                object.__setattr__(made, field.name, reference([getattr(v, field.name) for v in values], mode))
+                object.__setattr__(made, field.name, reference([getattr(v, field.name) for v in values], mode, is_field=True))
             return made
         if isinstance(head, float) or (isinstance(head, int) and all(-(2**63) <= v < 2**63 for v in values)):
             return torch.tensor(values, dtype={float: torch.float64, int: torch.int64, bool: torch.bool}[type(head)])
@@ -97,14 +102,15 @@ def reference(values: list[Any], mode: str = "list") -> Any:
             rows = [as_tensor(v) for v in values]
             return _tensors(rows, mode) if all(isinstance(row, torch.Tensor) for row in rows) else rows
     if all(isinstance(v, list | tuple) for v in values):
-        lengths = {len(v) for v in values}
         numbers = [type(x) for v in values for x in v]
-        are_numbers = set(numbers) <= {int, float}
-        if are_numbers and (mode != "list" or len(lengths) > 1):
+        if isinstance(head, list) and set(numbers) <= {int, float}:
             dtype = torch.float64 if float in numbers else torch.int64
             return _tensors([torch.tensor(v, dtype=dtype) for v in values], mode)
-        if len(lengths) == 1:
-            return [_column([v[i] for v in values], mode) for i in range(len(head))]
+        has_parts = any(isinstance(x, np.ndarray | torch.Tensor | Mapping | list | tuple) for v in values for x in v)
+        if isinstance(head, list) and is_field and (mode == "list" or not has_parts):
+            return [as_tensor(v) for v in values]
+        assert len({len(v) for v in values}) == 1, "these are refused"
+        return [_column([v[i] for v in values], mode) for i in range(len(head))]
     if all(isinstance(v, int | float | np.number) and (not isinstance(v, int) or -(2**63) <= v < 2**63) for v in values):
         return default_collate(values)  # of several types
     return [as_tensor(v) for v in values]
@@ -114,7 +120,7 @@ def _column(values: list[Any], mode: str) -> Any:
     """Collates a column of a sequence, which is a tuple if it contains text, as in torch's collate."""
     if all(type(v) is str for v in values) or all(type(v) is bytes for v in values):
         return tuple(values)
-    return reference(values, mode)
+    return reference(values, mode, is_field=True)
 
 
 def _tensors(rows: list[torch.Tensor], mode: str) -> Any:

@@ -11,12 +11,11 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, IterableDataset, Subset
+from torch.utils.data import ConcatDataset, IterableDataset, Subset, default_collate
 
 from shmload import Jagged, Padded, SampleError, ShmLoader
 from shmload._core.filler import WorkerRing
 from shmload._core.trainer import TrainerRing, control_nbytes, live_leases
-from shmload.batch import collate
 from shmload.engine.ring_memory import RingMemory
 from shmload.ray.local_ring import private_memory
 from tests.batch.ragged_kit import Opaque, Samples, assert_same, reference
@@ -69,25 +68,43 @@ LISTS = {
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode"])
 @pytest.mark.parametrize("kind", LISTS)
-@pytest.mark.parametrize("is_field", [False, True], ids=["samples", "a field"])
-def test_named_lists_are_rows_in_every_batch(kind: str, is_field: bool, seed: int | None, num_workers: int) -> None:
+@pytest.mark.parametrize("asked", ["samples, by name", "a field, by name", "a field, by a mode for all"])
+def test_lists_are_rows_in_every_batch(kind: str, asked: str, seed: int | None, num_workers: int) -> None:
     rows = LISTS[kind]
+    is_field = asked != "samples, by name"
     samples = [{"x": row} for row in rows] if is_field else rows
-    ragged: Any = {"x" if is_field else "data": "list"}
+    ragged: Any = "list" if "mode" in asked else {"x" if is_field else "data": "list"}
     with loader_of(samples, seed=seed, num_workers=num_workers, ragged=ragged) as loader:
         batches = [batch["x"] if is_field else batch for batch in loader]
     assert rows == [row.tolist() if isinstance(row, torch.Tensor) else row for batch in batches for row in batch]
 
 
-def test_lists_that_are_rows_in_some_batches_only_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    collate._warn_of_lists.cache_clear()
-    with loader_of([{"x": row} for row in LISTS["numbers"]], num_workers=0) as loader:
-        uneven, even, _ = [batch["x"] for batch in loader]
-    assert [row.tolist() for row in uneven] == [[1, 2, 3], [4]]
-    assert [column.tolist() for column in even] == [[5, 7], [6, 8]]  # as torch's collate
-    (record,) = caplog.records
-    assert "a batch whose lists all have one length is transposed" in record.message
-    assert "give ragged={'x': 'list'}, or arrays" in record.message
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize("mode", ["pad", "nested", "jagged"])
+@pytest.mark.parametrize("kind", ["numbers", "text"])
+def test_lists_of_joined_fields_have_one_structure(kind: str, mode: str, num_workers: int) -> None:
+    with loader_of([{"x": row} for row in LISTS[kind]], num_workers=num_workers, ragged=mode) as loader:
+        types = {type(batch["x"]) for batch in loader}
+    assert types == ({list} if kind == "text" else {"pad": {Padded}, "jagged": {Jagged}, "nested": {torch.Tensor}}[mode])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_without_ragged_lists_of_one_length_are_transposed_and_others_refused(num_workers: int) -> None:
+    samples = [{"x": row, "y": "a"} for row in LISTS["numbers"] if len(row) == 2]
+    assert_same(default_collate(samples), first(loader_of(samples, len(samples), num_workers=num_workers)))
+    words = r"field 'x' has sequences of different lengths \(3 in row 0, 1 in row 1\).* give ragged=\{'x': 'list'\}"
+    with pytest.raises(SampleError, match=words):
+        first(loader_of([{"x": row} for row in LISTS["numbers"]], num_workers=num_workers))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_tuples_are_containers_unless_they_are_named(num_workers: int) -> None:
+    samples = [{"size": (1, 2), "tokens": [1]}, {"size": (3, 4), "tokens": [2]}]
+    for mode in ("list", "pad"):
+        batch = first(loader_of(samples, num_workers=num_workers, ragged=mode))
+        assert [column.tolist() for column in batch["size"]] == [[1, 3], [2, 4]]
+    batch = first(loader_of(samples, num_workers=num_workers, ragged={"size": "list"}))
+    assert [row.tolist() for row in batch["size"]] == [[1, 2], [3, 4]]
 
 
 def test_mapping_of_ragged_fields_to_modes() -> None:
@@ -135,6 +152,9 @@ def test_nested_tensor_needs_a_ragged_first_dimension() -> None:
         ([{"x": np.ones(1), "y": np.ones(1)}, {"x": np.ones(1), "y": np.ones(2)}], {"x": "pad"}, "'y' .*not declared ragged"),
         ([{"x": 1}] * 2, {"w": "pad"}, "ragged names 'w', but samples have arrays only in no field"),
         ([{"x": 1}] * 2, {"data": "pad"}, "ragged names 'data', but samples have arrays only in no field"),
+        ([["a"], ["b", "c"]], "list", "field 'data' has sequences of different lengths .1 in row 0, 2 in row 1."),
+        ([{"x": (1,)}, {"x": (1, 2)}], "list", "field 'x' has sequences of different lengths"),
+        ([{"x": [np.ones(1)]}, {"x": [None, 2]}], "pad", "field 'x' has sequences of different lengths"),
         ([{"x": None}] * 2, {"x": "pad"}, "ragged names 'x', but samples have arrays only in no field"),
         ([{"x": {"y": np.ones(2)}}] * 2, {"x": "list"}, "ragged names 'x', but samples have arrays only in 'x.y'"),
         ([{"x": 1}, {"y": 1}], "list", r"row 1 of the batch has the keys \['y'\], row 0 has \['x'\]"),

@@ -23,7 +23,7 @@ FORMATS = NATIVE + COLUMNS + REMOTE + ("growing",)
 KINDS = (*PLAIN, *IN_PLACE, *FORMATS, "foreign", "mix", "iterable", "pipeline")
 
 # one letter for each field; see VALUES in values.py
-ALL_FIELDS = "iaturbsyvwehxkdlcNoqSCPg"
+ALL_FIELDS = "iaturbsyvwehxkdlLcNoqSCPg"
 FIELDS_OF: dict[str, str] = {
     **dict.fromkeys((*PLAIN, "iterable"), ALL_FIELDS),
     "mix": "iatrbsyvwk",
@@ -46,7 +46,7 @@ FIELDS_OF: dict[str, str] = {
     "images": "i",
     "pipeline": "i",
 }
-TEXT, RAGGED, ODD = "sy", "vw", "oqSCPg"  # ODD: fields that torch's collate refuses or treats specially
+TEXT, RAGGED, ODD = "sy", "vwL", "oqSCPg"  # ODD: fields that torch's collate refuses or treats specially
 REFUSED_BY_TORCH = "oqS"
 BY_BATCH = ("lengths", "tokens", "batch_sampler")
 KEYED = ("block", "weighted")
@@ -478,7 +478,7 @@ def _legal_order(case: Case) -> Case:
 
 def _legal_fields(case: Case) -> Case:
     letters = case.fields
-    if case.kind == "bare" and letters in "dl":
+    if case.kind == "bare" and letters in "dlL":
         letters = "a"
     if case.size == 0 and case.kind in (*FORMATS, "foreign"):
         case = replace(case, size=1)  # the writers of several formats reject empty arrays
@@ -488,7 +488,7 @@ def _legal_fields(case: Case) -> Case:
         case = replace(case, sizes="even", ragged="")
     if set(letters) & set(REFUSED_BY_TORCH) and not case.collate and not case.is_seeded and not case.ragged:
         case = replace(case, ragged="list")
-    if set(letters) & set(ODD + "clN") and case.ragged not in ("", "list"):
+    if set(letters) & set(ODD + "cN") and case.ragged not in ("", "list"):
         case = replace(case, ragged="list")
     is_declared = case.kind in (*IN_PLACE, *FORMATS)
     has_ragged = bool(set(letters) & set(RAGGED))
@@ -509,6 +509,8 @@ def _legal_fields(case: Case) -> Case:
         case = replace(case, ragged="list")
     if not case.is_seeded and not case.ragged and has_ragged and not case.collate and not is_declared:
         case = replace(case, ragged="list")
+    if "L" in letters and not case.ragged and not case.collate:
+        case = replace(case, ragged="list")  # by default, lists of different lengths are refused
     if case.kind in ("hf", "mix") and not case.is_seeded and has_ragged and not case.ragged:
         case = replace(case, ragged="list")
     if case.batch_size is None:

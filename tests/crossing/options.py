@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shmload import Ray
-from tests.crossing.cases import BY_BATCH, Case
+from tests.crossing.cases import BY_BATCH, RAGGED, Case
 from tests.crossing.datasets import COLLATE, size_of
 from tests.crossing.values import length
 
@@ -136,7 +136,7 @@ def order_of(case: Case) -> dict[str, Any]:
 def ragged_option(case: Case) -> Any:
     """Returns the value of `ragged`, or None for the default."""
     if case.ragged == "map":
-        return {name: ("pad", "jagged", "list")[case.seed % 3] for name in case.fields if name in "vw"}
+        return {name: ("pad", "jagged", "list")[case.seed % 3] for name in case.fields if name in RAGGED}
     return case.ragged or None
 
 

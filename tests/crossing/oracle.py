@@ -53,7 +53,8 @@ class Collated:
         case = self._case
         if case.collate:
             return COLLATE[case.collate](samples)
-        is_bare, has_ragged = self._asked in (None, "list"), case.kind == "images" or bool(set(case.fields) & set("vw"))
+        has_ragged = case.kind == "images" or bool(set(case.fields) & set("vw"))
+        is_bare = self._asked is None or (self._asked == "list" and not set(case.fields) & set("lLN"))
         if is_bare and not has_ragged:
             try:
                 with torch.no_grad():
@@ -65,7 +66,7 @@ class Collated:
             return default_collate(samples)
         if case.kind == "tensordataset":
             return default_collate(samples)
-        return self._column(samples, "")
+        return self._column(samples, "", is_field=False)
 
     def _mode(self, name: str, value: Any) -> str | None:
         if isinstance(self._asked, dict):
@@ -78,10 +79,14 @@ class Collated:
             return None
         return self._asked if np.ndim(value) >= 1 else None
 
+    def _has_rows(self, name: str) -> bool:
+        """Returns whether lists in a field are rows and not containers."""
+        return name in self._asked if isinstance(self._asked, dict) else self._asked is not None
+
     def _names(self) -> set[str]:
         return {f"{name}.npy" if self._case.kind in ("tar", "remote") else name for name in self._case.fields}
 
-    def _column(self, values: Sequence[Any], name: str) -> Any:
+    def _column(self, values: Sequence[Any], name: str, *, is_field: bool = True) -> Any:
         head = values[0]
         kinds = set(map(type, values))
         if all(isinstance(value, (int, float, np.number, np.bool_)) for value in values):
@@ -94,6 +99,12 @@ class Collated:
             return Encoding({key: self._column([value[key] for value in values], key) for key in head}, head.origin)
         if isinstance(head, tuple) and hasattr(head, "_fields"):
             return type(head)(*(self._column(v, n) for n, v in zip(head._fields, zip(*values, strict=True), strict=True)))
+        if isinstance(head, list) and self._has_rows(name):
+            if all(type(number) in (int, float) for value in values for number in value):
+                dtype = np.float64 if any(type(number) is float for value in values for number in value) else np.int64
+                return self._arrays([np.array(value, dtype) for value in values], name)
+            if is_field:
+                return Column(values)
         if isinstance(head, (tuple, list)):
             return [self._column(column, name) for column in zip(*values, strict=True)]
         if hasattr(head, "__dataclass_fields__"):

@@ -94,6 +94,7 @@ VALUES: dict[str, Callable[[Case, int], Any]] = {
     "k": lambda case, i: row(case.size * 16, i + 2),
     "d": lambda case, i: {"a": row(case.size, i + 3), "pair": (i, f"s{i}")},
     "l": lambda case, i: [i, i + 1, i + 2],
+    "L": lambda case, i: [i] * length(case, i, min(case.size, 50)),
     "c": lambda case, i: complex(i, 1) if False else torch.tensor([complex(i, 1)]),
     "N": lambda case, i: noise(),
     "o": lambda case, i: None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from torch.utils.data import SequentialSampler
 
-from shmload import ShmLoader
+from shmload import CacheFull, ShmLoader
 from shmload.growing import SampleCache
 from shmload.growing.epoch_snapshot import EPOCH_SHIFT, MAX_EPOCH
 from tests.growing.growing_kit import SCHEMA, dataset_of, epoch_of, loader_of, put, sample, values_of
@@ -71,6 +72,27 @@ def test_epoch_of_a_full_cache_leaves_out_the_oldest_files(make_cache: Callable[
             put(cache, range(20 * number, 20 * number + 20))  # fits where the oldest quarter was
         values += [value for batch in batches for value in values_of(batch)]
         assert list(range(100, 340)) == sorted(values)
+
+
+def test_new_samples_are_not_evicted_before_an_epoch_has_read_them(make_cache: Callable[..., SampleCache]) -> None:
+    cache = make_cache(16 * 1024, headroom=0.25)
+    written = 0
+    for _ in range(17):
+        put(cache, range(written, written := written + 20))
+    with loader_of(dataset_of(cache), batch_size=64) as loader:
+        for _ in range(3):
+            batches = iter(loader)
+            next(batches)
+            begun = written
+            with suppress(CacheFull):
+                for _ in range(20):
+                    put(cache, range(written, written + 20), timeout_s=0.0)
+                    written += 20
+            assert written - begun >= 80  # where the oldest quarter was
+            for _ in batches:
+                pass
+            following = epoch_of(loader)
+            assert set(range(begun, written)) <= set(following)
 
 
 def test_small_epochs_are_settled_at_most_one_ahead(cache: SampleCache) -> None:

@@ -163,6 +163,18 @@ def test_skip_leaves_out_missing_samples(cache: SampleCache, interrupted: Any, c
     assert len(batches) == 4  # as many as other ranks have
 
 
+def test_sample_that_keeps_ranks_in_step_does_not_count_as_valid(cache: SampleCache, interrupted: Any) -> None:
+    state, _, rest = interrupted
+    found = []
+    for rank in range(4):
+        with loader_of(dataset_of(cache, missing="skip"), shuffle=True, batch_size=1, rank=rank, world_size=4) as loader:
+            loader.load_state_dict(state)
+            batches = [(values_of(batch), loader.valid) for batch in loader]
+            assert [len(values) for values, _ in batches] == [1] * 4
+            found += [value for values, valid in batches for value in values[:valid]]
+    assert sorted(found) == sorted(value for value in rest if value >= 6)
+
+
 def test_substitute_replaces_missing_samples_with_others_of_the_epoch(cache: SampleCache, interrupted: Any) -> None:
     state, _, rest = interrupted
     with resumed(cache, state, "substitute") as loader:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from shmload.batch.element_types import of_any
 from shmload.errors import SampleError, ShardCorrupt
@@ -153,14 +154,22 @@ def _check_range(name: str, values: Any, where: str, dtype: Any) -> None:
     """Check that the schema's dtype can represent all numbers of a column. Numbers that become floats may be rounded.
 
     Raises:
-        SampleError: a number is out of the dtype's range, or has a fraction.
+        SampleError: a number is out of the dtype's range, or the dtype is of integers and the number has a fraction.
     """
     element = of_any(dtype)
     wanted = None if element is None else element.numpy
     while is_list(values.type):
         values = pc.list_flatten(values)
     stored = dtype_of(values.type)
-    if wanted is None or not isinstance(stored, np.dtype) or np.can_cast(stored, wanted) or wanted.kind not in "iu":
+    if wanted is None or not isinstance(stored, np.dtype) or np.can_cast(stored, wanted) or wanted.kind not in "iuf":
+        return
+    if wanted.kind == "f":
+        numbers = plain_values(values).to_numpy(zero_copy_only=False)
+        if _overflows(numbers, wanted):
+            raise SampleError(
+                f"{where}: column {name!r} is stored as {values.type}, and the schema says {wanted}: a finite number would become "
+                "infinite; choose another type in schema="
+            )
         return
     try:
         plain_values(values).cast(pa.from_numpy_dtype(wanted))
@@ -169,6 +178,15 @@ def _check_range(name: str, values: Any, where: str, dtype: Any) -> None:
             f"{where}: column {name!r} is stored as {values.type}, and the schema says {wanted}: {error}; choose another type in "
             "schema="
         ) from error
+
+
+def _overflows(numbers: NDArray[Any], wanted: np.dtype[Any]) -> bool:
+    """Return whether a finite number becomes infinite in a dtype of floats."""
+    limit = np.finfo(wanted).max
+    if -limit <= numbers.min(initial=0) and numbers.max(initial=0) <= limit:
+        return False
+    with np.errstate(over="ignore"):
+        return bool((np.isinf(numbers.astype(wanted)) & np.isfinite(numbers)).any())
 
 
 def _column(name: str, values: Any, where: str, spec: Any) -> ArrowColumn | TextLists:

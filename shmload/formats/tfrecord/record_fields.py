@@ -104,5 +104,24 @@ def _field(name: str, spec: Any, default: Any, decode: Callable[[bytes], Any] | 
     if default is not None:
         if element.numpy is None or None in extents:
             raise ValueError(f"defaults[{name!r}]: only text and fields of a fixed shape and numpy's types have defaults")
-        default = np.broadcast_to(np.asarray(default, element.numpy), tuple(e for e in extents if e is not None)).tobytes()
+        default = _fill(name, default, element, tuple(e for e in extents if e is not None))
     return RecordField(name, element, extents, fill=default)
+
+
+def _fill(name: str, default: Any, element: ElementType, shape: tuple[int, ...]) -> bytes:
+    """Return the bytes of a field's default. Floats may be rounded.
+
+    Raises:
+        ValueError: the field cannot hold the default.
+    """
+    why = ""
+    try:
+        given = np.asarray(default)
+        with np.errstate(over="ignore"):
+            made = np.asarray(default, element.numpy)
+        is_kept = np.array_equal(made, given) if made.dtype.kind in "iub" else not (np.isinf(made) & np.isfinite(given)).any()
+        if is_kept:
+            return np.broadcast_to(made, shape).tobytes()
+    except (TypeError, ValueError, OverflowError) as error:
+        why = f" ({error})"
+    raise ValueError(f"defaults[{name!r}] is {default!r}; the field is {element.name} of shape {shape}, which cannot hold it{why}")

@@ -75,7 +75,7 @@ class TFRecordWriter(AtomicWriter):
             record: bytes, or a dict by field.
         Raises:
             TypeError: a field has a value that no list of the format can contain.
-            ValueError: a number is beyond int64, or the writer is closed.
+            ValueError: a number is beyond int64 or float32, or the writer is closed.
         """
         if isinstance(record, Mapping):
             fields = [(name.encode(), *self._values(name, record[name])) for name in sorted(record)]
@@ -123,7 +123,7 @@ class TFRecordWriter(AtomicWriter):
         if name in self._raw:
             return BYTES, [array.reshape(-1).view(np.uint8)]
         if array.dtype.kind == "f":
-            return FLOATS, [array.astype(np.float32, copy=False)]
+            return FLOATS, [_as_float32(name, array)]
         if array.dtype.kind in "iub":
             if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
                 raise ValueError(f"field {name!r} holds {int(array.max())}: an int64_list ends at 2**63 - 1")
@@ -181,6 +181,22 @@ class TFRecordWriter(AtomicWriter):
         if self._file is not None:
             file, self._file = self._file, None
             file.abandon()
+
+
+def _as_float32(name: str, array: NDArray[Any]) -> NDArray[np.float32]:
+    """Return floats in the only type that an Example has for them.
+
+    Raises:
+        ValueError: a finite number would become infinite.
+    """
+    with np.errstate(over="ignore"):
+        floats = array.astype(np.float32, copy=False)
+    if array.dtype.itemsize > 4 and (too_large := np.isinf(floats) & np.isfinite(array)).any():
+        raise ValueError(
+            f"field {name!r} holds {array[too_large][0]}: a float_list ends at 3.4e38 (float32). Scale it, or name the field in "
+            "raw="
+        )
+    return floats
 
 
 def _native(array: Any) -> Any:

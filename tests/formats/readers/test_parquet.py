@@ -432,6 +432,9 @@ def test_partition_and_column_of_one_name(tmp_path: Path) -> None:
         ([3e9], "int32"),
         ([2.5], "int64"),
         ([[300, 1]], ("uint8", (2,))),
+        ([1.0, 1e300], "float32"),
+        ([float("nan"), -1e300], "float32"),
+        ([70000], "float16"),
     ],
     ids=str,
 )

@@ -243,6 +243,14 @@ def test_index_is_reused_and_a_stale_one_rebuilt(written):
         (lambda p: TFRecordDataset(p, records="proto"), "records is one of 'raw', 'example', 'sequence'; got 'proto'"),
         (lambda p: TFRecordDataset(p, compression="bz2"), "compression is one of 'auto', 'none', 'gzip', 'zlib'; got 'bz2'"),
         (lambda p: TFRecordDataset(p, defaults={"bytes": b""}), "takes no defaults, because the record itself is never missing"),
+        *(
+            (lambda p, a=a: TFRecordDataset(p, {"a": a[0]}, defaults={"a": a[1]}), rf"defaults\['a'\] is .*; the field is {a[0]}")
+            for a in (("int64", 2.5), ("int8", 300), ("int64", float("nan")), ("float32", 1e300), ("bool", 2), ("int64", "5"))
+        ),
+        (
+            lambda p: TFRecordDataset(p, {"a": ("int64", (2,))}, defaults={"a": [1, 2, 3]}),
+            r"defaults\['a'\] is \[1, 2, 3\]; the field is int64 of shape \(2,\), which cannot hold it",
+        ),
         (
             lambda p: TFRecordDataset(p, {"a": ("int8", (None,))}, defaults={"a": 1}),
             r"defaults\['a'\]: only text and fields of a fixed shape and numpy's types have defaults",

@@ -50,6 +50,23 @@ def test_oldest_unleased_files_are_evicted(place: str) -> None:
     )
 
 
+def test_files_that_no_reader_has_seen_are_spared_while_any_file_is_leased(place: str) -> None:
+    folder = BudgetedFolder(place, 100, spares_new=True)
+    for name in ("old", "leased", "new", "newest"):
+        put(folder, name, 25)
+    with folder.lease("leased"):
+        put(folder, "first", 25)
+        assert names(folder) == ["leased", "new", "newest", "first"]
+        with pytest.raises(CacheFull, match="25 of them are leased, 25 by this process, and 0 may be evicted"):
+            put(folder, "second", 25)
+        assert folder.free_disk(1)  # for the readers' own small files
+        assert names(folder) == ["leased", "newest", "first"]
+        with folder.reserve(25) as reservation, pytest.raises(CacheFull):
+            reservation.grow(1)
+    put(folder, "third", 50)
+    assert names(folder) == ["newest", "first", "third"]
+
+
 def test_request_that_cannot_be_met_evicts_nothing(place: str) -> None:
     folder = BudgetedFolder(place, 100)
     put(folder, "free", 30)

@@ -29,6 +29,7 @@ class EventCount:
     def __init__(self) -> None:
         self._of_process = 0
         self._of_thread = threading.local()
+        self._is_divided = False  # whether any thread has counted alone: a missing attribute of a thread takes long to look up
         self._renew_lock()
         os.register_at_fork(after_in_child=self._renew_lock)  # another thread of the parent may have held it
 
@@ -38,12 +39,15 @@ class EventCount:
     @property
     def value(self) -> int:
         """Return the number of events so far."""
+        if not self._is_divided:
+            return self._of_process
         own: int | None = getattr(self._of_thread, "value", None)
         return self._of_process if own is None else own
 
     def count_alone(self) -> None:
         """Count the events of this thread apart from those of the process, from 0 on."""
         self._of_thread.value = 0
+        self._is_divided = True
 
     def add(self) -> None:
         """Count one event."""

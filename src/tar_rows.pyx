@@ -24,7 +24,10 @@ cdef extern from *:
     static void shml_publish_base(const uint8_t **word, const uint8_t *base) { __atomic_store_n(word, base, __ATOMIC_RELEASE); }
     static const uint8_t *shml_base(const uint8_t **word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
     static uint64_t shml_next_look(uint64_t *word) { return __atomic_add_fetch(word, 1, __ATOMIC_RELAXED); }
-    static uint64_t shml_ask(uint64_t *word, uint64_t look) { return __atomic_exchange_n(word, look, __ATOMIC_RELAXED); }
+    static uint64_t shml_ask(uint64_t *word, uint64_t look) { /* most rows of a batch find their own look, and write nothing */
+        uint64_t found = __atomic_load_n(word, __ATOMIC_RELAXED);
+        return found == look ? found : __atomic_exchange_n(word, look, __ATOMIC_RELAXED);
+    }
     """
     void shml_publish_base(const uint8_t **word, const uint8_t *base)
     const uint8_t *shml_base(const uint8_t **word) nogil

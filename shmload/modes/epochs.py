@@ -124,7 +124,7 @@ class Epochs:
             self._schedule.begins(epoch)
 
     def ended(self) -> None:
-        """Tell the schedule that orders made ahead have been dropped."""
+        """Tell the schedule that no epoch of it is read any more."""
         if self._schedule is not None:
             self._schedule.ended()
 
@@ -180,8 +180,8 @@ class Epochs:
     def _indices(self, epoch: int, step: int) -> NDArray[np.int64]:
         """Return the indices of one batch. Several batches are computed together, because a pass asks for them in sequence."""
         of_epoch, first, block = self._block
-        number, between = divmod(step - first, self.stride)
-        if of_epoch == epoch and not between and 0 <= number < len(block):
+        number = (step - first) // self.stride
+        if of_epoch == epoch and 0 <= number < len(block) and first + number * self.stride == step:
             row: NDArray[np.int64] = block[number]
             return row
         schedule = self._schedule

@@ -45,7 +45,7 @@ class AnySchedule:
         """Record that a pass over `epoch` begins and that earlier epochs are finished."""
 
     def ended(self) -> None:
-        """Record that no pass is running."""
+        """Release what epochs hold, because none is read any more."""
 
     def children(self, epoch: int) -> dict[str, Any] | None:
         """Return what a state that is saved in `epoch` needs besides its position, such as the snapshot; None for nothing."""

@@ -920,4 +920,42 @@ STORAGE_DEFECTS = [
         ("tests/formats/tfrecord/test_protobuf.py::test_sequence_example_is_an_error_that_names_its_reader",),
         modules=("records",),
     ),
+    Defect(
+        "S4",
+        "samplers replace samples that no epoch has read",
+        "BudgetedFolder._evictable",
+        Replace("for_file and self.spares_new", "False"),
+        (
+            "tests/growing/test_dataset.py::test_new_samples_are_not_evicted_before_an_epoch_has_read_them",
+            "tests/storage/cache/test_folder.py::test_files_that_no_reader_has_seen_are_spared_while_any_file_is_leased",
+        ),
+    ),
+    Defect(
+        "S4",
+        "a sample that is read a second time counts as valid",
+        "GrowingEpochs.num_kept",
+        Replace("int((~gone.mask(records)).sum())", "max(int((~gone.mask(records)).sum()), 1)"),
+        ("tests/growing/test_resume.py::test_sample_that_keeps_ranks_in_step_does_not_count_as_valid",),
+    ),
+    Defect(
+        "S5",
+        "a default is rounded to the type of its field",
+        "record_fields:_fill",
+        Replace('made.dtype.kind in "iub"', "False"),
+        ("tests/formats/tfrecord/test_tfrecord.py::test_invalid_arguments_are_errors",),
+    ),
+    Defect(
+        "S5",
+        "a large number becomes infinite in an Example",
+        "_as_float32",
+        Replace("array.dtype.itemsize > 4", "False"),
+        ("tests/formats/tfrecord/test_writer.py::test_number_that_float32_makes_infinite_is_an_error_and_infinity_is_not",),
+    ),
+    Defect(
+        "S5",
+        "a large number of a column becomes infinite in the schema's type",
+        "_overflows",
+        Replace("-limit <= numbers.min(initial=0) and numbers.max(initial=0) <= limit", "True"),
+        ("tests/formats/readers/test_parquet.py::test_number_that_the_schemas_dtype_cannot_represent_is_an_error",),
+    ),
 ]

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from shmload.tools.bench.contestants import LoaderOptions, keywords
-from shmload.tools.bench.core_limit import fill, protocol
+from shmload.tools.bench.core_limit import filler, protocol
 from shmload.tools.bench.generated_data import ROW_LENGTH, SHAPE, STRIDE, WINDOW
 from shmload.tools.bench.photos import SIDE, crop_into
 from shmload.tools.bench.workload import NUM_LABELS as NUM_PHOTO_LABELS
@@ -73,13 +73,19 @@ def fills_batches(dataset: Any) -> bool:
     return protocol(dataset) in ("read_batch_into", "read_into")
 
 
-def read_batch(dataset: Any, indices: Sequence[int], collate: Callable[[list[Any]], Any] | None = None) -> Any:
-    """Reads a batch in this thread in the best way that the dataset offers."""
-    if not fills_batches(dataset) or collate is not None:
-        return (collate or default_collate)([dataset[index] for index in indices])
-    arrays = {name: np.empty((len(indices), *shape), dtype) for name, (dtype, shape) in dataset.schema.items()}
-    fill(dataset, indices, arrays)
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+class BatchReader:
+    """Reads batches in the thread that calls it, in the best way that the dataset offers."""
+
+    def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any] | None = None) -> None:
+        self.dataset, self.collate = dataset, collate or default_collate
+        self.fill = filler(dataset) if collate is None and fills_batches(dataset) else None
+
+    def __call__(self, indices: Sequence[int]) -> Any:
+        if self.fill is None:
+            return self.collate([self.dataset[index] for index in indices])
+        arrays = {name: np.empty((len(indices), *shape), dtype) for name, (dtype, shape) in self.dataset.schema.items()}
+        self.fill(indices, arrays)
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def written(options: LoaderOptions, write: Callable[[Path], None]) -> Path:

@@ -11,7 +11,7 @@ import torch
 from nvidia.dali import fn, pipeline_def
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from benchmarks.contestants.common import Continued, TorchOrder, read_batch
+from benchmarks.contestants.common import BatchReader, Continued, TorchOrder
 from shmload.tools.bench.contestants import Loader, LoaderOptions
 
 NUM_EPOCHS = 16  # whose order is given to one pipeline
@@ -25,12 +25,12 @@ class InOrder:
     """Maps the number of a batch to its arrays; DALI's processes call it."""
 
     def __init__(self, dataset: Any, orders: list[Any]) -> None:
-        self.dataset, self.orders = dataset, orders
+        self.read_batch, self.orders = BatchReader(dataset), orders
 
     def __call__(self, info: Any) -> tuple[Any, ...]:
         if info.iteration >= len(self.orders):
             raise StopIteration
-        leaves, _ = tree_flatten(read_batch(self.dataset, self.orders[info.iteration].tolist()))
+        leaves, _ = tree_flatten(self.read_batch(self.orders[info.iteration].tolist()))
         return tuple(leaf.numpy() for leaf in leaves)
 
 
@@ -40,7 +40,7 @@ class Batches(Continued):
     def __init__(self, dataset: Any, options: LoaderOptions) -> None:
         self.dataset, self.options = dataset, options
         self.orders = TorchOrder(dataset, options)
-        leaves, self.tree = tree_flatten(read_batch(dataset, [0]))
+        leaves, self.tree = tree_flatten(BatchReader(dataset)([0]))
         self.num_leaves = len(leaves)
         super().__init__(len(self.orders))
 

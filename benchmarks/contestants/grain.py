@@ -11,7 +11,7 @@ import grain
 import numpy as np
 import torch
 
-from benchmarks.contestants.common import Continued, TorchOrder, read_batch
+from benchmarks.contestants.common import BatchReader, Continued, TorchOrder
 from shmload.tools.bench.contestants import Loader, LoaderOptions
 
 NUM_EPOCHS = 16  # of one pipeline
@@ -25,13 +25,13 @@ class InOrder:
     """Batch number -> the batch: what Grain calls a random-access source. It passes arrays on through shared memory."""
 
     def __init__(self, dataset: Any, orders: Sequence[Any]) -> None:
-        self.dataset, self.orders = dataset, orders
+        self.read_batch, self.orders = BatchReader(dataset), orders
 
     def __len__(self) -> int:
         return len(self.orders)
 
     def __getitem__(self, number: int) -> Any:
-        batch = read_batch(self.dataset, self.orders[number].tolist())
+        batch = self.read_batch(self.orders[number].tolist())
         return torch.utils._pytree.tree_map(torch.Tensor.numpy, batch)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from spdl.pipeline import PipelineBuilder
 
-from benchmarks.contestants.common import Continued, TorchOrder, read_batch
+from benchmarks.contestants.common import BatchReader, Continued, TorchOrder
 from shmload.tools.bench.contestants import Loader, LoaderOptions
 
 
@@ -24,7 +24,7 @@ class Batches(Continued):
     def open(self) -> Iterator[Any]:
         threads = max(1, self.options.num_workers)
         builder = PipelineBuilder().add_source(self.orders.endless())
-        builder.pipe(lambda indices: read_batch(self.dataset, indices), concurrency=threads, output_order="input")
+        builder.pipe(BatchReader(self.dataset), concurrency=threads, output_order="input")
         builder.add_sink(threads * (self.options.prefetch_factor or 2))
         pipeline = builder.build(num_threads=threads)
         with pipeline.auto_stop():

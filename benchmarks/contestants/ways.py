@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from benchmarks.contestants.common import TorchOrder, fills_batches, read_batch
+from benchmarks.contestants.common import BatchReader, TorchOrder, fills_batches
 from shmload import ShmLoader
 from shmload.tools.bench.contestants import Loader, LoaderOptions, keywords, torch_loader
-from shmload.tools.bench.core_limit import fill
+from shmload.tools.bench.core_limit import filler
 
 
 def torch_inline(dataset: Any, options: LoaderOptions) -> Loader:
@@ -34,7 +34,7 @@ class WholeBatches(Dataset[Any]):
     """Calls a dataset's `read_into` or `read_batch_into` from torch's `__getitems__`."""
 
     def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
+        self.dataset, self.fill = dataset, filler(dataset)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -42,7 +42,7 @@ class WholeBatches(Dataset[Any]):
     def __getitems__(self, indices: Sequence[int]) -> dict[str, torch.Tensor]:
         schema = self.dataset.schema
         batch = {name: empty((len(indices), *shape), np.dtype(dtype)) for name, (dtype, shape) in schema.items()}
-        fill(self.dataset, indices, {name: tensor.numpy() for name, tensor in batch.items()})
+        self.fill(indices, {name: tensor.numpy() for name, tensor in batch.items()})
         return batch
 
 
@@ -71,14 +71,14 @@ class Threads:
     """A thread pool in the trainer, each task filling one batch: what is possible without a library."""
 
     def __init__(self, dataset: Any, options: LoaderOptions) -> None:
-        self.dataset, self.options = dataset, options
+        self.read_batch, self.options = BatchReader(dataset, options.collate), options
         self.pool = ThreadPoolExecutor(max(1, options.num_workers))
         self.orders = TorchOrder(dataset, options)
 
     def __iter__(self) -> Iterator[Any]:
         ahead: deque[Future[Any]] = deque()
         for indices in self.orders.epoch():
-            ahead.append(self.pool.submit(read_batch, self.dataset, indices, self.options.collate))
+            ahead.append(self.pool.submit(self.read_batch, indices))
             if len(ahead) > (self.options.prefetch_factor or 2) * max(1, self.options.num_workers):
                 yield ahead.popleft().result()
         while ahead:

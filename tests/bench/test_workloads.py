@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import default_collate
 
 from shmload.tools.bench.builtin_workloads import WORKLOADS
-from shmload.tools.bench.core_limit import fill, protocol
+from shmload.tools.bench.core_limit import filler, protocol
 from shmload.tools.bench.photos import OWN_PHOTOS, photo_files
 
 
@@ -28,7 +28,7 @@ def test_reading_in_place_equals_getitem(small_dataset):
         pytest.skip("a plain dataset")
     indices = [3, 0, len(small_dataset) - 1, 3]
     out = poisoned(small_dataset, len(indices))
-    fill(small_dataset, indices, out)
+    filler(small_dataset)(indices, out)
     expected = default_collate([small_dataset[index] for index in indices])
     assert list(expected) == list(out)
     for name, tensor in expected.items():

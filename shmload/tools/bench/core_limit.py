@@ -1,5 +1,6 @@
 """Measure the limit of one core without any loader."""
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,8 @@ from shmload.introspect.abilities import ability_of
 from shmload.tools.bench.batch_contents import leaves
 from shmload.tools.object_reference import is_map_style
 from shmload.worker.decoding_protocol import declares_decoding
+
+Fill = Callable[[Sequence[int], dict[str, Any]], None]
 
 SOURCE_NBYTES = 64 << 20  # larger than most caches
 
@@ -54,11 +57,18 @@ def protocol(dataset: Any) -> str:
     return "__getitem__" if is_map_style(dataset) else "__iter__"
 
 
-def fill(dataset: Any, indices: Sequence[int], out: dict[str, Any]) -> None:
-    """Fill the first len(indices) rows of the arrays in `out` by the dataset's own protocol."""
+def filler(dataset: Any) -> Fill:
+    """Return a function of (indices, arrays) that fills the arrays' first rows by the dataset's own protocol.
+
+    Call this once and not for each batch: to find the protocol takes as long as reading a small batch.
+    """
     if protocol(dataset) == "read_batch_into":
-        dataset.read_batch_into(indices, out)
-        return
+        read_batch_into: Fill = dataset.read_batch_into
+        return read_batch_into
+    return functools.partial(_fill_rows, dataset)
+
+
+def _fill_rows(dataset: Any, indices: Sequence[int], out: dict[str, Any]) -> None:
     for row, index in enumerate(indices):
         dataset.read_into(index, RowOut(out, row))
 
@@ -118,8 +128,10 @@ def reader(dataset: Any, rows: int, collate: Callable[[list[Any]], Any] | None) 
     if collate is None and protocol(dataset) in ("read_batch_into", "read_into"):
         out = {name: np.empty((rows, *shape), dtype) for name, (dtype, shape) in dataset.schema.items()}
 
+        fill = filler(dataset)
+
         def fill_resident(indices: list[int]) -> int:
-            fill(dataset, indices, {name: array[: len(indices)] for name, array in out.items()})
+            fill(indices, {name: array[: len(indices)] for name, array in out.items()})
             return 0
 
         return fill_resident

@@ -131,6 +131,7 @@ def lines_of(runs: Runs) -> list[Line]:
                 statistics.median(old) if old else None,
                 Spread.of(ratios) if ratios else None,
                 word(ratios, row.aim) if len(ratios) == len(pairs) else "",
+                Spread.of([row.got for row in found]) if len(found) > 1 else None,
             )
         )
     return lines

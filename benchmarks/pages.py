@@ -25,6 +25,7 @@ README: tuple[tuple[str, str, str], ...] = (  # the reader's words, the benchmar
         "python_dataset",
         "Python dataset, batch 64: samples/s over torch",
     ),
+    ("the same, over torch's without workers", "python_dataset", "Python dataset, batch 64: samples/s over torch without workers"),
     ("photos, the same decoder in both: photos/s over torch's", "photos", "photos: photos/s over torch"),
     ("trainer's CPU per batch", "trainer_cpu", "trainer CPU per batch, one field"),
     (
@@ -33,7 +34,6 @@ README: tuple[tuple[str, str, str], ...] = (  # the reader's words, the benchmar
         "tar of 4 KiB npy + cls, CPU a sample: webdataset over shmload",
     ),
     ("windows of 1,025 tokens: CPU per window", "tokens", "windows of 1,025 tokens, CPU a window"),
-    ("a million paths: private memory that a worker grows by", "shared_index", "growth per worker and epoch"),
 )
 FRONT = {Path("README.md"): README, Path("docs/index.md"): README[:5]}
 FRONT_HEADS = ("measured", "shmload", "compared with")
@@ -51,22 +51,23 @@ HEADS = ("measured", "now", "beside it", "aim", "", "before", "now / before", "b
 class Line:
     """A row over all rounds, with the earlier tree's.
 
-
     Attributes:
         row: of the round that has the median figure, so that all its texts are of the same round.
         before: the median of the earlier tree; None if it has no such row.
         ratio: now over before within rounds; None without an earlier row.
         word: `better`, `worse`, `same`, or empty if that is not judged.
+        spread: of the figure over rounds; None if there was only one.
     """
 
     row: Row
     before: float | None
     ratio: Spread | None
     word: str
+    spread: Spread | None = None
 
     @property
     def figure(self) -> str:
-        return figure(self.row)
+        return figure(self.row) + (f" ({self.spread.low:.3g} to {self.spread.high:.3g})" if self.spread else "")
 
     @property
     def figure_before(self) -> str:

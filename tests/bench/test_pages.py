@@ -37,7 +37,7 @@ def fabricated_run() -> dict[str, list[Line]]:
     lines: dict[str, list[Line]] = {}
     for number, (_, name, what) in enumerate(README, 1):
         row = Row(what, 1.5 * number, "us", f"torch {number} | threads", "<= 15 us", number <= 4)
-        lines.setdefault(name, []).append(Line(row, 2.0, Spread(1.25, 1.0, 1.5), "same"))
+        lines.setdefault(name, []).append(Line(row, 2.0, Spread(1.25, 1.0, 1.5), "same", Spread(row.got, row.got / 2, row.got * 2)))
     lines["tar"][0] = Line(lines["tar"][0].row, 1.0, Spread(1.5, 1.25, 2.0), "worse")
     return lines
 

@@ -39,7 +39,7 @@ class CollectionBudget:
         self._began_s = -1.0  # time when slots first ran out; -1 before that
         self._spent_s = {YOUNG: 0.0, FULL: 0.0}
         self._share = {YOUNG: SHARE, FULL: SHARE}
-        self._full_s = 0.0  # duration of the newest full collection
+        self._full_s = 0.0  # duration of the newest full collection; an estimate before the first one
 
     def collect(self, has_freed: Callable[[], bool]) -> bool:
         """Collect garbage within the budget, the young generations first.
@@ -54,16 +54,28 @@ class CollectionBudget:
         if not gc.isenabled():
             return False
         num_new, num_collections, _ = gc.get_count()
-        if self._collected(YOUNG, (num_new + num_collections * gc.get_threshold()[0]) * OBJECT_S, has_freed):
+        young_s = (num_new + num_collections * gc.get_threshold()[0]) * OBJECT_S
+        if self._affords(YOUNG, young_s) and self._collected(YOUNG, has_freed):
             return True
-        return self._collected(FULL, self._full_s or sys.getallocatedblocks() * OBJECT_S, has_freed)
-
-    def _collected(self, generation: int, expected_s: float, has_freed: Callable[[], bool]) -> bool:
-        """Collect a generation if the budget allows the expected time. Return whether the collection has freed a slot."""
-        began_s = self._clock()
-        allowed_s = max(FIRST_S if not self._spent_s[generation] else 0, (began_s - self._began_s) * self._share[generation])
-        if self._spent_s[generation] + expected_s > allowed_s:
+        if not self._full_s:
+            self._full_s = estimated_full_s()
+        if not self._affords(FULL, self._full_s):
             return False
+        if not self._spent_s[FULL]:  # the estimate may be old
+            self._full_s = estimated_full_s()
+            if not self._affords(FULL, self._full_s):
+                return False
+        return self._collected(FULL, has_freed)
+
+    def _affords(self, generation: int, expected_s: float) -> bool:
+        """Return whether the budget allows a collection of a generation that takes the expected time."""
+        elapsed_s = self._clock() - self._began_s
+        allowed_s = max(FIRST_S if not self._spent_s[generation] else 0, elapsed_s * self._share[generation])
+        return self._spent_s[generation] + expected_s <= allowed_s
+
+    def _collected(self, generation: int, has_freed: Callable[[], bool]) -> bool:
+        """Collect a generation. Return whether this has freed a slot."""
+        began_s = self._clock()
         gc.collect(generation)
         took_s = self._clock() - began_s
         self._spent_s[generation] += took_s
@@ -72,6 +84,11 @@ class CollectionBudget:
         is_useful = has_freed()
         self._share[generation] = SHARE if is_useful else self._share[generation] / 2
         return is_useful
+
+
+def estimated_full_s() -> float:
+    """Return how long a full collection may take. With ten million objects this call takes 1 ms, so do not estimate per batch."""
+    return sys.getallocatedblocks() * OBJECT_S
 
 
 _budget = CollectionBudget()  # one for all rings, because a collection serves all

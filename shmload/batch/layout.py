@@ -163,7 +163,7 @@ def layout_of_schema(schema: Mapping[str, Any], batch_type: type | str | None = 
         raise TypeError(f"a schema is a mapping name -> (dtype, shape) with at least one field; got {schema!r}")
     fields = []
     for name, spec in schema.items():
-        dtype, shape = _dtype_and_shape(name, spec)
+        dtype, shape = dtype_and_shape(name, spec)
         if dtype in (str, bytes):
             if any(extent is not None for extent in shape):
                 raise ValueError(
@@ -187,7 +187,7 @@ def layout_of_schema(schema: Mapping[str, Any], batch_type: type | str | None = 
     return Layout(tuple(fields), tree, bool(getattr(schema, "zero_fill", False)))
 
 
-def _dtype_and_shape(name: Any, spec: Any) -> tuple[Any, tuple[int | None, ...]]:
+def dtype_and_shape(name: Any, spec: Any) -> tuple[Any, tuple[int | None, ...]]:
     """Return the dtype and the shape that a schema gives for a field.
 
     Raises:

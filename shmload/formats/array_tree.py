@@ -48,7 +48,7 @@ class ArrayTreeDataset(ColumnDataset):
             num_rows = one_length({name: array.shape[0] for name, array in arrays.items()}, self.path)
             cache = BlockCache(self._cache_bytes)
             return Columns(num_rows, {name: self._column(name, array, cache, module) for name, array in arrays.items()})
-        except (NoField, ShardCorrupt):
+        except (NoField, ShardCorrupt, MemoryError):
             raise
         except Exception as error:  # damaged metadata raises errors of many types
             kind = type(self).__name__.removesuffix("Dataset")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import operator
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -312,10 +313,11 @@ class ArrayDataset(HeldDataset):
         return self._rows.num_rows
 
     def __getitem__(self, index: int) -> Any:
-        if not -len(self) <= index < len(self):
+        number = operator.index(index)  # a float would be truncated below
+        if not -len(self) <= number < len(self):
             raise IndexError(f"index {index} is out of range for {len(self)} samples")
         out = OneSample(self.schema)
-        self.read_batch_into([index % len(self)], out)
+        self.read_batch_into([number], out)
         sample = out.sample()
         values = list(sample.values())
         if self.batch_type == "single":

@@ -9,8 +9,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from shmload.errors import ShardCorrupt, ShmloadError
-from shmload.formats.block_index import RecordIndex
-from shmload.formats.format import Read
+from shmload.formats.block_index import Read, RecordIndex
 from shmload.formats.head import Head
 from shmload.formats.summary import SIZED, Sizes, Summary, fields_seen, nbytes_of
 
@@ -72,7 +71,7 @@ class BlockFormat(ABC):
             return self.decode(index, memoryview(read(*self.span(index, number))).cast("B"), number)
         except ShmloadError:
             raise
-        except (ValueError, LookupError, TypeError, ArithmeticError, struct.error, EOFError) as error:
+        except (ValueError, LookupError, TypeError, ArithmeticError, struct.error, EOFError, RecursionError) as error:
             raise ShardCorrupt(f"{index.path}: sample {number}, at byte {self.span(index, number)[0]}: {error}") from error
 
     def span(self, index: RecordIndex, number: int) -> tuple[int, int]:

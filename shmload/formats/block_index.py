@@ -19,21 +19,13 @@ from numpy.typing import NDArray
 from typing_extensions import Buffer
 
 from shmload._core.crc32c import crc32c
-from shmload.errors import ShmloadError
 from shmload.formats.compression import packing_of
 
 SCALARS = [f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64) if (kind, bits) != ("float", 8)]
-
-
 Bounds = NDArray[np.int64]
-
-
-_MAGIC = b"SHMLOAD BLOCK INDEX 1\n"
-
-
+Read = Callable[[int, int], Buffer]  # (offset, nbytes) -> the bytes there
 PIECE = 4 << 20  # bytes per request while a shard is read without large gaps
-
-
+_MAGIC = b"SHMLOAD BLOCK INDEX 1\n"
 _PEEK = 64 << 10  # bytes per request after a gap of at least PIECE, because most of the bytes that follow are skipped too
 
 
@@ -112,8 +104,6 @@ class RecordIndex:
             else:
                 bounds = even[0] + even[1] * np.arange(num_blocks + 1, dtype=np.int64)
             firsts = np.frombuffer(body, "<i8", num_blocks + 1, at) if is_grouped else None
-        except ShmloadError:
-            raise
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
             return None
         found = cls(path, bounds, firsts, body[at + (0 if firsts is None else firsts.nbytes) :])
@@ -153,6 +143,3 @@ class Pieces:
             self._begin, at = offset, 0
             self._data = memoryview(self._read(offset, end - offset)).cast("B")
         return self._data[at : at + size]
-
-
-Read = Callable[[int, int], Buffer]  # (offset, nbytes) -> the bytes there

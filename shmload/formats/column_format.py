@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 from shmload.errors import SampleError
+from shmload.formats.block_index import Read
 from shmload.formats.field_names import NoField
-from shmload.formats.format import Read
 from shmload.formats.head import Head
 from shmload.formats.summary import SIZED, Sizes, Summary, described, nbytes_of
 

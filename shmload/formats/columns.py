@@ -20,8 +20,6 @@ from shmload.formats.block_cache import BlockCache
 from shmload.formats.row_numbers import Indices
 
 Load = Callable[[int, int], Any]  # (first row, row after the last) -> their values
-
-
 BLOCK_NBYTES = 1 << 20  # size of a block, if the file is not divided into chunks
 
 
@@ -90,6 +88,8 @@ class Blocks:
         end = min(first + self.rows_per_block, self._num_rows)
         try:
             values = self._load(first, end)
+        except MemoryError:  # the bytes are not the cause
+            raise
         except Exception as error:  # each library and codec raises its own types; all mean that these bytes cannot be read
             raise ShardCorrupt(f"{self.where}, rows {first} to {end - 1}: {type(error).__name__}: {error}") from error
         if len(values) != end - first:

@@ -27,6 +27,20 @@ def names_of(names: Sequence[str], argument: str) -> list[str]:
     return list(names)
 
 
+def columns_of(columns: Sequence[str] | None) -> list[str] | None:
+    """Return the argument `columns` of a reader as a list; None takes all columns.
+
+    Raises:
+        TypeError: as for `names_of`.
+        ValueError: it is empty.
+    """
+    if columns is None:
+        return None
+    if not (names := names_of(columns, "columns")):
+        raise ValueError("columns needs at least one name; None takes all of them")
+    return names
+
+
 class NoField(ValueError):
     """The data is valid but cannot be a field of a batch. The user has to leave it out."""
 

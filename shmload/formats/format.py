@@ -11,17 +11,13 @@ other packages are registered at run time (`known_formats.register`). There are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
-from typing_extensions import Buffer
-
+from shmload.formats.block_index import Read
 from shmload.formats.head import Head
 from shmload.formats.summary import Summary
 
-__all__ = ["Format", "IndexedBeside", "Read", "ShardFormat"]
-
-Read = Callable[[int, int], Buffer]  # (offset, nbytes) -> the bytes there
+__all__ = ["Format", "IndexedBeside", "ShardFormat"]
 
 
 class Format(Protocol):

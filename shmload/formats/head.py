@@ -120,10 +120,11 @@ class _Object(io.RawIOBase):
         return data
 
 
-def _expanded(path: Path, begin: bytes, nbytes: int, open: Callable[[], Any]) -> Head:
+def _expanded(path: Path, begin: bytes, nbytes: int, reopened: Callable[[], Any]) -> Head:
+    """Return the head of a file that begins with `begin`; `reopened` returns the file again, to decompress its beginning."""
     if kind := compression_of(begin):
         try:
-            with open() as file:
+            with reopened() as file:
                 return Head(path, expanded_file(kind, file).read(PEEK), COMPRESSIONS[kind], nbytes)
         except (OSError, ValueError) as error:
             raise ValueError(f"{path}, offset 0: {error}") from error

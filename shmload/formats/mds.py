@@ -28,13 +28,19 @@ from shmload.formats.index_json import IndexJson, ListedShard, UnsupportedIndex,
 from shmload.formats.litdata.litdata_values import nested_value
 from shmload.formats.summary import Summary
 
-_MDS_CODES = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32"} | {
+_MDS_CODES = {
+    8: "uint8",
+    9: "int8",
+    16: "uint16",
+    17: "int16",
+    18: "float16",
+    32: "uint32",
+    33: "int32",
+    34: "float32",
     64: "uint64",
     65: "int64",
     66: "float64",
 }
-
-
 _MDS_PLAIN: dict[str, Callable[[Any], Any]] = {
     "bytes": bytes,
     "str": text_of,

@@ -30,8 +30,8 @@ def check_local(path: str | os.PathLike[str], reader: str) -> None:
     """
     if scheme := _URL.match(os.fspath(path)):
         raise ValueError(
-            f"{reader} reads files of this machine; got the URL {os.fspath(path)!r}: copy the files to a local disk, or "
-            f"mount it; RemoteDataset.from_urls reads tar shards where they are ({scheme[1]})"
+            f"{reader} reads files of this machine; got the URL {os.fspath(path)!r}: copy the files to a local disk, mount it, or "
+            f"read {scheme[1]}:// with RemoteDataset.from_urls, which needs no local files"
         )
 
 
@@ -158,7 +158,9 @@ def expanded_below(
         most = _num_hidden(path)
         matching = sorted({p for p in _matching(path) if p != "./" and not p.endswith(beside) and _num_hidden(p) <= most})
         if not matching:
-            raise FileNotFoundError(f"no {kind} file is named, or matches, {path!r}")
+            raise FileNotFoundError(
+                f"no {kind} file has the name {path!r}, or matches it as a pattern with * ? [ ]: check the path"
+            )
         base = os.path.abspath(os.path.dirname(re.split(r"[*?[]", path)[0]))
         for match in map(os.path.abspath, matching):
             if not endings or not os.path.isdir(match):

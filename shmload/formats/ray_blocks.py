@@ -28,7 +28,7 @@ from shmload.formats.arrow.arrow_groups import Groups
 from shmload.formats.arrow.arrow_schema import schema_of
 from shmload.formats.arrow.arrow_types import plain_values
 from shmload.formats.column_dataset import GroupedDataset, Opened
-from shmload.formats.field_names import names_of
+from shmload.formats.field_names import columns_of
 from shmload.formats.row_numbers import Indices
 from shmload.processes.ranks import rank_and_world_size
 
@@ -73,7 +73,7 @@ class RayDataset(GroupedDataset):
         super().__init__(f"{len(held)} blocks of Ray Data")
         if not held:
             raise ValueError("the ray.data.Dataset has no rows")
-        _check_columns(columns)
+        columns = columns_of(columns)
         self._blocks: Any = [block for block, *_ in held]  # references, possibly pickled
         self._sizes = [(num_rows, nbytes) for _, num_rows, nbytes, _ in held]
         schemas = {f"block {number}": found for number, (*_, found) in enumerate(held)}
@@ -162,7 +162,7 @@ class RayStream(IterableDataset[dict[str, Any]]):
 
         if num_readers < 1:
             raise ValueError(f"num_readers is the number of workers that read, at least 1; got {num_readers}")
-        _check_columns(columns)
+        columns = columns_of(columns)
         if hasattr(source, "streaming_split"):
             if (num_ranks := rank_and_world_size()[1]) > 1:
                 raise ValueError(
@@ -269,11 +269,6 @@ def _samples(held: RayBlocks, rows: Indices) -> Iterator[dict[str, Any]]:
     held.read(rows, fields)
     for row in range(len(rows)):
         yield {name: fields[name][row] for name in schema}
-
-
-def _check_columns(columns: Sequence[str] | None) -> None:
-    if columns is not None and not names_of(columns, "columns"):
-        raise ValueError("columns needs at least one name; None takes all of them")
 
 
 def _in_order(dataset: Any, call: Callable[[], Any]) -> Any:

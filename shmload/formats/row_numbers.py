@@ -22,9 +22,9 @@ def checked_indices(indices: Any, num_rows: int) -> Indices:
     if given.size and given.dtype.kind not in "iu":
         raise TypeError(f"indices are integers; got {given.dtype}")
     rows = given.astype(np.int64)
-    outside = (rows < -num_rows) | (rows >= num_rows)
+    outside = (rows < -num_rows) | (rows >= num_rows) | ((rows < 0) & (given > 0))  # a uint64 beyond int64 becomes negative
     if outside.any():
-        raise IndexError(f"index {rows[outside][0]} is out of range: the dataset has {num_rows} samples")
+        raise IndexError(f"index {given[outside][0]} is out of range: the dataset has {num_rows} samples")
     return np.where(rows < 0, rows + num_rows, rows)
 
 

@@ -30,10 +30,8 @@ from shmload.formats.head import Head
 from shmload.formats.paths import check_file
 from shmload.formats.row_numbers import Indices
 
-_NUMBERS = [f"{kind}{bits}" for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64)]
-
-
-DTYPES = {name[0].upper() + name.lstrip("intufloa"): name for name in _NUMBERS if name in ELEMENT_TYPES} | {
+_NUMBERS = [(kind, bits) for kind in ("int", "uint", "float") for bits in (8, 16, 32, 64) if f"{kind}{bits}" in ELEMENT_TYPES]
+DTYPES = {f"{kind[0].upper()}{bits}": f"{kind}{bits}" for kind, bits in _NUMBERS} | {
     "BF16": "bfloat16",
     "BOOL": "bool",
     "C64": "complex64",

@@ -109,11 +109,14 @@ class SharedBytes:
             fd = open_segment(reference.path)
         except OSError as error:
             raise _gone(reference.path) from error
-        status = os.fstat(fd)
-        if (status.st_dev, status.st_ino) != reference.inode:
+        try:
+            status = os.fstat(fd)
+            if (status.st_dev, status.st_ino) != reference.inode:
+                raise _gone(reference.path)
+            mapping = MappedMemory(fd, reference.nbytes, writable=False)
+        except BaseException:
             os.close(fd)
-            raise _gone(reference.path)
-        mapping = MappedMemory(fd, reference.nbytes, writable=False)
+            raise
         if not keeps_open:
             os.close(fd)
             return cls(mapping, reference)

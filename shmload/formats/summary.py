@@ -126,9 +126,13 @@ def fields_seen(samples: Sequence[Mapping[str, Any]], counts: Mapping[str, int],
         for kind, several in sorted(shapes.items()):
             # a single value counts as a row of one if others are rows
             rows = {shape or (1,) for shape in several} if any(map(len, several)) else several
-            axes = [
-                f"{min(axis)}" if min(axis) == max(axis) else f"{min(axis)} to {max(axis)}" for axis in zip(*rows, strict=False)
-            ]
-            words.append(f"{kind} ({', '.join(axes)}{',' if len(axes) == 1 else ''})" if axes else kind)
+            for ndim in sorted({len(shape) for shape in rows}):
+                axes = [_extents(axis) for axis in zip(*(shape for shape in rows if len(shape) == ndim), strict=True)]
+                words.append(f"{kind} ({', '.join(axes)}{',' if len(axes) == 1 else ''})" if axes else kind)
         found[name] = (" or ".join(words) or "?") + (f", in {num:,} of {num_seen:,}" if num < num_seen else "")
     return found
+
+
+def _extents(axis: Sequence[int]) -> str:
+    """Return the extents of several arrays along one axis in words."""
+    return f"{min(axis)}" if min(axis) == max(axis) else f"{min(axis)} to {max(axis)}"

@@ -15,6 +15,7 @@ Source: Megatron-LM, megatron/core/datasets/indexed_dataset.py.
 
 from __future__ import annotations
 
+import operator
 import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -252,7 +253,7 @@ class TokenDataset(HeldDataset):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         out = {name: np.empty((1, *shape), dtype) for name, (dtype, shape) in self.schema.items()}
-        self.read_batch_into([index], out)
+        self.read_batch_into([operator.index(index)], out)  # a float would be truncated
         return {name: rows[0] for name, rows in out.items()}
 
     def read_batch_into(self, indices: Any, out: Any) -> None:

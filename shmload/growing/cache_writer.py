@@ -201,7 +201,7 @@ class CacheWriter(AtomicWriter):
         """
         if self._file is not None and monotonic() - self._began >= self._publish_s:
             self.publish()
-        return None if self._file is None else self._began + self._publish_s - monotonic()
+        return None if self._file is None else max(self._began + self._publish_s - monotonic(), 0.0)
 
     def publish_file(self, reservation: Reservation, num_records: int, nbytes: int) -> None:
         """Publish a complete file under its name.

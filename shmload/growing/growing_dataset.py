@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import copy
 import logging
+import operator
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from shmload.growing.epoch_snapshot import EPOCH_SHIFT, Snapshot, read_snapshot,
 from shmload.growing.growing_epochs import GrowingEpochs
 from shmload.growing.growing_run import JoinedRun
 from shmload.growing.intake import MAX_INFLATED_BYTES, WalkedFile
+from shmload.processes.fork_lock import ForkLock
 from shmload.schedule.any_schedule import Uneven
 from shmload.schedule.snapshot_schedule import SnapshotSchedule
 
@@ -59,7 +60,7 @@ class GrowingDataset:
         self._begin()
 
     def _begin(self) -> None:
-        self._lock = Lock()
+        self._lock = ForkLock()
         self._files: dict[CacheFile, _Opened] = {}  # a file may be replaced under its name
         # the newest two snapshots, by run and epoch, because a state may belong to another run
         self._opened: dict[tuple[Path, int], tuple[Snapshot, SnapshotRecords]] = {}
@@ -117,7 +118,7 @@ class GrowingDataset:
     # ------------------------------------------------------------ reading
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        sample: dict[str, Any] = self._read(int(index), lambda records, local: records[int(local[0])])
+        sample: dict[str, Any] = self._read(operator.index(index), lambda records, local: records[int(local[0])])
         return sample
 
     @property

@@ -32,7 +32,6 @@ from shmload.processes.run_key import run_key
 
 log = logging.getLogger("shmload")
 
-
 SPARE = "spare"
 SPARE_NBYTES = 4096  # the size of the spare file is a multiple of this
 KEPT_SNAPSHOTS = 64  # number kept in each run; older epochs cannot be resumed

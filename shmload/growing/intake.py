@@ -26,6 +26,7 @@ from shmload.formats.atomic_write import write_if_possible
 from shmload.formats.tfrecord.record_errors import error_of
 from shmload.formats.tfrecord.record_fields import fields_of
 from shmload.formats.tfrecord.record_file import Offsets, RecordFile
+from shmload.formats.tfrecord.tfrecord_dataset import FORMS, LEVELS
 
 MAX_INFLATED_BYTES = 1 << 34
 SETTLE_S = 5.0
@@ -61,7 +62,7 @@ class Intake:
 
     def load(self) -> None:
         """Load the results of other processes and earlier runs."""
-        with suppress(OSError, ValueError, TypeError):  # no file yet, or not a file of results
+        with suppress(OSError, ValueError, TypeError, AttributeError):  # no file yet, or not a file of results
             kept = self._path.read_bytes()
             if kept != self._kept:
                 self._known.update({name: (size, at, found) for name, (size, at, found) in json.loads(kept).items()})
@@ -145,9 +146,8 @@ def count_records(path: str) -> int:
     if not num_records:
         raise ShardCorrupt(f"{path}: holds no record")
     fields = [field.native() for field in _FIELDS]
-    reader = RecordReader(
-        [file.data], [file.state], np.array([num_records], np.int64), np.ascontiguousarray(offsets[:-1]), fields, 0, 2
-    )
+    ends, starts = np.array([num_records], np.int64), np.ascontiguousarray(offsets[:-1])
+    reader = RecordReader([file.data], [file.state], ends, starts, fields, FORMS.index("raw"), LEVELS.index("all"))
     for first in range(0, num_records, _AT_ONCE):
         survey = reader.survey(np.arange(first, min(first + _AT_ONCE, num_records), dtype=np.int64))
         if survey.problem is not None:

@@ -73,9 +73,11 @@ def run_sampler(supervisor: int, sampler: Sampler, worker_id: int, num_workers: 
     except BaseException:
         os.pwrite(text, b"sampler %d: " % worker_id + traceback.format_exc().encode()[-TEXT_NBYTES // 2 :], 1)
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:  # also if a log cannot be written: an exception would run the supervisor's code here, which ends all samplers
+            os._exit(code)
 
 
 def _draw_other_numbers() -> None:

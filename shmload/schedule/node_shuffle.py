@@ -76,7 +76,7 @@ class NodeShuffle(KeyedOrder):
 
     @property
     def num_windows(self) -> int:
-        """Return the number of windows in an epoch, for the node with the most."""
+        """Return a number of windows that no node exceeds in an epoch; it is reached if one node reads all shards."""
         return -(-len(self._whole.sizes) // self.window)
 
     def take(self, start: int, stop: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
@@ -88,9 +88,9 @@ class NodeShuffle(KeyedOrder):
         rest = step >= num_steps
         if rest.any():
             left = np.cumsum([0, *(share.order.n - num_steps * each for share in shares)])
-            behind = positions[rest] - num_steps * self.global_batch
-            node[rest] = np.searchsorted(left, behind, "right") - 1
-            local[rest] = num_steps * each + behind - left[node[rest]]
+            beyond = positions[rest] - num_steps * self.global_batch
+            node[rest] = np.searchsorted(left, beyond, "right") - 1
+            local[rest] = num_steps * each + beyond - left[node[rest]]
         out = np.empty(stop - start, np.int64)
         for number in np.unique(node).tolist():
             share, mine = shares[number], node == number

@@ -54,7 +54,10 @@ class ShardShuffle(KeyedOrder):
     """
 
     def __init__(self, sizes: ArrayLike, *, window: int = 16, shuffle: bool = True) -> None:
-        self.sizes = np.array(sizes, np.int64)  # a copy, because the caller may change its array
+        given = np.asarray(sizes)
+        if given.size and given.dtype.kind not in "iu":
+            raise TypeError(f"ShardShuffle: sizes must be integers, got dtype {given.dtype}; give the samples of each shard")
+        self.sizes = np.array(given, np.int64)  # a copy, because the caller may change its array
         if self.sizes.ndim != 1 or (len(self.sizes) and self.sizes.min() < 0):
             raise ValueError(
                 f"ShardShuffle: sizes are the samples of each shard, from 0 up; got {np.asarray(sizes).tolist()!r:.80}"

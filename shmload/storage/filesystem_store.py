@@ -33,7 +33,7 @@ from typing_extensions import Buffer
 from shmload.errors import ObjectMissing, StoreError
 from shmload.storage.keys import checked_key, checked_prefix
 from shmload.storage.outage import Outage
-from shmload.storage.partial_files import PARTIAL_PREFIX
+from shmload.storage.partial_files import PARTIAL_PREFIX, is_partial
 from shmload.storage.retry import Retry, RetryPolicy, TransientError
 from shmload.storage.store import StoredObject
 from shmload.storage.transport import describe
@@ -168,7 +168,7 @@ class FilesystemStore:
             objects = []
             for path, info in found.items():
                 key = path.removeprefix(root).lstrip("/")
-                if info["type"] == "file" and key.startswith(folder) and PARTIAL_PREFIX not in key:
+                if info["type"] == "file" and key.startswith(folder) and not is_partial(key):
                     objects.append(_object(key, info))
             return sorted(objects, key=lambda each: each.key)
 
@@ -219,7 +219,7 @@ class FilesystemStore:
         if key is None:
             return root
         path = f"{root}/{key}"
-        if key.rpartition("/")[2].startswith(PARTIAL_PREFIX):
+        if is_partial(key):
             raise StoreError(
                 f"{key!r} cannot be a key of {self.url}: names that begin with {PARTIAL_PREFIX!r} belong to unfinished files"
             )

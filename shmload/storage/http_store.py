@@ -76,7 +76,7 @@ class HttpStore(WebReader):
         for _ in range(_MOST_REDIRECTS + 1):
             parts = urlsplit(url)
             transport = self._transport(f"{parts.scheme}://{parts.netloc}")
-            query = parts.query or self._queries.get(key, "") * (url == first)
+            query = parts.query or (self._queries.get(key, "") if url == first else "")
             target = (parts.path or "/") + (f"?{query}" if query else "")
             full = {"Host": parts.netloc, "Accept-Encoding": "identity", "User-Agent": "shmload", **headers}
             answer = transport.request(method, target, full)
@@ -84,7 +84,8 @@ class HttpStore(WebReader):
                 return answer
             answer.close()
             following = urljoin(url, answer.headers.get("Location", ""))
-            if urlsplit(following).scheme not in ("http", "https") or (transport.secure and following.startswith("http:")):
+            scheme = urlsplit(following).scheme  # in lower case, however the server writes it
+            if scheme not in ("http", "https") or (transport.secure and scheme == "http"):
                 raise StoreError(f"{self.url_of(key)} redirects to a URL that is not https: give the final URL")
             url = following
         raise StoreError(f"{self.url_of(key)} redirects more than {_MOST_REDIRECTS} times: give the final URL")

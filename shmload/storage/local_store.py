@@ -25,7 +25,7 @@ from typing_extensions import Buffer
 from shmload.errors import ObjectMissing, StoreError
 from shmload.storage.folder_walk import FolderIdentity, identity_of
 from shmload.storage.keys import checked_key, checked_prefix, is_listed
-from shmload.storage.partial_files import PARTIAL_PREFIX, remove_abandoned
+from shmload.storage.partial_files import PARTIAL_PREFIX, is_partial, remove_abandoned
 from shmload.storage.store import StoredObject
 
 __all__ = ["LocalStore"]
@@ -85,7 +85,7 @@ class LocalStore:
 
     def _path(self, key: str) -> Path:
         path = self.root / checked_key(key, self.url)
-        if path.name.startswith(PARTIAL_PREFIX):
+        if is_partial(key):
             raise StoreError(
                 f"{key!r} cannot be a key of {self.url}: names that begin with {PARTIAL_PREFIX!r} belong to unfinished files"
             )
@@ -154,7 +154,7 @@ class LocalStore:
         with _named("list", folder), contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
             found = sorted((entry.name + "/" * entry.is_dir(), entry.path) for entry in entries)
         for name, path in found:
-            if name.startswith(PARTIAL_PREFIX) or not is_listed(name.removesuffix("/"), str(folder)):
+            if is_partial(name) or not is_listed(name.removesuffix("/"), str(folder)):
                 continue
             if name.endswith("/"):
                 yield from self._walk(Path(path), prefix + name, above)

@@ -7,10 +7,15 @@ import os
 import time
 from pathlib import Path
 
-__all__ = ["PARTIAL_PREFIX", "remove_abandoned"]
+__all__ = ["PARTIAL_PREFIX", "is_partial", "remove_abandoned"]
 
 PARTIAL_PREFIX = ".half-"  # prefix of the names of files that are being written
 _ABANDONED_S = 86_400  # age in seconds after which a partial file counts as abandoned
+
+
+def is_partial(key: str) -> bool:
+    """Return whether a part of a key is the name of a file that is being written. Listings omit it, and it is no object's key."""
+    return any(part.startswith(PARTIAL_PREFIX) for part in key.split("/"))
 
 
 def remove_abandoned(folder: Path) -> None:

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from shmload.errors import StoreError
 from shmload.storage.keys import checked_key
 
-__all__ = ["is_url", "split_url"]
+__all__ = ["is_url", "split_query", "split_url"]
 
 
 def is_url(text: str) -> bool:
@@ -39,7 +39,5 @@ def split_url(url: str | os.PathLike[str]) -> tuple[str, str]:
     if is_url(text) and (root.endswith((":/", ":")) or not slash):
         raise StoreError(f"{text} does not name an object: the URL of an object ends in /key")
     scheme = text.split("://")[0] if is_url(text) else ""
-    checked_key(unquote(key) if scheme in ("http", "https", "file") else key, text)
-    if scheme in ("http", "https", "file"):
-        key = unquote(key)
+    key = checked_key(unquote(key) if scheme in ("http", "https", "file") else key, text)
     return (root or "/") if slash else ".", key

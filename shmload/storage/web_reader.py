@@ -272,11 +272,19 @@ def _encoding_of(answer: Answer, url: str) -> str:
 
 
 def _decoded(data: Buffer, url: str) -> bytes:
-    """Return the decompressed body."""
+    """Return the decompressed body. Of a gzip body with several members `zlib.decompress` would return only the first."""
+    parts: list[bytes] = []
+    rest = bytes(data)
     try:
-        return zlib.decompress(data, wbits=zlib.MAX_WBITS | 32)
+        while rest or not parts:
+            stream = zlib.decompressobj(zlib.MAX_WBITS | 32)
+            parts.append(stream.decompress(rest))
+            if not stream.eof:
+                raise zlib.error("it is cut off")
+            rest = stream.unused_data.lstrip(b"\0")  # zeros may follow a member
     except zlib.error as error:
         raise TransientError(f"the body of {url} does not match its Content-Encoding ({error})") from None
+    return b"".join(parts)
 
 
 def _up_to_its_end(answer: Answer) -> bytes:

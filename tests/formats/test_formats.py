@@ -17,7 +17,9 @@ import pytest
 from shmload.errors import ObjectMissing, ShardCorrupt
 from shmload.formats import TarWriter, TFRecordWriter, known_formats
 from shmload.formats.head import head_of_object
+from shmload.formats.json_lines import JsonLines
 from shmload.formats.known_formats import formats, layout_named, layout_of, recognize, recognize_path, register
+from shmload.formats.summary import fields_seen
 from shmload.remote import RemoteDataset
 from shmload.remote.layouts import BlockFormat, RecordIndex, TFRecords
 from shmload.tools.inspect import describe
@@ -151,6 +153,24 @@ def test_every_format_describes_itself() -> None:
     head = head_of_object("x", 5, lambda offset, nbytes: b"hello"[offset : offset + nbytes])
     assert recognize(head) is None
     assert isinstance(layout_named(TFRecords(is_example=False)), TFRecords)
+
+
+def test_arrays_that_differ_in_their_number_of_axes_are_described_separately() -> None:
+    samples = [{"x": np.zeros(shape, np.uint8)} for shape in ((2, 5), (3, 5, 3), (4, 5, 3))]
+    assert fields_seen(samples, {"x": 3}, 3) == {"x": "uint8 (2, 5) or uint8 (3 to 4, 5, 3)"}
+
+
+def test_value_that_is_nested_too_deeply_is_an_error_that_names_the_sample() -> None:
+    data = b'{"x": 1}\n' + b"[" * 1_000_000 + b"\n"
+
+    def read(offset: int, nbytes: int) -> bytes:
+        return data[offset : offset + nbytes]
+
+    lines = JsonLines()
+    index = lines.index("x.jsonl", len(data), read)
+    assert lines.sample(index, 0, read) == {"x": 1}
+    with pytest.raises(ShardCorrupt, match=r"x\.jsonl: sample 1, at byte 9: maximum recursion depth exceeded"):
+        lines.sample(index, 1, read)
 
 
 def test_range_read_of_a_local_format_is_an_error() -> None:

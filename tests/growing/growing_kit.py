@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -120,6 +123,21 @@ def dies_once(folder: Path, worker_id: int, num_workers: int) -> Iterator[Any]:
         os.kill(os.getpid(), signal.SIGKILL)
     for number in range(3, 6):
         yield sample(number)
+
+
+class FullLog(io.StringIO):
+    """A log on a full disk."""
+
+    def flush(self) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def first_ends_with_a_full_log(worker_id: int, num_workers: int) -> Iterator[Any]:
+    """Ends after one sample, and its standard output cannot be written; the other samplers go on."""
+    yield sample(worker_id)
+    if worker_id:
+        yield from endless(worker_id, num_workers)
+    sys.stdout = FullLog()
 
 
 def draws(worker_id: int, num_workers: int) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,8 +14,9 @@ import pytest
 from torch.utils.data import SequentialSampler
 
 from shmload import CacheFull, ShmLoader
-from shmload.growing import SampleCache
-from shmload.growing.epoch_snapshot import EPOCH_SHIFT, MAX_EPOCH
+from shmload.growing import SampleCache, growing_dataset
+from shmload.growing.epoch_snapshot import EPOCH_SHIFT, MAX_EPOCH, read_snapshot
+from tests.formats.test_per_process import BlockedCall, exit_status_of_child_forked_while_blocked
 from tests.growing.growing_kit import SCHEMA, dataset_of, epoch_of, loader_of, put, sample, values_of
 
 
@@ -120,6 +122,25 @@ def test_randomness_within_samples_is_new_in_each_epoch(cache: SampleCache) -> N
     with loader_of(cache.dataset(schema, decode={"x": draw})) as loader:
         assert [len(list(loader)) for _ in range(2)] == [1, 1]
     assert len(draws) == len(set(draws)) == 2
+
+
+def test_child_forked_while_a_thread_opens_a_snapshot_opens_its_own(cache: SampleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = put(cache, range(4))
+    dataset = dataset_of(cache)
+    with loader_of(dataset) as loader:
+        epoch_of(loader)
+        copy, blocked = pickle.loads(pickle.dumps(dataset)), BlockedCall()
+
+        def read(path: Path) -> Any:
+            return blocked() if threading.current_thread() is not threading.main_thread() else read_snapshot(path)
+
+        monkeypatch.setattr(growing_dataset, "read_snapshot", read)
+
+        def open_in_thread() -> None:
+            with suppress(AttributeError):  # of the snapshot that the blocked call returns
+                copy.where(0)
+
+        assert exit_status_of_child_forked_while_blocked(blocked, open_in_thread, lambda: copy.where(0) == (name, 0)) == 0
 
 
 def test_growing_dataset_has_no_len(cache: SampleCache) -> None:

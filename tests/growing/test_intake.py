@@ -80,6 +80,14 @@ def test_bad_file_is_checked_once_and_again_when_it_changes(
     assert cache.stats().bad == {}
 
 
+@pytest.mark.parametrize("text", [b"[]", b"{", b'{"x.tfrecord": 5}'])
+def test_control_file_of_another_kind_is_ignored(cache: SampleCache, folder: Path, text: bytes) -> None:
+    put_foreign(folder / "x.tfrecord", range(2))
+    (folder / ".growing" / "known.json").write_bytes(text)
+    (folder / ".growing" / "bad" / "x.json").write_bytes(text)
+    assert [file.num_records for file in cache.files()] == [2]
+
+
 def test_files_with_other_names_are_neither_read_nor_evicted(make_cache: Callable[..., SampleCache]) -> None:
     cache = make_cache(4096, file_nbytes=512)
     (cache.path / "README.txt").write_text("of the project")

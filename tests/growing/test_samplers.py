@@ -22,6 +22,7 @@ from tests.growing.growing_kit import (
     draws,
     endless,
     epoch_of,
+    first_ends_with_a_full_log,
     loader_of,
     put,
     stuck_after_one,
@@ -78,6 +79,12 @@ def test_failure_of_the_next_epoch_does_not_disturb_the_current_one(cache: Sampl
             iter(loader)
         samplers.stop()
         assert list(range(24)) == epoch_of(loader)
+
+
+def test_sampler_whose_log_cannot_be_written_ends_alone(cache: SampleCache) -> None:
+    samplers = cache.start(first_ends_with_a_full_log, 2, max_restarts=0)
+    wait_until(lambda: (s := samplers.states) and s[0]["state"] in ("finished", "given up"), "the first to end")
+    assert [state["state"] for state in samplers.states] == ["finished", "running"]
 
 
 def test_error_for_too_few_samples_says_that_samplers_have_ended(cache: SampleCache) -> None:

@@ -75,6 +75,17 @@ def test_samples_are_published_when_they_have_waited_long_enough(cache: SampleCa
             assert expected == len(cache.files()), at
 
 
+def test_time_until_a_file_is_due_is_never_negative(cache: SampleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(cache_writer, "monotonic", lambda: now[0])
+    with cache.writer(publish_s=10.0) as one:
+        one.write(sample(0))
+        clock = iter([9.9, 10.1])  # it becomes due between two looks at the clock
+        monkeypatch.setattr(cache_writer, "monotonic", lambda: next(clock))
+        assert one.published_in_time() == 0
+        monkeypatch.setattr(cache_writer, "monotonic", lambda: now[0])
+
+
 def test_timeout_while_waiting_for_space_is_an_error_with_figures(make_cache: Callable[..., SampleCache]) -> None:
     cache = make_cache(4096)
     for number in range(4):

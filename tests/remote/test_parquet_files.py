@@ -210,6 +210,8 @@ def test_single_string_in_place_of_a_list_of_columns_is_refused(tmp_path: Path) 
         tar.write({"__key__": "0", "cls": 0})
     with pytest.raises(TypeError, match=r"columns must be a list of names, got 'abc'; write columns=\['x', 'y'\]"):
         Parquet(columns="abc")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="columns needs at least one name; None takes all of them"):
+        Parquet(columns=())
     for make in (
         lambda: RemoteDataset.from_urls(str(tmp_path / "x.parquet")).indexed(fields="abc"),
         lambda: RemoteDataset.from_urls(str(tmp_path / "x.tar")).indexed(fields="cls"),

@@ -85,3 +85,6 @@ def test_invalid_sizes_are_refused() -> None:
         ShardShuffle([3, -1])
     with pytest.raises(ValueError, match=r"the sum of sizes .*an order needs samples"):
         ShardShuffle([0, 0])
+    for make in (ShardShuffle, lambda sizes: NodeShuffle(sizes, nodes=1, global_batch=1)):
+        with pytest.raises(TypeError, match="sizes must be integers, got dtype float64; give the samples of each shard"):
+            make([2.5, 3.0])

@@ -213,6 +213,13 @@ def test_listing_is_sorted_by_key(writable_place: Place) -> None:
     assert [writable.head(each.key) for each in found] == found
 
 
+def test_object_whose_name_contains_that_of_partial_files_is_listed(writable: Store) -> None:
+    keys = ["a.half-b/x", "model.half-precision.tar"]
+    for key in keys:
+        writable.put(key, b"")
+    assert keys == [each.key for each in writable.list_objects()]
+
+
 def test_folder_excludes_keys_that_only_share_its_prefix(writable: Store) -> None:
     for key in ("a/b", "a/c/d", "ab", "a-b/c", "b/a/b", "a.tar"):
         writable.put(key, b"")

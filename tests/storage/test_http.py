@@ -12,7 +12,8 @@ import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import ClassVar, cast
 
 import pytest
 
@@ -64,6 +65,15 @@ def test_circular_or_broken_redirect_is_an_error(store: HttpStore, proxy: FaultP
     proxy.script(moved("ftp://host/x"))
     with pytest.raises(StoreError, match=r"/x redirects to a URL that is not https: give the final URL"):
         store.get("x")
+
+
+@pytest.mark.parametrize("to", ["http://127.0.0.1:9/x", "HTTP://127.0.0.1:9/x"])
+def test_redirect_from_https_to_http_is_an_error(to: str) -> None:
+    answer = SimpleNamespace(status=302, headers={"Location": to}, close=lambda: None)
+    store = HttpStore("https://host", retry_policy=RetryPolicy(retries=0))
+    store._transports["https://host"] = cast(Transport, SimpleNamespace(secure=True, request=lambda *_: answer))
+    with pytest.raises(StoreError, match=r"/x redirects to a URL that is not https: give the final URL"):
+        store.ask("GET", "x", {})
 
 
 @pytest.mark.parametrize(
@@ -281,6 +291,20 @@ def test_whole_object_in_an_unknown_encoding_is_refused_once(store: HttpStore, p
     with pytest.raises(StoreError, match="/x came encoded as br, although the request forbids it"):
         store.get("x")
     assert proxy.num_requests == 1
+
+
+@pytest.mark.parametrize("padding", [b"", bytes(7)])
+def test_every_member_of_an_encoded_body_is_decoded(store: HttpStore, proxy: FaultProxy, padding: bytes) -> None:
+    body = gzip.compress(b"one,") + padding + gzip.compress(b"") + gzip.compress(b"two") + padding
+    proxy.script(Status(200, body, (("Content-Encoding", "gzip"), ("ETag", '"1"'))))
+    assert bytes(store.get("x")) == b"one,two"
+
+
+def test_encoded_body_that_is_cut_off_is_an_error(store: HttpStore, proxy: FaultProxy, pauses: list[float]) -> None:
+    body = gzip.compress(b"one") + gzip.compress(b"two")[:-9]
+    proxy.script(*[Status(200, body, (("Content-Encoding", "gzip"), ("ETag", '"1"')))] * 2)
+    with pytest.raises(StoreError, match=r"/x does not match its Content-Encoding \(it is cut off\)"):
+        store.get("x")
 
 
 def test_body_that_is_not_in_its_encoding_is_an_error(store: HttpStore, proxy: FaultProxy, pauses: list[float]) -> None:

@@ -61,6 +61,8 @@ def test_files_of_a_killed_writer_are_neither_listed_nor_readable(store: LocalSt
     assert [each.key for each in store.list_objects()] == ["folder/x"]
     with pytest.raises(StoreError, match=r"names that begin with '\.half-' belong to unfinished files"):
         store.get(f"folder/{PARTIAL_PREFIX}abc")
+    with pytest.raises(StoreError, match=r"names that begin with '\.half-' belong to unfinished files"):
+        store.put(f"{PARTIAL_PREFIX}folder/x", b"")  # no listing would contain it
 
 
 def test_files_whose_names_are_no_keys_are_left_out_with_a_warning(store: LocalStore, caplog: pytest.LogCaptureFixture) -> None:

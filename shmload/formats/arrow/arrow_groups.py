@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from shmload.batch.element_types import of_any
 from shmload.errors import SampleError, ShardCorrupt
 from shmload.formats.arrow.arrow_column import ArrowColumn, TextLists, column_of
-from shmload.formats.arrow.arrow_types import dtype_of, is_list, plain_values
+from shmload.formats.arrow.arrow_types import dtype_of, is_list
 from shmload.formats.block_cache import BlockCache
 from shmload.formats.row_numbers import Indices
 
@@ -164,15 +164,14 @@ def _check_range(name: str, values: Any, where: str, dtype: Any) -> None:
     if wanted is None or not isinstance(stored, np.dtype) or np.can_cast(stored, wanted) or wanted.kind not in "iuf":
         return
     if wanted.kind == "f":
-        numbers = plain_values(values).to_numpy(zero_copy_only=False)
-        if _overflows(numbers, wanted):
+        if _overflows(values.to_numpy(), wanted):
             raise SampleError(
                 f"{where}: column {name!r} is stored as {values.type}, and the schema says {wanted}: a finite number would become "
                 "infinite; choose another type in schema="
             )
         return
     try:
-        plain_values(values).cast(pa.from_numpy_dtype(wanted))
+        values.cast(pa.from_numpy_dtype(wanted))
     except pa.ArrowInvalid as error:
         raise SampleError(
             f"{where}: column {name!r} is stored as {values.type}, and the schema says {wanted}: {error}; choose another type in "

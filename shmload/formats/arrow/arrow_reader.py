@@ -55,6 +55,7 @@ def parquet_file(path: str) -> Any:
 
     Raises:
         FileNotFoundError: the file does not exist.
+        OSError: the system cannot open it, for example because too many files are open.
         ShardCorrupt: the file is empty, or its footer is damaged.
     """
     if not os.path.isfile(path):
@@ -84,6 +85,8 @@ def _opened(source: Any, where: str, metadata: Any = None) -> Any:
     try:
         return parquet.ParquetFile(source, metadata=metadata, memory_map=False, pre_buffer=False, page_checksum_verification=True)
     except (arrow.ArrowException, OSError, ValueError) as error:
+        if getattr(error, "errno", None) is not None:  # an error of the system; pyarrow's own OSErrors about the contents have none
+            raise
         raise ShardCorrupt(f"{where}: {error}") from error
 
 

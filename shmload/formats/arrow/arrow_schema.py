@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from shmload.batch.element_types import of_any
+from shmload.batch.layout import dtype_and_shape
 from shmload.formats.arrow.arrow_reader import checked_columns
 from shmload.formats.arrow.arrow_types import dtype_of, is_list, plain_type
 from shmload.formats.field_names import NoField
@@ -63,12 +64,11 @@ def spec_of(field: Any, path: str, asked: Any) -> Any:
         return stored if asked in (None, stored, (stored, ())) else _refuse(field, path, asked)
     if asked is None:
         return stored.name, tuple(extents)
-    dtype, shape = asked if isinstance(asked, tuple) else (asked, tuple(extents))
+    dtype, shape = dtype_and_shape(field.name, asked) if isinstance(asked, tuple) else (asked, tuple(extents))
     found = None if dtype in (str, bytes) else of_any(dtype).numpy
-    is_ragged = bool(shape) and shape[0] is None
-    if found is None or bool(shape) != bool(extents) or (is_ragged and tuple(shape) != tuple(extents)):
+    if found is None or bool(shape) != bool(extents) or (None in shape and shape != tuple(extents)):
         return _refuse(field, path, asked)
-    return found.name, tuple(shape)
+    return found.name, shape
 
 
 def _refuse(field: Any, path: str, asked: Any) -> Any:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+SHARED_FROM = 10_000  # number of files from which the list is stored in shared memory, once for all workers
+StrPath = str | os.PathLike[str]
 
 
 def find_images(root: str, classes: list[str]) -> Iterator[tuple[str, int]]:
@@ -49,10 +51,6 @@ def find_images(root: str, classes: list[str]) -> Iterator[tuple[str, int]]:
             empty.append(name)
     if empty:
         raise FileNotFoundError(f"{root}: no image ({', '.join(EXTENSIONS)}) of {', '.join(empty)}")
-
-
-StrPath = str | os.PathLike[str]
-SHARED_FROM = 10_000  # number of files from which the list is stored in shared memory, once for all workers
 
 
 class ImageFolder:

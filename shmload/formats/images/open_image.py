@@ -24,6 +24,11 @@ from shmload.formats.images.opened_image import Box, OpenedImage, Part, Pixels, 
 from shmload.formats.images.pillow_image import PillowImage, open_picture, orientation_of
 from shmload.formats.images.png_header import PNG, PngDamage, check_pixels, png_header
 
+MAX_PIXELS = 89_478_485  # of an image, Pillow's limit: 256 MiB decoded
+LIBRARIES = ("auto", "libjpeg", "simplejpeg", "pillow")
+_BAD_PROFILE = "bad ICC marker"  # part of libjpeg-turbo's warning
+T = TypeVar("T")
+
 
 @dataclass
 class _LibraryJpeg(OpenedImage):
@@ -62,11 +67,6 @@ class LibJpeg(_LibraryJpeg):
         first, end, num_passed_over = decode(self.data, into, whole, needed, reduction=reduction, **quality)
         self.is_irregular |= num_passed_over > 0
         return first, end
-
-
-T = TypeVar("T")
-MAX_PIXELS = 89_478_485  # of an image, Pillow's limit: 256 MiB decoded
-LIBRARIES = ("auto", "libjpeg", "simplejpeg", "pillow")
 
 
 def open_image(data: bytes, library: str, max_pixels: int, *, is_strict: bool | None, is_fast: bool) -> OpenedImage:
@@ -139,9 +139,6 @@ def checked(read: Callable[[], T]) -> T:
         raise
     except Exception as error:  # Pillow raises OSError, SyntaxError, struct.error and errors of its own
         raise ValueError(f"{type(error).__name__}: {error}") from error
-
-
-_BAD_PROFILE = "bad ICC marker"  # part of libjpeg-turbo's warning
 
 
 class SimpleJpeg(_LibraryJpeg):

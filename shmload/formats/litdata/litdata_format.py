@@ -35,8 +35,6 @@ _LIT_TORCH = (
     *("float32", "float32", "float64", "float64", "complex64", "complex64", "complex128", "complex128", "float16", "float16"),
     *("", "uint8", "int8", "int16", "int16", "int32", "int32", "int64", "int64", "bool", "uint16"),  # "" is bfloat16
 )
-
-
 _LIT_NUMPY = (
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64"),
     *("complex64", "complex128", "bool"),

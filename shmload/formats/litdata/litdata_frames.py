@@ -13,8 +13,6 @@ from shmload.formats.block_index import Read, RecordIndex
 from shmload.formats.compression import expanded_pieces
 
 FRAMED = b"LDFZ01\0\0"  # begins a chunk in which several items are compressed together
-
-
 _FRAME = np.dtype([("first", "<u4"), ("count", "<u4"), ("at", "<u8"), ("nbytes", "<u4"), ("expanded", "<u4")])
 
 

@@ -31,13 +31,13 @@ def partition_columns(
     Raises:
         NoField: a name is not UTF-8, or a column has no value at all.
     """
-    said = [_said(path, path[len(folder.rstrip("/")) + 1 :]) for path, folder in zip(paths, folders, strict=True)]
+    of_files = [_partitions_of(path, path[len(folder.rstrip("/")) + 1 :]) for path, folder in zip(paths, folders, strict=True)]
     if types is not None:
         arrow = library("pyarrow", "parquet")
-        texts = {name: arrow.array([one.get(name) for one in said], arrow.string()) for name in types}
+        texts = {name: arrow.array([one.get(name) for one in of_files], arrow.string()) for name in types}
         return {name: texts[name].cast(kind) for name, kind in types.items()}
-    names = dict.fromkeys(name for one in said for name in one if wanted is None or name in wanted)
-    return {name: _typed(name, [one.get(name) for one in said], paths[0]) for name in names}
+    names = dict.fromkeys(name for one in of_files for name in one if wanted is None or name in wanted)
+    return {name: _typed(name, [one.get(name) for one in of_files], paths[0]) for name in names}
 
 
 def partition_types(keys: Sequence[str], wanted: Sequence[str] | None) -> dict[str, str]:
@@ -53,17 +53,17 @@ def partition_types(keys: Sequence[str], wanted: Sequence[str] | None) -> dict[s
     return {name: str(values.type) for name, values in found.items()}
 
 
-def with_partitions(schema: Any, said: dict[str, Any], path: str) -> Any:
+def with_partitions(schema: Any, partitions: dict[str, Any], path: str) -> Any:
     """Return the arrow schema of a file, followed by the columns in the names of folders.
 
     Args:
         schema: the file's own schema.
-        said: a result of `partition_columns`.
+        partitions: a result of `partition_columns`.
         path: path of the file, for the error.
     Raises:
         NoField: the file has a column of the same name and of another type.
     """
-    for name, values in said.items():
+    for name, values in partitions.items():
         if name not in schema.names:
             schema = schema.append(library("pyarrow", "parquet").field(name, values.type))
         elif schema.field(name).type != values.type:
@@ -74,7 +74,8 @@ def with_partitions(schema: Any, said: dict[str, Any], path: str) -> Any:
     return schema
 
 
-def _said(path: str, below: str) -> dict[str, str | None]:
+def _partitions_of(path: str, below: str) -> dict[str, str | None]:
+    """Return the columns in the names of a file's folders, by name; the outermost folder of a name decides. None is null."""
     found: dict[str, str | None] = {}
     for segment in below.split("/")[:-1]:
         name, sign, value = segment.partition("=")

@@ -7,7 +7,7 @@ from typing import Any
 
 from shmload.formats.column_dataset import GroupedDataset, Opened
 from shmload.formats.extras import library
-from shmload.formats.field_names import names_of
+from shmload.formats.field_names import columns_of
 from shmload.formats.paths import Paths, expanded_below
 
 
@@ -58,12 +58,10 @@ class ParquetDataset(GroupedDataset):
         self.paths = [path for path, _ in found]
         self._folders = [folder for _, folder in found]
         super().__init__(f"{len(self.paths)} Parquet files", self.paths)
-        self._columns = None if columns is None else names_of(columns, "columns")
+        self._columns = columns_of(columns)
         self._asked = dict(schema or {})
         self._fill_null = dict(fill_null or {})
         self._cache_bytes = cache_bytes
-        if self._columns is not None and not self._columns:
-            raise ValueError("columns needs at least one name; None takes all of them")
 
     def _open(self) -> Opened:
         library("pyarrow.parquet", "parquet")

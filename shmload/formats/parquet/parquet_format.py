@@ -23,11 +23,10 @@ from shmload.formats.arrow.arrow_reader import (
 from shmload.formats.arrow.arrow_values import array_or_values, value_of
 from shmload.formats.block_cache import BlockCache
 from shmload.formats.block_format import BlockFormat
-from shmload.formats.block_index import RecordIndex
+from shmload.formats.block_index import Read, RecordIndex
 from shmload.formats.column_format import describe_dataset
 from shmload.formats.extras import library
-from shmload.formats.field_names import names_of
-from shmload.formats.format import Read
+from shmload.formats.field_names import columns_of
 from shmload.formats.head import Head
 from shmload.formats.index_json import IndexJson
 from shmload.formats.litdata.litdata_index import PARQUET_LOADER, item_loader_of, listed_chunks
@@ -50,6 +49,7 @@ class Parquet(BlockFormat):
         cache_bytes: size limit of the decoded row groups, for each dataset in each process.
     Raises:
         TypeError: `columns` is a single string, or not of strings.
+        ValueError: `columns` is empty.
     """
 
     name: ClassVar[str] = "parquet"
@@ -62,8 +62,8 @@ class Parquet(BlockFormat):
     _decoded: PerProcess[BlockCache] = field(default_factory=PerProcess, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.columns is not None:
-            object.__setattr__(self, "columns", tuple(names_of(self.columns, "columns")))
+        if (names := columns_of(self.columns)) is not None:
+            object.__setattr__(self, "columns", tuple(names))
 
     def in_folder(self, url: str, keys: Sequence[str]) -> Parquet:
         """Return the format of the objects of a folder, with the columns that their keys contain.
@@ -136,17 +136,19 @@ class Parquet(BlockFormat):
         where = f"{index.path}: row group {block}, at byte {begin}"
         arrow = library("pyarrow", "parquet")
         file = parquet_part(where, begin, data, int(index.bounds[-1]), metadata)
-        said = self._said(index.path)
-        names = checked_columns(with_partitions(file.schema_arrow, said, index.path).names, self.columns, index.path)
-        table = row_group(file, block, [name for name in names if name not in said], where)
+        partitions = self._partitions(index.path)
+        names = checked_columns(with_partitions(file.schema_arrow, partitions, index.path).names, self.columns, index.path)
+        table = row_group(file, block, [name for name in names if name not in partitions], where)
         num_rows = table.num_rows
         found = {
-            name: array_or_values(arrow.repeat(said[name][0], num_rows) if name in said else table.column(name).combine_chunks())
+            name: array_or_values(
+                arrow.repeat(partitions[name][0], num_rows) if name in partitions else table.column(name).combine_chunks()
+            )
             for name in names
         }
         return found, table.nbytes
 
-    def _said(self, url: str) -> dict[str, Any]:
+    def _partitions(self, url: str) -> dict[str, Any]:
         """Return the columns that a shard's key contains, as arrow arrays of one value."""
         if not self._types:
             return {}

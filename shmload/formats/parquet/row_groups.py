@@ -37,11 +37,13 @@ class RowGroups(Groups):
     ) -> None:
         self._files = [parquet_file(path) for path in paths]
         self._paths = paths
-        said = partition_columns(paths, folders, names)
-        schemas = {path: with_partitions(file.schema_arrow, said, path) for path, file in zip(paths, self._files, strict=True)}
+        partitions = partition_columns(paths, folders, names)
+        schemas = {
+            path: with_partitions(file.schema_arrow, partitions, path) for path, file in zip(paths, self._files, strict=True)
+        }
         schema = schema_of(schemas, names, asked, fill_null, "files")
-        self._said = {name: values for name, values in said.items() if name in schema}
-        self._stored = [name for name in schema if name not in said]
+        self._partitions = {name: values for name, values in partitions.items() if name in schema}
+        self._stored = [name for name in schema if name not in partitions]
         for path, file in zip(paths, self._files, strict=True):
             check_encryption(path, file, self._stored, "name the others in columns=")
         every = [(f, g, file.metadata.row_group(g)) for f, file in enumerate(self._files) for g in range(file.num_row_groups)]
@@ -58,5 +60,5 @@ class RowGroups(Groups):
         table = row_group(self._files[file], number, self._stored, self._where(group))
         columns = {name: plain_values(table.column(name)) for name in self._stored}
         num_rows = int(self.starts[group + 1] - self.starts[group])
-        said = {name: pa.chunked_array([pa.repeat(values[file], num_rows)]) for name, values in self._said.items()}
-        return columns | said
+        partitions = {name: pa.chunked_array([pa.repeat(values[file], num_rows)]) for name, values in self._partitions.items()}
+        return columns | partitions

@@ -34,8 +34,7 @@ def pack_dataframe(frame: Any) -> PackedIndex:
     if names is None or not hasattr(frame, "__getitem__"):
         raise TypeError(f"a DataFrame has columns; got {type(frame).__name__}")
     names = list(names)
-    if len(set(names)) < len(names):
-        raise ValueError(f"the columns of an index have different names; got {names}")
+    check_names(names)
     return pack_columns({name: _values(name, frame[name]) for name in names})
 
 

@@ -18,8 +18,9 @@ from shmload.shm.segment_group import SegmentGroup
 Fingerprint = str | bytes | int | None
 
 
-# what a run's processes record about an index under its name: its layout, its contents, and where its memory can be mapped
 class _Board(NamedTuple):
+    """The record of a run's processes about an index under its name. Any of the references, if it still works, maps its memory."""
+
     layout: IndexLayout
     fingerprint: Fingerprint  # given by the user
     digest: str  # hash of the entries

@@ -136,9 +136,17 @@ def _pack_rows(row_type: type, names: Sequence[str | int], rows: Iterable[Any]) 
 
 
 def check_names(names: Iterable[Any]) -> None:
+    """Raise unless these can be the names of an index's columns.
+
+    Raises:
+        TypeError: a name is not a str.
+        ValueError: there are no names, or two are equal.
+    """
     names = list(names)
     if not names:
         raise ValueError("an index of rows needs at least one column, got none")
     for name in names:
         if not isinstance(name, str):
             raise TypeError(f"names of columns are str; got {name!r} of type {type(name).__name__}")
+    if len(set(names)) < len(names):
+        raise ValueError(f"the columns of an index have different names; got {names}")

@@ -35,7 +35,8 @@ SUFFIX = ".index"
 KEY = "__key__"  # the field of a sample that has its key
 _HEADER = struct.Struct("<8s6QI4x")
 _MAGIC = b"SHMTAR\x00\x01"
-_BLOCK = 512
+BLOCK = 512  # bytes of a header; payloads are padded to a multiple of it
+META_LIMIT = 1 << 20  # greatest size of a long name or PAX header
 NUM_COMPARED_ON_LOAD, NUM_COMPARED_ON_MAP = 2, 16  # headers; each may be a read from the disk
 
 
@@ -91,12 +92,12 @@ class ShardIndex:
         """
         count = len(self.sizes)
         for member in sorted({round(m) for m in np.linspace(0, count - 1, min(count, num_compared)).tolist()}):
-            at = int(self.offsets[member]) - _BLOCK
+            at = int(self.offsets[member]) - BLOCK
             before = int(self.offsets[member - 1] + self.sizes[member - 1]) if member else 0
             headers = TarHeaders()
-            if at < 0 or headers.read_header(bytes(shard[at : at + _BLOCK])) != FILE:
+            if at < 0 or headers.read_header(bytes(shard[at : at + BLOCK])) != FILE:
                 return False
-            if at == -(-before // _BLOCK) * _BLOCK:
+            if at == -(-before // BLOCK) * BLOCK:
                 sample = int(np.searchsorted(self.first, member, "right")) - 1
                 key, extension = self.key(sample), self.extensions[self.member_extensions[member]]
                 name = tuple(part.encode("utf-8", "surrogateescape") for part in (key, extension))

@@ -13,13 +13,11 @@ from shmload.formats.braces import shard_paths
 from shmload.formats.compression import MAGIC_NBYTES, compression_of, expanded_file
 from shmload.formats.paths import Paths
 from shmload.formats.tar.decoders import Decode, Decoders
-from shmload.formats.tar.shard_index import KEY
+from shmload.formats.tar.shard_index import BLOCK, KEY, META_LIMIT
 from shmload.processes.ranks import OwnRank
 
 _ENDINGS = (".tar", ".tgz", *(f".tar.{kind}" for kind in ("gz", "bz2", "xz", "zst", "zstd")))
-_BLOCK = 512
 _PIECE = 1 << 20  # bytes per read, so that a false size in a header allocates no more than the file has
-_META_LIMIT = 1 << 20  # greatest size of a long name or PAX header
 
 
 class TarStream(IterableDataset[dict[str, Any]]):
@@ -84,20 +82,20 @@ def _members(path: str) -> Iterator[tuple[str, str, int, bytes]]:
         raw.seek(0)
         file = expanded_file(packing, raw) if packing else raw
         at = 0
-        while (kind := headers.read_header(_exactly(file, _BLOCK, path, at))) != tar.END:
+        while (kind := headers.read_header(_exactly(file, BLOCK, path, at))) != tar.END:
             if kind < 0:
                 raise ShardCorrupt(f"{path}: at byte {at}: {headers.cause}")
             size = headers.size
-            if kind not in (tar.FILE, tar.OTHER) and size > _META_LIMIT:
-                raise ShardCorrupt(f"{path}: at byte {at}: a name of {size} bytes; at most {_META_LIMIT} are read")
-            payload = _exactly(file, -(-size // _BLOCK) * _BLOCK, path, at, keep=kind != tar.OTHER)[:size]
+            if kind not in (tar.FILE, tar.OTHER) and size > META_LIMIT:
+                raise ShardCorrupt(f"{path}: at byte {at}: a name of {size} bytes; at most {META_LIMIT} are read")
+            payload = _exactly(file, -(-size // BLOCK) * BLOCK, path, at, keep=kind != tar.OTHER)[:size]
             if kind == tar.FILE:
                 if (split := tar.split_name(headers.name)) is not None:
                     key, extension = (part.decode("utf-8", "surrogateescape") for part in split)
                     yield key, extension, at, payload
             elif kind != tar.OTHER and not headers.read_payload(kind, payload):
                 raise ShardCorrupt(f"{path}: at byte {at}: {headers.cause}")
-            at += _BLOCK + -(-size // _BLOCK) * _BLOCK
+            at += BLOCK + -(-size // BLOCK) * BLOCK
         while rest := _read(file, _PIECE, path, at):
             if rest.strip(b"\0"):
                 raise ShardCorrupt(f"{path}: at byte {at}: there is data after the end marker")

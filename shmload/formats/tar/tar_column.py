@@ -14,7 +14,7 @@ import numpy as np
 
 from shmload._core.tar_rows import Members
 from shmload.batch.element_types import of_any
-from shmload.batch.layout import fits
+from shmload.batch.layout import dtype_and_shape, fits
 
 DecodeRow = Callable[[int], Any]  # row -> the value, as `__getitem__` returns it
 
@@ -46,11 +46,12 @@ class TarColumn:
             spec: the schema's entry.
             kinds: the kinds of members that the field may have: "npy", "int", "raw", "str" or "decode".
         Raises:
-            ValueError: numpy does not have the type.
+            TypeError, ValueError: the entry is invalid, or members cannot have such a type or shape.
         """
-        dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
-        shape = tuple(shape)
+        dtype, shape = dtype_and_shape(name, spec)
         if dtype in (str, bytes):
+            if shape:
+                raise ValueError(f"schema[{name!r}] is text of shape {shape}: a member is one value of it, whose shape is ()")
             return cls(name, number, dtype.__name__ if kinds <= {"raw", dtype.__name__} else "decode", dtype, ())
         numpy = of_any(dtype).numpy
         if numpy is None:

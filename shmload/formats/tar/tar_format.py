@@ -21,11 +21,8 @@ from shmload.errors import ShardCorrupt
 from shmload.formats.block_index import PIECE, Read
 from shmload.formats.head import Head
 from shmload.formats.summary import VALUES_SEEN, Sizes, Summary, fields_seen, nbytes_of
-from shmload.formats.tar.shard_index import KEY, SUFFIX, ShardIndex, load_index, pack_index, unpack_index
+from shmload.formats.tar.shard_index import BLOCK, KEY, META_LIMIT, SUFFIX, ShardIndex, load_index, pack_index, unpack_index
 from shmload.formats.tar.tar_dataset import TarDataset
-
-_BLOCK = 512
-_META_LIMIT = 1 << 20  # greatest size of a long name or PAX header
 
 
 def scan_remote(url: str, nbytes: int, read: Read) -> bytes:
@@ -38,8 +35,8 @@ def scan_remote(url: str, nbytes: int, read: Read) -> bytes:
     Raises:
         ShardCorrupt: it is not a valid tar file; names the offset and the cause.
     """
-    if nbytes < _BLOCK:
-        raise ShardCorrupt(f"{url}: at byte 0: a tar file has at least one block of {_BLOCK} bytes, this has {nbytes}")
+    if nbytes < BLOCK:
+        raise ShardCorrupt(f"{url}: at byte 0: a tar file has at least one block of {BLOCK} bytes, this has {nbytes}")
     shard = mmap.mmap(-1, nbytes)
     headers = tar.TarHeaders()
     have, at = range(0), 0  # the piece that was read last; everything before it has been scanned
@@ -55,20 +52,20 @@ def scan_remote(url: str, nbytes: int, read: Read) -> bytes:
             have = range(have.start if begin == have.stop else begin, stop)
         return shard[offset:end]
 
-    while at + _BLOCK <= nbytes:
-        kind = headers.read_header(need(at, _BLOCK))
+    while at + BLOCK <= nbytes:
+        kind = headers.read_header(need(at, BLOCK))
         if kind < 0:
             break  # the scan reports the error
-        at += _BLOCK
+        at += BLOCK
         if kind == tar.END:
             need(at, nbytes - at)  # the scan checks that these are only zeros
             break
         if kind not in (tar.FILE, tar.OTHER):
-            if headers.size > _META_LIMIT:
-                raise ShardCorrupt(f"{url}: at byte {at}: a name of {headers.size} bytes; at most {_META_LIMIT} are read")
+            if headers.size > META_LIMIT:
+                raise ShardCorrupt(f"{url}: at byte {at}: a name of {headers.size} bytes; at most {META_LIMIT} are read")
             if not headers.read_payload(kind, need(at, headers.size)):
                 break
-        at += -(-headers.size // _BLOCK) * _BLOCK
+        at += -(-headers.size // BLOCK) * BLOCK
     return pack_index(url, shard)
 
 
@@ -82,11 +79,11 @@ class Tar:
     index_suffix: ClassVar[str] = SUFFIX
 
     def recognize(self, head: Head) -> bool:
-        block = head.begin[:_BLOCK]
-        if len(block) < _BLOCK or head.compression == "zlib":
+        block = head.begin[:BLOCK]
+        if len(block) < BLOCK or head.compression == "zlib":
             return False
         if not any(block):  # an archive without members has only its end marker
-            return not any(head.begin[: 2 * _BLOCK]) and len(head.begin) >= 2 * _BLOCK
+            return not any(head.begin[: 2 * BLOCK]) and len(head.begin) >= 2 * BLOCK
         try:
             checksum = int(block[148:156].strip(b" \0") or b"x", 8)
         except ValueError:

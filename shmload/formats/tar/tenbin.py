@@ -1,6 +1,6 @@
 """Encode and decode tenbin, webdataset's format for a list of arrays.
 
-Each array is a header chunk and a data chunk, all at multiples of 64 bytes:
+Each array is a header chunk and a data chunk, one after the other:
 
     "~TenBin~" | int64 number of bytes | the bytes, padded to 64           a chunk
     type, name (8 characters each) | int64 dimensions | int64 extents      the bytes of a header chunk

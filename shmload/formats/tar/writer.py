@@ -19,10 +19,10 @@ from typing import Any
 
 from shmload._core.tar import split_name
 from shmload.formats.atomic_write import AtomicWriter, check_replaceable, make_half
+from shmload.formats.compression import packing_of
 from shmload.formats.tar.encoders import encode
-from shmload.formats.tar.shard_index import KEY
+from shmload.formats.tar.shard_index import BLOCK, KEY
 
-BLOCK = 512
 RECORD = 20 * BLOCK  # tar programs pad an archive to a multiple of this
 _OWNER = b"0000644\0" + 2 * b"0000000\0"  # mode, uid, gid
 _LINK = bytes(100) + b"ustar\x0000" + bytes(64) + 2 * b"0000000\0"  # no link, no owner names, no device
@@ -92,8 +92,8 @@ class TarWriter(AtomicWriter):
         mtime: modification time of all members, in seconds since 1970.
         start_shard: number of the first shard.
     Raises:
-        ValueError: limits are given without a pattern; the path exists and is not a file but, for example, a device; or a key or an
-            extension would be read back as another.
+        ValueError: limits are given without a pattern; the path's ending is that of another compression, or it exists and is not a
+            file but, for example, a device; or a key or an extension would be read back as another.
     Cost: one copy of each payload.
     Example:
         >>> import tempfile
@@ -116,6 +116,10 @@ class TarWriter(AtomicWriter):
     ) -> None:
         self._pattern = os.fspath(path)
         self._is_pattern = _NUMBER.search(self._pattern) is not None
+        if (kind := packing_of(self._pattern)[1]) not in ("", "gz", "bz2", "xz"):
+            raise ValueError(
+                f"TarWriter compresses with gzip, bzip2 or xz, not as .{kind}; got {path!r}: compress a .tar afterward"
+            )
         if not self._is_pattern and (maxcount is not None or maxsize is not None):
             raise ValueError(f"maxcount and maxsize need a pattern for several shards, like train-%06d.tar; got {path!r}")
         if (maxcount is not None and maxcount < 1) or (maxsize is not None and maxsize < RECORD):
@@ -180,10 +184,10 @@ class TarWriter(AtomicWriter):
         fd, self._temporary = make_half(path)
         raw = open(fd, "wb", buffering=1 << 20)  # noqa: SIM115  # closed with the shard
         self._files = [raw]  # in the order in which they are closed
-        if path.endswith((".gz", ".tgz")):
+        if (kind := packing_of(path)[1]) == "gz":
             self._files.insert(0, gzip.GzipFile("", "wb", 6, raw, 0))
-        elif path.endswith((".bz2", ".xz")):
-            self._files.insert(0, (bz2.BZ2File if path.endswith("2") else lzma.LZMAFile)(raw, "wb"))
+        elif kind:
+            self._files.insert(0, (bz2.BZ2File if kind == "bz2" else lzma.LZMAFile)(raw, "wb"))
         self._nbytes = self._count = 0
 
     def _path(self) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 
 from shmload._core.records import KINDS
 from shmload.batch.element_types import ElementType, of_any
+from shmload.batch.layout import dtype_and_shape
 from shmload.formats.images.decoder import decodes_in_place
 
 
@@ -83,10 +84,8 @@ def fields_of(
 
 
 def _field(name: str, spec: Any, default: Any, decode: Callable[[bytes], Any] | None) -> RecordField:
-    dtype, shape = spec if isinstance(spec, tuple) else (spec, ())
-    is_text = dtype in (str, bytes)
-    element = None if is_text else of_any(dtype)
-    extents = tuple(None if extent is None else int(extent) for extent in shape)
+    dtype, extents = dtype_and_shape(name, spec)
+    element = None if dtype in (str, bytes) else of_any(dtype)
     if decode is not None:
         if decodes_in_place(decode) and spec != decode.spec:
             raise ValueError(f"schema[{name!r}] is {spec!r}, and its decoder makes {decode.spec}: give {{{name!r}: decoder.spec}}")
@@ -96,6 +95,10 @@ def _field(name: str, spec: Any, default: Any, decode: Callable[[bytes], Any] | 
             raise ValueError(f"defaults[{name!r}] needs the bytes that its decoder takes; got {type(default).__name__}")
         return RecordField(name, element, extents, fill=default, decode=decode)
     if element is None:
+        if extents:
+            raise ValueError(f"schema field {name!r} is text of shape {extents}: a record has one value of it, whose shape is ()")
+        if not isinstance(default, str | bytes | None):
+            raise ValueError(f"defaults[{name!r}] needs str or bytes; got {type(default).__name__}")
         return RecordField(name, None, (), dtype is str, default.encode() if isinstance(default, str) else default)
     if extents.count(None) > 1:
         raise ValueError(

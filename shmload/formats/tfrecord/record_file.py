@@ -32,23 +32,11 @@ from shmload.formats.atomic_write import write_if_possible
 from shmload.formats.inflate import inflated
 
 MAGIC = b"SHMLOAD TFRECORD INDEX 1\n"
-
-
 SUFFIX = ".shmload-index"
-
-
 FOREIGN_SUFFIXES = (".tfindex", ".index", ".idx")  # suffixes of indexes that other programs keep next to files
-
-
 CHANGED = "the file was changed while it was in use; it had {was} bytes when it was opened: create the dataset again"
-
-
 OVERHEAD = 16  # bytes of a record in addition to its data
-
-
 Offsets = NDArray[np.int64]
-
-
 log = logging.getLogger("shmload")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -19,14 +20,8 @@ from shmload.formats.tfrecord.record_file import FOREIGN_SUFFIXES, SUFFIX, Recor
 from shmload.formats.tfrecord.record_values import decode_into, decoded, memory_of, rows_written, text_value
 
 _ENDINGS = tuple(f".tfrecord{s}{packing}" for s in ("", "s") for packing in ("", ".gz", ".zz"))
-
-
 COMPRESSIONS = ("auto", "none", "gzip", "zlib")
-
-
 FORMS = ("raw", "example", "sequence")
-
-
 LEVELS = ("none", "length", "all")
 
 
@@ -138,7 +133,7 @@ class TFRecordDataset:
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         out = OneSample(self.schema)
-        survey, texts = self._read([index], out)
+        survey, texts = self._read([operator.index(index)], out)  # a float would be truncated
         for field in self._fields:
             if field.decode is not None:
                 out[field.name] = [self._decoded(survey, field, partial(decoded, field, texts[field.name][0]))]

@@ -70,7 +70,7 @@ class TFRecords(BlockFormat):
             if len(head) < 12 or masked(crc32c(head[:8])) != int.from_bytes(head[8:], "little"):
                 what = "the record's header is cut" if len(head) < 12 else "the checksum of the record's length differs"
                 raise ShardCorrupt(f"{url}: record {len(bounds) - 1}, at byte {at}: {what}, or this is not a TFRecord file")
-            at += 16 + int.from_bytes(head[:8], "little")
+            at = min(at + 16 + int.from_bytes(head[:8], "little"), nbytes + 1)  # a length beyond int64 ends beyond the object, too
             bounds.append(at)
         return self._whole(url, nbytes, np.array(bounds, np.int64))
 
@@ -173,7 +173,10 @@ def sample_of(record: bytes) -> dict[str, Any]:
 
 
 def features_of(record: bytes) -> dict[str, Any] | None:
-    """Return a tf.train.Example's values by name: bytes in a list, float32 or int64 arrays; None if it is not an Example."""
+    """Return a tf.train.Example's values by name: bytes in a list, float32 or int64 arrays.
+
+    Return None if it is not an Example, or one without features.
+    """
     try:
         return example_features(record) or None
     except ValueError:

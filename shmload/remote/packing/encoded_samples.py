@@ -21,8 +21,8 @@ from shmload.formats.encryption import ENCRYPTED, SampleCipher
 from shmload.formats.images.image_folder import ImageFolder
 from shmload.formats.tar.extensions import INTEGERS
 from shmload.formats.tar.member_compression import zstd
-from shmload.formats.tar.shard_index import KEY
-from shmload.formats.tar.writer import BLOCK, member_header, member_name
+from shmload.formats.tar.shard_index import BLOCK, KEY
+from shmload.formats.tar.writer import member_header, member_name
 from shmload.introspect.abilities import ability_of
 from shmload.remote.packing.members import Members, Serializers, file_member, members_of, serialized, serializer_of, value_member
 from shmload.schedule.permutation import Permutation

@@ -137,6 +137,8 @@ def test_index_out_of_range_writes_nothing() -> None:
     assert out.tolist() == [9, 9]
     with pytest.raises(IndexError, match="index -5 is out of range for 4 samples"):
         dataset[-5]
+    with pytest.raises(TypeError, match="float"):
+        dataset[1.5]
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,9 @@ def test_indices_behave_like_those_of_a_list(kind: Any, path: Path, columns: dic
         dataset[1.5]
     with pytest.raises(TypeError, match="indices are integers; got float64"):
         dataset.read_batch_into([1.5], {})
+    for read in (lambda: dataset[2**64 - 1], lambda: rows_of(dataset, np.array([2**64 - 1], np.uint64))):
+        with pytest.raises(IndexError, match="index 18446744073709551615 is out of range: the dataset has 50 samples"):
+            read()
 
 
 @given(indices=st.lists(st.integers(-50, 49), max_size=60))

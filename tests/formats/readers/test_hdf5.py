@@ -9,7 +9,8 @@ import pytest
 
 from shmload import ShmLoader
 from shmload.formats import HDF5Dataset
-from shmload.formats.columns import MappedColumn
+from shmload.formats.block_cache import BlockCache
+from shmload.formats.columns import Blocks, MappedColumn
 
 
 def written(path: Path, userblock: int = 0, **datasets: Any) -> Path:
@@ -164,3 +165,11 @@ def test_error_for_an_unsupported_type_names_the_dataset_and_a_remedy(tmp_path: 
     with pytest.raises(ValueError, match=rf"a\.h5, '/odd': rows .*stored as {stored},? {reason}.* name the other.* in fields="):
         len(HDF5Dataset(path))
     assert len(HDF5Dataset(path, ["x"])) == len(ROWS)
+
+
+def test_lack_of_memory_is_not_reported_as_damage() -> None:
+    def load(first: int, end: int) -> Any:
+        raise MemoryError("a block")
+
+    with pytest.raises(MemoryError, match="a block"):
+        Blocks("x", 4, 2, load, BlockCache(100)).block(0)

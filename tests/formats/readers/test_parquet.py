@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import datetime
+import os
+import resource
 import weakref
 from pathlib import Path
 from typing import Any
@@ -91,7 +93,7 @@ def test_files_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     written(tmp_path / "c.parquet", x=["text"])
     with pytest.raises(ValueError, match=r"c\.parquet: column 'x' is string, and int64 in .*a\.parquet; the files"):
         len(ParquetDataset(f"{tmp_path}/*.parquet"))
-    with pytest.raises(FileNotFoundError, match="no Parquet file is named, or matches"):
+    with pytest.raises(FileNotFoundError, match=r"no Parquet file has the name .*\*\.nothing', or matches it as a pattern"):
         ParquetDataset(f"{tmp_path}/*.nothing")
     with pytest.raises(ValueError, match="needs at least one path"):
         ParquetDataset([])
@@ -118,12 +120,27 @@ def test_columns_and_types_are_selected(tmp_path: Path) -> None:
         ({"columns": ["x"], "schema": {"x": ("int8", (2,))}}, "column 'x' is stored as int64 and cannot be read as schema says"),
         ({"columns": ["s"], "schema": {"s": "int8"}}, "column 's' is stored as string and cannot be read as schema says"),
         ({"columns": ["l"], "schema": {"l": ("int8", (None, 2))}}, "column 'l' is stored as .* cannot be read as schema says"),
+        ({"columns": ["l"], "schema": {"l": ("int8", (1, None))}}, "column 'l' is stored as .* cannot be read as schema says"),
+        ({"columns": ["l"], "schema": {"l": ("int8", (-1,))}}, r"schema field 'l' has shape \(-1,\): extents are at least 0"),
     ],
 )
 def test_invalid_selection_is_an_error(tmp_path: Path, given_: dict[str, Any], message: str) -> None:
     path = written(tmp_path / "t.parquet", x=[1], l=[[1]], s=["a"], n=[{"a": 1}])
     with pytest.raises(ValueError, match=message):
         len(ParquetDataset(path, **given_))
+
+
+def test_more_files_than_may_be_open_are_an_error_of_the_system(tmp_path: Path) -> None:
+    for number in range(40):
+        written(tmp_path / f"{number}.parquet", x=[number])
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            len(ParquetDataset(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(ParquetDataset(tmp_path)) == 40
 
 
 def test_rows_whose_length_differs_from_the_schema_are_an_error(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from shmload import SharedIndex, ShmLoader
+from shmload.formats.shared_bytes import SharedBytes
 from shmload.shm import free_memory, segment, segment_group
 from shmload.shm.names import SHM_DIR, process_stem
 from tests.children import python
@@ -201,3 +202,13 @@ def test_segment_group_is_removed_with_the_index() -> None:
     del index
     gc.collect()
     assert len(segment_group._alive) == alive
+
+
+def test_memory_that_cannot_be_mapped_leaves_no_descriptor() -> None:
+    index = SharedIndex(["a"])
+    reference = index._memory.reference
+    assert reference is not None
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ValueError, match="nbytes must be positive"):
+        SharedBytes.attach(reference._replace(nbytes=0))
+    assert before == len(os.listdir("/proc/self/fd"))

@@ -132,6 +132,12 @@ def test_parquet_manifest_gives_rows(tmp_path: Path) -> None:
     assert list(SharedIndex.from_manifest(tmp_path / "m.parquet")) == table.to_pylist()
 
 
+def test_parquet_manifest_with_two_columns_of_one_name_is_an_error(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pa.table([[1, 2], [3, 4]], names=["a", "a"]), tmp_path / "m.parquet")
+    with pytest.raises(ValueError, match=r"m\.parquet: the columns of an index have different names; got \['a', 'a'\]"):
+        SharedIndex.from_manifest(tmp_path / "m.parquet")
+
+
 def test_parquet_without_pyarrow_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(

@@ -78,5 +78,5 @@ def test_readers_of_local_shards_expand_patterns(tmp_path: Path) -> None:
     assert found == [f"{tmp_path}/{name}" for name in ("b.tar", "a0.tar", "a1.tar")]
     assert shard_paths(f"{tmp_path}/literal[1].tar", **local) == [f"{tmp_path}/literal[1].tar"]
     assert shard_paths("x/*.tar") == ["x/*.tar"]
-    with pytest.raises(FileNotFoundError, match=r"no tar file is named, or matches, '.*/c\*\.tar'"):
+    with pytest.raises(FileNotFoundError, match=r"no tar file has the name '.*/c\*\.tar'"):
         shard_paths(f"{tmp_path}/c*.tar", **local)

@@ -121,6 +121,13 @@ def test_schema_with_unknown_fields_is_an_error() -> None:
         TarDataset("a.tar", schema={"npy": ("bfloat16", (2,))})
 
 
+def test_entry_of_a_schema_that_no_member_can_have_is_an_error() -> None:
+    with pytest.raises(TypeError, match=r"schema field 'npy' is \('float32', 8\): give \(dtype, shape\)"):
+        TarDataset("a.tar", schema={"npy": ("float32", 8)})
+    with pytest.raises(ValueError, match=r"schema\['txt'\] is text of shape \(None,\): a member is one value of it"):
+        TarDataset("a.tar", schema={"txt": (str, (None,))})
+
+
 def test_missing_library_of_a_decoder_is_not_reported_as_damage(tmp_path: Path) -> None:
     def decode(data: bytes) -> Any:
         raise ImportError("this needs a library")

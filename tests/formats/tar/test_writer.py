@@ -121,6 +121,18 @@ def test_shard_limits_need_a_pattern(tmp_path: Path) -> None:
         TarWriter(tmp_path / "%d.tar", maxcount=0)
 
 
+@pytest.mark.parametrize("suffix", ["tar.zst", "tar.zstd", "TAR.ZST", "tar.br"])
+def test_name_of_a_compression_that_is_not_written_is_refused(tmp_path: Path, suffix: str) -> None:
+    with pytest.raises(ValueError, match=r"TarWriter compresses with gzip, bzip2 or xz, not as .*: compress a .tar afterward"):
+        TarWriter(tmp_path / f"a.{suffix}")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ending_of_a_compression_is_recognized_in_upper_case(tmp_path: Path) -> None:
+    written(tmp_path / "A.TAR.GZ")
+    assert (tmp_path / "A.TAR.GZ").read_bytes().startswith(b"\x1f\x8b")
+
+
 @pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tgz", "tar.bz2", "tar.xz"])
 def test_compressed_streams_give_the_same_samples(tmp_path: Path, suffix: str) -> None:
     paths = written(tmp_path / f"%d.{suffix}", maxcount=2)

@@ -39,6 +39,9 @@ def test_several_files_are_one_dataset_in_the_order_of_their_names(shards):
     for index in (NUM_SAMPLES, -NUM_SAMPLES - 1):
         with pytest.raises(IndexError, match=f"index {index} is out of range for a TFRecordDataset of 22 records"):
             dataset[index]
+    for index in (1.5, "1"):
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            dataset[index]
     assert repr(dataset) == "TFRecordDataset(3 files, example, image, label, tokens, text, verify='all')"
 
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from shmload import SampleError, ShardCorrupt, ShmLoader
 from shmload._core.crc32c import copy_crc32c, crc32c, masked
 from shmload.formats import TFRecordDataset, TFRecordWriter
+from shmload.remote.layouts import TFRecords
 from tests.formats.tfrecord.fuzz import framed
 
 BY_TENSORFLOW = Path(__file__).parent / "written_by_tensorflow"
@@ -237,6 +238,7 @@ def test_index_is_reused_and_a_stale_one_rebuilt(written):
         (lambda p: TFRecordDataset(p, verify="some"), "verify is one of 'none', 'length', 'all'; got 'some'"),
         (lambda p: TFRecordDataset(p, {"a": ("int64", (None, None))}), "at most one extent may be None"),
         (lambda p: TFRecordDataset(p, {"a": "int64"}, defaults={"b": 1}), "defaults are for fields of the schema"),
+        (lambda p: TFRecordDataset(p, {"a": str}, defaults={"a": 5}), r"defaults\['a'\] needs str or bytes; got int"),
         (lambda p: TFRecordDataset(p, {"a": "int8", "b": "int8"}, records="raw"), "needs a schema of one field"),
         (lambda p: TFRecordWriter(p, compression="lz4"), 'compression is None, "gzip" or "zlib"'),
         (lambda p: TFRecordDataset([]), "at least one path"),
@@ -260,6 +262,17 @@ def test_index_is_reused_and_a_stale_one_rebuilt(written):
 def test_invalid_arguments_are_errors(written, make, message):
     with pytest.raises(ValueError, match=message):
         make(written)
+
+
+def test_entry_of_a_schema_that_no_record_can_have_is_an_error(written):
+    for shape, error, message in (
+        (8, TypeError, r"schema field 'a' is \('float32', 8\): give \(dtype, shape\)"),
+        ((-1,), ValueError, r"schema field 'a' has shape \(-1,\): extents are at least 0, or None"),
+    ):
+        with pytest.raises(error, match=message):
+            TFRecordDataset(written, {"a": ("float32", shape)})
+    with pytest.raises(ValueError, match=r"schema field 'a' is text of shape \(None,\): a record has one value of it"):
+        TFRecordDataset(written, {"a": (str, (None,))})
 
 
 def test_schema_that_is_not_a_mapping_is_an_error(written):
@@ -293,6 +306,13 @@ def test_bytes_of_another_length_or_not_utf8_are_a_sample_error(tmp_path):
     ):
         with pytest.raises(SampleError, match=f"one.tfrecord: record 0, which starts at byte 0: {message}"):
             parsed(tmp_path, data, {"a": spec})
+
+
+def test_length_beyond_int64_ends_beyond_the_object():
+    length = (1 << 63).to_bytes(8, "little")
+    data = length + masked(crc32c(length)).to_bytes(4, "little") + bytes(20)
+    with pytest.raises(ShardCorrupt, match="x: record 0, at byte 0: goes beyond the end of the object"):
+        TFRecords().index("x", len(data), lambda at, nbytes: data[at : at + nbytes])
 
 
 def test_error_of_a_scan_names_the_damaged_record(tmp_path):

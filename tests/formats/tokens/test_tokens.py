@@ -201,6 +201,8 @@ def test_invalid_token_arrays_are_an_error(tmp_path: Path) -> None:
 def test_index_out_of_range_is_an_index_error() -> None:
     with pytest.raises(IndexError, match="index 3 is out of range for 3 samples"):
         TokenDataset(np.arange(9), 3)[3]
+    with pytest.raises(TypeError, match="float"):
+        TokenDataset(np.arange(9), 3)[1.5]
 
 
 @pytest.mark.parametrize("kind", ["<u2", "<u4", "<i4"])
@@ -407,7 +409,7 @@ def test_inconsistent_files_are_an_error(tmp_path: Path) -> None:
     np.save(tmp_path / "b.npy", np.arange(10, dtype=np.int32))
     with pytest.raises(TypeError, match=r"b\.npy: tokens are int32, and those of the first file uint16; files need one dtype"):
         TokenDataset(str(tmp_path / "*.npy"), 2)
-    with pytest.raises(FileNotFoundError, match=r"no Token file is named, or matches"):
+    with pytest.raises(FileNotFoundError, match=r"no Token file has the name .* or matches it as a pattern"):
         TokenDataset(str(tmp_path / "*.bin"), 2)
     with pytest.raises(ValueError, match=r'is a folder .*: give a pattern such as "train_\*\.bin", or a list of paths'):
         TokenDataset(tmp_path, 2, dtype="uint16")

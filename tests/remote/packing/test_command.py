@@ -132,7 +132,7 @@ def torn():
     raise KeyError('torn')
 """
 REFUSED = [
-    (("nowhere",), 2, "no sample file is named, or matches, 'nowhere'"),
+    (("nowhere",), 2, "no sample file has the name 'nowhere', or matches it as a pattern"),
     (("no_such_module:name",), 2, "SOURCE: cannot import 'no_such_module'"),
     (("empty",), 2, "contains no image (.jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp) and no folder of a class"),
     (

@@ -38,6 +38,7 @@ from shmload.engine.tuning.tuning_decision import Setting
 from shmload.introspect.abilities import package_ability
 from shmload.metrics import EpochCallback
 from shmload.modes.epoch_metrics import EpochWatches, samples_counter
+from shmload.modes.inline_reader import InlineReader
 from shmload.modes.lock_share import measured_share
 from shmload.modes.progress_bar import with_progress_bar
 from shmload.modes.seed_mode import SeedStream
@@ -629,3 +630,8 @@ def configure_for_pipeline(
     builder.about = tuple(about)
     if bad_samples is not None:
         builder.bad_samples = bad_samples(builder.bad_samples)
+
+
+def inline_reader_of(loader: ShmLoader[Any]) -> InlineReader:
+    """Return a reader of a loader's batches, in this process and in any order; for `shmload verify`."""
+    return InlineReader(loader._config().job(), loader._builder.bad_samples)

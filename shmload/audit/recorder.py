@@ -74,6 +74,7 @@ class Recorder:
         self._path = Path()
         self._file = -1
         self._pid = 0
+        self._unwritten_header = b""  # first line of the open file, until it has been written
         self._pending: list[bytes] = []  # records of events that wait for the file, or for room on the disk
         self._num_lost = 0
         if self._folder is not None:
@@ -178,14 +179,14 @@ class Recorder:
         self._path = self._folder / f"rank-{self._header.rank:04d}-{secrets.token_hex(8)}{SUFFIX}"
         started = dataclasses.replace(self._header, started_ns=time_ns(), pid=self._pid)
         self._file = private_fds.keep(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o666))
-        self._pending.insert(0, header_line(dataclasses.asdict(started)))
+        self._unwritten_header = header_line(dataclasses.asdict(started))
 
     def _write(self, record: bytes, batch: str = "") -> None:
         """Append the pending records and this one. After a failure a batch's record is lost, and an event's is kept for later."""
         try:
             if not self._is_open():
                 self._open()
-            content = b"".join((*self._pending, record)) if self._pending else record
+            content = b"".join((self._unwritten_header, *self._pending, record))
             num_written = os.write(self._file, content)
             if num_written < len(content):  # the disk has just filled up: the next try must not follow half a record
                 os.ftruncate(self._file, os.fstat(self._file).st_size - num_written)
@@ -203,6 +204,7 @@ class Recorder:
                 log.error("%s", text)
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
             return
+        self._unwritten_header = b""
         self._pending.clear()
         if batch:
             self._num_lost = 0

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from shmload.tools import readable
+from shmload.tools.byte_size import size_text
 
 
 def clean(
@@ -33,11 +33,11 @@ def clean(
     for leftover in found:
         typer.echo(
             f"{leftover.stem}: of {_name(leftover.uid)}, process {leftover.pid or 'unknown'}, {_age(leftover.age_s)} old, "
-            f"{len(leftover.paths)} file{'s' * (len(leftover.paths) > 1)}, {readable(leftover.nbytes)}; {leftover.why}"
+            f"{len(leftover.paths)} file{'s' * (len(leftover.paths) > 1)}, {size_text(leftover.nbytes)}; {leftover.why}"
         )
         if leftover.error:
             typer.echo(f"shmload clean: {leftover.error}", err=True)
-    nbytes = readable(sum(leftover.nbytes for leftover in gone))
+    nbytes = size_text(sum(leftover.nbytes for leftover in gone))
     if not found:
         typer.echo("dead loaders have left nothing")
     elif yes:

@@ -33,7 +33,7 @@ def doctor(
 
         findings = examine_cluster(address)
     elif address != "auto":
-        refuse("doctor", f"an address is that of a Ray cluster: shmload doctor --cluster {address}")
+        refuse("doctor", f"ADDRESS {address!r} needs --cluster: shmload doctor --cluster {address}")
     else:
         from shmload.shm.host import Host
         from shmload.tools.doctor import examine

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shmload.cli.terminal import console, progress_bar, refusing
-from shmload.tools import readable
+from shmload.tools.byte_size import size_text
 
 if TYPE_CHECKING:
     from shmload.formats.summary import Summary
@@ -47,13 +47,13 @@ def _lines(summary: "Summary") -> list[str]:
 
     from shmload.formats.summary import shortened
 
-    head = f"{summary.format}, {summary.num_samples:,} samples, {readable(summary.nbytes)}"
+    head = f"{summary.format}, {summary.num_samples:,} samples, {size_text(summary.nbytes)}"
     lines = [f"[bold]{escape(summary.path)}[/]: {head}"]
     width = max(map(len, summary.fields), default=0)
     lines += [f"  {escape(name.ljust(width))}  {escape(held)}" for name, held in summary.fields.items()]
     if (sizes := summary.sizes) is not None:
         part = "" if sizes.num_samples == summary.num_samples else f" (of the first {sizes.num_samples:,})"
-        three = f"{readable(sizes.min)} / {readable(sizes.median)} / {readable(sizes.max)}"
+        three = f"{size_text(sizes.min)} / {size_text(sizes.median)} / {size_text(sizes.max)}"
         lines.append(f"  a sample, min / median / max: {three}{part}")
     lines += [f"  {escape(note)}" for note in summary.notes]
     for number, sample in enumerate(summary.samples):

@@ -91,7 +91,7 @@ def launch(
     if not module and not no_python and not os.path.exists(script):
         raise typer.BadParameter(f"there is no file {script!r}", param_hint="SCRIPT")
     if no_python and shutil.which(script) is None:
-        raise typer.BadParameter(f"there is no program {script!r}; one of this folder is ./{script}", param_hint="SCRIPT")
+        raise typer.BadParameter(f"there is no program {script!r} in PATH; in this folder it is ./{script}", param_hint="SCRIPT")
     if nprocs is not None and not re.fullmatch(r"[1-9]\d*|[a-z]+", nprocs):
         raise typer.BadParameter(f"a number from 1 up, or gpu, cpu, auto; got {nprocs!r}", param_hint="--nprocs")
     # options given take precedence over the environment's (PET_NNODES, ...), even if they equal the default
@@ -134,7 +134,7 @@ def launch(
         raise typer.BadParameter(f"machines are numbered from 0 to {int(nnodes) - 1}; got {node_rank}", param_hint="--node-rank")
     if is_static and nnodes != "1" and max_restarts:
         _tell(
-            "ranks that start again on several machines may not find each other by --master-addr alone, as by torchrun; "
+            "ranks that start again on several machines may not find each other by --master-addr alone, as with torchrun; "
             "give each machine --rdzv-backend c10d --rdzv-endpoint HOST:PORT instead"
         )
     words = [script, *(args or [])]

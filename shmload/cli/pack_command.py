@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from shmload.cli.size import parse_size
 from shmload.cli.terminal import Bar, progress_bar, refuse
-from shmload.tools import readable
+from shmload.tools.byte_size import size_text
 
 if TYPE_CHECKING:
     from shmload.formats.encryption import SampleCipher
@@ -100,7 +100,7 @@ def pack(
         refuse("pack", "interrupted; run the same command again to continue", 130)
     found = f", {packing.num_found:,} of which were there" if packing.num_found else ""
     typer.echo(
-        f"{manifest.num_samples:,} samples in {len(manifest.shards):,} shards{found}, {readable(manifest.nbytes)}, "
+        f"{manifest.num_samples:,} samples in {len(manifest.shards):,} shards{found}, {size_text(manifest.nbytes)}, "
         f"{perf_counter() - begin:.1f} s: {', '.join(manifest.extensions)}"
     )
     if packing.missing:
@@ -140,19 +140,20 @@ def part_of(text: str) -> tuple[int, int]:
 def _in_a_line(error: BaseException) -> object:
     """Return an error as one line. An error of a worker contains its traceback; its type, message and sample are kept."""
     lines = str(error).splitlines()
-    if not (lines and lines[0].startswith("Caught ")):
+    begins = [number for number, line in enumerate(lines) if line.startswith(("Traceback", "Original Traceback"))]
+    if not (begins and lines[0].startswith("Caught ")):
         notes = getattr(error, "__notes__", [])
-        text = error if isinstance(error, OSError | ValueError | TypeError | RuntimeError) else f"{type(error).__name__}: {error}"
+        is_clear = lines and isinstance(error, OSError | ValueError | TypeError | RuntimeError)
+        text = error if is_clear else ": ".join(filter(None, (type(error).__name__, str(error))))
         return f"{text} ({'; '.join(notes)})" if notes else text
-    last = max(number for number, line in enumerate(lines) if line.startswith(("Traceback", "Original Traceback")))
-    return "; ".join(line for line in lines[last + 1 :] if line and not line.startswith((" ", "shmload: ")))
+    return "; ".join(line for line in lines[begins[-1] + 1 :] if line and not line.startswith((" ", "shmload: ")))
 
 
 def progress_on(bar: Bar) -> "Callable[[PackProgress], None]":
     """Return a callback that reports progress: samples on the bar, bytes and shards in the store beside it."""
 
     def report(progress: "PackProgress") -> None:
-        stored = f"{progress.num_shards:,} shards, {readable(progress.nbytes)} in the store"
+        stored = f"{progress.num_shards:,} shards, {size_text(progress.nbytes)} in the store"
         bar.progress.update(bar.task, total=progress.total, completed=progress.num_samples, description=stored)
 
     return report

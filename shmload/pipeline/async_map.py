@@ -57,9 +57,7 @@ class AsyncMap(Expanding):
                     return await self.fn(item)
                 except Exception as error:
                     return failed(error, place)
-                except (
-                    asyncio.CancelledError
-                ):  # raised by what the function waits for; it is not an Exception, so it would end the worker
+                except asyncio.CancelledError:  # of what the function waits for; not an Exception, so it would end the worker
                     return failed(RuntimeError(f"what the function of {name} waited for was cancelled"), place)
 
         return list(await asyncio.gather(*(one(item, place) for item, place in given)))

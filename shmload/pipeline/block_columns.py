@@ -54,12 +54,7 @@ def columns_of(items: Sequence[Any]) -> BlockColumns | None:
         return None
     try:
         tree = _column(list(items), kinds)
-    except (
-        _Unlike,
-        OverflowError,
-        TypeError,
-        RuntimeError,
-    ):  # RuntimeError: torch cannot stack the dtype, or numpy does not have it
+    except (_Unlike, OverflowError, TypeError, RuntimeError):  # of torch, if it cannot stack the dtype or numpy does not have it
         return None
     return BlockColumns(len(items), " ".join(kinds), tree)
 

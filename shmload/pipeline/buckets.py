@@ -57,9 +57,13 @@ class Bucket(Expanding):
         if not callable(self.length):
             raise TypeError(f"Bucket(length) must be a function of one item; got {self.length!r}")
         try:
-            object.__setattr__(self, "boundaries", tuple(map(int, self.boundaries)))
+            given = tuple(self.boundaries)
+            whole: Any = tuple(map(int, given))
         except (TypeError, ValueError, OverflowError):
-            raise TypeError(f"Bucket(boundaries) are whole numbers; got {self.boundaries!r}") from None
+            whole = None
+        if whole is None or whole != given:
+            raise TypeError(f"Bucket(boundaries) are whole numbers; got {self.boundaries!r}")
+        object.__setattr__(self, "boundaries", whole)
         if list(self.boundaries) != sorted(set(self.boundaries)):
             raise ValueError(f"Bucket(boundaries) ascend; got {self.boundaries}")
         ragged_of(self.ragged, None, is_torch_mode=False)

@@ -194,6 +194,8 @@ class _Namer(pickle.Pickler):
             return "module", value.__name__
         if kind is types.MethodType:
             return value.__func__, value.__self__
+        if isinstance(value, functools._lru_cache_wrapper):
+            return "lru_cache", value.__wrapped__
         if kind is not types.FunctionType and not isinstance(value, type):
             return None
         if id(value) in self._seen:
@@ -202,12 +204,7 @@ class _Namer(pickle.Pickler):
         if isinstance(value, type):
             return value.__module__, value.__qualname__, _methods_of(value)
         held = [_content(cell) for cell in value.__closure__ or ()]
-        used = [
-            (name, one)
-            for name, one in _globals_of(value)
-            if _is_data(one) or (isinstance(one, types.FunctionType | type) and one.__module__ == value.__module__)
-        ]
-        return value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__, held, used
+        return value.__qualname__, value.__code__, value.__defaults__, value.__kwdefaults__, held, _globals_of(value)
 
 
 def _file_identity(path: str | PurePath) -> Any:
@@ -220,14 +217,36 @@ def _file_identity(path: str | PurePath) -> Any:
 
 
 def _globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """Return the global variables of a function's module that its code names, in the order of their names."""
+    """Return the plain data, and the functions and classes of a function's own module, that its code names, sorted by name."""
     names: set[str] = set()
     codes = [function.__code__]
     while codes:
         code = codes.pop()
         names.update(code.co_names)
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-    return [(name, function.__globals__[name]) for name in sorted(names & function.__globals__.keys())]
+    found = [(name, _function_in(function.__globals__[name])) for name in sorted(names & function.__globals__.keys())]
+    return [
+        (name, value)
+        for name, value in found
+        if _is_data(value) or (isinstance(value, types.FunctionType | type) and value.__module__ == function.__module__)
+    ]
+
+
+_WRAPPERS: tuple[tuple[Any, str], ...] = (
+    (property, "fget"),
+    (staticmethod, "__func__"),
+    (classmethod, "__func__"),
+    (functools.cached_property, "func"),
+    (functools._lru_cache_wrapper, "__wrapped__"),
+)  # types of objects that call one function, and the attribute with the function
+
+
+def _function_in(value: Any) -> Any:
+    """Return the function that a property or another of `_WRAPPERS` calls; any other value unchanged."""
+    for kind, name in _WRAPPERS:
+        if isinstance(value, kind):
+            return _function_in(getattr(value, name))
+    return value
 
 
 def _is_data(value: Any) -> bool:
@@ -245,19 +264,37 @@ def _is_data(value: Any) -> bool:
 
 
 def _methods_of(kind: type) -> str:
-    """Hash the methods of a class and its bases, what they hold, and its plain data, identically in every process."""
-    found: list[Any] = []
-    for base in kind.__mro__[:-1]:
-        for name, value in sorted(vars(base).items()):
-            function = getattr(value, "fget", None) or getattr(value, "__func__", value)  # of a property, or a static method
-            if isinstance(function, types.FunctionType):
-                given = [("", default) for default in function.__defaults__ or ()] + sorted((function.__kwdefaults__ or {}).items())
-                held = [("", _content(cell)) for cell in function.__closure__ or ()]
-                used = [(each, _digest(one)) for each, one in (*given, *held, *_globals_of(function)) if _is_data(one)]
-                found.append((name, _stable(function.__code__), used))
-            elif _is_data(value) and not name.startswith("__"):
-                found.append((name, _digest(value)))
-    return blake2b(repr(found).encode(), digest_size=16).hexdigest()
+    """Hash the methods of a class and its bases, what they hold and use, and its plain data, identically in every process.
+
+    Unlike `_Namer`, this leaves out values that cannot be hashed, because methods of libraries may hold any.
+    """
+    return blake2b(repr(_described(kind, {})).encode(), digest_size=16).hexdigest()
+
+
+def _described(value: Any, seen: dict[int, int]) -> Any:
+    """Return the code, and the plain data, of a class or a function and of all that it uses, as built-in values.
+
+    Args:
+        value: the class or the function.
+        seen: numbers of the classes and functions described so far, by id, because they may refer to each other.
+    """
+    if id(value) in seen:
+        return seen[id(value)]
+    seen[id(value)] = len(seen)
+    if isinstance(value, types.FunctionType):
+        found: list[Any] = [_stable(value.__code__)]
+        parts = [("", one) for one in (*(value.__defaults__ or ()), *map(_content, value.__closure__ or ()))]
+        parts += [*sorted((value.__kwdefaults__ or {}).items()), *_globals_of(value)]
+    else:
+        found = [value.__qualname__]
+        members = [(name, _function_in(one)) for base in value.__mro__[:-1] for name, one in sorted(vars(base).items())]
+        parts = [(name, one) for name, one in members if isinstance(one, types.FunctionType) or not name.startswith("__")]
+    for name, part in parts:
+        if _is_data(part):
+            found.append((name, _digest(part)))
+        elif isinstance(part, types.FunctionType | type):
+            found.append((name, _described(part, seen)))
+    return found
 
 
 def _stable(constant: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from shmload.pipeline.item_sequence import ItemSequence, PositionSequence, _short
+from shmload.pipeline.item_sequence import ItemSequence, PositionSequence, shortened
 from shmload.schedule.permutation import MAX_N
 
 
@@ -19,7 +19,7 @@ class Zipped(PositionSequence):
         ending = [part.n for part in parts if not part.repeating]
         names = ", ".join(part.identity for part in parts)
         super().__init__(
-            min(ending or [part.n for part in parts]), f"Zip({_short(names)})", repeating=not ending, seed=parts[0].seed
+            min(ending or [part.n for part in parts]), f"Zip({shortened(names)})", repeating=not ending, seed=parts[0].seed
         )
         self.parts = list(parts)
         self.is_fixed = _are_fixed(parts)
@@ -39,7 +39,7 @@ class Chained(PositionSequence):
             )
         names = ", ".join(part.identity for part in parts)
         super().__init__(
-            sum(part.n for part in parts), f"Chain({_short(names)})", repeating=parts[-1].repeating, seed=parts[0].seed
+            sum(part.n for part in parts), f"Chain({shortened(names)})", repeating=parts[-1].repeating, seed=parts[0].seed
         )
         self.parts = list(parts)
         self.is_fixed = _are_fixed(parts)
@@ -68,7 +68,10 @@ class Interleaved(PositionSequence):
         names = ", ".join(part.identity for part in parts)
         is_endless = parts[0].repeating
         super().__init__(
-            sum(part.n for part in parts), f"Interleave({_short(names)}, {block_length})", repeating=is_endless, seed=parts[0].seed
+            sum(part.n for part in parts),
+            f"Interleave({shortened(names)}, {block_length})",
+            repeating=is_endless,
+            seed=parts[0].seed,
         )
         self.parts = list(parts)
         self.is_fixed, self._length = _are_fixed(parts), block_length

@@ -150,7 +150,7 @@ class _Summary:
         ends = [number + isinstance(stage, Bucket) for number, stage in enumerate(stages) if isinstance(stage, Collate | Bucket)]
         self._of_batches = min([*ends, len(stages)])  # the first stage that receives batches, or makes batches of items
         scans = [number for number, stage in enumerate(stages) if isinstance(stage, Scan)]
-        self._behind_blocks = min([*scans, self._of_batches])
+        self._after_blocks = min([*scans, self._of_batches])  # the first stage after those that make blocks
         self._stats = stats
         self._num_cpus = len(os.sched_getaffinity(0))
 
@@ -213,7 +213,7 @@ class _Summary:
     def _num_items(self, number: int) -> float:
         """Return the number of delivered items that a stage worked for. Each rank makes all blocks, but delivers only its part."""
         assert self._measured is not None
-        if self._is_expanding and number < self._behind_blocks and self._measured.counts[-1].num_out:
+        if self._is_expanding and number < self._after_blocks and self._measured.counts[-1].num_out:
             return self._measured.counts[-1].num_out / self._num_ranks
         return self._measured.num_rows
 
@@ -271,10 +271,12 @@ class _Summary:
         return max(shares, key=lambda number: shares[number])
 
     def _most(self, where: Where) -> str:
-        """Name the most expensive stage that runs there."""
-        number, whole = self._most_expensive(where), self._us(where) or 0.0
-        share = self._shares(where)[number]
-        return f"{self._places[number][0]} takes {share:,.1f} of the {whole:,.1f} us an item"
+        """Name the most expensive stage that runs there, or the only other work."""
+        shares, whole = self._shares(where), self._us(where) or 0.0
+        if not shares:
+            return f"Making blocks of the items takes {whole:,.1f} us an item"
+        number = self._most_expensive(where)
+        return f"{self._places[number][0]} takes {shares[number]:,.1f} of the {whole:,.1f} us an item"
 
     def _why(self, bottleneck: Bottleneck, items_per_s: float | None, trainer_per_s: float | None) -> str:
         most = "" if items_per_s is None else f"at most {items_per_s:,.0f} items/s"

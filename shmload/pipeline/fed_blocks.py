@@ -111,6 +111,7 @@ class FedBlocks:
 
     @property
     def _is_placed(self) -> bool:
+        """Return whether workers read the items themselves, because each has a known position."""
         return isinstance(self.source, BlockSequence)
 
     def __call__(self) -> Block:

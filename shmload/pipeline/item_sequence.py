@@ -146,7 +146,7 @@ class Derived(PositionSequence):
 
     def __init__(self, below: ItemSequence, n: int, what: str, *, repeating: bool | None = None) -> None:
         is_endless = below.repeating if repeating is None else repeating
-        super().__init__(n, f"{what} of {_short(below.identity)}", repeating=is_endless, seed=below.seed)
+        super().__init__(n, f"{what} of {shortened(below.identity)}", repeating=is_endless, seed=below.seed)
         self.below, self.parts = below, (below,)
         self.is_fixed = below.is_fixed and not below.repeating
 
@@ -168,5 +168,6 @@ class Derived(PositionSequence):
         return self.below.name(self.below.key(place))
 
 
-def _short(names: str) -> str:
+def shortened(names: str) -> str:
+    """Return names as part of an identity: a digest of them if they are long."""
     return names if len(names) <= 200 else digest(np.frombuffer(names.encode(), np.uint8))

@@ -213,8 +213,7 @@ class Zip(Combined):
     """A source of tuples of its members' items, epoch by epoch, up to the end of the shortest.
 
     Args:
-        members: Conveyers, sources or lists of stages, of single items. A repeating member is not
-            restarted by an epoch of the Zip.
+        members: Conveyers, sources or lists of stages, of single items. A repeating member is not restarted by an epoch of the Zip.
     Raises:
         TypeError, ValueError: a member is not a pipeline of single items.
     Example:

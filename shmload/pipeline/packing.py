@@ -18,8 +18,8 @@ from shmload.worker.stage_engine import Expanding, FailedItem, StageContext
 class Pack(Expanding):
     """A stage that packs token sequences into windows of one length: dicts of `tokens`, `segment_ids` and `position_ids`.
 
-    Each sequence is in one window; a sequence longer than a window is cut. `segment_ids` number a window's sequences from 1, with 0
-    for padding; `position_ids` begin at 0 in each sequence.
+    Each sequence is in one window; a sequence longer than a window is cut, and an empty one is left out. `segment_ids` number a
+    window's sequences from 1, with 0 for padding; `position_ids` begin at 0 in each sequence.
 
     Args:
         window: number of tokens of each window, at least 1.
@@ -65,7 +65,7 @@ class Pack(Expanding):
 
     def _parts(self, item: Any) -> list[np.ndarray[Any, Any]]:
         tokens = np.asarray(item)
-        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+        if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):  # an empty list is an array of floats
             raise ValueError(f"Pack needs sequences of integers; got an array of {tokens.dtype}, shape {tokens.shape}")
         if 0 < len(tokens) <= self.window:
             return [tokens]

@@ -132,7 +132,7 @@ class Items(Fluent, PositionSequence):
             n = None
         if n is None:
             raise TypeError(
-                f"Items needs something with a length that is indexed by 0, 1, ...; got {name}. An iterable is Stream(...)"
+                f"Items needs something with a length that is indexed by 0, 1, ...; got {name}. For an iterable use Stream"
             )
         if not n:
             raise ValueError(f"Items: a pipeline needs at least one item; this {name} has none")
@@ -226,8 +226,8 @@ class Stream(Fluent):
     def __post_init__(self) -> None:
         if not (callable(self.iterable) or hasattr(self.iterable, "__iter__")):
             raise TypeError(
-                f"Stream needs an iterable, or a function that makes an iterator; got {type(self.iterable).__name__}. What has a "
-                "length and an index is Items"
+                f"Stream needs an iterable, or a function that makes an iterator; got {type(self.iterable).__name__}. For data "
+                "with a length and an index use Items"
             )
         if self.resume not in ("state", "count"):
             raise ValueError(f'Stream(resume) is "state" or "count"; got {self.resume!r}')

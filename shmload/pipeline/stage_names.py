@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -29,7 +29,8 @@ def name_of(stage: Any) -> str:
     given, is_by_name = [], False
     for each in fields(stage):
         value = getattr(stage, each.name)
-        if not each.init or (each.default is not MISSING and value == each.default):
+        # the types first, because an array is compared with None element by element
+        if not each.init or (type(value) is type(each.default) and value == each.default):
             is_by_name = True
             continue
         given.append(f"{each.name}={argument_text(value)}" if is_by_name or each.kw_only else argument_text(value))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 from shmload.errors import StateMismatch
 from shmload.pipeline.block_columns import Block
 from shmload.pipeline.block_context import BlockContext
-from shmload.pipeline.position_stages import Enumerate, Skip
+from shmload.pipeline.position_stages import Enumerate, Skip, Take
 from shmload.pipeline.scan import saved
 from shmload.pipeline.stream_sequence import UNKNOWN, StreamItems, StreamSequence
 from shmload.schedule.state_codec import opened
@@ -160,21 +161,22 @@ class Feed:
     def _stepped(self, iterator: Iterator[Any], first: int, *, has_moved: bool) -> Iterator[Any]:
         """Yield the items after the stream's steps, beginning with number `first` of them."""
         steps = self._stream.steps
-        num_skipped = sum(step.n for step in steps if isinstance(step, Skip))
-        at = first + num_skipped if has_moved and first else 0
-        for number, item in enumerate(iterator, at):
+        num_skipped, stop = 0, sys.maxsize  # stop: the position in the iterable after the last item
+        for step in steps:
+            if isinstance(step, Skip):
+                num_skipped += step.n
+            elif isinstance(step, Take):
+                stop = min(stop, num_skipped + step.n)
+        begin = min(first + num_skipped, stop)
+        at = begin if has_moved and first else 0
+        # nothing is read after the last item, because in live data it may never come
+        for number, item in enumerate(islice(iterator, begin - at, stop - at), begin):
             for step in steps:
                 if isinstance(step, Skip):
                     number -= step.n
-                    if number < 0:
-                        break
                 elif isinstance(step, Enumerate):
                     item = step.start + number, item
-                elif number >= step.n:
-                    return
-            else:
-                if number >= first:
-                    yield item
+            yield item
 
 
 def _iterator_of(source: Any) -> Iterator[Any]:

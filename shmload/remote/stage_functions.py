@@ -119,17 +119,16 @@ def to_tuple(fields: Sequence[str], missing_is_error: bool, none_is_error: bool,
 
 def unbatched(batch: Any) -> Iterator[Any]:
     """Yield the items of a batch of columns."""
-    if isinstance(batch, (list, tuple)):
-        for number in range(len(batch[0]) if batch else 0):
-            yield tuple(column[number] for column in batch)
-    elif isinstance(batch, dict):
-        lengths = {len(column) for column in batch.values()}
-        if len(lengths) != 1:
-            raise ValueError(f"unbatched: the columns of a batch are of one length, these of {sorted(lengths)}")
-        for number in range(lengths.pop()):
-            yield {name: column[number] for name, column in batch.items()}
-    else:
+    if not isinstance(batch, (list, tuple, dict)):
         raise TypeError(f"unbatched needs batches, tuples or dicts of columns; got {type(batch).__name__}")
+    lengths = {len(column) for column in (batch.values() if isinstance(batch, dict) else batch)}
+    if len(lengths) > 1:
+        raise ValueError(f"unbatched: the columns of a batch are of one length, these of {sorted(lengths)}")
+    for number in range(max(lengths, default=0)):
+        if isinstance(batch, dict):
+            yield {name: column[number] for name, column in batch.items()}
+        else:
+            yield tuple(column[number] for column in batch)
 
 
 def renamed(names: Mapping[str, str | Sequence[str]], keep: bool, sample: Any) -> dict[str, Any]:

@@ -142,12 +142,12 @@ class NodeBell(Doorbell):
         """Ring as any bell does, then ring the other ranks' bells for the remaining chunks, as far as workers are idle there."""
         super().post_up_to(count)
         num_left = self.ring.num_unattended
-        for peer_pools in self.peer_pools.values():
+        for pool in self.peer_pools.values():
             if num_left <= 0:
                 return
-            num_idle = peer_pools.status.num_idle
+            num_idle = pool.status.num_idle
             if num_idle:
-                peer_pools.bell.post_up_to(min(num_left, num_idle))
+                pool.bell.post_up_to(min(num_left, num_idle))
                 num_left -= num_idle
 
 

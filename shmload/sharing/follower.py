@@ -57,11 +57,11 @@ class FollowingEngine:
         self._places: dict[int, tuple[int, bytes]] = {}  # slot -> version and segment of its mapped payload
         self.on_delivery: Callable[[], None] | None = None
         try:
-            way = rank_group.ring()
-            self.control = map_segment(way["control"])
-            share = Share(map_segment(way["share"]), me=rank_group.me)
+            announced = rank_group.ring()
+            self.control = map_segment(announced["control"])
+            share = Share(map_segment(announced["share"]), me=rank_group.me)
             self._ring = FollowerRing(self.control, share)
-            self._ready = Doorbell.attach(way["ready"])
+            self._ready = Doorbell.attach(announced["ready"])
         except BaseException:
             rank_group.close()
             raise

@@ -167,22 +167,23 @@ def gather(name: str, data: tuple[int, int], promise: dict[str, Any], timeout_s:
     pidfds: dict[int, int] = {}  # by local rank
     try:
         members = _all_members(meeting, mine, num_local, pidfds, timeout_s or MEET_S)
-        is_balanced = len({member.data for member in members}) == len(members)
-        rank_group = members if is_balanced else [member for member in members if member.data == data]
-        _check_promises(rank_group)
+        if len({member.data for member in members}) < len(members):
+            members = [member for member in members if member.data == data]
+        _check_promises(members)
     except BaseException:
         for pidfd in pidfds.values():
             private_fds.close(pidfd)
         meeting.leave()
         group.close()
         raise
-    others = {number: pidfds.pop(member.local_rank) for number, member in enumerate(rank_group) if member != mine}
+    others = {number: pidfds.pop(member.local_rank) for number, member in enumerate(members) if member != mine}
     for pidfd in pidfds.values():
         private_fds.close(pidfd)
-    return RankGroup(rank_group, rank_group.index(mine), others, meeting, group)
+    return RankGroup(members, members.index(mine), others, meeting, group)
 
 
 def _all_members(meeting: Meeting, mine: RankInfo, num_local: int, pidfds: dict[int, int], limit_s: float) -> list[RankInfo]:
+    """Wait for all ranks of the node, and return them, by local rank. Their pidfds are added to `pidfds` as they arrive."""
     deadline = monotonic() + limit_s
     while True:
         members = _join_board(meeting, mine)
@@ -218,9 +219,9 @@ def _join_board(meeting: Meeting, mine: RankInfo) -> list[RankInfo]:
     return sorted(members, key=lambda member: member.local_rank)
 
 
-def _check_promises(rank_group: list[RankInfo]) -> None:
-    first = rank_group[0]
-    for member in rank_group[1:]:
+def _check_promises(members: list[RankInfo]) -> None:
+    first = members[0]
+    for member in members[1:]:
         differs = [name for name in first.promise if member.promise.get(name) != first.promise[name]]
         if differs:
             what = "the same part of the data" if member.data == first.data else "parts of the same data"

@@ -21,7 +21,8 @@ from shmload.ray import version_check
 from shmload.ray.cluster_connection import join_cluster
 from shmload.ray.placement import Node, alive_nodes, draining
 from shmload.ray.version_check import SAME_VERSIONS, other_versions, versions
-from shmload.tools.doctor import Finding, Level, mib
+from shmload.tools.byte_size import size_text
+from shmload.tools.doctor import Finding, Level
 
 START_S = 60.0  # for all actors: an image or an environment may still be in transfer
 BATCH_NBYTES = 8 << 20
@@ -195,14 +196,14 @@ def node_findings(state: NodeState) -> Iterator[Finding]:
     else:
         yield found("versions", "good", ", ".join(f"{name} {version}" for name, version in theirs.items() if version))
     size, free = state.seen["shm"]
-    shm = f"{mib(free)} of {mib(size)} are free"
+    shm = f"{size_text(free)} of {size_text(size)} are free"
     if size < state.store:
-        text = f"{shm}, and Ray's object store has {mib(int(state.store))}: so the store is on a disk, which slows down batches"
+        text = f"{shm}, and Ray's object store has {size_text(int(state.store))}, so it is on a disk, which slows down batches"
         remedy = "A larger /dev/shm (docker run --shm-size, in Kubernetes an emptyDir with medium: Memory), or a smaller "
         yield found("/dev/shm", "advice", text, f"{remedy}ray start --object-store-memory")
     else:
         yield found("/dev/shm", "good", shm)
-    store = f"{mib(int(state.free_store))} of {mib(int(state.store))} are free"
+    store = f"{size_text(int(state.free_store))} of {size_text(int(state.store))} are free"
     if state.free_store < max(state.store / 10, NUM_BATCHES * BATCH_NBYTES):
         text = f"{store}: it holds the dataset once, and finished batches; what does not fit is written to disk"
         yield found("object store", "advice", text, "ray start --object-store-memory=BYTES, or end what fills it (ray memory)")

@@ -27,6 +27,7 @@ from shmload.shm.free_memory import free_memory_bytes
 from shmload.shm.host import Host, parse_list
 from shmload.shm.names import new_stem
 from shmload.shm.segment import Segment, try_memfd
+from shmload.tools.byte_size import size_text
 
 Level = Literal["good", "advice", "problem"]
 
@@ -59,11 +60,6 @@ def advice(text: str, remedy: str) -> CheckResult:
 def problem(text: str, remedy: str) -> CheckResult:
     """Return the finding that something fails."""
     return "problem", text, remedy
-
-
-def mib(nbytes: int) -> str:
-    """Return a number of bytes in MiB or GiB, as text."""
-    return f"{nbytes / (1 << 30):,.1f} GiB" if nbytes >= 1 << 30 else f"{nbytes / (1 << 20):,.0f} MiB"
 
 
 # ------------------------------------------------------------ software
@@ -242,8 +238,8 @@ def check_free_memory(host: Host) -> CheckResult:
     if free >= 1 << 62:
         return advice("/proc/meminfo cannot be read: whether a ring fits is not known before it is touched", "Mount /proc")
     if free < LITTLE_NBYTES:
-        return advice(f"only {mib(free)} are free: a ring that does not fit is refused", f"Free memory, or {LOWER}")
-    return f"{mib(free)} are free"
+        return advice(f"only {size_text(free)} are free: a ring that does not fit is refused", f"Free memory, or {LOWER}")
+    return f"{size_text(free)} are free"
 
 
 def check_cgroup_memory(host: Host) -> CheckResult:
@@ -252,8 +248,8 @@ def check_cgroup_memory(host: Host) -> CheckResult:
     if tightest is None:
         return "no cgroup limits it"
     use = (
-        f"{mib(tightest.used)} of {mib(tightest.limit)} are used (cgroup v{tightest.version}), shared memory counts; "
-        f"{mib(tightest.rest)} are left"
+        f"{size_text(tightest.used)} of {size_text(tightest.limit)} are used (cgroup v{tightest.version}), shared memory counts; "
+        f"{size_text(tightest.rest)} are left"
     )
     if tightest.rest < min(LITTLE_NBYTES, tightest.limit / 4):
         return advice(
@@ -319,16 +315,16 @@ def check_shm(host: Host) -> CheckResult:
         return advice(f"it cannot be written to: {WITHOUT_SHM}", "Mount it writable, mode 1777")
     if free < size / 10 or free < 16 << 20:
         return advice(
-            f"{mib(free)} of {mib(size)} are free: rings that do not fit are in memfds; other programs "
+            f"{size_text(free)} of {size_text(size)} are free: rings that do not fit are in memfds; other programs "
             "may be refused or killed by SIGBUS",
             "See what is there: ls -lS /dev/shm; shmload clean removes what dead loaders have left",
         )
     if size < SMALL_NBYTES:
         return advice(
-            f"{mib(size)} is small: a larger ring is in a memfd; torch's own DataLoader would be killed by SIGBUS",
+            f"{size_text(size)} is small: a larger ring is in a memfd; torch's own DataLoader would be killed by SIGBUS",
             "Give the container more: docker run --shm-size=8g, or in Kubernetes an emptyDir with medium: Memory at /dev/shm",
         )
-    return f"{mib(free)} of {mib(size)} are free"
+    return f"{size_text(free)} of {size_text(size)} are free"
 
 
 def _is_read_only(path: os.PathLike[str]) -> bool:
@@ -382,7 +378,7 @@ def check_leftovers(host: Host) -> CheckResult:
     found = janitor.find_leftovers(str(host.root / "dev/shm"))
     if not found:
         return "dead loaders have left nothing"
-    text = f"{len(found)} dead loader{'s' * (len(found) > 1)} left {mib(sum(one.nbytes for one in found))} in /dev/shm"
+    text = f"{len(found)} dead loader{'s' * (len(found) > 1)} left {size_text(sum(one.nbytes for one in found))} in /dev/shm"
     return advice(text, "Remove them: shmload clean --yes (the next loader to start does it, too)")
 
 

@@ -12,7 +12,7 @@ from shmload.formats.known_formats import recognize_path
 from shmload.formats.summary import Summary
 from shmload.formats.tfrecord.tfrecord_format import TFRecords
 from shmload.growing.cache_file import CONTROL
-from shmload.tools import readable
+from shmload.tools.byte_size import size_text
 
 
 def describe(path: Path, *, num_samples: int = 3) -> Summary:
@@ -57,7 +57,7 @@ def index(path: Path) -> tuple[str, bool]:
     if not after or (after == before and after[1] < path.stat().st_mtime_ns):
         return f"{none} {_refusal(path.parent)}", True
     there = " (it was already there, and fits)" if after == before else ""
-    return f"{beside}: {num_samples:,} samples, {readable(beside.stat().st_size)}, {perf_counter() - began:.2f} s{there}", False
+    return f"{beside}: {num_samples:,} samples, {size_text(beside.stat().st_size)}, {perf_counter() - began:.2f} s{there}", False
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

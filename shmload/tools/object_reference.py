@@ -35,13 +35,15 @@ def resolve(spec: str, *, what: str) -> Any:
         found = importlib.import_module(module_name)
     except Exception as error:
         raise UsageError(f"{what}: cannot import {module_name!r}: {one_line(error)}; {REMEDY}") from error
+    where = module_name
     for name in path.split("."):
         try:
             found = getattr(found, name)
         except AttributeError:
-            known = sorted(n for n in vars(found) if not n.startswith("_"))[:8]
+            known = sorted(n for n in dir(found) if not n.startswith("_"))[:8]
             hint = f"it has {', '.join(known)}" if known else "it is empty"
-            raise UsageError(f"{what}: {module_name!r} has no {name!r}; {hint}") from None
+            raise UsageError(f"{what}: {where!r} has no {name!r}; {hint}") from None
+        where += f"{':' if where == module_name else '.'}{name}"
     return found
 
 

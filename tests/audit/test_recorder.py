@@ -155,6 +155,22 @@ def test_creating_the_file_is_retried(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "steps 0 of rank 0" in verdict_of(tmp_path).findings[0].text
 
 
+def test_header_that_could_not_be_written_is_not_written_to_the_next_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = ShmLoader(PAIRS, 2, seed=1, audit=tmp_path)
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.warns(RuntimeWarning, match="cannot be written"):
+            run([loader], 1)
+    monkeypatch.setenv("WORLD_SIZE", "2")  # begins another file
+    monkeypatch.setenv("RANK", "1")
+    run([loader], 1)
+    assert [(log.header.get("world_size"), log.damage) for log in read_folder(tmp_path) if log.records] == [(2, [])]
+
+
 class RaisingItems(dict):
     def items(self) -> Any:
         raise RuntimeError("no")

@@ -248,4 +248,4 @@ def test_several_loaders_in_one_folder_are_checked_separately(tmp_path: Path) ->
     run([make(tmp_path, dataset=[torch.ones(2) * i for i in range(n)]) for n in (8, 12)])
     report = verdict_of(tmp_path)
     assert (report.status, len(report.loaders)) == (0, 2)
-    assert any("2 loaders of unlike arguments" in note for note in report.notes)
+    assert any("2 loaders with different arguments" in note for note in report.notes)

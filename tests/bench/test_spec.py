@@ -34,6 +34,7 @@ def test_spec_names_an_object_of_a_module():
         ("planted:", r"needs package.module:name, given 'planted:'"),
         ("no_such:x", r"cannot import 'no_such': ModuleNotFoundError: No module named 'no_such'; write"),
         ("planted:nothing", r"'planted' has no 'nothing'; it has Any, "),
+        ("planted:number.nothing", r"'planted:number' has no 'nothing'; it has as_integer_ratio, "),
         ("planted:number", r"--dataset planted:number: needs a dataset or a function that returns one, given int"),
         ("planted:raises", r"calling it without arguments raised FileNotFoundError: no folder train/; name a function"),
         ("planted:needs_path", r"calling it without arguments raised TypeError: .*'path'"),

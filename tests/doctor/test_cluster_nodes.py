@@ -51,9 +51,9 @@ def test_healthy_node_has_only_good_findings() -> None:
             "shmload missing where the trainer has",
         ),
         (state({**SEEN, "load_failure": "ImportError: libc"}), "versions", "problem", "cannot be loaded there: ImportError: libc"),
-        (state({**SEEN, "shm": (GIB, GIB)}), "/dev/shm", "advice", "object store has 2.0 GiB: so the store is on a disk"),
-        (state(free_store=0.1 * GIB), "object store", "advice", "102 MiB of 2.0 GiB are free"),
-        (state(store=80 << 20, free_store=20 << 20), "object store", "advice", "20 MiB of 80 MiB are free"),
+        (state({**SEEN, "shm": (GIB, GIB)}), "/dev/shm", "advice", "object store has 2.0 GiB, so it is on a disk"),
+        (state(free_store=0.1 * GIB), "object store", "advice", "102.4 MiB of 2.0 GiB are free"),
+        (state(store=80 << 20, free_store=20 << 20), "object store", "advice", "20.0 MiB of 80.0 MiB are free"),
         (state(bytes_per_s=12e6), "transfer", "advice", "12 MB/s, less than a network of one gigabit"),
         (
             state(bytes_per_s=0.0, failure="nothing came within 60 s"),

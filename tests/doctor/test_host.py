@@ -57,13 +57,13 @@ FULL_PIDS = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/pids.max": "100", "sys
 CASES = [
     # check, files, other arguments, level, part of the text, part of the remedy
     (doctor.check_free_memory, meminfo(8 * GIB), {}, "good", "8.0 GiB are free", ""),
-    (doctor.check_free_memory, meminfo(100 * MIB), {}, "advice", "only 100 MiB are free", "lower prefetch_factor"),
+    (doctor.check_free_memory, meminfo(100 * MIB), {}, "advice", "only 100.0 MiB are free", "lower prefetch_factor"),
     (doctor.check_free_memory, {}, {}, "advice", "/proc/meminfo cannot be read", "Mount /proc"),
     (doctor.check_cgroup_memory, {}, {}, "good", "no cgroup limits it", ""),
     (doctor.check_cgroup_memory, v1(8 * GIB, GIB), {}, "good", "1.0 GiB of 8.0 GiB are used (cgroup v1)", ""),
     (doctor.check_cgroup_memory, v2(8 * GIB, GIB), {}, "good", "(cgroup v2), shared memory counts; 7.0 GiB are left", ""),
-    (doctor.check_cgroup_memory, v1(GIB, 900 * MIB), {}, "advice", "124 MiB are left: a larger ring is refused", "docker run --memory"),
-    (doctor.check_cgroup_memory, v2(GIB, 2 * GIB), {}, "advice", "(cgroup v2), shared memory counts; 0 MiB are left", "limits.memory"),
+    (doctor.check_cgroup_memory, v1(GIB, 900 * MIB), {}, "advice", "124.0 MiB are left: a larger ring is refused", "docker run --memory"),
+    (doctor.check_cgroup_memory, v2(GIB, 2 * GIB), {}, "advice", "(cgroup v2), shared memory counts; 0 bytes are left", "limits.memory"),
     (doctor.check_open_files, {}, {}, "good", "not limited", ""),
     (doctor.check_open_files, rlimits("Max open files", 1024), {}, "good", "1,024 descriptors", ""),
     (doctor.check_open_files, rlimits("Max open files", "unlimited"), {}, "good", "not limited", ""),

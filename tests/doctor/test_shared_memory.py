@@ -21,8 +21,8 @@ MIB = 1 << 20
     ("size", "free", "level", "text", "remedy"),
     [
         (8 * GIB, 7 * GIB, "good", "7.0 GiB of 8.0 GiB are free", ""),
-        (64 * MIB, 64 * MIB, "advice", "64 MiB is small: a larger ring is in a memfd", "docker run --shm-size"),
-        (8 * GIB, 12 * MIB, "advice", "12 MiB of 8.0 GiB are free: rings that do not fit", "shmload clean"),
+        (64 * MIB, 64 * MIB, "advice", "64.0 MiB is small: a larger ring is in a memfd", "docker run --shm-size"),
+        (8 * GIB, 12 * MIB, "advice", "12.0 MiB of 8.0 GiB are free: rings that do not fit", "shmload clean"),
     ],
 )
 def test_size_and_free_memory_of_dev_shm(
@@ -94,7 +94,7 @@ def test_leftovers_are_counted(host: Hosts) -> None:
     stem = f"shmload-{os.getuid()}-0123456789ab-0"
     made = host({f"dev/shm/{stem}-control": "", f"dev/shm/{stem}-payload-0": "x" * (2 << 20)})
     found = finding_of(doctor.check_leftovers(made))
-    assert (found.level, found.text) == ("advice", "1 dead loader left 2 MiB in /dev/shm")
+    assert (found.level, found.text) == ("advice", "1 dead loader left 2.0 MiB in /dev/shm")
     assert "shmload clean --yes" in found.remedy
 
 

@@ -117,7 +117,7 @@ def test_killed_launcher_ends_its_scripts(started: Run, tmp_path: Path) -> None:
     ("arguments", "words"),
     [
         (["nothing.py"], "there is no file 'nothing.py'"),
-        (["--no-python", "tell.py"], "there is no program 'tell.py'; one of this folder is ./tell.py"),
+        (["--no-python", "tell.py"], "there is no program 'tell.py' in PATH; in this folder it is ./tell.py"),
         (["--nnodes", "2", "tell.py"], "with several machines they must know where machine 0 is"),
         (["--logs", "tell.py/logs", "tell.py"], "tell.py/logs: Not a directory"),
         (["--node-rank", "1", "tell.py"], "machines are numbered from 0 to 0; got 1"),

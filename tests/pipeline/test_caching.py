@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import shutil
 import sqlite3
@@ -111,9 +112,10 @@ def test_cache_key_depends_on_files_of_the_source(source: Any, tmp_path: Path) -
 
 
 def test_cache_key_depends_on_function_code(tmp_path: Path) -> None:
-    functions = [lambda x: {"x": x + 1}, lambda x: {"x": x + 2}, lambda x: {"x": x - 1}]
+    functions: list[Any] = [lambda x: {"x": x + 1}, lambda x: {"x": x + 2}, lambda x: {"x": x - 1}]
+    functions += [functools.cache(lambda x: {"x": x + 3}), functools.cache(lambda x: {"x": x + 4})]
     found = [read([Range(2, repeating=False), Map(function), Cache(tmp_path)]) for function in functions]
-    assert found == [[[1, 2]], [[2, 3]], [[-1, 0]]]
+    assert found == [[[1, 2]], [[2, 3]], [[-1, 0]], [[3, 4]], [[4, 5]]]
 
 
 class Doubling:
@@ -147,6 +149,48 @@ def test_cache_key_depends_on_code_of_dataset_methods(
     assert kept() == [0, 2]
     monkeypatch.setattr(Doubling, name, changed)
     assert kept() == [0, 3 if callable(changed) else 8]
+
+
+def plus(x: int) -> int:
+    return x
+
+
+def passed_on(function: Any) -> Any:
+    @functools.wraps(function)
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    return call
+
+
+class Calling:
+    """A function object whose method calls functions of several kinds."""
+
+    def __call__(self, x: int) -> Any:
+        return {"x": plus(x) + self.decorated() + self.kept()}
+
+    @passed_on
+    def decorated(self) -> int:
+        return 0
+
+    kept = staticmethod(functools.cache(lambda: 0))
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [("plus", lambda x: x + 9), ("decorated", passed_on(lambda self: 9)), ("kept", staticmethod(functools.cache(lambda: 9)))],
+)
+def test_cache_key_depends_on_functions_that_methods_call(
+    name: str, changed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = [Range(2, repeating=False), Map(Calling()), Cache(tmp_path)]
+    assert read(stages) == read(stages) == [[0, 1]]
+    assert len(list(tmp_path.glob("*.sqlite"))) == 1
+    if name == "plus":
+        monkeypatch.setitem(globals(), name, changed)
+    else:
+        monkeypatch.setattr(Calling, name, changed)
+    assert read(stages) == [[9, 10]]
 
 
 @pytest.mark.parametrize(

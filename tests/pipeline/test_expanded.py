@@ -399,6 +399,11 @@ def test_packed_windows_hold_every_token_once_and_mark_sequences(strategy: str) 
     assert sorted(pieces) == sorted(expected)
 
 
+def test_empty_sequence_is_left_out_of_windows() -> None:
+    with Conveyer([Items([[1, 2], [], [3]]), Pack(4)]) as pipeline:
+        assert [window["tokens"].tolist() for window in pipeline] == [[1, 2, 3, 0]]
+
+
 def test_best_fit_is_the_window_with_the_least_room() -> None:
     with Conveyer([Items([[1] * 5, [2] * 4, [3] * 2, [4] * 1]), Pack(6, strategy="best_fit")]) as pipeline:
         assert [window["tokens"].tolist() for window in pipeline] == [[1, 1, 1, 1, 1, 4], [2, 2, 2, 2, 3, 3]]

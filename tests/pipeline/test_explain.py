@@ -237,6 +237,13 @@ def test_time_of_a_stage_excludes_the_others(slowest: int, stages: list[Any]) ->
     assert found.items_per_s <= 4000
 
 
+def test_blocks_of_a_stream_without_stages_can_be_the_bottleneck() -> None:
+    with Conveyer([Stream([np.zeros(300_000)] * 32, n_workers=1), Collate(8)], block_size=8) as pipeline:
+        found = pipeline.explain(items=32, seconds=LONG)
+    assert found.bottleneck == "decode"
+    assert "Making blocks of the items takes " in found.why
+
+
 def test_rate_includes_the_work_for_dropped_items() -> None:
     with Conveyer([Range(64), Map(slow_function), Filter(is_odd)], block_size=8) as pipeline:
         rate = pipeline.explain(items=16, seconds=LONG).items_per_s

@@ -84,6 +84,7 @@ def test_illegal_stage_order_is_refused_with_the_reason(stages: list[Any], messa
         (lambda: Collate(2, ragged="padded"), r'ragged is "list", "pad", .* got \'padded\''),
         (lambda: Bucket(len, (1,), 2, ragged="padded"), r'ragged is "list", "pad", .* got \'padded\''),
         (lambda: Bucket(len, 5, 2), r"Bucket\(boundaries\) are whole numbers; got 5"),
+        (lambda: Bucket(len, [1.5, 4], 2), r"Bucket\(boundaries\) are whole numbers; got \[1.5, 4\]"),
         (lambda: Pack(4, pad=1.5), r"Pack\(pad\) must be an integer from"),
         (lambda: Enumerate("a"), r"Enumerate\(start\) must be an integer from"),
         (lambda: Join([(Range(3), 1)], seed=-1), r"Join\(seed\) must be an integer from 0"),

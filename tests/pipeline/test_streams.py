@@ -119,6 +119,21 @@ def test_stream_can_start_workers() -> None:
         assert os.getpid() not in list(pipeline)
 
 
+def test_take_reads_no_item_after_its_last_one() -> None:
+    """A further item of live data may never come."""
+    items, read = iter(range(10)), []
+
+    def live() -> Iterator[int]:
+        for x in range(5):
+            read.append(x)
+            yield x
+
+    assert list(Stream(items).take(3)) == [0, 1, 2]
+    assert next(items) == 3
+    assert list(Stream(live).skip(1).take(2).enumerate(7).skip(1)) == [(8, 2)]
+    assert read == [0, 1, 2]
+
+
 def test_second_epoch_of_an_iterator_is_an_error() -> None:
     with Conveyer([Stream(iter(range(3)))]) as pipeline:
         assert list(pipeline) == [0, 1, 2]
@@ -311,6 +326,11 @@ def test_failing_scan_loses_the_item_and_keeps_its_state() -> None:
         with pytest.raises(ValueError, match=r"three\n(.*\n)*shmload: stage 1 \(Scan\), of an item of block 0 of epoch 0"):
             pipeline()
         assert list(pipeline) == [7, 12]
+
+
+def test_scan_can_begin_with_an_array() -> None:
+    with Conveyer([Range(3, repeating=False), Scan(lambda s, x: (s + x, int(s.sum())), np.zeros(2))]) as pipeline:
+        assert list(pipeline) == [0, 0, 2]
 
 
 def test_scan_function_must_return_a_pair() -> None:

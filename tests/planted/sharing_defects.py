@@ -107,7 +107,7 @@ SHARING_DEFECTS = [
         "G1",
         "idle workers of other ranks are not woken",
         "NodeBell.post_up_to",
-        omit("peer_pools.bell.post_up_to(min(num_left, num_idle))"),
+        omit("pool.bell.post_up_to(min(num_left, num_idle))"),
         ("tests/sharing/test_helpers.py::test_idle_neighbors_are_woken_if_the_pool_is_busy",),
     ),
     Defect(

@@ -42,7 +42,7 @@ def test_doctor_examines_both_nodes_and_recognizes_this_machine(cluster: Cluster
     transfers = sorted(text for check, text in found if check.endswith("transfer"))
     assert transfers[1] == "not needed on this machine"
     assert re.match(r"[\d,]+ MB/s", transfers[0])
-    assert [text for check, text in found if check.endswith("object store")] == ["80 MiB of 80 MiB are free"] * 2
+    assert [text for check, text in found if check.endswith("object store")] == ["80.0 MiB of 80.0 MiB are free"] * 2
 
 
 @pytest.mark.slow(reason="imports Ray in a process of its own")

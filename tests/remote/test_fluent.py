@@ -324,6 +324,11 @@ def test_photos_decode_as_webdataset_decodes_them(tmp_path: Path) -> None:
         (lambda d: list(d.decode().decode()), TypeError, "decode: 'cls' of sample 'a/00' is of type int already, bytes are needed"),
         (lambda d: list(d.map(label_of).unbatched()), TypeError, "unbatched needs batches, tuples or dicts of columns; got int"),
         (lambda d: list(d.unbatched()), ValueError, r"unbatched: the columns of a batch are of one length, these of \["),
+        (
+            lambda d: list(d.map(odd_columns).unbatched()),
+            ValueError,
+            r"the columns of a batch are of one length, these of \[1, 2\]",
+        ),
         (lambda d: list(d.batched(4)), ValueError, r"batched: samples of a batch have the same fields; these have \["),
         (lambda d: list(d.decode().to_tuple("seg.npy").batched(2)), ValueError, r"field 0 has values of shapes \(1,\), \(2,\)"),
         (lambda d: list(d.map(odd_tuple).batched(2)), ValueError, r"samples of a batch have one length; these have \[1, 2\]"),
@@ -337,6 +342,10 @@ def test_invalid_arguments_raise_explanatory_errors(shards: Path, build: Any, er
 
 def odd_tuple(sample: dict[str, Any]) -> tuple[int, ...]:
     return (1,) * (1 + label(sample) % 2)
+
+
+def odd_columns(sample: dict[str, Any]) -> tuple[list[int], ...]:
+    return [1], [2, 3]
 
 
 def none_field(sample: dict[str, Any]) -> dict[str, Any]:

@@ -293,7 +293,8 @@ def unfinished(store: Store) -> str:
     if not missing:
         return f"all of its {count} parts are there, and the packing was not finished: pack any of them again"
     named = ", ".join(map(str, missing))
-    return f"it is packed in {count} parts, and {named} of them is missing: pack that with the same arguments"
+    verb, object_ = ("is", "it") if len(missing) == 1 else ("are", "them")
+    return f"it is packed in {count} parts, of which {named} {verb} missing: pack {object_} with the same arguments"
 
 
 def _noted(store: Store, there: Mapping[str, StoredObject]) -> list[ShardRecord]:

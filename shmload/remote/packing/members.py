@@ -3,7 +3,7 @@
 | value | extension | read back as |
 |---|---|---|
 | image (see below), encoded image | jpg, png, tif, ... , npy | an image |
-| int, numpy integer, tensor with one integer | cls | int |
+| int, numpy integer, integer array or tensor without dimensions | cls | int |
 | str | txt | str |
 | bool, float, None | json | the same |
 | list, tuple, dict of values that JSON supports | json | the same; a tuple as a list |

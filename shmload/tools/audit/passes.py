@@ -73,7 +73,8 @@ def judge_pass(
 def _judge_coverage(
     epoch: EpochReport, header: Header, by_rank: dict[int, list[Delivery]], report: AuditReport, *, is_whole: bool
 ) -> None:
-    n, drop, world = header.n, header.batch_size or 1 if header.uneven == "drop" else 0, header.world_size
+    n, world = header.n, header.world_size
+    drop = (header.batch_size or 1) if header.uneven == "drop" else 0  # a batch that is left out has fewer samples than this
     keys = {rank: [ordered_keys(one.batch) for one in mine] for rank, mine in by_rank.items()}
     is_numeric = all(is_numeric_keys(each) for mine in keys.values() for each in mine)
     if header.order not in (None, DISTRIBUTED) or n is None or not is_numeric:

@@ -21,7 +21,7 @@ import numpy as np
 from shmload._core.trainer import Order
 from shmload.audit.audit_file import DISTRIBUTED, ITERABLE, SUFFIX, AuditLog, Batch, Header, Mode, read_header, read_log
 from shmload.audit.batch_digest import digest_of
-from shmload.loader import ShmLoader
+from shmload.loader import ShmLoader, inline_reader_of
 from shmload.modes.inline_reader import InlineReader
 from shmload.tools.audit.deliveries import AuditPart, Delivery
 from shmload.tools.audit.findings import AuditedLoader, AuditReport, EpochReport
@@ -68,7 +68,7 @@ def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[A
                 "their bytes"
             )
     if len(loaders) > 1:
-        report.notes.append(f"the folder holds {len(loaders)} loaders of unlike arguments: each is judged by itself")
+        report.notes.append(f"the folder holds {len(loaders)} loaders with different arguments: each is judged by itself")
     if not loaders:
         report.notes.append("the folder holds no records")
     return report, loaders
@@ -91,7 +91,7 @@ def _by_loader(logs: Iterable[AuditLog], report: AuditReport) -> list[list[Audit
         if any(isinstance(record, Batch) or record.kind == "end" for record in log.records):
             found.setdefault(json.dumps(header.identity), []).append(AuditPart(log, header))
         elif not (log.damage or log.is_torn):
-            report.found("missing", f"{log.name}: there is no batch in it and no end of a pass, and a file is made with its first")
+            report.found("missing", f"{log.name}: contains no batch and no end of a pass, although a file is created with one")
     return list(found.values())
 
 
@@ -154,7 +154,7 @@ def _judge(timeline: AuditTimeline, report: AuditReport, *, allow_restarts: bool
         if report.num_found.total() > num_found:
             for epoch in summary.epochs:
                 epoch.state = "defect"
-    _say_what_is_unjudged(newest, summary, report)
+    _note_unjudged(newest, summary, report)
     return summary
 
 
@@ -181,7 +181,8 @@ def _count(epoch: EpochReport, deliveries: list[Delivery], report: AuditReport) 
             report.accounted.append(f"{one.where}: {text}")
 
 
-def _say_what_is_unjudged(header: Header, summary: AuditedLoader, report: AuditReport) -> None:
+def _note_unjudged(header: Header, summary: AuditedLoader, report: AuditReport) -> None:
+    """Add what could not be judged about a loader to the report, and why."""
     if not any(epoch.state == "consistent" for epoch in summary.epochs):
         if header.mode == Mode.TORCH and header.order is None and header.world_size > 1:
             report.notes.append(
@@ -193,7 +194,7 @@ def _say_what_is_unjudged(header: Header, summary: AuditedLoader, report: AuditR
     if header.order == ITERABLE:
         why = "an iterable dataset has no indices"
     elif header.order in (None, DISTRIBUTED):
-        why = "keys are no indices, or the dataset has no length"
+        why = "keys are not indices, or the dataset has no length"
     what = "positions" if header.mode == Mode.SEED else "steps"
     report.unjudged.append(f"{summary.title}: {why}: only {what} and replays were checked")
 
@@ -285,7 +286,7 @@ def _reader(made: Any, header: Header) -> InlineReader:
         made = ShmLoader(made, header.batch_size, seed=header.seed, seed_samples=seed_samples)
     elif made.seed != header.seed:
         raise ValueError(f"--dataset gave a loader with seed={made.seed!r}, but the record has seed={header.seed!r}")
-    return InlineReader(made._config().job(), made._builder.bad_samples)
+    return inline_reader_of(made)
 
 
 def _is_same(one: Delivery, reader: InlineReader, report: AuditReport) -> bool:

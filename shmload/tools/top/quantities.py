@@ -9,7 +9,7 @@ def number(value: float) -> str:
 
 
 def nbytes_text(nbytes: float) -> str:
-    """Return a number of bytes as text, in powers of 1000, as is usual for rates."""
+    """Return a number of bytes as text, in powers of 1000, as is usual for the rates that are beside it."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if nbytes >= size:
             return f"{nbytes / size:.3g} {unit}" if nbytes < 999.5 * size else f"{nbytes / size:,.0f} {unit}"

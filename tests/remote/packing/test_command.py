@@ -130,6 +130,14 @@ class Missing:
 def torn():
     yield b'x', 0
     raise KeyError('torn')
+
+def caught():
+    yield b'x', 0
+    raise RuntimeError('Caught in a loop')
+
+def silent():
+    yield b'x', 0
+    raise ValueError
 """
 REFUSED = [
     (("nowhere",), 2, "no sample file has the name 'nowhere', or matches it as a pattern"),
@@ -144,6 +152,8 @@ REFUSED = [
     (("good", "--maxsize", "inf"), 2, "--maxsize: needs a size such as 100MB, 64MiB or 2e8 (bytes), got 'inf'"),
     (("broken:Missing",), 2, "KeyError: 'one' (sample 1 of the dataset)"),
     (("broken:torn",), 2, "KeyError: 'torn' (reading sample 1 of the iterable)"),
+    (("broken:caught",), 2, "Caught in a loop (reading sample 1 of the iterable)"),
+    (("broken:silent",), 2, "ValueError (reading sample 1 of the iterable)"),
     (
         ("broken:dataset",),
         2,

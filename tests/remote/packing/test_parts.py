@@ -64,10 +64,12 @@ def test_parts_packed_in_any_order_equal_one_machines_packing(options: dict[str,
 def test_reader_names_a_missing_part(tmp_path: Path) -> None:
     part_of(Grey(40), tmp_path, 1, 4)
     part_of(Grey(40), tmp_path, 3, 4)
-    with pytest.raises(ObjectMissing, match=r"is not a dataset yet: it is packed in 4 parts, and 2/4, 4/4 of them is missing"):
+    with pytest.raises(
+        ObjectMissing, match=r"not a dataset yet: it is packed in 4 parts, of which 2/4, 4/4 are missing: pack them with"
+    ):
         RemoteDataset.from_urls(str(tmp_path))
     part_of(Grey(40), tmp_path, 4, 4)
-    with pytest.raises(ObjectMissing, match=r"and 2/4 of them is missing: pack that with the same arguments$"):
+    with pytest.raises(ObjectMissing, match=r"of which 2/4 is missing: pack it with the same arguments$"):
         RemoteDataset.from_urls(str(tmp_path))
 
     class Ending(CountingStore):

@@ -200,9 +200,11 @@ class GrowingEpochs(EpochSnapshots[Snapshot]):
             records = there if len(there) else gone.substituted(records[: 1 if self._missing == "skip" else None])
         return records + (epoch << EPOCH_SHIFT)
 
+    def has_lost(self, epoch: int) -> bool:
+        return epoch in self._gone and self._missing == "skip"
+
     def num_kept(self, epoch: int, records: NDArray[np.int64]) -> int:
-        gone = self._gone.get(epoch)
-        return len(records) if gone is None or self._missing != "skip" else int((~gone.mask(records)).sum())
+        return int((~self._gone[epoch].mask(records)).sum())
 
     # ------------------------------------------------------------ holds
 

@@ -199,7 +199,7 @@ class Epochs:
         if self.num_steps is not None and order.step + 1 < self.num_steps:  # most batches
             return order.nrows
         schedule = self._schedule
-        if schedule is None or self.next_step(order.step) < self.end_of(order.epoch):
+        if schedule is None or (not self.grows and self.next_step(order.step) < self.end_of(order.epoch)):
             return order.nrows
         if isinstance(schedule, BatchSchedule):
             num_valid = schedule.num_valid(order.epoch, order.step, self.rank)

@@ -146,6 +146,10 @@ class EpochSnapshots(ABC, Generic[S]):
         """
         return records
 
+    def has_lost(self, epoch: int) -> bool:
+        """Return whether `keys` leaves out records of an epoch, because they are gone."""
+        return False
+
     def num_kept(self, epoch: int, records: NDArray[np.int64]) -> int:
-        """Return how many records of an epoch can be read. Arguments are those of `keys`, which may name others in their place."""
+        """Return how many records of an epoch are not left out. Arguments are those of `keys`."""
         return len(records)

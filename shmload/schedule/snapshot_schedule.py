@@ -74,8 +74,10 @@ class SnapshotSchedule(BatchSchedule):
 
     def num_valid(self, epoch: int, step: int, rank: int) -> int:
         plain, number = self.of(epoch), step // self.stride
-        real = plain.batch(epoch, number, rank)[: plain.num_valid(number, rank)]
-        return int(self.order.num_kept(epoch, real))
+        num_real = plain.num_valid(number, rank)
+        return (
+            int(self.order.num_kept(epoch, plain.batch(epoch, number, rank)[:num_real])) if self.order.has_lost(epoch) else num_real
+        )
 
     def index_after(self, epoch: int, step: int, rank: int, row: int, distance: int) -> int:
         record = self.of(epoch).index_after(epoch, step // self.stride, rank, row, distance)

@@ -63,7 +63,7 @@ def test_ratios_are_computed_per_round_and_the_row_is_that_of_the_median_round()
     (line,) = lines_of({"now": runs(20, 8, 9), "before": runs(10, 4, 6)})
     assert (row(9), 6, (2.0, 1.5, 2.0)) == (line.row, line.before, (line.ratio.median, line.ratio.low, line.ratio.high))
     assert line.word == "worse"
-    assert line.cells() == ("a batch", "9 us", "torch 27", "<= 10 us", "met", "6 us", "2 (1.5 to 2)", "less", "worse")
+    assert line.cells() == ("a batch", "9 us (8 to 20)", "torch 27", "<= 10 us", "met", "6 us", "2 (1.5 to 2)", "less", "worse")
 
 
 def test_row_of_only_one_tree_is_not_compared() -> None:

@@ -36,7 +36,7 @@ def fabricated_run() -> dict[str, list[Line]]:
     """Returns a run with all rows of the front pages, all different."""
     lines: dict[str, list[Line]] = {}
     for number, (_, name, what) in enumerate(README, 1):
-        row = Row(what, 1.5 * number, "us", f"torch {number} | threads", "<= 15 us", number <= 4)
+        row = Row(what, 1.5 * number, "us", f"torch {number} | threads", "<= 15 us", number <= 5)
         lines.setdefault(name, []).append(Line(row, 2.0, Spread(1.25, 1.0, 1.5), "same", Spread(row.got, row.got / 2, row.got * 2)))
     lines["tar"][0] = Line(lines["tar"][0].row, 1.0, Spread(1.5, 1.25, 2.0), "worse")
     return lines
@@ -85,7 +85,7 @@ def test_full_run_writes_all_pages(root: Path) -> None:
     assert "3 rounds, timed parts of 2 s. Before is v0.1.0 (0123abc)." in page
     assert f"**Worse** beyond noise than before: tar: {fabricated_run()['tar'][0].row.what}." in page
     assert "**Better** beyond noise than before: nothing." in page
-    assert f"**Aims** met: 4 of {len(README)}." in page
+    assert f"**Aims** met: 5 of {len(README)}." in page
     assert f"## tar\n\n{tar.__doc__.splitlines()[0]}" in page
     assert page.endswith("\n\nLeft out: no GPU\n")
     heads = f"| {' | '.join(HEADS)} |".replace("|  |", "| |")
@@ -118,7 +118,7 @@ def test_partial_run_renews_its_sections_and_is_mentioned(root: Path) -> None:
     assert page.startswith("Measured on 2026-01-02 03:04 UTC at commit 4567def")
     assert "**Worse** beyond noise than before: nothing." in page
     assert f"**Better** beyond noise than before: tar: {row.what}." in page
-    assert f"**Aims** met: 3 of {len(README)}." in page
+    assert f"**Aims** met: 4 of {len(README)}." in page
     words = next(words for words, name, _ in README if name == "tar")
     assert f"| {words} (2026-02-03) | 80 us | as \\| it is |" in (root / "README.md").read_text()
     assert (root / "README.md").read_text().count("2026-02-03") == 1
@@ -146,7 +146,7 @@ def test_front_pages_call_other_cases_by_words_that_need_no_explanation() -> Non
 def test_disagreeing_pages_are_detected(root: Path) -> None:
     write_pages(CONDITIONS, fabricated_run(), {}, root)
     path = root / "README.md"
-    path.write_text(path.read_text().replace("| 4.5 us |", "| 4.6 us |"))
+    path.write_text(path.read_text().replace("| 4.5 us (2.25 to 9) |", "| 4.6 us (2.25 to 9) |"))
     assert disagreements(root) == [f"README.md: {README[2][0]}"]
 
 
@@ -155,11 +155,11 @@ def test_nothing_is_written_if_something_is_missing(root: Path, which: str) -> N
     lines: dict[str, Any] = fabricated_run()
     page = root / "docs/index.md"
     if which == "a row":
-        del lines["shared_index"]
+        del lines["tokens"]
     else:
         page.write_text(page.read_text().replace(END, ""))
     before = [(root / path).read_text() for path in (PAGE, *FRONT)]
-    expected = {"a row": "README.md: the run has no row shared_index: growth", "a mark": "docs/index.md: needs a line"}[which]
+    expected = {"a row": "README.md: the run has no row tokens: windows", "a mark": "docs/index.md: needs a line"}[which]
     with pytest.raises(SystemExit, match=expected):
         write_pages(CONDITIONS, lines, {}, root)
     assert before == [(root / path).read_text() for path in (PAGE, *FRONT)]

@@ -11,12 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from shmload.batch.ragged import ragged_of
+from shmload.batch.ragged import AS_LISTS
 from shmload.modes.default_collate import collated
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Filter, Map, Range
 from shmload.pipeline.block_columns import BlockColumns, batch_of, columns_of, items_of, length, part_of
 
-RULE = ragged_of("list", None, is_torch_mode=False)
+RULE = AS_LISTS
 NUMPY = ["uint8", "int16", "uint16", "int64", "float16", "float32", "complex64", "bool"]
 TORCH = [torch.uint8, torch.int32, torch.bfloat16, torch.float64, torch.uint16]
 

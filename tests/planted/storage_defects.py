@@ -934,7 +934,7 @@ STORAGE_DEFECTS = [
         "S4",
         "a sample that is read a second time counts as valid",
         "GrowingEpochs.num_kept",
-        Replace("int((~gone.mask(records)).sum())", "max(int((~gone.mask(records)).sum()), 1)"),
+        Replace("int((~self._gone[epoch].mask(records)).sum())", "max(int((~self._gone[epoch].mask(records)).sum()), 1)"),
         ("tests/growing/test_resume.py::test_sample_that_keeps_ranks_in_step_does_not_count_as_valid",),
     ),
     Defect(
@@ -957,6 +957,8 @@ STORAGE_DEFECTS = [
         "_overflows",
         Replace("-limit <= numbers.min(initial=0) and numbers.max(initial=0) <= limit", "True"),
         ("tests/formats/readers/test_parquet.py::test_number_that_the_schemas_dtype_cannot_represent_is_an_error",),
+    ),
+    Defect(
         "S5",
         "an object whose name contains that of partial files is not listed",
         "FilesystemStore.list_objects",

@@ -141,7 +141,7 @@ class DrawnFromAll(Drawn):
 
 
 @pytest.mark.parametrize(
-    "options", [{"collate_fn": list}, {"ragged": "list"}, {"batch_sampler": [list(range(6)), list(range(6, 12))]}]
+    "options", [{"collate_fn": list}, {"ragged": "list"}, {"batch_sampler": [list(range(6)), list(range(6, 12))], "ragged": "list"}]
 )
 def test_gathered_samples_draw_what_each_draws_alone(options: dict[str, Any]) -> None:
     alone, data = [], DrawnFromAll()

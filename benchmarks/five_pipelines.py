@@ -149,7 +149,7 @@ class Checked:
             wanted = CHECKED, self.total(name)
         else:
             shares = np.bincount(np.concatenate([batch[1] for batch in batches]), minlength=3) / got[0]
-            if abs(shares - list(work.WEIGHTS.values())).max() > 0.02:
+            if abs(shares - list(work.WEIGHTS.values())).max() > 0.05:  # they are drawn at random, in some programs without a seed
                 raise ValueError(f"{sources.library}, {name}: shares are {shares}")
             wanted = 150 * 64, 150 * 64.0
         if got != wanted:

@@ -214,25 +214,25 @@ def test_s12_samplers_are_supervised_and_feel_backpressure(make_cache: MakeCache
     with loader_of(dataset_of(cache, timeout_s=30.0)) as loader:
         running = iter(loader)
         next(running)
-        wait_until(lambda: cache.stats().num_evicted > 50, "the samplers to go round the cache, past what is read")
         killed = samplers.states[0]["pid"]
         os.kill(killed, signal.SIGKILL)
         states = wait_until(lambda: (s := samplers.states[0])["restarts"] == 1 and s["state"] == "running" and s, "a new one")
         assert states["pid"] != killed
         assert states["error"] == "sampler 0 was killed by SIGKILL"
-        held = []
 
         def waiting() -> Any:
-            held.append(cache.folder.lease_many([file.name for file in cache.files()]))  # also the files written since
             writers = cache.stats().writers
             return len(writers) == 2 and all(one.is_waiting for one in writers) and writers
 
-        writers = wait_until(waiting, "both samplers to wait for room")
+        writers = wait_until(waiting, "both samplers to wait until an epoch has read their samples")
         assert sorted(one.role for one in writers) == ["sampler 0 of 2", "sampler 1 of 2"]
-        before = cache.stats().generation
-        for hold in held:
-            hold.release()
-        wait_until(lambda: cache.stats().generation > before, "them to go on")
+        before = cache.stats()
+        for _ in running:
+            pass
+        following = iter(loader)  # its files take the place of those of the first epoch
+        next(following)
+        wait_until(lambda: cache.stats().generation > before.generation, "them to go on")
+        wait_until(lambda: cache.stats().num_evicted > before.num_evicted, "the oldest files to go")
 
 
 def test_s13_dicts_of_numpy_and_torch_arrays_are_written(cache: SampleCache) -> None:

@@ -54,7 +54,8 @@ class Collated:
         if case.collate:
             return COLLATE[case.collate](samples)
         has_ragged = case.kind == "images" or bool(set(case.fields) & set("vw"))
-        is_bare = self._asked is None or (self._asked == "list" and not set(case.fields) & set("lLN"))
+        has_lists = case.kind == "nested" or bool(set(case.fields) & set("lLN"))
+        is_bare = self._asked is None or (self._asked == "list" and not has_lists)
         if is_bare and not has_ragged:
             try:
                 with torch.no_grad():

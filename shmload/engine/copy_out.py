@@ -87,7 +87,7 @@ class CollectionBudget:
 
 
 def estimated_full_s() -> float:
-    """Return how long a full collection may take. With ten million objects this call takes 1 ms, so do not estimate per batch."""
+    """Return how long a full collection may take. With ten million objects this takes 1 to 2 ms, so do not call it per batch."""
     return sys.getallocatedblocks() * OBJECT_S
 
 

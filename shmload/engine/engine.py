@@ -33,7 +33,7 @@ from shmload.engine.device_feed import DeviceFeed
 from shmload.engine.holders import Holders
 from shmload.engine.iterator_lock import IteratorLock
 from shmload.engine.options import EngineOptions
-from shmload.engine.outcome import NOTHING, Outcome, outcome_of
+from shmload.engine.outcome import NOTHING, Outcome
 from shmload.engine.process_usage import add_memory_usage
 from shmload.engine.rank_hook import RankHook
 from shmload.engine.ring import Ring
@@ -365,7 +365,7 @@ class Engine:
         self._queue.remove(order)
         if self.on_delivery is not None:
             self.on_delivery()
-        return outcome_of((order, batch, note, None))
+        return Outcome(order, batch, note)
 
     def work(self) -> None:
         """Run all pending work without blocking."""

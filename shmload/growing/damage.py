@@ -38,7 +38,7 @@ def reported_bad(folder: Path) -> dict[str, str]:
     """Return the files that were found damaged and have not changed since, and the damage of each."""
     found = {}
     for path in (folder / CONTROL / BAD).glob("*.json"):
-        with suppress(OSError, ValueError, KeyError, TypeError):  # the file has changed or is gone, or this is no report
+        with suppress(OSError, ValueError, KeyError, TypeError):  # the file has changed or is gone, or it is not a report
             one = json.loads(path.read_bytes())
             if os.stat(folder / one["name"]).st_ctime_ns == one["ctime_ns"]:
                 found[one["name"]] = one["text"]

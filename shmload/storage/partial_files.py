@@ -14,7 +14,7 @@ _ABANDONED_S = 86_400  # age in seconds after which a partial file counts as aba
 
 
 def is_partial(key: str) -> bool:
-    """Return whether a part of a key is the name of a file that is being written. Listings omit it, and it is no object's key."""
+    """Return whether a part of a key is the name of a file that is being written. Listings omit it, and objects cannot have it."""
     return any(part.startswith(PARTIAL_PREFIX) for part in key.split("/"))
 
 

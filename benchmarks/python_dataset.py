@@ -4,8 +4,8 @@ Method: the `python` workload of `shmload bench`: no protocol, 2 forked workers,
 the bytes compared. Beside torch's DataLoader: without workers, and a thread pool in the trainer.
 
 How to read: ratios within a round, medians over rounds. The limit is one core's copy of the bytes (in the table above
-it). torch without workers is either about as fast or several times slower, depending on the process: the allocator keeps
-the memory of a 10 MB batch for the next one, or returns it to the kernel and gets it again page by page.
+it). torch without workers differs between processes: about as fast as shmload in most runs, several times slower in
+others. The cause was not measured; one guess is the allocator, which may return the memory of each 10 MB batch.
 """
 
 from dataclasses import asdict

@@ -9,6 +9,7 @@ cdef class LocalRing:
         num_usable: slots that are in use at first, while the others are parked; 0 for all.
         is_static: batch i belongs to one worker, and each worker takes its orders oldest first.
         threads_per_worker: rows that a worker reads at a time, which is the least size of a chunk.
+        num_cpus: processors that the workers share; 0 for at least as many as workers.
     """
 
     cdef shml_ring _ring
@@ -18,13 +19,14 @@ cdef class LocalRing:
     cdef int _num_forks
     cdef Share _shared  # reports between the ranks that read the ring; None if only this one reads it
     cdef object _pid
-    cdef uint32_t _threads_per_worker
+    cdef uint32_t _threads_per_worker, _num_cpus
     cdef int _delivering  # the slot leased last, until its batch is counted; -1 if none is
     cdef uint32_t _most_fillers  # most workers that may fill one batch together, by the newest order
     cdef readonly int num_slots, num_workers
 
     def __cinit__(self, control, *, uint32_t num_slots, uint32_t num_workers, uint64_t order_capacity,
-                  uint64_t text_capacity, uint64_t layout_capacity, bint is_static=False, uint32_t threads_per_worker=1, uint32_t num_usable=0):
+                  uint64_t text_capacity, uint64_t layout_capacity, bint is_static=False, uint32_t threads_per_worker=1,
+                  uint32_t num_cpus=0, uint32_t num_usable=0):
         cdef uint64_t needed = shml_plan(NULL, num_slots, num_workers, order_capacity, text_capacity, layout_capacity)
         if num_slots < 1 or num_workers > SHML_MAX_WORKERS or num_usable > num_slots:
             raise ValueError(f"a ring must have at least 1 slot and at most {SHML_MAX_WORKERS} workers, "
@@ -37,6 +39,7 @@ cdef class LocalRing:
         self.num_slots = num_slots
         self.num_workers = num_workers
         self._threads_per_worker = max(threads_per_worker, 1)
+        self._num_cpus = num_cpus
         self._delivering = -1
         self._most_fillers = 1
         shml_create(&self._ring, <void *><uintptr_t>control.address, num_slots, num_workers, order_capacity,

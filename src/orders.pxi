@@ -185,4 +185,7 @@ cdef class OrderRing(LocalRing):
             num_samples += self._ring.workers[worker].num_samples
         if num_samples < 2 * <uint64_t>nrows:
             return most
-        return max(1, min(most, <uint32_t>(<double>nrows * busy_ns / num_samples / CHUNK_WORK_NS)))
+        cdef double work_ns = <double>nrows * busy_ns / num_samples
+        if 0 < self._num_cpus < self._ring.header.num_wanted:
+            work_ns *= <double>self._num_cpus / self._ring.header.num_wanted  # for the rest of their time, workers wait for a processor
+        return max(1, min(most, <uint32_t>(work_ns / CHUNK_WORK_NS)))

@@ -78,6 +78,7 @@ class LocalRing:
         layout_capacity: int,
         is_static: bool = False,
         threads_per_worker: int = 1,
+        num_cpus: int = 0,
         num_usable: int = 0,
     ) -> Self: ...
     def hold(self) -> int: ...

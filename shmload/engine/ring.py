@@ -12,6 +12,7 @@ from shmload.engine.options import EngineOptions
 from shmload.engine.publisher import Publisher
 from shmload.engine.ring_memory import RingMemory
 from shmload.engine.stage_record import dump_stages
+from shmload.engine.tuning.tuning_limits import num_cpus
 from shmload.engine.worker_set import num_slots
 from shmload.processes.ranks import rank_and_world_size
 from shmload.shm.doorbell import Doorbell, JointBell
@@ -100,6 +101,7 @@ class Ring:
             num_workers=num_records,
             is_static=job.seed is None,  # in torch mode, each order belongs to one worker
             threads_per_worker=WHOLE_BATCHES if options.num_ray_workers else job.num_threads,
+            num_cpus=0 if job.seed is None else len(options.affinity) or num_cpus(),  # torch mode does not cut batches
             num_usable=num_slots(options.first_ordered) + options.num_pending_copies if options.first_ordered else 0,
             **sizes,
         )

@@ -192,14 +192,20 @@ def measurements(conditions: Mapping[str, Any], lines: Lines, notes: Mapping[str
         parts = [question(name), *(run if page else ())]
         parts += [table(HEADS, [line.cells() for line in lines[name]]).rstrip()] if lines.get(name) else []
         sections[name] = "\n\n".join(parts + ([notes[name]] if name in notes else []))
-    rows = [(f"{name}: {cells[0]}", cells[4], cells[8]) for name, text in sections.items() for cells in cells_of(text)]
-    missed = [what for what, met, _ in rows if met == "missed"]
-    for word in ("worse", "better"):
-        found = "; ".join(what for what, _, each in rows if each == word)
-        head.append(f"**{word.capitalize()}** beyond noise than before: {found or 'nothing'}.")
-    num_met = sum(met == "met" for _, met, _ in rows)  # a withdrawn row is neither met nor missed
-    head.append(f"**Aims** met: {num_met} of {num_met + len(missed)}. Missed: {'; '.join(missed) or 'none'}.")
+    rows = [(name, cells[0], cells[4], cells[8]) for name, text in sections.items() for cells in cells_of(text)]
+    worse, better = ([row[:2] for row in rows if row[3] == word] for word in ("worse", "better"))
+    met, missed = ([row[:2] for row in rows if row[2] == word] for word in ("met", "missed"))  # a withdrawn row is neither
+    head.append(f"**Worse** beyond noise than before:{listed(worse)}")
+    num_better = ", ".join(f"{name} ({count})" for name, count in Counter(name for name, _ in better).most_common())
+    head.append(f"**Better** beyond noise than before: {f'rows of {num_better}' if better else 'nothing'}.")
+    head.append(f"**Aims** met: {len(met)} of {len(met) + len(missed)}. Missed:{listed(missed)}")
     return "\n\n".join(head + [f"## {name}\n\n{text}" for name, text in sections.items()]) + "\n"
+
+
+def listed(rows: Sequence[tuple[str, str]]) -> str:
+    """Returns (benchmark, row) pairs as a list with an item per benchmark."""
+    found = {name: [what for each, what in rows if each == name] for name, _ in rows}
+    return "\n\n" + "\n".join(f"* {name}: {'; '.join(all_of)}" for name, all_of in found.items()) if found else " nothing."
 
 
 def question(name: str) -> str:

@@ -83,7 +83,7 @@ def test_full_run_writes_all_pages(root: Path) -> None:
     page = between((root / PAGE).read_text())
     assert "Measured on 2026-01-02 03:04 UTC at commit 4567def: 2 cores, 2 workers, torch 2.13.0." in page
     assert "3 rounds, timed parts of 2 s. Before is v0.1.0 (0123abc)." in page
-    assert f"**Worse** beyond noise than before: tar: {fabricated_run()['tar'][0].row.what}." in page
+    assert f"**Worse** beyond noise than before:\n\n* tar: {fabricated_run()['tar'][0].row.what}\n\n" in page
     assert "**Better** beyond noise than before: nothing." in page
     assert f"**Aims** met: 5 of {len(README)}." in page
     assert f"## tar\n\n{tar.__doc__.splitlines()[0]}" in page
@@ -117,7 +117,7 @@ def test_partial_run_renews_its_sections_and_is_mentioned(root: Path) -> None:
     assert page.count("another processor") == 2  # including that of gpu
     assert page.startswith("Measured on 2026-01-02 03:04 UTC at commit 4567def")
     assert "**Worse** beyond noise than before: nothing." in page
-    assert f"**Better** beyond noise than before: tar: {row.what}." in page
+    assert "**Better** beyond noise than before: rows of tar (1)." in page
     assert f"**Aims** met: 4 of {len(README)}." in page
     words = next(words for words, name, _ in README if name == "tar")
     assert f"| {words} (2026-02-03) | 80 us | as \\| it is |" in (root / "README.md").read_text()

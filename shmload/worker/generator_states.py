@@ -15,6 +15,7 @@ import ctypes
 import logging
 import sys
 import zlib
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -47,14 +48,18 @@ class _WordSequence:
     """
 
     def __init__(self, words: bytes) -> None:
-        self._twister = np.random.MT19937()
-        self._words = _view_of(self._twister)[:NUM_WORDS]
-        self._place = _view_of(self._twister)[NUM_WORDS:]
-        self._words[:] = np.frombuffer(words, np.uint32)
-        self._place[0] = NUM_WORDS
         self.words = words
         self.num_blocks = 0
         self.is_left = False
+
+    @cached_property
+    def _twister(self) -> tuple[np.random.MT19937, np.ndarray[Any, np.dtype[np.uint32]]]:
+        """The generator that computes the words after these, and a view of its words; making it takes 60 us."""
+        twister = np.random.MT19937()
+        view = _view_of(twister)
+        view[:NUM_WORDS] = np.frombuffer(self.words, np.uint32)
+        view[NUM_WORDS] = NUM_WORDS
+        return twister, view[:NUM_WORDS]
 
     def follow(self, words: bytes) -> None:
         """Advance to these words, or record that the sequence does not contain them."""
@@ -66,10 +71,11 @@ class _WordSequence:
 
     def skip(self, num_blocks: int) -> None:
         """Advance by this number of blocks."""
+        twister, twisted = self._twister
         for _ in range(num_blocks):
-            self._twister.random_raw(NUM_WORDS, output=False)
+            twister.random_raw(NUM_WORDS, output=False)
         self.num_blocks += num_blocks
-        self.words = self._words.tobytes()
+        self.words = twisted.tobytes()
 
 
 class _Random:

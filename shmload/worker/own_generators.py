@@ -238,7 +238,7 @@ def _parts_of(value: Any, kinds: tuple[type, ...]) -> Iterator[tuple[str, Any, A
 
 def _of_classes(value: Any, kinds: tuple[type, ...]) -> Iterator[tuple[str, Any]]:
     """Yield (name, part) for each slot of an object, and for each generator among the attributes of its classes."""
-    for kind in type(value).__mro__:
+    for kind in type(value).__mro__[:-1]:  # the last one, `object`, has none
         for name, part in list(vars(kind).items()):
             if isinstance(part, types.MemberDescriptorType) and hasattr(value, name):
                 yield name, getattr(value, name)

@@ -129,7 +129,7 @@ class Engine:
             PreparedWorkers(
                 job,
                 ring.group,
-                ring.posts(options, tuple(peer_rings)),
+                ring.links(options, tuple(peer_rings)),
                 config.multiprocessing_context,
                 ring.stacks,
                 ring.end,

@@ -18,7 +18,7 @@ from shmload.processes.ranks import rank_and_world_size
 from shmload.shm.doorbell import Doorbell, JointBell
 from shmload.shm.segment import Segment
 from shmload.shm.segment_group import SegmentGroup
-from shmload.worker.job import Job, PeerRing, Post
+from shmload.worker.job import Job, PeerRing, WorkerLink
 from shmload.worker.pool import STACK_NBYTES
 
 TEXT_CAPACITY = 16384  # bytes of each slot's area for the text of a failure or a note
@@ -125,8 +125,8 @@ class Ring:
         bells = self.order_bells if is_static or num_bells == 1 else [JointBell(self.order_bells)]
         self.publisher = Publisher(self.native, self.memory, bells, is_packed=job.plan.is_whole)
 
-    def posts(self, options: EngineOptions, peer_rings: tuple[PeerRing, ...]) -> list[Post]:
-        """Return the `Post` of each worker, by its number: what it needs to attach to the ring.
+    def links(self, options: EngineOptions, peer_rings: tuple[PeerRing, ...]) -> list[WorkerLink]:
+        """Return the `WorkerLink` of each worker, by its number.
 
         Args:
             options: options of the engine.
@@ -136,7 +136,7 @@ class Ring:
         if len(bells) < num_workers:
             bells = [bells[0 if worker < options.num_ray_workers else -1] for worker in range(num_workers)]
         return [
-            Post(
+            WorkerLink(
                 worker_id=worker,
                 num_workers=num_workers,
                 trainer_pid=os.getpid(),

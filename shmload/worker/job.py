@@ -1,4 +1,4 @@
-"""The arguments of a worker: the `Job`, which is the same for all workers of a loader, and the worker's own `Post`."""
+"""The arguments of a worker: the `Job`, which is the same for all workers of a loader, and the worker's own `WorkerLink`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class PeerRing:
 
 
 @dataclass(frozen=True)
-class Post:
+class WorkerLink:
     """One worker's number, and the memory and bells that it shares with the trainer.
 
     Attributes:

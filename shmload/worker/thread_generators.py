@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import random
-import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -27,10 +26,11 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from shmload.processes.fork_lock import ForkLock
 from shmload.torch_names import standard_gamma
 from shmload.worker.generator_set import OF_PROCESS, GeneratorSet, current_set
 
-_lock = threading.Lock()
+_lock = ForkLock()
 
 
 def make_set() -> GeneratorSet:

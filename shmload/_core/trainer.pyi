@@ -16,8 +16,9 @@ REPACK: int
 FREE: int
 HELD: int
 ORDERED: int
+LEASED: int
+DRAINING: int
 PARKED: int
-PENDING_COPIES: int
 REPORT_ROUND: int
 REPORT_ENDED: int
 REPORT_EPOCH: int
@@ -26,7 +27,6 @@ REPORT_ODD: int
 REPORT_COUNT: int
 REPORT_LEFT: int
 REPORT_CLOSED: int
-MAX_CHUNKS: int
 MAX_WORKERS: int
 ANYONE: int
 ANY_SLOT: int
@@ -101,10 +101,10 @@ class LocalRing:
     def num_lendable(self) -> int: ...
     @property
     def num_free(self) -> int: ...
-    def cool(self, ended: Callable[[int], object]) -> None: ...
+    def await_copies(self, ended: Callable[[int], object]) -> None: ...
     @property
     def pending_copies(self) -> list[int]: ...
-    def cooled(self, slot: int) -> None: ...
+    def copies_done(self, slot: int) -> None: ...
     def count_restart(self, worker: int) -> None: ...
     def forget(self, worker: int) -> None: ...
     def count_bad_samples(self, num_bad: int) -> None: ...
@@ -125,7 +125,6 @@ class OrderRing(LocalRing):
         *,
         epoch: int,
         step: int,
-        seq: int,
         indices: Any,  # a buffer
         nrows: int,
         nchunks: int = 1,

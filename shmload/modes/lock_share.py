@@ -183,7 +183,7 @@ class _ReadingThread(threading.Thread):
 
 
 def _reads(job: Job, index_sampler: Any) -> Iterator[None]:
-    """Read the samples of the order, a few at each step, and one alone in the first."""
+    """Read the samples that the sampler yields, a few at each step, and one alone in the first."""
     reader = InlineReader(job, BadSamples("raise", None))
     for step, keys in enumerate(_again(lambda: _chunks(index_sampler, job.auto_collation))):
         try:

@@ -390,7 +390,7 @@ DEFECTS = [
         "E10",
         "a sampler with indices beyond the dataset is accepted",
         "check_arguments",
-        omit("_check_orders(given)"),
+        omit("_check_samplers(given)"),
         ("tests/loader/test_bad_input.py::test_sampler_with_indices_beyond_the_dataset_is_refused[weights-4]",),
     ),
     # ------------------------------------------------ R16: what cannot travel

@@ -870,8 +870,8 @@ STORAGE_DEFECTS = [
     Defect(
         "N1",
         "seed mode ignores the `__iter__` of a subclass of an order",
-        "_check_orders",
-        Replace("overrides(order, (method,), (instead,))", "False"),
+        "_check_samplers",
+        Replace("overrides(sampler, (method,), (instead,))", "False"),
         (
             "tests/behaviour/test_overridden.py::"
             "test_order_with_an_overridden_method_that_seed_mode_does_not_call_is_refused[block shuffle]",

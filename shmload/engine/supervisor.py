@@ -29,7 +29,6 @@ log = logging.getLogger("shmload")
 # rows that must not be read again (empty if they are unknown), and the error to raise for them
 Fatal: TypeAlias = tuple[tuple[int, ...], Callable[[], ShmloadError]]
 
-
 IDLE_DEATHS_MAX = 10  # deaths of workers without a claim since the last batch, at which the loader ends
 
 

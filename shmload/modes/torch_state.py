@@ -34,20 +34,12 @@ from shmload.schedule.state_codec import UsersOwn, opened, sealed
 from shmload.worker.snapshot import OWN_STATES, Snapshot
 
 TORCH_STATE_VERSION = 2  # 2 adds `generators`, `ahead`, and the seeds of a pass through an iterable dataset; 1 is still read
-
-
 TorchState = dict[str, Any]
-
-
 OWN, SAMPLER, DATASET = "by a sampler's own state", "by a sampler", "by an iterable dataset"  # how a pass is resumed
 
-
 _IDENTITY = ("version", "mode", "n", "batch_size", "drop_last")
-
 _OUTSIDE = (*_IDENTITY, "position", "is_finished")
-
 _LISTS = ("beyond", "workers", "counts", "counted")
-
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("position", "snapshot", "done", "num_workers", "last_worker", "passes", "ahead", "dataset_pass"), (int,)),
     **dict.fromkeys(("base_seed", "shared_seed"), (int, type(None))),
@@ -55,9 +47,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "is_finished": (bool,),
     **dict.fromkeys(("sampler", "generators"), (dict,)),
 }
-
 _OPTIONAL = ("counts", "counted", "dataset_pass", "ahead", "generators")
-
 _OF_SAMPLER = {"taken": int, "epoch": object, "own": dict, "origin": dict, "seed_between": bool}
 
 

@@ -55,7 +55,7 @@ class HelpedRank:
         open_memory: (path) -> mapping of a trainer's segment.
 
     Attributes:
-        body: the loop that fills the rank's chunks.
+        loop: the loop that fills the rank's chunks.
         pidfd: descriptor of the rank's process.
         status: the part of the rank's control block that shows whether it waits or is closing.
 
@@ -75,7 +75,7 @@ class HelpedRank:
             self.status = PeerStatus(control)
             self._ring = HelperRing(control, peer_ring.first_record + worker_id, worker_id)
             ready, grants = Doorbell.attach(peer_ring.ready_bell), Doorbell.attach(peer_ring.grants_bell)
-            self.body = WorkerLoop(
+            self.loop = WorkerLoop(
                 self._ring, job, ready=ready, orders=orders, grants=grants, open_memory=open_memory, is_helper=True
             )
         except BaseException:
@@ -123,7 +123,7 @@ class HelpedRanks:
         for rank in sorted(self._ranks, key=lambda rank: rank.status.waiting_since_ns or 1 << 64):
             if rank.claims(self._ticket):
                 faults.hit("visiting")
-                return rank.body
+                return rank.loop
         return None
 
     def leave_ended_ranks(self) -> None:

@@ -31,12 +31,10 @@ from shmload.worker.job_pickling import pickled_once
 from shmload.worker.process import STACK_SIGNAL, main
 from shmload.worker.template import process_maker
 
-STACK_NBYTES = 65536  # size of the segment for a worker's stack
-
 log = logging.getLogger("shmload")
 
+STACK_NBYTES = 65536  # size of the segment for a worker's stack
 STACK_LOOKS, STACK_LOOK_MS = 100, 5  # a worker has half a second to write its stack
-
 STOP_GRACE_S = 1.0  # a worker's time to finish its sample when the loader closes
 
 

@@ -103,9 +103,9 @@ def main(link: WorkerLink, inherited: Job | None) -> None:
     helped_ranks = None
     if link.peer_rings and failure is None:
         helped_ranks = HelpedRanks(link.peer_rings, link.worker_id, job, orders=attached.orders, open_memory=open_memory)
-    body = attached.loop(job, source=source, snapshots=snapshots, helped_ranks=helped_ranks, init_failure=failure)
+    loop = attached.loop(job, source=source, snapshots=snapshots, helped_ranks=helped_ranks, init_failure=failure)
     with suppress(KeyboardInterrupt):  # raised by a sample: torch's worker also exits without a message
-        body.run(process_begin_ns())
+        loop.run(process_begin_ns())
 
 
 def set_batch_scheduling() -> None:

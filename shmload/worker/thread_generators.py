@@ -1,8 +1,8 @@
 """Give a worker thread generators of its own, from which plain calls of random, numpy and torch draw in this thread.
 
 Such calls draw from one generator of the process, so that in threads the numbers of a sample would depend on what other threads
-draw meanwhile. The first worker thread therefore puts functions in the place of those of the modules, which draw from the thread's
-generator in a worker thread, and from the process's own in all others:
+draw at the same time. The first worker thread therefore puts functions in the place of those of the modules, which draw from the
+thread's generator in a worker thread, and from the process's own in all others:
 
 * random: the generator's class is replaced by one whose words come from the thread's generator. Methods that were imported by name
   before (`from random import gauss`) are bound to the same generator, so they follow; only `random` and `getrandbits`, which are

@@ -620,17 +620,17 @@ def _set_numbers(loader: ShmLoader[Any] | None, setting: Setting) -> None:
 
 
 def configure_for_pipeline(
-    loader: ShmLoader[Any], about: Iterable[tuple[str, str]], bad_samples: Callable[[BadSamples], BadSamples] | None = None
+    loader: ShmLoader[Any], stage_places: Iterable[tuple[str, str]], bad_samples: Callable[[BadSamples], BadSamples] | None = None
 ) -> None:
     """Configure the loader that runs a pipeline.
 
     Args:
         loader: the loader, before its first pass.
-        about: (name, where it runs) of each stage, for displays.
+        stage_places: (name, where it runs) of each stage, for displays.
         bad_samples: takes the loader's policy for bad samples, and returns the one to use instead.
     """
     builder = loader._builder
-    builder.about = tuple(about)
+    builder.stage_places = tuple(stage_places)
     if bad_samples is not None:
         builder.bad_samples = bad_samples(builder.bad_samples)
 

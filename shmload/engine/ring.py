@@ -91,9 +91,9 @@ class Ring:
         sizes = {"order_capacity": order_capacity, "text_capacity": TEXT_CAPACITY, "layout_capacity": LAYOUT_CAPACITY}
         num_records = options.num_workers + options.num_helpers
         nbytes = control_nbytes(self.num_slots, num_records, **sizes)
-        about = dump_stages(options.about)
-        self.control_segment = self.group.segment("control", nbytes + len(about))
-        os.pwrite(self.control_segment.fd, about, nbytes)
+        stages = dump_stages(options.stage_places)
+        self.control_segment = self.group.segment("control", nbytes + len(stages))
+        os.pwrite(self.control_segment.fd, stages, nbytes)
         self.control = Mapping(self.control_segment.fd, nbytes)
         self.native = TrainerRing(
             self.control,

@@ -133,9 +133,9 @@ cdef class WorkerRing:
         return True
 
     @cython.critical_section
-    def request(self, uint64_t ticket):
+    def request(self, uint64_t identity):
         """Request admission as a helper; may be called again. Return whether it is admitted and may claim (helpers.h)."""
-        return shml_request(&self._ring, self.worker_id, ticket) == 1
+        return shml_request(&self._ring, self.worker_id, identity) == 1
 
     @cython.critical_section
     def waiting(self, bint on):

@@ -116,9 +116,9 @@ typedef struct {
     char node[12];          /* beginning of the id of the last actor's node, NUL-terminated */
     shml_u64 num_restarts;  /* processes that have replaced a dead one here; trainer */
     shml_u64 claimed_ns;    /* CLOCK_MONOTONIC of its present claim, 0 without a claim; that worker */
-    shml_u64 visitor;       /* ticket (helpers.h) of the other rank's worker that fills chunks here or requests to; 0: none; that
+    shml_u64 visitor;       /* identity (helpers.h) of the other rank's worker that fills chunks here or requests to; 0: none; that
                                worker when it was 0, trainer clears */
-    shml_u64 accepted;      /* ticket of the helper that the trainer watches, which may claim; trainer */
+    shml_u64 accepted;      /* identity of the helper that the trainer watches, which may claim; trainer */
     shml_u64 row;           /* row being decoded, written before `now`, because a chunk may have more than 65,536; that worker */
     shml_u64 num_irregular; /* files read although they break a rule of their format; that worker */
     uint8_t reserved[32];   /* to 192: whole cache lines, so workers do not share one */

@@ -214,8 +214,8 @@ static inline shml_lease *shml_lease_begin(shml_local_ring *local_ring, uint32_t
     return lease;
 }
 
-/* Add a reference to a lease that has not ended. Return 1 if it was added. The local ring must be alive, and no slot may be leased
- * meanwhile. */
+/* Add a reference to a lease that has not ended. Return 1 if it was added. The local ring must be alive, and no slot may be
+ * leased at the same time. */
 static inline int shml_lease_try_keep(shml_lease *lease) {
     int refs = atomic_load_explicit(&lease->refs, memory_order_relaxed);
     while (refs > 0)

@@ -134,9 +134,9 @@ cdef extern from "lease.h" nogil:
     dl_managed *shml_dl_new(shml_lease *lease, uint64_t offset, uint8_t code, uint8_t bits, int32_t ndim)
 
 cdef extern from "helpers.h" nogil:
-    int shml_request(const shml_ring *ring, uint32_t w, uint64_t ticket)
+    int shml_request(const shml_ring *ring, uint32_t w, uint64_t identity)
     uint64_t shml_requests(const shml_ring *ring, uint32_t w)
-    void shml_accept(const shml_ring *ring, uint32_t w, uint64_t ticket)
+    void shml_accept(const shml_ring *ring, uint32_t w, uint64_t identity)
     void shml_release(const shml_ring *ring, uint32_t w)
     uint32_t shml_num_idle(const shml_ring *ring)
     uint32_t shml_num_open(const shml_ring *ring)

@@ -235,7 +235,7 @@ class ShmLoader(DataLoader[T]):
         self.threads_per_worker = threads_per_worker
         self.trust_state = trust_state
         is_keyed = seed is not None and (isinstance(sampler, KeyedOrder) or isinstance(batch_sampler, KeyedBatches))
-        self._has_own_order = not is_keyed and (sampler is not None or batch_sampler is not None)
+        self._has_users_sampler = not is_keyed and (sampler is not None or batch_sampler is not None)
         _ = self._config().plan  # raises at once if ragged does not fit the dataset
         self._recorder = Recorder(audit, has_indices=not isinstance(dataset, IterableDataset))
         if self.seed_samples and (own := OwnGenerators(dataset, collate_fn).unreachable):
@@ -264,7 +264,10 @@ class ShmLoader(DataLoader[T]):
         if self.num_workers and self.prefetch_factor is None:  # num_workers was 0 when the loader was made
             given["prefetch_factor"] = 2
         return LoaderConfig(
-            **given, index_sampler=self._index_sampler, auto_collation=self._auto_collation, has_own_order=self._has_own_order
+            **given,
+            index_sampler=self._index_sampler,
+            auto_collation=self._auto_collation,
+            has_users_sampler=self._has_users_sampler,
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -305,7 +308,7 @@ class ShmLoader(DataLoader[T]):
         return self._passes.iterator(self)
 
     def __len__(self) -> int:
-        if isinstance(self._passes, SeedStream) and not self._has_own_order:
+        if isinstance(self._passes, SeedStream) and not self._has_users_sampler:
             return len(self._passes)
         return super().__len__()
 
@@ -494,7 +497,7 @@ class ShmLoader(DataLoader[T]):
 
     def _rank_text(self) -> str:
         """Return the part of `repr` that names the rank, if the loader divides the samples; otherwise an empty text."""
-        if self.seed is None or self._has_own_order:
+        if self.seed is None or self._has_users_sampler:
             return ""
         try:
             rank, world_size = rank_and_world_size(self.rank, self.world_size)
@@ -545,7 +548,7 @@ class ShmLoader(DataLoader[T]):
         self.close()
 
 
-_DERIVED = ("index_sampler", "auto_collation", "has_own_order")  # fields of a LoaderConfig that are not arguments
+_DERIVED = ("index_sampler", "auto_collation", "has_users_sampler")  # fields of a LoaderConfig that are not arguments
 _ARGUMENTS = tuple(field.name for field in fields(LoaderConfig) if field.name not in _DERIVED)
 # Arguments besides torch's that may not be set later; rank, world_size, device, after_batch and trust_state may.
 _FIXED = {
@@ -617,17 +620,17 @@ def _set_numbers(loader: ShmLoader[Any] | None, setting: Setting) -> None:
 
 
 def configure_for_pipeline(
-    loader: ShmLoader[Any], about: Iterable[tuple[str, str]], bad_samples: Callable[[BadSamples], BadSamples] | None = None
+    loader: ShmLoader[Any], stage_places: Iterable[tuple[str, str]], bad_samples: Callable[[BadSamples], BadSamples] | None = None
 ) -> None:
     """Configure the loader that runs a pipeline.
 
     Args:
         loader: the loader, before its first pass.
-        about: (name, where it runs) of each stage, for displays.
+        stage_places: (name, where it runs) of each stage, for displays.
         bad_samples: takes the loader's policy for bad samples, and returns the one to use instead.
     """
     builder = loader._builder
-    builder.about = tuple(about)
+    builder.stage_places = tuple(stage_places)
     if bad_samples is not None:
         builder.bad_samples = bad_samples(builder.bad_samples)
 

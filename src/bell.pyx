@@ -144,7 +144,7 @@ cdef class Bell:
         return False
 
     def post_up_to(self, int count):
-        """Ring until `count` rings are pending: more would only make workers scan in vain."""
+        """Ring until `count` rings are pending: more would only make workers look for orders that others have claimed."""
         cdef int value
         if sem_getvalue(self._sem, &value):
             PyErr_SetFromErrno(OSError)

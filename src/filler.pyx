@@ -133,9 +133,9 @@ cdef class WorkerRing:
         return True
 
     @cython.critical_section
-    def request(self, uint64_t ticket):
+    def request(self, uint64_t identity):
         """Request admission as a helper; may be called again. Return whether it is admitted and may claim (helpers.h)."""
-        return shml_request(&self._ring, self.worker_id, ticket) == 1
+        return shml_request(&self._ring, self.worker_id, identity) == 1
 
     @cython.critical_section
     def waiting(self, bint on):
@@ -163,9 +163,9 @@ cdef class WorkerRing:
             begin_ns: CLOCK_MONOTONIC at the beginning of the wait.
         """
         self._record()
-        self._note(kind, begin_ns, shml_now_ns(), 0)
+        self._log_event(kind, begin_ns, shml_now_ns(), 0)
 
-    cdef void _note(self, uint32_t kind, uint64_t begin_ns, uint64_t end_ns, uint32_t own):
+    cdef void _log_event(self, uint32_t kind, uint64_t begin_ns, uint64_t end_ns, uint32_t own):
         shml_record_of_slot(&self._ring, self.worker_id, kind, begin_ns, end_ns, self._claim.order, self._claim.slot,
                             self._claim.chunk, self.end_row - self.first_row, own)
 
@@ -190,7 +190,7 @@ cdef class WorkerRing:
                 self._read_claim()
                 return True
         with nogil:
-            found = shml_take_claim_behind(&self._ring, self.worker_id, num_left, &self._claim)
+            found = shml_take_claim(&self._ring, self.worker_id, num_left, &self._claim)
         if found:
             self._read_claim()
         return bool(found)
@@ -384,7 +384,7 @@ cdef class WorkerRing:
         """
         self._record()
         cdef uint64_t now = shml_now_ns()
-        self._note(SHML_EVENT_CHUNK, self._claimed_ns, now, own)
+        self._log_event(SHML_EVENT_CHUNK, self._claimed_ns, now, own)
         shml_count_finish(&self._ring.workers[self.worker_id], now - self._claimed_ns,
                           self.end_row - self.first_row if own == SHML_DONE else 0, num_foreign, num_irregular)
         cdef int all_final = shml_finish(&self._ring, &self._claim, self.worker_id, own)

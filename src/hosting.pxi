@@ -6,22 +6,22 @@ cdef class HostRing(OrderRing):
 
     @cython.critical_section
     def requests(self):
-        """Return (record, ticket) of each helper that waits for admission."""
+        """Return (record, identity) of each helper that waits for admission."""
         self._guard()
         cdef uint32_t worker
-        cdef uint64_t ticket
+        cdef uint64_t identity
         found = []
         for worker in range(<uint32_t>self._ring.header.num_wanted, <uint32_t>self.num_workers):
-            ticket = shml_requests(&self._ring, worker)
-            if ticket:
-                found.append((worker, ticket))
+            identity = shml_requests(&self._ring, worker)
+            if identity:
+                found.append((worker, identity))
         return found
 
     @cython.critical_section
-    def accept(self, uint32_t worker, uint64_t ticket):
+    def accept(self, uint32_t worker, uint64_t identity):
         """Let a helper (from `requests`) claim chunks. The trainer must watch its process, so that it sees the process end."""
         self._worker(worker)
-        shml_accept(&self._ring, worker, ticket)
+        shml_accept(&self._ring, worker, identity)
 
     @cython.critical_section
     def release(self, uint32_t worker):

@@ -141,11 +141,11 @@ static void jpeg_recode_guarded(const jpeg62_library *library, jpeg_recoder *rec
     library->finish_compress(to);
     jpeg_copy_kept(job->data, image_nbytes, job->out + 2);
     memcpy(job->out, job->data, 2);
-    size_t behind = job->nbytes - image_nbytes;
-    if (behind > job->out_room - job->out_nbytes)
-        jpeg_grow(recoder, job->out_nbytes + behind);
-    memcpy(job->out + job->out_nbytes, job->data + image_nbytes, behind);
-    job->out_nbytes += behind;
+    size_t num_trailing = job->nbytes - image_nbytes;
+    if (num_trailing > job->out_room - job->out_nbytes)
+        jpeg_grow(recoder, job->out_nbytes + num_trailing);
+    memcpy(job->out + job->out_nbytes, job->data + image_nbytes, num_trailing);
+    job->out_nbytes += num_trailing;
 }
 
 /* Re-encode a file. On failure, return 0 and set `message`. */

@@ -81,13 +81,13 @@ typedef struct {
     shml_u64 num_copied_out;    /* batches copied to private memory because the program holds too many slots */
     shml_u64 num_grown;         /* slots that got a larger segment */
     shml_u64 num_restarts;      /* workers replaced */
-    shml_u64 num_foreign;       /* objects that were sent pickled */
+    uint64_t reserved1;
     shml_u64 waiting_since_ns;  /* CLOCK_MONOTONIC when the trainer began to wait; 0 if it does not wait */
     shml_u64 awaited;           /* slot + 1 for which the trainer sleeps, UINT64_MAX for any, 0 if it is awake; trainer */
     shml_u64 num_wanted;        /* workers of this number and above leave when they have finished their claim; trainer */
     shml_u32 num_sleepers;      /* other ranks that sleep until a batch is ready (share.h); these ranks */
     shml_u32 num_rings;         /* a futex that counts their wake-ups; the process that wakes them */
-    uint8_t reserved1[32];      /* to 424: room for pinning and the audit */
+    uint8_t reserved2[32];      /* to 424 */
     uint32_t rank;              /* this and the following fields are only for stats readers; trainer, before the first order */
     uint32_t world_size;        /* trainer, before the first order */
     shml_u64 num_bad_samples;   /* samples that could not be read and were skipped or replaced; trainer */
@@ -116,9 +116,9 @@ typedef struct {
     char node[12];          /* beginning of the id of the last actor's node, NUL-terminated */
     shml_u64 num_restarts;  /* processes that have replaced a dead one here; trainer */
     shml_u64 claimed_ns;    /* CLOCK_MONOTONIC of its present claim, 0 without a claim; that worker */
-    shml_u64 visitor;       /* ticket (helpers.h) of the other rank's worker that fills chunks here or requests to; 0: none; that
+    shml_u64 visitor;       /* identity (helpers.h) of the other rank's worker that fills chunks here or requests to; 0: none; that
                                worker when it was 0, trainer clears */
-    shml_u64 accepted;      /* ticket of the helper that the trainer watches, which may claim; trainer */
+    shml_u64 accepted;      /* identity of the helper that the trainer watches, which may claim; trainer */
     shml_u64 row;           /* row being decoded, written before `now`, because a chunk may have more than 65,536; that worker */
     shml_u64 num_irregular; /* files read although they break a rule of their format; that worker */
     uint8_t reserved[32];   /* to 192: whole cache lines, so workers do not share one */
@@ -126,9 +126,9 @@ typedef struct {
 
 typedef struct {
     shml_u64 owner[SHML_MAX_CHUNKS]; /* order << 16 | own: see protocol.h; trainer: publish, void, recover; worker: claim, finish */
-    shml_u64 seq;             /* batch number within its epoch; trainer, while free */
+    uint64_t reserved0;
     int64_t epoch;            /* like all plain fields: trainer, only while the slot is free, before any owner word */
-    int64_t step;             /* of the batch within the epoch; equals seq */
+    int64_t step;             /* of the batch within the epoch */
     uint32_t generation;      /* header.generation at publication */
     uint32_t nrows;           /* rows ordered */
     uint32_t nchunks;         /* 1..64 */
@@ -147,7 +147,7 @@ typedef struct {
     int64_t ordered_ns;       /* CLOCK_MONOTONIC of publication */
     shml_u64 note_nbytes;     /* bytes in the text area of a batch that did not fail: the worker's position; claimant, before finish */
     shml_u64 num_lost;        /* claims of this order recovered from dead workers; if any, its rows are read one by one; trainer */
-    uint8_t reserved[112];    /* to 768 */
+    uint8_t reserved1[112];   /* to 768 */
     char payload_path[SHML_PATH_NBYTES]; /* segment of the payload; NUL-terminated, empty: no payload yet */
     char order_path[SHML_PATH_NBYTES];   /* segment with an order too large for its area; empty: it fits */
 } shml_slot;
@@ -156,7 +156,7 @@ static_assert(sizeof(shml_u64) == 8 && sizeof(shml_u32) == 4, "atomics must be p
 static_assert(offsetof(shml_header, last_order) == 256, "hot words start a cache line");
 static_assert(sizeof(shml_header) == 512, "header size");
 static_assert(sizeof(shml_worker) == 192, "worker record size");
-static_assert(offsetof(shml_slot, seq) == 512, "owner words are the first eight cache lines");
+static_assert(offsetof(shml_slot, reserved0) == 512, "owner words are the first eight cache lines");
 static_assert(offsetof(shml_slot, payload_path) == 768, "slot record: paths");
 static_assert(sizeof(shml_slot) == 1024, "slot record size");
 static_assert(SHML_MAX_WORKERS + 1 < 0x4000, "claims and reservations must not meet");

@@ -173,9 +173,9 @@ static inline uint32_t shml_local_ring_collect(shml_local_ring *local_ring) {
 
 static inline void shml_local_ring_poison(uint8_t *base, uint64_t nbytes) { memset(base, 0xA5, nbytes); }
 
-/* Make returned slots wait for device copies before they are free, and call `ended` at the end of each lease. Return -1 if out
+/* From now on, free returned slots only after their copies to a device, and call `ended` at the end of each lease. Return -1 if out
  * of memory. Trainer only, before the first lease. */
-static inline int shml_local_ring_cool(shml_local_ring *local_ring, void (*ended)(void *, uint32_t), void *context) {
+static inline int shml_local_ring_await_copies(shml_local_ring *local_ring, void (*ended)(void *, uint32_t), void *context) {
     local_ring->pending_copies = (int32_t *)calloc(local_ring->num_slots, sizeof(int32_t));
     if (!local_ring->pending_copies) return -1;
     local_ring->ended = ended;
@@ -184,7 +184,7 @@ static inline int shml_local_ring_cool(shml_local_ring *local_ring, void (*ended
 }
 
 /* Free a slot whose device copies have finished. Return -1 if it does not wait for copies. Trainer only. */
-static inline int shml_local_ring_cooled(shml_local_ring *local_ring, uint32_t slot) {
+static inline int shml_local_ring_copies_done(shml_local_ring *local_ring, uint32_t slot) {
     uint32_t at = 0;
     while (at < local_ring->num_pending_copies && local_ring->pending_copies[at] != (int32_t)slot) at++;
     if (at == local_ring->num_pending_copies) return -1;
@@ -214,8 +214,8 @@ static inline shml_lease *shml_lease_begin(shml_local_ring *local_ring, uint32_t
     return lease;
 }
 
-/* Add a reference to a lease that has not ended. Return 1 if it was added. The local ring must be alive, and no slot may be leased
- * meanwhile. */
+/* Add a reference to a lease that has not ended. Return 1 if it was added. The local ring must be alive, and no slot may be
+ * leased at the same time. */
 static inline int shml_lease_try_keep(shml_lease *lease) {
     int refs = atomic_load_explicit(&lease->refs, memory_order_relaxed);
     while (refs > 0)

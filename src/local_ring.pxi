@@ -87,12 +87,12 @@ cdef class LocalRing:
             slot = self._local_ring.free_list[i]
             place = &self._local_ring.places[slot]
             self._ring.slots[slot].state = SHML_FREE
-            self._note(SHML_EVENT_LEASE, place.leased_ns, place.released_ns, slot, 0, 0)
+            self._log_event(SHML_EVENT_LEASE, place.leased_ns, place.released_ns, slot, 0, 0)
         for i in range(first_pending_copies, self._local_ring.num_pending_copies):  # stats readers see it as leased until its copies have finished
             place = &self._local_ring.places[self._local_ring.pending_copies[i]]
-            self._note(SHML_EVENT_LEASE, place.leased_ns, place.released_ns, self._local_ring.pending_copies[i], 0, 0)
+            self._log_event(SHML_EVENT_LEASE, place.leased_ns, place.released_ns, self._local_ring.pending_copies[i], 0, 0)
 
-    cdef void _note(self, uint32_t kind, uint64_t begin_ns, uint64_t end_ns, int slot, uint32_t place, uint64_t amount):
+    cdef void _log_event(self, uint32_t kind, uint64_t begin_ns, uint64_t end_ns, int slot, uint32_t place, uint64_t amount):
         """Record an event of a slot's order for stats readers."""
         shml_record_of_slot(&self._ring, self.num_workers, kind, begin_ns, end_ns, self._local_ring.places[slot].order, slot, place,
                             self._ring.slots[slot].nrows, amount)
@@ -150,7 +150,7 @@ cdef class LocalRing:
 
     @cython.critical_section
     def state(self, int slot):
-        """Return the slot's private state: 0 free, 1 held, 2 ordered, 3 leased, 4 draining, 5 parked, 6 pending copies."""
+        """Return the slot's private state: FREE, HELD, ORDERED, LEASED, DRAINING, PARKED, or 6 if it has pending copies."""
         self._slot(slot)
         self._collect()
         return self._local_ring.places[slot].state
@@ -158,8 +158,8 @@ cdef class LocalRing:
     # ------------------------------------------------------------ copies to a device
 
     @cython.critical_section
-    def cool(self, ended):
-        """Keep each released slot pending until `cooled`, before it is free. May be called once, before the first lease.
+    def await_copies(self, ended):
+        """Free each released slot only after `copies_done`. May be called once, before the first lease.
 
         Args:
             ended: called with a slot when its lease ends, in any thread of Python, before the slot is released; not in threads of
@@ -168,8 +168,8 @@ cdef class LocalRing:
         """
         self._guard()
         if self._local_ring.pending_copies != NULL or self._local_ring.num_leased:
-            raise ValueError("cooling must be enabled once, before the first lease")
-        if shml_local_ring_cool(self._local_ring, _report_ended, <void *>self._entry):
+            raise ValueError("await_copies() must be called once, before the first lease")
+        if shml_local_ring_await_copies(self._local_ring, _report_ended, <void *>self._entry):
             raise MemoryError
         self._entry._ended = ended
 
@@ -182,11 +182,11 @@ cdef class LocalRing:
         return [self._local_ring.pending_copies[i] for i in range(self._local_ring.num_pending_copies)]
 
     @cython.critical_section
-    def cooled(self, int slot):
+    def copies_done(self, int slot):
         """Free a slot whose pending copies have finished."""
         self._slot(slot)
-        if shml_local_ring_cooled(self._local_ring, slot):
-            raise ValueError(f"slot {slot} is not cooling: its state is {self._local_ring.places[slot].state}")
+        if shml_local_ring_copies_done(self._local_ring, slot):
+            raise ValueError(f"slot {slot} has no pending copies: its state is {self._local_ring.places[slot].state}")
         self._ring.slots[slot].state = SHML_FREE
 
     # ------------------------------------------------------------ slots in use

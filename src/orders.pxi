@@ -42,13 +42,13 @@ cdef class OrderRing(LocalRing):
     cdef uint64_t _expected_nbytes
 
     @cython.critical_section
-    def publish(self, int slot, *, int64_t epoch, int64_t step, uint64_t seq, indices, uint32_t nrows, uint32_t nchunks=1,
+    def publish(self, int slot, *, int64_t epoch, int64_t step, indices, uint32_t nrows, uint32_t nchunks=1,
                 bint is_packed=False, bint is_pickled=False, int reserved=SHML_ANYONE, bytes order_path=b""):
         """Write an order into a held slot, or into one whose order has ended without delivery, and open it to workers.
 
         Args:
             slot: the slot.
-            epoch, step: the batch's place; `seq` is equal to `step`.
+            epoch, step: the batch's place.
             nrows, nchunks: number of rows, and of chunks that workers claim.
             is_packed: the batch is packed, so one worker writes it.
             is_pickled: `indices` is a pickle.
@@ -88,7 +88,6 @@ cdef class OrderRing(LocalRing):
         memcpy(record.order_path, <const char *>order_path, len(order_path))
         record.epoch = epoch
         record.step = step
-        record.seq = seq
         record.order_kind = SHML_ORDER_PICKLED if is_pickled else SHML_ORDER_INT64
         return self._open(slot, nrows, nchunks, is_packed, reserved)
 
@@ -112,7 +111,7 @@ cdef class OrderRing(LocalRing):
         shml_publish(&self._ring, slot, self._order, reserved)
         if self._shared is not None:
             self._shared._wrote(&self._ring, slot, self._order, is_rewritten)
-        self._note(SHML_EVENT_PUBLISH, record.ordered_ns, record.ordered_ns, slot, nchunks, 0)
+        self._log_event(SHML_EVENT_PUBLISH, record.ordered_ns, record.ordered_ns, slot, nchunks, 0)
         return self._order
 
     @cython.critical_section
@@ -153,7 +152,7 @@ cdef class OrderRing(LocalRing):
             PyBuffer_Release(&view)
         self._local_ring.num_free -= 1
         record.epoch = order.epoch
-        record.step = record.seq = order.step
+        record.step = order.step
         record.order_kind = SHML_ORDER_INT64
         cdef uint32_t nchunks = 1 if is_packed or order.worker >= 0 else self._num_chunks(nrows)
         order.slot = slot
@@ -164,7 +163,7 @@ cdef class OrderRing(LocalRing):
     def count_batch(self, Order order, uint64_t nbytes):
         """Count a delivered batch. Return whether all lendable slots are leased, so that the next batch might not find a slot."""
         if self._delivering >= 0:
-            self._note(SHML_EVENT_DELIVER, self._local_ring.places[self._delivering].leased_ns, shml_now_ns(), self._delivering, 0, nbytes)
+            self._log_event(SHML_EVENT_DELIVER, self._local_ring.places[self._delivering].leased_ns, shml_now_ns(), self._delivering, 0, nbytes)
             self._delivering = -1
         shml_count_batch(self._ring.header, len(order.indices), nbytes, order.epoch, order.step)
         self._collect()

@@ -48,7 +48,7 @@ cdef bint _is_column(list values):
     cdef object value, head = values[0]
     if not _is_text(head) or not (count >= _MANY or _is_large(head)):
         return False
-    for value in values:  # another thread may change the list meanwhile
+    for value in values:  # another thread may change the list at the same time
         if type(value) is not type(head):
             return False
     return True

@@ -202,13 +202,18 @@ static inline void shml_publish(shml_ring *ring, uint32_t slot, uint64_t order, 
     atomic_store_explicit(&ring->header->last_order, order, memory_order_release);
 }
 
+/* Return the owner word of a chunk. */
+static inline uint64_t shml_owner(const shml_slot *slot, uint32_t chunk) {
+    return atomic_load_explicit((shml_u64 *)&slot->owner[chunk], memory_order_acquire);
+}
+
 /* Summarize the slot's words, each read with acquire. Words only move toward final (only the trainer resets them), so reading one
  * after the other is sound. */
 static inline shml_status shml_inspect(const shml_ring *ring, uint32_t slot) {
     const shml_slot *s = &ring->slots[slot];
     shml_status status = {0, 0, 0, -1, 0};
     for (uint32_t c = 0; c < s->nchunks; c++) {
-        uint64_t word = atomic_load_explicit((shml_u64 *)&s->owner[c], memory_order_acquire);
+        uint64_t word = shml_owner(s, c);
         uint32_t own = SHML_OWN_OF(word);
         if (own == SHML_DONE) continue;
         if (own == SHML_VOID) status.num_void++;
@@ -354,7 +359,7 @@ static inline uint64_t shml_find_open(const shml_ring *ring, uint32_t w, uint64_
 
 /* Claim the oldest chunk open to worker w after the `num_left` oldest open orders, which are left to others. Return 1 and fill
  * `claim`, or return 0 if no chunk is open now. */
-static inline int shml_take_claim_behind(const shml_ring *ring, uint32_t w, uint32_t num_left, shml_claim *claim) {
+static inline int shml_take_claim(const shml_ring *ring, uint32_t w, uint32_t num_left, shml_claim *claim) {
     for (;;) {
         uint64_t best = shml_find_open(ring, w, 0, claim);
         for (uint32_t left = num_left; left > 0 && best != UINT64_MAX; left--)
@@ -365,11 +370,6 @@ static inline int shml_take_claim_behind(const shml_ring *ring, uint32_t w, uint
                                                     memory_order_relaxed))
             return 1;
     }
-}
-
-/* Claim the oldest chunk open to worker w, as above. */
-static inline int shml_take_claim(const shml_ring *ring, uint32_t w, shml_claim *claim) {
-    return shml_take_claim_behind(ring, w, 0, claim);
 }
 
 /* Claim again worker w's batch that ended in ERROR, once the trainer has ordered the batch again in its slot, reserved for w. Only

@@ -14,7 +14,7 @@ cdef extern from "lease.h" nogil:
         uint64_t last_order
         uint32_t generation, layout_state, is_packed, is_closing
         uint64_t layout_nbytes
-        uint64_t batches, samples, nbytes, wait_ns, num_waits, num_copied_out, num_grown, num_restarts, num_foreign
+        uint64_t batches, samples, nbytes, wait_ns, num_waits, num_copied_out, num_grown, num_restarts
         uint64_t waiting_since_ns, awaited, num_wanted
         uint32_t num_sleepers, num_rings
         uint64_t workers_offset, slots_offset, orders_offset, texts_offset, layout_offset
@@ -28,7 +28,6 @@ cdef extern from "lease.h" nogil:
         uint32_t num_actors
         char *node
     ctypedef struct shml_slot:
-        uint64_t seq
         int64_t epoch, step, ordered_ns
         uint32_t generation, nrows, nchunks, order_kind, form, state
         uint64_t order_nbytes, err, repack, need_nbytes, text_nbytes, used_nbytes, note_nbytes, num_lost
@@ -100,6 +99,7 @@ cdef extern from "lease.h" nogil:
                              uint64_t order, uint32_t slot, uint32_t place, uint32_t nrows, uint64_t amount)
 
     void shml_publish(shml_ring *ring, uint32_t slot, uint64_t order, int reserved)
+    uint64_t shml_owner(const shml_slot *slot, uint32_t chunk)
     shml_status shml_inspect(const shml_ring *ring, uint32_t slot)
     void shml_void(shml_ring *ring, uint32_t slot)
     void shml_await(shml_ring *ring, int64_t slot)
@@ -109,7 +109,7 @@ cdef extern from "lease.h" nogil:
 
     int shml_take_failed(const shml_ring *ring, uint32_t w, int64_t epoch, int64_t step, shml_claim *claim)
     int shml_take_earlier(const shml_ring *ring, uint32_t w, int64_t epoch, int64_t step, shml_claim *claim)
-    int shml_take_claim_behind(const shml_ring *ring, uint32_t w, uint32_t num_left, shml_claim *claim)
+    int shml_take_claim(const shml_ring *ring, uint32_t w, uint32_t num_left, shml_claim *claim)
     int shml_is_awaited(const shml_ring *ring, uint32_t slot)
     int shml_win_error(const shml_ring *ring, const shml_claim *claim)
     int shml_finish(const shml_ring *ring, const shml_claim *claim, uint32_t w, uint32_t own)
@@ -125,8 +125,8 @@ cdef extern from "lease.h" nogil:
     void shml_local_ring_push_free(shml_local_ring *local_ring, uint32_t slot)
     void shml_local_ring_pull_free(shml_local_ring *local_ring, uint32_t slot)
     uint32_t shml_local_ring_collect(shml_local_ring *local_ring)
-    int shml_local_ring_cool(shml_local_ring *local_ring, void (*ended)(void *, uint32_t) noexcept nogil, void *context)
-    int shml_local_ring_cooled(shml_local_ring *local_ring, uint32_t slot)
+    int shml_local_ring_await_copies(shml_local_ring *local_ring, void (*ended)(void *, uint32_t) noexcept nogil, void *context)
+    int shml_local_ring_copies_done(shml_local_ring *local_ring, uint32_t slot)
     shml_lease *shml_lease_begin(shml_local_ring *local_ring, uint32_t slot)
     int shml_lease_try_keep(shml_lease *lease)
     int shml_lease_make_private(shml_lease *lease)
@@ -134,9 +134,9 @@ cdef extern from "lease.h" nogil:
     dl_managed *shml_dl_new(shml_lease *lease, uint64_t offset, uint8_t code, uint8_t bits, int32_t ndim)
 
 cdef extern from "helpers.h" nogil:
-    int shml_request(const shml_ring *ring, uint32_t w, uint64_t ticket)
+    int shml_request(const shml_ring *ring, uint32_t w, uint64_t identity)
     uint64_t shml_requests(const shml_ring *ring, uint32_t w)
-    void shml_accept(const shml_ring *ring, uint32_t w, uint64_t ticket)
+    void shml_accept(const shml_ring *ring, uint32_t w, uint64_t identity)
     void shml_release(const shml_ring *ring, uint32_t w)
     uint32_t shml_num_idle(const shml_ring *ring)
     uint32_t shml_num_open(const shml_ring *ring)

@@ -323,18 +323,6 @@ cdef inline void _copy(void *to, const void *source, size_t nbytes):
         memcpy(to, source, nbytes)
 
 
-def copy_bytes(uintptr_t to, source, size_t nbytes):
-    """Copy the first `nbytes` of a contiguous buffer to an address, without the GIL if that pays."""
-    cdef Py_buffer view
-    PyObject_GetBuffer(source, &view, PyBUF_C_CONTIGUOUS)
-    try:
-        if <size_t>view.len < nbytes:
-            raise ValueError(f"the buffer of {view.len} bytes is smaller than {nbytes}")
-        _copy(<void *>to, view.buf, nbytes)
-    finally:
-        PyBuffer_Release(&view)
-
-
 def copy_from(uintptr_t to, uintptr_t source, size_t nbytes):
     """Copy `nbytes` from one address to another, without the GIL if that pays."""
     _copy(<void *>to, <const void *>source, nbytes)

@@ -158,7 +158,7 @@ static inline shml_status shml_share_inspect(const shml_share *share, const shml
     uint64_t what = atomic_load_explicit((shml_u64 *)&share->slots[slot].what, memory_order_acquire);
     *order = what >> 16;
     for (uint32_t c = 0; c < (uint32_t)(what & 0xFFFF); c++) {
-        uint64_t word = atomic_load_explicit((shml_u64 *)&ring->slots[slot].owner[c], memory_order_acquire);
+        uint64_t word = shml_owner(&ring->slots[slot], c);
         uint32_t own = SHML_OWN_OF(word);
         if (SHML_ORDER_OF(word) != *order) {
             *order = 0;

@@ -14,21 +14,6 @@ include "ring.pxi"
 
 from libc.string cimport memset
 
-cdef extern from *:
-    """
-    #include <time.h>
-    static uint64_t shml_stats_readers_now(void) {
-        struct timespec now;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-    }
-    static uint64_t shml_owner_seen(const shml_slot *slot, uint32_t chunk) {
-        return atomic_load_explicit((shml_u64 *)&slot->owner[chunk], memory_order_acquire);
-    }
-    """
-    uint64_t _now_ns "shml_stats_readers_now" () nogil
-    uint64_t _owner "shml_owner_seen" (const shml_slot *slot, uint32_t chunk) nogil
-
 ABI = SHML_ABI
 
 cdef int LOOKS = 4  # reads of words that must fit together; if the writer is faster than that, the figures are of two moments
@@ -99,7 +84,7 @@ cdef class StatsReader:
             if since == h.waiting_since_ns:
                 break
         return {
-            "time_ns": _now_ns(), "owner_pid": h.owner_pid, "owner_start_ns": h.owner_start_ns,
+            "time_ns": shml_now_ns(), "owner_pid": h.owner_pid, "owner_start_ns": h.owner_start_ns,
             "num_slots": self.num_slots, "num_workers": self.num_workers, "num_wanted": h.num_wanted, "is_static": bool(h.is_static),
             "control_nbytes": self._control.nbytes, "generation": h.generation, "layout_state": h.layout_state,
             "is_packed": bool(h.is_packed), "is_closing": bool(h.is_closing), "batches": h.batches, "samples": h.samples,
@@ -132,9 +117,9 @@ cdef class StatsReader:
         cdef dict found = {}
         cdef uint64_t first
         for _ in range(LOOKS):
-            first = _owner(r, 0)
+            first = shml_owner(r, 0)
             found = self._slot_once(slot, first >> 16)
-            if _owner(r, 0) >> 16 == first >> 16:
+            if shml_owner(r, 0) >> 16 == first >> 16:
                 break
         return found
 
@@ -147,7 +132,7 @@ cdef class StatsReader:
             raise ValueError(f"the control block is damaged: slot {slot} has state {state} and {nchunks} chunks")
         claims = []
         for chunk in range(nchunks):
-            word = _owner(r, chunk)
+            word = shml_owner(r, chunk)
             own = word & 0xFFFF
             if word >> 16 != order:
                 continue  # it is being published

@@ -45,13 +45,13 @@ FILLING = 0   # a chunk is unclaimed or being filled
 READY = 1     # every row is in place
 FAILED = 2    # a chunk ended in an error, or was given up because it crashed its workers or took too long
 REPACK = 3    # its samples do not have one shape, so it must be ordered again as one packed chunk
-# Results of `state`, except leased and draining.
+# Results of `state`; it is 6 for a slot with pending copies, which stats readers see as leased.
 FREE = SHML_FREE
 HELD = SHML_HELD
 ORDERED = SHML_ORDERED
+LEASED = SHML_LEASED
+DRAINING = SHML_DRAINING
 PARKED = SHML_PARKED
-PENDING_COPIES = SHML_PENDING_COPIES
-MAX_CHUNKS = SHML_MAX_CHUNKS
 MAX_WORKERS = SHML_MAX_WORKERS
 ANYONE = SHML_ANYONE
 ANY_SLOT = SHML_ANY_SLOT
@@ -319,7 +319,7 @@ cdef class TrainerRing(HostRing):
         for slot in range(self.num_slots):
             record = &self._ring.slots[slot]
             for chunk in range(record.nchunks):
-                word = _owner(record, chunk)
+                word = shml_owner(record, chunk)
                 if (word & 0xFFFF) == worker + 1:
                     first = shml_first_row(record.nrows, record.nchunks, chunk)
                     row = -1
@@ -440,16 +440,7 @@ cdef class TrainerRing(HostRing):
         if self._awaited < 0:
             shml_record_of_none(&self._ring, self.num_workers, SHML_EVENT_WAIT, since, now)
         else:
-            self._note(SHML_EVENT_WAIT, since, now, self._awaited, 0, 0)
+            self._log_event(SHML_EVENT_WAIT, since, now, self._awaited, 0, 0)
         self._ring.header.wait_ns += now - since
         self._ring.header.num_waits += 1
         self._ring.header.waiting_since_ns = 0
-
-
-cdef extern from *:
-    """
-    static inline uint64_t shml_owner_word(shml_slot *slot, uint32_t chunk) {
-        return atomic_load_explicit(&slot->owner[chunk], memory_order_acquire);
-    }
-    """
-    uint64_t _owner "shml_owner_word" (shml_slot *slot, uint32_t chunk) nogil

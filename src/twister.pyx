@@ -17,8 +17,10 @@ cdef extern from "twister.h" nogil:
 cdef extern from "Python.h":
     int64_t PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
 
-NUM_LANES = SHML_LANES
-RANDOM, NUMPY, TORCH = 1, 2, 4  # generators, as bits
+cdef enum:  # generators, as bits
+    OF_RANDOM = 1, OF_NUMPY = 2, OF_TORCH = 4
+
+RANDOM, NUMPY, TORCH = OF_RANDOM, OF_NUMPY, OF_TORCH
 
 cdef uint32_t _base[625]
 shml_twister_base(_base)
@@ -122,7 +124,7 @@ cdef class Reseeder:
             memcpy(words, self._states.mixed[at], SHML_TWISTER_NBYTES)
             self._randoms["gauss_next"] = None
         else:
-            left |= 1
+            left |= OF_RANDOM
 
         words = <uint8_t *>self.numpy_at
         if (words != NULL and (<int32_t *>words)[SHML_TWISTER_WORDS] == SHML_TWISTER_WORDS
@@ -130,18 +132,18 @@ cdef class Reseeder:
                 and (<void **>self.own_at)[0] == <void *>self._numpy):
             memcpy(words, self._states.plain[at], SHML_TWISTER_NBYTES)
         else:
-            left |= 2
+            left |= OF_NUMPY
 
         if self._torchs is None:
             if "torch" in self._modules:
-                left |= 4
+                left |= OF_TORCH
             return left
         words = <uint8_t *>self.torch_at
         if words != NULL and _is_fresh(words) and self._torchs.get("default_generator") is self._torch:
             memcpy(words - 20, &self.key, 8)
             memcpy(words, self._states.plain[at], SHML_TWISTER_NBYTES)
         else:
-            left |= 4
+            left |= OF_TORCH
         return left
 
     def are_as_seeded(self):

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from typing_extensions import Buffer
-
 class Part:
     def put(self, value: object, row: int) -> bool: ...
 
@@ -35,5 +33,4 @@ class TensorColumn(Column):
         cls, address: int, row_nbytes: int, keeper: object, rows: Any, code: int, is_plain: Callable[[Any], bool]
     ) -> TensorColumn: ...
 
-def copy_bytes(to: int, source: Buffer, nbytes: int) -> None: ...
 def copy_from(to: int, source: int, nbytes: int) -> None: ...

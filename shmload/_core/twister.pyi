@@ -4,7 +4,6 @@ import random
 from types import ModuleType
 from typing import Any, Self
 
-NUM_LANES: int
 RANDOM: int
 NUMPY: int
 TORCH: int

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 T = TypeVar("T")
-WIDE = 128  # columns if stdout is not a terminal
+WIDE = 128  # columns if stdout is not a terminal: those of the widest table (tools/bench/report_table.py)
 
 
 def complain(command: str, error: object) -> None:

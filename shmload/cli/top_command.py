@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-WIDE = 120  # columns if stdout is not a terminal
+from shmload.cli.terminal import WIDE
 
 
 def top(

@@ -23,10 +23,10 @@ def trace(
 
     from shmload.engine.tracing.ring_timeline import timelines_of
     from shmload.engine.tracing.trace_file import write
-    from shmload.tools.tracing import Recording
+    from shmload.tools.trace_recording import TraceRecording
 
     check_folder("trace", out)
-    recording = Recording(pid)
+    recording = TraceRecording(pid)
     recording.search()
     if recording.event_logs:
         try:

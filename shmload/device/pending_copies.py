@@ -2,9 +2,9 @@
 
 A copy with `non_blocking=True` from pinned memory has only been requested when the call returns, and it holds no reference to the
 tensor that it reads. So when a lease ends, an event is recorded on the thread's current streams, on the streams that were current
-where the batch was delivered, and on the streams that `record_stream` has named. Until all of its events are done the slot is
-*cooling*. The events are queried at each `next()`; the trainer waits for them only if the next batch has no other slot. No thread
-is needed.
+where the batch was delivered, and on the streams that `record_stream` has named. Until all of its events are done, the slot has
+*pending copies*. The events are queried at each `next()`; the trainer waits for them only if the next batch has no other slot. No
+thread is needed.
 
 A lease may end where no event can be recorded: in a thread that Python does not know, or after an error of the device. Such a
 slot has no events. It is free once the whole device has been synchronized, which happens only if no other slot is available.
@@ -16,13 +16,11 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from shmload._core.trainer import TrainerRing
+from shmload._core.trainer import LEASED, TrainerRing
 from shmload.device.cuda import CudaDevice
 from shmload.device.pinned_slots import PinnedSlots
 from shmload.errors import CopyFailed
 from shmload.introspect.users_frame import users_frame
-
-LEASED = 3  # a value of TrainerRing.state
 
 
 class Releases:
@@ -60,7 +58,7 @@ class Releases:
         """Return whether events were recorded for the slot."""
         return slot in self._events
 
-    def is_cool(self, slot: int) -> bool:
+    def are_done(self, slot: int) -> bool:
         """Return whether the copies from the slot are known to be done.
 
         Raises:
@@ -107,10 +105,10 @@ class PendingCopies:
         self._ring = ring
         self.releases = Releases(device)
         self.pins = self.releases.pins
-        ring.cool(self.releases.ended)
+        ring.await_copies(self.releases.ended)
 
     def look(self) -> None:
-        """Register new memory and free the slots that have cooled, without waiting.
+        """Register new memory and free the slots whose copies are done, without waiting.
 
         Raises:
             CopyFailed: the device reported an error.
@@ -121,20 +119,24 @@ class PendingCopies:
             text, pins.warning = pins.warning, ""
             warnings.warn(text, UserWarning, stacklevel=users_frame()[1])
         for slot in self._ring.pending_copies:
-            if self.releases.is_cool(slot):
-                self._ring.cooled(slot)
+            if self.releases.are_done(slot):
+                self._ring.copies_done(slot)
 
     def wait(self) -> bool:
-        """Wait until one slot with events has cooled; if none has events, until all have. Return False if no slot is cooling."""
+        """Wait until the copies from one slot with events are done, or from all slots if none has events.
+
+        Returns:
+            whether any slot had pending copies.
+        """
         pending_copies = self._ring.pending_copies
         known = next((slot for slot in pending_copies if self.releases.has_events(slot)), -1)
         if known >= 0:
             self.releases.wait(known)
-            self._ring.cooled(known)
+            self._ring.copies_done(known)
         elif pending_copies:
             self.releases.wait_for_all()
             for slot in pending_copies:
-                self._ring.cooled(slot)
+                self._ring.copies_done(slot)
         return bool(pending_copies)
 
     def close(self) -> None:
@@ -156,7 +158,7 @@ class PendingCopies:
         if is_unknown or failure is not None:
             failure = _tried(releases.wait_for_all) or failure
         for slot in pending_copies:
-            ring.cooled(slot)
+            ring.copies_done(slot)
         for slot in range(ring.num_slots):
             if ring.state(slot) != LEASED or releases.has_events(slot):  # the latter: its lease has ended just now
                 failure = _tried(releases.wait, slot) or failure

@@ -20,7 +20,7 @@ from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder
 from shmload.worker.own_generators import separate
 
-# method of an order that only torch mode calls, and the method that seed mode calls instead
+# for each kind of sampler: a method that only torch mode calls, and the method that seed mode calls instead
 _INSTEAD = (
     (KeyedOrder, "__iter__", "take"),
     (KeyedOrder, "__len__", "n"),
@@ -28,11 +28,7 @@ _INSTEAD = (
     (KeyedBatches, "__len__", "num_batches"),
 )
 _CHOICES = {"uneven": ("pad", "drop", "exact"), "on_error": ("raise", "skip", "substitute")}
-
-
 _TABLES = {("pandas", "DataFrame"), ("polars", "DataFrame"), ("polars", "LazyFrame")}
-
-
 # argument, smallest value, description of the valid values for the error
 _LEAST = (
     ("ring_bytes", 1, "a positive number of bytes"),
@@ -64,7 +60,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} must be {what} or None; got {given[name]}")
     _check_backend(given)
     _check_seed(given)
-    _check_orders(given)
+    _check_samplers(given)
     _check_threads(given)
     _check_policies(given)
     _check_share(given)
@@ -178,33 +174,33 @@ def _check_seed(given: Mapping[str, Any]) -> None:
         )
 
 
-def _check_orders(given: Mapping[str, Any]) -> None:
+def _check_samplers(given: Mapping[str, Any]) -> None:
     """Raise if a sampler of this package does not fit the dataset, or overrides a method that seed mode does not call."""
     dataset = given["dataset"]
     for name in ("sampler", "batch_sampler"):
-        order = given[name]
-        is_ours = isinstance(order, KeyedOrder | KeyedBatches)
+        sampler = given[name]
+        is_ours = isinstance(sampler, KeyedOrder | KeyedBatches)
         for kind, method, instead in _INSTEAD if given["seed"] is not None else ():
-            if isinstance(order, kind) and overrides(order, (method,), (instead,)):
+            if isinstance(sampler, kind) and overrides(sampler, (method,), (instead,)):
                 raise TypeError(
-                    f"{name}: {type(order).__name__} overrides {method}, which seed mode does not call: it computes any part of an "
-                    f"epoch by {instead}. Override {instead}, or leave out seed"
+                    f"{name}: {type(sampler).__name__} overrides {method}, which seed mode does not call: it computes any part of "
+                    f"an epoch by {instead}. Override {instead}, or leave out seed"
                 )
         if is_ours and given["seed"] is not None and package_ability(dataset, "epoch_schedule") is not None:
             raise ValueError(
-                f"the growing {type(dataset).__name__} defines the samples of each epoch itself, and {name}={order!r} is an order "
-                "of fixed length: leave it out, and give shuffle=True for a random order"
+                f"the growing {type(dataset).__name__} defines the samples of each epoch itself, and {name}={sampler!r} is an "
+                "order of fixed length: leave it out, and give shuffle=True for a random order"
             )
-        if not is_ours or order.num_needed is None or isinstance(dataset, IterableDataset):
+        if not is_ours or sampler.num_needed is None or isinstance(dataset, IterableDataset):
             continue
         try:
             num_samples = len(dataset)
         except (TypeError, NotImplementedError):
             continue
-        if order.num_needed > num_samples:
+        if sampler.num_needed > num_samples:
             raise ValueError(
-                f"{name}={order!r} has indices up to {order.num_needed - 1} and needs a dataset of {order.num_needed} samples; "
-                f"this {type(dataset).__name__} has {num_samples}"
+                f"{name}={sampler!r} has indices up to {sampler.num_needed - 1} and needs a dataset of {sampler.num_needed} "
+                f"samples; this {type(dataset).__name__} has {num_samples}"
             )
 
 
@@ -292,12 +288,12 @@ def _check_share(given: Mapping[str, Any]) -> None:
             raise ValueError(f'share="node" needs {needed}; got {name}={what}')
 
 
-def _divides(order: Any) -> bool:
+def _divides(sampler: Any) -> bool:
     """Return whether a sampler, or one inside it, divides the samples among ranks, like torch's DistributedSampler."""
-    while order is not None:
-        if hasattr(order, "num_replicas"):
+    while sampler is not None:
+        if hasattr(sampler, "num_replicas"):
             return True
-        order = getattr(order, "batch_sampler", None) or getattr(order, "sampler", None)
+        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
     return False
 
 
@@ -307,10 +303,10 @@ def _check_effects(given: Mapping[str, Any]) -> None:
     torch's own arguments are not checked: torch decides whether it is an error that they have no effect.
     """
     is_seeded, has_workers = given["seed"] is not None, given["num_workers"] != 0
-    orders = [given[name] for name in ("sampler", "batch_sampler") if given[name] is not None]
-    is_foreign = not all(isinstance(order, KeyedOrder | KeyedBatches) or _divides(order) for order in orders)
+    samplers = [given[name] for name in ("sampler", "batch_sampler") if given[name] is not None]
+    is_foreign = not all(isinstance(sampler, KeyedOrder | KeyedBatches) or _divides(sampler) for sampler in samplers)
     # the audit names its files by the rank, so rank and world_size do have an effect
-    is_named = given["audit"] is not None and (bool(orders) or isinstance(given["dataset"], IterableDataset))
+    is_named = given["audit"] is not None and (bool(samplers) or isinstance(given["dataset"], IterableDataset))
     has_ranks = (given["rank"], given["world_size"]) not in ((None, None), (0, 1))  # rank 0 of 1 reads all samples, in every mode
     ranks = f"rank={given['rank']} and world_size={given['world_size']}"
     is_uneven, uneven = given["uneven"] != "pad", f"uneven={given['uneven']!r}"

@@ -29,7 +29,7 @@ def _has_samples(value: Any) -> bool:
     return hasattr(value, "__iter__") or hasattr(value, "__getitem__")  # what iter() accepts
 
 
-# arguments, their check, description of the valid types for the error
+# arguments, their check, and the description of the valid types for the error
 _TYPES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("num_workers",), lambda value: is_auto(value) or _is_integer(value), 'an integer or "auto"'),
     (("prefetch_factor",), lambda value: value is None or is_auto(value) or _is_integer(value), 'an integer, "auto" or None'),
@@ -49,8 +49,6 @@ _TYPES: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("after_batch",), lambda value: value is None or callable(value), "a function of a batch or None"),
     (("audit",), lambda value: isinstance(value, str | os.PathLike | None), "the path of a folder or None"),
 )
-
-
 _CHECKED_BY_TORCH = ("num_workers", "prefetch_factor", "timeout")  # in torch mode, where the error is torch's
 
 

@@ -18,7 +18,8 @@ from shmload.engine.config import LoaderConfig
 
 log = logging.getLogger("shmload")
 
-HELD_MAX = 0.5  # of the time by all threads together: then a thread, or the trainer, finds the lock free at least every other time
+# largest share of the time for which all threads together may hold the lock: others then find it free at least every other time
+HELD_MAX = 0.5
 
 
 class NotSent(Exception):
@@ -30,7 +31,7 @@ class BackendChoice:
     """What "auto" has chosen.
 
     Attributes:
-        backend: the value of `backend` in whose place it stood.
+        backend: the value of `backend` that it stands for.
         reason: why, as a phrase.
         held_share: share of the time for which decoding holds Python's lock; None if it was not measured.
     """

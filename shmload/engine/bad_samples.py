@@ -18,14 +18,9 @@ from shmload.errors import SampleError
 from shmload.metrics import irregular_files
 
 LISTED_MAX = 1000  # most bad samples that stats() lists
-
-
 SUBSTITUTES_MAX = 100  # most indices tried in place of one bad sample
 
-
 OnError = Literal["raise", "skip", "substitute"]
-
-
 NextIndex: TypeAlias = Callable[[Order, int, int], Any]  # (order, row, tries) -> index; see `BadSamples`
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import Order
@@ -11,10 +11,8 @@ from shmload.batch.layout import Layout
 from shmload.device.pending_copies import Releases
 from shmload.engine.holders import Holders
 from shmload.engine.iterator_lock import IteratorLock
+from shmload.engine.outcome import Outcome
 from shmload.worker.pool import STOP_GRACE_S
-
-if TYPE_CHECKING:
-    from shmload.engine.outcome import Outcome
 
 
 class BatchSource(Protocol):

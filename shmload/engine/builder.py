@@ -22,6 +22,7 @@ from shmload.engine.config import LoaderConfig
 from shmload.engine.holders import is_enabled
 from shmload.engine.options import EngineOptions
 from shmload.engine.restart_limit import RestartLimit
+from shmload.engine.stage_record import StagePlaces
 from shmload.engine.tuning.autotune import Autotuner, tuner_of
 from shmload.engine.tuning.tuning_decision import Setting
 from shmload.shm import reaper
@@ -93,7 +94,7 @@ class EngineBuilder:
         chosen: what `backend="auto"` has chosen; None before, and for any other backend.
         num_made: engines made so far.
         trace: records all engines, including later ones; None if there is no trace.
-        about: (stage, where it runs) of a pipeline, shown to readers of its rings.
+        stage_places: (stage, where it runs) of a pipeline, shown to readers of its rings.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class EngineBuilder:
         self.chosen: BackendChoice | None = None
         self.num_made = 0
         self.trace: Tracing | None = None
-        self.about: Sequence[tuple[str, str]] = ()
+        self.stage_places: StagePlaces = ()
         self._reaper: finalize[..., Any] | None = None
 
     def make(self, config: LoaderConfig, *, base_seed: int, resume: Sequence[bytes] = (), **of_job: Any) -> BatchSource:
@@ -148,7 +149,7 @@ class EngineBuilder:
                 device=device,
                 num_pending_copies=0 if device is None else NUM_SENT,
                 num_sent=None if config.device is None else NUM_SENT,
-                about=self.about,
+                stage_places=self.stage_places,
                 **of_kind,
             ),
             self.bad_samples,

@@ -28,7 +28,7 @@ class LoaderConfig:
     Attributes:
         index_sampler: the sampler that torch made of shuffle, sampler and batch_sampler.
         auto_collation: whether samples are collated into batches, as torch decides it from batch_size and batch_sampler.
-        has_own_order: whether a sampler of the user's decides the order in seed mode, instead of the schedule.
+        has_users_sampler: whether, in seed mode, a sampler of the user's chooses the samples instead of the schedule.
     """
 
     dataset: Any
@@ -68,7 +68,7 @@ class LoaderConfig:
     audit: str | os.PathLike[str] | None
     index_sampler: Any
     auto_collation: bool
-    has_own_order: bool
+    has_users_sampler: bool
 
     @property
     def total_workers(self) -> int:

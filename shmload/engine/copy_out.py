@@ -102,14 +102,14 @@ class CopyOut:
         is_shared: other ranks read the ring, too.
 
     Attributes:
-        refused: a warning that the program turns into an error and that has not been raised yet; see `raise_warning`.
+        pending_warning: a warning that the program turns into an error and that has not been raised yet; see `raise_warning`.
     """
 
     def __init__(self, ring: TrainerRing | FollowerRing, *, is_shared: bool = False) -> None:
         self._ring = ring
         self._whose = "slots that a rank may have of a shared ring" if is_shared else "slots of the ring"
         self._has_warned = False
-        self.refused: UserWarning | None = None
+        self.pending_warning: UserWarning | None = None
 
     def must_copy(self, holders_hint: Callable[[], str]) -> bool:
         """Return whether the newest batch must be copied now, because the program holds too many slots for the workers to go on.
@@ -135,7 +135,7 @@ class CopyOut:
             except UserWarning as error:
                 # The program turns warnings into errors. Raised here, this one would lose the batch, and its traceback would keep
                 # the last slot. `raise_warning` raises it in the next call of `next`.
-                self.refused = error.with_traceback(None)
+                self.pending_warning = error.with_traceback(None)
         ring.count_copied_out()
         return True
 
@@ -143,7 +143,7 @@ class CopyOut:
         return self._ring.num_leased < self._ring.num_lendable
 
     def raise_warning(self) -> None:
-        """Raise `refused`, if there is one, and forget it."""
-        error, self.refused = self.refused, None
+        """Raise `pending_warning`, if there is one, and forget it."""
+        error, self.pending_warning = self.pending_warning, None
         if error is not None:
             raise error

@@ -11,7 +11,6 @@ takes two native calls instead, `TrainerRing.post` and `TrainerRing.take`, becau
 
 from __future__ import annotations
 
-import logging
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -47,8 +46,6 @@ from shmload.worker.failure import Failure
 from shmload.worker.job import Job, PeerRing
 from shmload.worker.note import AFRESH, END, NO_NEWS, Note, load_note
 from shmload.worker.pool import STOP_GRACE_S, PreparedWorkers
-
-log = logging.getLogger("shmload")
 
 WAIT_S = 0.02  # longest sleep until the next check for deaths, and for a batch whose doorbell was not rung
 DEATH_LOOK_S = 0.02  # interval between checks for deaths while batches are ready
@@ -129,7 +126,7 @@ class Engine:
             PreparedWorkers(
                 job,
                 ring.group,
-                ring.posts(options, tuple(peer_rings)),
+                ring.links(options, tuple(peer_rings)),
                 config.multiprocessing_context,
                 ring.stacks,
                 ring.end,
@@ -212,7 +209,7 @@ class Engine:
         """
         if self._is_closed:
             raise self._closed_error()
-        if self._copy_out.refused is not None:
+        if self._copy_out.pending_warning is not None:
             self._copy_out.raise_warning()
         if self._pending_copies is not None:
             self._pending_copies.look()
@@ -361,7 +358,7 @@ class Engine:
         except Exception as error:  # an object that cannot be unpickled, for example; reading it again would fail, too
             self._queue.remove(order)
             return Outcome(order, None, note, error)
-        self._supervisor.num_vain = 0
+        self._supervisor.num_idle_deaths = 0
         self._queue.remove(order)
         if self.on_delivery is not None:
             self.on_delivery()
@@ -459,7 +456,7 @@ class Engine:
         while (slot := ring.needy()) >= 0:
             with interrupts_held():
                 self._memory.answer_need(slot)
-            self._ring_grants()
+            self._announce_grants()
         if self._pending_copies is not None:
             self._pending_copies.pins.register()
         if self._backlog:
@@ -473,7 +470,7 @@ class Engine:
                 self._ring.withdraw(order.slot)
         self._publisher.accept_layout(Layout.loads(text) if text else None, nrows)
         self._has_layout = True
-        self._ring_grants()
+        self._announce_grants()
         if not text and self._queue and self._queue[0] not in self._divided():  # its worker packs it without being told
             self._pack_divided()
 
@@ -491,7 +488,8 @@ class Engine:
             if self._ring.look(order.slot) == REPACK:
                 self._publisher.write(order, order.slot, is_packed=True)
 
-    def _ring_grants(self) -> None:
+    def _announce_grants(self) -> None:
+        """Wake all workers that may wait for memory or for the layout."""
         for _ in range(self._options.num_workers):
             self._ring_parts.grants.post()
 

@@ -10,8 +10,7 @@ import os
 from time import monotonic
 from typing import NamedTuple
 
-from shmload._core.trainer import Order, TrainerRing
-from shmload.device.pending_copies import LEASED
+from shmload._core.trainer import LEASED, Order, TrainerRing
 from shmload.introspect.users_frame import users_place
 
 _is_enabled = os.environ.get("SHMLOAD_DEBUG_BATCHES", "") not in ("", "0")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from shmload.device.cuda import CudaDevice
 from shmload.engine.config import LoaderConfig
 from shmload.engine.restart_limit import RestartLimit
+from shmload.engine.stage_record import StagePlaces
 from shmload.worker.pool import Backend, process_pool
 
 
@@ -35,7 +36,7 @@ class EngineOptions:
         backend: starts the workers.
         has_threads: the workers are threads of the trainer.
         num_ray_workers: number of workers that are Ray actors, on any machine; they have the first numbers.
-        about: (stage, its place) for each stage of a pipeline, shown to readers of the ring.
+        stage_places: (stage, its place) for each stage of a pipeline, shown to readers of the ring.
     """
 
     config: LoaderConfig
@@ -57,4 +58,4 @@ class EngineOptions:
     backend: Backend = process_pool
     has_threads: bool = False
     num_ray_workers: int = 0
-    about: Sequence[tuple[str, str]] = ()
+    stage_places: StagePlaces = ()

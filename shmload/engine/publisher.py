@@ -84,7 +84,6 @@ class Publisher:
             slot,
             epoch=order.epoch,
             step=order.step,
-            seq=order.step,
             indices=raw,
             nrows=order.nrows,
             nchunks=nchunks,

@@ -19,7 +19,7 @@ from shmload.processes.ranks import rank_and_world_size
 from shmload.shm.doorbell import Doorbell, JointBell
 from shmload.shm.segment import Segment
 from shmload.shm.segment_group import SegmentGroup
-from shmload.worker.job import Job, PeerRing, Post
+from shmload.worker.job import Job, PeerRing, WorkerLink
 from shmload.worker.pool import STACK_NBYTES
 
 TEXT_CAPACITY = 16384  # bytes of each slot's area for the text of a failure or a note
@@ -94,9 +94,9 @@ class Ring:
         sizes = {"order_capacity": order_capacity, "text_capacity": TEXT_CAPACITY, "layout_capacity": LAYOUT_CAPACITY}
         num_records = options.num_workers + options.num_helpers
         nbytes = control_nbytes(self.num_slots, num_records, **sizes)
-        about = dump_stages(options.about)
-        self.control_segment = self.group.segment("control", nbytes + len(about))
-        os.pwrite(self.control_segment.fd, about, nbytes)
+        stages = dump_stages(options.stage_places)
+        self.control_segment = self.group.segment("control", nbytes + len(stages))
+        os.pwrite(self.control_segment.fd, stages, nbytes)
         self.control = Mapping(self.control_segment.fd, nbytes)
         self.native = TrainerRing(
             self.control,
@@ -128,8 +128,8 @@ class Ring:
         bells = self.order_bells if is_static or num_bells == 1 else [JointBell(self.order_bells)]
         self.publisher = Publisher(self.native, self.memory, bells, is_packed=job.plan.is_whole)
 
-    def posts(self, options: EngineOptions, peer_rings: tuple[PeerRing, ...]) -> list[Post]:
-        """Return the `Post` of each worker, by its number: what it needs to attach to the ring.
+    def links(self, options: EngineOptions, peer_rings: tuple[PeerRing, ...]) -> list[WorkerLink]:
+        """Return the `WorkerLink` of each worker, by its number.
 
         Args:
             options: options of the engine.
@@ -139,7 +139,7 @@ class Ring:
         if len(bells) < num_workers:
             bells = [bells[0 if worker < options.num_ray_workers else -1] for worker in range(num_workers)]
         return [
-            Post(
+            WorkerLink(
                 worker_id=worker,
                 num_workers=num_workers,
                 trainer_pid=os.getpid(),

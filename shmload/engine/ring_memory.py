@@ -33,20 +33,10 @@ from shmload.shm.segment import Kind, Segment, memfds_work
 from shmload.shm.segment_group import SegmentGroup
 
 ALIGNMENT = mmap.PAGESIZE  # at least 4 KiB; ranks that share a ring refresh it page by page
-
-
 GROWTH = 1.25  # a slot that must grow gets this many times the requested size
-
-
 RESERVED_NBYTES = 8 << 20  # bytes reserved at a time, which takes 2 ms; larger segments are reserved incrementally, between batches
-
-
 SPARSE_KIND = "memfd"  # kind of larger segments, because any process can take unreserved room in /dev/shm
-
-
 LEAST_SLOTS = 4  # one that a worker fills, one that the trainer uses, and two so that neither waits for the other
-
-
 SHM_SHARE = 4  # a slot added later takes at most 1/4 of the free room in /dev/shm, because other programs need some
 
 

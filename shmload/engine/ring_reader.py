@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 
 from shmload._core.mapping import Mapping
 from shmload._core.stats_reader import StatsReader
-from shmload.engine.stage_record import About, load_stages
+from shmload.engine.stage_record import StagePlaces, load_stages
 from shmload.engine.stats import Report, describe
 from shmload.engine.time_shares import Snapshot
 from shmload.shm import janitor
@@ -105,7 +105,7 @@ class RingReader:
         return self._stats_reader.snapshot()
 
     @property
-    def pipeline_stages(self) -> About | None:
+    def pipeline_stages(self) -> StagePlaces | None:
         """Return the stages of the ring's pipeline and where each runs; None if the ring does not belong to a pipeline."""
         return load_stages(memoryview(self.control))
 

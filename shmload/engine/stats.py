@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from shmload._core.trainer import DRAINING, FREE, HELD, LEASED, ORDERED, PARKED
 from shmload.engine.time_shares import Snapshot, beginning, busy_ns, shares
 
 Report = dict[str, Any]
 
 HUNG_S = 5.0  # seconds after which a trainer that waits for one batch is reported as hung
-
-FREE, HELD, ORDERED, LEASED, DRAINING, PARKED = range(6)  # values of `state` in a slot's record
 
 # entries of a snapshot that a report contains unchanged
 COPIED = (

@@ -29,8 +29,7 @@ log = logging.getLogger("shmload")
 # rows that must not be read again (empty if they are unknown), and the error to raise for them
 Fatal: TypeAlias = tuple[tuple[int, ...], Callable[[], ShmloadError]]
 
-
-VAIN_DEATHS = 10  # deaths of workers without a claim since the last batch, after which the loader ends
+IDLE_DEATHS_MAX = 10  # deaths of workers without a claim since the last batch, at which the loader ends
 
 
 class Supervisor:
@@ -48,7 +47,7 @@ class Supervisor:
             methods `stack`, `kill` and `replace` of a pool.
 
     Attributes:
-        num_vain: deaths of workers with nothing to do since the last batch; the engine sets it to 0 with each batch.
+        num_idle_deaths: deaths of workers with nothing to do since the last batch; the engine sets it to 0 with each batch.
         num_taken_back: chunks that were recovered from dead workers.
     """
 
@@ -71,7 +70,7 @@ class Supervisor:
         self._poisoned: dict[int, Fatal] = {}  # by slot
         self._late: dict[int, tuple[int, int]] = {}  # by worker: order and row (-1: none begun) that were late at the last check
         self._last_pid = 0  # pid of the process that died last
-        self.num_vain = 0
+        self.num_idle_deaths = 0
         self.num_taken_back = 0
 
     def handle(self, death: Death) -> Callable[[], WorkerDied] | None:
@@ -91,9 +90,11 @@ class Supervisor:
         if self._restarts.num_left == 0:
             return _death_error(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly", death, work)
         if is_idle and death.pid != self._last_pid:  # workers may share a process, which dies once
-            self.num_vain += 1
-            if self.num_vain >= VAIN_DEATHS:
-                text = f"it is the {self.num_vain}th worker in a row to die with nothing to do; check worker_init_fn and dmesg"
+            self.num_idle_deaths += 1
+            if self.num_idle_deaths >= IDLE_DEATHS_MAX:
+                text = (
+                    f"it is the {self.num_idle_deaths}th worker in a row to die with nothing to do; check worker_init_fn and dmesg"
+                )
                 return _death_error(f"{death}; {text}", death, None)
         self._last_pid = death.pid
         is_deadly = num_kills >= 2
@@ -132,10 +133,10 @@ class Supervisor:
             return False
         order = self._order_in(slot)
         if row < 0:
-            batch = "a batch" if order is None else self._work_of(order, row)
+            batch = "a batch" if order is None else self._described(order, row)
             what = f"{batch} was claimed, and no single sample of it was begun, for"
         else:
-            sample = f"sample {self._ring.worker(worker)['index']}" if order is None else self._work_of(order, row)
+            sample = f"sample {self._ring.worker(worker)['index']}" if order is None else self._described(order, row)
             what = f"{sample} took longer than"
         self._late.pop(worker)
         owner = self._owner_of(worker)
@@ -188,17 +189,17 @@ class Supervisor:
         order = self._order_in(slot)
         if order is None:
             return None, row, 0
-        of_batch = self._work_of(order, -1), number
+        of_batch = self._described(order, -1), number
         if self._num_threads > 1 and not self._kills[of_batch]:
             row = -1
-        over = of_batch if row < 0 else (self._work_of(order, row), 0)
-        self._kills[over] += 1
-        return over[0], row, self._kills[over]
+        blamed = of_batch if row < 0 else (self._described(order, row), 0)
+        self._kills[blamed] += 1
+        return blamed[0], row, self._kills[blamed]
 
     def _order_in(self, slot: int) -> Order | None:
         return next((order for order in self._queue if order.slot == slot), None)
 
-    def _work_of(self, order: Order, row: int) -> str:
+    def _described(self, order: Order, row: int) -> str:
         batch = self._ring.batch_of(order.step)
         if row < 0:
             return f"batch {batch} of epoch {order.epoch}"

@@ -34,7 +34,8 @@ class WorkerSet:
 
     def __init__(self, ring: TrainerRing, pool: WorkerPool, memory: RingMemory, num_pending_copies: int) -> None:
         self._ring, self._pool, self._memory = ring, pool, memory
-        self._num_spare = num_pending_copies + 2
+        self._num_pending_copies = num_pending_copies
+        self._num_spare = num_pending_copies + 2  # slots besides those of ordered batches, as num_slots counts them
         self._called_ns: dict[int, int] = {}  # worker -> time when it was started
         self.leaving: set[int] = set()
         self.start_s = 0.0
@@ -73,7 +74,7 @@ class WorkerSet:
             number of batches in flight for which there are slots.
         """
         with interrupts_held():
-            return self._memory.use(num_slots(num_ordered) + self._num_spare - 2, budget) - self._num_spare
+            return self._memory.use(num_slots(num_ordered) + self._num_pending_copies, budget) - self._num_spare
 
     def room(self, budget: int) -> int:
         """Return the number of batches that can be in flight if all payloads may take `budget` bytes."""

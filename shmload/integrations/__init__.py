@@ -14,7 +14,7 @@ ORDERING = ("batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
 def orders_itself(loader: ShmLoader[Any]) -> bool:
     """Return whether the loader's seed decides the order of samples, and not a sampler."""
-    return loader.seed is not None and not loader._has_own_order
+    return loader.seed is not None and not loader._has_users_sampler
 
 
 def rebuilt(loader: _Loader, **ordering: Any) -> _Loader:

@@ -1,6 +1,6 @@
 """Continue the trainer's generators where a saved run left them, without moving the program's own.
 
-A resumed pass draws its order from generators set to their states in the saved run, and the program's generators are restored
+A resumed pass draws its samples from generators set to their states in the saved run, and the program's generators are restored
 afterwards. If the program then neither draws from a generator nor seeds it, the saved run would not have done so either. The next
 pass then draws from where the resumed one stopped. A generator that the program has used or set since is used as it is.
 """
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from shmload.worker.order_origin import GENERATORS, Origin, origin_of, replayed
+from shmload.modes.draw_origin import GENERATORS, Origin, origin_of, replayed
 
 Marks = dict[str, int]  # name of a global generator -> checksum of its state
 

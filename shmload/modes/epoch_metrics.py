@@ -27,9 +27,7 @@ from shmload.processes.ranks import rank_and_world_size
 
 log = logging.getLogger("shmload")
 
-
 WAITS_KEPT = 1 << 16  # the quantiles are taken of the newest waits of a pass
-
 NO_TOTALS = {"nbytes": 0, "num_restarts": 0, "busy_s": 0.0}
 
 

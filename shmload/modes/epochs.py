@@ -1,7 +1,8 @@
 """The epochs of a loader in seed mode: the samples of each batch, the end of each epoch, and the state in between.
 
-One class covers three kinds of order: the schedule's formula; a schedule whose epochs may differ in length (an order that
-makes the batches, or a dataset that grows); and the user's own sampler, whose draws are kept.
+One class covers three kinds of epochs: those of the schedule's formula; those of a schedule whose epochs may differ in length (a
+`KeyedBatches`, or a dataset that grows); and those of the user's own sampler, whose draws are kept. An order is here, as in the
+engine, the `Order` of one batch; a `KeyedOrder` is the sequence of samples of an epoch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from shmload._core.trainer import Order
 from shmload.engine.config import LoaderConfig
 from shmload.introspect.abilities import package_ability
-from shmload.modes.sampled_order import SampledOrder
+from shmload.modes.sampled_epochs import SampledEpochs
 from shmload.processes.ranks import rank_and_world_size, source_of_rank
 from shmload.schedule.keyed_batches import BatchSchedule, KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder
@@ -35,8 +36,8 @@ _NO_BLOCK = (-1, 0, np.empty((0, 0), np.int64))
 class Epochs:
     """The epochs of one loader, for the current length of its dataset and the current ranks.
 
-    A step identifies one batch of each rank. Steps are 0, 1, 2, ..., unless the order makes the batches: then a step is the number
-    of its first batch over all ranks, or in a pipeline of its first item, and successive steps differ by `stride`.
+    A step identifies one batch of each rank. Steps are 0, 1, 2, ..., unless a `KeyedBatches` makes the batches: then a step is the
+    number of its first batch over all ranks, or in a pipeline of its first item, and successive steps differ by `stride`.
 
     Args:
         config: the loader's arguments at construction; each pass has its own.
@@ -59,7 +60,7 @@ class Epochs:
         self._block = _NO_BLOCK  # epoch, first step and indices of batches that are asked for next
         self.stride, self.is_uniform, self.grows = 1, True, False
         self.next_step: Callable[[int], int] = lambda step: step + 1
-        self.sampled = SampledOrder(config.index_sampler, config.seed or 0) if config.has_own_order else None
+        self.sampled = SampledEpochs(config.index_sampler, config.seed or 0) if config.has_users_sampler else None
         self.refresh(config)
 
     # ------------------------------------------------------------ the schedule
@@ -98,12 +99,12 @@ class Epochs:
             else:
                 schedule = growing(**{**common, **of_samples, "uneven": "drop" if config.drop_last else config.uneven})
         else:
-            order = self._keyed_order((config.batch_size or 1) * ranks[1])
-            n = len(config.dataset) if order is None else order.n
-            if made is not None and is_same and (made.n, made.order) == (n, order):
+            sequence = self._keyed_order((config.batch_size or 1) * ranks[1])
+            n = len(config.dataset) if sequence is None else sequence.n
+            if made is not None and is_same and (made.n, made.order) == (n, sequence):
                 return False
-            of_samples["shuffle"] = bool(config.shuffle) and order is None
-            schedule = Schedule(n, **common, **of_samples, drop_last=config.drop_last, order=order)
+            of_samples["shuffle"] = bool(config.shuffle) and sequence is None
+            schedule = Schedule(n, **common, **of_samples, drop_last=config.drop_last, order=sequence)
             num_steps = schedule.num_steps_of(ranks[0])
         self.rank, self._world_size = ranks
         self._schedule, self.num_steps, self._block, self.grows = schedule, num_steps, _NO_BLOCK, schedule.grows
@@ -111,7 +112,7 @@ class Epochs:
         return True
 
     def _keyed_order(self, global_batch: int) -> KeyedOrder | None:
-        """Return the order of the samples from the sampler or the dataset, or None for the plain order."""
+        """Return the sequence of samples that the sampler or the dataset defines; None if neither does."""
         config = self._config
         if isinstance(config.sampler, KeyedOrder):
             return config.sampler
@@ -139,8 +140,8 @@ class Epochs:
     @property
     def is_endless(self) -> bool:
         """Return whether epochs are infinite."""
-        order = getattr(self._schedule, "order", None)
-        return isinstance(order, KeyedOrder) and order.is_endless
+        sequence = getattr(self._schedule, "order", None)
+        return isinstance(sequence, KeyedOrder) and sequence.is_endless
 
     def end_of(self, epoch: int) -> int:
         """Return the step after the epoch's last."""
@@ -208,7 +209,7 @@ class Epochs:
         return num_valid if order.origins is None else sum(row < num_valid for row, _ in order.origins)
 
     def substitute(self, order: Order, row: int, tries: int) -> int:
-        """Return the index that comes `tries` places after a row's own in the epoch's order."""
+        """Return the index that comes `tries` places after a row's own in the epoch's sequence of samples."""
         assert self._schedule is not None
         return self._schedule.index_after(order.epoch, order.step, self.rank, row, tries)
 

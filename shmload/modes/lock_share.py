@@ -35,7 +35,7 @@ from shmload.processes.child import Child
 from shmload.processes.exit_codes import wait_exit_code
 from shmload.shm import fork_copies
 from shmload.worker.iterable_pass import IterablePass
-from shmload.worker.job import Job, Post
+from shmload.worker.job import Job, WorkerLink
 from shmload.worker.job_pickling import pickled_once
 from shmload.worker.pool import context_of
 from shmload.worker.process import set_up
@@ -71,11 +71,11 @@ def measured_share(config: LoaderConfig) -> float:
         except TypeError as error:
             raise NotSent(str(error)) from error
         make = process_maker(context, modules, needs_torch=True)
-    post = Post(0, config.num_workers, os.getpid(), "", 0, "", "", "", 0, ())
+    link = WorkerLink(0, config.num_workers, os.getpid(), "", 0, "", "", "", 0, ())
     answers, sender = context.Pipe(duplex=False)
     with answers:
         with sender:
-            arguments = (job, post, config.index_sampler, sender)
+            arguments = (job, link, config.index_sampler, sender)
             process = make(target=report, args=arguments, daemon=True, name="shmload measures the GIL")
             with fork_copies.without_copies(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)  # see ProcessPool
@@ -105,21 +105,21 @@ def _share_in(answers: Connection) -> float:
     raise RuntimeError(answer)
 
 
-def report(job: Job, post: Post, index_sampler: Any, answers: Connection) -> None:
+def report(job: Job, link: WorkerLink, index_sampler: Any, answers: Connection) -> None:
     """Run the process: send None when reading begins, then the share, or a text that says why there is none. Never return.
 
     Args:
         job: the job of the loader's workers.
-        post: the post of worker 0. It needs no ring.
+        link: the number and base seed of worker 0. It needs no ring.
         index_sampler: yields the keys of each batch, or one key, as torch's loader has it.
         answers: where to send the answers.
     """
-    die_with(post.trainer_pid)
+    die_with(link.trainer_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the whole process group; the trainer handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     answer: float | str
     try:
-        job, source, _ = set_up(job, post)
+        job, source, _ = set_up(job, link)
         answers.send(None)
         answer = held_share(_reads(job, index_sampler) if source is None else _reads_of_stream(job, source))
     except BaseException as error:  # SystemExit, too: this process has nobody else to report it
@@ -183,7 +183,7 @@ class _ReadingThread(threading.Thread):
 
 
 def _reads(job: Job, index_sampler: Any) -> Iterator[None]:
-    """Read the samples of the order, a few at each step, and one alone in the first."""
+    """Read the samples that the sampler yields, a few at each step, and one alone in the first."""
     reader = InlineReader(job, BadSamples("raise", None))
     for step, keys in enumerate(_again(lambda: _chunks(index_sampler, job.auto_collation))):
         try:

@@ -1,4 +1,4 @@
-"""PassContext: the parts of a loader, and the state, that its passes in torch mode share."""
+"""The value that all passes of a loader in torch mode get."""
 
 from __future__ import annotations
 

@@ -19,13 +19,13 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from shmload.engine.config import LoaderConfig
 from shmload.introspect.abilities import is_stateful
 from shmload.modes.dataset_pass import DatasetPass, next_pass
+from shmload.modes.draw_origin import Origin
 from shmload.modes.sampler_reader import SamplerReader, SamplerState, state_before
 from shmload.modes.torch_samplers import is_endless
-from shmload.modes.torch_state import SAMPLER, TorchState, has_own_states, identity, order_kind
+from shmload.modes.torch_state import SAMPLER, TorchState, has_own_states, identity, resume_kind
 from shmload.shm import pickling
 from shmload.worker.iterable_pass import RestartingIterator
 from shmload.worker.note import SAME, Note
-from shmload.worker.order_origin import Origin
 from shmload.worker.snapshot import Snapshot, own_states
 
 
@@ -174,7 +174,7 @@ class PassProgress:
         }
         if self._dataset_pass is not None:
             state["dataset_pass"] = self._dataset_pass.number
-        if order_kind(sampler) == SAMPLER:
+        if resume_kind(sampler) == SAMPLER:
             state["ahead"] = self.sampler.num_ahead
         if self._is_iterable:
             state.update(counts=list(self._counts), counted=counted, last_worker=self.last_worker, beyond=[])

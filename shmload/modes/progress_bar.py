@@ -15,9 +15,7 @@ from shmload.engine.delivery_log import DeliveryLog
 
 T = TypeVar("T")
 
-
 LOOK_S = 0.1  # seconds between two updates of the bar
-
 NUM_LOOKS = 30  # updates over which samples/s and the share of waiting are averaged
 
 

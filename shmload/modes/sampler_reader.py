@@ -1,6 +1,6 @@
 """One pass over a loader's sampler, which can be saved and resumed.
 
-A position in the order of one of torch's samplers is the generators' states before the pass and the number of batches taken. A
+A position in the sequence of one of torch's samplers is the generators' states before the pass and the number of batches taken. A
 sampler that implements the Stateful contract (`state_dict`, `load_state_dict`, on itself or on its iterator) is asked for its own
 state instead.
 """
@@ -19,8 +19,8 @@ from torch import Generator
 from torch.utils.data.sampler import BatchSampler
 
 from shmload.introspect.abilities import is_stateful
+from shmload.modes.draw_origin import Origin, origin_of, replayed, torch_origin
 from shmload.modes.torch_samplers import batches_of, innermost, is_endless, is_torchs_own, own_generator
-from shmload.worker.order_origin import Origin, origin_of, replayed, torch_origin
 
 SamplerState = dict[str, Any]
 
@@ -160,7 +160,10 @@ class SamplerReader:
             torch.empty((), dtype=torch.int64).random_(generator=self._generator)
         faster = self._faster(self.num_taken)
         if faster is not None and is_torchs_own(self._sampler):
-            iterator, num_early = faster, max(num_early, int(self.num_taken > 0))  # an order is drawn whole with its first batch
+            iterator, num_early = (
+                faster,
+                max(num_early, int(self.num_taken > 0)),
+            )  # a permutation is drawn whole with its first batch
         else:
             iterator = faster or iterator
             next(islice(iterator, self.num_taken, self.num_taken), None)

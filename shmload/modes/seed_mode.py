@@ -369,7 +369,7 @@ class SeedStream:
 
     def substitute(self, order: Order, row: int, tries: int) -> Any:
         """Return the index that replaces a bad sample at the given try."""
-        if self.config.has_own_order:
+        if self.config.has_users_sampler:
             return next_of_dataset(self.config, order, row)
         return self.epochs.substitute(order, row, tries)
 

@@ -1,4 +1,4 @@
-"""The substitute for a bad sample when a sampler decides the order."""
+"""The substitute for a bad sample when a sampler chooses the samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def next_of_dataset(config: LoaderConfig, order: Order, row: int) -> int:
     Raises:
         TypeError: the sampler yields keys that are not integers.
     """
-    ordered = order.indices[row]
-    if not isinstance(ordered, int | np.integer):
-        raise TypeError(f'on_error="substitute" needs integer indices: the sampler gave {ordered!r}. Use "skip"')
-    return (int(ordered) + 1) % len(config.dataset)
+    index = order.indices[row]
+    if not isinstance(index, int | np.integer):
+        raise TypeError(f'on_error="substitute" needs integer indices: the sampler gave {index!r}. Use "skip"')
+    return (int(index) + 1) % len(config.dataset)

@@ -14,6 +14,7 @@ from shmload.device.sending import sent_now
 from shmload.engine.iterator_lock import IteratorLock
 from shmload.engine.outcome import NOTHING
 from shmload.modes.default_collate import collated
+from shmload.modes.draw_origin import origin_of
 from shmload.modes.fetched_samples import FetchedSamples
 from shmload.modes.inline_reader import InlineReader
 from shmload.modes.pass_context import PassContext
@@ -25,7 +26,6 @@ from shmload.modes.torch_samplers import own_generator
 from shmload.modes.torch_state import TorchState
 from shmload.torch_names import DatasetKind, SingleProcessIterator
 from shmload.worker.iterable_pass import RestartingIterator
-from shmload.worker.order_origin import origin_of
 from shmload.worker.sample_rng import generators_kept, reading_of
 
 log = logging.getLogger("shmload")

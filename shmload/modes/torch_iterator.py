@@ -19,6 +19,7 @@ from shmload.engine.engine import Engine
 from shmload.engine.iterator_lock import IteratorLock
 from shmload.engine.outcome import NOTHING
 from shmload.errors import WorkerDied
+from shmload.modes.draw_origin import origin_of
 from shmload.modes.pass_context import PassContext
 from shmload.modes.pass_progress import PassProgress
 from shmload.modes.sampler_reader import reusable_keys
@@ -29,7 +30,6 @@ from shmload.modes.torch_state import TorchState
 from shmload.torch_names import DatasetKind, pin_memory, sharding_worker_init_fn
 from shmload.worker.iterable_pass import with_shared_seed
 from shmload.worker.note import NO_NEWS, Note
-from shmload.worker.order_origin import origin_of
 from shmload.worker.sample_rng import generators_kept
 
 log = logging.getLogger("shmload")

@@ -19,6 +19,7 @@ from shmload.engine.config import LoaderConfig
 from shmload.engine.delivery_log import DeliveryLog
 from shmload.modes.continuation import restored
 from shmload.modes.dataset_pass import continue_pass
+from shmload.modes.draw_origin import GENERATORS, Origin, origin_of, set_own
 from shmload.modes.epoch_metrics import EpochWatches
 from shmload.modes.pass_context import PassContext
 from shmload.modes.pass_progress import fresh_state
@@ -28,7 +29,6 @@ from shmload.modes.torch_iterator import TorchIterator
 from shmload.modes.torch_pass import TorchPass
 from shmload.modes.torch_samplers import is_torchs_own, own_generator
 from shmload.modes.torch_state import TorchState, check_torch_state, packed_state
-from shmload.worker.order_origin import GENERATORS, Origin, origin_of, set_own
 from shmload.worker.snapshot import load_own_states
 
 
@@ -76,8 +76,8 @@ class TorchPasses(PassContext):
     def _resumed(self, kind: type[TorchIterator | TorchInlineIterator], loader: DataLoader[Any], state: TorchState) -> TorchPass:
         """Return the rest of a pass. Generators that the program has restored itself are used as they are.
 
-        This is only possible if both runs have workers, or neither has. Otherwise a sampler draws its order at another time than in
-        the saved run.
+        This is only possible if both runs have workers, or neither has. Otherwise a sampler draws at another time than in the saved
+        run.
         """
         marks = state.get("generators", {})
         is_same_kind = bool(self.config.num_workers) == bool(state["num_workers"])

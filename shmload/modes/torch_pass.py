@@ -12,13 +12,13 @@ from shmload.engine.delivery_log import DeliveryLog
 from shmload.engine.iterator_lock import IteratorLock
 from shmload.engine.outcome import NOTHING
 from shmload.modes.after_batch import after_batch
+from shmload.modes.draw_origin import Origin, origin_of
 from shmload.modes.epoch_metrics import EpochWatch, samples_counter
 from shmload.modes.pass_context import PassContext
 from shmload.modes.pass_progress import PassProgress
 from shmload.modes.sampler_reader import SamplerReader
 from shmload.modes.torch_samplers import is_endless
 from shmload.torch_names import BaseIterator, DatasetKind, profiler_enabled
-from shmload.worker.order_origin import Origin, origin_of
 
 
 class TorchPass(BaseIterator):

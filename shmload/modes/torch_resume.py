@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from shmload.modes.sampler_reader import SamplerReader
-from shmload.modes.torch_state import DATASET, TorchState, has_own_states, order_kind
+from shmload.modes.torch_state import DATASET, TorchState, has_own_states, resume_kind
 from shmload.shm import pickling
 
 log = logging.getLogger("shmload")
@@ -46,7 +46,7 @@ def resume_bytes(state: TorchState | None, num_workers: int) -> list[bytes]:
 
 def fast_forward(state: TorchState) -> str:
     """Return why the pass must be read again up to the state, or an empty string if that is not needed."""
-    is_iterable = order_kind(state["sampler"]) == DATASET
+    is_iterable = resume_kind(state["sampler"]) == DATASET
     if not is_iterable or has_own_states(state["workers"]) or not state["position"] or state["is_finished"]:
         return ""
     return (

@@ -1,8 +1,8 @@
 """torch's own samplers, read as arrays.
 
-Indices that are Python ints cost more than the rest of a batch of tiny rows. A random order is drawn whole, by the same calls at
-the same moments as in torch, so global generators and `generator` end where torch leaves them; this includes the extra
-permutation that an exhausted RandomSampler draws. A sequential order is never built, and any position in it is reached at once.
+Indices that are Python ints cost more than the rest of a batch of tiny rows. A permutation is drawn whole, by the same calls at the
+same moments as in torch, so global generators and `generator` end where torch leaves them; this includes the extra permutation that
+an exhausted RandomSampler draws. A sequential sampler's indices are never built, and any position in it is reached at once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def is_endless(index_sampler: Any) -> bool:
 
 
 def is_torchs_own(index_sampler: Any) -> bool:
-    """Return whether the order depends on torch's generators alone."""
+    """Return whether the sampler's indices depend on torch's generators alone."""
     kinds = (type(index_sampler), type(innermost(index_sampler)))
     return all(kind.__module__.startswith("torch.utils.data") for kind in kinds)
 
@@ -69,24 +69,24 @@ def batches_of(index_sampler: Any, num_skipped: int = 0) -> Iterator[Any] | None
 
 
 def _slices(batch_sampler: BatchSampler, random: RandomSampler | None, num_skipped: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the batches of an order, which is drawn when the first is asked for, as torch's samplers do."""
+    """Yield batches of all indices: in sequence, or in a permutation of `random`, drawn with the first batch as in torch."""
     n, batch_size = len(batch_sampler.sampler), batch_sampler.batch_size  # type: ignore[arg-type]  # both have a length
-    generator, order = None, None
+    generator, permutation = None, None
     if random is not None:
         generator = random.generator
         if generator is None:
             seed = int(torch.empty((), dtype=torch.int64).random_().item())
             generator = torch.Generator()
             generator.manual_seed(seed)
-        order = randperm(n, generator).numpy()
+        permutation = randperm(n, generator).numpy()
 
     def indices(first: int, end: int) -> NDArray[np.int64]:
-        return np.arange(first, end) if order is None else order[first:end]
+        return np.arange(first, end) if permutation is None else permutation[first:end]
 
     for first in range(num_skipped * batch_size, n - batch_size + 1, batch_size):
         yield indices(first, first + batch_size)
     if random is not None and random.generator is not None:
-        # torch's sampler draws one more order and does not use it, which moves the user's generator
+        # torch's sampler draws one more permutation and does not use it, which moves the user's generator
         randperm(n, generator)
     rest = n % batch_size
     if rest and not batch_sampler.drop_last and num_skipped * batch_size < n:

@@ -34,20 +34,12 @@ from shmload.schedule.state_codec import UsersOwn, opened, sealed
 from shmload.worker.snapshot import OWN_STATES, Snapshot
 
 TORCH_STATE_VERSION = 2  # 2 adds `generators`, `ahead`, and the seeds of a pass through an iterable dataset; 1 is still read
-
-
 TorchState = dict[str, Any]
-
-
 OWN, SAMPLER, DATASET = "by a sampler's own state", "by a sampler", "by an iterable dataset"  # how a pass is resumed
 
-
 _IDENTITY = ("version", "mode", "n", "batch_size", "drop_last")
-
 _OUTSIDE = (*_IDENTITY, "position", "is_finished")
-
 _LISTS = ("beyond", "workers", "counts", "counted")
-
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("position", "snapshot", "done", "num_workers", "last_worker", "passes", "ahead", "dataset_pass"), (int,)),
     **dict.fromkeys(("base_seed", "shared_seed"), (int, type(None))),
@@ -55,9 +47,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "is_finished": (bool,),
     **dict.fromkeys(("sampler", "generators"), (dict,)),
 }
-
 _OPTIONAL = ("counts", "counted", "dataset_pass", "ahead", "generators")
-
 _OF_SAMPLER = {"taken": int, "epoch": object, "own": dict, "origin": dict, "seed_between": bool}
 
 
@@ -78,7 +68,7 @@ def has_own_states(workers: list[Snapshot]) -> bool:
 
 
 def identity(config: LoaderConfig) -> dict[str, Any]:
-    """Return the fields that identify a loader's order."""
+    """Return the fields that identify what a loader reads."""
     return {
         "version": TORCH_STATE_VERSION,
         "mode": "torch",
@@ -102,11 +92,11 @@ def check_torch_state(state: Any, config: LoaderConfig) -> TorchState:
     differing = states.differences(state, {**identity(config), "version": state.get("version")})
     loaded = _unpacked(state, config.trust_state)
     sampler = loaded["sampler"]
-    saved = order_kind(sampler)
+    saved = resume_kind(sampler)
     is_by_worker = saved == DATASET or has_own_states(loaded["workers"])
     if is_by_worker and loaded["num_workers"] != config.total_workers and not state["is_finished"]:
         differing.append(f"num_workers: saved {loaded['num_workers']!r}, now {config.total_workers!r}")
-    possible = _kinds_now(config)
+    possible = _resume_kinds_now(config)
     if saved not in possible:
         differing.append(f"order: saved {saved}, now {' or '.join(possible)}")
     if differing:
@@ -117,13 +107,13 @@ def check_torch_state(state: Any, config: LoaderConfig) -> TorchState:
     return loaded
 
 
-def order_kind(sampler: SamplerState) -> str:
+def resume_kind(sampler: SamplerState) -> str:
     """Return how a pass is resumed whose sampler has this state: OWN, SAMPLER or DATASET."""
     return OWN if "own" in sampler else SAMPLER if {"origin", "seed_between"} <= sampler.keys() else DATASET
 
 
-def _kinds_now(config: LoaderConfig) -> list[str]:
-    """Return the kinds that this loader's order may have: a sampler's iterator may turn out to have a state."""
+def _resume_kinds_now(config: LoaderConfig) -> list[str]:
+    """Return the ways in which a pass of this loader may be resumed: a sampler's iterator may turn out to have a state."""
     sampler = config.index_sampler
     if is_endless(sampler):
         return [DATASET]

@@ -64,15 +64,15 @@ class KeyedBlocks:
     Args:
         plan: plan of the pipeline.
         options: arguments for ShmLoader.
-        about: the stages, for displays.
+        stage_places: the stages, for displays.
     """
 
-    def __init__(self, plan: Plan, options: Mapping[str, Any], about: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, plan: Plan, options: Mapping[str, Any], stage_places: Sequence[tuple[str, str]]) -> None:
         pool = replace(plan.pool, buffer_size=None)
         self._plan = replace(
             plan, item_stages=[], batch_stages=[], made_batches=[], tail=[], partition=Partition(0, 1), collate=None, pool=pool
         )
-        self._engine = KeyedEngine(self._plan, options, about)
+        self._engine = KeyedEngine(self._plan, options, stage_places)
         self.number = 0
 
     def __call__(self) -> Block:

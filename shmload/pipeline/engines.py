@@ -14,17 +14,17 @@ from shmload.pipeline.pipeline_engine import PipelineEngine
 from shmload.pipeline.plan import Plan
 
 
-def engine_of(plan: Plan, options: Mapping[str, Any], about: Sequence[tuple[str, str]]) -> PipelineEngine:
+def engine_of(plan: Plan, options: Mapping[str, Any], stage_places: Sequence[tuple[str, str]]) -> PipelineEngine:
     """Return the engine for a plan.
 
     Args:
         plan: the plan to run.
         options: arguments for ShmLoader.
-        about: (name, where it runs) of each stage, for displays.
+        stage_places: (name, where it runs) of each stage, for displays.
     """
     if not plan.is_expanding:
-        return KeyedEngine(plan, options, about)
+        return KeyedEngine(plan, options, stage_places)
     if not plan.is_in_order:
-        return BlockEngine(plan, FedBlocks.of(plan, options, about), UnorderedPosition())
-    blocks = FedBlocks.of(plan, options, about) if plan.is_streamed else KeyedBlocks(plan, options, about)
+        return BlockEngine(plan, FedBlocks.of(plan, options, stage_places), UnorderedPosition())
+    blocks = FedBlocks.of(plan, options, stage_places) if plan.is_streamed else KeyedBlocks(plan, options, stage_places)
     return BlockEngine(plan, blocks, OrderedPosition())

@@ -83,14 +83,14 @@ class FedBlocks:
         source: a StreamSequence or a BlockSequence.
         pool: the workers.
         options: arguments for ShmLoader.
-        about: the stages, for displays.
+        stage_places: the stages, for displays.
         in_order: whether blocks arrive in order, or as they are finished.
     """
 
     source: Any
     pool: PoolOptions
     options: Mapping[str, Any]
-    about: Sequence[tuple[str, str]]
+    stage_places: Sequence[tuple[str, str]]
     in_order: bool = True
     place: int = field(default=0, init=False)
     number: int = field(default=0, init=False)
@@ -105,9 +105,9 @@ class FedBlocks:
         self._iterator: Iterator[Any] | None = None
 
     @classmethod
-    def of(cls, plan: Plan, options: Mapping[str, Any], about: Sequence[tuple[str, str]]) -> FedBlocks:
+    def of(cls, plan: Plan, options: Mapping[str, Any], stage_places: Sequence[tuple[str, str]]) -> FedBlocks:
         """Return the source for a plan."""
-        return cls(plan.source, plan.pool, options, about, plan.is_in_order)
+        return cls(plan.source, plan.pool, options, stage_places, plan.is_in_order)
 
     @property
     def _is_placed(self) -> bool:
@@ -142,7 +142,7 @@ class FedBlocks:
             options |= {"prefetch_factor": pool.prefetch_factor(self.source.size), "sample_timeout_s": pool.timeout_s}
         options |= {"num_workers": pool.num_workers, "collate_fn": _unchanged, **self.options}
         loader: ShmLoader[Any] = ShmLoader(program, sampler=self._sampler, batch_size=None, **options)
-        configure_for_pipeline(loader, self.about)
+        configure_for_pipeline(loader, self.stage_places)
         return loader
 
     def restart(self, epoch: int) -> None:

@@ -36,19 +36,19 @@ class KeyedEngine(PipelineEngine):
     Args:
         plan: the plan to run.
         options: arguments for ShmLoader.
-        about: (name, where it runs) of each stage, for displays.
+        stage_places: (name, where it runs) of each stage, for displays.
 
     Attributes:
         position: items of this epoch that all ranks have consumed, or of all epochs if the source repeats.
     """
 
-    def __init__(self, plan: Plan, options: Mapping[str, Any], about: Sequence[tuple[str, str]]) -> None:
+    def __init__(self, plan: Plan, options: Mapping[str, Any], stage_places: Sequence[tuple[str, str]]) -> None:
         self._stream = ItemStream(plan.source, None if plan.collate is None else plan.collate.batch_size)
         schedule: StreamSchedule = self._stream.schedule(
             seed=plan.source.seed, uneven=plan.uneven, world_size=plan.partition.n_ranks
         )
         super().__init__(plan, schedule)
-        self._options, self._about = options, about
+        self._options, self._stage_places = options, stage_places
         self._rank = plan.partition.rank
         self._is_batched = plan.collate is not None
         self.position = 0
@@ -191,7 +191,7 @@ class KeyedEngine(PipelineEngine):
                 return self._errors
             return NamedErrors(loader.on_error, loader.max_bad, loaders_own.next_index, plan.source.name)
 
-        configure_for_pipeline(loader, self._about, errors)
+        configure_for_pipeline(loader, self._stage_places, errors)
         return loader
 
     # ------------------------------------------------------------ position

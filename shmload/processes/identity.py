@@ -1,6 +1,6 @@
 """Tell a process from a later one with the same id, by its start time.
 
-A *ticket* holds both in one word of shared memory: process id << 40 | start time, in the kernel's ticks since boot.
+An *identity* holds both in one word of shared memory: process id << 40 | start time, in the kernel's ticks since boot.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def pidfd_of(pid: int, began: str) -> int:
     return -1
 
 
-def own_ticket() -> int:
-    """Return this process's ticket; never 0."""
+def own_identity() -> int:
+    """Return this process's identity; never 0."""
     return os.getpid() << _START_BITS | int(start_of(os.getpid()) or 0) & (1 << _START_BITS) - 1
 
 
-def of_ticket(ticket: int) -> tuple[int, str]:
-    """Return the process id and start time that a ticket holds."""
-    return ticket >> _START_BITS, str(ticket & (1 << _START_BITS) - 1)
+def pid_and_start(identity: int) -> tuple[int, str]:
+    """Return the process id and start time that an identity holds."""
+    return identity >> _START_BITS, str(identity & (1 << _START_BITS) - 1)

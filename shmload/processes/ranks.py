@@ -122,15 +122,15 @@ class OwnRank:
 
 
 def _place_by_environment() -> tuple[int, int]:
-    said = os.environ.get("WORLD_SIZE") or None
+    size = os.environ.get("WORLD_SIZE") or None
     found = os.environ.get("RANK") or os.environ.get("LOCAL_RANK")  # Lightning's children know only the second at first
-    if said is None or not found:
+    if size is None or not found:
         place = launched_place()
         # batch scripts export WORLD_SIZE alone, for torch's env:// to find
-        if place is not None and (said is None or said == str(place.world_size)):
+        if place is not None and (size is None or size == str(place.world_size)):
             return place[:2]
     try:
-        rank, world_size = int(found or "0"), int(said or "1")
+        rank, world_size = int(found or "0"), int(size or "1")
     except ValueError:
         rank, world_size = -1, 1
     if not found and world_size > 1:

@@ -154,7 +154,7 @@ class ActorSet:
             alive_nodes(ray.nodes(), draining()), len(self._settings), given, first=os.getpid(), node_nbytes=node_nbytes
         )
         for setting in settings:
-            worker = setting.post.worker_id
+            worker = setting.link.worker_id
             actor = ray.remote(WorkerActor).options(max_restarts=0, **options[worker])
             life_lock.let_live(self._control, byte := life_lock.draw())
             made = actor.remote(dataclasses.replace(setting, byte=byte))
@@ -163,7 +163,7 @@ class ActorSet:
     def _start_actors(self, settings: Iterable[ActorSetting]) -> None:
         """Send the dataset to new actors; each has started once it answers."""
         for setting in settings:
-            worker = setting.post.worker_id
+            worker = setting.link.worker_id
             with self._lock:
                 self._waits_since[worker] = monotonic()
                 actor = self._actors[worker]

@@ -37,31 +37,31 @@ def wait_for_job() -> None:
 def main() -> None:
     """Run the agent until the ring closes or the trainer ends."""
     config: AgentConfig = pickle.load(sys.stdin.buffer)
-    posts = config.posts
-    die_with(posts[0].trainer_pid)
+    links = config.links
+    die_with(links[0].trainer_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a worker
     try:
-        control = open_memory(posts[0].control_path)
-        control_fd = private_fds.keep(open_segment(posts[0].control_path))
-        ready, grants = (Doorbell.attach(name) for name in (posts[0].ready_bell, posts[0].grants_bell))
-        orders = {post.orders_bell: Doorbell.attach(post.orders_bell) for post in posts}
-        memory = open_memory(posts[0].pickled_job_path)
-        pickled_job: NDArray[np.uint8] = np.ndarray(posts[0].pickled_job_nbytes, np.uint8, memory)  # type: ignore[arg-type]  # a buffer
+        control = open_memory(links[0].control_path)
+        control_fd = private_fds.keep(open_segment(links[0].control_path))
+        ready, grants = (Doorbell.attach(name) for name in (links[0].ready_bell, links[0].grants_bell))
+        orders = {link.orders_bell: Doorbell.attach(link.orders_bell) for link in links}
+        memory = open_memory(links[0].pickled_job_path)
+        pickled_job: NDArray[np.uint8] = np.ndarray(links[0].pickled_job_nbytes, np.uint8, memory)  # type: ignore[arg-type]  # a buffer
     except FileNotFoundError:
         os._exit(GONE)  # the loader was closed before this process had started
-    rings = [[WorkerRing(control, post.worker_id) for _ in range(config.num_ahead)] for post in posts]
+    rings = [[WorkerRing(control, link.worker_id) for _ in range(config.num_ahead)] for link in links]
     sizes = rings[0][0].text_capacity, rings[0][0].layout_capacity
-    settings = [ActorSetting(post, config.paths, *sizes, config.sample_timeout_s) for post in posts]
+    settings = [ActorSetting(link, config.paths, *sizes, config.sample_timeout_s) for link in links]
     actors = ActorSet(config, pickled_job, settings, wait_for_job, control_fd)
     del memory, pickled_job
     by_bell: dict[str, list[list[WorkerProxy]]] = {name: [] for name in orders}
-    for post, of_worker in zip(posts, rings, strict=True):
-        by_bell[post.orders_bell].append(
+    for link, of_worker in zip(links, rings, strict=True):
+        by_bell[link.orders_bell].append(
             [WorkerProxy(ring, actors, ready=ready, grants=grants, open_memory=open_memory) for ring in of_worker]
         )
     local = None
     if config.num_local and config.is_seeded:  # in torch mode, no worker may take another's orders
-        processes = range(len(posts), len(posts) + config.num_local)
+        processes = range(len(links), len(links) + config.num_local)
         local = LocalProcesses(rings[0][0], processes, config.num_ordered)
     dispatchers = [Dispatcher(actors, proxies, orders[name], local) for name, proxies in by_bell.items()]
     threading.Thread(target=actors.connect, daemon=True).start()

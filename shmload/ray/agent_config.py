@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shmload.worker.job import Post
+from shmload.worker.job import WorkerLink
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class AgentConfig:
     """The agent's settings.
 
     Attributes:
-        posts: the post of each actor's worker.
+        links: the link of each actor's worker.
         address: address of the cluster's head, or "auto".
         paths: sys.path of the trainer's program.
         is_seeded: whether a task's result depends only on the task, so that another actor may repeat it.
@@ -32,7 +32,7 @@ class AgentConfig:
         is_replacement: whether this agent replaces another; then it retries a cluster that does not answer.
     """
 
-    posts: tuple[Post, ...]
+    links: tuple[WorkerLink, ...]
     address: str
     paths: tuple[str, ...]
     is_seeded: bool

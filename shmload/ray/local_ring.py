@@ -129,7 +129,6 @@ class LocalRing:
             ring.hold(),
             epoch=epoch,
             step=step,
-            seq=step,
             indices=raw,
             nrows=nrows,
             is_packed=is_packed,

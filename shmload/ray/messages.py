@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from shmload.worker.job import Post
+from shmload.worker.job import WorkerLink
 
 
 @dataclass(frozen=True)
 class ActorSetting:
-    """The settings of a new actor: its worker's post, and the capacities of the trainer's ring, which its own ring also gets."""
+    """The settings of a new actor: its worker's link, and the capacities of the trainer's ring, which its own ring also gets."""
 
-    post: Post
+    link: WorkerLink
     paths: Sequence[str]  # the trainer's sys.path
     text_capacity: int
     layout_capacity: int

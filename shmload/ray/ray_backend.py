@@ -30,20 +30,20 @@ class RayBackend:
 
     def __call__(self, prepared: PreparedWorkers) -> RayPool | JointPool:
         """Return the worker pool, not started."""
-        num_ray_workers = len(prepared.posts) - self.ray.num_local_workers
+        num_ray_workers = len(prepared.links) - self.ray.num_local_workers
         parcel = pickle_job_by_value(prepared.job)
         segment = prepared.group.segment("pickled_job", parcel.nbytes, num_reserved=0)
-        posts = with_job_path(prepared.posts[:num_ray_workers], segment)
+        links = with_job_path(prepared.links[:num_ray_workers], segment)
         locate = package_ability(prepared.job.dataset, "bytes_by_node")
         repeats_in_order = prepared.job.seed is None and prepared.job.tolerates_bad_samples
         config = AgentConfig(
-            tuple(posts),
+            tuple(links),
             current_cluster_address() if self.ray.address == "auto" else self.ray.address,
             tuple(path or os.getcwd() for path in sys.path),
             is_seeded=prepared.job.seed is not None,
             num_ahead=1 if repeats_in_order else max(1, min(prepared.num_ahead, MAX_AHEAD)),
             num_local=self.ray.num_local_workers,
-            num_ordered=prepared.num_ahead * len(prepared.posts),
+            num_ordered=prepared.num_ahead * len(prepared.links),
             connect_timeout_s=self.ray.connect_timeout_s,
             ship_timeout_s=self.ray.ship_timeout_s,
             actor_options=dict(self.ray.actor_options),
@@ -55,5 +55,5 @@ class RayBackend:
         actors = RayPool(config, parcel, segment, prepared.group.control)
         if not self.ray.num_local_workers:
             return actors
-        local = dataclasses.replace(prepared, posts=prepared.posts[num_ray_workers:])
+        local = dataclasses.replace(prepared, links=prepared.links[num_ray_workers:])
         return JointPool(actors, process_pool(local), num_ray_workers)

@@ -60,7 +60,7 @@ class RayPool:
     @property
     def pids(self) -> list[int]:
         """Return the agent's process id for each worker."""
-        return [] if self._agent is None else [self._agent.pid] * len(self._config.posts)
+        return [] if self._agent is None else [self._agent.pid] * len(self._config.links)
 
     @property
     def processes(self) -> list[Any]:
@@ -108,7 +108,7 @@ class RayPool:
             if life_lock.is_held(self._control.fd):
                 self._log_wait_for_actors()
                 return []
-            self._logged, self._dead = 0.0, set(range(len(self._config.posts)))
+            self._logged, self._dead = 0.0, set(range(len(self._config.links)))
         return [Death(worker, agent.pid, agent.wait()) for worker in sorted(self._dead)]
 
     def _log_wait_for_actors(self) -> None:
@@ -125,8 +125,8 @@ class RayPool:
         if self._dead or self._agent is None:
             return
         self._reap(self._agent)
-        posts = tuple(dataclasses.replace(post, resume=b"") for post in self._config.posts)
-        self._launch(dataclasses.replace(self._config, posts=posts, is_replacement=True))
+        links = tuple(dataclasses.replace(link, resume=b"") for link in self._config.links)
+        self._launch(dataclasses.replace(self._config, links=links, is_replacement=True))
 
     def stack(self, worker_id: int) -> str:
         """Return a placeholder, because the stack of a process on another machine is unknown."""

@@ -58,12 +58,12 @@ class WorkerActor:
     """
 
     def __init__(self, setting: ActorSetting) -> None:
-        post = setting.post
+        link = setting.link
         self._setting = setting
         self._equal: dict[bytes, bool] = {}  # text of a layout -> whether it equals this actor's layout
         self._segments: dict[str, Mapping] = {}  # segments of the trainer's ring, by path
         self._used: dict[int, str] = {}  # slot of the trainer's ring -> its last known segment
-        self._local_ring = LocalRing(post.worker_id, text_capacity=setting.text_capacity, layout_capacity=setting.layout_capacity)
+        self._local_ring = LocalRing(link.worker_id, text_capacity=setting.text_capacity, layout_capacity=setting.layout_capacity)
         sys.path += [path for path in setting.paths if path not in sys.path and os.path.isdir(path)]
 
     def start(self, parcel: Sequence[Any]) -> ActorStarted:
@@ -75,16 +75,16 @@ class WorkerActor:
             parcel: a list with Ray's reference to the pickled job. If the reference were the argument itself, Ray would transfer
                 the bytes before the call, and if the actor ended first, leave them on the node until their memory is needed.
         """
-        post = self._setting.post
+        link = self._setting.link
         job, source, snapshots, failure = Job(None, None, None, True, None, False), None, None, None
-        self._may_write = life_lock.hold(post.control_path, self._setting.byte)
+        self._may_write = life_lock.hold(link.control_path, self._setting.byte)
         pickled_job = _fetched(parcel[0])
         try:
             job = pickling.loads(pickled_job)
             _name_classes_of_main()
-            job, source, snapshots = set_up(job, post)
+            job, source, snapshots = set_up(job, link)
         except Exception as error:
-            failure = Failure.of(error, f"in DataLoader worker process {post.worker_id}", "")
+            failure = Failure.of(error, f"in DataLoader worker process {link.worker_id}", "")
         self._loop = WorkerLoop(
             self._local_ring.ring,
             job,
@@ -101,7 +101,7 @@ class WorkerActor:
             self._local_ring.settle(rows.dumps())
         self._sample_timer: SampleTimer | None = None
         if (limit_s := self._setting.sample_timeout_s) is not None:
-            self._sample_timer = SampleTimer(self._local_ring.trainer, post.worker_id, limit_s, store_failure)
+            self._sample_timer = SampleTimer(self._local_ring.trainer, link.worker_id, limit_s, store_failure)
             threading.Thread(target=self._sample_timer.watch, daemon=True).start()
         return ActorStarted(self._place, socket.gethostname(), versions())
 

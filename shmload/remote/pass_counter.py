@@ -18,7 +18,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -27,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload.processes.fork_lock import ForkLock
 from shmload.shm import pickling
 
 _KEPT = 256  # passes on the board
@@ -48,7 +48,7 @@ class PassCounter:
         self._board[2] = next_pass
 
     def _open(self, fd: int, home: str) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkLock()  # the trainer may fork workers while another of its threads begins a pass
         self._turns: dict[int, int] = {}  # base seed -> turns that this process has begun
         self._since = 0  # the first entry that counts: older ones are from before `set_next`
         self._fd, self._home = fd, home

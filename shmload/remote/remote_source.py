@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from shmload.errors import ShardCorrupt
 from shmload.formats.block_index import Read
 from shmload.formats.encryption import ENCRYPTED, SampleCipher
 from shmload.formats.tar.shard_index import ShardIndex
+from shmload.processes.fork_lock import ForkLock
 from shmload.remote.listing import shards_of
 from shmload.remote.local_shards import LocalShards
 from shmload.remote.manifest import MANIFEST_NAME, Manifest
@@ -58,7 +58,7 @@ class RemoteSource:
     def _begin(self) -> None:
         self._now: tuple[int, int, int] | None = None  # seed, epoch and window that were announced last
         self._is_settled = True  # shards that were passed have been released
-        self._lock = threading.Lock()
+        self._lock = ForkLock()  # the trainer may fork workers while another of its threads reads
 
     @property
     def window(self) -> int:

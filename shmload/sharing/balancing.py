@@ -23,7 +23,7 @@ from shmload._core.trainer import TrainerRing
 from shmload.engine.rank_hook import RankHook
 from shmload.engine.ring import Ring
 from shmload.processes import private_fds
-from shmload.processes.identity import of_ticket, pidfd_of
+from shmload.processes.identity import pid_and_start, pidfd_of
 from shmload.processes.interrupts import interrupts_held
 from shmload.sharing.rank_group import RankGroup, poll_of
 from shmload.shm.doorbell import Doorbell
@@ -61,12 +61,12 @@ class Helpers:
                 num_taken_back += 1
             log.info("%s has ended; what it held is read again", self._name(record))
             self.replace(record)
-        for record, ticket in self._ring.requests():
-            self._accept(record, ticket)
+        for record, identity in self._ring.requests():
+            self._accept(record, identity)
         return num_taken_back
 
-    def _accept(self, record: int, ticket: int) -> None:
-        pid, began = of_ticket(ticket)
+    def _accept(self, record: int, identity: int) -> None:
+        pid, began = pid_and_start(identity)
         try:
             pidfd = pidfd_of(pid, began)
         except OSError as error:  # no descriptor is left; the helper will ask again
@@ -77,7 +77,7 @@ class Helpers:
             return
         self._watched[record] = private_fds.keep(pidfd), pid
         self._poll.register(pidfd, select.POLLIN)
-        self._ring.accept(record, ticket)
+        self._ring.accept(record, identity)
 
     def _place(self, record: int) -> tuple[int, int]:
         """Return (number of the rank in the rank group, number of its worker) for a record."""

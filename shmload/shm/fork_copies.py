@@ -33,18 +33,19 @@ class _Fork(NamedTuple):
     writer: int
 
 
-_thread = threading.local()  # `.fork`, between this thread's handlers; `.is_ours`
+# `.fork`: the fork in progress, between this thread's handlers; `.makes_no_copies`: see `without_copies`
+_thread = threading.local()
 _unsettled: list[_Fork] = []
 
 
 @contextmanager
 def without_copies() -> Iterator[None]:
     """Make no copies for forks in this block, because their children use no batch."""
-    _thread.is_ours = True
+    _thread.makes_no_copies = True
     try:
         yield
     finally:
-        _thread.is_ours = False
+        _thread.makes_no_copies = False
 
 
 def release_copied() -> int:
@@ -58,7 +59,7 @@ def _settle(fork: _Fork, timeout_s: float) -> None:
     poll = select.poll()
     poll.register(fork.reader, select.POLLIN)
     if poll.poll(timeout_s * 1000):  # nothing is ever written, so this is the end of the file
-        with suppress(ValueError):  # another thread that forks may have removed it meanwhile
+        with suppress(ValueError):  # another thread that forks may have removed it in the meantime
             _unsettled.remove(fork)
         private_fds.close(fork.reader)
 
@@ -69,7 +70,7 @@ def _private(lease: Lease) -> bool:
 
 def _before() -> None:
     _thread.fork = None
-    if getattr(_thread, "is_ours", False):
+    if getattr(_thread, "makes_no_copies", False):
         return
     release_copied()
     leases = live_leases()

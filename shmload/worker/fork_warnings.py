@@ -1,6 +1,6 @@
 """Warn before workers are forked if CUDA is in use or other threads run.
 
-CUDA cannot be used in a forked child, so a dataset that touches the GPU would fail there: a warning says so. A lock that
+CUDA cannot be used in a forked child, so a dataset that touches the GPU would fail there, and a warning is raised. A lock that
 another thread holds during the fork stays held in the child forever. This is rare, so it is only logged, once. Daemon threads do
 not count, because almost every program has some (progress bars, loggers).
 """
@@ -13,7 +13,6 @@ import threading
 import warnings
 
 log = logging.getLogger("shmload")
-
 
 _has_logged_threads = False
 

@@ -44,13 +44,13 @@ class _WordSequence:
     Attributes:
         words: the words of the current block.
         num_blocks: number of blocks since the initial words.
-        is_left: a generator's words were not found in the sequence, so its words must be stored.
+        is_lost: a generator's words were not found in the sequence, so its words must be stored.
     """
 
     def __init__(self, words: bytes) -> None:
         self.words = words
         self.num_blocks = 0
-        self.is_left = False
+        self.is_lost = False
 
     @cached_property
     def _twister(self) -> tuple[np.random.MT19937, np.ndarray[Any, np.dtype[np.uint32]]]:
@@ -64,9 +64,9 @@ class _WordSequence:
     def follow(self, words: bytes) -> None:
         """Advance to these words, or record that the sequence does not contain them."""
         limit = self.num_blocks + BLOCKS_MAX
-        while self.words != words and not self.is_left:
+        while self.words != words and not self.is_lost:
             self.skip(1)
-            self.is_left = self.num_blocks > limit
+            self.is_lost = self.num_blocks > limit
         self.words = words
 
     def skip(self, num_blocks: int) -> None:
@@ -166,10 +166,10 @@ class GeneratorStreams:
             self._generators["numpy"] = _Numpy(own)
         self._positions: dict[str, dict[str, Any]] = {}
         self._seen: dict[str, tuple[bytes, Rest]] = {}
-        self._lines: dict[str, _WordSequence] = {}
+        self._sequences: dict[str, _WordSequence] = {}
         for name, generator in self._generators.items():
             self._seen[name] = generator.read()
-            self._lines[name] = _WordSequence(self._seen[name][0])
+            self._sequences[name] = _WordSequence(self._seen[name][0])
 
     def positions(self) -> dict[str, dict[str, Any]]:
         """Return the positions as a JSON-able dict, with one entry for each generator that was drawn from.
@@ -179,13 +179,13 @@ class GeneratorStreams:
         for name, generator in self._generators.items():
             if generator.has_moved(*self._seen[name]):
                 words, rest = self._seen[name] = generator.read()
-                line = self._lines[name]
-                line.follow(words)
+                sequence = self._sequences[name]
+                sequence.follow(words)
                 entry: dict[str, Any] = {"rest": rest, "check": zlib.crc32(words)}
-                if line.is_left or line.num_blocks > REPLAY_MAX:
+                if sequence.is_lost or sequence.num_blocks > REPLAY_MAX:
                     entry["words"] = base64.b64encode(words).decode()
                 else:
-                    entry["blocks"] = line.num_blocks
+                    entry["blocks"] = sequence.num_blocks
                 self._positions = {**self._positions, name: entry}
         return self._positions
 
@@ -195,19 +195,19 @@ class GeneratorStreams:
         A generator whose initial words differ from those of the saved run is left as it is, and a warning is logged.
         """
         for name, entry in positions.items():
-            line = self._lines[name]
+            sequence = self._sequences[name]
             if "words" in entry:
                 words = base64.b64decode(entry["words"])
             else:
-                line.skip(entry["blocks"])
-                words = line.words
+                sequence.skip(entry["blocks"])
+                words = sequence.words
             if zlib.crc32(words) != entry["check"]:
                 log.warning(
                     "the stream of %s could not be resumed in this worker: worker_init_fn seeds it differently in each run", name
                 )
-                self._lines[name] = _WordSequence(self._seen[name][0])
+                self._sequences[name] = _WordSequence(self._seen[name][0])
                 continue
             self._generators[name].write(words, entry["rest"])
-            line.words, line.is_left = words, "words" in entry
+            sequence.words, sequence.is_lost = words, "words" in entry
             self._seen[name] = self._generators[name].read()
             self._positions = {**self._positions, name: entry}

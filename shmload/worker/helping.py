@@ -18,7 +18,7 @@ from shmload import faults
 from shmload._core.filler import WorkerRing
 from shmload._core.mapping import Mapping
 from shmload._core.peer_status import PeerStatus
-from shmload.processes.identity import own_ticket, pidfd_of
+from shmload.processes.identity import own_identity, pidfd_of
 from shmload.shm.doorbell import Doorbell
 from shmload.worker.job import Job, PeerRing
 from shmload.worker.loop import WorkerLoop
@@ -55,7 +55,7 @@ class HelpedRank:
         open_memory: (path) -> mapping of a trainer's segment.
 
     Attributes:
-        body: the loop that fills the rank's chunks.
+        loop: the loop that fills the rank's chunks.
         pidfd: descriptor of the rank's process.
         status: the part of the rank's control block that shows whether it waits or is closing.
 
@@ -75,7 +75,7 @@ class HelpedRank:
             self.status = PeerStatus(control)
             self._ring = HelperRing(control, peer_ring.first_record + worker_id, worker_id)
             ready, grants = Doorbell.attach(peer_ring.ready_bell), Doorbell.attach(peer_ring.grants_bell)
-            self.body = WorkerLoop(
+            self.loop = WorkerLoop(
                 self._ring, job, ready=ready, orders=orders, grants=grants, open_memory=open_memory, is_helper=True
             )
         except BaseException:
@@ -87,10 +87,10 @@ class HelpedRank:
         """Return whether the rank's loader has closed or its trainer has ended."""
         return self.status.is_closing or bool(self._poll.poll(0))
 
-    def claims(self, ticket: int) -> bool:
+    def claims(self, identity: int) -> bool:
         """Request permission to help, and claim a chunk if it was granted before. Return whether a chunk was claimed."""
         ring = self._ring
-        return ring.request(ticket) and ring.has_layout and ring.claim()
+        return ring.request(identity) and ring.has_layout and ring.claim()
 
 
 class HelpedRanks:
@@ -109,7 +109,7 @@ class HelpedRanks:
     ) -> None:
         self._peer_rings: tuple[PeerRing, ...] | None = peer_rings  # None once they have been opened
         self._parts: tuple[Any, ...] = (worker_id, job, orders, open_memory)
-        self._ticket = own_ticket()
+        self._identity = own_identity()
         self._ranks: list[HelpedRank] = []
         self._looked = monotonic()
 
@@ -121,9 +121,9 @@ class HelpedRanks:
         """
         self._look()
         for rank in sorted(self._ranks, key=lambda rank: rank.status.waiting_since_ns or 1 << 64):
-            if rank.claims(self._ticket):
+            if rank.claims(self._identity):
                 faults.hit("visiting")
-                return rank.body
+                return rank.loop
         return None
 
     def leave_ended_ranks(self) -> None:

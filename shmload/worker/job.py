@@ -1,4 +1,4 @@
-"""The arguments of a worker: the `Job`, which is the same for all workers of a loader, and the worker's own `Post`."""
+"""The arguments of a worker: the `Job`, which is the same for all workers of a loader, and the worker's own `WorkerLink`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Job:
         seed_samples: reseed generators before each sample.
         is_iterable: the dataset is an IterableDataset.
         drop_last: drop an incomplete last batch; only used for iterable datasets, because only the worker finds their end.
-        shared_seed: seeds the shufflers of DataPipes; None: they are not seeded.
+        shared_seed: seeds the shufflers of DataPipes; None if they are not seeded.
         snapshot_every: interval in batches at which a batch carries its worker's state; 0 for never.
         num_steps: number of batches of a pass, if it is known and workers stay for the next one, else 0. The last batches of such a
             pass always carry a state.
@@ -48,7 +48,7 @@ class Job:
     num_threads: int = 1
 
     def own_generators(self) -> OwnGenerators | None:
-        """Return the generators in dataset and collate_fn to seed before each sample; None if there are none or without seeding."""
+        """Return the generators in dataset and collate_fn to seed before each sample; None without any, or without seeding."""
         own = OwnGenerators(self.dataset, self.collate_fn) if self.seed is not None and self.seed_samples else None
         return own or None
 
@@ -72,7 +72,7 @@ class PeerRing:
 
 
 @dataclass(frozen=True)
-class Post:
+class WorkerLink:
     """One worker's number, and the memory and bells that it shares with the trainer.
 
     Attributes:

@@ -144,12 +144,12 @@ class WorkerLoop:
     def _wait_or_help(self) -> None:
         """Wait for an order of this ring, or fill one chunk of another rank's ring."""
         self._ring.waiting(True)  # before claiming from other ranks, so that a rank which publishes later rings this worker's bell
-        body = None if self._helped_ranks is None else self._helped_ranks.claim()
-        if body is None:
+        loop = None if self._helped_ranks is None else self._helped_ranks.claim()
+        if loop is None:
             self._orders.wait(LOOK_AGAIN_S)
         self._ring.waiting(False)
-        if body is not None:
-            body.work()
+        if loop is not None:
+            loop.work()
 
     def work(self) -> None:
         """Fill the claimed chunk, and report to the trainer that it is done or has failed."""

@@ -26,17 +26,15 @@ from shmload.shm import fork_copies, reaper
 from shmload.shm.segment import Segment
 from shmload.shm.segment_group import SegmentGroup
 from shmload.worker.fork_warnings import warn_of_fork
-from shmload.worker.job import Job, Post
+from shmload.worker.job import Job, WorkerLink
 from shmload.worker.job_pickling import pickled_once
 from shmload.worker.process import STACK_SIGNAL, main
 from shmload.worker.template import process_maker
 
-STACK_NBYTES = 65536  # size of the segment for a worker's stack
-
 log = logging.getLogger("shmload")
 
+STACK_NBYTES = 65536  # size of the segment for a worker's stack
 STACK_LOOKS, STACK_LOOK_MS = 100, 5  # a worker has half a second to write its stack
-
 STOP_GRACE_S = 1.0  # a worker's time to finish its sample when the loader closes
 
 
@@ -116,8 +114,8 @@ class ProcessPool:
     """A worker pool of processes of this machine, started by any of multiprocessing's start methods.
 
     Args:
-        posts: one for each worker; they need not begin at worker 0, because other workers of the ring may be Ray actors.
-        job: the work. A fork inherits it; for other start methods it is pickled once, into the segment that `posts` name. If it
+        links: one for each worker; they need not begin at worker 0, because other workers of the ring may be Ray actors.
+        job: the work. A fork inherits it; for other start methods it is pickled once, into the segment that `links` name. If it
             contains objects that only multiprocessing can pickle (locks, queues, shared memory), it is pickled for each process.
         make: makes a process without starting it, like the `Process` of a multiprocessing context.
         inherits_job: pass the job to each process as an argument instead of in the segment.
@@ -126,14 +124,14 @@ class ProcessPool:
 
     def __init__(
         self,
-        posts: list[Post],
+        links: list[WorkerLink],
         job: Job,
         make: Callable[..., BaseProcess],
         *,
         inherits_job: bool,
         stacks: abc.Mapping[int, Segment],
     ) -> None:
-        self._posts = {post.worker_id: post for post in posts}
+        self._links = {link.worker_id: link for link in links}
         self._job, self._make, self._inherits_job, self._stacks = job, make, inherits_job, stacks
         self._workers: dict[int, WorkerProcess] = {}
         self._children: Children[WorkerProcess] = Children()
@@ -156,30 +154,30 @@ class ProcessPool:
 
     def start(self, num_workers: int) -> None:
         """Start those of the ring's first `num_workers` workers that belong to this pool, without waiting for them."""
-        for post in self._posts.values():
-            if post.worker_id < num_workers:
-                self._start(post)
+        for link in self._links.values():
+            if link.worker_id < num_workers:
+                self._start(link)
                 if faults.armed:
                     faults.hit("starting")
 
     def start_worker(self, worker_id: int) -> None:
-        """Start one more worker, without waiting for it and without the snapshot of its post."""
-        self._start(dataclasses.replace(self._posts[worker_id], resume=b""))
+        """Start one more worker, without waiting for it and without the snapshot of its link."""
+        self._start(dataclasses.replace(self._links[worker_id], resume=b""))
 
     def reap(self, worker_id: int) -> None:
         """Forget a worker that has ended."""
         self._reap(self._workers.pop(worker_id))
 
-    def _start(self, post: Post) -> None:
+    def _start(self, link: WorkerLink) -> None:
         inherited = self._job if self._inherits_job else None
-        process = self._make(target=main, args=(post, inherited), daemon=True, name=f"shmload worker {post.worker_id}")
+        process = self._make(target=main, args=(link, inherited), daemon=True, name=f"shmload worker {link.worker_id}")
         with fork_copies.without_copies(), warnings.catch_warnings():
             # Python warns if threads run, but the worker starts none before its own code runs, and only reads inherited memory
             warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
             process.start()
         reaper.watch(process.pid or 0)
-        worker = WorkerProcess(post.worker_id, process)
-        self._workers[post.worker_id] = worker
+        worker = WorkerProcess(link.worker_id, process)
+        self._workers[link.worker_id] = worker
         self._children.add(worker)
 
     def deaths(self) -> list[Death]:
@@ -275,12 +273,12 @@ def context_of(wanted: Any) -> BaseContext:
 
 @dataclasses.dataclass(frozen=True)
 class PreparedWorkers:
-    """The argument of a `Backend`: the job, a post for each worker, and settings for processes of this machine.
+    """The argument of a `Backend`: the job, a link for each worker, and settings for processes of this machine.
 
     Attributes:
         job: the work, the same for all workers.
         group: the segments of the ring.
-        posts: one for each worker.
+        links: one for each worker.
         multiprocessing_context: the loader's argument.
         stacks: the segment to which each worker writes its Python stack on request; a worker without one cannot be asked.
         end: closes the ring, so that the workers leave.
@@ -290,7 +288,7 @@ class PreparedWorkers:
 
     job: Job
     group: SegmentGroup
-    posts: list[Post]
+    links: list[WorkerLink]
     multiprocessing_context: Any
     stacks: dict[int, Segment]
     end: Callable[[], None]
@@ -303,7 +301,7 @@ Backend = Callable[[PreparedWorkers], WorkerPool]  # makes a pool that is not st
 
 def process_pool(prepared: PreparedWorkers) -> ProcessPool:
     """Return a worker pool of processes of this machine, not started."""
-    context, posts = context_of(prepared.multiprocessing_context), prepared.posts
+    context, links = context_of(prepared.multiprocessing_context), prepared.links
     inherits_job = context.get_start_method() == "fork"
     modules: set[str] = set()
     if inherits_job:
@@ -313,18 +311,18 @@ def process_pool(prepared: PreparedWorkers) -> ProcessPool:
         if pickled_job is None:
             inherits_job = True
         else:
-            posts = with_pickled_job(prepared.group, "pickled_job-local", pickled_job, posts)
+            links = with_pickled_job(prepared.group, "pickled_job-local", pickled_job, links)
     make = process_maker(context, modules, needs_torch=prepared.job.seed is None)
-    return ProcessPool(posts, prepared.job, make, inherits_job=inherits_job, stacks=prepared.stacks)
+    return ProcessPool(links, prepared.job, make, inherits_job=inherits_job, stacks=prepared.stacks)
 
 
-def with_pickled_job(group: SegmentGroup, name: str, pickled_job: bytes, posts: list[Post]) -> list[Post]:
-    """Write the pickled job to a new segment, and return the posts with its path."""
+def with_pickled_job(group: SegmentGroup, name: str, pickled_job: bytes, links: list[WorkerLink]) -> list[WorkerLink]:
+    """Write the pickled job to a new segment, and return the links with its path."""
     segment = group.segment(name, len(pickled_job))
     memoryview(Mapping(segment.fd, len(pickled_job)))[:] = pickled_job
-    return with_job_path(posts, segment)
+    return with_job_path(links, segment)
 
 
-def with_job_path(posts: list[Post], segment: Segment) -> list[Post]:
-    """Return the posts with the path of the segment that holds the pickled job."""
-    return [dataclasses.replace(post, pickled_job_path=segment.path, pickled_job_nbytes=segment.nbytes) for post in posts]
+def with_job_path(links: list[WorkerLink], segment: Segment) -> list[WorkerLink]:
+    """Return the links with the path of the segment that holds the pickled job."""
+    return [dataclasses.replace(link, pickled_job_path=segment.path, pickled_job_nbytes=segment.nbytes) for link in links]

@@ -22,7 +22,7 @@ from shmload.worker.failure import Failure
 from shmload.worker.generator_states import GeneratorStreams
 from shmload.worker.helping import HelpedRanks
 from shmload.worker.iterable_pass import IterablePass, with_shared_seed
-from shmload.worker.job import Job, Post
+from shmload.worker.job import Job, WorkerLink
 from shmload.worker.loop import WorkerLoop, process_begin_ns
 from shmload.worker.snapshot import Snapshot, Snapshots, load_own_states
 
@@ -52,60 +52,60 @@ class Attached(NamedTuple):
         )
 
 
-def attach(post: Post) -> Attached:
-    """Attach to the ring and the bells of a post.
+def attach(link: WorkerLink) -> Attached:
+    """Attach to the ring and the bells of a link.
 
     Raises:
         FileNotFoundError: the loader has been closed.
     """
-    ring = WorkerRing(open_memory(post.control_path), post.worker_id)
-    return Attached(ring, *(Doorbell.attach(name) for name in (post.ready_bell, post.orders_bell, post.grants_bell)))
+    ring = WorkerRing(open_memory(link.control_path), link.worker_id)
+    return Attached(ring, *(Doorbell.attach(name) for name in (link.ready_bell, link.orders_bell, link.grants_bell)))
 
 
-def main(post: Post, inherited: Job | None) -> None:
+def main(link: WorkerLink, inherited: Job | None) -> None:
     """Run one worker.
 
     Args:
-        post: the worker's number, bells and segments.
+        link: the worker's number, bells and segments.
         inherited: the job, if it was inherited by a fork or had to be pickled with the process. If None, the job is read from the
             segment with the pickled job, which all workers share.
     """
-    die_with(post.trainer_pid)
+    die_with(link.trainer_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the whole process group; the trainer handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler inherited from the trainer would keep this worker alive
     faults.hit("start")
-    os.sched_setaffinity(0, post.affinity)
+    os.sched_setaffinity(0, link.affinity)
     set_batch_scheduling()
     keep_freed()
     # pages inherited from the trainer are shared until they are written to, and the collector writes to every object it visits
     gc.freeze()
     try:
-        attached = attach(post)
+        attached = attach(link)
     except FileNotFoundError:
         os._exit(GONE)  # the loader was closed before this process had started
-    if post.stack_path:
+    if link.stack_path:
         # the signal handler itself writes the stack, so this also works for a worker that is stuck in C with the GIL held
-        faulthandler.register(STACK_SIGNAL, open_segment(post.stack_path), all_threads=False)
-    where = f"in DataLoader worker process {post.worker_id}"
+        faulthandler.register(STACK_SIGNAL, open_segment(link.stack_path), all_threads=False)
+    where = f"in DataLoader worker process {link.worker_id}"
     job, failure = inherited, None
     source: IterablePass | None = None
     snapshots: Snapshots | None = None
     try:
         if job is None:
-            pickled_job = open_memory(post.pickled_job_path)
-            job = pickle.loads(memoryview(pickled_job)[: post.pickled_job_nbytes])
+            pickled_job = open_memory(link.pickled_job_path)
+            job = pickle.loads(memoryview(pickled_job)[: link.pickled_job_nbytes])
             del pickled_job
         assert job is not None
-        job, source, snapshots = set_up(job, post)
+        job, source, snapshots = set_up(job, link)
     except Exception as error:
         failure = Failure.of(error, where, "")
         job = job or Job(None, None, None, True, None, False)
     helped_ranks = None
-    if post.peer_rings and failure is None:
-        helped_ranks = HelpedRanks(post.peer_rings, post.worker_id, job, orders=attached.orders, open_memory=open_memory)
-    body = attached.loop(job, source=source, snapshots=snapshots, helped_ranks=helped_ranks, init_failure=failure)
+    if link.peer_rings and failure is None:
+        helped_ranks = HelpedRanks(link.peer_rings, link.worker_id, job, orders=attached.orders, open_memory=open_memory)
+    loop = attached.loop(job, source=source, snapshots=snapshots, helped_ranks=helped_ranks, init_failure=failure)
     with suppress(KeyboardInterrupt):  # raised by a sample: torch's worker also exits without a message
-        body.run(process_begin_ns())
+        loop.run(process_begin_ns())
 
 
 def set_batch_scheduling() -> None:
@@ -128,7 +128,7 @@ def limit_library_threads() -> None:
         cv2.setNumThreads(0)  # only the caller's thread; with 1, OpenCV would wait for threads that a forked child does not have
 
 
-def set_up(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots | None]:
+def set_up(job: Job, link: WorkerLink) -> tuple[Job, IterablePass | None, Snapshots | None]:
     """Set this process's threads, seeds and worker info, and prepare the work.
 
     In seed mode, torch is used only if the dataset has imported it, so a worker that decodes without torch stays small.
@@ -142,19 +142,19 @@ def set_up(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots | 
     if job.seed is None or "torch" in sys.modules:
         from shmload.worker import torch_side
 
-        torch_side.prepare(job.dataset, post.worker_id, post.num_workers, post.base_seed)
-    return prepare(job, post)
+        torch_side.prepare(job.dataset, link.worker_id, link.num_workers, link.base_seed)
+    return prepare(job, link)
 
 
-def prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots | None]:
+def prepare(job: Job, link: WorkerLink) -> tuple[Job, IterablePass | None, Snapshots | None]:
     """Call the user's worker_init_fn, and restore the saved state, if any. The worker has been seeded.
 
     Returns:
         the job with the worker's dataset, the pass through it if it is iterable, and the `Snapshots` if they are needed.
     """
     if job.worker_init_fn is not None:
-        job.worker_init_fn(post.worker_id)
-    resumed: Snapshot = pickle.loads(post.resume) if post.resume else {}
+        job.worker_init_fn(link.worker_id)
+    resumed: Snapshot = pickle.loads(link.resume) if link.resume else {}
     if not (job.snapshot_every or resumed or job.is_iterable):
         return job, None, None
     streams = GeneratorStreams()  # before the dataset loads its state, because it may set generators
@@ -164,4 +164,4 @@ def prepare(job: Job, post: Post) -> tuple[Job, IterablePass | None, Snapshots |
     if job.is_iterable:
         has_ended, is_over = resumed.get("has_ended", False), resumed.get("is_over", False)
         source = IterablePass(job.dataset, resumed.get("iterator"), has_ended=has_ended, is_over=is_over)
-    return job, source, Snapshots(job, source, post.num_workers, streams)
+    return job, source, Snapshots(job, source, link.num_workers, streams)

@@ -25,7 +25,8 @@ from shmload.worker.reseeding import GlobalGenerators
 
 _OWN_STREAM = 0  # stream of sample_rng(); 1 is the stream of the global generators (reseeding.py)
 _ZEROS = np.zeros(4, np.uint64)
-_UNKEPT = 2  # getrefcount of a generator that only this module holds: `_Now.rng` and the argument; Python 3.14 counts no locals
+# getrefcount of a generator that only this module holds: `_ThreadState.rng` and the argument; Python 3.14 counts no locals
+_UNKEPT = 2
 _UNREAD = (
     "sample_info() and sample_rng() can be called only while a ShmLoader reads a sample; "
     "shmload.debug.read(dataset, index) reads one alone"
@@ -63,7 +64,7 @@ class CurrentReading(Protocol):
 
 
 @dataclass
-class _Watch:
+class _DrawWatch:
     """A watch for draws while several samples are read at once. Such draws belong to no sample, and depend on the batch size."""
 
     begun: object  # identifies the reading, as `CurrentReading.begun`
@@ -74,7 +75,7 @@ class _Watch:
     has_drawn: bool = False
 
 
-class _One:
+class _SingleReading:
     """A reading of one sample."""
 
     def __init__(self, sample: Sample) -> None:
@@ -91,7 +92,7 @@ class _One:
         return None
 
 
-class _Keyed:
+class _KeyMap:
     """A map from the indices by which a dataset asks for generators to the keys of the samples."""
 
     def __init__(self, indices: Any, keys: Any) -> None:
@@ -106,26 +107,26 @@ class _Keyed:
 
 
 @dataclass(slots=True)
-class _Now:
+class _ThreadState:
     """The state of one thread: its current reading, and the sample's generator if it was requested.
 
     While several samples are read at once, `watch` exists, and `reading` has the identity of the first of them.
     """
 
     reading: CurrentReading | None = None
-    watch: _Watch | None = None
+    watch: _DrawWatch | None = None
     rng: np.random.Generator | None = None
     rng_of: object = None  # the sample of the generator, as `CurrentReading.begun`
     rng_at: int | None = None  # address of the generator's memory; 0 if it cannot be known, None before the search
-    keyed: _Keyed | None = None
-    generators: GlobalGenerators | None = None  # seeds the generators that this thread's plain calls draw from; None: the process's
+    keyed: _KeyMap | None = None
+    generators: GlobalGenerators | None = None  # seeds those that this thread's plain calls draw from; None for the process's
 
 
 class _Threads(threading.local):
     """The state of this thread. Looking it up costs more than anything else here, so each function does it once."""
 
     def __init__(self) -> None:
-        self.now = _Now()
+        self.now = _ThreadState()
 
 
 _threads = _Threads()
@@ -197,7 +198,7 @@ def begin_sample(
         row: row of this sample among them.
         own: the dataset's own generators, which are keyed along with the global ones.
     """
-    _threads.now.reading = _One((seed, epoch, index, worker))
+    _threads.now.reading = _SingleReading((seed, epoch, index, worker))
     if reseed and seed is not None:
         global_generators().begin(seed, epoch, index, keys, row)
         if own is not None:
@@ -215,7 +216,7 @@ def begin_many(*, can_repeat: bool, compares: bool = False, own: OwnGenerators |
     now = _threads.now
     reading = now.reading
     if reading is not None and reading.sample()[0] is not None:
-        now.watch = _Watch(reading.begun, _states(own) if compares else None, can_repeat, own)
+        now.watch = _DrawWatch(reading.begun, _states(own) if compares else None, can_repeat, own)
 
 
 @contextmanager
@@ -227,7 +228,7 @@ def keyed_by(indices: Any, keys: Any) -> Iterator[None]:
         keys: their keys, in the same order.
     """
     now = _threads.now
-    now.keyed = _Keyed(indices, keys)
+    now.keyed = _KeyMap(indices, keys)
     try:
         yield
     finally:
@@ -242,7 +243,7 @@ def drew_between_samples() -> bool:
     return watch.has_drawn or (watch.states is not None and watch.states != _states(watch.own))
 
 
-def _watch(now: _Now) -> _Watch | None:
+def _watch(now: _ThreadState) -> _DrawWatch | None:
     """Return the watch of the current reading."""
     watch, reading = now.watch, now.reading
     return watch if watch is not None and reading is not None and watch.begun == reading.begun else None
@@ -364,7 +365,7 @@ def sample_rng(index: int | None = None) -> np.random.Generator:
     return now.rng
 
 
-def _generator(now: _Now, first: int, second: int) -> np.random.Generator:
+def _generator(now: _ThreadState, first: int, second: int) -> np.random.Generator:
     """Return a generator at the start of a key's stream.
 
     The thread's last generator is reused unless other code has kept it, because a new one costs 8 us. numpy's own setter takes 3

@@ -15,9 +15,9 @@ changed since the template was started (`_origin`), a new one is started.
 
 multiprocessing's own fork server is unsuitable: if it is killed with its trainer, it leaves a folder in /tmp for its socket;
 workers and their child processes keep it alive; when it dies, its children seem to have ended; and the user decides which modules
-it imports. The template takes its orders from a socket whose other end only the trainer holds, so it ends with the trainer.
+it imports. The template takes its requests from a socket whose other end only the trainer holds, so it ends with the trainer.
 
-If no template can be started, or it dies during an order, the worker is started without it.
+If no template can be started, or it dies during a request, the worker is started without it.
 """
 
 from __future__ import annotations
@@ -65,13 +65,13 @@ FOR_TORCH = ("torch", "shmload.worker.torch_side")  # modules for workers that u
 _LOADER = "shmload.loader"  # takes 0.2 s more; workers of a program that uses ShmLoader import it
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from shmload.worker.template import serve; serve({number})"
-_ORDER_NBYTES, _ORDER_FDS = 65536, 253  # largest order; 253 is the kernel's limit on descriptors in a message
+_REQUEST_NBYTES, _REQUEST_FDS = 65536, 253  # largest request; 253 is the kernel's limit on descriptors in a message
 _SIGNALS = {signal.SIGINT: signal.SIG_IGN, signal.SIGCHLD: signal.SIG_DFL}
 _THREAD_LOOKS = 20
 
 
 def serve(number: int) -> NoReturn:
-    """Run the template process: take orders from a socket until the trainer is gone.
+    """Run the template process: take requests from a socket until the trainer is gone.
 
     Args:
         number: descriptor of the socket.
@@ -89,7 +89,7 @@ def serve(number: int) -> NoReturn:
                 _report(*workers.pop(fd))
                 os.close(fd)
                 continue
-            modules, fds, _, _ = socket.recv_fds(control, _ORDER_NBYTES, _ORDER_FDS)
+            modules, fds, _, _ = socket.recv_fds(control, _REQUEST_NBYTES, _REQUEST_FDS)
             if not modules:
                 os._exit(0)  # without cleanup, during which the trainer may kill it; the modules have nothing to clean up
             for name in modules.decode().split():
@@ -228,10 +228,10 @@ class Template:
 
     @property
     def is_alive(self) -> bool:
-        """Return whether the template takes orders: it has not ended, and the program has not closed its socket."""
+        """Return whether the template takes requests: it has not ended, and the program has not closed its socket."""
         return self.process.poll() is None and private_fds.is_kept(self._control)
 
-    def order(self, modules: Iterable[str], fds: Iterable[int] = ()) -> None:
+    def request(self, modules: Iterable[str], fds: Iterable[int] = ()) -> None:
         """Make the template import modules, and fork a worker if descriptors for one are given, without waiting for either.
 
         Args:
@@ -280,7 +280,7 @@ def template_for(method: str) -> Template:
     with _lock:
         if _current is None or _current.origin != origin or not _current.is_alive:
             _current = Template(origin)
-            _current.order((*_preload(method), *FOR_ALL))
+            _current.request((*_preload(method), *FOR_ALL))
         return _current
 
 
@@ -355,7 +355,7 @@ class Popen(popen_forkserver.Popen):
         fds = [self._status, data_w]
         try:
             try:
-                self._template.order(process_obj.modules, [status_w, data_r, _tracker(), 1, 2, *self._fds])
+                self._template.request(process_obj.modules, [status_w, data_r, _tracker(), 1, 2, *self._fds])
             finally:
                 util.close_fds(data_r, status_w)
             self.pid = forkserver.read_signed(self._status)

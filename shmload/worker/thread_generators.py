@@ -1,8 +1,8 @@
 """Give a worker thread generators of its own, from which plain calls of random, numpy and torch draw in this thread.
 
 Such calls draw from one generator of the process, so that in threads the numbers of a sample would depend on what other threads
-draw meanwhile. The first worker thread therefore puts functions in the place of those of the modules, which draw from the thread's
-generator in a worker thread, and from the process's own in all others:
+draw at the same time. The first worker thread therefore puts functions in the place of those of the modules, which draw from the
+thread's generator in a worker thread, and from the process's own in all others:
 
 * random: the generator's class is replaced by one whose words come from the thread's generator. Methods that were imported by name
   before (`from random import gauss`) are bound to the same generator, so they follow; only `random` and `getrandbits`, which are
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import random
-import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -27,10 +26,11 @@ import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
+from shmload.processes.fork_lock import ForkLock
 from shmload.torch_names import standard_gamma
 from shmload.worker.generator_set import OF_PROCESS, GeneratorSet, current_set
 
-_lock = threading.Lock()
+_lock = ForkLock()
 
 
 def make_set() -> GeneratorSet:

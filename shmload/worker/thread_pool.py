@@ -25,7 +25,7 @@ from shmload.metrics import irregular_files
 from shmload.worker import thread_side
 from shmload.worker.failure import Failure
 from shmload.worker.iterable_pass import IterablePass
-from shmload.worker.job import Job, Post
+from shmload.worker.job import Job, WorkerLink
 from shmload.worker.loop import WorkerLoop
 from shmload.worker.own_generators import separate
 from shmload.worker.pool import Death, PreparedWorkers
@@ -43,7 +43,7 @@ class WorkerThread(threading.Thread):
     """One worker.
 
     Args:
-        post: the worker's number, bells and segments.
+        link: the worker's number, bells and segments.
         job: the work, which all threads share.
 
     Attributes:
@@ -52,46 +52,46 @@ class WorkerThread(threading.Thread):
         loop: the loop that it runs; None before and after it.
     """
 
-    def __init__(self, post: Post, job: Job) -> None:
-        super().__init__(name=f"shmload worker {post.worker_id}", daemon=True)
-        self._post, self._job = post, job
+    def __init__(self, link: WorkerLink, job: Job) -> None:
+        super().__init__(name=f"shmload worker {link.worker_id}", daemon=True)
+        self._link, self._job = link, job
         self.exitcode, self.is_ending = 0, False
         self.loop: WorkerLoop | None = None
 
     def run(self) -> None:
         """Fill orders until the ring closes or no longer wants this worker."""
         began = monotonic_ns()
-        post = self._post
+        link = self._link
         try:
-            _run(self, post, self._job, began)
+            _run(self, link, self._job, began)
         except SystemExit as error:  # raised by a sample: a worker process would end, too
             self.exitcode = error.code if isinstance(error.code, int) else int(error.code is not None)
         except BaseException as error:
             if self.is_ending and isinstance(error, FileNotFoundError):
                 return
             self.exitcode = 1
-            log.exception("worker thread %d ended with an exception", post.worker_id)
+            log.exception("worker thread %d ended with an exception", link.worker_id)
         finally:
             self.loop = None
             del self._job  # the thread object may live as long as the loader
 
 
-def _run(thread: WorkerThread, post: Post, job: Job, began: int) -> None:
-    os.sched_setaffinity(0, post.affinity)  # 0 is the calling thread
+def _run(thread: WorkerThread, link: WorkerLink, job: Job, began: int) -> None:
+    os.sched_setaffinity(0, link.affinity)  # 0 is the calling thread
     set_batch_scheduling()
     generators = make_set()
     use_generators(generators)
     irregular_files.count_alone()
     with TorchDraws(generators.torch_home.default_generator):
-        attached = attach(post)
+        attached = attach(link)
         failure: Failure | None = None
         source: IterablePass | None = None
         snapshots: Snapshots | None = None
         try:
-            thread_side.prepare(job.dataset, post.worker_id, post.num_workers, post.base_seed, generators)
-            job, source, snapshots = prepare(job, post)
+            thread_side.prepare(job.dataset, link.worker_id, link.num_workers, link.base_seed, generators)
+            job, source, snapshots = prepare(job, link)
         except Exception as error:
-            failure = Failure.of(error, f"in DataLoader worker thread {post.worker_id}", "")
+            failure = Failure.of(error, f"in DataLoader worker thread {link.worker_id}", "")
         thread.loop = attached.loop(job, source=source, snapshots=snapshots, init_failure=failure, kind="thread")
         thread.loop.run(began)
 
@@ -100,13 +100,13 @@ class ThreadPool:
     """A worker pool of threads of this process; see `WorkerPool`.
 
     Args:
-        posts: one for each worker.
+        links: one for each worker.
         job: the work.
         end: makes the ring close, so that the threads end.
     """
 
-    def __init__(self, posts: list[Post], job: Job, end: Callable[[], None]) -> None:
-        self._posts, self._job, self._end = posts, job, end
+    def __init__(self, links: list[WorkerLink], job: Job, end: Callable[[], None]) -> None:
+        self._links, self._job, self._end = links, job, end
         self._threads: dict[int, WorkerThread] = {}
         self._pid = os.getpid()
         _pools.add(self)
@@ -127,21 +127,21 @@ class ThreadPool:
 
     def start(self, num_workers: int) -> None:
         """Start the first `num_workers` workers, without waiting for them."""
-        for post in self._posts[:num_workers]:
-            self._start(post)
+        for link in self._links[:num_workers]:
+            self._start(link)
 
     def start_worker(self, worker_id: int) -> None:
-        """Start one more worker, without the snapshot of its post."""
-        self._start(dataclasses.replace(self._posts[worker_id], resume=b""))
+        """Start one more worker, without the snapshot of its link."""
+        self._start(dataclasses.replace(self._links[worker_id], resume=b""))
 
-    def _start(self, post: Post) -> None:
+    def _start(self, link: WorkerLink) -> None:
         dataset, collate_fn = separate(self._job.dataset, self._job.collate_fn)  # no two threads draw from one generator
-        thread = WorkerThread(post, dataclasses.replace(self._job, dataset=dataset, collate_fn=collate_fn))
+        thread = WorkerThread(link, dataclasses.replace(self._job, dataset=dataset, collate_fn=collate_fn))
         try:
             thread.start()
         except RuntimeError as error:  # the limit on threads is reached
             raise OSError(errno.EAGAIN, str(error)) from error
-        self._threads[post.worker_id] = thread
+        self._threads[link.worker_id] = thread
 
     def reap(self, worker_id: int) -> None:
         """Forget a worker that has ended."""
@@ -213,6 +213,6 @@ def _end_all() -> None:
         pool.end_at_exit()
 
 
-def thread_pool(called: PreparedWorkers) -> ThreadPool:
+def thread_pool(prepared: PreparedWorkers) -> ThreadPool:
     """Return a worker pool of threads of this process, not started."""
-    return ThreadPool(called.posts, called.job, called.end)
+    return ThreadPool(prepared.links, prepared.job, prepared.end)

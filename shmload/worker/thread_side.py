@@ -1,4 +1,4 @@
-"""What a worker thread has in place of a worker process's settings: seeds, and the result of torch's get_worker_info()."""
+"""Set up a worker thread as torch sets up a worker process: seeds, and the result of get_worker_info()."""
 
 from __future__ import annotations
 

@@ -355,11 +355,11 @@ def test_invalid_pending_copies_of_a_ring_are_an_error(make: Make, pinning: Simu
     loader = pinned(make)
     next(iter(loader))
     ring = loader._builder.last._ring
-    with pytest.raises(ValueError, match="cooling must be enabled once, before the first lease"):
-        ring.cool(print)
+    with pytest.raises(ValueError, match=r"await_copies\(\) must be called once, before the first lease"):
+        ring.await_copies(print)
     slot = ring.hold()
-    with pytest.raises(ValueError, match=f"slot {slot} is not cooling: its state is 1"):
-        ring.cooled(slot)
+    with pytest.raises(ValueError, match=f"slot {slot} has no pending copies: its state is 1"):
+        ring.copies_done(slot)
     (pending_copies,) = ring.pending_copies
     with pytest.raises(ValueError, match=f"the trainer cannot free slot {pending_copies}: its state is 6"):
         ring.free(pending_copies)

@@ -28,7 +28,7 @@ def busy_ring(seconds: float, num_cpus: int) -> TrainerRing:
     worker = WorkerRing(control, 0)
     worker.announce()
     for step in range(2):
-        ring.publish(ring.hold(), epoch=0, step=step, seq=step, indices=np.arange(NUM_ROWS), nrows=NUM_ROWS)
+        ring.publish(ring.hold(), epoch=0, step=step, indices=np.arange(NUM_ROWS), nrows=NUM_ROWS)
         assert worker.claim()
         worker.finish(DONE)
     measured = worker.pace_of(0)[1].to_bytes(8, "little")

@@ -262,7 +262,7 @@ def test_pool_that_cannot_grow_continues_unchanged(
         first = int(loader.num_workers)
         engine: Any = loader._builder.last
 
-        def refused(post: Any) -> None:
+        def refused(link: Any) -> None:
             raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
         monkeypatch.setattr(engine.pool, "_start", refused)

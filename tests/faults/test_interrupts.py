@@ -14,13 +14,13 @@ import pytest
 
 from shmload import ShmLoader
 from shmload.engine import engine
-from shmload.modes import epochs, sampled_order, seed_mode
+from shmload.modes import epochs, sampled_epochs, seed_mode
 from shmload.processes.proc_stat import stat_of
 from tests.faults.faults_kit import COLLATE, DATASETS, DEADLINE_S, FaultFolder, Rows, WorkerKiller, digest
 
 pytestmark = pytest.mark.slow(reason="each interrupts loaders with workers repeatedly")
 LAST_LINE = "return batch"  # between this line and the assignment the batch belongs to the caller
-FILES = {engine.__file__, seed_mode.__file__, epochs.__file__, sampled_order.__file__}
+FILES = {engine.__file__, seed_mode.__file__, epochs.__file__, sampled_epochs.__file__}
 
 
 class InterruptAtLine:

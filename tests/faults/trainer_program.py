@@ -83,8 +83,8 @@ def main(state: str, method: str, then: str = "hang") -> None:
 
         started = pool.ProcessPool._start
 
-        def start(self: Any, post: Any) -> None:
-            started(self, post)
+        def start(self: Any, link: Any) -> None:
+            started(self, link)
             say("ready")  # the first worker has been started and knows nothing yet, and the second does not exist
 
         pool.ProcessPool._start = start

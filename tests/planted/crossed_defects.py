@@ -667,7 +667,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N5",
         "a sampler beside a followed dataset is ignored without an error",
-        "_check_orders",
+        "_check_samplers",
         Replace('"epoch_schedule"', '"epoch_schedul"'),
         ("tests/remote/test_following.py::test_loader_refuses_datasets_that_it_cannot_follow",),
     ),

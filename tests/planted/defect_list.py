@@ -168,7 +168,7 @@ DEFECTS = [
         "R7",
         "workers do not watch their trainer",
         "process:main",
-        omit("die_with(post.trainer_pid)"),
+        omit("die_with(link.trainer_pid)"),
         ("tests/faults/test_killed_with_reaper.py::test_workers_end_with_their_trainer_even_without_its_reaper",),
     ),
     Defect(
@@ -220,14 +220,14 @@ DEFECTS = [
         "R10",
         "the dataset is pickled for each worker",
         "process_pool",
-        Replace("pickled_once(prepared.job, modules)", "[pickled_once(prepared.job, modules) for _ in posts][0]"),
+        Replace("pickled_once(prepared.job, modules)", "[pickled_once(prepared.job, modules) for _ in links][0]"),
         (f"{PROMISES}test_dataset_is_pickled_once_for_all_workers",),
     ),
     Defect(
         "R10",
         "workers are started one after the other",
         "ProcessPool.start",
-        Replace("self._start(post)", "self._start(post)\nself._children.wait(25.0)"),
+        Replace("self._start(link)", "self._start(link)\nself._children.wait(25.0)"),
         (f"{PROMISES}test_workers_start_at_the_same_time",),
     ),
     Defect(
@@ -390,7 +390,7 @@ DEFECTS = [
         "E10",
         "a sampler with indices beyond the dataset is accepted",
         "check_arguments",
-        omit("_check_orders(given)"),
+        omit("_check_samplers(given)"),
         ("tests/loader/test_bad_input.py::test_sampler_with_indices_beyond_the_dataset_is_refused[weights-4]",),
     ),
     # ------------------------------------------------ R16: what cannot travel

@@ -234,7 +234,7 @@ PIPELINE_DEFECTS = [
         "B1",
         "the stages of a pipeline are not passed to its ring",
         "Ring._make_control",
-        omit("os.pwrite(self.control_segment.fd, about, nbytes)"),
+        omit("os.pwrite(self.control_segment.fd, stages, nbytes)"),
         ("tests/top/test_stages.py::test_stages_of_a_pipeline_are_visible_from_outside",),
     ),
     Defect(

@@ -125,7 +125,7 @@ SHARING_DEFECTS = [
         "G1",
         "helpers are never admitted",
         "Helpers._accept",
-        omit("self._ring.accept(record, ticket)"),
+        omit("self._ring.accept(record, identity)"),
         (f"{BALANCING}test_rank_with_a_blocked_worker_is_helped_and_batches_are_unchanged",),
     ),
     Defect(

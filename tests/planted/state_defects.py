@@ -210,10 +210,11 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a sequential order is stored as a full array",
+        "the indices of a sequential sampler are stored as an array",
         "_slices.indices",
         Replace(
-            "np.arange(first, end) if order is None else order[first:end]", "(np.arange(n) if order is None else order)[first:end]"
+            "np.arange(first, end) if permutation is None else permutation[first:end]",
+            "(np.arange(n) if permutation is None else permutation)[first:end]",
         ),
         (f"{RESUME}huge_orders.py::test_1e11_samples_need_no_memory[in order-0]",),
     ),

@@ -540,6 +540,20 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
+        "a worker waits forever for a thread of the trainer that was beginning a pass at the fork",
+        "PassCounter._open",
+        Replace("ForkLock()", "__import__('threading').Lock()"),
+        ("tests/remote/test_passes.py::test_child_forked_while_a_thread_begins_a_pass_begins_its_own",),
+    ),
+    Defect(
+        "N5",
+        "a worker waits forever for a thread of the trainer that was announcing shards at the fork",
+        "RemoteSource._begin",
+        Replace("ForkLock()", "__import__('threading').Lock()"),
+        ("tests/remote/test_local_shards.py::test_child_forked_while_a_thread_announces_shards_announces_its_own",),
+    ),
+    Defect(
+        "N5",
         "set_epoch is lost if the next pass has the same seed as the previous one",
         "PassCounter.set_next",
         omit("self._since = int(board[3])"),
@@ -856,8 +870,8 @@ STORAGE_DEFECTS = [
     Defect(
         "N1",
         "seed mode ignores the `__iter__` of a subclass of an order",
-        "_check_orders",
-        Replace("overrides(order, (method,), (instead,))", "False"),
+        "_check_samplers",
+        Replace("overrides(sampler, (method,), (instead,))", "False"),
         (
             "tests/behaviour/test_overridden.py::"
             "test_order_with_an_overridden_method_that_seed_mode_does_not_call_is_refused[block shuffle]",

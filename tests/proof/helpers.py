@@ -1,10 +1,10 @@
 """A model of helpers in another rank's ring: which are admitted, which may claim, whose claims are taken back (src/helpers.h).
 
 A record connects one helper at a time with the ring's trainer. A worker of another rank (an *incarnation*: when it dies, its own
-rank starts the next one, which does not know how far the trainer is) exchanges `visitor` from 0 to its ticket, waits until
+rank starts the next one, which does not know how far the trainer is) exchanges `visitor` from 0 to its identity, waits until
 `accepted` has the same value, and then claims and finishes chunks. The trainer opens a handle of the process, checks that it is
-the process of the ticket, and accepts it. When it sees the end of a process that it has a handle of, it takes back what the
-record's number holds, and clears the record. A chunk is claimed under the record's number, not the ticket's, so the words do not
+the process of the identity, and accepts it. When it sees the end of a process that it has a handle of, it takes back what the
+record's number holds, and clears the record. A chunk is claimed under the record's number, not the identity's, so the words do not
 say which incarnation holds them.
 
 One step is one shared access of a helper or of the trainer. A helper may be killed at each of its steps, and its death is seen

@@ -139,7 +139,6 @@ static void publish(trainer *t, uint32_t slot, int64_t seq, int is_packed, int m
     s->order_nbytes = nrows * 8;
     s->epoch = t->epoch;
     s->step = seq;
-    s->seq = (uint64_t)seq;
     s->nrows = nrows;
     s->nchunks = nchunks;
     s->form = is_packed ? SHML_FORM_PACKED : SHML_FORM_ROWS;

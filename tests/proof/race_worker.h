@@ -160,7 +160,7 @@ static void live(uint32_t w, uint64_t life) {
     shml_claim claim = {0, 0, 0};
     while (!atomic_load_explicit(&tallied->closing, memory_order_relaxed)) {
         if (dies(&rng, DIE_BEFORE_CLAIM)) break;
-        if (!shml_take_claim(&ring, w, &claim)) {
+        if (!shml_take_claim(&ring, w, 0, &claim)) {
             sched_yield();
             continue;
         }

@@ -263,7 +263,6 @@ static void publish(leader *l, uint32_t slot, int64_t i, int is_rewritten) {
     record->order_nbytes = nrows * 8;
     record->epoch = 0;
     record->step = step;
-    record->seq = (uint64_t)step;
     record->nrows = nrows;
     record->nchunks = nchunks < nrows ? nchunks : nrows;
     record->form = is_rewritten ? SHML_FORM_PACKED : SHML_FORM_ROWS;

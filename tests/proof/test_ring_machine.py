@@ -145,7 +145,7 @@ class RingMachine(RuleBasedStateMachine):
         reserved = seq % NUM_WORKERS if self.is_static else ANYONE
         indices = np.arange(seq * MAX_ROWS, seq * MAX_ROWS + nrows, dtype=np.int64)
         order = self.ring.publish(
-            slot, epoch=self.epoch, step=seq, seq=seq, indices=indices, nrows=nrows, nchunks=nchunks,
+            slot, epoch=self.epoch, step=seq, indices=indices, nrows=nrows, nchunks=nchunks,
             is_packed=is_packed, reserved=reserved,
         )  # fmt: skip
         assert order == self.last_order
@@ -478,7 +478,7 @@ class RingMachine(RuleBasedStateMachine):
                 self.ring.set_payload(slot, self.payload, b"/none", 0, 8)
         if model.state != ORDERED or not model.is_final():
             with pytest.raises(ValueError, match=r"held before|still has"):
-                self.ring.publish(slot, epoch=0, step=0, seq=0, indices=indices, nrows=1)
+                self.ring.publish(slot, epoch=0, step=0, indices=indices, nrows=1)
         if model.state in (FREE, LEASED) or not model.is_final():
             with pytest.raises(ValueError, match=r"cannot free|still has"):
                 self.ring.free(slot)

@@ -16,7 +16,7 @@ from shmload.batch.ragged import AS_TORCH_OR_LIST
 from shmload.ray.messages import ActorSetting, Task
 from shmload.ray.worker_actor import READ_ONLY, WorkerActor
 from shmload.worker.failure import Failure
-from shmload.worker.job import Job, Post
+from shmload.worker.job import Job, WorkerLink
 from shmload.worker.read_plan import plan_of
 from shmload.worker.sample_rng import generators_kept
 from tests.ray.ray_datasets import Counting, Failing, InPlace, Rows, Texts
@@ -24,7 +24,7 @@ from tests.ray.stuck_datasets import AtOnce, RowsAtOnce
 from tests.shm.travel_kit import received
 
 AREA = 16384
-POST = Post(1, 2, os.getpid(), "", 0, "", "", "", 0, (), "", 0)
+LINK = WorkerLink(1, 2, os.getpid(), "", 0, "", "", "", 0, (), "", 0)
 
 
 def decoder(dataset: Any, ragged: str = AS_TORCH_OR_LIST, **of_job: Any) -> WorkerActor:
@@ -32,13 +32,13 @@ def decoder(dataset: Any, ragged: str = AS_TORCH_OR_LIST, **of_job: Any) -> Work
     job = Job(dataset, None, None, True, 3, False, plan=plan, **of_job)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shmload.ray.worker_actor._name_classes_of_main", lambda: None)
-        patch.setattr("shmload.ray.worker_actor.set_up", lambda job, post: (job, None, None))
+        patch.setattr("shmload.ray.worker_actor.set_up", lambda job, link: (job, None, None))
         return decoder_with_job(received(job))
 
 
 def decoder_with_job(pickled_job: Any) -> WorkerActor:
     """Returns an actor that has received this job."""
-    made = WorkerActor(ActorSetting(POST, (), AREA, 4 * AREA))
+    made = WorkerActor(ActorSetting(LINK, (), AREA, 4 * AREA))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shmload.ray.worker_actor._fetched", lambda reference: reference)
         made.start([pickled_job])

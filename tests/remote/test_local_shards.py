@@ -31,6 +31,7 @@ from shmload.storage.budgeted_folder import BudgetedFolder
 from shmload.storage.cache import Cache
 from shmload.storage.ledger import NEW
 from shmload.storage.local_store import LocalStore
+from tests.formats.test_per_process import BlockedCall, exit_status_of_child_forked_while_blocked
 from tests.remote.remote_kit import NBYTES, WatchedStore, dataset_of, labels, watched, write_packed, write_plain
 
 
@@ -556,3 +557,27 @@ def test_copies_of_passed_shards_are_released_where_the_disk_is_smaller_than_the
     num_held = len(local._copies)
     local.close()
     assert num_held == 1
+
+
+def test_child_forked_while_a_thread_announces_shards_announces_its_own(tmp_path: Path) -> None:
+    write_packed(tmp_path / "data", [5] * 2)
+    dataset, _ = watched(tmp_path / "data", cache_folder=tmp_path / "cache")
+    source, blocked = dataset._source, BlockedCall()
+    order = source.order(shuffle=False)
+
+    class Order:
+        num_windows = order.num_windows
+        window_of = order.window_of
+
+        @staticmethod
+        def shards_from(*place: Any, **options: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                blocked()
+            return order.shards_from(*place, **options)
+
+    def enter(epoch: int) -> bool:
+        source.enter(Order, 0, seed=1, epoch=epoch)  # type: ignore[arg-type]  # has the methods that are called
+        return source._now == (1, epoch, 0)
+
+    assert exit_status_of_child_forked_while_blocked(blocked, lambda: enter(0), lambda: enter(1)) == 0
+    dataset.close()

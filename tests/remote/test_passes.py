@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
+import threading
 from typing import Any
 
+import pytest
+
+from shmload.remote import pass_counter
 from shmload.remote.pass_counter import PassCounter
+from tests.formats.test_per_process import BlockedCall, exit_status_of_child_forked_while_blocked
 
 
 def unpickled_copy(passes: PassCounter) -> Any:
@@ -67,6 +73,19 @@ def test_forked_worker_shares_the_pass_numbers() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 10
     assert board.begin(11) == 0
     assert board.next == 1
+
+
+def test_child_forked_while_a_thread_begins_a_pass_begins_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    board, blocked, lockf = PassCounter(), BlockedCall(), fcntl.lockf
+
+    def lock_file(fd: int, kind: int) -> None:
+        if threading.current_thread() is not threading.main_thread() and kind == fcntl.LOCK_EX:
+            blocked()
+        lockf(fd, kind)
+
+    monkeypatch.setattr(pass_counter.fcntl, "lockf", lock_file)
+    assert exit_status_of_child_forked_while_blocked(blocked, lambda: board.begin(11), lambda: board.begin(22) == 0) == 0
+    assert board.next == 2
 
 
 def test_newest_passes_are_remembered_after_many_passes() -> None:

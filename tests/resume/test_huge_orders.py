@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from shmload import BlockShuffle, Mix, ShmLoader
+from shmload.modes.draw_origin import origin_of
 from shmload.modes.sampler_reader import SamplerReader
-from shmload.worker.order_origin import origin_of
 
 N = 10**11  # would be 745 GiB as an array of int64
 

@@ -9,12 +9,12 @@ import pytest
 
 from shmload._core.filler import DONE
 from shmload._core.peer_status import PeerStatus
-from shmload.processes.identity import of_ticket, own_ticket, pidfd_of, start_of
+from shmload.processes.identity import own_identity, pid_and_start, pidfd_of, start_of
 from shmload.sharing.balancing import NodeBell, PeerPool
 from shmload.shm.segment_group import SegmentGroup
 from tests.sharing.sharing_kit import RingWithHelper
 
-MINE, ANOTHERS = own_ticket(), own_ticket() + 1
+MINE, ANOTHERS = own_identity(), own_identity() + 1
 
 
 @pytest.fixture
@@ -90,11 +90,11 @@ def test_chunk_that_ended_a_worker_is_left_to_the_pool(crowd: RingWithHelper) ->
     crowd.worker.finish(DONE)
 
 
-def test_ticket_distinguishes_processes_with_the_same_process_id() -> None:
-    pid, began = of_ticket(MINE)
+def test_identity_distinguishes_processes_with_the_same_process_id() -> None:
+    pid, began = pid_and_start(MINE)
     assert (os.getpid(), start_of(os.getpid())) == (pid, began)
     pidfd = pidfd_of(pid, began)
     assert pidfd >= 0
     os.close(pidfd)
     assert pidfd_of(pid, str(int(began) + 1)) == -1
-    assert np.uint64(MINE) == MINE  # a ticket fits its word
+    assert np.uint64(MINE) == MINE  # an identity fits its word

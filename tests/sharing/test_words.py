@@ -231,7 +231,7 @@ def test_failed_batch_fails_for_followers_and_is_kept_until_they_have_passed_it(
 def test_rewritten_order_keeps_its_position_and_is_ready_once_refilled(ring: SharedRing) -> None:
     order = Order(0, 0, np.array([4, 5], np.int64))
     slot = ring.leader.hold()
-    ring.leader.publish(slot, epoch=0, step=0, seq=0, indices=order.indices, nrows=2, nchunks=2)
+    ring.leader.publish(slot, epoch=0, step=0, indices=order.indices, nrows=2, nchunks=2)
     assert ring.worker.claim()
     ring.worker.finish(DONE)
     assert ring.worker.claim()
@@ -240,7 +240,7 @@ def test_rewritten_order_keeps_its_position_and_is_ready_once_refilled(ring: Sha
     (follower, *_) = ring.followers
     assert follower.find(order) == slot
     assert follower.look(slot) == FILLING  # the leader has not ordered it again yet
-    ring.leader.publish(slot, epoch=0, step=0, seq=0, indices=order.indices, nrows=2, is_packed=True)
+    ring.leader.publish(slot, epoch=0, step=0, indices=order.indices, nrows=2, is_packed=True)
     assert follower.look(slot) == FILLING
     ring.fill()
     assert follower.find(order) == slot

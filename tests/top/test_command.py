@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from shmload.cli import app
+from shmload.cli.terminal import WIDE
 from tests.faults.faults_kit import DEADLINE_S, await_readable, program_env
 
 slow = pytest.mark.slow(reason="looks at a trainer that is a process of its own and imports torch")
@@ -44,7 +45,7 @@ def test_once_prints_one_view_of_the_given_width(still: int, monkeypatch: pytest
     lines = done.stdout.splitlines()
     assert lines[0].startswith("shmload top  1 loader, 2 workers  0.0 samples/s")
     assert max(map(len, lines)) == 80
-    assert max(map(len, top("--once", "--pid", still, "--interval", 0.01).stdout.splitlines())) == 120
+    assert max(map(len, top("--once", "--pid", still, "--interval", 0.01).stdout.splitlines())) == WIDE
 
 
 def test_missing_loader_is_reported_without_an_error() -> None:

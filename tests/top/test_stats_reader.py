@@ -49,7 +49,7 @@ def block() -> bytes:
     ring, control = made_ring()
     ring.introduce(dataset_name=b"Rows", read_path=b"read_into", rank=1, world_size=2)
     for step in range(2):
-        ring.publish(ring.hold(), epoch=5, step=step, seq=step, indices=np.arange(8), nrows=8, nchunks=4)
+        ring.publish(ring.hold(), epoch=5, step=step, indices=np.arange(8), nrows=8, nchunks=4)
     worker = WorkerRing(control, 0)
     worker.announce()
     assert worker.claim()

@@ -1,4 +1,4 @@
-"""Recording from another process: which rings are found, how often they are read, and the command."""
+"""Tracing from another process: which rings are found, how often they are read, and the command."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from shmload.cli import app
 from shmload.engine.ring_reader import ControlBlock, HostRings, RingReader
 from shmload.engine.tracing.ring_timeline import timelines_of
 from shmload.shm import segment
-from shmload.tools import tracing
-from shmload.tools.tracing import Recording
+from shmload.tools import trace_recording
+from shmload.tools.trace_recording import TraceRecording
 from tests.trace.trace_kit import Rows, check, loaded, of_kind, run
 
 Command = Callable[..., Any]
@@ -43,7 +43,7 @@ def loader() -> Iterator[ShmLoader[Any]]:
         yield made
 
 
-def mine(watch: Recording) -> int:
+def mine(watch: TraceRecording) -> int:
     return sum(event_log.owner_pid == os.getpid() for event_log in watch.event_logs.values())
 
 
@@ -55,7 +55,7 @@ def test_files_that_are_not_rings_are_skipped_with_a_reason(tmp_path: Path, monk
     blocks = [ControlBlock(name, str(tmp_path / name), os.geteuid(), 7, "shm") for name in ("x", "gone")]
     another = ControlBlock("y", str(tmp_path / "x"), os.geteuid() + 1, 7, "shm")
     monkeypatch.setattr(RingReader, "find", lambda: HostRings([*blocks, another], []))
-    watch = Recording()
+    watch = TraceRecording()
     watch.search()
     assert watch.event_logs == {}
     assert list(watch.refused) == ["x"]
@@ -63,10 +63,10 @@ def test_files_that_are_not_rings_are_skipped_with_a_reason(tmp_path: Path, monk
 
 
 def test_pid_selects_a_loader(loader: ShmLoader[Any]) -> None:
-    watch = Recording(os.getpid())
+    watch = TraceRecording(os.getpid())
     watch.search()
     assert mine(watch) == len(watch.event_logs) == 1
-    other = Recording(1)
+    other = TraceRecording(1)
     other.search()
     assert other.event_logs == {}
     assert any(why.endswith(f"it is of process {os.getpid()}") for why in other.refused.values())
@@ -76,7 +76,7 @@ def test_ring_in_a_memfd_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "shm_free_bytes", lambda: 0)
     with ShmLoader(Rows(), 8, num_workers=1, seed=1) as made:
         run(made)
-        watch = Recording(os.getpid())
+        watch = TraceRecording(os.getpid())
         watch.record(0)
     (timeline,) = timelines_of(watch.event_logs.values())
     assert timeline.num_batches == 8
@@ -105,15 +105,15 @@ def test_recording_adapts_its_rate_and_counts_missed_events(loader: ShmLoader[An
             for _ in range(30):
                 run(loader)
 
-    monkeypatch.setattr(tracing, "sleep", work)
-    monkeypatch.setattr(tracing, "monotonic", lambda: clock[0])
-    watch = Recording(os.getpid())
+    monkeypatch.setattr(trace_recording, "sleep", work)
+    monkeypatch.setattr(trace_recording, "monotonic", lambda: clock[0])
+    watch = TraceRecording(os.getpid())
     watch.record(8.0)
     assert len(pauses) == 8
     assert pauses[:4] == sorted(pauses[:4])  # the pauses get longer while nothing happens
     assert pauses[5] < pauses[4]  # a recorder overflowed
-    assert min(pauses) >= tracing.SHORTEST_S
-    assert max(pauses) <= tracing.LONGEST_S
+    assert min(pauses) >= trace_recording.SHORTEST_S
+    assert max(pauses) <= trace_recording.LONGEST_S
     (timeline,) = timelines_of(watch.event_logs.values())
     assert timeline.num_lost > 0
     assert 8 < timeline.num_batches < 248
@@ -129,9 +129,9 @@ def test_ring_created_during_a_recording_is_recorded(monkeypatch: pytest.MonkeyP
             made.append(ShmLoader(Rows(), 8, num_workers=1, seed=1))
             run(made[0])
 
-    monkeypatch.setattr(tracing, "sleep", work)
-    monkeypatch.setattr(tracing, "monotonic", lambda: clock[0])
-    watch = Recording(os.getpid())
+    monkeypatch.setattr(trace_recording, "sleep", work)
+    monkeypatch.setattr(trace_recording, "monotonic", lambda: clock[0])
+    watch = TraceRecording(os.getpid())
     watch.record(3.0)
     made[0].close()
     assert [timeline.num_batches for timeline in timelines_of(watch.event_logs.values())] == [8]
@@ -143,7 +143,7 @@ def test_interrupted_recording_is_written(
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tracing, "sleep", interrupt)
+    monkeypatch.setattr(trace_recording, "sleep", interrupt)
     done = command("trace", "--pid", os.getpid(), "--out", tmp_path / "t.json")
     assert done.exit_code == 0
     assert done.stderr == "shmload trace: interrupted; writing what was recorded so far\n"
@@ -153,7 +153,7 @@ def test_interrupted_recording_is_written(
 def test_command_reports_lost_events(
     loader: ShmLoader[Any], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracing, "sleep", lambda seconds: [run(loader) for _ in range(30)])
+    monkeypatch.setattr(trace_recording, "sleep", lambda seconds: [run(loader) for _ in range(30)])
     done = command("trace", "--pid", os.getpid(), "--seconds", 0.001, "--out", tmp_path / "t.json")
     assert "events were overwritten before they were read; open it" in done.stdout
 
@@ -180,7 +180,7 @@ def test_recording_does_not_write_to_the_block(tmp_path: Path) -> None:
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
         (path,) = [block.path for block in RingReader.find().blocks if block.pid == child.pid]
         before = Path(path).read_bytes()
-        watch = Recording(child.pid)
+        watch = TraceRecording(child.pid)
         watch.record(0)
         assert [timeline.num_batches for timeline in timelines_of(watch.event_logs.values())] == [8]
         assert Path(path).read_bytes() == before

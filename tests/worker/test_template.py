@@ -155,7 +155,7 @@ def test_changed_process_attributes_start_a_new_template(what: str, monkeypatch:
 
 @METHODS
 def test_generators_seeded_at_import_differ_between_workers(method: str) -> None:
-    template_for(method).order(["numpy.random"])
+    template_for(method).request(["numpy.random"])
     drawn = [number for _ in range(2) for number in report_of(method)["random"]]
     assert len(set(drawn)) == len(drawn)
 
@@ -363,7 +363,7 @@ HOLDER = """
 import os, sys
 from shmload.worker.template import template_for
 held = template_for("spawn")
-held.order(sys.argv[1].split())
+held.request(sys.argv[1].split())
 if "fork" in sys.argv[2]:
     import multiprocessing
     import tests.worker.template_kit as kit

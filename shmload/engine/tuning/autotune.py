@@ -79,7 +79,7 @@ class Autotuner:
         self._most_ahead = max(needed, min(most.num_ahead, MOST_AHEAD))
         self.num_ahead = self._setting.num_ahead
         on_change(self._setting)
-        self._memory = TuningHistory()
+        self._history = TuningHistory()
         self._decisions: deque[dict[str, Any]] = deque(maxlen=NUM_KEPT)
         self._bottleneck: Bottleneck = "unknown"
         self._limits = Limits(least, most, self._most_ahead, self._most_ahead, 0.0)
@@ -106,7 +106,7 @@ class Autotuner:
         assert isinstance(engine, Engine)  # ranks that share a ring have fixed settings
         if self._engine is None or self._engine() is not engine:
             self._engine = weakref.ref(engine)
-            self._memory = TuningHistory(barred=self._memory.barred)
+            self._history = TuningHistory(barred=self._history.barred)
             self._begin(engine)
             return self.num_ahead
         self._num_batches += 1
@@ -128,9 +128,9 @@ class Autotuner:
             allowed = ring_budget(self._ring_bytes, engine.worker_set.payload_nbytes)
             room = min(max(engine.worker_set.room(allowed), 1), self._most_ahead)
             self._limits = Limits(self._least, self._most, self._most_ahead, room, engine.worker_set.start_s)
-            last = self._memory.look
-            self._memory, decision = decide(self._setting, self._memory, window, self._limits)
-            if (look := self._memory.look) is not None and look is not last:
+            last = self._history.look
+            self._history, decision = decide(self._setting, self._history, window, self._limits)
+            if (look := self._history.look) is not None and look is not last:
                 self._bottleneck = judge_ring(trainer_waits=look.waits, workers_busy=min(look.busy, 1.0))
             if decision is not None:
                 self._change(engine, decision)
@@ -144,9 +144,9 @@ class Autotuner:
             self._most = self._most._replace(num_workers=before.num_workers)
             engine.worker_set.resize(before.num_workers)
             setting, reason = before, f"{reason}; but no more processes could be started"
-            self._memory = TuningHistory(barred=self._memory.barred)
+            self._history = TuningHistory(barred=self._history.barred)
         self._setting, self.num_ahead = setting, setting.num_ahead
-        look = self._memory.look
+        look = self._history.look
         self._decisions.append(
             {
                 "num_workers": setting.num_workers,

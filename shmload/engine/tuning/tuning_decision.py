@@ -1,6 +1,6 @@
 """Decide which setting to change, from the measurements of the last windows.
 
-`decide` is a pure function: its memory of earlier windows is an argument, and the new memory is part of its result.
+`decide` is a pure function: the history of earlier windows is an argument, and the new history is part of its result.
 
 If workers did not slow each other down, two figures would describe a pipeline: a batch takes `step_s` of the trainer's time and
 `work_s` of a worker's, so work_s / step_s workers keep up, and further ones are idle. In practice workers compete for CPUs and
@@ -91,8 +91,8 @@ class Load(NamedTuple):
         return all(a <= b * ALIKE and b <= a * ALIKE for a, b in zip(self, other, strict=True))
 
 
-class Measurement(NamedTuple):
-    """A look: the medians of a few windows."""
+class Look(NamedTuple):
+    """The medians of a few windows."""
 
     load: Load
     rate: float  # batches per second
@@ -112,18 +112,18 @@ class Trial:
 
     what: What
     before: Setting
-    look: Measurement
+    look: Look
 
 
 @dataclass(frozen=True)
 class TuningHistory:
-    """The memory between windows: the windows since the last look, the change on trial, and changes without a gain."""
+    """The history between windows: the windows since the last look, the change on trial, and changes without a gain."""
 
     windows: tuple[RateWindow, ...] = ()
     trial: Trial | None = None
     # (setting, whether it was increased) -> the load under which the change failed
     barred: dict[tuple[What, bool], Load] = field(default_factory=dict)
-    look: Measurement | None = None  # the newest look
+    look: Look | None = None  # the newest look
     leaning: tuple[What, bool] | None = None  # the change that this look favored, if it was not urgent
 
 
@@ -134,45 +134,45 @@ class Decision(NamedTuple):
     reason: str
 
 
-def decide(now: Setting, memory: TuningHistory, window: RateWindow, limits: Limits) -> tuple[TuningHistory, Decision | None]:
+def decide(now: Setting, history: TuningHistory, window: RateWindow, limits: Limits) -> tuple[TuningHistory, Decision | None]:
     """Decide with the measurements of one more window.
 
     Args:
         now: the current settings.
-        memory: the memory of earlier windows.
+        history: the history of earlier windows.
         window: the new measurements.
         limits: the allowed settings.
     Returns:
-        the new memory, and the change to make; None if there is nothing to change, or it is too early to decide.
+        the new history, and the change to make; None if there is nothing to change, or it is too early to decide.
     """
     if now.num_ahead > limits.room and now.prefetch > limits.least.prefetch:  # memory is short, whatever the measurements
         smaller = now._replace(prefetch=max(limits.room // now.num_workers, limits.least.prefetch))
         reason = f"memory is short: there is room for {limits.room} batches, {now.num_ahead} are ordered ahead"
-        return TuningHistory(barred=memory.barred, look=memory.look), Decision(smaller, reason)
-    windows = (*memory.windows, window)
+        return TuningHistory(barred=history.barred, look=history.look), Decision(smaller, reason)
+    windows = (*history.windows, window)
     if len(windows) < LOOK:
-        return replace(memory, windows=windows), None
+        return replace(history, windows=windows), None
     look = medians_of(windows, now)
-    if memory.trial is not None and (decision := _revert_without_gain(now, memory.trial, look)) is not None:
-        tried = memory.trial
+    if history.trial is not None and (decision := _revert_without_gain(now, history.trial, look)) is not None:
+        tried = history.trial
         failed = {(tried.what, tried.before < now): tried.look.load}
-        return TuningHistory(barred={**memory.barred, **failed}, look=look), decision
-    barred = {change: load for change, load in memory.barred.items() if load.is_like(look.load)}
+        return TuningHistory(barred={**history.barred, **failed}, look=look), decision
+    barred = {change: load for change, load in history.barred.items() if load.is_like(look.load)}
     proposed = _proposal(now, look, limits, barred)
     if proposed is None:
         return TuningHistory(barred=barred, look=look), None
     what, decision = proposed
     change = (what, decision.setting > now)
-    if look.waits < WAITS_LONG and memory.leaning != change:
+    if look.waits < WAITS_LONG and history.leaning != change:
         return TuningHistory(barred=barred, look=look, leaning=change), None
     return TuningHistory(trial=Trial(what, now, look), barred=barred, look=look), decision
 
 
-def medians_of(windows: tuple[RateWindow, ...], now: Setting) -> Measurement:
+def medians_of(windows: tuple[RateWindow, ...], now: Setting) -> Look:
     """Return the medians of some windows, measured with the settings `now`."""
     step_s = _median(max(w.seconds - w.wait_s, 1e-9) / w.num_batches for w in windows)
     work_s = _median(max(w.busy_s, 1e-9) / w.num_batches for w in windows)
-    return Measurement(
+    return Look(
         Load(step_s, work_s),
         rate=_median(w.num_batches / w.seconds for w in windows),
         waits=_median(w.wait_s / w.seconds for w in windows),
@@ -180,7 +180,7 @@ def medians_of(windows: tuple[RateWindow, ...], now: Setting) -> Measurement:
     )
 
 
-def _revert_without_gain(now: Setting, trial: Trial, look: Measurement) -> Decision | None:
+def _revert_without_gain(now: Setting, trial: Trial, look: Look) -> Decision | None:
     """Return the change that reverts a trial without a gain; else None."""
     before = trial.before
     if now < before:  # fewer workers are a gain as long as the trainer does not wait for them
@@ -195,9 +195,7 @@ def _revert_without_gain(now: Setting, trial: Trial, look: Measurement) -> Decis
     return Decision(before, reason)
 
 
-def _proposal(
-    now: Setting, look: Measurement, limits: Limits, barred: dict[tuple[What, bool], Load]
-) -> tuple[What, Decision] | None:
+def _proposal(now: Setting, look: Look, limits: Limits, barred: dict[tuple[What, bool], Load]) -> tuple[What, Decision] | None:
     """Return the next change to try, as (the setting that changes, the decision); None if nothing needs to change."""
     needed = look.load.work_s / look.load.step_s
     waits = f"the trainer waits {look.waits:.0%} of the time, {_busy(now)} {min(look.busy, 1):.0%}"

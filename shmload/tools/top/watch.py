@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from shmload.engine.process_usage import Process, add_memory_usage, command_of, usage_of
 from shmload.engine.ring_reader import ControlBlock, HostRings, RingReader
-from shmload.engine.stage_record import About
+from shmload.engine.stage_record import StagePlaces
 from shmload.engine.stats import Report, describe
 from shmload.engine.time_shares import Snapshot
 
@@ -47,13 +47,13 @@ class Watch:
                 continue
             try:
                 reader = RingReader.open(block.path)
-                seen, about = reader.snapshot(), reader.pipeline_stages
+                seen, stage_places = reader.snapshot(), reader.pipeline_stages
             except (FileNotFoundError, PermissionError):  # it has closed since, or belongs to another user
                 continue
             except (OSError, ValueError) as error:
                 unreadable.append({"path": block.path, "uid": block.uid, "pid": block.pid, "why": str(error)})
                 continue
-            reports.append(self._report(block, seen, process, about))
+            reports.append(self._report(block, seen, process, stage_places))
         self._known = {report["stem"]: self._known[report["stem"]] for report in reports}
         reports.sort(key=lambda report: (report["parent_pid"] or 0, report["rank"], -report["age_s"]))
         return {
@@ -68,7 +68,7 @@ class Watch:
             "unreadable": unreadable,
         }
 
-    def _report(self, block: ControlBlock, seen: Snapshot, process: Process | None, about: About | None) -> Report:
+    def _report(self, block: ControlBlock, seen: Snapshot, process: Process | None, stage_places: StagePlaces | None) -> Report:
         known = self._known.get(block.stem)
         last, history, command = known or (None, deque(maxlen=HISTORY), command_of(block.pid))
         report = describe(seen, last)
@@ -88,7 +88,7 @@ class Watch:
             "rank": seen["rank"],
             "world_size": seen["world_size"],
             **report,
-            "stages": about and [{"name": name, "where": where} for name, where in about],
+            "stages": stage_places and [{"name": name, "where": where} for name, where in stage_places],
             "history": list(history),
         }
 

@@ -1,6 +1,6 @@
-"""The order of a user's sampler in seed mode: the sampler chooses the samples, the seed determines the randomness within them.
+"""The epochs of a user's sampler in seed mode: the sampler chooses the samples, the seed determines the randomness within them.
 
-Such an order has no formula, so a state records how the sampler reached its position (see sampler_reader.py). Its size depends on
+Such an epoch has no formula, so a state records how the sampler reached its position (see sampler_reader.py). Its size depends on
 the sampler.
 """
 
@@ -14,13 +14,13 @@ from itertools import islice
 from typing import Any
 
 from shmload.errors import StateMismatch
+from shmload.modes.draw_origin import Origin, origin_of
 from shmload.modes.sampler_reader import SamplerReader, reusable_keys, state_before
 from shmload.modes.torch_samplers import own_generator
 from shmload.schedule import state as states
 from shmload.schedule import state_checksum
 from shmload.schedule.state import STATE_VERSION
 from shmload.schedule.state_codec import UsersOwn, opened, sealed
-from shmload.worker.order_origin import Origin, origin_of
 from shmload.worker.sample_rng import generators_kept
 
 MODE = "seed, with a sampler"
@@ -51,7 +51,7 @@ class _SamplerPass:
         self.batches.forget(step)
 
 
-class SampledOrder:
+class SampledEpochs:
     """The batches of a sampler or batch sampler, epoch by epoch. Each epoch starts the sampler again; it only goes forward."""
 
     def __init__(self, index_sampler: Any, seed: int) -> None:
@@ -63,10 +63,10 @@ class SampledOrder:
 
     def keys(self, epoch: int, step: int) -> Any:
         """Return the keys of a batch, or None after the epoch's last batch."""
-        under_way = self._passes.get(epoch)
-        if under_way is None or not under_way.first <= step <= under_way.first + len(under_way.given):
-            under_way = self._passes[epoch] = _SamplerPass(self._from(epoch, step), step, deque())
-        return under_way.keys(step)
+        sampler_pass = self._passes.get(epoch)
+        if sampler_pass is None or not sampler_pass.first <= step <= sampler_pass.first + len(sampler_pass.given):
+            sampler_pass = self._passes[epoch] = _SamplerPass(self._from(epoch, step), step, deque())
+        return sampler_pass.keys(step)
 
     def reached(self, epoch: int, step: int) -> None:
         """Drop the epoch's batches before that step."""
@@ -75,7 +75,7 @@ class SampledOrder:
 
     def keep(self, epochs: set[int]) -> None:
         """Drop the batches of all other epochs."""
-        self._passes = {epoch: under_way for epoch, under_way in self._passes.items() if epoch in epochs}
+        self._passes = {epoch: sampler_pass for epoch, sampler_pass in self._passes.items() if epoch in epochs}
 
     def _origin(self) -> Origin:
         return origin_of(None, own_generator(self._sampler, None))

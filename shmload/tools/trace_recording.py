@@ -1,4 +1,4 @@
-"""Record running loaders from outside.
+"""Record the events of running loaders from another process, for `shmload trace`.
 
 Rings are found and mapped read-only, and their recorders are read at intervals; nothing is written to them.
 """
@@ -18,7 +18,7 @@ SEARCH_S = 0.1  # interval between searches for new rings: torch mode creates on
 
 
 @dataclass
-class Recording:
+class TraceRecording:
     """The rings that are being recorded. Their mappings end with the object, so it need not be closed.
 
     Args:

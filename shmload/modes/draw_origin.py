@@ -1,4 +1,4 @@
-"""The states of the generators from which an epoch's order is drawn: read, save, and restore them."""
+"""The states of the generators from which a sampler draws an epoch: read, save, and restore them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GENERATORS = ("of_torch", "of_python", "of_numpy")  # attributes of Origin for t
 
 @dataclass(frozen=True)
 class Origin:
-    """The states of the generators from which an epoch's order may be drawn.
+    """The states of the generators from which a sampler may draw an epoch.
 
     Attributes:
         of_torch: state of torch's global CPU generator.

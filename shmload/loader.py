@@ -38,8 +38,8 @@ from shmload.engine.tuning.tuning_decision import Setting
 from shmload.introspect.abilities import package_ability
 from shmload.metrics import EpochCallback
 from shmload.modes.epoch_metrics import EpochWatches, samples_counter
+from shmload.modes.gil_share import measured_share
 from shmload.modes.inline_reader import InlineReader
-from shmload.modes.lock_share import measured_share
 from shmload.modes.progress_bar import with_progress_bar
 from shmload.modes.seed_mode import SeedStream
 from shmload.modes.torch_mode import TorchPasses
@@ -100,9 +100,9 @@ class ShmLoader(DataLoader[T]):
         backend: what the workers are; the batches are the same; docs/workers.md. "process": processes of this machine. "thread":
             threads of this process, which call the dataset at once. "auto": threads if this Python has no GIL, or if reading the
             first samples hardly holds it, which a child process measures when the first workers start, in 50 to 1000 ms; else
-            processes. "ray", or a `shmload.Ray` with options: `num_workers` actors
-            on the nodes of a Ray cluster, which needs the extra `shmload[ray]`. Arrays of 1 MiB and more in the dataset are then
-            stored once per node and are read-only; docs/cluster.md.
+            processes. "ray", or a `shmload.Ray` with options: `num_workers` actors on the nodes of a Ray cluster, which needs the
+            extra `shmload[ray]`. Arrays of 1 MiB and more in the dataset are then stored once per node and are read-only;
+            docs/cluster.md.
         share: with "node", ranks of this node that have the same `rank` and `world_size`, as in tensor or pipeline parallelism,
             read one ring, filled by one worker pool; each sample is decoded once. If all ranks differ, each has its own ring, and
             idle workers help the ranks whose trainers wait. Seed mode only; batches are the same without it; docs/launch.md.

@@ -21,13 +21,13 @@ cdef extern from *:
     uint64_t swap64(uint64_t x) noexcept nogil
 
 cdef extern from "streamed.h":
+    const size_t SHML_STREAMED_NBYTES
     void shml_copy_streamed(uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil
 
 cdef enum:
     AHEAD = 16  # rows between prefetch and copy
     LINE = 64
     NBYTES_ASKED = 1024  # of a row; after these the processor prefetches by itself
-    NBYTES_STREAMED = 1 << 18  # rows of at least this many bytes bypass the caches: a batch of them does not stay in the caches
 
 
 cdef class RowGather:
@@ -104,7 +104,7 @@ cdef class RowGather:
             for i in range(n):
                 self._copy_runs(to + i * nbytes, self._row(indices[i]))
         if self._swap > 1:
-            turn_round(to, n * nbytes, self._swap)
+            swap_bytes(to, n * nbytes, self._swap)
 
     cdef void _copy_runs(self, uint8_t *to, const uint8_t *row) noexcept nogil:
         cdef Py_ssize_t run
@@ -134,7 +134,7 @@ cdef class RowGather:
 cdef void copy_rows(
     uint8_t *to, const uint8_t *base, const int64_t *indices, Py_ssize_t n, int64_t num_rows, int64_t stride, size_t nbytes
 ) noexcept nogil:
-    """Copy rows of one run each. A function of its own keeps its values in registers instead of behind a pointer to an object."""
+    """Copy rows of one run each. A function of its own keeps its values in registers, where those of an object would be read from memory."""
     cdef Py_ssize_t i
     cdef size_t line, asked = min(nbytes, <size_t>NBYTES_ASKED)
     cdef const uint8_t *row
@@ -144,7 +144,7 @@ cdef void copy_rows(
                 ask_for(base + (indices[i + AHEAD] + (num_rows if indices[i + AHEAD] < 0 else 0)) * stride)
             memcpy(to + i * 8, base + (indices[i] + (num_rows if indices[i] < 0 else 0)) * stride, 8)
         return
-    if nbytes >= <size_t>NBYTES_STREAMED:
+    if nbytes >= SHML_STREAMED_NBYTES:
         for i in range(n):
             shml_copy_streamed(to + i * nbytes, base + (indices[i] + (num_rows if indices[i] < 0 else 0)) * stride, nbytes)
         return
@@ -159,7 +159,7 @@ cdef void copy_rows(
         to += nbytes
 
 
-cdef void turn_round(uint8_t *at, size_t nbytes, int width) noexcept nogil:
+cdef void swap_bytes(uint8_t *at, size_t nbytes, int width) noexcept nogil:
     """Swap the byte order of all numbers of `width` bytes."""
     cdef size_t i
     cdef uint16_t two

@@ -25,7 +25,7 @@ __extension__ typedef unsigned __int128 shml_uint128;
 typedef struct {
     uint64_t own;   /* share of the column that belongs to its own index, in units of 2^-64 */
     uint64_t alias; /* index that gets the rest */
-} shml_column;
+} shml_alias_column;
 
 /* Compute the words of positions [start, start + count). */
 static inline void shml_draw_words(uint64_t seed, uint64_t n, uint64_t epoch, uint64_t stream, uint64_t start, uint64_t *out,
@@ -39,7 +39,7 @@ static inline void shml_draw_words(uint64_t seed, uint64_t n, uint64_t epoch, ui
 }
 
 /* Turn words into indices: the high half of word * n is the column, the low half the position in it. */
-static inline void shml_alias_draw(const shml_column *columns, uint64_t n, uint64_t *words, size_t count) {
+static inline void shml_alias_draw(const shml_alias_column *columns, uint64_t n, uint64_t *words, size_t count) {
     for (size_t i = 0; i < count; i++) {
         shml_uint128 product = (shml_uint128)words[i] * n;
         uint64_t column = (uint64_t)(product >> 64);
@@ -49,7 +49,7 @@ static inline void shml_alias_draw(const shml_column *columns, uint64_t n, uint6
 
 /* Build the table of `n` < 2^31 weights, each at most 2^63 and one of them positive. `held` and `pending` are scratch of n each.
  * Columns below capacity are listed from the front of `pending`, the others from its end. */
-static inline void shml_alias_build(const uint64_t *weights, uint64_t n, shml_column *columns, shml_uint128 *held,
+static inline void shml_alias_build(const uint64_t *weights, uint64_t n, shml_alias_column *columns, shml_uint128 *held,
                                     uint64_t *pending) {
     shml_uint128 capacity = 0;
     uint64_t num_small = 0, first_large = n;

@@ -7,11 +7,11 @@ from libc.stdlib cimport free, malloc
 cdef extern from "draws.h" nogil:
     ctypedef struct shml_uint128:
         pass
-    ctypedef struct shml_column:
+    ctypedef struct shml_alias_column:
         uint64_t own, alias
     void shml_draw_words(uint64_t seed, uint64_t n, uint64_t epoch, uint64_t stream, uint64_t start, uint64_t *out, size_t count)
-    void shml_alias_draw(const shml_column *columns, uint64_t n, uint64_t *words, size_t count)
-    void shml_alias_build(const uint64_t *weights, uint64_t n, shml_column *columns, shml_uint128 *held, uint64_t *pending)
+    void shml_alias_draw(const shml_alias_column *columns, uint64_t n, uint64_t *words, size_t count)
+    void shml_alias_build(const uint64_t *weights, uint64_t n, shml_alias_column *columns, shml_uint128 *held, uint64_t *pending)
 
 
 def fill_words(uint64_t[::1] out, *, uint64_t seed, uint64_t epoch, uint64_t stream, uint64_t n, uint64_t start=0):
@@ -28,7 +28,7 @@ cdef class AliasTable:
         weights: in units of 2^-63 of the largest, so that one of them is 2^63; fewer than 2^31.
     """
 
-    cdef shml_column *_columns
+    cdef shml_alias_column *_columns
     cdef readonly uint64_t n
 
     def __cinit__(self, const uint64_t[::1] weights):
@@ -42,7 +42,7 @@ cdef class AliasTable:
         if self.n == 0 or n >= <uint64_t>1 << 31:
             raise ValueError(f"there must be fewer than 2^31 weights, and at least one must be 2^63, got {n} weights without one")
         self.n = n
-        self._columns = <shml_column *>malloc(n * sizeof(shml_column))
+        self._columns = <shml_alias_column *>malloc(n * sizeof(shml_alias_column))
         held = <shml_uint128 *>malloc(n * sizeof(shml_uint128))
         pending = <uint64_t *>malloc(n * sizeof(uint64_t))
         try:

@@ -8,8 +8,8 @@
  *     accepted   0 ─────────────────trainer, which watches it──▶ identity ──▶ 0  and its claims are recovered
  *
  * An identity contains a process id and its start time, so a process id that the kernel has reused is not mistaken for the helper.
- * One compare-exchange from 0 gives a record to one helper. If the helper dies, its replacement waits until the trainer has cleared the
- * record. A helper that dies before it is accepted has claimed nothing. tests/proof/helpers.py explores all interleavings.
+ * One compare-exchange from 0 gives a record to one helper. If the helper dies, its replacement waits until the trainer has cleared
+ * the record. A helper that dies before it is accepted has claimed nothing. tests/proof/helpers.py explores all interleavings.
  */
 #ifndef SHMLOAD_HELPERS_H
 #define SHMLOAD_HELPERS_H

@@ -126,6 +126,7 @@ static inline void shml_tree_set(int64_t *tree, uint32_t *of, uint32_t num_leave
     }
 }
 
+/* Move the draws that open up to `n` to the tree of open draws, and return the member whose open draw ends first. */
 static inline uint32_t shml_from_trees(const shml_run *run, int64_t n) {
     while (run->waiting[1] <= n) {
         const uint32_t opened = run->waiting_of[1];

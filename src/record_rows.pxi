@@ -4,9 +4,6 @@ from cpython.buffer cimport PyBUF_C_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 
-cdef enum:
-    HUGE_VALUE = 1 << 18  # values of at least this many bytes bypass the caches: a batch of them does not stay in the caches
-
 
 cdef class _Targets:
     """The fields' buffers, held while they are written to."""
@@ -43,13 +40,14 @@ cdef class _Targets:
 
 
 cdef inline uint32_t crc_of_copy(uint32_t crc, uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil:
-    if nbytes >= HUGE_VALUE:
+    """Copy bytes and return the sum of `crc`'s bytes followed by these."""
+    if nbytes >= SHML_STREAMED_NBYTES:
         return crc32c_streamed(crc, to, at, nbytes)
     return crc32c_copied(crc, to, at, nbytes)
 
 
 cdef inline void copy(uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil:
-    if nbytes >= HUGE_VALUE:
+    if nbytes >= SHML_STREAMED_NBYTES:
         shml_copy_streamed(to, at, nbytes)
     else:
         memcpy(to, at, nbytes)

@@ -25,6 +25,7 @@ cdef extern from "crc32c.h":
     uint32_t crc_masked(uint32_t crc) noexcept nogil
 
 cdef extern from "streamed.h":
+    const size_t SHML_STREAMED_NBYTES
     void shml_copy_streamed(uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil
 
 cdef extern from *:
@@ -63,7 +64,7 @@ cdef class RecordReader:
     cdef Py_buffer *_views
     cdef int _num_views
     cdef FieldSpec *_specs
-    cdef Mapping *_mappings
+    cdef WatchedFile *_watched
     cdef readonly int num_fields
     cdef int _form, _verify
     cdef const int64_t[::1] _ends, _starts
@@ -73,19 +74,19 @@ cdef class RecordReader:
         self, list files, list states, const int64_t[::1] ends, const int64_t[::1] starts, list fields, int form, int verify
     ):
         cdef int i
-        cdef Mapping *mapping
+        cdef WatchedFile *watched
         self._kept, self._states = [], states
         self._ends, self._starts, self._form, self._verify = ends, starts, form, verify
         self._views = <Py_buffer *>calloc(max(len(files), 1), sizeof(Py_buffer))
-        self._mappings = <Mapping *>calloc(max(len(files), 1), sizeof(Mapping))
+        self._watched = <WatchedFile *>calloc(max(len(files), 1), sizeof(WatchedFile))
         self._specs = <FieldSpec *>calloc(max(len(fields), 1), sizeof(FieldSpec))
-        if self._views == NULL or self._mappings == NULL or self._specs == NULL:
+        if self._views == NULL or self._watched == NULL or self._specs == NULL:
             raise MemoryError
         for file, state in zip(files, states, strict=True):
             if state is not None:
-                mapping = &self._mappings[self._num_views]
-                path, mapping.was.device, mapping.was.inode, mapping.was.nbytes, mapping.was.mtime_ns = state
-                mapping.path = path
+                watched = &self._watched[self._num_views]
+                path, watched.was.device, watched.was.inode, watched.was.nbytes, watched.was.mtime_ns = state
+                watched.path = path
             PyObject_GetBuffer(file, &self._views[self._num_views], PyBUF_C_CONTIGUOUS)
             self._num_views += 1
         for i, (name, kind, itemsize, numel, is_ragged, is_text, fill) in enumerate(fields):
@@ -102,7 +103,7 @@ cdef class RecordReader:
         for i in range(self._num_views):
             PyBuffer_Release(&self._views[i])
         free(self._views)
-        free(self._mappings)
+        free(self._watched)
         free(self._specs)
 
     def survey(self, const int64_t[::1] indices not None, list targets=None):
@@ -141,7 +142,7 @@ cdef class RecordReader:
         return survey
 
     cdef bint has_changed(self, int64_t file) noexcept nogil:
-        return self._mappings[file].path != NULL and file_has_changed(self._mappings[file].path, &self._mappings[file].was)
+        return self._watched[file].path != NULL and file_has_changed(self._watched[file].path, &self._watched[file].was)
 
     cdef void _locate(self, Record *record, int64_t index) noexcept nogil:
         """Find where a record begins (file -1 if it does not exist), and prefetch its first lines, because it is read next."""
@@ -202,7 +203,7 @@ cdef class RecordReader:
         return True
 
 
-cdef struct Mapping:
+cdef struct WatchedFile:
     const char *path  # NULL for private memory, which does not change
     FileState was
 

@@ -21,9 +21,9 @@ cdef extern from "Python.h":
     int64_t PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
 
 cdef extern from "streamed.h":
+    const size_t SHML_STREAMED_NBYTES
     void shml_copy_streamed(uint8_t *to, const uint8_t *at, size_t nbytes) noexcept nogil
 
-cdef size_t HUGE_COPY = 1 << 18  # rows of at least this many bytes bypass the caches: a batch of them does not stay in the caches
 cdef size_t LONG_COPY = 16384  # bytes from which a copy takes longer than releasing and reacquiring the GIL
 
 import inspect
@@ -313,7 +313,7 @@ cdef class TensorColumn(Column):
 
 
 cdef inline void _copy(void *to, const void *source, size_t nbytes):
-    if nbytes >= HUGE_COPY:
+    if nbytes >= SHML_STREAMED_NBYTES:
         with nogil:
             shml_copy_streamed(<uint8_t *>to, <const uint8_t *>source, nbytes)
     elif nbytes >= LONG_COPY:

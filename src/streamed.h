@@ -7,6 +7,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#define SHML_STREAMED_NBYTES ((size_t)1 << 18) /* least size of such a copy: a batch of such rows does not stay in the caches */
+
 #if defined(__x86_64__)
 #include <emmintrin.h>
 

@@ -1,5 +1,9 @@
 """The two modes of a loader: seed mode, in which every batch follows from a seed, and torch mode, which equals torch's DataLoader.
 
+Seed mode is in `seed_mode.py`, and its epochs in `epochs.py` and `sampled_epochs.py`. Torch mode is in `torch_mode.py`; its passes
+are iterators with workers (`torch_iterator.py`) or without (`torch_inline_iterator.py`), which count their `pass_progress.py`.
+Without workers, `inline_reader.py` reads batches in both modes.
+
 A state identifies a position and contains no indices:
 
 * In seed mode the position is an epoch and a place in that epoch, from which the schedule computes everything else. It has the

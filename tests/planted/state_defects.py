@@ -570,7 +570,7 @@ STATE_DEFECTS = [
     Defect(
         "E4",
         'the measurement for "auto" does not notice that it waits for the GIL',
-        "lock_share:held_share",
+        "gil_share:held_share",
         Replace("waited > _HELD_NS", "False"),
         (
             f"{CHOICE}batches_are_those_of_the_backend_that_fits_the_dataset[count-process-7]",

@@ -31,7 +31,7 @@ from shmload.shm.segment import Segment
 from shmload.worker.failure import Failure
 from shmload.worker.pool import Death
 from tests.ray.ray_datasets import InPlace
-from tests.ray.test_decoder import AREA, POST, decoder, fields, part
+from tests.ray.test_decoder import AREA, LINK, decoder, fields, part
 
 BYTE = 1 << 40
 NBYTES = 1 << 20
@@ -138,7 +138,7 @@ class Actor:
 
 def cluster(control: Segment, actor: Any, *, is_seeded: bool = True) -> ActorSet:
     agent_config = AgentConfig((), "auto", (), is_seeded, 1, 0, 0, 60.0)
-    made = ActorSet(agent_config, np.empty(0, np.uint8), [ActorSetting(POST, (), AREA, 4 * AREA)], lambda: None, control.fd)
+    made = ActorSet(agent_config, np.empty(0, np.uint8), [ActorSetting(LINK, (), AREA, 4 * AREA)], lambda: None, control.fd)
     made._actors[0], made._bytes[actor] = actor, BYTE
     return made
 
@@ -240,7 +240,7 @@ def test_end_of_an_actor_without_a_lock_is_not_awaited(control: Segment, fake: A
 
 def pool(control: Segment) -> RayPool:
     nothing: Any = None
-    made = RayPool(AgentConfig((POST, POST), "auto", (), True, 1, 0, 0, 60.0), nothing, nothing, control)
+    made = RayPool(AgentConfig((LINK, LINK), "auto", (), True, 1, 0, 0, 60.0), nothing, nothing, control)
     process = subprocess.Popen(["sleep", "1000"])
     made._agent = Child(process.pid, process.wait)
     made._children.add(made._agent)

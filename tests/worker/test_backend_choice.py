@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 from shmload import ShmLoader
 from shmload.engine import backend_choice
 from shmload.engine.backend_choice import chosen_backend
-from shmload.modes import lock_share
+from shmload.modes import gil_share
 from shmload.pipeline import Collate, Conveyer, DistributedBatchedMap, Range
 from shmload.worker import thread_pool
 
@@ -140,7 +140,7 @@ def test_without_a_lock_threads_are_chosen_unmeasured(monkeypatch: pytest.Monkey
 
 @needs_gil
 def test_dataset_that_cannot_be_pickled_is_read_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_share, "context_of", lambda wanted: multiprocessing.get_context("forkserver"))
+    monkeypatch.setattr(gil_share, "context_of", lambda wanted: multiprocessing.get_context("forkserver"))
     with ShmLoader(Draws(lambda index: None), 4, num_workers=2, seed=1, backend="auto") as loader:
         assert len(rows(loader)) == N
         assert chosen(loader)["backend"] == "thread"
@@ -150,7 +150,7 @@ def test_dataset_that_cannot_be_pickled_is_read_by_threads(monkeypatch: pytest.M
 @needs_gil
 @pytest.mark.slow(reason="starts an interpreter")
 def test_dataset_is_measured_in_a_process_that_is_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lock_share, "context_of", lambda wanted: multiprocessing.get_context("spawn"))
+    monkeypatch.setattr(gil_share, "context_of", lambda wanted: multiprocessing.get_context("spawn"))
     with ShmLoader(Draws(sleep), 4, shuffle=True, num_workers=2, seed=1, backend="auto") as loader:
         assert len(rows(loader)) == N
         assert chosen(loader)["held_share"] < MOST_CERTAIN
@@ -170,7 +170,7 @@ def _exit(index: int) -> None:
 def test_samples_that_cannot_be_measured_are_read_by_processes(work: Callable[[int], None], reason: str) -> None:
     before = multiprocessing.active_children()
     config = ShmLoader(Draws(work), 4, num_workers=2, backend="auto")._config()
-    choice = chosen_backend(config, lock_share.measured_share)
+    choice = chosen_backend(config, gil_share.measured_share)
     assert (choice.backend, choice.reason) == ("process", f"the first samples could not be measured: {reason}")
     assert multiprocessing.active_children() == before
 
@@ -248,7 +248,7 @@ def _share_of(reads: Callable[[], Iterator[None]]) -> float:
     """Return the share in a process of its own, because the thread goes on."""
     answers, sender = multiprocessing.Pipe(duplex=False)
     context = multiprocessing.get_context("fork")
-    process = context.Process(target=lambda: (sender.send(lock_share.held_share(reads())), os._exit(0)))
+    process = context.Process(target=lambda: (sender.send(gil_share.held_share(reads())), os._exit(0)))
     process.start()
     share: float = answers.recv()
     process.join()

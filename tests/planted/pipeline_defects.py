@@ -177,6 +177,43 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B1",
+        "a cached item draws the random numbers of the epoch in which it is made",
+        "Cached.item",
+        Replace(
+            "with generators_kept(), self._sample(place):\n    item = self.below.at(place)",
+            "with generators_kept():\n    item = self.below.at(place)",
+        ),
+        (
+            "tests/pipeline/test_caching.py::test_random_numbers_of_cached_items_do_not_depend_on_what_is_cached[2]",
+            "tests/pipeline/test_caching.py::test_iterating_again_gives_the_same_cached_random_items",
+        ),
+    ),
+    Defect(
+        "B1",
+        "making a cached item changes what later stages draw from the global generators",
+        "Cached.item",
+        Replace(
+            "with generators_kept(), self._sample(place):\n    item = self.below.at(place)",
+            "with self._sample(place):\n    item = self.below.at(place)",
+        ),
+        ("tests/pipeline/test_caching.py::test_random_numbers_of_cached_items_do_not_depend_on_what_is_cached[0]",),
+    ),
+    Defect(
+        "B1",
+        "a sample read inside another one stays the current one",
+        "sample_rng:sample_of",
+        Replace("reading_of(_One((seed, epoch, index, worker)))", "generators_kept()"),
+        ("tests/pipeline/test_caching.py::test_random_numbers_of_cached_items_do_not_depend_on_what_is_cached[0]",),
+    ),
+    Defect(
+        "B1",
+        "two caches of one pipeline draw the same random numbers",
+        "number_caches",
+        Replace("stream + 1", "stream"),
+        ("tests/pipeline/test_caching.py::test_caches_of_one_pipeline_draw_different_numbers",),
+    ),
+    Defect(
+        "B1",
         "a dataset whose items are not changed is read item by item",
         "Plan.program",
         omit("return ChosenProgram(self.source)"),

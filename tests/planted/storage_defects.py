@@ -656,6 +656,13 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A12",
+        "a loader in seed mode ignores how the dataset was told to divide samples among ranks",
+        "_by_number",
+        Replace("own_uneven != uneven", "False"),
+        ("tests/remote/test_loaders.py::test_dataset_divided_in_another_way_is_refused_if_the_loader_divides_samples[drop]",),
+    ),
+    Defect(
+        "A12",
         "a loader that divides its data ignores the rank of its dataset",
         "_by_number",
         Replace("own is not None and own != rank_and_world_size(*ranks)", "False"),

@@ -139,6 +139,23 @@ PIPELINE_DEFECTS = [
     ),
     Defect(
         "B4",
+        "a single item that fills the last step of a rank is called valid",
+        "KeyedEngine.advance",
+        Replace("self.position + self._rank < self.schedule.n", "True"),
+        ("tests/pipeline/test_ranks.py::test_valid_is_0_for_a_single_item_that_only_fills_the_last_step[items]",),
+    ),
+    Defect(
+        "B4",
+        "a single item of blocks has no `valid`",
+        "BlockEngine._step",
+        Replace(
+            "self._valid = min(count, max(num_real - first, 0))",
+            "if self._is_batched:\n    self._valid = min(count, max(num_real - first, 0))",
+        ),
+        ("tests/pipeline/test_ranks.py::test_valid_is_0_for_a_single_item_that_only_fills_the_last_step[blocks]",),
+    ),
+    Defect(
+        "B4",
         "the last step after a Filter is padded with its own items, not with the epoch's first",
         "KeyedBlocks.first",
         Replace("blocks.restart(epoch)", "blocks.go(PipelinePlace(epoch, self.place - 1))"),

@@ -138,6 +138,13 @@ PIPELINE_DEFECTS = [
         ("tests/pipeline/test_block_columns.py::test_blocks_of_other_dtypes_are_collated_item_by_item",),
     ),
     Defect(
+        "B1",
+        "a filter takes a coroutine function, whose coroutines all count as true",
+        "check_function",
+        Replace("inspect.iscoroutinefunction(value)", "False"),
+        ("tests/pipeline/test_grammar.py::test_invalid_argument_is_refused",),
+    ),
+    Defect(
         "B4",
         "a single item that fills the last step of a rank is called valid",
         "KeyedEngine.advance",

@@ -655,6 +655,20 @@ STORAGE_DEFECTS = [
         ("tests/growing/test_samplers.py::test_sample_is_published_in_time_although_the_next_one_is_slow",),
     ),
     Defect(
+        "A16",
+        "a path of bytes is taken for several paths",
+        "each_path",
+        Replace("str | bytes | os.PathLike", "str | os.PathLike"),
+        ("tests/formats/test_paths.py::test_error_for_an_argument_that_is_no_path_says_what_a_path_is",),
+    ),
+    Defect(
+        "A16",
+        "tokens are mapped by the user's path object, of which numpy takes some",
+        "tokens:_opened",
+        Replace('np.memmap(path, kind, "r")', 'np.memmap(tokens, kind, "r")'),
+        ("tests/formats/test_paths.py::test_tokens_are_read_through_any_path_object",),
+    ),
+    Defect(
         "A12",
         "a loader in seed mode ignores how the dataset was told to divide samples among ranks",
         "_by_number",

@@ -669,6 +669,20 @@ STORAGE_DEFECTS = [
         ("tests/formats/test_paths.py::test_tokens_are_read_through_any_path_object",),
     ),
     Defect(
+        "A16",
+        "text of several axes of an HDF5 dataset is taken for damage",
+        "HDF5Dataset._column",
+        Replace("native(ragged or dataset.dtype) if string is None else None", "native(ragged or dataset.dtype)"),
+        ("tests/formats/readers/test_hdf5.py::test_error_for_several_texts_a_row_names_the_dataset_and_a_remedy[variable]",),
+    ),
+    Defect(
+        "A16",
+        "bytes of fixed length in a Zarr array become the text of their repr",
+        "ZarrDataset._column",
+        Replace("isinstance(v, bytes)", "type(v) is bytes"),
+        ("tests/formats/readers/test_zarr.py::test_bytes_of_fixed_length_are_bytes[2]",),
+    ),
+    Defect(
         "A12",
         "a loader in seed mode ignores how the dataset was told to divide samples among ranks",
         "_by_number",

@@ -199,7 +199,7 @@ class ShmLoader(DataLoader[T]):
     ) -> None:
         seed, rank, world_size = map(own_int, (seed, rank, world_size))
         threads_per_worker = own_int(threads_per_worker)
-        dataset = _by_number(dataset, seed, rank, world_size)
+        dataset = _by_number(dataset, seed, uneven, rank, world_size)
         check_arguments(dict(locals()))
         first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
         self.backend, self.share = backend, share
@@ -570,11 +570,11 @@ _FIXED = {
 }
 
 
-def _by_number(dataset: Any, seed: int | None, *ranks: int | None) -> Any:
+def _by_number(dataset: Any, seed: int | None, uneven: str, *ranks: int | None) -> Any:
     """Return the dataset to read. Seed mode reads by index, so for shmload's iterables this is their view of items by number.
 
     Raises:
-        ValueError: the dataset was made for another rank; its items by number are those of all ranks.
+        ValueError: the dataset was made for another rank, or another `uneven`; its items by number are those of all ranks.
     """
     if seed is None or not isinstance(dataset, IterableDataset) or (keyed_items := package_ability(dataset, "keyed_items")) is None:
         return dataset
@@ -583,6 +583,12 @@ def _by_number(dataset: Any, seed: int | None, *ranks: int | None) -> Any:
         raise ValueError(
             f"the dataset is for rank {own[0]} of {own[1]}, and in seed mode the loader divides the samples: also give the loader "
             f"rank={own[0]}, world_size={own[1]}"
+        )
+    own_uneven = package_ability(dataset, "given_uneven")
+    if own_uneven is not None and own_uneven != uneven:
+        raise ValueError(
+            f"the dataset has uneven={own_uneven!r}, and in seed mode the loader divides the samples, by uneven={uneven!r}: give "
+            f"the loader uneven={own_uneven!r}, too"
         )
     return keyed_items()
 

@@ -13,7 +13,7 @@ from shmload.formats.column_dataset import ColumnDataset, Opened
 from shmload.formats.columns import Column, Columns
 from shmload.formats.extras import library
 from shmload.formats.field_names import NoField, named_fields, one_length
-from shmload.formats.paths import check_file, check_local
+from shmload.formats.paths import JOIN, check_file, check_local
 
 
 class ArrayTreeDataset(ColumnDataset):
@@ -26,7 +26,7 @@ class ArrayTreeDataset(ColumnDataset):
     def __init__(
         self, path: str | os.PathLike[str], fields: Mapping[str, str] | Sequence[str] | None = None, *, cache_bytes: int = 1 << 28
     ) -> None:
-        (check_local if self._is_folder else check_file)(path, type(self).__name__)
+        (check_local if self._is_folder else check_file)(path, type(self).__name__, JOIN)
         self.path = os.path.abspath(path)
         super().__init__(self.path, [] if self._is_folder else [self.path])
         self._fields = None if fields is None else named_fields(fields)

@@ -17,7 +17,7 @@ import re
 import string
 from collections.abc import Iterable
 
-from shmload.formats.paths import check_local, expanded, files_below
+from shmload.formats.paths import check_local, each_path, expanded, files_below, path_text
 
 _NUMBERS = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?")
 _LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.(-?\d+))?")
@@ -37,11 +37,12 @@ def shard_paths(
         endings: endings of the files that replace a folder; if empty, a folder stays unchanged.
     Raises:
         FileNotFoundError: a folder or a pattern has no such file.
+        TypeError: a name is no path.
         ValueError: there are no names, a brace has no partner, or the reader was given a URL.
     """
-    names = [given] if isinstance(given, (str, os.PathLike)) else list(given)
     found: list[str] = []
-    for name in names:
+    for name in each_path(given):
+        path_text(name, reader or "RemoteDataset")
         if isinstance(name, os.PathLike):  # a path object is used without expansion
             found.append(os.fspath(name))
         else:

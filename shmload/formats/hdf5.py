@@ -74,7 +74,7 @@ class HDF5Dataset(ArrayTreeDataset):
             if string.encoding == "utf-8":
                 return ListedColumn(blocks(lambda a, b: dataset.asstr()[a:b].tolist(), 64), str)
             return ListedColumn(blocks(lambda a, b: [bytes(value) for value in dataset[a:b]], 64), bytes)
-        dtype = native(ragged or dataset.dtype)
+        dtype = native(ragged or dataset.dtype) if string is None else None  # text of several axes is no text of a row
         if dtype is None or (ragged and len(dataset.shape) > 1):
             raise NoField(
                 f"{where}: rows of {dataset.dtype}, shape {dataset.shape[1:]}, stored as {_stored_as(dataset, h5py)}, cannot be a "

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from fnmatch import filter as matching_names
 from glob import has_magic
+from typing import Any
 
 from shmload.formats.file_names import is_about, is_hidden, without_number
 from shmload.storage.folder_walk import walk_following_links
@@ -19,36 +20,66 @@ _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # at least two letters, beca
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
-def check_local(path: str | os.PathLike[str], reader: str) -> None:
-    """Raise if `path` is a URL.
-
-    Args:
-        path: the path to check.
-        reader: name of the class that was asked to read it, for the error.
-    Raises:
-        ValueError: it is a URL.
-    """
-    if scheme := _URL.match(os.fspath(path)):
-        raise ValueError(
-            f"{reader} reads files of this machine; got the URL {os.fspath(path)!r}: copy the files to a local disk, mount it, or "
-            f"read {scheme[1]}:// with RemoteDataset.from_urls, which needs no local files"
-        )
+def each_path(given: Any) -> list[Any]:
+    """Return the paths of an argument that is one path or several. Anything else is returned as one, for `path_text` to refuse."""
+    is_several = isinstance(given, Iterable) and not isinstance(given, str | bytes | os.PathLike)
+    return list(given) if is_several else [given]
 
 
-_JOIN = "give the path of a file; several are joined by torch.utils.data.ConcatDataset"
-
-
-def check_file(path: str | os.PathLike[str], reader: str, remedy: str = _JOIN) -> None:
-    """Raise if `path` is a URL or a folder. Used by readers of a single file.
+def path_text(path: str | os.PathLike[str], reader: str, remedy: str = "") -> str:
+    """Return a path as a str.
 
     Args:
         path: the user's argument.
         reader: name of the class that was asked to read it, for the error.
-        remedy: advice at the end of the error if it is a folder.
+        remedy: advice at the end of the error.
     Raises:
+        TypeError: it is no path, or a path of bytes.
+    """
+    text: object = os.fspath(path) if isinstance(path, str | os.PathLike) else path
+    if isinstance(text, str):
+        return text
+    advice = "os.fsdecode() makes a str of bytes" if isinstance(text, bytes) else remedy
+    raise TypeError(f"{reader} takes a path as a str or an os.PathLike; got {path!r:.200}{advice and f': {advice}'}")
+
+
+def check_local(path: str | os.PathLike[str], reader: str, remedy: str = "") -> None:
+    """Raise if `path` is a URL or no path.
+
+    Args:
+        path: the path to check.
+        reader: name of the class that was asked to read it, for the error.
+        remedy: advice at the end of the error if it is no path.
+    Raises:
+        TypeError: it is no path, or a path of bytes.
+        ValueError: it is a URL.
+    """
+    text = path_text(path, reader, remedy)
+    if scheme := _URL.match(text):
+        raise ValueError(
+            f"{reader} reads files of this machine; got the URL {text!r}: copy the files to a local disk, mount it, or "
+            f"read {scheme[1]}:// with RemoteDataset.from_urls, which needs no local files"
+        )
+
+
+JOIN = "give the path of a file; several are joined by torch.utils.data.ConcatDataset"
+
+
+def check_file(path: str | os.PathLike[str], reader: str, remedy: str = JOIN) -> None:
+    """Raise if `path` is a URL, a folder or a pattern. Used by readers of a single file.
+
+    Args:
+        path: the user's argument.
+        reader: name of the class that was asked to read it, for the error.
+        remedy: advice at the end of the error.
+    Raises:
+        FileNotFoundError: it is a pattern.
+        TypeError: it is no path.
         ValueError: it is a URL or a folder; the message names some of the folder's files.
     """
-    check_local(path, reader)
+    check_local(path, reader, remedy)
+    if has_magic(os.fspath(path)) and not os.path.exists(path):
+        raise FileNotFoundError(f"{reader} reads one file, and there is no file with the name {os.fspath(path)!r}: {remedy}")
     if os.path.isdir(path):
         names = sorted(name for name in os.listdir(path) if not is_hidden(name))
         there = f"it contains {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else "it is empty"
@@ -144,10 +175,10 @@ def expanded_below(
     That folder is the one that was given, the folder before a pattern's first * ? [, or the folder that contains a single file.
     Arguments and errors are those of `expanded`.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     found: list[tuple[str, str]] = []
-    for path in [os.fspath(p) for p in given]:
-        check_local(path, f"{kind}Dataset")
+    for given in each_path(paths):
+        check_local(given, f"{kind}Dataset")
+        path = os.fspath(given)
         whole = os.path.abspath(path)
         if endings and os.path.isdir(path):
             found += ((file, whole) for file in files_below(whole, kind, endings, beside))

@@ -369,19 +369,20 @@ def _opened(tokens: Any, dtype: Any) -> Any:
     if not isinstance(tokens, (str, os.PathLike)) or os.fspath(tokens).endswith(".npy"):
         return tokens
     check_file(tokens, "TokenDataset", 'give a pattern such as "train_*.bin", or a list of paths')
-    if (after_header := _after_header(tokens, dtype)) is not None:
+    path = os.fspath(tokens)  # numpy.memmap takes no other path objects than Path
+    if (after_header := _after_header(path, dtype)) is not None:
         return after_header
     if dtype is None:
-        raise ValueError(f"{tokens}: a raw file does not contain the type of its tokens: pass dtype='uint16', for example")
-    nbytes, kind = os.path.getsize(tokens), np.dtype(dtype)
+        raise ValueError(f"{path}: a raw file does not contain the type of its tokens: pass dtype='uint16', for example")
+    nbytes, kind = os.path.getsize(path), np.dtype(dtype)
     if kind.byteorder != ">":  # big-endian is rejected later, as for arrays
         kind = kind.newbyteorder("<")
     if nbytes % kind.itemsize or not nbytes:
-        raise ShardCorrupt(f"{tokens}, offset {nbytes}: {nbytes} bytes are not a whole number of {kind} tokens, at least one")
-    return np.memmap(tokens, kind, "r")
+        raise ShardCorrupt(f"{path}, offset {nbytes}: {nbytes} bytes are not a whole number of {kind} tokens, at least one")
+    return np.memmap(path, kind, "r")
 
 
-def _after_header(path: str | os.PathLike[str], dtype: Any) -> Any:
+def _after_header(path: str, dtype: Any) -> Any:
     """Map the tokens of a file with llm.c's header: 256 int32, which begin with a magic, a version and the number of tokens.
 
     Returns:

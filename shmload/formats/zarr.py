@@ -68,10 +68,12 @@ class ZarrDataset(ArrayTreeDataset):
     def _column(self, name: str, array: Any, cache: BlockCache, module: Any) -> Column:
         where = f"{self.path}, {array.path or '/'!r}"
         rows = (getattr(array, "shards", None) or array.chunks)[0]
-        if array.dtype.kind in "TOU" and len(array.shape) == 1:
+        if array.dtype.kind in "TOUS" and len(array.shape) == 1:
             num_rows = array.shape[0]
-            blocks = Blocks(where, num_rows, rows, lambda a, b: [v if type(v) is bytes else str(v) for v in array[a:b]], cache)
-            is_bytes = array.dtype.kind == "O" and num_rows and type(blocks.block(0)[0]) is bytes
+            blocks = Blocks(
+                where, num_rows, rows, lambda a, b: [bytes(v) if isinstance(v, bytes) else str(v) for v in array[a:b]], cache
+            )
+            is_bytes = array.dtype.kind == "S" or (array.dtype.kind == "O" and num_rows and type(blocks.block(0)[0]) is bytes)
             return ListedColumn(blocks, bytes if is_bytes else str)
         dtype = native(array.dtype)
         if dtype is None:

@@ -104,8 +104,7 @@ class BlockEngine(PipelineEngine):
         if not count:
             self.end()
             raise StopIteration
-        if self._is_batched:
-            self._valid = min(count, max(num_real - first, 0))
+        self._valid = min(count, max(num_real - first, 0))
         return pieces if world == 1 else part_of(pieces, first, first + count)
 
     def _take(self, count: int) -> tuple[list[Piece], int]:

@@ -15,6 +15,7 @@ import sqlite3
 import stat
 import types
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path, PurePath
@@ -27,6 +28,8 @@ from shmload.batch.packed_batch import ATOMS
 from shmload.pipeline.item_sequence import Derived, ItemSequence
 from shmload.processes.file_lock import locked
 from shmload.shm import pickling
+from shmload.worker.own_generators import OwnGenerators
+from shmload.worker.sample_rng import generators_kept, sample_info, sample_of, seed_and_epoch
 
 BUSY_S = 60.0  # seconds that a write waits for other writers
 
@@ -35,12 +38,12 @@ BUSY_S = 60.0  # seconds that a write waits for other writers
 class Cache:
     """A stage that keeps the items of the stages before it, which then run only once for each item.
 
-    Put it where item p is the same in every epoch: after sources, Maps and position stages, but before a Shuffle. Random values
-    that functions drew the first time are kept.
+    Put it where item p is the same in every epoch: after sources, Maps and position stages, but before a Shuffle. Functions draw
+    the random numbers of the first epoch, whenever an item is made, so items do not depend on the number of workers or on a resume.
 
     Args:
         folder: folder for the file, which all processes and runs share. Trust it as you trust pickles. Without one, items are kept
-            in the memory of each process that makes them.
+            in the memory of each process that makes them, until the Conveyer is closed.
         version: any text; it becomes part of the hash. Change it when anything changes that the hash does not cover: files that
             functions read, and what they use of other modules. Covered are functions, methods of classes, what they hold, and the
             global variables of their module that they use, if these are functions, classes or plain data; and the size and time of
@@ -71,7 +74,13 @@ class Cache:
 
 
 class Cached(Derived):
-    """The sequence of a Cache."""
+    """The sequence of a Cache.
+
+    Attributes:
+        stream: number of this cache among those of the pipeline, which distinguishes their random numbers.
+    """
+
+    stream = 0
 
     def __init__(self, below: ItemSequence, folder: Path | None, version: str) -> None:
         super().__init__(below, below.n, "Cache")
@@ -88,7 +97,8 @@ class Cached(Derived):
         kept = self._memory.get(place) if file is None else _read(file, place)
         if kept is not None:
             return pickle.loads(kept)
-        item = self.below.at(place)
+        with generators_kept(), self._sample(place):
+            item = self.below.at(place)
         try:
             made = pickling.dumps(item)
         except Exception as error:
@@ -102,8 +112,33 @@ class Cached(Derived):
             file.execute("INSERT OR IGNORE INTO items VALUES (?, ?)", (place, made))
         return item
 
+    def _sample(self, place: int) -> AbstractContextManager[None]:
+        """Return a block that draws the item's numbers of epoch 0, because it may be made in any epoch and process."""
+        worker = 0 if seed_and_epoch() is None else sample_info().worker
+        return sample_of((self.seed + self.stream) % (1 << 64), 0, place, worker, own=self._own)
+
+    @functools.cached_property
+    def _own(self) -> OwnGenerators:
+        return OwnGenerators(self.below)
+
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_memory": {}}
+        return {name: value for name, value in vars(self).items() if name != "_own"} | {"_memory": {}}
+
+
+def number_caches(sequence: ItemSequence, stream: int = 0) -> int:
+    """Give each cache of a pipeline random numbers of its own, also if its members are alike.
+
+    Args:
+        sequence: the pipeline's sequence.
+        stream: number of the first cache.
+    Returns:
+        the number of the next cache.
+    """
+    if isinstance(sequence, Cached):
+        sequence.stream, stream = stream, stream + 1
+    for part in sequence.parts:
+        stream = number_caches(part, stream)
+    return stream
 
 
 def _begin(path: Path) -> int:

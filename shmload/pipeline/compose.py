@@ -8,6 +8,7 @@ from typing import Any
 from shmload.batch.ragged import AsTorchOrList
 from shmload.pipeline.block_sequence import BLOCK, BlockSequence, Expansion, columned
 from shmload.pipeline.buckets import Batches, Bucket
+from shmload.pipeline.caching import number_caches
 from shmload.pipeline.item_sequence import ItemSequence, Mapped
 from shmload.pipeline.plan import Plan, PoolOptions
 from shmload.pipeline.position_stages import Shuffle
@@ -135,6 +136,8 @@ def compose(stages: Sequence[Any], block_size: int = BLOCK) -> Plan:
         )
     if is_unordered and tail:
         raise ValueError("with in_order=False a Scan would carry another state each time: it needs an order")
+    if stream is None:
+        number_caches(source)
     if expanding or tail or stream or is_unordered:
         if of_items:  # no earlier stage made more or fewer items
             expanding, of_items = [(each.name, each) for each in of_items], []

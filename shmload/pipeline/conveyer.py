@@ -83,7 +83,7 @@ class Conveyer(RunningPipeline):
 
     @property
     def valid(self) -> int | None:
-        """Return the number of rows of the last batch that are not padding; None before the first batch, and for single items."""
+        """Return the number of rows of the last batch that are not padding; 1 or 0 for a single item, None before the first one."""
         return self.engine.valid
 
     def __getstate__(self) -> dict[str, Any]:

@@ -51,6 +51,7 @@ class KeyedEngine(PipelineEngine):
         self._options, self._stage_places = options, stage_places
         self._rank = plan.partition.rank
         self._is_batched = plan.collate is not None
+        self._item_valid: int | None = None  # of the last single item
         self.position = 0
         self._loader: ShmLoader[Any] | None = None
         self._iterator: Any = None
@@ -68,6 +69,7 @@ class KeyedEngine(PipelineEngine):
         while not self._fetched:
             self._fetch()
         item, error = self._fetched.popleft()
+        self._item_valid = int(self.is_endless or self.position + self._rank < self.schedule.n)
         self.position += self.schedule.stride
         if error is not None:
             raise error
@@ -96,7 +98,9 @@ class KeyedEngine(PipelineEngine):
 
     @property
     def valid(self) -> int | None:
-        return None if self._loader is None or self.plan.collate is None else self._loader.valid
+        if not self._is_batched:
+            return self._item_valid
+        return None if self._loader is None else self._loader.valid
 
     def _next_batch(self) -> Any:
         iterator = self._running()

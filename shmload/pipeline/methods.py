@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from shmload.batch.ragged import AS_TORCH_OR_LIST
+from shmload.pipeline.async_map import AsyncMap
 from shmload.pipeline.buckets import Bucket
 from shmload.pipeline.caching import Cache
 from shmload.pipeline.combined_sequences import Chained, Interleaved, Zipped
@@ -88,6 +89,10 @@ class Fluent:
     def flat_map(self, fn: Callable[[Any], Iterable[Any]]) -> Pipeline:
         """Add `FlatMap(fn)`."""
         return self._then(FlatMap(fn))
+
+    def async_map(self, fn: Callable[[Any], Any], in_flight: int = 16) -> Pipeline:
+        """Add `AsyncMap(fn, in_flight)`."""
+        return self._then(AsyncMap(fn, in_flight))
 
     def scan(self, fn: Callable[[Any, Any], tuple[Any, Any]], initial: Any = None) -> Pipeline:
         """Add `Scan(fn, initial)`."""

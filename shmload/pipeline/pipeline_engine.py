@@ -76,7 +76,7 @@ class PipelineEngine(ABC):
     @property
     @abstractmethod
     def valid(self) -> int | None:
-        """Return the number of rows of the last batch that are not padding, or None before the first batch and for single items."""
+        """Return the number of rows of the last batch that are not padding; 1 or 0 for a single item, None before the first one."""
 
     @property
     @abstractmethod

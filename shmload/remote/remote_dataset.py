@@ -274,6 +274,11 @@ class RemoteDataset(FluentMethods):
         """Return the rank and world size as passed to the constructor; None if they were not."""
         return self._world.given
 
+    @property
+    def given_uneven(self) -> Uneven | None:
+        """Return `uneven` as passed to the constructor; None for the default."""
+        return None if self.uneven == "pad" else self.uneven
+
     def keyed_items(self) -> RemoteUnits:
         """Return the items as a map-style dataset, whose index k is the k-th item of an epoch. ShmLoader reads it in seed mode.
 

@@ -398,13 +398,9 @@ def sample_of(seed: int, epoch: int, index: int, worker: int, *, own: OwnGenerat
 
     The global generators and `own` are seeded for the inner sample, and are not restored.
     """
-    now = _threads.now
-    outer = now.reading
-    begin_sample(seed, epoch, index, worker, reseed=True, own=own)
-    try:
+    with reading_of(_One((seed, epoch, index, worker))):
+        begin_sample(seed, epoch, index, worker, reseed=True, own=own)
         yield
-    finally:
-        now.reading = outer
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,9 @@ def check_function(name: str, value: Any, of: str = "one item") -> None:
         value: the value.
         of: what the function takes, for the message.
     Raises:
-        TypeError: it cannot be called.
+        TypeError: it cannot be called, or it is a coroutine function: a coroutine is no item, and counts as true for a Filter.
     """
     if not callable(value):
         raise TypeError(f"{name} must be a function of {of}; got {value!r}")
+    if inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(type(value).__call__):
+        raise TypeError(f"{name} does not await coroutine functions, and {value!r} is one: give it to AsyncMap")

@@ -59,6 +59,53 @@ def test_error_for_a_url_in_a_local_reader_names_a_remedy(reader: Any, url: str)
         reader(url)
 
 
+OF_FILES: list[Any] = [
+    HDF5Dataset,
+    ImageFolder,
+    ParquetDataset,
+    SafetensorsDataset,
+    TarDataset,
+    TarStream,
+    TFRecordDataset,
+    ZarrDataset,
+    RemoteDataset.from_urls,
+]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (b"/data/a", r"takes a path as a str or an os.PathLike; got b'/data/a': os.fsdecode\(\) makes a str of bytes"),
+        (None, "takes a path as a str or an os.PathLike; got None"),
+        (5, "takes a path as a str or an os.PathLike; got 5"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("reader", OF_FILES)
+def test_error_for_an_argument_that_is_no_path_says_what_a_path_is(reader: Any, given: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        reader(given)
+
+
+@pytest.mark.parametrize("reader", [HDF5Dataset, SafetensorsDataset, ZarrDataset])
+def test_error_for_several_files_in_a_reader_of_one_names_a_remedy(reader: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"got \['a', 'b'\]: .* several are joined by torch.utils.data.ConcatDataset"):
+        reader(["a", "b"])
+    if reader is not ZarrDataset:
+        with pytest.raises(FileNotFoundError, match=r"reads one file, and there is no file with the name '.*\*': .*ConcatDataset"):
+            reader(f"{tmp_path}/*")
+
+
+def test_tokens_are_read_through_any_path_object(tmp_path: Path) -> None:
+    np.arange(20, dtype="<u2").tofile(tmp_path / "a.bin")
+
+    class Named:
+        def __fspath__(self) -> str:
+            return str(tmp_path / "a.bin")
+
+    assert TokenDataset(Named(), 10, stride=10, dtype="uint16")[1]["tokens"].tolist() == list(range(10, 20))
+
+
 def test_files_are_found_once_although_links_lead_to_folders_above(tmp_path: Path) -> None:
     image = Image.new("RGB", (4, 4))
     for name in ("cat", "dog"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
+import random
 import shutil
 import sqlite3
 from dataclasses import dataclass
@@ -16,8 +17,22 @@ import numpy as np
 import pytest
 import torch
 
+from shmload import sample_rng
 from shmload.formats import ArrayDataset
-from shmload.pipeline import Cache, Conveyer, DistributedBatchedMap, Filter, Generate, Items, Map, Permutation, Range, Shuffle, Take
+from shmload.pipeline import (
+    Cache,
+    Conveyer,
+    DistributedBatchedMap,
+    Filter,
+    Generate,
+    Items,
+    Map,
+    Permutation,
+    Range,
+    Shuffle,
+    Take,
+    Window,
+)
 
 
 @dataclass(frozen=True)
@@ -350,3 +365,54 @@ def test_error_names_the_item_that_cannot_be_cached() -> None:
 def test_dtypes_that_torch_cannot_unpickle_are_cached() -> None:
     with Conveyer([Items([torch.ones(2, dtype=torch.uint8).to(torch.uint16)]), Cache()]) as pipeline:
         assert [[item.tolist() for item in pipeline] for _ in range(2)] == [[[1, 1]]] * 2
+
+
+def drawn(x: Any) -> tuple[Any, ...]:
+    return x, int(sample_rng().integers(1 << 40)), random.random(), np.random.rand(), torch.rand(()).item()
+
+
+class Noise:
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(0)
+
+    def __call__(self, x: Any) -> tuple[Any, float]:
+        return x, self.rng.random()
+
+
+def random_items(num_workers: int) -> Conveyer:
+    """Return a pipeline whose items have a cached part and a part that is drawn after the cache."""
+    after = DistributedBatchedMap(drawn, num_workers) if num_workers else Map(drawn)
+    return Conveyer([Range(12, repeating=False), Map(drawn), Map(Noise()), Cache(), after, Window(2), Shuffle(seed=3)])
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_random_numbers_of_cached_items_do_not_depend_on_what_is_cached(num_workers: int) -> None:
+    with random_items(0) as pipeline:
+        first, second = list(pipeline), list(pipeline)
+    assert sorted(pair[0][0] for pair in first) == sorted(pair[0][0] for pair in second)  # the cached part is kept
+    assert sorted(first) != sorted(second)  # the part after the cache is drawn again
+    with random_items(num_workers) as pipeline:
+        assert [list(pipeline), list(pipeline)] == [first, second]
+    with random_items(num_workers) as pipeline:  # begins in the second epoch, with an empty cache
+        pipeline.begin_next_epoch()
+        assert list(pipeline) == second
+
+
+def test_iterating_again_gives_the_same_cached_random_items() -> None:
+    pipeline = Items(range(8)).map(drawn).cache()
+    assert list(pipeline) == list(pipeline)
+
+
+def test_caches_of_one_pipeline_draw_different_numbers() -> None:
+    one, other = (Items(range(8)).map(drawn).cache() for _ in range(2))
+    assert not any(a[1] == b[1] for a, b in one.zip(other))
+
+
+def test_making_a_cached_item_leaves_the_generators_of_the_program() -> None:
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    expected = random.random(), np.random.rand(), torch.rand(()).item()
+    random.seed(5), np.random.seed(5), torch.manual_seed(5)
+    assert Items([7]).map(drawn).cache().conveyer().plan.source.at(0)[0] == 7  # outside of any reading
+    assert (random.random(), np.random.rand(), torch.rand(()).item()) == expected

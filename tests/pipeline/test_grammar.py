@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,15 @@ def test_illegal_stage_order_is_refused_with_the_reason(stages: list[Any], messa
     assert message in str(caught.value)
 
 
+async def later(item: Any) -> Any:
+    return item
+
+
+class Later:
+    async def __call__(self, item: Any) -> Any:
+        return item
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -73,6 +83,9 @@ def test_illegal_stage_order_is_refused_with_the_reason(stages: list[Any], messa
         (lambda: Partition(0, 0), r"Partition\(n_ranks\) must be an integer from 1 to"),
         (lambda: Partition(0, 2, uneven="fair"), r'Partition\(uneven\) is "pad", "drop" or "exact"; got \'fair\''),
         (lambda: Map(3), r"Map\(fn\) must be a function of one item; got 3"),
+        (lambda: Map(later), r"Map\(fn\) does not await coroutine functions, and .*later.* is one: give it to AsyncMap"),
+        (lambda: Items([1]).filter(partial(later)), r"Filter\(fn\) does not await coroutine functions"),
+        (lambda: Items([1]).map(Later(), workers=2), r"DistributedBatchedMap\(mapping_fn\) does not await coroutine functions"),
         (lambda: DistributedBatchedMap(3, 1), r"DistributedBatchedMap\(mapping_fn\) must be a function of one item; got 3"),
         (lambda: DistributedBatchedMap(str, 0), r"DistributedBatchedMap\(n_workers\) must be an integer from 1"),
         (lambda: DistributedBatchedMap(str, 1, 0), r"DistributedBatchedMap\(buffer_size\) must be an integer from 1"),

@@ -48,3 +48,10 @@ def test_deterministic_items_are_the_same_in_each_iteration() -> None:
 def test_source_that_repeats_begins_again() -> None:
     pipeline = Range(3).map(lambda item: item)
     assert [list(islice(pipeline, 4)), list(islice(pipeline, 4))] == [[0, 1, 2, 0]] * 2
+
+
+def test_coroutine_functions_are_applied_by_async_map() -> None:
+    async def doubled(item: int) -> int:
+        return 2 * item
+
+    assert list(Items(range(5)).async_map(doubled, in_flight=2).filter(lambda item: item != 4)) == [0, 2, 6, 8]

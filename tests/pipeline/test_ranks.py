@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from shmload.pipeline import Conveyer, Filter, Items, Partition
 from tests.pipeline.pipeline_kit import Leaf, Spec
 
 slow = pytest.mark.slow(reason="torchrun and its ranks are processes that import torch")
@@ -52,3 +53,13 @@ def test_ranks_that_saved_at_different_steps_agree_on_a_state(run_ranks: Callabl
     ranks = run_ranks("save_at_different_steps", 2)
     assert ranks[0]["state"] == ranks[1]["state"]
     assert ranks[1]["stream"][3] == ranks[1]["again"][0], "a batch that only one rank had is repeated"
+
+
+@pytest.mark.parametrize("stages", [[], [Filter(bool)]], ids=["items", "blocks"])
+def test_valid_is_0_for_a_single_item_that_only_fills_the_last_step(stages: list[Any]) -> None:
+    found = []
+    for rank in range(3):
+        with Conveyer([Items([1, 2, 3, 4]), *stages, Partition(rank, 3)]) as pipeline:
+            assert pipeline.valid is None
+            found.append([(item, pipeline.valid) for item in pipeline])
+    assert found == [[(1, 1), (4, 1)], [(2, 1), (1, 0)], [(3, 1), (2, 0)]]

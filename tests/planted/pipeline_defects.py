@@ -138,6 +138,30 @@ PIPELINE_DEFECTS = [
         ("tests/pipeline/test_block_columns.py::test_blocks_of_other_dtypes_are_collated_item_by_item",),
     ),
     Defect(
+        "B1",
+        "a filter takes a coroutine function, whose coroutines all count as true",
+        "check_function",
+        Replace("inspect.iscoroutinefunction(value)", "False"),
+        ("tests/pipeline/test_grammar.py::test_invalid_argument_is_refused",),
+    ),
+    Defect(
+        "B4",
+        "a single item that fills the last step of a rank is called valid",
+        "KeyedEngine.advance",
+        Replace("self.position + self._rank < self.schedule.n", "True"),
+        ("tests/pipeline/test_ranks.py::test_valid_is_0_for_a_single_item_that_only_fills_the_last_step[items]",),
+    ),
+    Defect(
+        "B4",
+        "a single item of blocks has no `valid`",
+        "BlockEngine._step",
+        Replace(
+            "self._valid = min(count, max(num_real - first, 0))",
+            "if self._is_batched:\n    self._valid = min(count, max(num_real - first, 0))",
+        ),
+        ("tests/pipeline/test_ranks.py::test_valid_is_0_for_a_single_item_that_only_fills_the_last_step[blocks]",),
+    ),
+    Defect(
         "B4",
         "the last step after a Filter is padded with its own items, not with the epoch's first",
         "KeyedBlocks.first",
@@ -174,6 +198,43 @@ PIPELINE_DEFECTS = [
         "Cached.item",
         Replace("self._inode", "0"),
         ("tests/pipeline/test_caching.py::test_removed_cache_file_is_no_longer_read",),
+    ),
+    Defect(
+        "B1",
+        "a cached item draws the random numbers of the epoch in which it is made",
+        "Cached.item",
+        Replace(
+            "with generators_kept(), self._sample(place):\n    item = self.below.at(place)",
+            "with generators_kept():\n    item = self.below.at(place)",
+        ),
+        (
+            "tests/pipeline/test_caching.py::test_random_numbers_of_cached_items_do_not_depend_on_what_is_cached[2]",
+            "tests/pipeline/test_caching.py::test_iterating_again_gives_the_same_cached_random_items",
+        ),
+    ),
+    Defect(
+        "B1",
+        "making a cached item changes what later stages draw from the global generators",
+        "Cached.item",
+        Replace(
+            "with generators_kept(), self._sample(place):\n    item = self.below.at(place)",
+            "with self._sample(place):\n    item = self.below.at(place)",
+        ),
+        ("tests/pipeline/test_caching.py::test_random_numbers_of_cached_items_do_not_depend_on_what_is_cached[0]",),
+    ),
+    Defect(
+        "B1",
+        "a sample read inside another one stays the current one",
+        "sample_rng:sample_of",
+        Replace("reading_of(_One((seed, epoch, index, worker)))", "generators_kept()"),
+        ("tests/pipeline/test_caching.py::test_random_numbers_of_cached_items_do_not_depend_on_what_is_cached[0]",),
+    ),
+    Defect(
+        "B1",
+        "two caches of one pipeline draw the same random numbers",
+        "number_caches",
+        Replace("stream + 1", "stream"),
+        ("tests/pipeline/test_caching.py::test_caches_of_one_pipeline_draw_different_numbers",),
     ),
     Defect(
         "B1",

@@ -198,3 +198,12 @@ def test_dataset_of_another_rank_is_refused_if_the_loader_divides_samples(folder
         with ShmLoader(pipeline(folder, **given), batch_size=None, seed=1, uneven="exact", **given) as loader:
             found += concatenated(batch_labels(loader))
     assert sorted(found) == list(range(50))
+
+
+@pytest.mark.parametrize("uneven", ["drop", "exact"])
+def test_dataset_divided_in_another_way_is_refused_if_the_loader_divides_samples(folder: Path, uneven: Any) -> None:
+    data = pipeline(folder, rank=0, world_size=3, uneven=uneven)
+    with pytest.raises(ValueError, match=f"has uneven='{uneven}', .* by uneven='pad': give the loader uneven='{uneven}', too"):
+        ShmLoader(data, batch_size=None, seed=1, rank=0, world_size=3)
+    with ShmLoader(data, batch_size=None, seed=1, rank=0, world_size=3, uneven=uneven) as loader:
+        assert len(loader) == len(data)

@@ -17,7 +17,7 @@ from shmload.errors import ShardCorrupt
 from shmload.formats.images.decoder import ImageDecoder, decodes_in_place
 from shmload.formats.images.open_image import checked, open_image
 from shmload.formats.images.pillow_image import open_picture, rgb_picture
-from shmload.formats.paths import check_local
+from shmload.formats.paths import check_local, each_path
 from shmload.formats.shared_index.shared_index import SharedIndex
 from shmload.metrics import irregular_files
 from shmload.storage.folder_walk import walk_following_links
@@ -104,7 +104,7 @@ class ImageFolder:
                 raise FileNotFoundError(f"{self.root}: it needs one subfolder for each class, and has none")
             entries = list(find_images(self.root, self.classes))
         else:
-            given = list(source)
+            given = each_path(source)
             for path in given:
                 check_local(path, "ImageFolder")
             entries = [os.path.abspath(path) for path in given]

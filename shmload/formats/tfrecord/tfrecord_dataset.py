@@ -84,6 +84,8 @@ class TFRecordDataset:
         ):
             if value not in allowed:
                 raise ValueError(f"{name} is one of {', '.join(map(repr, allowed))}; got {value!r}")
+        if schema is None and records != "raw":
+            raise ValueError(f"records={records!r} needs a schema, which names the fields to read")
         self.paths = expanded(paths, "TFRecord", endings=_ENDINGS, beside=(SUFFIX, *FOREIGN_SUFFIXES))
         self.schema: Mapping[str, Any] = {"bytes": bytes} if schema is None else schema
         self.records, self.verify, self.compression = records, verify, compression

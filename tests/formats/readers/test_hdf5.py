@@ -167,6 +167,14 @@ def test_error_for_an_unsupported_type_names_the_dataset_and_a_remedy(tmp_path: 
     assert len(HDF5Dataset(path, ["x"])) == len(ROWS)
 
 
+@pytest.mark.parametrize("dtype", [h5py.string_dtype(), h5py.string_dtype("utf-8", 3)], ids=["variable", "fixed"])
+def test_error_for_several_texts_a_row_names_the_dataset_and_a_remedy(tmp_path: Path, dtype: Any) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("words", (3, 2), dtype)
+    with pytest.raises(ValueError, match=r"a\.h5, '/words': rows .*shape \(2,\), stored as string.* name the others in fields="):
+        len(HDF5Dataset(tmp_path / "a.h5"))
+
+
 def test_lack_of_memory_is_not_reported_as_damage() -> None:
     def load(first: int, end: int) -> Any:
         raise MemoryError("a block")

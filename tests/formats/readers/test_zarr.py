@@ -30,6 +30,17 @@ def test_shards_are_blocks(tmp_path: Path) -> None:
     assert cache.nbytes == 10 * 3 * 4
 
 
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.filterwarnings("ignore:The data type")  # zarr warns that this type may change
+def test_bytes_of_fixed_length_are_bytes(tmp_path: Path, version: Any) -> None:
+    values = [b"a", b"\xff\xfe", b""]
+    group = zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=version)
+    group.create_array("x", data=np.array(values, "S2"), chunks=(2,))
+    dataset = ZarrDataset(tmp_path / "a.zarr")
+    assert dataset.schema == {"x": bytes}
+    assert [dataset[row]["x"] for row in range(3)] == values
+
+
 @pytest.mark.parametrize(("kind", "values"), [("variable_length_bytes", [b"a", b"\xff\0", b""]), ("string", ["a", "é", ""])])
 @pytest.mark.filterwarnings("ignore:The data type")  # zarr warns that this type may change
 def test_values_of_variable_length_are_read_back(tmp_path: Path, kind: str, values: list[Any]) -> None:

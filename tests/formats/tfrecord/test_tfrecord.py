@@ -243,6 +243,8 @@ def test_index_is_reused_and_a_stale_one_rebuilt(written):
         (lambda p: TFRecordWriter(p, compression="lz4"), 'compression is None, "gzip" or "zlib"'),
         (lambda p: TFRecordDataset([]), "at least one path"),
         (lambda p: TFRecordDataset(p, records="proto"), "records is one of 'raw', 'example', 'sequence'; got 'proto'"),
+        (lambda p: TFRecordDataset(p, records="example"), "records='example' needs a schema, which names the fields to read"),
+        (lambda p: TFRecordDataset(p, records="sequence"), "records='sequence' needs a schema"),
         (lambda p: TFRecordDataset(p, compression="bz2"), "compression is one of 'auto', 'none', 'gzip', 'zlib'; got 'bz2'"),
         (lambda p: TFRecordDataset(p, defaults={"bytes": b""}), "takes no defaults, because the record itself is never missing"),
         *(

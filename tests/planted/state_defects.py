@@ -521,6 +521,16 @@ STATE_DEFECTS = [
     ),
     Defect(
         "E4",
+        "worker threads share the attributes that each sets on its dataset",
+        "ThreadPool._start",
+        Replace("copy.copy(dataset)", "dataset"),
+        (
+            f"{THREADS}attributes_of_the_dataset_are_each_workers_own[divided]",
+            f"{THREADS}attributes_of_the_dataset_are_each_workers_own[map-style]",
+        ),
+    ),
+    Defect(
+        "E4",
         "worker threads draw from the program's generators",
         "thread_pool:_run",
         omit("use_generators(generators)"),

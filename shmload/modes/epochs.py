@@ -60,7 +60,9 @@ class Epochs:
         self._block = _NO_BLOCK  # epoch, first step and indices of batches that are asked for next
         self.stride, self.is_uniform, self.grows = 1, True, False
         self.next_step: Callable[[int], int] = lambda step: step + 1
-        self.sampled = SampledEpochs(config.index_sampler, config.seed or 0) if config.has_users_sampler else None
+        self.sampled = None
+        if config.has_users_sampler:
+            self.sampled = SampledEpochs(config.index_sampler, config.seed or 0, auto_collation=config.auto_collation)
         self.refresh(config)
 
     # ------------------------------------------------------------ the schedule

@@ -54,8 +54,8 @@ class _SamplerPass:
 class SampledEpochs:
     """The batches of a sampler or batch sampler, epoch by epoch. Each epoch starts the sampler again; it only goes forward."""
 
-    def __init__(self, index_sampler: Any, seed: int) -> None:
-        self._sampler = index_sampler
+    def __init__(self, index_sampler: Any, seed: int, *, auto_collation: bool) -> None:
+        self._sampler, self._auto_collation = index_sampler, auto_collation
         self._identity = {"version": STATE_VERSION, "mode": MODE, "seed": seed}
         self._passes: dict[int, _SamplerPass] = {}  # by epoch
         self._loaded_at: tuple[int, int] | None = None  # the next pass continues from there
@@ -83,7 +83,15 @@ class SampledEpochs:
     def _from(self, epoch: int, step: int) -> SamplerReader:
         origin, is_loaded = self._origin(), self._loaded_at == (epoch, step)
         with generators_kept() if is_loaded else nullcontext():  # a sampler may draw when it is begun
-            batches = SamplerReader(self._sampler, None, every=1, iterator=iter(self._sampler), origin=origin, seed_between=False)
+            batches = SamplerReader(
+                self._sampler,
+                None,
+                every=1,
+                iterator=iter(self._sampler),
+                origin=origin,
+                seed_between=False,
+                auto_collation=self._auto_collation,
+            )
         if is_loaded:
             if "own" in self._loaded and not self._loaded["taken"]:
                 batches.start_after(self._loaded)  # it may be at the end of its last pass

@@ -41,6 +41,7 @@ class SamplerReader:
         origin: the generators' states before that.
         seed_between: whether torch draws its workers' base seed after starting the iterator, not before.
         keeps_places: record the generators' states along with a stateful sampler's.
+        auto_collation: whether the sampler yields batches of keys. If not, each thing that it yields is one key, even a list.
 
     Attributes:
         place: after a resume, the generators' states in the saved run; None if they are unknown.
@@ -58,9 +59,10 @@ class SamplerReader:
         iterator: Iterator[Any],
         origin: Origin,
         seed_between: bool,
+        auto_collation: bool,
         keeps_places: bool = False,
     ) -> None:
-        self._sampler, self._generator, self._every = sampler, generator, every
+        self._sampler, self._generator, self._every, self._auto_collation = sampler, generator, every, auto_collation
         self._own_generator = own_generator(sampler, generator)
         self._origin, self._is_seed_between, self._keeps_places = origin, seed_between, keeps_places
         self._origin_texts: dict[str, str] | None = None
@@ -88,6 +90,8 @@ class SamplerReader:
         if type(sampler) is BatchSampler and not is_torchs_own(sampler):
             batches = _Batches(sampler)
             return batches if batches.is_stateful else iter(batches)
+        if type(sampler) is BatchSampler and not self._auto_collation:
+            return None  # the dataset is passed the sampler's lists as they are
         return batches_of(sampler, num_skipped)
 
     def resume(self, state: SamplerState, num_early: int = 1) -> None:

@@ -101,7 +101,13 @@ class TorchPass(BaseIterator):
         if is_endless(self._index_sampler):  # the pass draws nothing more
             origin = origin_of(generator)
         reader = SamplerReader(
-            self._index_sampler, generator, iterator=self._sampler_iter, origin=origin, keeps_places=True, **options
+            self._index_sampler,
+            generator,
+            iterator=self._sampler_iter,
+            origin=origin,
+            auto_collation=self._auto_collation,
+            keeps_places=True,
+            **options,
         )
         self._sampler_iter: Any = reader
         return reader

@@ -9,6 +9,7 @@ does when it wakes up reaches a batch or another worker.
 from __future__ import annotations
 
 import atexit
+import copy
 import dataclasses
 import errno
 import logging
@@ -20,6 +21,8 @@ import weakref
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from time import monotonic, monotonic_ns
+
+from torch.utils.data import Dataset
 
 from shmload.metrics import irregular_files
 from shmload.worker import thread_side
@@ -136,6 +139,8 @@ class ThreadPool:
 
     def _start(self, link: WorkerLink) -> None:
         dataset, collate_fn = separate(self._job.dataset, self._job.collate_fn)  # no two threads draw from one generator
+        if self._job.is_iterable or (self._job.worker_init_fn is not None and isinstance(dataset, Dataset)):
+            dataset = copy.copy(dataset)  # __iter__, or worker_init_fn by get_worker_info(), may set attributes of this worker's
         thread = WorkerThread(link, dataclasses.replace(self._job, dataset=dataset, collate_fn=collate_fn))
         try:
             thread.start()

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
 
+from shmload import ShmLoader
 from tests.behaviour.behaviour_kit import WORKERS, Numbers, as_list, batches, outcomes, raised, same_as_torch
 
 
@@ -182,6 +183,24 @@ def test_getitems_set_to_none_is_not_called(num_workers: int) -> None:
         __getitems__ = None
 
     assert same_as_torch(lambda kind: batches(kind(Disabled(3), batch_size=2, num_workers=num_workers))) == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize("options", [{}, {"on_error": "skip"}, {"backend": "thread"}])
+@pytest.mark.parametrize("order", [SequentialSampler, RandomSampler])
+def test_batch_sampler_as_sampler_gives_the_dataset_lists(order: Any, options: dict[str, Any]) -> None:
+    def program(kind: Any) -> Any:
+        torch.manual_seed(0)
+        own = {} if kind is DataLoader else options
+        return batches(kind(Keys(), batch_size=None, sampler=BatchSampler(order(range(5)), 2, False), num_workers=2, **own))
+
+    assert [name for name, _ in same_as_torch(program)] == ["list"] * 3
+
+
+@WORKERS
+def test_batch_sampler_as_sampler_gives_the_dataset_lists_in_seed_mode(num_workers: int) -> None:
+    sampler = BatchSampler(SequentialSampler(range(5)), 2, False)
+    with ShmLoader(Keys(), batch_size=None, sampler=sampler, num_workers=num_workers, seed=3) as loader:
+        assert list(loader) == [["list", "[0, 1]"], ["list", "[2, 3]"], ["list", "[4]"]]
 
 
 @WORKERS

@@ -38,6 +38,13 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N7",
+        "a list of keys that is one key reaches the dataset as an array",
+        "SamplerReader._faster",
+        Replace("type(sampler) is BatchSampler and not self._auto_collation", "False"),
+        ("tests/behaviour/test_keys.py::test_batch_sampler_as_sampler_gives_the_dataset_lists_in_seed_mode[2]",),
+    ),
+    Defect(
+        "N7",
         "workers keep the collate_fn of the previous pass",
         "SeedStream._refresh",
         Replace("self.epochs.refresh(self.config) or is_other", "self.epochs.refresh(self.config)"),
@@ -512,6 +519,16 @@ STATE_DEFECTS = [
         "ThreadPool.stop",
         Replace("self._threads.pop(worker, None)", "del self._threads[worker]"),
         (f"{THREADS}pool_stops_while_it_is_being_stopped",),
+    ),
+    Defect(
+        "E4",
+        "worker threads share the attributes that each sets on its dataset",
+        "ThreadPool._start",
+        Replace("copy.copy(dataset)", "dataset"),
+        (
+            f"{THREADS}attributes_of_the_dataset_are_each_workers_own[divided]",
+            f"{THREADS}attributes_of_the_dataset_are_each_workers_own[map-style]",
+        ),
     ),
     Defect(
         "E4",

@@ -176,6 +176,58 @@ def test_iterable_dataset_is_divided_as_among_processes(persistent_workers: bool
     assert reading(ShmLoader, backend="thread") == reading(DataLoader)
 
 
+class Range(IterableDataset[Any]):
+    """Numbers from `start` to `end`, which worker_init_fn may set, as torch's documentation of IterableDataset does."""
+
+    start, end, next_number = 0, N, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        self.next_number = self.start
+        return self
+
+    def __next__(self) -> int:
+        if self.next_number == self.end:
+            raise StopIteration
+        self.next_number += 1
+        return self.next_number - 1
+
+
+def set_range(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.start, info.dataset.end = (0, 5) if worker == 0 else (5, N)  # type: ignore[attr-defined]  # a Range's
+
+
+class Marked(Dataset[int]):
+    """Samples that are what worker_init_fn sets."""
+
+    mark = -1
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, index: int) -> int:
+        return self.mark
+
+
+def set_mark(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.mark = worker  # type: ignore[attr-defined]  # a Marked's
+
+
+@pytest.mark.slow(reason="starts worker processes")
+@pytest.mark.parametrize(
+    ("dataset", "init"), [(Range, None), (Range, set_range), (Marked, set_mark)], ids=["own iterator", "divided", "map-style"]
+)
+def test_attributes_of_the_dataset_are_each_workers_own(dataset: Any, init: Any) -> None:
+    def reading(make: Callable[..., Any], **options: Any) -> list[Any]:
+        loader = make(dataset(), 4, num_workers=2, worker_init_fn=init, **options)
+        return [[batch.tolist() for batch in loader] for _ in range(2)]
+
+    assert reading(ShmLoader, backend="thread") == reading(DataLoader)
+
+
 @pytest.mark.parametrize("every", [1, 3])
 def test_torch_mode_resumes_with_the_threads_streams(every: int) -> None:
     def loader() -> ShmLoader[Any]:

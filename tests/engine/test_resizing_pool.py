@@ -72,7 +72,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self, method: str) -> None:
         self.loader = auto_loader(multiprocessing_context=method, timeout=DEADLINE_S)
         self.epoch, self.step = -1, STEPS
-        self.num_vain = 0  # kills since the last batch
+        self.num_kills = 0  # kills since the last batch
         self.harmed = (-1, -1)  # newest batch during which a worker was killed; two kills would make a sample a suspect
         self.held: list[tuple[Any, Any]] = []
         self.states: list[tuple[dict[str, Any], int, int]] = []
@@ -91,7 +91,7 @@ class Machine(RuleBasedStateMachine):
             batch, expected = next(self.batches), self.epochs[self.epoch][self.step]
             assert values_of(batch) == expected
             self.step += 1
-            self.num_vain = 0
+            self.num_kills = 0
         if is_held:
             self.held = [(batch, expected)]  # only one, because the smallest ring has four slots
 
@@ -102,7 +102,7 @@ class Machine(RuleBasedStateMachine):
         assert self.loader.num_workers == num_workers
         assert self.loader.prefetch_factor == prefetch
 
-    @precondition(lambda self: self.loader._builder.last is not None and self.num_vain < 5)
+    @precondition(lambda self: self.loader._builder.last is not None and self.num_kills < 5)
     @rule(which=st.integers(0, MOST - 1))
     def kill(self, which: int) -> None:
         engine: Any = self.loader._builder.last
@@ -117,7 +117,7 @@ class Machine(RuleBasedStateMachine):
         if order is not None:
             self.harmed = (order.epoch, order.step)
         os.kill(pid, signal.SIGKILL)
-        self.num_vain += 1
+        self.num_kills += 1
 
     @rule()
     def abandon_pass(self) -> None:

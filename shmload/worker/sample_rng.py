@@ -398,7 +398,7 @@ def sample_of(seed: int, epoch: int, index: int, worker: int, *, own: OwnGenerat
 
     The global generators and `own` are seeded for the inner sample, and are not restored.
     """
-    with reading_of(_One((seed, epoch, index, worker))):
+    with reading_of(_SingleReading((seed, epoch, index, worker))):
         begin_sample(seed, epoch, index, worker, reseed=True, own=own)
         yield
 

@@ -122,6 +122,11 @@ class LocalShards:
         if self._pid != _process:
             self._begin()
 
+    def process(self) -> int:
+        """Return the id of the process to which copies and announcements belong: this one."""
+        self._here()
+        return self._pid
+
     # ------------------------------------------------------------ indexes
 
     def counts(self) -> NDArray[np.int64]:

@@ -56,7 +56,7 @@ class RemoteSource:
         self._begin()
 
     def _begin(self) -> None:
-        self._now: tuple[int, int, int] | None = None  # seed, epoch and window that were announced last
+        self._now: tuple[int, int, int, int] | None = None  # process, seed, epoch and window that were announced last
         self._is_settled = True  # shards that were passed have been released
         self._lock = ForkLock()  # the trainer may fork workers while another of its threads reads
 
@@ -174,12 +174,13 @@ class RemoteSource:
             seed, epoch: determine the order.
         """
         window = order.window_of(shard, seed=seed, epoch=epoch)
-        if self._now is not None and self._now[:2] == (seed, epoch) and window <= self._now[2]:
+        this_pass = self.local.process(), seed, epoch  # a forked worker prefetches for itself, whatever the trainer has read
+        if self._now is not None and self._now[:3] == this_pass and window <= self._now[3]:
             return
         with self._lock:
-            if self._now is not None and self._now[:2] != (seed, epoch):
+            if self._now is not None and self._now[:3] != this_pass:
                 self.local.try_again()
-            self._now, self._is_settled = (seed, epoch, window), False
+            self._now, self._is_settled = (*this_pass, window), False
             windows = order.shards_from(window, seed=seed, epoch=epoch, num_windows=min(_KNOWN, 2 * order.num_windows))
             coming = [shard for shards in windows for shard in shards]
             self.local.announce(coming, len(windows[0]) + self._num_ahead(coming[len(windows[0]) :], windows[1:_AHEAD]))

@@ -554,6 +554,13 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
+        "a worker prefetches nothing of an epoch that its trainer has read before the fork",
+        "RemoteSource.enter",
+        Replace("self.local.process(), seed, epoch", "0, seed, epoch"),
+        ("tests/remote/test_local_shards.py::test_worker_forked_after_the_trainer_has_read_the_epoch_announces_its_shards",),
+    ),
+    Defect(
+        "N5",
         "set_epoch is lost if the next pass has the same seed as the previous one",
         "PassCounter.set_next",
         omit("self._since = int(board[3])"),

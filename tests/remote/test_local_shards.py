@@ -577,7 +577,21 @@ def test_child_forked_while_a_thread_announces_shards_announces_its_own(tmp_path
 
     def enter(epoch: int) -> bool:
         source.enter(Order, 0, seed=1, epoch=epoch)  # type: ignore[arg-type]  # has the methods that are called
-        return source._now == (1, epoch, 0)
+        return source._now == (os.getpid(), 1, epoch, 0)
 
     assert exit_status_of_child_forked_while_blocked(blocked, lambda: enter(0), lambda: enter(1)) == 0
+    dataset.close()
+
+
+def test_worker_forked_after_the_trainer_has_read_the_epoch_announces_its_shards(tmp_path: Path) -> None:
+    write_packed(tmp_path / "data", [5] * 2)
+    dataset, _ = watched(tmp_path / "data", cache_folder=tmp_path / "cache")
+    source = dataset._source
+    order = source.order(shuffle=False)
+    source.enter(order, 1, seed=1, epoch=0)
+    child = os.fork()
+    if not child:
+        source.enter(order, 0, seed=1, epoch=0)
+        os._exit(0 if source.local._wanted else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     dataset.close()

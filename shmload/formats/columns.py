@@ -16,6 +16,7 @@ from shmload._core.gather import gather_rows
 from shmload.batch.array_rows import ArrayRows, TypedArray
 from shmload.batch.element_types import of_numpy
 from shmload.errors import ShardCorrupt
+from shmload.formats.arrays import FileMap
 from shmload.formats.block_cache import BlockCache
 from shmload.formats.row_numbers import Indices
 
@@ -38,13 +39,21 @@ class Columns:
 
 
 class MappedColumn:
-    """Rows in memory or in a mapped file, which are copied without the GIL."""
+    """Rows in memory or in a mapped file, which are copied without the GIL.
 
-    def __init__(self, name: str, array: TypedArray) -> None:
+    Args:
+        name: name of the field.
+        array: the rows.
+        file: the mapped file, if nothing else checks it before each read.
+    """
+
+    def __init__(self, name: str, array: TypedArray, file: FileMap | None = None) -> None:
         self.spec = array.spec
-        self._rows = ArrayRows({name: array})
+        self._rows, self._file = ArrayRows({name: array}), file
 
     def read(self, name: str, rows: Indices, out: Any) -> None:
+        if self._file is not None:
+            self._file.check()
         self._rows.read_batch_into(rows, out)
 
 

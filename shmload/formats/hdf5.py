@@ -12,6 +12,7 @@ import numpy as np
 from shmload.batch.array_rows import typed_array
 from shmload.errors import ShardCorrupt
 from shmload.formats.array_tree import ArrayTreeDataset
+from shmload.formats.arrays import FileMap
 from shmload.formats.block_cache import BlockCache
 from shmload.formats.column_format import ColumnFormat
 from shmload.formats.columns import BLOCK_NBYTES, Blocks, Column, FixedColumn, ListedColumn, MappedColumn, native
@@ -103,7 +104,8 @@ class HDF5Dataset(ArrayTreeDataset):
             if not 0 <= offset <= end - dataset.nbytes:
                 raise ShardCorrupt(f"{where}, offset {offset}: {dataset.nbytes} bytes of it are not within the {end} of {path}")
             mapped = np.memmap(path, dataset.dtype, "r", offset, dataset.shape)
-            return MappedColumn(name, typed_array(name, mapped.view(np.ndarray)))
+            file = FileMap(path, mapped._mmap, b"", offset + dataset.nbytes)  # type: ignore[attr-defined]  # numpy's own
+            return MappedColumn(name, typed_array(name, mapped.view(np.ndarray)), file)
         row_nbytes = dataset.nbytes // max(length, 1)
         return FixedColumn(blocks(lambda a, b: dataset[a:b], row_nbytes), dtype, dataset.shape[1:])
 

@@ -704,6 +704,13 @@ STORAGE_DEFECTS = [
         ("tests/formats/readers/test_zarr.py::test_bytes_of_fixed_length_are_bytes[2]",),
     ),
     Defect(
+        "A16",
+        "a contiguous HDF5 dataset is read past the end of a file that was cut off",
+        "MappedColumn.read",
+        omit("self._file.check()"),
+        ("tests/formats/readers/test_hdf5.py::test_file_that_is_cut_off_while_it_is_used_is_an_error",),
+    ),
+    Defect(
         "A12",
         "a loader in seed mode ignores how the dataset was told to divide samples among ranks",
         "_by_number",

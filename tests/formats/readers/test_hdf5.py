@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from shmload import ShmLoader
+from shmload import ShardCorrupt, ShmLoader
 from shmload.formats import HDF5Dataset
 from shmload.formats.block_cache import BlockCache
 from shmload.formats.columns import Blocks, MappedColumn
@@ -173,6 +174,17 @@ def test_error_for_several_texts_a_row_names_the_dataset_and_a_remedy(tmp_path: 
         file.create_dataset("words", (3, 2), dtype)
     with pytest.raises(ValueError, match=r"a\.h5, '/words': rows .*shape \(2,\), stored as string.* name the others in fields="):
         len(HDF5Dataset(tmp_path / "a.h5"))
+
+
+def test_file_that_is_cut_off_while_it_is_used_is_an_error(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.h5", x=np.arange(1.0, 17))
+    with h5py.File(path) as file:
+        nbytes = file["x"].id.get_offset() + 8  # within a page, whose rest the system then fills with zeros
+    dataset = HDF5Dataset(path)
+    assert dataset[15]["x"] == 16
+    os.truncate(path, nbytes)
+    with pytest.raises(ShardCorrupt, match=rf"a\.h5, offset {nbytes}: the file was cut off while it was read"):
+        dataset[15]
 
 
 def test_lack_of_memory_is_not_reported_as_damage() -> None:

@@ -7,17 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmload.engine.holders import Holder, enable, is_enabled
+from shmload.engine.holders import POISON, Holder, enable, is_enabled
 from shmload.loader import ShmLoader
 from shmload.worker.decoding_protocol import declares_decoding
 
 __all__ = ["Holder", "enable", "is_enabled", "is_poisoned", "read"]
 
-POISON = 0xA5  # src/lease.h writes it
-
 
 def is_poisoned(values: Any) -> bool:
-    """Return whether all bytes have the value that overwrites released slots: the values were read after their batch's release.
+    """Return whether all bytes have the value of new and released slots: nothing wrote the values, or they were read too late.
 
     Args:
         values: a tensor or array; an empty one is not poisoned. Device tensors are copied to the host.

@@ -11,6 +11,7 @@ KINDS = "tests/batch/test_tensor_kinds.py::"
 ABILITIES = "tests/behaviour/test_abilities.py::"
 TEMPLATE = "tests/worker/test_template.py::"
 FREE = "tests/core/test_free_threading.py::"
+BAD_INPUT = "tests/loader/test_bad_input.py::"
 FIRST = "tests/worker/test_first_sample.py::"
 
 ENGINE_DEFECTS = [
@@ -506,5 +507,36 @@ ENGINE_DEFECTS = [
         "FirstCall._unwritten_again",
         Replace("with generators_kept(), OwnGenerators(self._dataset).kept():", "with OwnGenerators(self._dataset).kept():"),
         (f"{FIRST}test_second_read_disturbs_no_random_numbers",),
+    ),
+    Defect(
+        "N8",
+        "new slots are not poisoned while debugging",
+        "RingMemory._payload",
+        Replace("if self._is_poisoned:", "if False:"),
+        ("tests/engine/test_debug.py::test_row_of_a_new_slot_that_is_not_written_is_poisoned",),
+    ),
+    Defect(
+        "N8",
+        "an error without workers in torch mode has no note",
+        "TorchInlineIterator._next_data",
+        omit("error.add_note(self._job.note(self._fetched.key, self._order.epoch, self._order.step))"),
+        (f"{BAD_INPUT}test_note_of_a_samples_error_says_how_to_step_through_it[0-None-Failing]",),
+    ),
+    Defect(
+        "N8",
+        "an error without workers in seed mode has no note",
+        "InlineReader._read_good",
+        omit("error.add_note(self._job.note(key, order.epoch, self.batch_of(order.step)))"),
+        (
+            f"{BAD_INPUT}test_note_of_a_samples_error_says_how_to_step_through_it[0-1-Failing]",
+            f"{BAD_INPUT}test_note_of_a_samples_error_says_how_to_step_through_it[0-None-FailingInPlace]",
+        ),
+    ),
+    Defect(
+        "N8",
+        "an error of collate_fn is blamed on the last sample",
+        "_BeginningKeys.__iter__",
+        omit("self._samples.key = None"),
+        (f"{BAD_INPUT}test_note_of_another_error_names_no_sample[0-None]",),
     ),
 ]

@@ -257,3 +257,33 @@ class DividedBy:
 
     def __getitem__(self, index: int) -> float:
         return 1 / index
+
+
+class Shown:
+    """Keeps the text of its last `out`."""
+
+    def __init__(self, **schema: Any) -> None:
+        self.schema, self.text = schema, ""
+
+    def __len__(self) -> int:
+        return 3
+
+    def read_into(self, index: int, out: Any) -> None:
+        self.text = repr(out)
+        for name in self.schema:
+            out[name] = "a" if name == "text" else 1
+
+
+def test_out_shows_its_fields_in_a_debugger() -> None:
+    fixed = Shown(image=("uint8", (3, 2)), half=("bfloat16", (2,)), label="int64")
+    shmload.debug.read(fixed, 1)
+    assert fixed.text == "<out of image: uint8[3, 2], half: bfloat16[2], label: int64[]>"
+    ragged = Shown(label="int64", text=str)
+    shmload.debug.read(ragged, 1)
+    assert ragged.text == "<out of label: int64[], text: str[]>"
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_index_outside_of_the_dataset_is_an_error(index: int) -> None:
+    with pytest.raises(IndexError, match=f"index must be 0 to 2, because the dataset has 3 samples; got {index}"):
+        shmload.debug.read(Shown(label="int64"), index)

@@ -504,3 +504,78 @@ def test_stop_iteration_at_worker_start_does_not_end_a_pass_in_seed_mode() -> No
         iterator = iter(loader)
         with pytest.raises(RuntimeError, match=r"(?s)raised StopIteration, .*no start"):
             next(iterator)
+
+
+class InPlaceOnly:
+    """A dataset that has nothing but the decoding protocol."""
+
+    schema: Any = {"image": ("uint8", (2,)), "label": "int64"}  # instances replace it
+
+    def __len__(self) -> int:
+        return 6
+
+    def read_into(self, index: int, out: Any) -> None:
+        out["image"], out["label"] = index, index
+
+
+class WithoutSchema(InPlaceOnly):
+    schema = None
+
+
+class WithOneArgument(InPlaceOnly):
+    def read_into(self, i: int) -> None:  # type: ignore[override]  # the mistake
+        raise NotImplementedError
+
+
+class WithBatchesOfOneArgument(InPlaceOnly):
+    def read_batch_into(self, indices: Any) -> None:
+        raise NotImplementedError
+
+
+class WithArrayAsSchema(InPlaceOnly):
+    schema: ClassVar = {"x": np.zeros((3, 2))}
+
+
+class WithRaisingSchema(InPlaceOnly):
+    @property
+    def schema(self) -> Any:
+        raise OSError("no such file")
+
+
+@BOTH_MODES
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        (WithoutSchema, TypeError, "WithoutSchema has read_into but no schema, which must map"),
+        (WithOneArgument, TypeError, r"WithOneArgument.read_into must take two arguments, \(index, out\); got read_into\(i"),
+        (
+            WithBatchesOfOneArgument,
+            TypeError,
+            r"read_batch_into must take two arguments, \(indices, out\); got read_batch_into\(ind",
+        ),
+        (WithArrayAsSchema, TypeError, "schema field 'x' is array.*: give \\(dtype, shape\\)"),
+        (WithRaisingSchema, OSError, "no such file"),
+    ],
+)
+def test_incomplete_decoding_protocol_is_an_error_of_the_constructor(
+    kind: Any, error: type[Exception], words: str, num_workers: int, seed: int | None
+) -> None:
+    with pytest.raises(error, match="(?s)" + words):
+        ShmLoader(kind(), 2, num_workers=num_workers, seed=seed)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("does", ["set", "get"])
+def test_wrong_name_of_a_field_is_an_error_with_the_schema(does: str, ragged: bool) -> None:
+    class Misspelled(InPlaceOnly):
+        def read_into(self, index: int, out: Any) -> None:
+            if does == "set":
+                out["lable"] = 1
+            else:
+                out["lable"][...] = 1
+
+    dataset = Misspelled()
+    dataset.schema = InPlaceOnly.schema | ({"text": str, "values": ("int64", (None,))} if ragged else {})
+    with pytest.raises(KeyError, match=r"out\['lable'\]: the schema has image, label" + (", text, values" if ragged else "")):
+        next(iter(ShmLoader(dataset, 2, num_workers=0)))

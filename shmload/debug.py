@@ -7,17 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmload.engine.holders import Holder, enable, is_enabled
+from shmload.engine.holders import POISON, Holder, enable, is_enabled
 from shmload.loader import ShmLoader
 from shmload.worker.decoding_protocol import declares_decoding
 
 __all__ = ["Holder", "enable", "is_enabled", "is_poisoned", "read"]
 
-POISON = 0xA5  # src/lease.h writes it
-
 
 def is_poisoned(values: Any) -> bool:
-    """Return whether all bytes have the value that overwrites released slots: the values were read after their batch's release.
+    """Return whether all bytes have the value of new and released slots: nothing wrote the values, or they were read too late.
 
     Args:
         values: a tensor or array; an empty one is not poisoned. Device tensors are copied to the host.
@@ -35,13 +33,14 @@ def read(dataset: Any, index: int, *, seed: int = 0, epoch: int = 0) -> Any:
 
     Args:
         dataset: a map-style dataset. It may have only `read_into`.
-        index: index of the sample.
+        index: index of the sample, from 0 to `len(dataset) - 1` if the dataset decodes in place.
         seed: seed of the sample's random numbers, as in `ShmLoader(seed=)`.
         epoch: epoch of the sample's random numbers.
     Returns:
         what `dataset[index]` returns. If the dataset decodes in place, by a `schema` and `read_into` or `read_batch_into`, the
         sample as it is in a batch: a tensor, or a list item, for each field, which aliases nothing else.
     Raises:
+        IndexError: the dataset decodes in place and has no sample of this index.
         Exception: whatever the dataset raises.
     Example:
         >>> import numpy as np
@@ -56,6 +55,8 @@ def read(dataset: Any, index: int, *, seed: int = 0, epoch: int = 0) -> Any:
         {'x': tensor([5., 5.])}
     """
     options: dict[str, Any] = {} if declares_decoding(dataset) else {"collate_fn": _first}
+    if not options and not 0 <= index < len(dataset):
+        raise IndexError(f"index must be 0 to {len(dataset) - 1}, because the dataset has {len(dataset)} samples; got {index}")
     with ShmLoader(dataset, 1, sampler=[index], num_workers=0, seed=seed, rank=0, world_size=1, **options) as loader:
         loader.set_epoch(epoch)
         batch = next(iter(loader))

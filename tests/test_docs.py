@@ -184,6 +184,11 @@ def test_links_have_targets(page: Path) -> None:
     assert list(broken_links(page)) == []
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/first_hour.md", "docs/switch.md", "docs/own_format.md"])
+def test_first_pages_name_the_function_that_reads_one_sample(page: str) -> None:
+    assert "`shmload.debug.read" in (ROOT / page).read_text()
+
+
 def test_every_page_is_linked_from_the_index() -> None:
     reached, new = set(), {DOCS / "index.md"}
     while new:

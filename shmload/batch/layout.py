@@ -16,7 +16,7 @@ import math
 import operator
 import pickle
 import sys
-from collections.abc import Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
@@ -196,7 +196,7 @@ def dtype_and_shape(name: Any, spec: Any) -> tuple[Any, tuple[int | None, ...]]:
     """
     dtype, shape = spec if isinstance(spec, tuple) and len(spec) == 2 else (spec, ())
     try:
-        if dtype is None or isinstance(dtype, tuple) or isinstance(shape, str):
+        if dtype is None or isinstance(dtype, tuple | np.ndarray) or isinstance(shape, str):
             raise TypeError
         if dtype not in (str, bytes):
             of_any(dtype)
@@ -210,6 +210,11 @@ def dtype_and_shape(name: Any, spec: Any) -> tuple[Any, tuple[int | None, ...]]:
     if any(extent is not None and extent < 0 for extent in extents):
         raise ValueError(f"schema field {name!r} has shape {shape}: extents are at least 0, or None for a ragged dimension")
     return dtype, extents
+
+
+def no_field_error(name: Any, names: Iterable[str]) -> KeyError:
+    """Return the error for a name in a dataset's `out` that is not in its schema."""
+    return KeyError(f"out[{name!r}]: the schema has {', '.join(names)}")
 
 
 def layout_of_sample(sample: Any, *, lists_are_rows: bool = False) -> Layout:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from shmload.batch.layout import Field, Layout, aligned, array_over, fits
+from shmload.batch.layout import Field, Layout, aligned, array_over, fits, no_field_error
 from shmload.batch.packed_batch import PIECES_AT, Node, PackedBatch, Packer, Room
 from shmload.batch.ragged import Ragged, Rows, ragged_node
 from shmload.batch.text_runs import TextRuns
@@ -189,6 +189,8 @@ class RaggedOut(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name in self._rows.fixed:
             return self._rows.fixed[name][self._row, ...]
+        if name not in set(self):
+            raise no_field_error(name, self)
         raise KeyError(f"out[{name!r}]: a ragged field has no view before out.reserve({name!r}, n) gives one")
 
     def __setitem__(self, name: str, value: Any) -> None:
@@ -199,6 +201,8 @@ class RaggedOut(Mapping[str, Any]):
             rows.text_runs[name] = value
         elif name in rows.texts:
             rows.texts[name].extend([value] if is_row else value)
+        elif name not in rows.arenas:
+            raise no_field_error(name, self)
         else:
             for one in [value] if is_row else value:
                 rows.arenas[name].put(one)
@@ -208,6 +212,9 @@ class RaggedOut(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._rows.layout.fields)
+
+    def __repr__(self) -> str:
+        return f"<out of {self._rows.layout}>"
 
 
 class _Arena:

@@ -16,7 +16,7 @@ import numpy as np
 from shmload._core.mapping import Mapping as Memory
 from shmload._core.rows import ArrayColumn, BoolColumn, Column, DictPart, FloatColumn, IntColumn, Part, SequencePart, TensorColumn
 from shmload.batch.element_types import of_any
-from shmload.batch.layout import Field, Layout, array_over, is_plain_tensor, structure
+from shmload.batch.layout import Field, Layout, array_over, is_plain_tensor, no_field_error, structure
 
 
 class SingleRow:
@@ -139,16 +139,28 @@ class RowOut(Mapping[str, Any]):
         self._row = row
 
     def __getitem__(self, name: str) -> Any:
-        return self._rows[name][self._row, ...]
+        try:
+            rows = self._rows[name]
+        except KeyError:
+            raise no_field_error(name, self._rows) from None
+        return rows[self._row, ...]
 
     def __setitem__(self, name: str, value: Any) -> None:
-        self._rows[name][self._row] = value
+        try:
+            rows = self._rows[name]
+        except KeyError:
+            raise no_field_error(name, self._rows) from None
+        rows[self._row] = value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def __repr__(self) -> str:
+        fields = (f"{name}: {str(view.dtype).removeprefix('torch.')}{[*view.shape]}" for name, view in self.items())
+        return f"<out of {', '.join(fields)}>"
 
     def at(self, number: int) -> RowOut:
         """Return one of several rows, by its number among these."""

@@ -96,7 +96,7 @@ class Engine:
         self._has_layout = job.plan.rows is not None or job.plan.is_whole
         self._has_notes = job.seed is None
         try:
-            ring = self._ring_parts = Ring(job, options, is_reserved=records_holders, order_bell=self._ranks.order_bell)
+            ring = self._ring_parts = Ring(job, options, is_poisoned=records_holders, order_bell=self._ranks.order_bell)
             try:
                 self._start_workers(job, ring, self._ranks.peer_rings(ring))
                 self._ranks.started(ring)

@@ -13,11 +13,15 @@ from typing import NamedTuple
 from shmload._core.trainer import LEASED, Order, TrainerRing
 from shmload.introspect.users_frame import users_place
 
+POISON = 0xA5  # src/lease.h writes it
+
 _is_enabled = os.environ.get("SHMLOAD_DEBUG_BATCHES", "") not in ("", "0")
 
 
 def enable(on: bool = True) -> None:
-    """Record holders, and overwrite released slots so that late reads are noticed, in loaders that start their workers from now on.
+    """Record holders, and overwrite new and released slots with 0xA5, in loaders that start their workers from now on.
+
+    So reads of a released batch are noticed, and rows that the dataset does not write.
 
     Args:
         on: if False, stop recording.

@@ -36,7 +36,7 @@ class Ring:
     Args:
         job: the work of the workers.
         options: size of the ring.
-        is_reserved: see `RingMemory`.
+        is_poisoned: see `RingMemory`.
         order_bell: (native ring, doorbell of the workers) -> the doorbell to use in its place.
 
     Attributes:
@@ -56,7 +56,7 @@ class Ring:
     """
 
     def __init__(
-        self, job: Job, options: EngineOptions, *, is_reserved: bool, order_bell: Callable[[TrainerRing, Doorbell], Doorbell] | None
+        self, job: Job, options: EngineOptions, *, is_poisoned: bool, order_bell: Callable[[TrainerRing, Doorbell], Doorbell] | None
     ) -> None:
         self.num_workers = options.num_workers
         self.group = SegmentGroup()
@@ -72,7 +72,7 @@ class Ring:
                 may_park=options.first_ordered > 0,
                 pins=None if self.pending_copies is None else self.pending_copies.pins,
                 is_private=options.num_ranks > 1,
-                is_reserved=is_reserved,
+                is_poisoned=is_poisoned,
                 is_named=not options.has_threads,
             )
             self._make_bells(job, options, order_bell)

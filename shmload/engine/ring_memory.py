@@ -23,10 +23,13 @@ import mmap
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from shmload import faults
 from shmload._core.mapping import CAN_POPULATE, Mapping, give_back_pages
 from shmload._core.trainer import FREE, PARKED, TrainerRing
 from shmload.device.pinned_slots import PinnedSlots
+from shmload.engine.holders import POISON
 from shmload.errors import RingTooSmall
 from shmload.shm.free_memory import shm_free_bytes
 from shmload.shm.segment import Kind, Segment, memfds_work
@@ -50,7 +53,7 @@ class RingMemory:
         may_park: whether slots may be taken out of use if there is too little memory for all of them.
         pins: pins the memory of each slot; None if nothing is pinned.
         is_private: map the payload copy-on-write, so that other ranks do not see what this program writes into a batch.
-        is_reserved: reserve the whole memory of a slot before it is filled, because the trainer itself writes to it.
+        is_poisoned: fill new memory with `POISON`, and so reserve it at once.
         is_named: put payloads in /dev/shm where they fit. False if no other process maps them: they then take no room there.
 
     Attributes:
@@ -66,12 +69,13 @@ class RingMemory:
         may_park: bool,
         pins: PinnedSlots | None = None,
         is_private: bool = False,
-        is_reserved: bool = False,
+        is_poisoned: bool = False,
         is_named: bool = True,
     ) -> None:
         self._group, self._ring, self._limit = group, ring, limit
         # a shared ring is found by its name, which a sparse segment does not have
-        self._is_reserved = is_reserved or is_private or pins is not None or not CAN_POPULATE
+        self._is_poisoned = is_poisoned
+        self._is_reserved = is_poisoned or is_private or pins is not None or not CAN_POPULATE
         self._sparse: list[Segment] = []  # segments that are not reserved to their ends yet
         self._may_park, self._pins, self._is_private = may_park, pins, is_private
         self._kind: Kind = "auto" if is_named or not memfds_work() else "memfd"
@@ -245,6 +249,8 @@ class RingMemory:
         if nbytes > RESERVED_NBYTES and not self._is_reserved and memfds_work():
             options |= {"kind": SPARSE_KIND, "num_reserved": 0}
         segment = self._segment("payload", nbytes, **options)
+        if self._is_poisoned:
+            np.ndarray(nbytes, np.uint8, Mapping(segment.fd, nbytes))[...] = POISON  # type: ignore[arg-type]  # a buffer
         if segment.num_reserved < nbytes:
             self._sparse.append(segment)
         self.nbytes += nbytes

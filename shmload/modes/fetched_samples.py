@@ -18,6 +18,7 @@ class FetchedSamples:
 
     Attributes:
         begun: an object that is replaced for each sample, or group of samples; None before the first.
+        key: key of the sample that is being read alone; None between samples.
     """
 
     def __init__(self, base_seed: int, *, are_read_together: bool) -> None:
@@ -25,6 +26,7 @@ class FetchedSamples:
         self.begun: object = None
         self._step, self._row = 0, 0
         self._key: Any = None
+        self.key: Any = None
 
     def keys(self, step: int, keys: Any) -> Any:
         """Return the keys of a batch for the fetcher, which begins each sample by taking its key.
@@ -36,12 +38,14 @@ class FetchedSamples:
         self._step = step
         if not self._are_read_together and isinstance(keys, (list, tuple)):
             return _BeginningKeys(self, keys)
-        self.begin(-1, keys[0] if isinstance(keys, (list, tuple)) and keys else keys)
+        are_several = isinstance(keys, (list, tuple))
+        self.begin(-1, keys[0] if are_several and keys else keys)
+        self.key = None if are_several else keys
         return keys
 
     def begin(self, row: int, key: Any) -> None:
         """Begin the sample of a row of the batch, or several at once if `row` is -1."""
-        self._row, self._key = row, key
+        self._row, self._key, self.key = row, key, key
         self.begun = object()
 
     def sample(self) -> Sample:
@@ -64,3 +68,4 @@ class _BeginningKeys(list[Any]):
         for row, key in enumerate(super().__iter__()):
             self._samples.begin(row, key)
             yield key
+        self._samples.key = None

@@ -5,6 +5,7 @@ Samples, randomness and batches are the same as with workers, but there is no ri
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -43,6 +44,7 @@ class InlineReader:
 
     Attributes:
         base_seed: seed of the pass in torch mode.
+        batch_of: step -> the number of its batch within the epoch, for messages.
     """
 
     def __init__(self, job: Job, bad_samples: BadSamples) -> None:
@@ -53,6 +55,7 @@ class InlineReader:
         self._arenas = Arenas()
         self._generators = global_generators()
         self.base_seed = 0
+        self.batch_of: Callable[[int], int] = int
         self._row, self._step = -1, 0
         self.begun = object()  # replaced for each sample or group of samples; `sample_info` and `sample_rng` use it
         self._key: Any = None
@@ -89,6 +92,8 @@ class InlineReader:
             try:
                 return self._read(keys, order.epoch)
             except Exception as error:
+                key = keys[self._row] if self._row >= 0 else None
+                error.add_note(self._job.note(key, order.epoch, self.batch_of(order.step)))
                 bad = self._bad_rows(keys, order.epoch) if self._bad_samples.are_tolerated else ()
                 if not bad:
                     raise

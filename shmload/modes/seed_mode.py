@@ -208,6 +208,7 @@ class SeedStream:
         if self.config.num_workers == 0:
             if self._inline is None:  # made here, so that an error while making it loses no batch
                 self._inline = InlineReader(self.config.job(), self._builder.bad_samples)
+                self._inline.batch_of = self.epochs.step_number
             reader = self._inline
             front = self.epochs.order(epoch, step)
         else:

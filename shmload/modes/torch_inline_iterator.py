@@ -54,7 +54,7 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         with generators_kept() if is_resumed else nullcontext():
             super().__init__(loader)
             reader = self._reader_of_sampler(origin, config.generator, every=1, seed_between=True)
-        job = config.job()
+        job = self._job = config.job()
         self._bad_samples = passes.builder.bad_samples
         self._reader = InlineReader(job, self._bad_samples) if config.reads_inline else None
         if job.plan.ragged is not None and job.collate_fn is None and self._auto_collation:
@@ -120,8 +120,14 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
 
     def _next_data(self) -> Any:
         if self._reader is None:
+            num_taken = self._sampler_iter.num_taken
             with reading_of(self._fetched), self._bad_samples.counting_irregular():
-                batch = SingleProcessIterator._next_data(self)  # type: ignore[no-untyped-call]
+                try:
+                    batch = SingleProcessIterator._next_data(self)  # type: ignore[no-untyped-call]
+                except Exception as error:
+                    if self._sampler_iter.num_taken > num_taken and not isinstance(error, StopIteration):  # it is not the sampler's
+                        error.add_note(self._job.note(self._fetched.key, self._order.epoch, self._order.step))
+                    raise
             return sent_now(batch, self._device)
         while True:
             keys = self._next_index()

@@ -124,7 +124,7 @@ class ChosenInPlace(InPlace):
         while isinstance(inner, InPlaceSubset):  # the dataset inside keys random numbers by its own indices
             self._subsets.append(inner.indices)
             inner = inner.inner
-        self.schema, self.batch_type = inner.schema, inner.batch_type
+        self.schema, self.batch_type, self.name = inner.schema, inner.batch_type, inner.name
         self.reads_rows_alike, self.takes_all = inner.reads_rows_alike, inner.takes_all
         self._inner, self._choice, self._ragged, self._name = inner, choice, ragged, name
         self.read_into = inner.read_into and self._read_row
@@ -150,27 +150,27 @@ class ChosenInPlace(InPlace):
             found = np.array([chosen[index] for index in found.tolist()], np.int64)
         return found
 
-    def _read_row(self, key: int, out: Any) -> None:
+    def _read_row(self, key: int, out: Any) -> Any:
         read_into: Any = self._inner.read_into
         try:
             index = self._choice.index(key)
             for chosen in self._subsets:
                 index = chosen[index]
-            read_into(index, out)
+            return read_into(index, out)
         except Exception as error:
             error.add_note(f"shmload: {self._name(key)}")
             raise
 
-    def _read_rows(self, keys: Any, out: Any) -> None:
+    def _read_rows(self, keys: Any, out: Any) -> Any:
         read_batch_into: Any = self._inner.read_batch_into
         indices = self._indices(keys)
         if are_mixed(indices, keys):
             for row, key in enumerate(keys):
                 self._read_rows([key], SingleRow(out.at(row)))
-            return
+            return None
         try:
             with keyed_by(indices, keys):
-                read_batch_into(indices, out)
+                return read_batch_into(indices, out)
         except Exception as error:
             if (bad := self._first_bad(keys, indices)) is not None:
                 error.add_note(f"shmload: {self._name(bad)}")

@@ -50,10 +50,10 @@ class InPlaceProgram(RowProgram):
         self.schema = decoder.schema
         self.batch_type = getattr(decoder, "batch_type", None)
 
-    def read_into(self, key: int, out: Any) -> None:
+    def read_into(self, key: int, out: Any) -> Any:
         """Decode an item into a row."""
         last = Each(self._last, lambda item: self._decoder.read_into(item, out))
-        apply_functions((last,), self[key], self._source.name, key)
+        return apply_functions((last,), self[key], self._source.name, key)
 
 
 class ItemProgram(RowProgram):

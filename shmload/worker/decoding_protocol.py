@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shmload.batch.layout import layout_of_schema
@@ -14,6 +15,7 @@ from shmload.worker.tensor_rows import tensors_in_place
 
 log = logging.getLogger("shmload")
 
+_ARGUMENTS = {"read_into": "(index, out)", "read_batch_into": "(indices, out)"}
 DECODING = ("read_into", "read_batch_into")  # the methods of the decoding protocol
 
 
@@ -60,15 +62,19 @@ def declares_decoding(dataset: Any) -> bool:
     a sample is.
 
     Raises:
+        TypeError: the protocol is not complete, and the dataset cannot be read otherwise.
         Exception: the schema of one of this package's datasets cannot be read, because its file is missing or damaged.
     """
     schema = _schema_of(dataset)
-    readers = [found for name in DECODING if (found := ability_of(dataset, name)) is not None]
+    readers = {name: found for name in DECODING if (found := ability_of(dataset, name)) is not None}
+    wrong = [name for name, reader in readers.items() if not takes_arguments(reader, 2)]
+    if readers and not any(hasattr(type(dataset), name) for name in ("__getitems__", "__iter__")) and not _has_getitem(dataset):
+        _check_complete(dataset, next(iter(readers)), wrong)
     if schema is None or not readers:
         return False
     if overrides(dataset, ("__getitem__", "__getitems__"), DECODING):
         why = "its class overrides __getitem__ of a base class that decodes in place"
-    elif not all(takes_arguments(reader, 2) for reader in readers):
+    elif wrong:
         why = "read_into and read_batch_into take two arguments, an index or indices and the rows"
     else:
         why = schema_error(schema, ability_of(dataset, "batch_type"))
@@ -76,6 +82,25 @@ def declares_decoding(dataset: Any) -> bool:
         log.debug("%s is read by its samples and does not decode in place: %s", type(dataset).__name__, why)
         return False
     return not why or isinstance(schema, Mapping) or not hasattr(type(dataset), "__iter__")
+
+
+def _check_complete(dataset: Any, reader: str, wrong: Sequence[str]) -> None:
+    """Raise unless a dataset that has no `__getitem__` has a schema, and readers with the right arguments."""
+    kind = type(dataset).__name__
+    if wrong:
+        raise TypeError(f"{kind}.{wrong[0]} must take two arguments, {_ARGUMENTS[wrong[0]]}; got {_signature(dataset, wrong[0])}")
+    if getattr(dataset, "schema", None) is None:  # or raises the error of the user's property
+        raise TypeError(
+            f"{kind} has {reader} but no schema, which must map each field to (dtype, shape): "
+            'schema = {"image": ("uint8", (3, 224, 224)), "label": "int64"}'
+        )
+
+
+def _signature(dataset: Any, name: str) -> str:
+    try:
+        return f"{name}{inspect.signature(getattr(dataset, name))}"
+    except (TypeError, ValueError):  # it is not callable, or in C
+        return repr(getattr(dataset, name))
 
 
 def _schema_of(dataset: Any) -> Any:

@@ -20,25 +20,27 @@ class InPlace:
     """The in-place reader of a dataset that decodes into rows of the batch.
 
     Attributes:
+        name: the dataset's class, for errors.
         schema: name -> (dtype, shape) of each field of a row.
         batch_type: type of a batch, if it is not a dict.
-        read_into: (key, row) -> None: decodes one sample into a row. May be None if `read_batch_into` is not.
-        read_batch_into: (int64 array of indices, rows) -> None: decodes several samples. May be None if `read_into` is not.
+        read_into: (key, row) -> Any: decodes one sample into a row. May be None if `read_batch_into` is not.
+        read_batch_into: (int64 array of indices, rows) -> Any: decodes several samples. May be None if `read_into` is not.
         reads_rows_alike: whether a row that is read alone equals the same row read in a batch.
         takes_all: whether `takes` is true for all keys.
         draws_nothing: whether no code of the user runs, so that samples may be read together with any others.
     """
 
+    name = "the dataset"
     reads_rows_alike = True
     takes_all = True
     draws_nothing = False
 
     def __init__(self, dataset: Any) -> None:
-        self.schema = dataset.schema
+        self.schema, self.name = dataset.schema, type(dataset).__name__
         self.draws_nothing = type(dataset).__module__.startswith("shmload.formats.")
         self.batch_type = ability_of(dataset, "batch_type")
-        self.read_into: Callable[[Any, Any], None] | None = ability_of(dataset, "read_into")
-        self.read_batch_into: Callable[[Any, Any], None] | None = ability_of(dataset, "read_batch_into")
+        self.read_into: Callable[[Any, Any], Any] | None = ability_of(dataset, "read_into")
+        self.read_batch_into: Callable[[Any, Any], Any] | None = ability_of(dataset, "read_batch_into")
         if self.read_into is not None and overrides(dataset, ("read_into",), ("read_batch_into",)):
             self.read_batch_into = None  # it would not call the overriding read_into
 
@@ -80,7 +82,7 @@ class InPlaceSubset(InPlace):
     """The in-place reader of torch's Subset of a dataset that decodes in place."""
 
     def __init__(self, inner: InPlace, indices: Sequence[int]) -> None:
-        self.schema, self.batch_type = inner.schema, inner.batch_type
+        self.schema, self.batch_type, self.name = inner.schema, inner.batch_type, inner.name
         self.reads_rows_alike, self.takes_all, self.draws_nothing = inner.reads_rows_alike, inner.takes_all, inner.draws_nothing
         self.inner, self.indices = inner, indices
         read_into, read_batch_into = inner.read_into, inner.read_batch_into
@@ -109,6 +111,7 @@ class InPlaceConcat(InPlace):
 
     def __init__(self, members: list[InPlace], ends: Sequence[int], *, is_cyclic: bool) -> None:
         self.schema, self.batch_type = members[0].schema, members[0].batch_type
+        self.name = " or ".join(dict.fromkeys(member.name for member in members))
         for member in members:
             if getattr(member.schema, "zero_fill", False):  # it does not write every byte of its rows
                 self.schema = member.schema
@@ -116,9 +119,9 @@ class InPlaceConcat(InPlace):
         self._members, self._ends, self._is_cyclic = members, ends, is_cyclic
         readers = [_row_reader(m) for m in members]
 
-        def read_into(index: int, out: Any) -> None:
+        def read_into(index: int, out: Any) -> Any:
             which, local = self._place(index)
-            readers[which](local, out)
+            return readers[which](local, out)
 
         self.read_into = read_into
         self.read_batch_into = None
@@ -133,7 +136,7 @@ class InPlaceConcat(InPlace):
             return True
         return are_integers(keys) and all(self._members[which].takes(at) for which, _, at in self._by_member(keys))
 
-    def _read_batch(self, keys: Any, out: Any) -> None:
+    def _read_batch(self, keys: Any, out: Any) -> Any:
         for which, rows, at in self._by_member(keys):
             read_batch_into = self._members[which].read_batch_into
             assert read_batch_into is not None
@@ -186,7 +189,7 @@ def _as_array(keys: list[Any]) -> Any:
         return keys
 
 
-def _row_reader(member: InPlace) -> Callable[[int, Any], None]:
+def _row_reader(member: InPlace) -> Callable[[int, Any], Any]:
     if member.read_into is not None:
         return member.read_into
     read_batch_into = member.read_batch_into

@@ -47,6 +47,22 @@ class Job:
     plan: ReadPlan = PLAIN
     num_threads: int = 1
 
+    def note(self, key: Any, epoch: int, batch: int) -> str:
+        """Return the note that an error gets: where the pass was, and how to step through the sample.
+
+        Args:
+            key: key of the sample that was being read; None if it is unknown.
+            epoch: epoch of the pass.
+            batch: number of the batch within it.
+        """
+        note = f"shmload: {'' if key is None else f'sample {key!r:.200}, '}epoch {epoch}, batch {batch}"
+        if type(key) is not int or type(self.dataset).__module__.startswith(
+            "shmload.pipeline."
+        ):  # keys of items mean nothing outside
+            return note
+        options = "" if self.seed is None else f", seed={self.seed}, epoch={epoch}"
+        return f"{note}; to step through it: shmload.debug.read(dataset, {key}{options})"
+
     def own_generators(self) -> OwnGenerators | None:
         """Return the generators in dataset and collate_fn to seed before each sample; None without any, or without seeding."""
         own = OwnGenerators(self.dataset, self.collate_fn) if self.seed is not None and self.seed_samples else None

@@ -182,9 +182,7 @@ class WorkerLoop:
         if self._init_failure is not None:
             failure = self._init_failure
         else:
-            key = self._ring.key
-            sample = "" if key is None else f"sample {key!r:.200}, "
-            note = f"shmload: {sample}epoch {self._ring.epoch}, batch {self._ring.batch}"
+            note = self._job.note(self._ring.key, self._ring.epoch, self._ring.batch)
             failure = Failure.of(error, f"in DataLoader worker {self._kind} {self._ring.worker_id}", note)
             if self._job.tolerates_bad_samples and not isinstance(error, RingTooSmall):
                 failure = failure._replace(rows=self._reader.bad_rows())

@@ -27,6 +27,7 @@ import struct
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any
 
@@ -108,6 +109,16 @@ class OwnGenerators:
             reseed_congruences(seed, epoch, index, self._congruences, self._congruence_streams)
         for put, stream in self._puts:
             put(sample_words(seed, epoch, index, stream))
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Restore the generators after the block."""
+        restores = [_restorer_of(generator) for generator in self._all]
+        try:
+            yield
+        finally:
+            for restore in restores:
+                restore()
 
     def states(self) -> list[Any]:
         """Return the states of all generators, in a form that can be compared."""
@@ -347,6 +358,16 @@ def _state_of(generator: Any) -> Any:
     if isinstance(generator, (np.random.Generator, np.random.BitGenerator)):
         return repr(_bits_of(generator).state)
     return generator.get_state().numpy().tobytes()
+
+
+def _restorer_of(generator: Any) -> Callable[[], Any]:
+    """Return a function that gives a generator its present state."""
+    if isinstance(generator, random.Random):
+        return functools.partial(generator.setstate, generator.getstate())
+    if isinstance(generator, (np.random.Generator, np.random.BitGenerator)):
+        bits = _bits_of(generator)
+        return functools.partial(setattr, bits, "state", bits.state)
+    return functools.partial(generator.set_state, generator.get_state())  # of a RandomState or of torch
 
 
 def _of_pcg64(name: str) -> Callable[[Words], dict[str, Any]]:

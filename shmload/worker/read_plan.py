@@ -23,6 +23,7 @@ from shmload.batch.ragged_rows import Arenas, RaggedRows
 from shmload.batch.row_placer import RowOut, private_rows
 from shmload.introspect.abilities import ability_of
 from shmload.worker.decoding_protocol import in_place_reader_of, schema_error
+from shmload.worker.first_sample import check_first_calls
 from shmload.worker.in_place_dataset import InPlace
 
 log = logging.getLogger("shmload")
@@ -58,7 +59,20 @@ class ReadPlan:
         Args:
             dataset: the dataset.
         """
-        return None if self.layout is None else in_place_reader_of(dataset, self.ragged)
+        if self.layout is None or (found := in_place_reader_of(dataset, self.ragged)) is None:
+            return None
+        check_first_calls(found, self.layout, self._private_out, dataset)
+        return found
+
+    def _private_out(self, key: Any, is_batch: bool) -> Any:
+        """Return the `out` in private memory for one sample, or for several."""
+        assert self.layout is not None
+        num_rows = len(key) if is_batch else 1
+        if self.is_whole:
+            assert self.ragged is not None
+            ragged_rows = RaggedRows(self.layout, self.ragged, num_rows, no_room, Arenas())
+            return ragged_rows.out(slice(None) if is_batch else 0)
+        return RowOut(private_rows(self.layout, num_rows), slice(0, num_rows) if is_batch else 0)
 
     def read(self, dataset: Any, key: Any) -> Any:
         """Read one sample, not in place.
@@ -89,9 +103,9 @@ class ReadPlan:
             assert self.ragged is not None
             in_place.read_ragged([key], RaggedRows(self.layout, self.ragged, 1, no_room, Arenas()), lambda row: True)
         elif in_place.read_into is not None:
-            in_place.read_into(key, RowOut(private_rows(self.layout, 1), 0))
+            in_place.read_into(key, self._private_out(key, False))
         elif in_place.read_batch_into is not None:
-            in_place.read_batch_into(np.array([key], np.int64), RowOut(private_rows(self.layout, 1), slice(0, 1)))
+            in_place.read_batch_into(np.array([key], np.int64), self._private_out([key], True))
 
 
 def no_room(nbytes: int) -> NDArray[np.uint8]:

@@ -375,13 +375,14 @@ class CustomWriter(Flat):
     ("task", "error", "words"),
     [
         (lambda out: out.update(), AttributeError, "update"),
-        (lambda out: None, SampleError, r"did not write field 'values': .* out.reserve\('values', n\)"),
+        (lambda out: None, SampleError, "did not write field 'label' of sample 0"),
+        (lambda out: out.__setitem__("label", 1), SampleError, r"did not write field 'values': .* out.reserve\('values', n\)"),
         (lambda out: out.reserve("label", 1), KeyError, "'label'.*: not a ragged field of the schema; those are 'values'"),
         (lambda out: out.reserve("values", -1), ValueError, r"an extent of 0 or more for each None of the shape \(None, 2\)"),
         (lambda out: out.reserve("values", (1, 2)), ValueError, r"got \(1, 2\)"),
         (lambda out: out["values"], KeyError, "a ragged field has no view before"),
         (lambda out: out.__setitem__("values", np.ones((2, 3))), SampleError, r"shape \(None, 2\) .* a row of \(2, 3\)"),
-        (lambda out: [out.reserve("values", 1) for _ in "ab"], SampleError, "'values'"),
+        (lambda out: [out.__setitem__("label", 1), *(out.reserve("values", 1) for _ in "ab")], SampleError, "'values'"),
     ],
 )
 def test_invalid_writes_of_a_decoder_are_errors(task: Any, error: type[Exception], words: str, num_workers: int) -> None:

@@ -110,6 +110,27 @@ def test_slot_is_poisoned_when_its_last_alias_dies() -> None:
         assert (f"{stale[0]:.2e}", f"{stale.view(np.float64)[0]:.1e}") == ("-2.87e-16", "-2.5e-127")
 
 
+class HalfWritten:
+    """Rows of which later samples write nothing, after a first one that is complete."""
+
+    schema: ClassVar = {"x": ("float32", (1024,))}
+
+    def __len__(self) -> int:
+        return N
+
+    def read_into(self, index: int, out: Any) -> None:
+        if index == 0:
+            out["x"] = 1
+
+
+@pytest.mark.usefixtures("debugging")
+@pytest.mark.parametrize("options", [{}, {"backend": "thread"}], ids=str)
+def test_row_of_a_new_slot_that_is_not_written_is_poisoned(options: dict[str, Any]) -> None:
+    with ShmLoader(HalfWritten(), **{"batch_size": BATCH_SIZE, "num_workers": 1, "seed": 1, **options}) as loader:
+        batch = next(iter(loader))
+        assert [is_poisoned(row) for row in batch["x"][:4]] == [False, True, True, True]
+
+
 @pytest.mark.parametrize(
     "values", [np.empty(0), np.array([0xA5, 0xA4], np.uint8), torch.zeros(3), torch.tensor(1, dtype=torch.bfloat16)]
 )
@@ -236,3 +257,33 @@ class DividedBy:
 
     def __getitem__(self, index: int) -> float:
         return 1 / index
+
+
+class Shown:
+    """Keeps the text of its last `out`."""
+
+    def __init__(self, **schema: Any) -> None:
+        self.schema, self.text = schema, ""
+
+    def __len__(self) -> int:
+        return 3
+
+    def read_into(self, index: int, out: Any) -> None:
+        self.text = repr(out)
+        for name in self.schema:
+            out[name] = "a" if name == "text" else 1
+
+
+def test_out_shows_its_fields_in_a_debugger() -> None:
+    fixed = Shown(image=("uint8", (3, 2)), half=("bfloat16", (2,)), label="int64")
+    shmload.debug.read(fixed, 1)
+    assert fixed.text == "<out of image: uint8[3, 2], half: bfloat16[2], label: int64[]>"
+    ragged = Shown(label="int64", text=str)
+    shmload.debug.read(ragged, 1)
+    assert ragged.text == "<out of label: int64[], text: str[]>"
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_index_outside_of_the_dataset_is_an_error(index: int) -> None:
+    with pytest.raises(IndexError, match=f"index must be 0 to 2, because the dataset has 3 samples; got {index}"):
+        shmload.debug.read(Shown(label="int64"), index)

@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas
@@ -78,6 +78,47 @@ def test_next_batch_follows_an_exception_in_seed_mode() -> None:
     assert [one for one in got if isinstance(one, list)] == [[0, 1, 2], [6, 7, 8], [9, 10, 11]]
     assert isinstance(got[1], ValueError)
     assert "sample 5, epoch 0, batch 1" in got[1].__notes__[0]
+
+
+class FailingInPlace(Failing):
+    schema: ClassVar = {"x": "int64"}
+
+    def read_into(self, index: int, out: Any) -> None:
+        out["x"] = self[index]
+
+
+@pytest.mark.parametrize("kind", [Failing, FailingInPlace])
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_note_of_a_samples_error_says_how_to_step_through_it(num_workers: int, seed: int | None, kind: Any) -> None:
+    options: dict[str, Any] = {"batch_size": 3, "num_workers": num_workers, "seed": seed}
+    with pytest.raises(ValueError, match="no") as caught, ShmLoader(kind(ValueError("no")), **options) as loader:
+        list(loader)
+    read = "shmload.debug.read(dataset, 5" + ("" if seed is None else ", seed=1, epoch=0") + ")"
+    assert caught.value.__notes__ == [f"shmload: sample 5, epoch 0, batch 1; to step through it: {read}"]
+    if num_workers == 0:
+        assert (type(caught.value), str(caught.value)) == (ValueError, "no")
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_note_of_another_error_names_no_sample(num_workers: int, seed: int | None) -> None:
+    def collate(samples: Any) -> Any:
+        raise ValueError("collate")
+
+    with pytest.raises(ValueError, match="collate") as caught:
+        next(iter(ShmLoader(range(6), 3, collate_fn=collate, num_workers=num_workers, seed=seed)))  # type: ignore[arg-type]  # plain
+    assert caught.value.__notes__ == ["shmload: epoch 0, batch 0"]
+
+
+def test_error_of_a_sampler_has_no_note() -> None:
+    def keys() -> Any:
+        yield 1
+        raise ValueError("sampler")
+
+    with pytest.raises(ValueError, match="sampler") as caught:
+        list(ShmLoader(range(6), 1, sampler=keys(), num_workers=0))  # type: ignore[arg-type]  # plain
+    assert not hasattr(caught.value, "__notes__")
 
 
 class ReadTogether(EveryTenthLonger):
@@ -463,3 +504,78 @@ def test_stop_iteration_at_worker_start_does_not_end_a_pass_in_seed_mode() -> No
         iterator = iter(loader)
         with pytest.raises(RuntimeError, match=r"(?s)raised StopIteration, .*no start"):
             next(iterator)
+
+
+class InPlaceOnly:
+    """A dataset that has nothing but the decoding protocol."""
+
+    schema: Any = {"image": ("uint8", (2,)), "label": "int64"}  # instances replace it
+
+    def __len__(self) -> int:
+        return 6
+
+    def read_into(self, index: int, out: Any) -> None:
+        out["image"], out["label"] = index, index
+
+
+class WithoutSchema(InPlaceOnly):
+    schema = None
+
+
+class WithOneArgument(InPlaceOnly):
+    def read_into(self, i: int) -> None:  # type: ignore[override]  # the mistake
+        raise NotImplementedError
+
+
+class WithBatchesOfOneArgument(InPlaceOnly):
+    def read_batch_into(self, indices: Any) -> None:
+        raise NotImplementedError
+
+
+class WithArrayAsSchema(InPlaceOnly):
+    schema: ClassVar = {"x": np.zeros((3, 2))}
+
+
+class WithRaisingSchema(InPlaceOnly):
+    @property
+    def schema(self) -> Any:
+        raise OSError("no such file")
+
+
+@BOTH_MODES
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("kind", "error", "words"),
+    [
+        (WithoutSchema, TypeError, "WithoutSchema has read_into but no schema, which must map"),
+        (WithOneArgument, TypeError, r"WithOneArgument.read_into must take two arguments, \(index, out\); got read_into\(i"),
+        (
+            WithBatchesOfOneArgument,
+            TypeError,
+            r"read_batch_into must take two arguments, \(indices, out\); got read_batch_into\(ind",
+        ),
+        (WithArrayAsSchema, TypeError, "schema field 'x' is array.*: give \\(dtype, shape\\)"),
+        (WithRaisingSchema, OSError, "no such file"),
+    ],
+)
+def test_incomplete_decoding_protocol_is_an_error_of_the_constructor(
+    kind: Any, error: type[Exception], words: str, num_workers: int, seed: int | None
+) -> None:
+    with pytest.raises(error, match="(?s)" + words):
+        ShmLoader(kind(), 2, num_workers=num_workers, seed=seed)
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize("does", ["set", "get"])
+def test_wrong_name_of_a_field_is_an_error_with_the_schema(does: str, ragged: bool) -> None:
+    class Misspelled(InPlaceOnly):
+        def read_into(self, index: int, out: Any) -> None:
+            if does == "set":
+                out["lable"] = 1
+            else:
+                out["lable"][...] = 1
+
+    dataset = Misspelled()
+    dataset.schema = InPlaceOnly.schema | ({"text": str, "values": ("int64", (None,))} if ragged else {})
+    with pytest.raises(KeyError, match=r"out\['lable'\]: the schema has image, label" + (", text, values" if ragged else "")):
+        next(iter(ShmLoader(dataset, 2, num_workers=0)))

@@ -11,6 +11,8 @@ KINDS = "tests/batch/test_tensor_kinds.py::"
 ABILITIES = "tests/behaviour/test_abilities.py::"
 TEMPLATE = "tests/worker/test_template.py::"
 FREE = "tests/core/test_free_threading.py::"
+BAD_INPUT = "tests/loader/test_bad_input.py::"
+FIRST = "tests/worker/test_first_sample.py::"
 
 ENGINE_DEFECTS = [
     Defect(
@@ -463,5 +465,78 @@ ENGINE_DEFECTS = [
         Replace("row == 0 and tuple", "row < 0 and tuple"),
         ("tests/batch/test_every_kind.py::test_keys_of_a_batch_have_the_order_of_its_first_sample[1-None]",),
         modules=("rows",),
+    ),
+    Defect(
+        "N8",
+        "a sample that read_into returns is ignored",
+        "FirstCall.__call__",
+        Replace("if kind := self._kind_of_sample(self._read(key, out), fields):", "if (kind := self._read(key, out)) is self:"),
+        (f"{FIRST}test_sample_that_is_returned_is_an_error",),
+    ),
+    Defect(
+        "N8",
+        "a field that read_into does not write is delivered",
+        "FirstCall.__call__",
+        Replace("self._unwritten_again(key, unwritten)", "[]"),
+        (f"{FIRST}test_field_that_is_not_written_is_named", f"{FIRST}test_sample_read_alone_is_checked"),
+    ),
+    Defect(
+        "N8",
+        "data that equal the pattern of an unwritten field are an error",
+        "FirstCall.__call__",
+        Replace("self._unwritten_again(key, unwritten)", "unwritten"),
+        (f"{FIRST}test_data_equal_to_a_pattern_are_delivered", f"{FIRST}test_large_field_written_only_in_its_middle_is_written"),
+    ),
+    Defect(
+        "N8",
+        "every sample is checked for unwritten fields",
+        "FirstCall.__call__",
+        omit("setattr(self._in_place, self._name, self._read)"),
+        (f"{FIRST}test_data_equal_to_a_pattern_are_delivered",),
+    ),
+    Defect(
+        "N8",
+        "the second read of a first sample draws from the dataset's own generators",
+        "FirstCall._unwritten_again",
+        Replace("with generators_kept(), OwnGenerators(self._dataset).kept():", "with generators_kept():"),
+        (f"{FIRST}test_second_read_disturbs_no_random_numbers",),
+    ),
+    Defect(
+        "N8",
+        "the second read of a first sample draws from the global generators",
+        "FirstCall._unwritten_again",
+        Replace("with generators_kept(), OwnGenerators(self._dataset).kept():", "with OwnGenerators(self._dataset).kept():"),
+        (f"{FIRST}test_second_read_disturbs_no_random_numbers",),
+    ),
+    Defect(
+        "N8",
+        "new slots are not poisoned while debugging",
+        "RingMemory._payload",
+        Replace("if self._is_poisoned:", "if False:"),
+        ("tests/engine/test_debug.py::test_row_of_a_new_slot_that_is_not_written_is_poisoned",),
+    ),
+    Defect(
+        "N8",
+        "an error without workers in torch mode has no note",
+        "TorchInlineIterator._next_data",
+        omit("error.add_note(self._job.note(self._fetched.key, self._order.epoch, self._order.step))"),
+        (f"{BAD_INPUT}test_note_of_a_samples_error_says_how_to_step_through_it[0-None-Failing]",),
+    ),
+    Defect(
+        "N8",
+        "an error without workers in seed mode has no note",
+        "InlineReader._read_good",
+        omit("error.add_note(self._job.note(key, order.epoch, self.batch_of(order.step)))"),
+        (
+            f"{BAD_INPUT}test_note_of_a_samples_error_says_how_to_step_through_it[0-1-Failing]",
+            f"{BAD_INPUT}test_note_of_a_samples_error_says_how_to_step_through_it[0-None-FailingInPlace]",
+        ),
+    ),
+    Defect(
+        "N8",
+        "an error of collate_fn is blamed on the last sample",
+        "_BeginningKeys.__iter__",
+        omit("self._samples.key = None"),
+        (f"{BAD_INPUT}test_note_of_another_error_names_no_sample[0-None]",),
     ),
 ]

@@ -185,7 +185,9 @@ def test_unreadable_sample_raises_its_own_error_or_is_skipped(cluster: Cluster) 
         next(batches)
         with pytest.raises(KeyError, match="the seventh") as caught:
             next(batches)
-        assert caught.value.__notes__ == ["shmload: sample 7, epoch 0, batch 1"]
+        assert caught.value.__notes__ == [
+            "shmload: sample 7, epoch 0, batch 1; to step through it: shmload.debug.read(dataset, 7, seed=3, epoch=0)"
+        ]
     with ShmLoader(Failing(16), **wanted, **on(cluster), on_error="skip") as far:
         assert [batch["index"].tolist() for batch in far][1] == [4, 5, 6]
 

@@ -71,6 +71,7 @@ class ImageDecoder:
             crop, and next to it in a file with restart markers, is not noticed because it is not read.
         max_pixels: largest size of an image; a larger one is rejected before any memory is allocated.
     Raises:
+        TypeError: `crop` is not a Crop.
         ValueError: an option is invalid; (when called) a file is not a valid image.
     Thread/process safety: any number of callers.
     Example:
@@ -94,6 +95,12 @@ class ImageDecoder:
     _levels: NDArray[np.float32] | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        is_crop = callable(getattr(self.crop, "window", None)) and hasattr(self.crop, "shape") and not isinstance(self.crop, type)
+        if self.crop is not None and not is_crop:
+            raise TypeError(
+                "crop must be RandomResizedCrop(size), CenterCrop(size), Resize(size) or your own Crop, with `shape` and `window`; "
+                f"got {self.crop!r}"
+            )
         if not 0 <= self.flip <= 1:
             raise ValueError(f"flip is a probability and needs to be 0 to 1; got {self.flip}")
         for name, choices in (("layout", ("CHW", "HWC")), ("dtype", (None, "uint8", "float32")), ("decoder", LIBRARIES)):

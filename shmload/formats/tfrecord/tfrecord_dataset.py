@@ -148,7 +148,7 @@ class TFRecordDataset:
         See docs/own_format.md for `out`. A decoder may draw random numbers, and each sample has a generator of its own only if
         samples are read one by one.
         """
-        return None if any(field.decode is not None for field in self._fields) else self._read
+        return None if any(field.decode is not None for field in self._fields) else self._read_all
 
     def read_into(self, index: int, out: Any) -> None:
         """Read one record into its row.
@@ -163,6 +163,9 @@ class TFRecordDataset:
         for field in self._fields:
             if field.decode is not None:
                 self._decoded(survey, field, partial(decode_into, field, texts[field.name][0], out))
+
+    def _read_all(self, indices: Any, out: Any) -> None:
+        self._read(indices, out)
 
     def _read(self, indices: Any, out: Any) -> tuple[Survey, dict[str, list[Any]]]:
         """Write the rows of all fields without decoders. Return the survey, and the rows of fields that `is_text`, by name."""

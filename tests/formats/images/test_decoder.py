@@ -310,3 +310,9 @@ def test_file_in_any_buffer_or_in_an_image_of_datasets(photo: Image.Image, encod
 def test_error_for_values_that_are_not_file_contents_names_a_remedy(data: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         AS_STORED(data)
+
+
+@pytest.mark.parametrize("crop", [64, 0, (64, 64), lambda image: image, RandomResizedCrop])
+def test_crop_that_is_none_is_an_error(crop: Any) -> None:
+    with pytest.raises(TypeError, match=r"crop must be RandomResizedCrop\(size\), .* with `shape` and `window`; got "):
+        ImageDecoder(crop)

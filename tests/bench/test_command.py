@@ -115,6 +115,16 @@ def test_processes_and_threads_are_compared_on_a_users_dataset_in_one_run(bench)
 
 
 @slow
+@pytest.mark.parametrize("dataset", ["InPlace", "RandomInPlace"])
+def test_dataset_that_only_decodes_into_batches_is_measured_beside_torch(bench, dataset):
+    done = bench("--quick", "--dataset", f"planted:{dataset}", "--batch-size", "8", "--json")
+    assert done.returncode == 0, done.stderr
+    (workload,) = json.loads(done.stdout)["workloads"]
+    assert workload["loaders"][SUBJECT]["same_bytes"] is True
+    assert workload["loaders"]["torch"]["metrics"]["samples_per_s"]["median"] > 0
+
+
+@slow
 def test_error_explains_why_seed_mode_rejects_iterable_datasets(bench):
     done = bench("--quick", "--dataset", "planted:stream", "--loader", "shmload-seed,torch")
     assert done.returncode == 1

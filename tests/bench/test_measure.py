@@ -9,6 +9,7 @@ from torch.utils.data import IterableDataset
 
 from shmload.tools.bench import core_limit
 from shmload.tools.bench.measured_stream import MeasuredSegment, MeasuredStream, after, record
+from shmload.tools.object_reference import make_dataset
 
 
 class Batches:
@@ -99,3 +100,11 @@ def test_iterable_dataset_is_read_repeatedly():
 
     assert core_limit.protocol(MeasuredStream()) == "__iter__"
     assert core_limit.read(MeasuredStream(), batch_size=2, seconds=0.0, copy_bytes_per_s=1e9).samples_per_s > 0
+
+
+@pytest.mark.parametrize("name", ["InPlace", "RandomInPlace", "RaggedInPlace"])
+def test_core_reads_datasets_that_only_decode_into_batches(name, monkeypatch, request):
+    monkeypatch.syspath_prepend(request.path.parent)
+    dataset = make_dataset(f"planted:{name}", {})
+    assert core_limit.read(dataset, batch_size=2, seconds=0.0, copy_bytes_per_s=1e9).samples_per_s > 0
+    assert all(0 <= index < 100 for index in next(core_limit.orders(dataset, 10)))

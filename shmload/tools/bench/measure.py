@@ -18,6 +18,7 @@ from shmload.tools.bench.batch_contents import digest
 from shmload.tools.bench.bench_job import BenchJob
 from shmload.tools.bench.contestants import LoaderOptions, factory
 from shmload.tools.bench.core_limit import memcpy_bytes_per_s, read, sample_nbytes
+from shmload.tools.bench.decoded_samples import samples_of
 from shmload.tools.bench.measured_stream import MeasuredStream, after, peak_pss_bytes, record
 from shmload.tools.bench.users_loader import like_users, num_samples, users_loader
 from shmload.tools.object_reference import UsageError, is_map_style, make_dataset, one_line, resolve
@@ -66,7 +67,7 @@ def probe(job: BenchJob) -> dict[str, float]:
         collate = None if is_plain else own.collate_fn
     else:
         dataset = make_dataset(job.dataset, job.arguments)
-    length = len(dataset) if is_map_style(dataset) else 0
+    length = len(dataset) if is_map_style(samples_of(dataset)) else 0
     rows = min(batch_size or 1, length or sys.maxsize)
     try:
         nbytes = rows * sample_nbytes(dataset)
@@ -92,7 +93,9 @@ def open_stream(dataset: Any, job: BenchJob) -> MeasuredStream:
         beside = like_users(job.loader, own, job.num_workers, job.prefetch_factor)
         return MeasuredStream(beside, num_samples(own), own.batch_size)
     torch.manual_seed(job.seed)  # makes a dataset that draws from the global generator repeatable
-    length = len(dataset) if is_map_style(dataset) else None
+    if job.collate or not job.loader.startswith("shmload"):  # a collate function and other loaders need samples
+        dataset = samples_of(dataset)
+    length = len(dataset) if is_map_style(samples_of(dataset)) else None
     options = LoaderOptions(
         batch_size=min(job.batch_size or 1, length or sys.maxsize),
         shuffle=length is not None,

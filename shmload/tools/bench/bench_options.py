@@ -38,7 +38,7 @@ class BenchOptions:
         loaders: names of contestants. The verdict is on the first; ratios are to `torch`, or to the last if it is not among them.
         num_workers, prefetch_factor, batch_size: with more than one value each, every combination is measured.
         step_ms: length of the simulated training step after each batch.
-        seconds: length of each timed part.
+        seconds: length of each timed part; it may be longer, to have enough batches.
         rounds: None is 3, or 1 if several settings are measured.
         seed: seed of the order, the same for all loaders.
         start_method: start method of the workers; None is Python's default.

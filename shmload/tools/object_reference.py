@@ -27,6 +27,9 @@ def resolve(spec: str, *, what: str) -> Any:
         UsageError: the spec is malformed, its module cannot be imported, or has no such name.
     """
     module_name, colon, path = spec.partition(":")
+    if module_name.endswith(".py") and path:
+        module_name = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise UsageError(f"{what}: {spec!r} names a file; write {module_name}:{path}")
     if not (colon and module_name and path):
         raise UsageError(f"{what}: needs package.module:name, given {spec!r}; {REMEDY}")
     if os.getcwd() not in sys.path and "" not in sys.path:

@@ -32,6 +32,8 @@ def test_spec_names_an_object_of_a_module():
         ("planted", r"--dataset: needs package.module:name, given 'planted'; write package.module:name"),
         (":Good", r"needs package.module:name, given ':Good'"),
         ("planted:", r"needs package.module:name, given 'planted:'"),
+        ("planted.py:Good", r"--dataset: 'planted.py:Good' names a file; write planted:Good"),
+        ("./bench/planted.py:Good", r"names a file; write bench.planted:Good"),
         ("no_such:x", r"cannot import 'no_such': ModuleNotFoundError: No module named 'no_such'; write"),
         ("planted:nothing", r"'planted' has no 'nothing'; it has Any, "),
         ("planted:number.nothing", r"'planted:number' has no 'nothing'; it has as_integer_ratio, "),

@@ -7,6 +7,7 @@ from itertools import product
 from typing import NamedTuple
 
 from shmload.tools.bench.builtin_workloads import WORKLOADS
+from shmload.tools.counted import counted
 from shmload.tools.object_reference import UsageError
 
 LOADERS = ("shmload", "shmload-threads", "torch", "shmload-seed")
@@ -23,7 +24,7 @@ class Point(NamedTuple):
 
     def label(self) -> str:
         """Return the requested values in the form that the table shows."""
-        parts = [f"{self.num_workers} worker{'s' * (self.num_workers != 1)}"] if self.num_workers is not None else []
+        parts = [counted(self.num_workers, "worker")] if self.num_workers is not None else []
         parts += [f"{self.prefetch_factor} ahead"] if self.prefetch_factor is not None else []
         return ", ".join([*parts, *([f"batch {self.batch_size}"] if self.batch_size else [])])
 

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from shmload.tools.bench.report import LoaderReport, Report, WorkloadReport
 from shmload.tools.bench.workload_table import described
+from shmload.tools.counted import counted
 
 WIDE = 128  # terminal columns of the full table
 # header, metric, minimum width of the terminal that shows it
@@ -74,7 +75,7 @@ def rate(section: WorkloadReport, loader: str) -> float:
 def table(report: Report, width: int) -> Table:
     """Return a table with one row per loader, and one section per workload and setting; the subject's ratio is highlighted."""
     machine = report.machine
-    workers = "" if report.is_sweep or report.num_workers is None else f"{report.num_workers} workers "
+    workers = "" if report.is_sweep or report.num_workers is None else f"{counted(report.num_workers, 'worker')} "
     width -= 12 * report.is_sweep + 7 * bool(report.step_ms)  # columns that only some reports have
     known = {name for workload in report.workloads for each in workload.loaders.values() for name in each.metrics}
     present = [column for column in COLUMNS if column[1] in known | {"samples_per_s"}]

@@ -25,6 +25,7 @@ failure.
 import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import statistics
@@ -53,6 +54,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TREES = ("now", "before")
 GIVEN = ("benchmarks", "tests")  # copied from this tree to the earlier one; some benchmarks start servers with the tests' kits
 MIN_ROUNDS, BEYOND = 3, 1.05
+INSTALL = "`.venv/bin/pip install -q -c constraints.txt -e '.[dev]'` in the clone"  # as in README.md
 DEADLINE_S = 3600.0
 
 
@@ -251,7 +253,10 @@ def build(tree: Path) -> None:
     for words in (["setup.py", "-q", "build_ext", "--inplace"], ["-P", "-c", look]):
         done = subprocess.run([sys.executable, *words], cwd=tree, env=environment(tree), capture_output=True, text=True)
         if done.returncode:
+            missing = re.search(r"No module named '((?!shmload)[^']+)'", done.stderr)
             remedy = "it cannot be built, or is no shmload yet: name another commit to compare with"
+            if missing:
+                raise SystemExit(f"{missing[1]} is not installed: run {INSTALL}")
             raise SystemExit(f"{done.stderr[-4000:]}\n{tree}: {remedy}")
     if tree not in Path(done.stdout.strip()).parents:
         raise SystemExit(f"{tree}: imported {done.stdout.strip()} in its place")

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 import shmload
-from shmload.cli.bench_command import bench
+from shmload.cli.bench_command import WORKLOADS, bench
 from shmload.cli.clean_command import clean
 from shmload.cli.doctor_command import doctor
 from shmload.cli.index_command import index
@@ -63,7 +63,8 @@ for command in COMMANDS:
     if command is launch:
         # everything after SCRIPT belongs to the script, including options; torchrun also accepts --max_restarts
         settings |= {"allow_interspersed_args": False, "token_normalize_func": lambda name: name.replace("_", "-")}
-    app.command(command.__name__, short_help=first_sentence(command), context_settings=settings)(command)
+    epilog = WORKLOADS if command is bench else None
+    app.command(command.__name__, short_help=first_sentence(command), epilog=epilog, context_settings=settings)(command)
 
 
 class _Stdout(io.TextIOWrapper):

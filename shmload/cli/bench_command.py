@@ -14,40 +14,44 @@ import typer
 from typer import Option
 
 from shmload.cli.terminal import check_folder, console, progress_bar, refuse, refusing
+from shmload.tools.bench.bench_job import LIMIT_S, MIN_BATCHES
+from shmload.tools.bench.workload_table import BATCH_SIZE, FACTS
 
 Text = str | None
 Names = list[str] | None
 Paths = list[Path] | None
-SWEEP = "may be several, like --prefetch and --batch-size."
+WORKLOADS = "\b\nWorkloads:\n" + "\n".join(f"  {name:<7}  {facts.line()}" for name, facts in FACTS.items())
 
 
 def bench(
-    workload: Annotated[
-        Names, Option(metavar="NAME", help="photos, records, rows, tokens or python; may repeat.", show_default="all")
-    ] = None,
+    workload: Annotated[Names, Option(metavar="NAME", help="A workload below; may repeat.", show_default="all")] = None,
     dataset: Annotated[Text, Option(metavar="MODULE:NAME", help="Your dataset, or a function that returns it.")] = None,
-    torch_loader: Annotated[Text, Option(metavar="MODULE:NAME", help="Your torch DataLoader, against a ShmLoader like it.")] = None,
+    torch_loader: Annotated[Text, Option(metavar="MODULE:NAME", help="Your torch DataLoader, or its function.")] = None,
     loader: Annotated[
         Names,
         Option(
             metavar="NAME", help="shmload, shmload-threads, torch, shmload-seed or module:factory.", show_default="shmload,torch"
         ),
     ] = None,
-    batch_size: Annotated[Names, Option(metavar="N,N", help="Samples per batch.", show_default="the workload's")] = None,
-    workers: Annotated[Names, Option(metavar="N,N", help=f"Worker processes; {SWEEP}", show_default="2")] = None,
-    prefetch: Annotated[Names, Option(metavar="N,N", help="Batches prefetched per worker.", show_default="torch's, 2")] = None,
-    step_ms: Annotated[float, Option(metavar="MS", help="Sleep after each batch, like a busy trainer.")] = 0.0,
-    seconds: Annotated[float, Option(metavar="S", help="Seconds per measurement.")] = 1.5,
+    batch_size: Annotated[
+        Names, Option(metavar="N,N", help="Samples per batch.", show_default=f"the workload's; of --dataset: {BATCH_SIZE}")
+    ] = None,
+    workers: Annotated[Names, Option(metavar="N,N", help="Worker processes; may be several.", show_default="2")] = None,
+    prefetch: Annotated[Names, Option(metavar="N,N", help="Batches ahead of each worker.", show_default="2")] = None,
+    step_ms: Annotated[float, Option(metavar="MS", help="Sleep after each batch.")] = 0.0,
+    seconds: Annotated[
+        float, Option(metavar="S", help=f"Seconds per measurement; up to {LIMIT_S:g} for {MIN_BATCHES} batches.")
+    ] = 1.5,
     rounds: Annotated[
         int | None, Option(metavar="N", help="Measurements per loader.", show_default="3; 1 with several settings")
     ] = None,
-    start_method: Annotated[Text, Option(metavar="NAME", help="fork, spawn or forkserver.", show_default="Python's own")] = None,
+    start_method: Annotated[Text, Option(metavar="NAME", help="fork, spawn or forkserver.", show_default=False)] = None,
     collate: Annotated[Text, Option(metavar="MODULE:NAME", help="Your collate_fn, for --dataset.")] = None,
-    seed: Annotated[int, Option(metavar="N", help="Seed of the order, the same for all loaders.")] = 0,
+    seed: Annotated[int, Option(metavar="N", help="Seed of the order.")] = 0,
     as_json: Annotated[bool, Option("--json", help="Print all figures as JSON instead of a table.")] = False,
     save_file: Annotated[Path | None, Option("--save", metavar="FILE.json", help="Write all figures to a JSON file, too.")] = None,
     plot_file: Annotated[Path | None, Option("--plot", metavar="FILE.png", help="Plot the results.")] = None,
-    quick: Annotated[bool, Option("--quick", help="Run briefly, to check that it works, not how fast.")] = False,
+    quick: Annotated[bool, Option("--quick", help="Run briefly, only to check that it works.")] = False,
 ) -> None:
     """Measure torch's DataLoader and ShmLoader side by side.
 
@@ -97,6 +101,8 @@ def bench(
         path = save_file
         if path is not None:
             path.write_text(text + "\n")
+        for path in filter(None, (plot_file, save_file)):
+            typer.echo(f"wrote {path}", err=as_json)
     except OSError as error:
         refuse("bench", f"{path}: {error.strerror}", 1)
     if report.failures or report.mismatches:

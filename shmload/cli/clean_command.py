@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from shmload.tools.byte_size import size_text
+from shmload.tools.counted import counted
 
 
 def clean(
@@ -33,7 +34,7 @@ def clean(
     for leftover in found:
         typer.echo(
             f"{leftover.stem}: of {_name(leftover.uid)}, process {leftover.pid or 'unknown'}, {_age(leftover.age_s)} old, "
-            f"{len(leftover.paths)} file{'s' * (len(leftover.paths) > 1)}, {size_text(leftover.nbytes)}; {leftover.why}"
+            f"{counted(len(leftover.paths), 'file')}, {size_text(leftover.nbytes)}; {leftover.why}"
         )
         if leftover.error:
             typer.echo(f"shmload clean: {leftover.error}", err=True)

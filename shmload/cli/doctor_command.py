@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from shmload.cli.terminal import console, refuse
+from shmload.tools.counted import counted
 
 COLORS = {"good": "green", "advice": "yellow", "problem": "bold red"}
 
@@ -50,6 +51,7 @@ def doctor(
         output.print(head, highlight=False, soft_wrap=True)
         if finding.remedy:
             output.print(f"        -> {escape(finding.remedy)}", highlight=False, soft_wrap=True)
-    counted = f"{problems or 'no'} problem{'s' * (problems != 1)}, advice on {levels.count('advice') or 'nothing'}"
-    output.print(f"[bold]{counted}[/]", highlight=False)
+    total = counted(problems, "problem") if problems else "no problems"
+    advised = f", advice on {levels.count('advice')}" if "advice" in levels else ""
+    output.print(f"[bold]{total}{advised}[/]", highlight=False)
     raise typer.Exit(problems > 0)

@@ -12,6 +12,7 @@ import typer
 
 from shmload.cli.terminal import console, progress_bar, refusing
 from shmload.tools.byte_size import size_text
+from shmload.tools.counted import counted
 
 if TYPE_CHECKING:
     from shmload.formats.summary import Summary
@@ -47,7 +48,7 @@ def _lines(summary: "Summary") -> list[str]:
 
     from shmload.formats.summary import shortened
 
-    head = f"{summary.format}, {summary.num_samples:,} samples, {size_text(summary.nbytes)}"
+    head = f"{summary.format}, {counted(summary.num_samples, 'sample')}, {size_text(summary.nbytes)}"
     lines = [f"[bold]{escape(summary.path)}[/]: {head}"]
     width = max(map(len, summary.fields), default=0)
     lines += [f"  {escape(name.ljust(width))}  {escape(held)}" for name, held in summary.fields.items()]

@@ -16,6 +16,7 @@ from typer import Argument, Option
 from shmload.cli.size import parse_size
 from shmload.cli.terminal import Bar, progress_bar, refuse
 from shmload.tools.byte_size import size_text
+from shmload.tools.counted import counted
 
 if TYPE_CHECKING:
     from shmload.formats.encryption import SampleCipher
@@ -100,8 +101,8 @@ def pack(
         refuse("pack", "interrupted; run the same command again to continue", 130)
     found = f", {packing.num_found:,} of which were there" if packing.num_found else ""
     typer.echo(
-        f"{manifest.num_samples:,} samples in {len(manifest.shards):,} shards{found}, {size_text(manifest.nbytes)}, "
-        f"{perf_counter() - begin:.1f} s: {', '.join(manifest.extensions)}"
+        f"{counted(manifest.num_samples, 'sample')} in {counted(len(manifest.shards), 'shard')}{found}, "
+        f"{size_text(manifest.nbytes)}, {perf_counter() - begin:.1f} s: {', '.join(manifest.extensions)}"
     )
     if packing.missing:
         missing = ", ".join(map(str, packing.missing))
@@ -153,7 +154,7 @@ def progress_on(bar: Bar) -> "Callable[[PackProgress], None]":
     """Return a callback that reports progress: samples on the bar, bytes and shards in the store beside it."""
 
     def report(progress: "PackProgress") -> None:
-        stored = f"{progress.num_shards:,} shards, {size_text(progress.nbytes)} in the store"
+        stored = f"{counted(progress.num_shards, 'shard')}, {size_text(progress.nbytes)} in the store"
         bar.progress.update(bar.task, total=progress.total, completed=progress.num_samples, description=stored)
 
     return report

@@ -1,6 +1,6 @@
 """`shmload top`: every running loader of this host, live: how fast it is, which side waits, and which sample each worker reads.
 
-Exit code 0: always, because the command judges nothing; 2: bad usage.
+Exit code 0: success, because the command judges nothing; 2: bad usage, or with --once, no process of --pid has a loader.
 """
 
 import json
@@ -42,12 +42,12 @@ def top(
                 if as_json:
                     typer.echo(json.dumps(look))
                 elif live is not None:
-                    live.update(picture(look, console.width), refresh=True)
+                    live.update(picture(look, console.width, pid or ()), refresh=True)
                 else:
-                    console.print(picture(look, console.width))
+                    console.print(picture(look, console.width, pid or ()))
                 sys.stdout.flush()
                 if once:
-                    break
+                    raise typer.Exit(2 if pid and not look["loaders"] else 0)
                 sleep(interval)
     except KeyboardInterrupt:
         pass

@@ -1,6 +1,6 @@
 """`shmload trace`: record what the processes of a running loader do, as a file for Perfetto.
 
-Exit code 0: success; 1: no loader was found, or the file could not be written; 2: bad usage.
+Exit code 0: success; 1: no loader runs, or the file could not be written; 2: bad usage, or the process of --pid has no loader.
 """
 
 import sys
@@ -11,14 +11,20 @@ from typing import Annotated
 import typer
 
 from shmload.cli.terminal import check_folder, refuse
+from shmload.tools.counted import counted
+
+DEFAULT_OUT = Path("trace.json")
 
 
 def trace(
-    out: Annotated[Path, typer.Option(metavar="FILE.json", help="Trace file to write; ui.perfetto.dev opens it.")],
+    out: Annotated[Path, typer.Option(metavar="FILE.json", help="Trace file to write; ui.perfetto.dev opens it.")] = DEFAULT_OUT,
     pid: Annotated[int | None, typer.Option(help="Process ID of the training process.", show_default="every loader")] = None,
     seconds: Annotated[float, typer.Option(min=0, help="Seconds to record; 0: only what has been recorded so far.")] = 5.0,
 ) -> None:
-    """Record what trainer and workers of running loaders do, from outside and without disturbing them."""
+    """Record what trainer and workers of running loaders do, from outside and without disturbing them.
+
+    Without --pid, the file contains all of your loaders on this host, such as the ranks of a run, each with rows of its own.
+    """
     from rich.console import Console
 
     from shmload.engine.tracing.ring_timeline import timelines_of
@@ -40,13 +46,14 @@ def trace(
         typer.echo(f"shmload trace: {whose}, or it has done nothing", err=True)
         for why in recording.refused.values():
             typer.echo(f"shmload trace: left out {why}", err=True)
-        raise typer.Exit(1)
+        raise typer.Exit(1 if pid is None else 2)
     try:
         write(timelines, out)
     except OSError as error:
         refuse("trace", f"{out}: {error.strerror}", 1)
     num_batches = sum(timeline.num_batches for timeline in timelines)
     num_lost = sum(timeline.num_lost for timeline in timelines)
-    pids = ", ".join(map(str, dict.fromkeys(timeline.owner_pid for timeline in timelines)))
-    lost = f"; {num_lost:,} events were overwritten before they were read" if num_lost else ""
-    typer.echo(f"{out}: {num_batches:,} batches of process {pids}{lost}; open it in https://ui.perfetto.dev")
+    pids = list(dict.fromkeys(timeline.owner_pid for timeline in timelines))
+    whose = f"process {pids[0]}" if len(pids) == 1 else f"processes {', '.join(map(str, pids))} (--pid records one of them)"
+    lost = f"; {counted(num_lost, 'event')} overwritten before being read" if num_lost else ""
+    typer.echo(f"{out}: {counted(num_batches, 'batch')} of {whose}{lost}; open it in https://ui.perfetto.dev")

@@ -13,6 +13,7 @@ import typer
 from typer import Argument, Option
 
 from shmload.cli.terminal import console, progress_bar, refusing
+from shmload.tools.counted import counted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -61,14 +62,15 @@ def show(report: "AuditReport", console: "Console") -> None:
     from rich.table import Table
 
     for loader in report.loaders:
-        table = Table(title=f"{escape(loader.title)}, {loader.num_ranks} ranks, {loader.num_files} files", title_justify="left")
-        for name in ("epoch", "batches", "samples", "padding", "skipped", "substituted", "rolled back"):
+        counts = f"{counted(loader.num_ranks, 'rank')}, {counted(loader.num_files, 'file')}"
+        table = Table(title=f"{escape(loader.title)}, {counts}", title_justify="left")
+        for name in ("epoch", "batches, by rank", "samples", "padding", "skipped", "substituted", "rolled back"):
             table.add_column(name, justify="right")
         table.add_column("verdict")
         for e in loader.epochs:
             verdict = f"[{COLORS[e.state]}]{e.state}[/]" + (f": {escape(e.remaining)} are left" if e.remaining else "")
-            counts = (e.num_batches, e.num_samples, e.num_padding, e.num_skipped, e.num_substituted, e.num_superseded)
-            table.add_row(str(e.epoch), *(f"{count:,}" if count else "" for count in counts), verdict)
+            row = (e.num_batches, e.num_samples, e.num_padding, e.num_skipped, e.num_substituted, e.num_superseded)
+            table.add_row(str(e.epoch), *(f"{count:,}" if count else "" for count in row), verdict)
         console.print(table)
     lines = [f"[bold red]{finding.kind.upper()}[/] {escape(finding.text)}" for finding in report.findings]
     for kind, count in report.num_found.items():
@@ -80,6 +82,6 @@ def show(report: "AuditReport", console: "Console") -> None:
     lines += [f"[yellow]not judged:[/] {escape(text)}" for text in report.unjudged]
     lines += [f"note: {escape(text)}" for text in report.notes]
     if report.num_reread:
-        lines.append(f"{report.num_reread} batches were read again")
+        lines.append(f"{counted(report.num_reread, 'batch')} read again")
     for line in (*lines, f"[bold]{report.verdict}[/]"):
         console.print(line, highlight=False)

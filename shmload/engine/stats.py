@@ -146,7 +146,7 @@ def _workers(before: Snapshot, seen: Snapshot) -> list[Report]:
                 "epoch": None if claim is None else claim[0]["epoch"],
                 "step": None if claim is None else _step(seen, claim[0]["step"]),
                 "for_s": _seconds_since(since_ns, seen) if since_ns else None,
-                "busy_share": min(round(100 * new / interval_ns, 1), 100.0) if interval_ns > 0 else 0.0,
+                "busy_share": min(round(new / interval_ns, 3), 1.0) if interval_ns > 0 else 0.0,
                 "busy_s": busy / 1e9,
                 "samples_per_s": _rate(worker["num_samples"] - last["num_samples"], interval_ns / 1e9),
                 "node": worker["node"] or None,

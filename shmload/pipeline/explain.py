@@ -225,7 +225,7 @@ class _Summary:
 
     def _workers_busy(self) -> float | None:
         """Return the percentage of their time that running workers have been busy; None if none is running."""
-        busy = [worker["busy_share"] for worker in self._stats.get("workers", []) if worker["started_ns"]]
+        busy = [100 * worker["busy_share"] for worker in self._stats.get("workers", []) if worker["started_ns"]]
         return sum(busy) / len(busy) if busy and "time" in self._stats else None
 
     # ------------------------------------------------------------ the bottleneck

@@ -22,6 +22,7 @@ from shmload.ray.cluster_connection import join_cluster
 from shmload.ray.placement import Node, alive_nodes, draining
 from shmload.ray.version_check import SAME_VERSIONS, other_versions, versions
 from shmload.tools.byte_size import size_text
+from shmload.tools.counted import counted
 from shmload.tools.doctor import Finding, Level
 
 START_S = 60.0  # for all actors: an image or an environment may still be in transfer
@@ -168,7 +169,7 @@ def cluster_finding(states: list[NodeState], num_going: int = 0) -> Finding:
         num_going: nodes that Ray is draining.
     """
     free, num_cpus = sum(state.free_cpus for state in states), sum(state.node.num_cpus for state in states)
-    text = f"{len(states)} node{'s' * (len(states) != 1)}, {free:g} of {num_cpus} CPUs are free"
+    text = f"{counted(len(states), 'node')}, {free:g} of {num_cpus} CPUs are free"
     if num_going:
         text += f"; {num_going} more will leave soon"
     if free >= 1:

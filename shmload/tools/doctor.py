@@ -28,6 +28,7 @@ from shmload.shm.host import Host, parse_list
 from shmload.shm.names import new_stem
 from shmload.shm.segment import Segment, try_memfd
 from shmload.tools.byte_size import size_text
+from shmload.tools.counted import counted
 
 Level = Literal["good", "advice", "problem"]
 
@@ -378,7 +379,7 @@ def check_leftovers(host: Host) -> CheckResult:
     found = janitor.find_leftovers(str(host.root / "dev/shm"))
     if not found:
         return "dead loaders have left nothing"
-    text = f"{len(found)} dead loader{'s' * (len(found) > 1)} left {size_text(sum(one.nbytes for one in found))} in /dev/shm"
+    text = f"{counted(len(found), 'dead loader')} left {size_text(sum(one.nbytes for one in found))} in /dev/shm"
     return advice(text, "Remove them: shmload clean --yes (the next loader to start does it, too)")
 
 

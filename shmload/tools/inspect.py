@@ -13,6 +13,7 @@ from shmload.formats.summary import Summary
 from shmload.formats.tfrecord.tfrecord_format import TFRecords
 from shmload.growing.cache_file import CONTROL
 from shmload.tools.byte_size import size_text
+from shmload.tools.counted import counted
 
 
 def describe(path: Path, *, num_samples: int = 3) -> Summary:
@@ -57,7 +58,10 @@ def index(path: Path) -> tuple[str, bool]:
     if not after or (after == before and after[1] < path.stat().st_mtime_ns):
         return f"{none} {_refusal(path.parent)}", True
     there = " (it was already there, and fits)" if after == before else ""
-    return f"{beside}: {num_samples:,} samples, {size_text(beside.stat().st_size)}, {perf_counter() - began:.2f} s{there}", False
+    return (
+        f"{beside}: {counted(num_samples, 'sample')}, {size_text(beside.stat().st_size)}, {perf_counter() - began:.2f} s{there}",
+        False,
+    )
 
 
 def _stamp(path: Path) -> tuple[int, ...]:
@@ -98,7 +102,8 @@ def _packed(path: Path, num_samples: int) -> Summary:
     found = Summary(str(path), "packed shards", manifest.nbytes, manifest.num_samples, notes=notes)
     if manifest.shards:
         largest = max(shard.nbytes for shard in manifest.shards)
-        notes.insert(0, f"{len(manifest.shards):,} shards of at most {largest:,} bytes, each with its index beside it")
+        shards = f"{counted(len(manifest.shards), 'shard')} of at most {size_text(largest)}"
+        notes.insert(0, f"{shards}, each with its index beside it")
         first = describe(path.parent / manifest.shards[0].name, num_samples=num_samples)
         found.fields, found.sizes, found.samples = first.fields, first.sizes, first.samples
     for name in manifest.extensions:
@@ -113,18 +118,18 @@ def _cache(path: Path) -> Summary:
     stats = SampleCache.look(path)
     share = stats.nbytes / stats.capacity_bytes
     notes = [
-        f"{share:.0%} of its budget of {stats.capacity_bytes:,} bytes: {stats.num_files} files, {stats.num_writing} being written, "
-        f"{stats.num_leased} read by epochs under way",
+        f"{share:.0%} of its budget of {stats.capacity_bytes:,} bytes: {counted(stats.num_files, 'file')}, "
+        f"{stats.num_writing} being written, {stats.num_leased} read by epochs under way",
         f"generation {stats.generation}, the number of files published; {stats.num_evicted} of them are gone",
         f"in the last minute {stats.bytes_per_s / 1e6:.1f} MB/s, {stats.samples_per_s:.1f} samples/s were published",
     ]
     for sampler in stats.samplers:
         who = f"sampler {sampler['worker_id']} of process {sampler['trainer']}"
         error = sampler["error"].strip().splitlines()
-        notes.append(f"{who}: {sampler['state']}, {sampler['restarts']} restarts" + (f"; {error[-1]}" if error else ""))
+        notes.append(f"{who}: {sampler['state']}, {counted(sampler['restarts'], 'restart')}" + (f"; {error[-1]}" if error else ""))
     for writer in stats.writers:
         does = "waits for room" if writer.is_waiting else "writes"
-        has = f"{writer.num_records:,} samples in {writer.num_files} files, {writer.waited_s:.1f} s waited"
+        has = f"{counted(writer.num_records, 'sample')} in {counted(writer.num_files, 'file')}, {writer.waited_s:.1f} s waited"
         notes.append(f"process {writer.pid} ({writer.role}) {does}: {has}")
     notes += [f"left out: {name}: {why}" for name, why in stats.bad.items()]
     return Summary(str(path), "growing cache", stats.nbytes, stats.num_samples, notes=notes)

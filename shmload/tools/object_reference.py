@@ -27,6 +27,9 @@ def resolve(spec: str, *, what: str) -> Any:
         UsageError: the spec is malformed, its module cannot be imported, or has no such name.
     """
     module_name, colon, path = spec.partition(":")
+    if module_name.endswith(".py") and path:
+        module_name = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise UsageError(f"{what}: {spec!r} names a file; write {module_name}:{path}")
     if not (colon and module_name and path):
         raise UsageError(f"{what}: needs package.module:name, given {spec!r}; {REMEDY}")
     if os.getcwd() not in sys.path and "" not in sys.path:
@@ -51,24 +54,26 @@ def make_dataset(spec: str, arguments: Mapping[str, Any]) -> Any:
     """Return the dataset that `spec` names: the object itself, or what the class or function returns.
 
     Raises:
-        UsageError: the factory raised, or the result is not an IterableDataset and lacks `__len__` and `__getitem__`, or it is
-            empty.
+        UsageError: the factory raised, or the result is not an IterableDataset and lacks `__len__`, or both `__getitem__` and
+            the decoding protocol, or it is empty.
     """
     made = resolve(spec, what="--dataset")
     if isinstance(made, type) or not (is_map_style(made) or is_iterable(made) or _decodes(made)):
         made = call(made, arguments, spec)
     if is_iterable(made):
         return made
-    if not is_map_style(made):
-        kind = type(made).__name__
-        if _decodes(made):
+    kind = type(made).__name__
+    if _decodes(made) and not is_map_style(made):
+        missing = [name for name in ("schema", "__len__") if not hasattr(made, name)]
+        if missing:
             raise UsageError(
-                f"--dataset {spec}: {kind} decodes into batches, but has no __getitem__ and __len__: add them, because this "
-                "command and torch's DataLoader read single samples, too"
+                f"--dataset {spec}: {kind} decodes into batches, but has no {' and no '.join(missing)}: "
+                f"add {'it' if len(missing) == 1 else 'them'}"
             )
+    elif not is_map_style(made):
         raise UsageError(
-            f"--dataset {spec}: needs a map-style dataset with __len__ and __getitem__, or an object of a class derived from "
-            f"torch.utils.data.IterableDataset, as torch's DataLoader does; given {kind}"
+            f"--dataset {spec}: needs a map-style dataset with __len__ and __getitem__, one with a schema, __len__ and read_into, "
+            f"or an object of a class derived from torch.utils.data.IterableDataset, as torch's DataLoader does; given {kind}"
         )
     try:
         num_samples = len(made)

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from shmload.tools.counted import counted
 from shmload.tools.object_reference import call, is_iterable, is_map_style, resolve
 
 _OBJECT = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
@@ -76,9 +77,9 @@ def _of_folder(folder: str) -> Any:
     if classes := sorted(name for name, is_folder in visible if is_folder):
         if loose := sorted(name for name, is_folder in visible if not is_folder and name.lower().endswith(EXTENSIONS)):
             raise ValueError(
-                f"{folder}: {len(loose)} images ({', '.join(loose[:3])}{', ...' if len(loose) > 3 else ''}) are beside the folders "
-                f"of classes ({', '.join(classes[:3])}{', ...' if len(classes) > 3 else ''}) and would be left out, because they "
-                "have no class: move them into the folder of a class or elsewhere; if there are no classes, move all images into "
+                f"{folder}: {counted(len(loose), 'image')} ({', '.join(loose[:3])}{', ...' if len(loose) > 3 else ''}) beside the "
+                f"folders of classes ({', '.join(classes[:3])}{', ...' if len(classes) > 3 else ''}) would be left out, having "
+                "no class: move them into the folder of a class or elsewhere; if there are no classes, move all images into "
                 "one folder"
             )
         inside = (walk_following_links(os.path.join(folder, name)) for name in classes)
@@ -103,8 +104,8 @@ def _check_endings(folder: str, names: Iterable[str]) -> None:
     others = {ending: endings[ending] for ending, kind in sorted(types.items()) if kind.startswith(("image/", "video/"))}
     if others:
         raise ValueError(
-            f"{folder}: {sum(others.values())} files would be left out, because images of these endings are not packed from a "
-            f"folder: {', '.join(f'{count} {ending}' for ending, count in others.items())}. Convert them to one of "
+            f"{folder}: {counted(sum(others.values()), 'file')} would be left out, because images of these endings are not packed "
+            f"from a folder: {', '.join(f'{count} {ending}' for ending, count in others.items())}. Convert them to one of "
             f"{', '.join(EXTENSIONS)}, move them elsewhere, or name a function that returns a dataset of them: "
             "package.module:function"
         )

@@ -78,7 +78,7 @@ def declares_decoding(dataset: Any) -> bool:
         why = "read_into and read_batch_into take two arguments, an index or indices and the rows"
     else:
         why = schema_error(schema, ability_of(dataset, "batch_type"))
-    if why and _has_getitem(dataset):
+    if why and has_getitem(dataset):
         log.debug("%s is read by its samples and does not decode in place: %s", type(dataset).__name__, why)
         return False
     return not why or isinstance(schema, Mapping) or not hasattr(type(dataset), "__iter__")
@@ -120,7 +120,7 @@ def schema_error(schema: Any, batch_type: Any = None) -> str:
     return ""
 
 
-def _has_getitem(dataset: Any) -> bool:
+def has_getitem(dataset: Any) -> bool:
     """Return whether a dataset has its own `__getitem__`. The one of torch's Dataset only raises."""
     found = getattr(type(dataset), "__getitem__", None)
     return found is not None and (found.__module__, found.__qualname__) != ("torch.utils.data.dataset", "Dataset.__getitem__")

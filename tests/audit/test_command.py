@@ -40,7 +40,8 @@ def swapped_content(folder: Path) -> None:
 def test_proven_run_exits_with_0(tmp_path: Path) -> None:
     status, out, _ = command(recorded(tmp_path))
     assert status == 0
-    assert "Data, 24 samples, seed 5, 1 ranks, 1 files" in out
+    assert "Data, 24 samples, seed 5, 1 rank, 1 file" in out
+    assert "batches, by rank" in out
     assert out.rstrip().endswith("proven: every sample exactly once")
 
 
@@ -97,7 +98,7 @@ def test_empty_folder_exits_with_3(tmp_path: Path) -> None:
 def test_reading_delivered_batches_again_gives_the_same(tmp_path: Path, made: str, num_workers: int) -> None:
     status, out, _ = command(recorded(tmp_path, num_workers=num_workers), "--dataset", made)
     assert status == 0
-    assert "6 batches were read again" in out
+    assert "6 batches read again" in out
 
 
 def test_swapped_content_is_detected_by_reading_again(tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_samples_that_cannot_be_read_again_are_reported_with_the_rest(tmp_path: 
     assert status == 3
     assert "1 of 6 batches could not be read again, the first of rank 0, epoch 0, step" in out.replace("\n", " ")
     assert "KeyError: 'gone'" in out
-    assert "5 batches were read again" in out
+    assert "5 batches read again" in out
 
 
 def test_augmentations_in_torch_mode_cannot_be_compared(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_object_that_cannot_be_inspected_does_not_stop_the_run(tmp_path: Path) -
     run([make(tmp_path, collate_fn=raising_items)])
     report = verdict_of(tmp_path)
     assert (report.status, report.findings) == (0, [])
-    assert any("12 batches hold objects that a digest leaves out" in note for note in report.notes)
+    assert any("12 batches with objects that a digest leaves out" in note for note in report.notes)
 
 
 def test_threads_that_share_an_iterator_record_the_end_of_a_pass_once(tmp_path: Path) -> None:

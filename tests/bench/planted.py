@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from benchmarks.contestants.ways import torch_inline
+from shmload import sample_rng
 from shmload.tools.bench.contestants import LoaderOptions
 
 
@@ -26,7 +27,7 @@ good = Good()
 
 
 class InPlace:
-    """A dataset that ShmLoader can read, and torch's DataLoader cannot."""
+    """A dataset that decodes into batches and has no samples for torch's DataLoader."""
 
     schema: ClassVar[dict[str, Any]] = {"x": ("float32", ())}
 
@@ -38,6 +39,38 @@ class InPlace:
 
 
 in_place = InPlace()
+
+
+class RandomInPlace(InPlace):
+    """The dataset of the README: it draws the sample's own random numbers, and sets a field without a view."""
+
+    schema: ClassVar[dict[str, Any]] = {"image": ("uint8", (3, 8, 8)), "label": "int64"}
+
+    def read_into(self, index: int, out: Any) -> None:
+        out["image"][...] = sample_rng().integers(0, 256, (3, 8, 8))
+        out["label"] = index % 10
+
+
+class RaggedInPlace(InPlace):
+    """Samples of text and of different lengths, all 3 long, so that torch can collate them."""
+
+    schema: ClassVar[dict[str, Any]] = {"text": str, "values": ("int16", (None,))}
+
+    def read_into(self, index: int, out: Any) -> None:
+        out["text"] = str(index)
+        out.reserve("values", 3)[...] = index
+
+
+class WithoutLength:
+    schema: ClassVar[dict[str, Any]] = InPlace.schema
+
+    def read_into(self, index: int, out: Any) -> None:
+        out["x"][...] = index
+
+
+class WithoutSchema:
+    def read_into(self, index: int, out: Any) -> None:
+        out["x"][...] = index
 
 
 class Unrepeatable(Good):

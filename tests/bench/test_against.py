@@ -208,6 +208,14 @@ def test_earlier_tree_keeps_its_benchmarks_if_it_cannot_import_the_new_ones(tree
         assert (before / "benchmarks" / "common.py").read_text() == ""
 
 
+def test_error_for_a_missing_module_names_it_and_the_command_that_installs_it(tmp_path: Path) -> None:
+    (tmp_path / "setup.py").write_text("raise ModuleNotFoundError(\"No module named 'Cython'\")")
+    with pytest.raises(SystemExit, match=r"^Cython is not installed: run `.* -e '.\[dev\]'` in the clone$"):
+        against.build(tmp_path)
+    command = against.INSTALL.split("`")[1]
+    assert command in (against.ROOT / "README.md").read_text()
+
+
 @needs_git
 @pytest.mark.slow(reason="builds a package with setuptools")
 def test_tree_whose_package_is_not_imported_is_an_error(tree: Path) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from shmload.tools.bench.workload_table import FACTS
+
 slow = pytest.mark.slow(reason="measures in forked processes")
 ROOT = Path(__file__).resolve().parents[2]
 SUBJECT = "shmload"
@@ -55,7 +57,9 @@ def test_table_plot_and_json_file_are_of_one_run(bench, tmp_path):
     assert "x torch" in printed
     assert "rows: shmload delivers" in printed
     assert "with the same bytes" in printed
-    assert "The limit: one core with no loader at all puts" in printed
+    assert "One core, without a loader, puts" in printed
+    assert FACTS["rows"].title in printed
+    assert f"wrote {plot} wrote {file}" in printed
     assert "--quick shows that it works" in printed
     assert json.loads(file.read_text())["format"] == 1
     from PIL import Image
@@ -112,6 +116,16 @@ def test_processes_and_threads_are_compared_on_a_users_dataset_in_one_run(bench)
     for loader in workload["loaders"].values():
         assert loader["metrics"].keys() >= {"samples_per_s", "cpu_us_per_sample", "first_batch_ms", "peak_pss_mb"}
     assert workload["loaders"]["shmload-threads"]["same_bytes"] is True
+
+
+@slow
+@pytest.mark.parametrize("dataset", ["InPlace", "RandomInPlace"])
+def test_dataset_that_only_decodes_into_batches_is_measured_beside_torch(bench, dataset):
+    done = bench("--quick", "--dataset", f"planted:{dataset}", "--batch-size", "8", "--json")
+    assert done.returncode == 0, done.stderr
+    (workload,) = json.loads(done.stdout)["workloads"]
+    assert workload["loaders"][SUBJECT]["same_bytes"] is True
+    assert workload["loaders"]["torch"]["metrics"]["samples_per_s"]["median"] > 0
 
 
 @slow
@@ -187,3 +201,5 @@ def test_help_imports_neither_torch_nor_numpy():
     assert done.returncode == 0
     assert done.stderr.strip() == "[]"
     assert "--dataset" in done.stdout
+    for name, facts in FACTS.items():
+        assert f"{name} {facts.line()}" in " ".join(done.stdout.split())

@@ -8,7 +8,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from shmload.tools.bench import core_limit
-from shmload.tools.bench.measured_stream import MeasuredSegment, MeasuredStream, after, record
+from shmload.tools.bench.measured_stream import MeasuredSegment, MeasuredStream, after, after_whole_epochs, record
+from shmload.tools.object_reference import make_dataset
 
 
 class Batches:
@@ -45,6 +46,33 @@ def test_step_is_simulated_by_sleep_and_is_not_counted_as_waiting():
     assert values["trainer_own_ms_per_batch"] >= 2
     assert 0 < values["step_efficiency"] <= 1
     assert sum(segment.waits_s) <= segment.wall_s - segment.slept_s
+
+
+class Uneven(Batches):
+    """Two batches of 2 samples that take no time, and one of 1 sample that takes long."""
+
+    def __init__(self):
+        self.sizes = 2, 2, 1
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            time.sleep(0.02 * (len(batch) == 1))
+            yield batch
+
+
+@pytest.mark.parametrize("num_before", range(1, 4))
+def test_short_epochs_are_measured_whole(num_before):
+    stream = MeasuredStream(Uneven(), 5, 2)
+    record(stream, after(0.0, num_batches=3 + num_before))
+    segment = record(stream, after_whole_epochs(stream, 0.0, 4, limit_s=60))
+    assert (len(segment.waits_s), segment.num_samples) == (6, 10)
+
+
+def test_slow_batches_are_measured_until_the_limit():
+    stream = MeasuredStream(Uneven(), 5, 2)
+    segment = record(stream, after_whole_epochs(stream, 0.0, 1000, limit_s=0.05))
+    assert 0.05 <= segment.wall_s < 10
+    assert 3 <= len(segment.waits_s) < 1000
 
 
 def test_no_step_is_reported_without_one():
@@ -99,3 +127,11 @@ def test_iterable_dataset_is_read_repeatedly():
 
     assert core_limit.protocol(MeasuredStream()) == "__iter__"
     assert core_limit.read(MeasuredStream(), batch_size=2, seconds=0.0, copy_bytes_per_s=1e9).samples_per_s > 0
+
+
+@pytest.mark.parametrize("name", ["InPlace", "RandomInPlace", "RaggedInPlace"])
+def test_core_reads_datasets_that_only_decode_into_batches(name, monkeypatch, request):
+    monkeypatch.syspath_prepend(request.path.parent)
+    dataset = make_dataset(f"planted:{name}", {})
+    assert core_limit.read(dataset, batch_size=2, seconds=0.0, copy_bytes_per_s=1e9).samples_per_s > 0
+    assert all(0 <= index < 100 for index in next(core_limit.orders(dataset, 10)))

@@ -67,6 +67,12 @@ def test_model_limits_computing_to_the_cores_and_notes_it():
     assert "more would help, but the cores are at their end" in found.reason
 
 
+def test_model_recommends_no_more_workers_than_an_epoch_has_batches():
+    found = from_model(replace(FIGURES, read_blocked_s=1.0), step_ms=0.0, epoch_batches=4)
+    assert found.num_workers == 4
+    assert "an epoch has no more batches" in found.reason
+
+
 def test_model_does_not_limit_sleeping_to_the_cores():
     assert by_model(read_blocked_s=0.160, num_cpus=4).num_workers == 20
 

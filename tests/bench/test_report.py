@@ -16,11 +16,14 @@ LIMIT = {
     "read_blocked_us_per_sample": 0.0,
     "batch_nbytes": 640.0,
     "memcpy_mb_per_s": 8000.0,
+    "num_samples": 6400.0,
 }
 
 
 def values(rate, **more):
     return {
+        "num_batches": 30.0,
+        "measured_s": 1.5,
         "samples_per_batch": 64.0,
         "samples_per_s": rate,
         "mb_per_s": 1.0,
@@ -69,6 +72,9 @@ def test_section_has_its_verdict_and_recommendation(report):
     text = printed(report)
     assert "2.00x" in text
     assert "verdict: bottleneck is decode: workers decode" in text
+    assert "Remedy: use more cores, cheaper transforms, or a `schema` with `read_into`." in text
+    assert "One core, without a loader, puts 1,000 samples/s into a batch." in text
+    assert "measured: title; 1,000 bytes a sample, batches of 64; in a round: shmload 30 in 1.5 s, torch 30 in 1.5 s." in text
     assert "recommended: num_workers=2, prefetch_factor=2 (without a training step" in text
     assert "step kept" not in text
 
@@ -77,7 +83,31 @@ def test_unexplained_time_is_noted(report):
     report.workloads = [section({"shmload": 2000.0, "torch": 1000.0})]
     report.workloads[0].loaders["shmload"].rounds[0]["batch_wall_ms"] = 200.0
     report.workloads[0].loaders["shmload"].summarize(report.workloads[0].loaders["torch"])
-    assert "note: only 15% of the time of a batch is accounted for: it sleeps and wakes" in printed(report)
+    text = printed(report)
+    assert "note: the figures explain only 15% of the time of a batch" in text
+    assert "measure again while the machine is idle" in text
+
+
+def test_nothing_is_advised_from_too_few_batches(report):
+    report.workloads = [section({"shmload": 2000.0, "torch": 1000.0})]
+    torchs = report.workloads[0].loaders["torch"]
+    torchs.rounds = [values(1000.0, num_batches=5.0, measured_s=30.0)]
+    torchs.summarize(torchs)
+    text = printed(report)
+    assert "note: too few batches to judge: torch delivered 5 in 30.0 s, and 20 are needed; use --seconds 150 or" in text
+    assert "verdict" not in text
+    assert "recommended" not in text
+
+
+def test_footnotes_explain_only_the_columns_that_fit(report):
+    report.workloads = [section({"shmload": 2000.0, "torch": 1000.0})]
+    for loader in report.workloads[0].loaders.values():
+        loader.rounds[0]["peak_pss_mb"] = 100.0
+        loader.summarize(report.workloads[0].loaders["torch"])
+    assert "peak: memory of all processes" in printed(report)
+    narrow = printed(report, width=90)
+    assert "peak: memory" not in narrow
+    assert "too narrow for MB/s, wait ms p50, wait ms p99, trainer s/GiB, peak MB: --json has them" in narrow
 
 
 def test_table_with_a_step_has_the_step_efficiency(report):

@@ -32,6 +32,8 @@ def test_spec_names_an_object_of_a_module():
         ("planted", r"--dataset: needs package.module:name, given 'planted'; write package.module:name"),
         (":Good", r"needs package.module:name, given ':Good'"),
         ("planted:", r"needs package.module:name, given 'planted:'"),
+        ("planted.py:Good", r"--dataset: 'planted.py:Good' names a file; write planted:Good"),
+        ("./bench/planted.py:Good", r"names a file; write bench.planted:Good"),
         ("no_such:x", r"cannot import 'no_such': ModuleNotFoundError: No module named 'no_such'; write"),
         ("planted:nothing", r"'planted' has no 'nothing'; it has Any, "),
         ("planted:number.nothing", r"'planted:number' has no 'nothing'; it has as_integer_ratio, "),
@@ -39,8 +41,8 @@ def test_spec_names_an_object_of_a_module():
         ("planted:raises", r"calling it without arguments raised FileNotFoundError: no folder train/; name a function"),
         ("planted:needs_path", r"calling it without arguments raised TypeError: .*'path'"),
         ("planted:lines", r"derived from torch.utils.data.IterableDataset, as torch's DataLoader does; given generator"),
-        ("planted:InPlace", r"InPlace decodes into batches, but has no __getitem__ and __len__: add them"),
-        ("planted:in_place", r"InPlace decodes into batches, but has no __getitem__ and __len__: add them"),
+        ("planted:WithoutLength", r"WithoutLength decodes into batches, but has no __len__: add it$"),
+        ("planted:WithoutSchema", r"WithoutSchema decodes into batches, but has no schema and no __len__: add them$"),
         ("planted:Empty", r"needs at least 1 sample, given 0"),
     ],
 )
@@ -57,7 +59,7 @@ def test_iterable_dataset_with_a_length_is_recognized(spec):
     assert len(list(made)) == len(made)
 
 
-@pytest.mark.parametrize("spec", ["planted:Good", "planted:good"])
+@pytest.mark.parametrize("spec", ["planted:Good", "planted:good", "planted:InPlace", "planted:in_place"])
 def test_class_and_object_are_accepted_as_a_dataset(spec):
     assert len(make_dataset(spec, {})) == 100
 

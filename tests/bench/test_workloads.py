@@ -11,6 +11,8 @@ from torch.utils.data import default_collate
 from shmload.tools.bench.builtin_workloads import WORKLOADS
 from shmload.tools.bench.core_limit import filler, protocol
 from shmload.tools.bench.photos import OWN_PHOTOS, photo_files
+from shmload.tools.bench.workload_table import FACTS
+from shmload.tools.byte_size import size_text
 
 
 def poisoned(dataset, rows):
@@ -57,7 +59,20 @@ def test_pickled_dataset_reads_the_same_and_contains_no_file(small_dataset):
 def test_every_workload_has_a_name_and_a_title():
     for name, workload in WORKLOADS.items():
         assert name == workload.name
-        assert workload.title
+        assert (workload.title, workload.batch_size) == (FACTS[name].title, FACTS[name].batch_size)
+
+
+def test_sample_in_a_batch_has_the_described_size(small_dataset, request):
+    batch = default_collate([small_dataset[0], small_dataset[1]])
+    nbytes = sum(leaf.nbytes for leaf in torch.utils._pytree.tree_leaves(batch))
+    assert nbytes == 2 * FACTS[request.node.callspec.params["small_dataset"]].sample_nbytes
+
+
+def test_page_of_the_bench_describes_every_workload():
+    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()
+    for name, facts in FACTS.items():
+        row = f"| {name} | {facts.title} | {size_text(facts.sample_nbytes)} | {facts.batch_size:,} |"
+        assert row in page
 
 
 def test_photo_has_different_crops_at_different_indices():

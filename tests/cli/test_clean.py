@@ -104,4 +104,4 @@ def test_files_that_cannot_be_removed_are_reported(dead: list[Path], command: Co
 def test_ages_are_human_readable(age_s: int, text: str, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     one = janitor.Leftover(STEM, ("x",), 1, age_s, 987654, 0, "so")
     monkeypatch.setattr(janitor, "find_leftovers", lambda: [one])
-    assert f"{STEM}: of uid 987654, process unknown, {text} old, 1 file, 1 bytes; so" == command("clean").stdout.splitlines()[0]
+    assert f"{STEM}: of uid 987654, process unknown, {text} old, 1 file, 1 byte; so" == command("clean").stdout.splitlines()[0]

@@ -302,10 +302,10 @@ def test_bottleneck_of_a_pipeline_is_named(stages: list[Any], bottleneck: str, t
     assert (found.workers_per_s is None) == (found.num_workers == 0)
 
 
-def running(trainer_waits: float, workers_wait: float, busy_share: float) -> Callable[[], dict[str, Any]]:
+def running(trainer_waits: float, workers_wait: float, busy_percent: float) -> Callable[[], dict[str, Any]]:
     """Returns the figures of a running pipeline."""
     shares = {"start_up": 0.0, "trainer_waits": trainer_waits, "workers_wait": workers_wait, "free": 0.0}
-    worker = {"busy_share": busy_share, "busy_s": 4.0, "num_samples": 10_000, "started_ns": 1}
+    worker = {"busy_share": busy_percent / 100, "busy_s": 4.0, "num_samples": 10_000, "started_ns": 1}
     return lambda: {"time": shares, "bottleneck": "none", "samples_per_s": 1000.0, "workers": [worker, worker]}
 
 

@@ -701,7 +701,7 @@ CROSSED_DEFECTS = [
         "N1",
         "a schema made of words is taken for a batch's fields",
         "declares_decoding",
-        Replace("why and _has_getitem(dataset)", "False"),
+        Replace("why and has_getitem(dataset)", "False"),
         ("tests/behaviour/test_abilities.py::test_attributes_with_the_packages_names_but_another_meaning_are_ignored",),
     ),
     Defect(

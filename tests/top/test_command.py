@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from shmload.cli import app
 from shmload.cli.terminal import WIDE
+from shmload.engine.ring_reader import HostRings, RingReader
 from tests.faults.faults_kit import DEADLINE_S, await_readable, program_env
 
 slow = pytest.mark.slow(reason="looks at a trainer that is a process of its own and imports torch")
@@ -48,12 +49,20 @@ def test_once_prints_one_view_of_the_given_width(still: int, monkeypatch: pytest
     assert max(map(len, top("--once", "--pid", still, "--interval", 0.01).stdout.splitlines())) == WIDE
 
 
-def test_missing_loader_is_reported_without_an_error() -> None:
+def test_process_without_a_loader_is_named_and_exits_with_2() -> None:
     done = top("--once", "--pid", NOBODY)
-    assert done.exit_code == 0
+    assert done.exit_code == 2
     assert "shmload top  0 loaders, 0 workers" in done.stdout
+    assert f"no loader of process {NOBODY} is running" in done.stdout
+    as_json = top("--once", "--json", "--pid", NOBODY)
+    assert (as_json.exit_code, json.loads(as_json.stdout)["loaders"]) == (2, [])
+
+
+def test_host_without_a_loader_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RingReader, "find", lambda: HostRings([], []))
+    done = top("--once")
+    assert done.exit_code == 0
     assert "no loader is running" in done.stdout
-    assert json.loads(top("--once", "--json", "--pid", NOBODY).stdout)["loaders"] == []
 
 
 @pytest.mark.slow(reason="runs the command as a process")
@@ -85,7 +94,7 @@ def test_interrupt_in_a_terminal_ends_it_and_restores_the_terminal() -> None:
         ) as program:
             try:
                 text = b""
-                while b"no loader is running" not in text:
+                while f"no loader of process {NOBODY} is running".encode() not in text:
                     await_readable(ours)
                     text += os.read(ours, 4096)
                 program.send_signal(signal.SIGINT)

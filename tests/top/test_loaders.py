@@ -45,7 +45,7 @@ def watched_until(pid: int, is_expected: Callable[[dict[str, Any]], bool]) -> di
 
 def test_with_a_slow_dataset_the_trainer_waits_and_decode_is_the_bottleneck() -> None:
     def is_slow(found: dict[str, Any]) -> bool:
-        is_at_work = all(worker["busy_share"] > 80 for worker in found["workers"])
+        is_at_work = all(worker["busy_share"] > 0.8 for worker in found["workers"])
         return is_at_work and found["time"]["trainer_waits"] > 60 and found["time"]["workers_wait"] < 15
 
     with running("slow dataset") as program:

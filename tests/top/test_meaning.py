@@ -47,7 +47,7 @@ def test_rates_are_of_the_interval() -> None:
     found = describe(seen, before)
     assert (found["interval_s"], found["batches_per_s"], found["samples_per_s"], found["nbytes_per_s"]) == (2, 1, 10, 2000)
     assert (found["batches"], found["samples"], found["nbytes"]) == (7, 70, 9000)
-    assert (found["workers"][0]["samples_per_s"], found["workers"][0]["busy_share"]) == (15, 50)
+    assert (found["workers"][0]["samples_per_s"], found["workers"][0]["busy_share"]) == (15, 0.5)
 
 
 def test_first_snapshot_covers_the_rings_lifetime() -> None:

@@ -155,7 +155,7 @@ def test_command_reports_lost_events(
 ) -> None:
     monkeypatch.setattr(trace_recording, "sleep", lambda seconds: [run(loader) for _ in range(30)])
     done = command("trace", "--pid", os.getpid(), "--seconds", 0.001, "--out", tmp_path / "t.json")
-    assert "events were overwritten before they were read; open it" in done.stdout
+    assert "events overwritten before being read; open it" in done.stdout
 
 
 @pytest.mark.slow(reason="a program in a process of its own, which imports torch")
@@ -201,9 +201,18 @@ def test_command_reports_that_there_is_no_loader(command: Command, tmp_path: Pat
     assert not (tmp_path / "t.json").exists()
 
 
+def test_trace_is_written_to_the_current_folder_by_default(
+    loader: ShmLoader[Any], command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = command("trace", "--pid", os.getpid(), "--seconds", 0)
+    assert done.stdout.startswith(f"trace.json: 8 batches of process {os.getpid()}; open it")
+    assert (tmp_path / "trace.json").exists()
+
+
 def test_error_for_a_process_without_a_loader_names_skipped_rings(loader: ShmLoader[Any], command: Command, tmp_path: Path) -> None:
     done = command("trace", "--pid", 1, "--out", tmp_path / "t.json")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert done.stderr.startswith("shmload trace: process 1 has no loader with workers, or it has done nothing\n")
     assert f"it is of process {os.getpid()}\n" in done.stderr
 

@@ -29,6 +29,7 @@ from shmload.tools.audit.items import judge_items
 from shmload.tools.audit.passes import judge_pass
 from shmload.tools.audit.positions import JudgedEpoch, judge_positions
 from shmload.tools.audit.timeline import AuditTimeline
+from shmload.tools.counted import counted
 from shmload.tools.object_reference import one_line
 
 
@@ -64,7 +65,7 @@ def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[A
         num_partial = sum(one.batch.is_partial for one in timeline.batches)
         if num_partial:
             report.notes.append(
-                f"{summary.title}: {num_partial} batches hold objects that a digest leaves out; they are not compared by "
+                f"{summary.title}: {counted(num_partial, 'batch')} with objects that a digest leaves out; not compared by "
                 "their bytes"
             )
     if len(loaders) > 1:
@@ -106,27 +107,28 @@ def _judge(timeline: AuditTimeline, report: AuditReport, *, allow_restarts: bool
         report.found(
             "doubled",
             f"rank {part.header.rank} of {part.header.world_size} started from the beginning without a state, in "
-            f"{part.log.name}, after {num_batches:,} batches ({num_samples:,} samples) had been delivered. Load the state of the "
-            "earlier start (load_state_dict); or, if the model of the earlier start was discarded, give --allow-restarts",
+            f"{part.log.name}, after {counted(num_batches, 'batch')} ({counted(num_samples, 'sample')}) had been delivered. "
+            "Load the state of the earlier start (load_state_dict); or, if the model of the earlier start was discarded, give "
+            "--allow-restarts",
         )
-    counted: dict[int, list[Delivery]] = {}
+    by_epoch: dict[int, list[Delivery]] = {}
     superseded: Counter[int] = Counter()
     for one in timeline.batches:
         if one.is_superseded:
             superseded[one.epoch] += 1
         else:
-            counted.setdefault(one.epoch, []).append(one)
+            by_epoch.setdefault(one.epoch, []).append(one)
     ended: dict[int, set[int]] = {}
     for end in timeline.ends:
         if not end.is_superseded:
             ended.setdefault(end.epoch, set()).add(end.rank)
-    known = counted.keys() | ended.keys()
+    known = by_epoch.keys() | ended.keys()
     last = max(known, default=-1)
     streamed: list[JudgedEpoch] = []
     for number in range(min(known, default=0), last + 1):
         epoch = EpochReport(number, num_superseded=superseded[number])
         summary.epochs.append(epoch)
-        if number not in counted:
+        if number not in by_epoch:
             steps = (end.step for end in timeline.ends if end.epoch == number and not end.is_superseded)
             if max(steps, default=1):  # else it ended where it began
                 epoch.state = "defect"
@@ -134,18 +136,18 @@ def _judge(timeline: AuditTimeline, report: AuditReport, *, allow_restarts: bool
             elif _num_expected(newest) is None:
                 epoch.state = "consistent"
             continue
-        _count(epoch, counted[number], report)
+        _count(epoch, by_epoch[number], report)
         epoch.num_expected = _num_expected(newest)
         is_last, is_ended = number == last, ended.get(number, set())
         num_found = report.num_found.total()
         if newest.mode in (Mode.SEED, Mode.PIPELINE):
             has_ended = bool(is_ended) and newest.mode == Mode.SEED  # ranks of a pipeline end one by one
-            judged = judge_positions(epoch, counted[number], timeline.parts, is_last=is_last, has_ended=has_ended, report=report)
+            judged = judge_positions(epoch, by_epoch[number], timeline.parts, is_last=is_last, has_ended=has_ended, report=report)
             if newest.stream is not None:
                 streamed.append(judged)
         else:
             ranks = {part.header.rank for part in timeline.parts}
-            judge_pass(epoch, counted[number], is_ended, ranks, is_last=is_last, report=report)
+            judge_pass(epoch, by_epoch[number], is_ended, ranks, is_last=is_last, report=report)
         if report.num_found.total() > num_found:
             epoch.state = "defect"
     if newest.stream is not None:
@@ -201,7 +203,8 @@ def _note_unjudged(header: Header, summary: AuditedLoader, report: AuditReport) 
 
 def _title(header: Header) -> str:
     mode = f"seed {header.seed}" if header.seed is not None else "torch mode"
-    return f"{header.dataset}, {header.n} samples, {mode}"
+    of = f"{header.n} samples" if header.n is None else counted(header.n, "sample")
+    return f"{header.dataset}, {of}, {mode}"
 
 
 # ------------------------------------------------------------ batches that should be equal

@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+MIN_BATCHES = 20  # fewer say too little about a rate
+LIMIT_S = 30.0  # of the warm-up and of the timed part, while they wait for enough batches
+
 
 @dataclass(frozen=True, kw_only=True)
 class BenchJob:
@@ -26,6 +29,7 @@ class BenchJob:
         torch_loader: `module:name` of a torch DataLoader or of the function that makes it; `dataset` is then empty.
         arguments: keyword arguments of the dataset's factory.
         seconds: length of the timed part; 0 skips it.
+        min_batches: least number of batches of the timed part, for which it may take longer, up to LIMIT_S.
         warmup_s: least length of the part before it, which is not timed.
         step_s: how long the trainer sleeps after each batch, in place of a training step.
         seed: seed of the order.
@@ -45,6 +49,7 @@ class BenchJob:
     torch_loader: str | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
     seconds: float = 2.0
+    min_batches: int = MIN_BATCHES
     warmup_s: float = 1.0
     step_s: float = 0.0
     seed: int = 0

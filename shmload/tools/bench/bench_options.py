@@ -7,6 +7,7 @@ from itertools import product
 from typing import NamedTuple
 
 from shmload.tools.bench.builtin_workloads import WORKLOADS
+from shmload.tools.counted import counted
 from shmload.tools.object_reference import UsageError
 
 LOADERS = ("shmload", "shmload-threads", "torch", "shmload-seed")
@@ -23,7 +24,7 @@ class Point(NamedTuple):
 
     def label(self) -> str:
         """Return the requested values in the form that the table shows."""
-        parts = [f"{self.num_workers} worker{'s' * (self.num_workers != 1)}"] if self.num_workers is not None else []
+        parts = [counted(self.num_workers, "worker")] if self.num_workers is not None else []
         parts += [f"{self.prefetch_factor} ahead"] if self.prefetch_factor is not None else []
         return ", ".join([*parts, *([f"batch {self.batch_size}"] if self.batch_size else [])])
 
@@ -38,7 +39,7 @@ class BenchOptions:
         loaders: names of contestants. The verdict is on the first; ratios are to `torch`, or to the last if it is not among them.
         num_workers, prefetch_factor, batch_size: with more than one value each, every combination is measured.
         step_ms: length of the simulated training step after each batch.
-        seconds: length of each timed part.
+        seconds: length of each timed part; it may be longer, to have enough batches.
         rounds: None is 3, or 1 if several settings are measured.
         seed: seed of the order, the same for all loaders.
         start_method: start method of the workers; None is Python's default.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 
+from shmload.tools.bench.bench_job import MIN_BATCHES
 from shmload.tools.bench.recommendation import MeasuredSetting, Recommendation, from_model, from_sweep
 from shmload.tools.bench.report import Report, WorkloadReport
 from shmload.tools.bench.verdict import EXPLAINED_MIN, Figures, judged
@@ -13,6 +15,10 @@ def judge_all(report: Report) -> None:
     """Write verdicts into the sections, and one recommendation per workload into the report."""
     num_cpus = report.machine["num_cpus"]
     for section in report.workloads:
+        if not report.quick and (text := too_few(section)):
+            section.has_too_few_batches = True
+            section.notes.append(text)
+            continue
         figures = figures_of(section, report.subject, num_cpus)
         if figures is None:
             continue
@@ -20,13 +26,26 @@ def judge_all(report: Report) -> None:
         section.verdict, section.verdict_text = asdict(verdict), verdict.sentence()
         if verdict.explained_share < EXPLAINED_MIN:
             section.notes.append(
-                f"only {verdict.explained_share:.0%} of the time of a batch is accounted for: it sleeps and wakes, or the machine "
-                "has other work"
+                f"the figures explain only {verdict.explained_share:.0%} of the time of a batch: other programs may have used the "
+                "cores; measure again while the machine is idle"
             )
     for name in dict.fromkeys(section.name for section in report.workloads):
         found = recommend([section for section in report.workloads if section.name == name], report, num_cpus)
         if found is not None:
             report.recommendations[name] = asdict(found) | {"sentence": found.sentence()}
+
+
+def too_few(section: WorkloadReport) -> str:
+    """Return a line that says which loader delivered too few batches to judge a workload; empty if none did."""
+    for name, loader in section.loaders.items():
+        if loader.metrics and (num_batches := loader.metrics["num_batches"].low) < MIN_BATCHES:
+            measured_s = loader.metrics["measured_s"].high
+            needed_s = math.ceil(1.25 * MIN_BATCHES * measured_s / num_batches)
+            return (
+                f"too few batches to judge: {name} delivered {num_batches:.0f} in {measured_s:.1f} s, and {MIN_BATCHES} are "
+                f"needed; use --seconds {needed_s} or a smaller --batch-size"
+            )
+    return ""
 
 
 def figures_of(section: WorkloadReport, subject: str, num_cpus: int) -> Figures | None:
@@ -53,11 +72,17 @@ def figures_of(section: WorkloadReport, subject: str, num_cpus: int) -> Figures 
 
 def recommend(sections: list[WorkloadReport], report: Report, num_cpus: int) -> Recommendation | None:
     """Return a workload's recommended setting: from the sections of a sweep, else by the model from the only section."""
+    if any(section.has_too_few_batches for section in sections):
+        return None
     ran = [(section, found) for section in sections if (found := figures_of(section, report.subject, num_cpus))]
     if not ran:
         return None
     if len(sections) == 1:
-        return from_model(ran[0][1], step_ms=report.step_ms)
+        num_samples, batch_size = ran[0][0].limit["num_samples"], ran[0][0].batch_size
+        # in seed mode, several workers make parts of one batch
+        is_shared = report.subject == "shmload-seed" or not num_samples
+        epoch_batches = None if is_shared else math.ceil(num_samples / batch_size)
+        return from_model(ran[0][1], step_ms=report.step_ms, epoch_batches=epoch_batches)
     tried = []
     for section, _ in ran:
         metrics = section.loaders[report.subject].metrics

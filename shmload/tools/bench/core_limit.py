@@ -3,7 +3,7 @@
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmload.batch.row_placer import RowOut
+from shmload.batch.row_placer import RowOut, empty_rows
 from shmload.introspect.abilities import ability_of
 from shmload.tools.bench.batch_contents import leaves
+from shmload.tools.bench.decoded_samples import samples_of
 from shmload.tools.object_reference import is_map_style
 from shmload.worker.decoding_protocol import declares_decoding
+from shmload.worker.sample_rng import begin_sample, end_samples
 
 Fill = Callable[[Sequence[int], dict[str, Any]], None]
 
@@ -33,7 +35,8 @@ class Reading:
 
 def sample_nbytes(dataset: Any) -> int:
     """Return the bytes of the arrays and tensors in the first sample."""
-    sample = dataset[0] if is_map_style(dataset) else next(iter(dataset))
+    samples = samples_of(dataset)
+    sample = samples[0] if is_map_style(samples) else next(iter(samples))
     return sum(leaf.nbytes for leaf in leaves(sample) if isinstance(leaf, (np.ndarray, torch.Tensor)))
 
 
@@ -70,6 +73,7 @@ def filler(dataset: Any) -> Fill:
 
 def _fill_rows(dataset: Any, indices: Sequence[int], out: dict[str, Any]) -> None:
     for row, index in enumerate(indices):
+        begin_sample(None, 0, index, 0, reseed=False)  # for `sample_rng()`
         dataset.read_into(index, RowOut(out, row))
 
 
@@ -115,7 +119,7 @@ def runnable_s() -> float:
 
 def orders(dataset: Any, rows: int) -> Iterator[list[int]]:
     """Yield the indices of random batches endlessly. An iterable dataset is read in its own order."""
-    if not is_map_style(dataset):
+    if not is_map_style(samples_of(dataset)):
         yield from itertools.repeat(list(range(rows)))
     draw, length = np.random.default_rng(0), len(dataset)
     rows = min(rows, -(-length // 2))  # the first batch only warms up
@@ -125,19 +129,19 @@ def orders(dataset: Any, rows: int) -> Iterator[list[int]]:
 
 def reader(dataset: Any, rows: int, collate: Callable[[list[Any]], Any] | None) -> Callable[[list[int]], int]:
     """Return a function that reads the samples of some indices, and returns the bytes left to copy into a batch."""
-    if collate is None and protocol(dataset) in ("read_batch_into", "read_into"):
-        out = {name: np.empty((rows, *shape), dtype) for name, (dtype, shape) in dataset.schema.items()}
-
+    if collate is None and declares_decoding(dataset) and (out := _rows_of(dataset.schema, rows)) is not None:
         fill = filler(dataset)
 
         def fill_resident(indices: list[int]) -> int:
+            begin_sample(None, 0, indices[0], 0, reseed=False)  # for `sample_rng(index)`
             fill(indices, {name: array[: len(indices)] for name, array in out.items()})
+            end_samples()
             return 0
 
         return fill_resident
-    nbytes = sample_nbytes(dataset)
-    stream = itertools.chain.from_iterable(itertools.repeat(dataset))  # an iterable dataset, pass after pass
-    take = dataset.__getitem__ if is_map_style(dataset) else lambda index: next(stream)
+    nbytes, samples = sample_nbytes(dataset), samples_of(dataset)
+    stream = itertools.chain.from_iterable(itertools.repeat(samples))  # an iterable dataset, pass after pass
+    take = samples.__getitem__ if is_map_style(samples) else lambda index: next(stream)
 
     def read_only(indices: list[int]) -> int:
         if collate is not None:
@@ -148,3 +152,11 @@ def reader(dataset: Any, rows: int, collate: Callable[[list[Any]], Any] | None) 
         return len(indices) * nbytes
 
     return read_only
+
+
+def _rows_of(schema: Mapping[str, Any], rows: int) -> dict[str, Any] | None:
+    """Return memory for a batch; None if fields have no fixed size."""
+    specs = {name: spec if isinstance(spec, tuple) else (spec, ()) for name, spec in schema.items()}
+    if any(dtype in (str, bytes) or None in shape for dtype, shape in specs.values()):
+        return None
+    return {name: empty_rows(dtype, (rows, *shape)) for name, (dtype, shape) in specs.items()}

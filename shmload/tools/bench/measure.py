@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from shmload.tools.bench.batch_contents import digest
-from shmload.tools.bench.bench_job import BenchJob
+from shmload.tools.bench.bench_job import LIMIT_S, BenchJob
 from shmload.tools.bench.contestants import LoaderOptions, factory
 from shmload.tools.bench.core_limit import memcpy_bytes_per_s, read, sample_nbytes
-from shmload.tools.bench.measured_stream import MeasuredStream, after, peak_pss_bytes, record
+from shmload.tools.bench.decoded_samples import samples_of
+from shmload.tools.bench.measured_stream import MeasuredStream, after, after_whole_epochs, peak_pss_bytes, record
 from shmload.tools.bench.users_loader import like_users, num_samples, users_loader
 from shmload.tools.object_reference import UsageError, is_map_style, make_dataset, one_line, resolve
 
@@ -66,7 +67,7 @@ def probe(job: BenchJob) -> dict[str, float]:
         collate = None if is_plain else own.collate_fn
     else:
         dataset = make_dataset(job.dataset, job.arguments)
-    length = len(dataset) if is_map_style(dataset) else 0
+    length = len(dataset) if is_map_style(samples_of(dataset)) else 0
     rows = min(batch_size or 1, length or sys.maxsize)
     try:
         nbytes = rows * sample_nbytes(dataset)
@@ -92,7 +93,9 @@ def open_stream(dataset: Any, job: BenchJob) -> MeasuredStream:
         beside = like_users(job.loader, own, job.num_workers, job.prefetch_factor)
         return MeasuredStream(beside, num_samples(own), own.batch_size)
     torch.manual_seed(job.seed)  # makes a dataset that draws from the global generator repeatable
-    length = len(dataset) if is_map_style(dataset) else None
+    if job.collate or not job.loader.startswith("shmload"):  # a collate function and other loaders need samples
+        dataset = samples_of(dataset)
+    length = len(dataset) if is_map_style(samples_of(dataset)) else None
     options = LoaderOptions(
         batch_size=min(job.batch_size or 1, length or sys.maxsize),
         shuffle=length is not None,
@@ -117,8 +120,9 @@ def time_loader(dataset: Any, job: BenchJob) -> dict[str, float]:
     stream = open_stream(dataset, job)
     record(stream, after(0.0))
     first_batch_s = time.perf_counter() - start_s
-    record(stream, after(job.warmup_s, num_batches=4 * (job.num_workers or 2) + 1), job.step_s)
-    segment = record(stream, after(job.seconds, num_batches=3), job.step_s)
+    limit_s = max(LIMIT_S, job.seconds)
+    record(stream, after(job.warmup_s, 4 * (job.num_workers or 2) + 1, limit_s), job.step_s)
+    segment = record(stream, after_whole_epochs(stream, job.seconds, job.min_batches, limit_s), job.step_s)
     values = {"first_batch_ms": first_batch_s * 1e3, **segment.values()}
     if job.memory_s:
         values["peak_pss_mb"] = peak_pss_bytes(stream, job.memory_s) / 1e6

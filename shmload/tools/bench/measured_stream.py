@@ -13,6 +13,7 @@ from shmload.tools.bench.spread import quantile
 from shmload.tools.bench.tree_usage import tree_cpu_s, tree_pss_bytes
 
 GIB = 1 << 30
+SHORT_EPOCH = 20  # batches
 
 
 class MeasuredStream:
@@ -29,6 +30,7 @@ class MeasuredStream:
         self.batches: Iterator[Any] | None = None
         self.position = 0  # batches delivered in the current epoch
         self.num_epochs = 0  # epochs begun
+        self.epoch_batches: int | None = None  # batches of the last epoch that ended
 
     def next(self) -> tuple[Any, int]:
         """Return the next batch and its number of samples; begin a new epoch where one ends."""
@@ -42,7 +44,7 @@ class MeasuredStream:
                 again = ", after others that had some: is it a generator? It is iterated again for each epoch"
                 words = f"the loader delivered no batch in a whole epoch{again if self.num_epochs > 1 else ''}"
                 raise RuntimeError(words) from None
-            self.batches = None
+            self.batches, self.epoch_batches = None, self.position
             return self.next()
         self.position += 1
         if self.num_samples is None or self.batch_size is None:
@@ -79,6 +81,7 @@ class MeasuredSegment:
         waits_s = sorted(self.waits_s)
         values = {
             "num_batches": float(num_batches),
+            "measured_s": self.wall_s,
             "samples_per_batch": self.num_samples / num_batches,
             "samples_per_s": self.num_samples / self.wall_s,
             "mb_per_s": self.nbytes / self.wall_s / 1e6,
@@ -129,9 +132,27 @@ def record(stream: MeasuredStream, is_over: Callable[[MeasuredSegment, float], b
     return segment
 
 
-def after(seconds: float, num_batches: int = 1) -> Callable[[MeasuredSegment, float], bool]:
-    """Return a condition that is true once both so many seconds and so many batches have passed."""
-    return lambda segment, elapsed_s: elapsed_s >= seconds and len(segment.waits_s) >= num_batches
+def after(seconds: float, num_batches: int = 1, limit_s: float = math.inf) -> Callable[[MeasuredSegment, float], bool]:
+    """Return a condition that is true once both so many seconds and so many batches have passed, or `limit_s`."""
+    return lambda segment, elapsed_s: elapsed_s >= limit_s or (elapsed_s >= seconds and len(segment.waits_s) >= num_batches)
+
+
+def after_whole_epochs(
+    stream: MeasuredStream, seconds: float, num_batches: int, limit_s: float
+) -> Callable[[MeasuredSegment, float], bool]:
+    """Return a condition as `after`, which waits for the end of an epoch if epochs are short, and for at most `limit_s`.
+
+    The last batches of an epoch may be small, and workers idle while the last one is made: with a few epochs in part, the rate
+    would depend on where in an epoch the measurement begins.
+    """
+    is_over = after(seconds, num_batches, limit_s)
+
+    def is_over_and_whole(segment: MeasuredSegment, elapsed_s: float) -> bool:
+        length = stream.epoch_batches
+        is_whole = not length or length > SHORT_EPOCH or len(segment.waits_s) % length == 0
+        return is_over(segment, elapsed_s) and (is_whole or elapsed_s >= limit_s)
+
+    return is_over_and_whole
 
 
 def peak_pss_bytes(stream: MeasuredStream, seconds: float) -> int:

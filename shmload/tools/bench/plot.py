@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from shmload.tools.bench.report import LoaderReport, Report
+from shmload.tools.counted import counted
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f", "#000000")
 # heading, metric, its factor to the heading's unit, whether the axis is logarithmic
@@ -60,7 +61,7 @@ def title(report: Report) -> str:
     """Return what ran, on which machine, and when."""
     machine = report.machine
     quick = ", --quick: says nothing about speed" if report.quick else ""
-    workers = "sweep" if report.is_sweep or report.num_workers is None else f"{report.num_workers} workers"
+    workers = "sweep" if report.is_sweep or report.num_workers is None else counted(report.num_workers, "worker")
     step = f", a step of {report.step_ms:g} ms" if report.step_ms else ""
     model = machine["cpu_model"] or machine["architecture"]
     where = f"{machine['num_cpus']} cores of {model}, Linux {machine['kernel'].split('-')[0]}, torch {machine['torch']}"

@@ -62,10 +62,15 @@ def from_sweep(tried: Sequence[MeasuredSetting], step_ms: float) -> Recommendati
     return Recommendation(chosen.num_workers, ahead, batch_size, "sweep", reason if least else missed)
 
 
-def from_model(figures: Figures, *, step_ms: float) -> Recommendation:
+def from_model(figures: Figures, *, step_ms: float, epoch_batches: int | None = None) -> Recommendation:
     """Return the setting of the model: ceil(MARGIN * the workers' demand per batch / the trainer's), limited by the cores.
 
     A sleeping worker needs no core, so workers may outnumber the cores in proportion to the time that they sleep, up to 8 times.
+
+    Args:
+        figures: the measurements.
+        step_ms: length of the training step.
+        epoch_batches: batches of an epoch, if each is made by one worker: more workers than that are idle.
     """
     parts = demands(figures)
     computing = max(1, min(figures.num_workers, figures.num_cpus))
@@ -79,4 +84,7 @@ def from_model(figures: Figures, *, step_ms: float) -> Recommendation:
         reason = "without a training step the trainer takes all it can get; --step-ms shows how few workers yours needs"
     elif needed > num_workers:
         reason += "; more would help, but the cores are at their end"
+    if epoch_batches is not None and num_workers > epoch_batches:
+        num_workers = epoch_batches
+        reason = "an epoch has no more batches, and each is made by one worker"
     return Recommendation(num_workers, PREFETCH, None, "model", reason)

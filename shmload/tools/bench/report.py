@@ -57,6 +57,7 @@ class WorkloadReport:
     setting: str = ""
     num_workers: int = 0
     prefetch_factor: int | None = None
+    has_too_few_batches: bool = False  # there is no verdict then
     verdict: dict[str, Any] | None = None
     verdict_text: str = ""
 

@@ -8,6 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from shmload.tools.bench.report import LoaderReport, Report, WorkloadReport
+from shmload.tools.bench.workload_table import described
+from shmload.tools.counted import counted
 
 WIDE = 128  # terminal columns of the full table
 # header, metric, minimum width of the terminal that shows it
@@ -24,6 +26,11 @@ COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("peak\nMB", "peak_pss_mb", 100),
 )
 
+FOOTNOTES = (  # text, and the metrics that it explains
+    ("trainer: CPU of the consuming process without reading the batch", "trainer_us_per_batch", "trainer_s_per_gib"),
+    ("peak: memory of all processes (PSS)", "peak_pss_mb"),
+)
+
 
 def show(report: Report, console: Console) -> None:
     """Print the table, the sentences, and what is missing or has failed."""
@@ -38,6 +45,8 @@ def show(report: Report, console: Console) -> None:
         # for a sweep, the sentences describe the setting in which the subject was fastest
         best = max(sections, key=lambda section: rate(section, report.subject))
         say(sentence(best, report), label)
+        if text := measured(best):
+            say(f"{text}.", "  measured")
         if best.verdict:
             say(f"{best.verdict_text}.", "  verdict")
         if best.name in report.recommendations:
@@ -66,14 +75,21 @@ def rate(section: WorkloadReport, loader: str) -> float:
 def table(report: Report, width: int) -> Table:
     """Return a table with one row per loader, and one section per workload and setting; the subject's ratio is highlighted."""
     machine = report.machine
-    workers = "" if report.is_sweep or report.num_workers is None else f"{report.num_workers} workers "
+    workers = "" if report.is_sweep or report.num_workers is None else f"{counted(report.num_workers, 'worker')} "
+    width -= 12 * report.is_sweep + 7 * bool(report.step_ms)  # columns that only some reports have
+    known = {name for workload in report.workloads for each in workload.loaders.values() for name in each.metrics}
+    present = [column for column in COLUMNS if column[1] in known | {"samples_per_s"}]
+    shown = [column for column in present if width >= column[2]]
+    caption = [text for text, *metrics in FOOTNOTES if any(column[1] in metrics for column in shown)]
+    if hidden := [header.replace("\n", " ") for header, _, least in present if width < least]:
+        caption.append(f"the terminal is too narrow for {', '.join(hidden)}: --json has them")
     step = f", a step of {report.step_ms:g} ms after each batch" if report.step_ms else ""
     made = Table(
         title=(
             f"{workers}({report.start_method}) on {machine['num_cpus']} cores, "
             f"Python {machine['python']}, torch {machine['torch']}; medians over rounds, \\[lowest-highest]{step}"
         ),
-        caption="trainer: CPU of the consuming process without reading the batch; peak: memory of all processes (PSS)",
+        caption="; ".join(caption),
         box=SIMPLE,
         padding=(0, 1, 0, 0),
         title_justify="left",
@@ -81,9 +97,6 @@ def table(report: Report, width: int) -> Table:
     )
     for header in ("workload", "setting", "loader") if report.is_sweep else ("workload", "loader"):
         made.add_column(header, no_wrap=True)
-    width -= 12 * report.is_sweep + 7 * bool(report.step_ms)  # columns that only some reports have
-    measured = {name for workload in report.workloads for each in workload.loaders.values() for name in each.metrics}
-    shown = [column for column in COLUMNS if width >= column[2] and column[1] in measured | {"samples_per_s"}]
     for header in (f"x {report.reference}\nsamples/s", *(header for header, _, _ in shown)):
         made.add_column(header, justify="right", no_wrap=True)
     for workload in report.workloads:
@@ -128,17 +141,25 @@ def figure(value: float) -> str:
 
 
 def sentence(section: WorkloadReport, report: Report) -> str:
-    """Return the subject's rate on this workload and the distance to the limit, as a sentence."""
-    subject, limit = section.loaders[report.subject], section.limit["fill_samples_per_s"]
-    copies = f"copies {section.limit['memcpy_mb_per_s'] / 1e3:.1f} GB/s"
-    core = f"one core with no loader at all puts {figure(limit)} samples/s into a batch and {copies}"
+    """Return the subject's rate on this workload, and what one core can do, as sentences."""
+    subject = section.loaders[report.subject]
+    core = f"One core, without a loader, puts {figure(section.limit['fill_samples_per_s'])} samples/s into a batch"
     delivered = rate(section, report.subject)
     if subject.error or not delivered:
-        return f"{report.subject} did not run; {core}."
+        return f"{report.subject} did not run. {core}."
     beside = f", {subject.ratio.median:.2f}x {report.reference}" if subject.ratio and report.subject != report.reference else ""
     checked = " and with the same bytes" if subject.same_bytes else ""
     where = f" with {section.setting}, where it is fastest" if report.is_sweep else ""
-    return (
-        f"{report.subject} delivers {figure(delivered)} samples/s{beside}{checked}{where}. "
-        f"The limit: {core}; {report.subject} reaches {delivered / limit:.0%} of that core."
-    )
+    return f"{report.subject} delivers {figure(delivered)} samples/s{beside}{checked}{where}. {core}."
+
+
+def measured(section: WorkloadReport) -> str:
+    """Return what was measured: the samples, the batch size, and each loader's batches and seconds in a round; empty if nothing."""
+    ran = {name: loader.metrics for name, loader in section.loaders.items() if loader.metrics}
+    if not ran:
+        return ""
+    nbytes = max(metrics["mb_per_s"].median * 1e6 / metrics["samples_per_s"].median for metrics in ran.values())
+    counts = [
+        f"{name} {metrics['num_batches'].median:,.0f} in {metrics['measured_s'].median:.1f} s" for name, metrics in ran.items()
+    ]
+    return f"{described(section.title, nbytes, section.batch_size)}; in a round: {', '.join(counts)}"

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from shmload.tools.bench.bench_job import BenchJob
+from shmload.tools.bench.bench_job import MIN_BATCHES, BenchJob
 from shmload.tools.bench.bench_options import BenchOptions, Point
 from shmload.tools.bench.builtin_workloads import WORKLOADS
 from shmload.tools.bench.workload import Workload
+from shmload.tools.bench.workload_table import BATCH_SIZE
 from shmload.tools.object_reference import UsageError
 
 
@@ -45,7 +46,7 @@ def prepare(options: BenchOptions, folder: Path, notes: list[str]) -> list[Bench
             name="dataset" if options.dataset else "loader",
             title=options.dataset or options.torch_loader or "",
             dataset=options.dataset or "",
-            batch_size=64 if options.dataset else None,
+            batch_size=BATCH_SIZE if options.dataset else None,
             prepare=lambda folder, small: {},
         )
         workloads.append(own)
@@ -70,6 +71,7 @@ def prepare(options: BenchOptions, folder: Path, notes: list[str]) -> list[Bench
                 torch_loader=options.torch_loader if is_this else None,
                 arguments=arguments,
                 seconds=0.2 if options.quick else options.seconds,
+                min_batches=3 if options.quick else MIN_BATCHES,
                 warmup_s=0.1 if options.quick else min(0.75, options.seconds),
                 step_s=options.step_ms / 1e3,
                 seed=options.seed,

@@ -15,6 +15,12 @@ from dataclasses import dataclass
 
 from shmload.engine.bottleneck import MEANING, Bottleneck, judge
 
+REMEDY: dict[Bottleneck, str] = {
+    "source": "use more workers or `threads_per_worker`, faster storage, or a local copy of the data",
+    "decode": "use more cores, cheaper transforms, or a `schema` with `read_into`",
+    "hand-off": "use larger batches or a `schema` with `read_into`; the rest is the loader's own cost",
+    "unknown": "measure longer with --seconds",
+}
 EXPLAINED_MIN = 0.5  # minimum share of a batch's time that demands should account for
 INSTANT_S = 1e-6  # a demand below this counts as zero
 
@@ -97,14 +103,14 @@ class Verdict:
     explained_share: float
 
     def sentence(self) -> str:
-        """Return the verdict as a sentence."""
+        """Return the verdict and the remedy in words."""
         gain = f"; without that it could be {ratio_words(self.headroom_ratio)} as fast"
         if self.bottleneck == "trainer":
             gain = f"; the loader alone could deliver {ratio_words(self.headroom_ratio)} as fast"
+        remedy = REMEDY.get(self.bottleneck)
         return (
             f"bottleneck is {self.bottleneck}: {MEANING[self.bottleneck]}; the trainer waits {self.wait_share:.0%} of its time"
-            f"{gain if self.headroom_ratio > 1 else ''} (ms a batch: source {ms(self.source_ms)}, decode {ms(self.decode_ms)}, "
-            f"hand-off {ms(self.hand_off_ms)}, trainer {ms(self.trainer_ms)})"
+            f"{gain if self.headroom_ratio > 1 else ''}{f'. Remedy: {remedy}' if remedy else ''}"
         )
 
 
@@ -158,7 +164,3 @@ def judged(figures: Figures) -> Verdict:
 
 def ratio_words(ratio: float) -> str:
     return f"{ratio:.1f}x" if ratio < 10 else f"{ratio:,.0f}x" if ratio < 1000 else "more than 1,000x"
-
-
-def ms(value: float) -> str:
-    return f"{value:.1f}" if value >= 1 else f"{value:.2g}" if value >= INSTANT_S * 1e3 else "0"

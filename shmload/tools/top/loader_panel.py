@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from shmload.engine.stats import Report
+from shmload.tools.counted import counted
 from shmload.tools.top.bars import append_bar, sparkline, unwrapped_line
 from shmload.tools.top.quantities import nbytes_text, number, seconds
 from shmload.tools.top.workers_table import workers_table
@@ -130,9 +131,9 @@ def _hung(loader: Report) -> Text:
 def _cluster(cluster: Report) -> Text:
     text = unwrapped_line().append("ray   ")
     count, nodes = cluster["num_actors"], len(cluster["nodes"])
-    text.append(f"{count} actor{'s' * (count != 1)} on {nodes} node{'s' * (nodes != 1)}", style="bold")
+    text.append(f"{counted(count, 'actor')} on {counted(nodes, 'node')}", style="bold")
     text.append(f"  {nbytes_text(cluster['nbytes_fetched_per_s'])}/s from the object store, of these")
     text.append(f" {nbytes_text(cluster['nbytes_remote_per_s'])}/s over the network")
     if replaced := cluster["num_replaced"]:
-        text.append(f"  {replaced} actor{'s' * (replaced != 1)} replaced", style="bold red")
+        text.append(f"  {counted(replaced, 'actor')} replaced", style="bold red")
     return text

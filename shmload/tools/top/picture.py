@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
@@ -9,17 +10,19 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from shmload.engine.stats import Report
+from shmload.tools.counted import counted
 from shmload.tools.top.bars import unwrapped_line
 from shmload.tools.top.loader_panel import loader_panel
 from shmload.tools.top.quantities import nbytes_text, number
 
 
-def picture(look: Report, width: int) -> RenderableType:
+def picture(look: Report, width: int, pids: Sequence[int] = ()) -> RenderableType:
     """Return the whole view.
 
     Args:
         look: the result of `Watch.look`.
         width: columns of the terminal.
+        pids: the processes whose loaders are shown; empty if all are.
     """
     parts: list[RenderableType] = [_head(look)]
     for parent, group in groupby(look["loaders"], key=lambda loader: _job(loader)):
@@ -28,11 +31,12 @@ def picture(look: Report, width: int) -> RenderableType:
             parts.append(_job_line(loaders))
         parts += [loader_panel(loader, width) for loader in loaders]
     if not look["loaders"]:
-        parts.append(Text("no loader is running", style="yellow"))
+        whose = f" of process {' or '.join(map(str, pids))}" if pids else ""
+        parts.append(Text(f"no loader{whose} is running", style="yellow"))
     for block in look["unreadable"]:
         parts.append(Text(f"{block['path']} cannot be read: {block['why']}", style="yellow"))
     if num := look["leftovers"]["num"]:
-        left = f"{num} dead loader{'s have' if num > 1 else ' has'} left {nbytes_text(look['leftovers']['nbytes'])}: shmload clean"
+        left = f"{counted(num, 'dead loader')} left {nbytes_text(look['leftovers']['nbytes'])}: shmload clean"
         parts.append(Text(left, style="yellow"))
     return Group(*parts)
 
@@ -55,7 +59,7 @@ def _head(look: Report) -> Text:
     totals = look["totals"]
     text = unwrapped_line().append("shmload top", style="bold")
     count = totals["num_loaders"]
-    text.append(f"  {count} loader{'s' * (count != 1)}, {totals['num_workers']} workers")
+    text.append(f"  {counted(count, 'loader')}, {counted(totals['num_workers'], 'worker')}")
     if count:
         text.append(f"  {number(totals['samples_per_s'])} samples/s  {nbytes_text(totals['nbytes_per_s'])}/s")
         text.append(f"  {nbytes_text(totals['ring_nbytes'])} in rings")

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shmload.engine.stats import Report
+from shmload.tools.counted import counted
 from shmload.tools.top.quantities import nbytes_text, number, seconds
 
 WORKERS_MAX = 16  # rows of a loader's table: the workers that have been busy with a sample for longest
@@ -19,7 +20,7 @@ COLUMNS: dict[str, tuple[int, Callable[[Report], str]]] = {
     "state": (0, lambda worker: "stopped" if worker["is_stopped"] else worker["state"]),
     "sample": (0, lambda worker: str(worker["index"]) if worker["state"] == "decoding" else "-"),
     "for": (0, lambda worker: "-" if worker["for_s"] is None else seconds(worker["for_s"])),
-    "busy": (0, lambda worker: f"{worker['busy_share']:.0f} %"),
+    "busy": (0, lambda worker: f"{worker['busy_share']:.0%}".replace("%", " %")),
     "samples/s": (70, lambda worker: number(worker["samples_per_s"])),
     "restarts": (76, lambda worker: str(worker["num_restarts"] or "-")),
     "batch": (90, lambda worker: "-" if worker["step"] is None else f"{worker['epoch']}:{worker['step']}"),
@@ -44,4 +45,4 @@ def workers_table(loader: Report, width: int) -> RenderableType:
         style = "red" if worker["is_stopped"] else "yellow" if is_late else None
         table.add_row(str(index), *(COLUMNS[name][1](worker) for name in columns), style=style)
     left = len(loader["workers"]) - len(numbered)
-    return Group(table, Text(f"and {left} more workers", style="bright_black")) if left else table
+    return Group(table, Text(f"and {counted(left, 'more worker')}", style="bright_black")) if left else table

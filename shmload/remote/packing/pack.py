@@ -494,7 +494,9 @@ def upload_cv_dataset(
         >>> import numpy as np
         >>> from shmload.remote import upload_cv_dataset
         >>> images = [(np.full((8, 8, 3), number, np.uint8), number) for number in range(10)]
-        >>> manifest = upload_cv_dataset(images, bucket=tempfile.mkdtemp(), base_folder="grey", maxcount=4, workers=0)
+        >>> manifest = upload_cv_dataset(
+        ...     images, bucket=tempfile.mkdtemp(), base_folder="grey", maxcount=4, workers=0
+        ... )
         >>> manifest.num_samples, len(manifest.shards), manifest.extensions
         (10, 3, ('cls', 'png'))
     """

@@ -486,7 +486,7 @@ class ShmLoader(DataLoader[T]):
     def __repr__(self) -> str:
         mode = "torch mode" if self.seed is None else f"seed {self.seed}"
         engine = self._builder.last
-        ring = "no ring yet" if engine is None else f"{engine.num_slots} slots, {engine.layout or 'packed batches'}"
+        ring = "no ring yet" if engine is None else f"{engine.num_slots} slots, {engine.layout or 'variable batches'}"
         workers = f"num_workers={self.num_workers}"
         if isinstance(self.backend, Ray) and self.backend.num_local_workers:
             workers += f" + {self.backend.num_local_workers} local"

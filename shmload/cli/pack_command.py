@@ -115,8 +115,8 @@ def pack(
         )
     if isinstance(dataset, ImageFolder):
         typer.echo(
-            "keys are the images' numbers in the order of their names, from 00000000 on; names are not kept: --in-order keeps them, "
-            "and docs/packing.md shows how to add names and labels as fields"
+            "keys are the numbers of the images in the order of their names, from 00000000 on; names are not kept: --in-order "
+            "keeps them, and docs/packing.md shows how to add names and labels as fields"
         )
     typer.echo(f"read it by shmload.remote.RemoteDataset.from_urls({dest!r})")
 

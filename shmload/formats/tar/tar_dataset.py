@@ -149,9 +149,9 @@ class TarDataset:
                 index = self._opened().indexes[shard]
                 decoders = ", ".join(f"{extension!r}: ImageDecoder(...)" for extension in (self._fields or {})[column.name])
                 raise ValueError(
-                    f"{index.path}: field {column.name!r} of sample {index.key(sample)!r} is an encoded image: {len(value):,} bytes "
-                    f"of a {kind} file; the schema says {column.dtype} of shape {column.shape}. Decode it: decode={{{decoders}}}, "
-                    "with ImageDecoder of shmload.formats"
+                    f"{index.path}: field {column.name!r} of sample {index.key(sample)!r} is an encoded image, {len(value):,} "
+                    f"bytes of a {kind} file; the schema says {column.dtype} of shape {column.shape}. Decode it, with "
+                    f"ImageDecoder of shmload.formats: decode={{{decoders}}}"
                 ) from error
             raise self._corrupt(shard, sample, column.name, error) from error
 

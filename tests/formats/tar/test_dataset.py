@@ -192,7 +192,7 @@ def test_image_without_decoder_is_an_error_that_names_decode(
     dataset = TarDataset(
         written(tmp_path / "a.tar", **{extension: value}), fields={"image": extension}, schema={"image": ("uint8", (3, 8, 8))}
     )
-    cause = rf"a\.tar: field 'image' of sample 'a' is an encoded image: 9 bytes of a {kind} file; .*decode=\{{'{extension}': ImageDecoder"
+    cause = rf"a\.tar: field 'image' of sample 'a' is an encoded image, 9 bytes of a {kind} file; .*decode=\{{'{extension}': ImageDecoder"
     with ShmLoader(dataset, num_workers=num_workers) as loader, pytest.raises(ValueError, match=cause) as found:
         list(loader)
     assert type(found.value) is ValueError  # the shard is not damaged

@@ -56,7 +56,7 @@ def test_folder_of_classes_is_packed(command: Command, tmp_path: Path) -> None:
         (sample["cls"], sample["jpg"]) for sample in found
     ]
     first, keys, second = done.stdout.splitlines()
-    assert keys.startswith("keys are the images' numbers in the order of their names, from 00000000 on; names are not kept")
+    assert keys.startswith("keys are the numbers of the images in the order of their names, from 00000000 on; names are not kept")
     assert first.startswith("3 samples in 2 shards, ")
     assert first.endswith(" s: cls, jpg")
     assert f"read it by shmload.remote.RemoteDataset.from_urls({str(tmp_path / 'out')!r})" == second

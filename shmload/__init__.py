@@ -2,6 +2,9 @@
 
 Workers decode samples directly into the memory of the tensors that the trainer reads. `ShmLoader` replaces
 `torch.utils.data.DataLoader`. Names are imported at first use: `import shmload` alone imports neither torch nor numpy.
+
+The pages docs/*.md that docstrings and messages name are in the repository, https://github.com/shmload/shmload. Begin with
+docs/index.md.
 """
 
 from __future__ import annotations

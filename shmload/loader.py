@@ -64,12 +64,13 @@ class ShmLoader(DataLoader[T]):
 
     Takes torch's arguments by name and position. A yielded tensor is in a slot of a ring in shared memory and belongs to the
     program as long as any alias of it lives; writing into it is allowed. If the program holds almost all slots, later batches are
-    copied out of the ring. Without `seed`, order and randomness are exactly torch's (*torch mode*). With `seed`, batch k of epoch
-    e is a pure function of (seed, e, k), for any number of workers and after any crash or resume (*seed mode*).
+    copied out of the ring. Without `seed`, order and randomness are exactly torch's (torch mode). With `seed`, batch k of epoch
+    e is a pure function of (seed, e, k), for any number of workers and after any crash or resume (seed mode). The pages docs/*.md
+    that are named below are in the repository, https://github.com/shmload/shmload.
 
     Args (data and order):
         dataset: a map-style dataset or, in torch mode, an iterable one. If it has a `schema` and `read_into(index, out)` or
-            `read_batch_into(indices, out)`, it decodes directly into the batch; docs/batches.md.
+            `read_batch_into(indices, out)`, it decodes directly into the batch; docs/own_format.md.
         batch_size: samples per batch, of this rank in seed mode. If None, yield samples one by one, without a batch dimension.
         shuffle: use a new random order in each epoch. None means False.
         sampler, batch_sampler: torch mode: as in torch. Seed mode: shmload's samplers (`Mix`, `Weighted`, ...) are divided among
@@ -152,7 +153,8 @@ class ShmLoader(DataLoader[T]):
         iteration that was running raises an error.
     Example:
         >>> from shmload import ShmLoader
-        >>> with ShmLoader([(x, -x) for x in range(6)], batch_size=3, shuffle=True, seed=7) as loader:
+        >>> pairs = [(x, -x) for x in range(6)]
+        >>> with ShmLoader(pairs, batch_size=3, shuffle=True, seed=7) as loader:
         ...     len(list(loader))
         2
     """
@@ -484,7 +486,7 @@ class ShmLoader(DataLoader[T]):
     def __repr__(self) -> str:
         mode = "torch mode" if self.seed is None else f"seed {self.seed}"
         engine = self._builder.last
-        ring = "no ring yet" if engine is None else f"{engine.num_slots} slots, {engine.layout or 'packed batches'}"
+        ring = "no ring yet" if engine is None else f"{engine.num_slots} slots, {engine.layout or 'variable batches'}"
         workers = f"num_workers={self.num_workers}"
         if isinstance(self.backend, Ray) and self.backend.num_local_workers:
             workers += f" + {self.backend.num_local_workers} local"

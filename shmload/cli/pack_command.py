@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 SOURCE = (
-    "A folder of images; TFRecord, Parquet, JSON lines, .npy or tar files (with * and braces); anything RemoteDataset reads; "
-    "or package.module:name of a dataset or of a function that yields samples."
+    "A folder of images, whose keys are then numbers and not names; TFRecord, Parquet, JSON lines, .npy or tar files (with * and "
+    "braces); anything RemoteDataset reads; or package.module:name of a dataset or of a function that yields samples."
 )
 KEY = "32 bytes, or 64 hexadecimal digits."
 FUNCTION = "package.module:name of a function that yields samples for each sample of SOURCE."
@@ -64,6 +64,7 @@ def pack(
 ) -> None:
     """Pack a dataset into shards. To continue an interrupted pack, run the same command again."""
     from shmload.errors import StoreError
+    from shmload.formats import ImageFolder
     from shmload.remote import ObjectStream
     from shmload.remote.packing.pack import PackOptions, packing_of
     from shmload.storage.client import make_client
@@ -108,6 +109,16 @@ def pack(
         missing = ", ".join(map(str, packing.missing))
         typer.echo(f"part {part} is complete; missing: {missing}. The part that ends last completes the dataset")
         return
+    if packing.replaced is not None:
+        typer.echo(
+            f"replaced the dataset of {packing.replaced.num_samples:,} samples that was in {dest}, and removed its shards "
+            f"(generation {packing.replaced.generation}); --append keeps them"
+        )
+    if isinstance(dataset, ImageFolder):
+        typer.echo(
+            "keys are the numbers of the images in the order of their names, from 00000000 on; names are not kept: --in-order "
+            "keeps them, and docs/packing.md shows how to add names and labels as fields"
+        )
     typer.echo(f"read it by shmload.remote.RemoteDataset.from_urls({dest!r})")
 
 

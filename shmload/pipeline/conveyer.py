@@ -48,7 +48,8 @@ class Conveyer(RunningPipeline):
         TypeError, ValueError: the stages do not make a pipeline, or the options are unknown.
     Example:
         >>> from shmload.pipeline import Collate, Conveyer, Map, Permutation
-        >>> with Conveyer([Permutation(10, seed=7), Map(lambda i: {"i": i}), Collate(5)]) as pipeline:
+        >>> stages = [Permutation(10, seed=7), Map(lambda i: {"i": i}), Collate(5)]
+        >>> with Conveyer(stages) as pipeline:
         ...     batches = [pipeline()["i"], pipeline()["i"]]
         >>> sorted(int(i) for batch in batches for i in batch)
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]

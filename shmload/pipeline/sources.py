@@ -213,7 +213,8 @@ class Stream(Fluent):
         ValueError, TypeError: it is not iterable, or another argument is invalid.
     Example:
         >>> from shmload.pipeline import Stream
-        >>> list(Stream(lambda: iter("a bc d".split())).filter(lambda word: len(word) < 2).batch(2))
+        >>> words = Stream(lambda: iter("a bc d".split()))
+        >>> list(words.filter(lambda word: len(word) < 2).batch(2))
         [['a', 'd']]
     """
 

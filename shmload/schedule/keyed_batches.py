@@ -107,7 +107,8 @@ class BatchSchedule(AnySchedule):
         >>> from shmload import LengthBuckets
         >>> batches = LengthBuckets([3, 1, 4, 1, 5], batch_size=1)
         >>> schedule = BatchSchedule(batches, seed=7, world_size=2)
-        >>> [schedule.num_valid(0, step, rank=1) for step in range(0, schedule.end_of(0, rank=1), schedule.stride)]
+        >>> steps = range(0, schedule.end_of(0, rank=1), schedule.stride)
+        >>> [schedule.num_valid(0, step, rank=1) for step in steps]
         [1, 1, 0]
     """
 

@@ -33,7 +33,7 @@ class TokenBudget(Bucketed):
     Cost: as LengthBuckets.
     Example:
         >>> order = TokenBudget(range(1, 1001), max_tokens=2000)
-        >>> batch = order.batch(0, seed=7, epoch=0) + 1  # here the length of a sample is its index plus one
+        >>> batch = order.batch(0, seed=7, epoch=0) + 1  # a length is here an index plus one
         >>> int(batch.max()) * len(batch) <= 2000
         True
     """

@@ -82,6 +82,9 @@ class LocalStore:
             path = self._path(key)
             with _named("delete", path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
                 path.unlink()
+                if path.parent != self.root:
+                    with contextlib.suppress(OSError):  # it has other files; empty folders are removed, as a bucket has none
+                        path.parent.rmdir()
 
     def _path(self, key: str) -> Path:
         path = self.root / checked_key(key, self.url)
@@ -121,13 +124,8 @@ class LocalStore:
         half = None
         with _named("write", path):
             try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                if str(path.parent) not in _tidied:
-                    _tidied.add(str(path.parent))
-                    remove_abandoned(path.parent)
-                beside = f"{path.parent}/{PARTIAL_PREFIX}{secrets.token_hex(8)}"
-                with open(beside, "xb") as file:  # buffered, because a single write() call may write less
-                    half = beside
+                with _unlisted_file(path.parent) as file:
+                    half = file.name
                     write(file)
                     file.flush()
                     os.fsync(file.fileno())
@@ -172,9 +170,23 @@ def _describe(key: str, state: os.stat_result) -> StoredObject:
     return StoredObject(key, state.st_size, f"{state.st_mtime_ns:x}-{state.st_size:x}-{state.st_ino:x}")
 
 
+def _unlisted_file(folder: Path) -> BinaryIO:
+    """Create a file that is not listed, in a folder that is created for it. It is buffered: a single write() may write less."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another process has just removed the folder with its last file
+            if str(folder) not in _tidied:
+                _tidied.add(str(folder))
+                remove_abandoned(folder)
+            return open(f"{folder}/{PARTIAL_PREFIX}{secrets.token_hex(8)}", "xb")
+
+
 def _sync_folder(folder: Path) -> None:
     """Sync a rename to the disk. Some network file systems do not support this; then their own guarantees apply."""
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:  # another process has just deleted the file, and the folder with it
+        return
     try:
         os.fsync(number)
     except OSError as error:

@@ -331,7 +331,8 @@ def sample_rng(index: int | None = None) -> np.random.Generator:
         ...         return 4
         ...     def __getitem__(self, index):
         ...         return sample_rng().standard_normal(2)
-        >>> first, again = (next(iter(ShmLoader(Noise(), batch_size=4, seed=7, num_workers=0))) for _ in range(2))
+        >>> loaders = [ShmLoader(Noise(), batch_size=4, seed=7) for _ in range(2)]
+        >>> first, again = (next(iter(loader)) for loader in loaders)
         >>> (first == again).all().item()
         True
     """

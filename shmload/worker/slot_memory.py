@@ -173,7 +173,7 @@ class SlotMemory:
         ring.waited(ROOM, began)
         if ring.payload[3] < nbytes:
             raise SampleError(
-                f"a packed batch of {nbytes} bytes does not fit its slot of {ring.payload[3]} bytes, and the ring may not grow. "
+                f"a variable batch of {nbytes} bytes does not fit its slot of {ring.payload[3]} bytes, and the ring may not grow. "
                 "Raise ring_bytes, or make the batch smaller"
             )
         return True

@@ -1,10 +1,15 @@
-"""The pages of the API reference: the page of each name, and how it is shown."""
+"""The pages of the API reference, docs/api/*.md: the page of each name, and how it is shown.
+
+`python -m tests.reference` writes them. A forge shows the files, and the site has the same ones.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import shmload.errors
@@ -12,8 +17,10 @@ from tests.reference.commands import commands_page
 from tests.reference.docstrings import Docstring, markdown, parse
 from tests.reference.public import BASE_NAMES, documentation, function_of, is_protocol, members, names, parameters, returned
 
-WIDTH = 100  # columns of a signature on one line
-PAGES = {  # page -> its title, prefixes of the modules on it (the first page that fits gets a name), its guides
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "api"
+NOTE = "<!-- `python -m tests.reference` writes this page from the docstrings. Edit those. -->\n\n"
+WIDTH = 88  # columns of a signature on one line
+PAGES = {  # page -> its title, prefixes of the names and modules on it (the first page that fits gets a name), its guides
     "loader.md": ("Loaders", ("shmload.loader", "shmload.cluster"), ("switch", "resume", "memory")),
     "orders.md": ("Orders", ("shmload.schedule",), ("batches",)),
     "errors.md": ("Errors", ("shmload.errors",), ("operations",)),
@@ -43,7 +50,9 @@ def pages() -> dict[str, str]:
     """Returns every page's text by its file name."""
     on: dict[str, list[tuple[str, Any]]] = {page: [] for page in PAGES}
     for place, value in names().items():
-        page = next(page for page, (_, begins, _) in PAGES.items() if value.__module__.startswith(begins))
+        page = next(
+            page for page, (_, begins, _) in PAGES.items() if value.__module__.startswith(begins) or place.startswith(begins)
+        )
         on[page].append((place, value))
     found = {"index.md": _index(on), "commands.md": commands_page()}
     for page, listed in on.items():
@@ -51,8 +60,9 @@ def pages() -> dict[str, str]:
         head = f"# {title}\n\nGuides: {', '.join(f'[{name}.md](../{name}.md)' for name in guides)}.\n"
         if page == "errors.md":
             head += "\n" + (shmload.errors.__doc__ or "").strip() + "\n"
-        found[page] = head + "".join(_entry(place, value) for place, value in listed)
-    return found
+        titles = _titles(listed)
+        found[page] = head + "".join(_entry(titles[place], place, value) for place, value in listed)
+    return {page: NOTE + text for page, text in found.items()}
 
 
 def slug(heading: str) -> str:
@@ -63,16 +73,22 @@ def slug(heading: str) -> str:
 def _index(on: dict[str, list[tuple[str, Any]]]) -> str:
     lines = ["# API reference\n"]
     for page, listed in on.items():
+        titles = _titles(listed)
         lines.append(f"\n## [{PAGES[page][0]}]({page})\n\n| | |\n|---|---|\n")
         for place, value in listed:
-            name = place.rsplit(".", 1)[1]
             summary = markdown(parse(documentation(None, "", value)).summary).replace("|", "\\|")
-            lines.append(f"| [`{place}`]({page}#{slug(name)}) | {summary} |\n")
+            lines.append(f"| [`{place}`]({page}#{slug(titles[place])}) | {summary} |\n")
     lines.append("\n## [Commands](commands.md)\n\nWhat `shmload --help` says, with all options.\n")
     return "".join(lines)
 
 
-def _entry(place: str, value: Any) -> str:
+def _titles(listed: list[tuple[str, Any]]) -> dict[str, str]:
+    """Returns the heading of each place on a page: its name, after that of its module if the page has the name twice."""
+    names = Counter(place.rsplit(".", 1)[1] for place, _ in listed)
+    return {place: ".".join(place.split(".")[-1 if names[place.rsplit(".", 1)[1]] == 1 else -2 :]) for place, _ in listed}
+
+
+def _entry(title: str, place: str, value: Any) -> str:
     name = place.rsplit(".", 1)[1]
     found = parse(documentation(None, "", value))
     told = f"from {place.rsplit('.', 1)[0]} import {name}"
@@ -80,14 +96,14 @@ def _entry(place: str, value: Any) -> str:
         told += f"\n\nclass {name}({', '.join(base.__name__ for base in value.__bases__)})"
     elif not (isinstance(value, type) and (inspect.isabstract(value) or is_protocol(value))):
         told += f"\n\n{_signature(name, value)}"
-    parts = [f"\n## {name}\n\n```python\n{told}\n```\n\n", _body(found)]
+    parts = [f"\n## {title}\n\n```python\n{told}\n```\n\n", _body(found, name)]
     if isinstance(value, type):
         listed = members(value)
         plain = [name for name in listed if _base_of(value, name) is not None]
         if plain:
             base = _base_of(value, plain[0])
             told = ", ".join(f"`{name}`" for name in plain)
-            parts.append(f"\nBesides {told} of [{base}](#{slug(str(base))}).\n")
+            parts.append(f"\nIt also has {told} of [{base}](#{slug(str(base))}).\n")
         parts += [_member(value, name, member) for name, member in listed.items() if name not in plain]
     return "".join(parts)
 
@@ -121,17 +137,17 @@ def _signature(name: str, value: Any) -> str:
     return f"{name}(\n" + "".join(f"    {text},\n" for text in texts) + f"){arrow}"
 
 
-def _body(found: Docstring) -> str:
-    return "".join(f"{part}\n\n" for part in _parts(found)).rstrip("\n") + "\n"
+def _body(found: Docstring, name: str = "") -> str:
+    return "".join(f"{part}\n\n" for part in _parts(found, name)).rstrip("\n") + "\n"
 
 
-def _parts(found: Docstring) -> Iterator[str]:
+def _parts(found: Docstring, name: str) -> Iterator[str]:
     yield markdown(found.summary)
     if found.prose:
         yield markdown(found.prose)
     for section in ("Args", "Attributes"):
         if items := found.items.get(section):
-            yield "\n".join(_heading(found, listed) + _item(listed, text) for listed, text in items.items())
+            yield "\n".join(_heading(found, name, listed) + _item(listed, text) for listed, text in items.items())
     for section in SECTIONS:
         if items := found.items.get(section):
             lines = [f"* {', '.join(f'`{n}`' for n in listed)}: {markdown(text)}" for listed, text in items.items()]
@@ -146,7 +162,7 @@ def _item(listed: tuple[str, ...], text: str) -> str:
     return f"* {', '.join(f'`{n}`' for n in listed)}: {markdown(text)}"
 
 
-def _heading(found: Docstring, listed: tuple[str, ...]) -> str:
+def _heading(found: Docstring, name: str, listed: tuple[str, ...]) -> str:
     """Returns the heading of the group of arguments that begins with this item, if one does."""
     group = found.groups.get(listed)
-    return f"\n**{group.capitalize()}**\n\n" if group else ""
+    return f"\n### {name}: {group}\n\n" if group else ""

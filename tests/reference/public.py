@@ -29,12 +29,13 @@ MODULES = (
     *(f"shmload.storage.{module}" for module in ("cache", "budgeted_folder", "file_lease", "reservation")),
     "shmload.remote",
 )
-BASES = (  # base classes of custom orders and crops
+BASES = (  # base classes of custom orders and crops, and of sources and pipelines
     "shmload.schedule.KeyedOrder",
     "shmload.schedule.KeyedBatches",
     "shmload.formats.images.crops.Crop",
+    "shmload.pipeline.methods.Fluent",
 )
-BASE_NAMES = {place.rsplit(".", 1)[1] for place in BASES}
+BASE_NAMES = {"ShmLoader", *(place.rsplit(".", 1)[1] for place in BASES)}  # they describe members of other public classes
 INTERNAL = {  # public only within the package
     "Mix.keyed_order",
     "Schedule.end_of",

@@ -1,15 +1,12 @@
 """A hook of mkdocs that adds pages to those of docs/ and redirects links.
 
-On a forge, docs/ is read as files, so its links lead to files. In the site, the API reference, generated from the docstrings,
-replaces docs/api.md: `api.md#shmloader` leads to the page of that name, `api.md#loader` to a page. Pages of the repository's root
-are part of the site, and links to any other file lead to the forge.
+On a forge, docs/ is read as files, so its links lead to files. In the site, pages of the repository's root are part of it, and links
+to any other file lead to the forge.
 """
 
 from __future__ import annotations
 
-import functools
 import re
-import sys
 from pathlib import Path
 from posixpath import dirname, join, normpath, relpath
 
@@ -18,31 +15,12 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT))  # mkdocs imports this file by its path alone; an installed shmload has priority
-from tests.reference.pages import pages, slug  # noqa: E402  # not found before
-
 ROOT_PAGES = {name: name.lower() for name in ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")}
 _FENCE_OR_LINK = re.compile(r"^```.*?^```$|(\[\w+\.md)?\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)", re.DOTALL | re.MULTILINE)
 
 
-reference = functools.cache(pages)
-
-
-def page_of(anchor: str) -> str:
-    """Returns the place in the site of a link to docs/api.md."""
-    if f"{anchor[1:]}.md" in reference():
-        return f"api/{anchor[1:]}.md"
-    for name, text in reference().items():
-        if any(slug(heading) == anchor[1:] for heading in re.findall(r"^##+ (.*)$", text, re.MULTILINE)):
-            return f"api/{name}{anchor}"
-    return f"api/index.md{anchor}"  # mkdocs warns of a missing anchor
-
-
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Adds the pages."""
-    files.remove(files.src_uris["api.md"])
-    for name, text in reference().items():
-        files.append(File.generated(config, f"api/{name}", content=text))
     for name, uri in ROOT_PAGES.items():
         file = File.generated(config, uri, content=(ROOT / name).read_text())
         file.edit_uri = f"../{name}"
@@ -59,9 +37,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         if not target:
             return found[0]
         there = normpath(join(dirname(here), target))
-        if there == "docs/api.md":
-            uri = page_of(anchor or "#index")
-        elif there in ROOT_PAGES:
+        if there in ROOT_PAGES:
             uri = ROOT_PAGES[there] + anchor
         elif there.startswith("docs/"):
             uri = there.removeprefix("docs/") + anchor

@@ -8,6 +8,8 @@ import os
 import pkgutil
 import sys
 import tempfile
+import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 import shmload
 from tests.reference.commands import undescribed
 from tests.reference.docstrings import markdown, parse
+from tests.reference.pages import FOLDER, pages
 from tests.reference.public import missing
 
 pytestmark = pytest.mark.skipif("SHMLOAD_INSTALLED" in os.environ, reason="an installed package is being tested")
@@ -32,6 +35,28 @@ def test_everything_public_is_described() -> None:
 
 def test_every_command_and_option_is_described() -> None:
     assert list(undescribed()) == []
+
+
+def test_committed_pages_match_the_docstrings() -> None:
+    committed = {path.name: path.read_text() for path in FOLDER.iterdir()}
+    assert committed == pages(), "`python -m tests.reference` writes docs/api/ again"
+
+
+def test_headings_of_a_page_are_unique() -> None:
+    """Repeated headings would have anchors that differ between a forge and the site."""
+    headings = Counter((path, line) for path in FOLDER.iterdir() for line in path.read_text().splitlines() if line.startswith("#"))
+    assert [heading for heading, times in headings.items() if times > 1] == []
+
+
+def test_every_group_of_arguments_has_a_heading() -> None:
+    page = (FOLDER / "loader.md").read_text()
+    assert "\n### ShmLoader: workers\n\n* `num_workers`: number" in page
+
+
+def test_help_names_the_repository_that_has_the_pages() -> None:
+    """An installed package has no docs/, whose pages its docstrings name."""
+    url = tomllib.loads((FOLDER.parents[1] / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+    assert all(f"{url}." in (described.__doc__ or "") for described in (shmload, shmload.ShmLoader))
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)

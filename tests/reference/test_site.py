@@ -20,8 +20,7 @@ pytest.importorskip("material", reason="the extra docs is not installed")
 from markdown import Markdown
 from mkdocs.config import load_config
 
-from tests.reference.pages import PAGES as API_PAGES
-from tests.reference.site import ROOT, ROOT_PAGES, on_page_markdown, reference
+from tests.reference.site import ROOT, ROOT_PAGES, on_page_markdown
 
 pytestmark = [
     pytest.mark.slow(reason="builds the whole site"),
@@ -29,9 +28,10 @@ pytestmark = [
 ]
 
 REPOSITORY = "https://github.com/shmload/shmload"
-GUIDES = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name != "api.md"]
+DOCS = ROOT / "docs"
+FILES = sorted(DOCS.rglob("*.md"))
 PAGES = {
-    *(f"{path.stem}/" if path.stem != "index" else "" for path in GUIDES),
+    *(f"{path.relative_to(DOCS).with_suffix('')}/".removesuffix("index/") for path in FILES),
     *(f"{uri.removesuffix('.md')}/" for uri in ROOT_PAGES.values()),
 }
 BLOCKS = re.compile(r"<(h\d|ul|ol|li|table|tr|td|th|pre|blockquote|code|em|strong|img)\b")
@@ -54,11 +54,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_page_exists_and_is_searchable(site: Path) -> None:
-    wanted = PAGES | {f"api/{name.removesuffix('.md')}/" if name != "index.md" else "api/" for name in reference()}
-    assert {str(path.parent.relative_to(site)) + "/" for path in site.rglob("index.html")} == wanted - {""} | {"./"}
+    assert {str(path.parent.relative_to(site)) + "/" for path in site.rglob("index.html")} == PAGES - {""} | {"./"}
     entries = {entry["location"]: entry["text"] for entry in json.loads((site / "search/search_index.json").read_text())["docs"]}
-    assert {location.partition("#")[0] for location in entries} == wanted
-    assert "snapshot_every_n_steps" in entries["api/loader/#shmloader"]
+    assert {location.partition("#")[0] for location in entries} == PAGES
+    assert "snapshot_every_n_steps" in entries["api/loader/#shmloader-reproducibility-and-ranks"]
 
 
 def test_nothing_comes_from_another_host(site: Path) -> None:
@@ -100,11 +99,7 @@ def test_link_text_with_a_file_name_becomes_the_page_title(site: Path) -> None:
         ("switch.md", "https://pytorch.org/x.md", "https://pytorch.org/x.md"),
         ("switch.md", "../examples/ddp.py", f"{REPOSITORY}/blob/main/examples/ddp.py"),
         ("switch.md", "../ARCHITECTURE.md#a-batchs-way", "architecture.md#a-batchs-way"),
-        ("switch.md", "api.md", "api/index.md"),
-        ("switch.md", "api.md#loader", "api/loader.md"),
-        ("switch.md", "api.md#shmloader", "api/loader.md#shmloader"),
-        ("switch.md", "api.md#shmload-bench", "api/commands.md#shmload-bench"),
-        ("switch.md", "api.md#nothing", "api/index.md#nothing"),
+        ("switch.md", "api/loader.md#shmloader", "api/loader.md#shmloader"),
         ("api/loader.md", "../switch.md", "../switch.md"),
         ("architecture.md", "docs/house.svg", "house.svg"),
         ("architecture.md", "LICENSE", f"{REPOSITORY}/blob/main/LICENSE"),
@@ -112,7 +107,7 @@ def test_link_text_with_a_file_name_becomes_the_page_title(site: Path) -> None:
 )
 def test_link_leads_to_its_files_page_in_the_site(page: str, link: str, wanted: str) -> None:
     edited = next((f"../{name}" for name, uri in ROOT_PAGES.items() if uri == page), page)
-    file = SimpleNamespace(src_uri=page, edit_uri=None if page.startswith("api/") else edited)
+    file = SimpleNamespace(src_uri=page, edit_uri=edited)
     text = "[a]({}) ![b]({})\n```\n[c](../examples/ddp.py)\n```\n"
     config = SimpleNamespace(repo_url=REPOSITORY)
     assert on_page_markdown(text.format(link, link), page=SimpleNamespace(file=file), config=config, files=None) == text.format(
@@ -126,17 +121,10 @@ def site_markdown() -> Markdown:
     return Markdown(extensions=config.markdown_extensions, extension_configs=config.mdx_configs)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(str(path.relative_to(ROOT)) for path in GUIDES),
-        *ROOT_PAGES,
-        *(f"api/{name}" for name in (*API_PAGES, "index.md", "commands.md")),
-    ],
-)
+@pytest.mark.parametrize("name", [*(str(path.relative_to(ROOT)) for path in FILES), *ROOT_PAGES])
 def test_page_has_the_same_blocks_as_on_a_forge(name: str, site_markdown: Markdown) -> None:
     """Python-Markdown shows some blocks as text that a forge shows as blocks, e.g. a list without an empty line before it."""
-    text = reference()[name.removeprefix("api/")] if name.startswith("api/") else (ROOT / name).read_text()
+    text = (ROOT / name).read_text()
     on_a_forge = MarkdownIt("commonmark").enable("table").render(text)
     assert Counter(BLOCKS.findall(site_markdown.reset().convert(text))) == Counter(BLOCKS.findall(on_a_forge))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from shmload.errors import ObjectMissing, StoreError
+from shmload.storage import local_store
 from shmload.storage.local_store import LocalStore
 from shmload.storage.partial_files import PARTIAL_PREFIX, remove_abandoned
 
@@ -165,6 +166,31 @@ def test_missing_folder_is_empty_and_created_on_write(store: LocalStore) -> None
     assert not store.root.exists()
     store.put("a/b/c", b"")
     assert [each.key for each in store.list_objects()] == ["a/b/c"]
+
+
+def test_folder_is_deleted_with_its_last_object(store: LocalStore) -> None:
+    for key in ("a/x", "a/y", "z"):
+        store.put(key, b"")
+    store.delete(["a/x"])
+    assert sorted(path.name for path in store.root.iterdir()) == ["a", "z"]
+    store.delete(["a/y", "z"])
+    assert list(store.root.iterdir()) == []
+    store.put("a/x", b"")
+    assert [each.key for each in store.list_objects()] == ["a/x"]
+
+
+def test_folder_deleted_while_an_object_is_written_is_created_again(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[Path] = []
+
+    def remove_abandoned(folder: Path) -> None:
+        folder.rmdir()
+        removed.append(folder)
+        raise FileNotFoundError(folder)
+
+    monkeypatch.setattr(local_store, "remove_abandoned", remove_abandoned)
+    store.put("a/x", b"")
+    assert removed == [store.root / "a"]
+    assert [each.key for each in store.list_objects()] == ["a/x"]
 
 
 def test_failing_operations_raise_explanatory_errors(store: LocalStore, tmp_path: Path) -> None:

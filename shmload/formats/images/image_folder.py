@@ -74,7 +74,8 @@ class ImageFolder:
         >>> import shmload
         >>> from shmload.formats import CenterCrop, ImageDecoder, ImageFolder
         >>> photos = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
-        >>> dataset = ImageFolder(photos, ImageDecoder(CenterCrop(96)), labels=range(len(photos)))
+        >>> decoder = ImageDecoder(CenterCrop(96))
+        >>> dataset = ImageFolder(photos, decoder, labels=range(len(photos)))
         >>> dataset[3]["image"].shape, dataset[3]["label"]
         ((3, 96, 96), 3)
     """

@@ -32,8 +32,9 @@ class Normalize:
     Example:
         >>> import torch
         >>> from shmload.formats import Normalize
-        >>> batch = {"image": torch.full((2, 3, 1, 1), 255, dtype=torch.uint8), "label": torch.arange(2)}
-        >>> Normalize([0.5, 0.5, 0.5], [0.5, 0.5, 0.25])(batch)["image"].flatten().tolist()
+        >>> white = torch.full((2, 3, 1, 1), 255, dtype=torch.uint8)
+        >>> normalize = Normalize([0.5, 0.5, 0.5], [0.5, 0.5, 0.25])
+        >>> normalize({"image": white, "label": torch.arange(2)})["image"].flatten().tolist()
         [1.0, 1.0, 2.0, 1.0, 1.0, 2.0]
     """
 

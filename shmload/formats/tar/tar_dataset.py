@@ -17,6 +17,7 @@ from shmload.formats.braces import shard_paths
 from shmload.formats.field_names import names_of
 from shmload.formats.paths import Paths
 from shmload.formats.per_process import PerProcess
+from shmload.formats.plain_files import picture_format
 from shmload.formats.row_numbers import checked_index, checked_indices
 from shmload.formats.tar.decoders import Decode, Decoders
 from shmload.formats.tar.extensions import INTEGERS, TEXTS
@@ -144,6 +145,14 @@ class TarDataset:
             return column.checked(value)
         except (ValueError, TypeError) as error:
             shard, sample = self._opened().at(number)
+            if isinstance(value, bytes) and (kind := picture_format(value)) is not None:
+                index = self._opened().indexes[shard]
+                decoders = ", ".join(f"{extension!r}: ImageDecoder(...)" for extension in (self._fields or {})[column.name])
+                raise ValueError(
+                    f"{index.path}: field {column.name!r} of sample {index.key(sample)!r} is an encoded image, {len(value):,} "
+                    f"bytes of a {kind} file; the schema says {column.dtype} of shape {column.shape}. Decode it, with "
+                    f"ImageDecoder of shmload.formats: decode={{{decoders}}}"
+                ) from error
             raise self._corrupt(shard, sample, column.name, error) from error
 
     def _value(self, number: int, name: str) -> Any:

@@ -57,7 +57,11 @@ class Generation:
         before: the dataset that it is appended to; None if it replaces the contents of the folder.
         part: the part that this machine packs.
         total: number of samples of all parts; None if unknown, which requires a single part.
+    Attributes:
+        replaced: the dataset that `commit` has replaced, if it could be read.
     """
+
+    replaced: Manifest | None = None
 
     def __init__(
         self,
@@ -107,11 +111,15 @@ class Generation:
 
     def committed(self) -> Manifest | None:
         """Return the manifest if it names this generation as the newest."""
-        try:
-            found = manifest_of(self._store)
-        except ShardCorrupt:  # a damaged manifest will be replaced
-            return None
+        found = self._now()
         return found if found is not None and found.generation == self.name else None
+
+    def _now(self) -> Manifest | None:
+        """Return the manifest that is in the store; None without one, or if it is damaged and will be replaced."""
+        try:
+            return manifest_of(self._store)
+        except ShardCorrupt:
+            return None
 
     def note(self, record: ShardRecord) -> None:
         """Write the note that a shard is complete."""
@@ -225,13 +233,15 @@ class Generation:
         self._has_all(shards)
         faults.hit("before_manifest")
         if self.committed() != manifest:
-            now = None if before is None else manifest_of(self._store)
+            now = self._now() if before is None else manifest_of(self._store)
             if before is not None and (now is None or (now.generation != self.name and now.digest != before.digest)):
                 raise StoreError(
                     f"{self._store.url}: the dataset that generation {self.name} is appended to ({before.generation}) no longer "
                     "exists: another packing has finished since. Append again"
                 )
             self._store.put(MANIFEST_NAME, manifest.dump())
+            if before is None and now is not None and now.generation != self.name:
+                self.replaced = now
         self._keep_versions(records)
         faults.hit("after_manifest")
         self._has_all(shards)  # a packing that ended between check and put may have removed them, which must not go unnoticed

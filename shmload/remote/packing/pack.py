@@ -218,6 +218,11 @@ class Packing:
         suffix = ".tar.zst" if options.compress == "shards" else ".tar"
         self._generation = Generation(self._store, _name(digest, before), suffix, before, self._part, self._total)
 
+    @property
+    def replaced(self) -> Manifest | None:
+        """Return the dataset that this packing has replaced in its folder, if it could be read."""
+        return self._generation.replaced
+
     def _coding(self) -> MemberCoding:
         """Return the transformation of members, now that the generation has its name."""
         return replace(self._options.coding, cipher=self._options.cipher, generation=self._generation.name)
@@ -494,7 +499,9 @@ def upload_cv_dataset(
         >>> import numpy as np
         >>> from shmload.remote import upload_cv_dataset
         >>> images = [(np.full((8, 8, 3), number, np.uint8), number) for number in range(10)]
-        >>> manifest = upload_cv_dataset(images, bucket=tempfile.mkdtemp(), base_folder="grey", maxcount=4, workers=0)
+        >>> manifest = upload_cv_dataset(
+        ...     images, bucket=tempfile.mkdtemp(), base_folder="grey", maxcount=4, workers=0
+        ... )
         >>> manifest.num_samples, len(manifest.shards), manifest.extensions
         (10, 3, ('cls', 'png'))
     """

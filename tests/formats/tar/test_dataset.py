@@ -180,6 +180,24 @@ def test_error_names_the_member_that_does_not_fit_the_schema(
         list(loader)
 
 
+@pytest.mark.parametrize(
+    ("extension", "value", "kind"),
+    [("jpg", b"\xff\xd8\xff" + bytes(6), "JPEG"), ("png", b"\x89PNG\r\n\x1a\n" + bytes(1), "PNG")],
+    ids=["jpg", "png"],
+)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_image_without_decoder_is_an_error_that_names_decode(
+    tmp_path: Path, extension: str, value: bytes, kind: str, num_workers: int
+) -> None:
+    dataset = TarDataset(
+        written(tmp_path / "a.tar", **{extension: value}), fields={"image": extension}, schema={"image": ("uint8", (3, 8, 8))}
+    )
+    cause = rf"a\.tar: field 'image' of sample 'a' is an encoded image, 9 bytes of a {kind} file; .*decode=\{{'{extension}': ImageDecoder"
+    with ShmLoader(dataset, num_workers=num_workers) as loader, pytest.raises(ValueError, match=cause) as found:
+        list(loader)
+    assert type(found.value) is ValueError  # the shard is not damaged
+
+
 @pytest.mark.parametrize("nbytes", [-1, 1])
 def test_an_array_with_too_few_or_too_many_bytes_is_an_error(tmp_path: Path, nbytes: int) -> None:
     with TarWriter(tmp_path / "a.tar") as writer:

@@ -55,10 +55,27 @@ def test_folder_of_classes_is_packed(command: Command, tmp_path: Path) -> None:
     assert [(0, PHOTOS[0].read_bytes()), (0, PHOTOS[1].read_bytes()), (1, PHOTOS[2].read_bytes())] == [
         (sample["cls"], sample["jpg"]) for sample in found
     ]
-    first, second = done.stdout.splitlines()
+    first, keys, second = done.stdout.splitlines()
+    assert keys.startswith("keys are the numbers of the images in the order of their names, from 00000000 on; names are not kept")
     assert first.startswith("3 samples in 2 shards, ")
     assert first.endswith(" s: cls, jpg")
     assert f"read it by shmload.remote.RemoteDataset.from_urls({str(tmp_path / 'out')!r})" == second
+
+
+def test_command_says_which_dataset_it_replaced(command: Command, tmp_path: Path) -> None:
+    first = command(PHOTOS[0].parent).stdout
+    assert "replaced" not in first
+    assert command(PHOTOS[0].parent).stdout.count("replaced") == 0  # the same dataset
+    generation = manifest_in(tmp_path / "out").generation
+    done = command(PHOTOS[0].parent, "--seed", 1)
+    assert (
+        f"replaced the dataset of 8 samples that was in {tmp_path / 'out'}, and removed its shards (generation {generation})"
+        in done.stdout
+    )
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == sorted(
+        [manifest_in(tmp_path / "out").generation, "manifest.json"]
+    )
+    assert "replaced" not in command(PHOTOS[0].parent, "--seed", 2, "--append").stdout
 
 
 def test_folder_of_images_is_packed(command: Command, tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def declares_decoding(dataset: Any) -> bool:
     schema = _schema_of(dataset)
     readers = {name: found for name in DECODING if (found := ability_of(dataset, name)) is not None}
     wrong = [name for name, reader in readers.items() if not takes_arguments(reader, 2)]
-    if readers and not any(hasattr(type(dataset), name) for name in ("__getitems__", "__iter__")) and not _has_getitem(dataset):
+    if readers and not any(hasattr(type(dataset), name) for name in ("__getitems__", "__iter__")) and not has_getitem(dataset):
         _check_complete(dataset, next(iter(readers)), wrong)
     if schema is None or not readers:
         return False

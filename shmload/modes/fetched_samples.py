@@ -18,6 +18,7 @@ class FetchedSamples:
 
     Attributes:
         begun: an object that is replaced for each sample, or group of samples; None before the first.
+        of_batch: the keys of the batch that is being read; None if torch's fetcher gets a single key.
     """
 
     def __init__(self, base_seed: int, *, are_read_together: bool) -> None:
@@ -25,6 +26,7 @@ class FetchedSamples:
         self.begun: object = None
         self._step, self._row = 0, 0
         self._key: Any = None
+        self.of_batch: list[Any] | None = None
 
     def keys(self, step: int, keys: Any) -> Any:
         """Return the keys of a batch for the fetcher, which begins each sample by taking its key.
@@ -34,6 +36,7 @@ class FetchedSamples:
             keys: the keys of the batch.
         """
         self._step = step
+        self.of_batch = list(keys) if isinstance(keys, (list, tuple)) else None
         if not self._are_read_together and isinstance(keys, (list, tuple)):
             return _BeginningKeys(self, keys)
         self.begin(-1, keys[0] if isinstance(keys, (list, tuple)) and keys else keys)

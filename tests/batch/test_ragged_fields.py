@@ -617,13 +617,13 @@ def test_packed_batch_with_several_chunks_is_an_error() -> None:
     ring = TrainerRing(private_memory(control_nbytes(1, 2, **SIZES)), num_slots=1, num_workers=2, **SIZES)
     indices = np.arange(4)
     with pytest.raises(ValueError, match=r"a packed batch must be written by one worker, in an order of 1 chunk, got 2"):
-        ring.publish(ring.hold(), epoch=0, step=0, seq=0, indices=indices, nrows=4, nchunks=2, is_packed=True)
+        ring.publish(ring.hold(), epoch=0, step=0, indices=indices, nrows=4, nchunks=2, is_packed=True)
 
 
 def test_writing_a_packed_batch_in_chunks_is_an_error() -> None:
     control = private_memory(control_nbytes(1, 2, **SIZES))
     trainer = TrainerRing(control, num_slots=1, num_workers=2, **SIZES)
-    trainer.publish(trainer.hold(), epoch=0, step=0, seq=0, indices=np.arange(4), nrows=4, nchunks=2)
+    trainer.publish(trainer.hold(), epoch=0, step=0, indices=np.arange(4), nrows=4, nchunks=2)
     worker = WorkerRing(control, 0)
     assert worker.claim()
     with pytest.raises(ValueError, match="divided into 2 chunks"):

@@ -11,8 +11,30 @@ KINDS = "tests/batch/test_tensor_kinds.py::"
 ABILITIES = "tests/behaviour/test_abilities.py::"
 TEMPLATE = "tests/worker/test_template.py::"
 FREE = "tests/core/test_free_threading.py::"
+UNEVEN = "tests/batch/test_uneven.py::"
 
 ENGINE_DEFECTS = [
+    Defect(
+        "E7",
+        "a batch with a list in place of a tensor is not reported if a worker made it",
+        "Engine._deliver",
+        Replace("unpack(LeasedBatch(lease), partial(self._bad_samples.report_uneven, order))", "unpack(LeasedBatch(lease))"),
+        (f"{UNEVEN}test_first_batch_with_a_list_in_place_of_a_tensor_is_a_warning[shapes-2]",),
+    ),
+    Defect(
+        "E7",
+        "a None among numbers is not reported",
+        "_Columns._list",
+        omit("self._note_uneven(values, name)"),
+        (f"{UNEVEN}test_first_batch_with_a_list_in_place_of_a_tensor_is_a_warning[number-0]",),
+    ),
+    Defect(
+        "E7",
+        "every batch with a list in place of a tensor is reported",
+        "BadSamples.report_uneven",
+        omit("self._has_uneven = True"),
+        (f"{UNEVEN}test_first_batch_with_a_list_in_place_of_a_tensor_is_a_warning[None-0]",),
+    ),
     Defect(
         "N8",
         "workers that are added later order no batches ahead",

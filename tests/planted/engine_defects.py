@@ -15,6 +15,20 @@ UNEVEN = "tests/batch/test_uneven.py::"
 
 ENGINE_DEFECTS = [
     Defect(
+        "N8",
+        "torch's error for an argument of a wrong type does not name it",
+        "ShmLoader.__init__",
+        omit("add_wrong_type(error, given)"),
+        ("tests/loader/test_bad_input.py::test_torchs_error_for_a_wrong_type_has_a_note_that_names_the_argument[atuo]",),
+    ),
+    Defect(
+        "N8",
+        "a decoder's loader ignores a ragged field that the schema lacks",
+        "plan_of",
+        Replace("ragged.keys() - in_place.schema.keys()", "()"),
+        ("tests/batch/test_ragged_fields.py::test_field_that_the_schema_of_a_decoder_lacks_is_refused_at_construction",),
+    ),
+    Defect(
         "E7",
         "a batch with a list in place of a tensor is not reported if a worker made it",
         "Engine._deliver",

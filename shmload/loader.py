@@ -26,6 +26,7 @@ from typing_extensions import TypeVar  # torch's own requirement
 from shmload.audit.recorder import Recorder
 from shmload.batch.ragged import AS_TORCH_OR_LIST, RaggedMode
 from shmload.engine.argument_checks import check_arguments
+from shmload.engine.argument_types import add_wrong_type
 from shmload.engine.backend_choice import chosen_backend
 from shmload.engine.bad_samples import BadSamples, OnError
 from shmload.engine.builder import EngineBuilder, Make
@@ -202,28 +203,33 @@ class ShmLoader(DataLoader[T]):
         seed, rank, world_size = map(own_int, (seed, rank, world_size))
         threads_per_worker = own_int(threads_per_worker)
         dataset = _by_number(dataset, seed, uneven, rank, world_size)
-        check_arguments(dict(locals()))
+        given = dict(locals())
+        check_arguments(given)
         first_workers, first_prefetch = first_numbers(num_workers, prefetch_factor, is_torch_mode=seed is None)
         self.backend, self.share = backend, share
-        super().__init__(
-            dataset,  # type: ignore[arg-type]  # torch can read more than its annotation allows
-            batch_size,
-            None if package_ability(dataset, "epoch_schedule") else shuffle,  # to shuffle, torch would call the dataset's len()
-            sampler,
-            batch_sampler,
-            first_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,
-            multiprocessing_context,
-            generator,
-            prefetch_factor=first_prefetch,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-        )
+        try:
+            super().__init__(
+                dataset,  # type: ignore[arg-type]  # torch can read more than its annotation allows
+                batch_size,
+                None if package_ability(dataset, "epoch_schedule") else shuffle,  # to shuffle, torch would call the dataset's len()
+                sampler,
+                batch_sampler,
+                first_workers,
+                collate_fn,
+                pin_memory,
+                drop_last,
+                timeout,
+                worker_init_fn,
+                multiprocessing_context,
+                generator,
+                prefetch_factor=first_prefetch,
+                persistent_workers=persistent_workers,
+                pin_memory_device=pin_memory_device,
+                in_order=in_order,
+            )
+        except (TypeError, ValueError) as error:
+            add_wrong_type(error, given)
+            raise
         can_reseed = seed is not None and threads_per_worker == 1
         self._shuffle, self.seed = shuffle, seed
         self.seed_samples = can_reseed if seed_samples is None else seed_samples
@@ -490,8 +496,8 @@ class ShmLoader(DataLoader[T]):
         workers = f"num_workers={self.num_workers}"
         if isinstance(self.backend, Ray) and self.backend.num_local_workers:
             workers += f" + {self.backend.num_local_workers} local"
-        if self.backend == "auto":
-            workers += f", backend={self._builder.chosen or 'auto'}"
+        if self.backend != "process":
+            workers += f", backend={self._builder.chosen or self.backend!r}"
         return (
             f"ShmLoader({type(self.dataset).__name__}, batch_size={self.batch_size}, {workers}, {mode}{self._rank_text()}, "
             f"read by {self._config().plan.path}, {ring})"

@@ -22,8 +22,9 @@ import numpy as np
 from shmload.batch.element_types import of_numpy, of_torch
 from shmload.batch.layout import NUMBERS, filled, is_plain_tensor, is_sequence
 from shmload.batch.packed_batch import ATOMS, Node, PackedBatch, Packer, is_record
-from shmload.batch.ragged import Ragged, Rows, check_rows, ragged_node, stacked
+from shmload.batch.ragged import AS_LISTS, Ragged, Rows, check_rows, ragged_node, stacked
 from shmload.batch.registered_functions import RegisteredFunctions
+from shmload.batch.uneven import Uneven
 from shmload.errors import SampleError
 
 
@@ -68,7 +69,26 @@ def pack_samples(batch: Any, ragged: Ragged | None, functions: RegisteredFunctio
     except _UnusualError:
         return None
     columns.check_names()
-    return packer.packed(("tupled", node) if is_tuple and node[0] == "text" else node)
+    node = ("tupled", node) if is_tuple and node[0] == "text" else node
+    return packer.packed(node if columns.uneven is None else ("uneven", tuple(columns.uneven), node))
+
+
+def difference_note(batch: Any, keys: Sequence[Any] | None) -> str:
+    """Return the note for an error of torch's default collate: the samples that differ. It is empty if none do.
+
+    Args:
+        batch: the samples, as for `pack_samples`.
+        keys: the keys of the samples, if they are known.
+    """
+    columns = _Columns(Packer(), AS_LISTS, None)
+    try:
+        columns.node(samples_in(batch) or [], "")
+    except Exception:  # the samples may be anything, and the error already says what torch makes of them
+        return ""
+    if (found := columns.uneven) is None:
+        return ""
+    remedy = 'Make the samples alike, or give ragged="pad" or "list"'
+    return f"shmload: field {found.field!r}: {found.difference(keys)}. {remedy}"
 
 
 _ANY_NUMBER = (int, float, np.number, np.bool_)
@@ -83,6 +103,7 @@ class _Columns:
         self._functions = functions
         self._seen: list[str] = []  # array fields that are stacked or ragged
         self._places: set[str] = set()  # paths of everything else, too; the path of the samples themselves is empty
+        self.uneven: Uneven | None = None  # the first field that is a list only because the samples of this batch differ
 
     def check_names(self) -> None:
         """Raise SampleError if a field that was declared ragged is missing."""
@@ -238,6 +259,7 @@ class _Columns:
                     f"field {name!r} has rows of shapes {shapes[0]} and {other}, and was not declared ragged: add it to "
                     "ragged={...}, or give it a None dimension in the dataset's schema"
                 )
+            self._note_uneven(rows.arrays, name)
             mode = "list"
         assert rule is not None
         if len(set(map(len, shapes))) > 1:
@@ -275,10 +297,25 @@ class _Columns:
         self._check_no_row_joins(values, name)
         if self._joins(name) is not None:
             self._places.discard(name)  # a list in place of joined rows, as of None alone, must not pass for the field
+        self._note_uneven(values, name)
         if not any(isinstance(value, np.ndarray) for value in values):
             return self._packer.node(values)
         nodes = [self._packer.node(v) for v in values]
         return "list", [("tensor", *node[1:]) if node[0] == "array" else node for node in nodes]
+
+    def _note_uneven(self, values: list[Any], name: str) -> None:
+        """Note the field, if its values become a list in this batch although one of them alone would be stacked or transposed."""
+        rule = self._ragged
+        if self.uneven is not None or rule is None or rule.lists_are_rows or rule.mode(name or "data") is not None:
+            return
+        first = next((row for row, value in enumerate(values) if _is_collated(value)), None)
+        if first is None:
+            return
+        kind = _described_shape(values[first])
+        other = next((row for row, value in enumerate(values) if _described_shape(value) != kind), None)
+        if other is not None:
+            kinds = kind, _described_shape(values[other])
+            self.uneven = Uneven(name or "data", len(values), (first, other), kinds, _is_row(values[first]))
 
     # ------------------------------------------------------------ containers
 
@@ -365,6 +402,22 @@ def _is_row(value: Any) -> bool:
 def _has_parts(value: Sequence[Any]) -> bool:
     """Return whether a sequence contains arrays, tensors or containers, which torch's collate makes batches of."""
     return any(isinstance(part, (np.ndarray, Mapping)) or is_tensor(part) or is_sequence(part) for part in value)
+
+
+def _is_collated(value: Any) -> bool:
+    """Return whether a batch of such values alone is not a list of them: numbers and arrays are stacked, containers transposed."""
+    if is_tensor(value):
+        return value.layout is sys.modules["torch"].strided and not value.is_nested
+    if isinstance(value, np.ndarray):
+        return of_numpy(value.dtype) is not None
+    return isinstance(value, (*_ANY_NUMBER, Mapping)) or is_sequence(value) or is_record(type(value))
+
+
+def _described_shape(value: Any) -> str:
+    """Return the type of a value, and the dtype and shape of an array."""
+    if isinstance(value, np.ndarray) or is_tensor(value):
+        return f"{str(value.dtype).removeprefix('torch.')} of shape {tuple(value.shape)}"
+    return "None" if value is None else f"of type {type(value).__name__}"
 
 
 def _described(value: Any) -> str:

@@ -20,6 +20,7 @@
     ("sparse", layout, shape, is it coalesced, indices, values)  a sparse tensor, with one or two nodes of indices
     ("foreign", pickle)  a list of anything else; arrays inside it travel as arrays
     ("first", node)  the first element of a list
+    ("uneven", found, node)  the whole batch, one of whose fields is a list because its samples differ (uneven.py)
 
 So the trainer unpickles nothing unless the batch contains objects that need pickle; those are counted. Only processes of one loader
 read and write the bytes, in memory of mode 0600. `unpacking.py` reads them.

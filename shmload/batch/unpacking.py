@@ -20,12 +20,23 @@ from shmload.batch.layout import filled, sequence_like
 from shmload.batch.packed_batch import placed
 from shmload.batch.ragged_forms import Jagged, Padded
 from shmload.batch.sparse_tensors import made_sparse
+from shmload.batch.uneven import Uneven
 
 
 @faults.at("mapping")
-def unpack(source: BatchMemory) -> Any:
-    """Build the batch from its packed form. Its tensors and arrays alias `source` and keep it alive."""
-    return _built(source, marshal.loads(source.meta()))
+def unpack(source: BatchMemory, on_uneven: Callable[[Uneven], None] | None = None) -> Any:
+    """Build the batch from its packed form. Its tensors and arrays alias `source` and keep it alive.
+
+    Args:
+        source: the memory of the packed batch.
+        on_uneven: called if a field is a list because the samples of this batch differ.
+    """
+    node = marshal.loads(source.meta())
+    if node[0] == "uneven":
+        _, found, node = node
+        if on_uneven is not None:
+            on_uneven(Uneven(*found))
+    return _built(source, node)
 
 
 def _built(source: BatchMemory, node: tuple[Any, ...]) -> Any:

@@ -29,6 +29,7 @@ _INSTEAD = (
 )
 _CHOICES = {"uneven": ("pad", "drop", "exact"), "on_error": ("raise", "skip", "substitute")}
 _TABLES = {("pandas", "DataFrame"), ("polars", "DataFrame"), ("polars", "LazyFrame")}
+_PIPELINES = {("shmload.pipeline.methods", "Fluent"), ("shmload.pipeline.running_pipeline", "RunningPipeline")}
 # argument, smallest value, description of the valid values for the error
 _LEAST = (
     ("ring_bytes", 1, "a positive number of bytes"),
@@ -50,6 +51,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         ImportError: an argument needs a package that is not installed.
     """
     check_types(given)
+    _check_pipeline(given["dataset"])
     _check_table(given)
     for name, choices in _CHOICES.items():
         if given[name] not in choices:
@@ -72,6 +74,16 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         raise ValueError(
             "audit and device cannot be combined: the audit records a digest of bytes on the host, and these are on the device. "
             "Audit a pass without device"
+        )
+
+
+def _check_pipeline(dataset: Any) -> None:
+    """Raise for a pipeline, which has no samples by number and has its own workers."""
+    if {(base.__module__, base.__name__) for base in type(dataset).__mro__} & _PIPELINES:
+        raise TypeError(
+            f"dataset must give a sample for each number, and a source or pipeline ({type(dataset).__name__}) is itself a loader: "
+            "iterate it (`for batch in pipeline`) in place of a ShmLoader, with its batches by .batch(...) and its workers by "
+            ".map(..., workers=...)"
         )
 
 

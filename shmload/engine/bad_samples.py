@@ -7,6 +7,7 @@ outcome depends only on the bad samples, not on workers or timing.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
@@ -14,8 +15,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from shmload._core.trainer import Order
+from shmload.batch.uneven import Uneven, sample_name
 from shmload.errors import SampleError
 from shmload.metrics import irregular_files
+
+log = logging.getLogger("shmload")
 
 LISTED_MAX = 1000  # most bad samples that stats() lists
 SUBSTITUTES_MAX = 100  # most indices tried in place of one bad sample
@@ -37,6 +41,7 @@ class BadSamples:
         count: bad samples so far.
         num_irregular: files read in this process that break a rule of their format; the ring counts those of workers.
         listed: a dict for each of the first `LISTED_MAX` bad samples.
+        step_stride: difference between the step numbers of successive batches.
     """
 
     def __init__(self, on_error: OnError, max_bad: int | None, next_index: NextIndex | None = None) -> None:
@@ -44,6 +49,8 @@ class BadSamples:
         self.count = 0
         self.num_irregular = 0
         self.listed: list[dict[str, Any]] = []
+        self.step_stride = 1
+        self._has_uneven = False
 
     @contextmanager
     def counting_irregular(self) -> Iterator[None]:
@@ -53,6 +60,23 @@ class BadSamples:
             yield
         finally:
             self.num_irregular += irregular_files.value - before
+
+    def report_uneven(self, order: Order, found: Uneven) -> None:
+        """Log a warning about the loader's first batch that has a list in place of a tensor, because its samples differ.
+
+        Args:
+            order: the order of the batch.
+            found: the field and two samples that differ.
+        """
+        if self._has_uneven:
+            return
+        self._has_uneven = True
+        where = f"epoch {order.epoch}, batch {order.step // self.step_stride}"
+        log.warning("%s", found.warning(where, found.difference(order.indices, self.name)))
+
+    def name(self, key: Any) -> str:
+        """Return the name of a sample in messages."""
+        return sample_name(key)
 
     @property
     def are_tolerated(self) -> bool:

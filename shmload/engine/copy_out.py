@@ -127,8 +127,8 @@ class CopyOut:
             self._has_warned = True
             text = (
                 f"{ring.num_leased - 1} batches are still in use, and the workers need the other {self._whose}: while that is so, "
-                "batches are copied to private memory. Drop batches you no longer need, or raise prefetch_factor or "
-                f"ring_bytes{holders_hint()}"
+                "batches are copied to private memory. Drop batches you no longer need, or keep a copy (`y.clone()`) of the parts "
+                f"that you need, because a part keeps its whole batch; or raise prefetch_factor or ring_bytes{holders_hint()}"
             )
             try:
                 warnings.warn(text, stacklevel=users_frame()[1])

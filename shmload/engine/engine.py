@@ -344,7 +344,7 @@ class Engine:
             if note is not None and note.has_ended:
                 batch = NOTHING
             elif nbytes:
-                batch = unpack(LeasedBatch(lease))
+                batch = unpack(LeasedBatch(lease), partial(self._bad_samples.report_uneven, order))
             else:
                 assert self._publisher.layout is not None
                 batch, nbytes = deliver_rows(self._publisher.layout, lease, order.nrows)

@@ -22,7 +22,7 @@ from shmload.engine.restart_limit import RestartLimit
 from shmload.engine.worker_set import WorkerSet
 from shmload.errors import SampleTimeout, ShmloadError, WorkerDied
 from shmload.worker.failure import REMEDY, sample_at, timeout_text
-from shmload.worker.pool import Death, WorkerPool
+from shmload.worker.pool import Death, WorkerPool, context_of
 
 log = logging.getLogger("shmload")
 
@@ -65,6 +65,7 @@ class Supervisor:
         self._restarts = restarts
         self._sample_timeout_s, self._num_threads = config.sample_timeout_s, config.threads_per_worker
         self._tolerates_bad_samples = config.on_error != "raise"
+        self._context = config.multiprocessing_context
         self._helpers = helpers
         self._kills: Counter[tuple[str, int]] = Counter()  # number of deaths by (description of the sample or batch, order number)
         self._poisoned: dict[int, Fatal] = {}  # by slot
@@ -87,15 +88,14 @@ class Supervisor:
         is_idle = held is None or not self._pool.reads_samples(death.worker_id)
         slot, _, number, row = held or (-1, 0, 0, -1)
         work, row, num_kills = (None, row, 0) if is_idle else self._blame(slot, row, number)
+        hint = self._hint_on_start(death)
         if self._restarts.num_left == 0:
-            return _death_error(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly", death, work)
+            return _death_error(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly{hint}", death, work)
         if is_idle and death.pid != self._last_pid:  # workers may share a process, which dies once
             self.num_idle_deaths += 1
             if self.num_idle_deaths >= IDLE_DEATHS_MAX:
-                text = (
-                    f"it is the {self.num_idle_deaths}th worker in a row to die with nothing to do; check worker_init_fn and dmesg"
-                )
-                return _death_error(f"{death}; {text}", death, None)
+                text = f"it is the {self.num_idle_deaths}th worker in a row to die with nothing to do"
+                return _death_error(f"{death}; {text}{hint or '; check worker_init_fn and dmesg'}", death, None)
         self._last_pid = death.pid
         is_deadly = num_kills >= 2
         if is_deadly:
@@ -108,6 +108,13 @@ class Supervisor:
         self._replace(death.worker_id)
         self._restarts.use_one()
         return None
+
+    def _hint_on_start(self, death: Death) -> str:
+        """Return the likely cause of a death, as the end of a sentence, if the worker has not begun its work; otherwise nothing."""
+        has_begun = self._ring.worker(death.worker_id)["started_ns"]
+        if has_begun or not death.exitcode or death.exitcode < 0 or context_of(self._context).get_start_method() == "fork":
+            return ""
+        return "; it died while it started and imported the program: is its code under `if __name__ == '__main__':`?"
 
     def end_if_timed_out(self, worker: int) -> bool:
         """Kill and replace a worker whose sample takes longer than `sample_timeout_s`. Return whether it was replaced.

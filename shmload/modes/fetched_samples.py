@@ -19,6 +19,7 @@ class FetchedSamples:
     Attributes:
         begun: an object that is replaced for each sample, or group of samples; None before the first.
         key: key of the sample that is being read alone; None between samples.
+        of_batch: the keys of the batch that is being read; None if torch's fetcher gets a single key.
     """
 
     def __init__(self, base_seed: int, *, are_read_together: bool) -> None:
@@ -27,6 +28,7 @@ class FetchedSamples:
         self._step, self._row = 0, 0
         self._key: Any = None
         self.key: Any = None
+        self.of_batch: list[Any] | None = None
 
     def keys(self, step: int, keys: Any) -> Any:
         """Return the keys of a batch for the fetcher, which begins each sample by taking its key.
@@ -36,6 +38,7 @@ class FetchedSamples:
             keys: the keys of the batch.
         """
         self._step = step
+        self.of_batch = list(keys) if isinstance(keys, (list, tuple)) else None
         if not self._are_read_together and isinstance(keys, (list, tuple)):
             return _BeginningKeys(self, keys)
         are_several = isinstance(keys, (list, tuple))

@@ -90,7 +90,7 @@ class InlineReader:
             keys = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
             self._row = -1
             try:
-                return self._read(keys, order.epoch)
+                return self._read(keys, order)
             except Exception as error:
                 key = keys[self._row] if self._row >= 0 else None
                 error.add_note(self._job.note(key, order.epoch, self.batch_of(order.step)))
@@ -111,9 +111,9 @@ class InlineReader:
                 bad.append(row)
         return bad
 
-    def _read(self, keys: list[Any], epoch: int) -> Any:
+    def _read(self, keys: list[Any], order: Order) -> Any:
         """Return the batch of the samples, in the way that the plan provides."""
-        job = self._job
+        job, epoch = self._job, order.epoch
         if self._in_place is not None and self._in_place.takes(keys):
             return self._read_in_place(keys, epoch)
         if not job.auto_collation:
@@ -128,7 +128,10 @@ class InlineReader:
             self._reads_many = not (drew_between_samples() and can_be_joined(samples))  # random numbers are keyed by the sample
         if not (self._reads_many and keys):
             samples = self._read_one_by_one(keys, epoch)
-        return (job.collate_fn or partial(collated, ragged=job.plan.ragged))(samples)
+        if job.collate_fn is not None:
+            return job.collate_fn(samples)
+        on_uneven = partial(self._bad_samples.report_uneven, order)
+        return collated(samples, job.plan.ragged, keys=lambda: keys, on_uneven=on_uneven)
 
     def _read_one_by_one(self, keys: list[Any], epoch: int) -> Any:
         """Return the samples as a list, or joined from the results of the dataset's `__getitems__` for one key at a time."""

@@ -175,6 +175,7 @@ class SeedStream:
         if config.device is not None:
             self._num_ahead += NUM_SENT
         self._place = BatchPlace(self._next_epoch, self._first_step)
+        self._builder.bad_samples.step_stride = self.epochs.stride
         if (sampled := self.epochs.sampled) is not None:
             self._places = [ref for ref in [*self._places, weakref.ref(self._place)] if ref() is not None]
             sampled.keep({place.epoch for ref in self._places if (place := ref()) is not None})

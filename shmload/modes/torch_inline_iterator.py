@@ -57,8 +57,6 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         job = self._job = config.job()
         self._bad_samples = passes.builder.bad_samples
         self._reader = InlineReader(job, self._bad_samples) if config.reads_inline else None
-        if job.plan.ragged is not None and job.collate_fn is None and self._auto_collation:
-            self._dataset_fetcher.collate_fn = functools.partial(collated, ragged=job.plan.ragged)
         self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
         state = start_sampler(reader, state, is_early=is_early)
         if state is None and is_early:
@@ -72,6 +70,9 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         base_seed = int(self._base_seed)
         has_getitems = self._dataset_kind == DatasetKind.Map and bool(getattr(config.dataset, "__getitems__", None))
         self._fetched = FetchedSamples(base_seed, are_read_together=has_getitems or not self._auto_collation)
+        if job.collate_fn is None and self._auto_collation:
+            fetched = self._fetched  # the iterator itself would be a reference cycle
+            self._dataset_fetcher.collate_fn = functools.partial(collated, ragged=job.plan.ragged, keys=lambda: fetched.of_batch)
         if self._reader is not None:
             self._reader.base_seed = base_seed
         self._num_again = 0  # orders taken twice, because a resumed pass reads their batches of an iterable dataset again

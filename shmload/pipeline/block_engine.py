@@ -14,6 +14,7 @@ from contextlib import closing
 from typing import Any
 
 from shmload.batch.ragged import ragged_of
+from shmload.batch.uneven import Uneven
 from shmload.errors import StateMismatch
 from shmload.modes.default_collate import collated
 from shmload.pipeline.block_columns import Block, Piece, batch_of, items_of, length, part_of
@@ -50,6 +51,7 @@ class BlockEngine(PipelineEngine):
         self._is_over = False  # whether the epoch has ended for this rank
         self._has_begun = False  # whether anything was asked for in this epoch
         self._valid: int | None = None
+        self._has_uneven = False  # whether a batch with a list in place of a tensor was reported
         self._num_empty = 0  # blocks without items since the last item
 
     @property
@@ -83,7 +85,13 @@ class BlockEngine(PipelineEngine):
             ((count, batch),) = items
             self._valid = count if self._valid else 0
             return batch
-        return collated(items, self._ragged)
+        return collated(items, self._ragged, on_uneven=self._report_uneven)
+
+    def _report_uneven(self, found: Uneven) -> None:
+        """Log a warning about the first batch that has a list in place of a tensor, because its items differ."""
+        if not self._has_uneven:
+            self._has_uneven = True
+            log.warning("%s", found.warning(self.where(), found.difference(None)))
 
     def _step(self) -> list[Piece]:
         """Return this rank's items of the next step; raise StopIteration at the end of the epoch."""

@@ -17,7 +17,7 @@ from shmload.pipeline.engines import engine_of
 from shmload.pipeline.explain import Explanation, explained
 from shmload.pipeline.pipeline_engine import PipelineEngine
 from shmload.pipeline.running_pipeline import RunningPipeline
-from shmload.pipeline.stage_names import places_of
+from shmload.pipeline.stage_names import as_methods, places_of
 from shmload.schedule.permutation import MAX_N
 from shmload.worker.stage_arguments import set_whole
 
@@ -81,6 +81,9 @@ class Conveyer(RunningPipeline):
                 f"{', '.join(misplaced)}: workers make blocks of items here, and not the batches that this is for: leave it out "
                 "after a stage that makes more or fewer items"
             )
+
+    def __repr__(self) -> str:
+        return f"Conveyer({as_methods(self.stages)})"
 
     @property
     def valid(self) -> int | None:

@@ -165,12 +165,14 @@ class _Summary:
         trainer_per_s = 1e6 / trainer_us if trainer_us else None
         items_per_s = min((rate for rate in (workers_per_s, trainer_per_s) if rate is not None), default=None)
         bottleneck = self._bottleneck(1e6 / workers_per_s if workers_per_s else None, trainer_us or 0.0)
-        busy = self._workers_busy()
+        busy, why = self._workers_busy(), self._why(bottleneck, items_per_s, trainer_per_s)
+        if busy is not None and self._stats["bottleneck"] == "unknown":
+            why = f"Most of the time so far was the start of the workers, so the waits say little; by the costs above: {why}"
         return Explanation(
             stages=[self._cost(number) for number in range(len(self._places))],
             num_workers=self._num_workers,
             bottleneck=bottleneck,
-            why=self._why(bottleneck, items_per_s, trainer_per_s),
+            why=why,
             items_per_s=items_per_s,
             workers_per_s=workers_per_s,
             trainer_per_s=trainer_per_s,

@@ -28,6 +28,9 @@ class NamedErrors(BadSamples):
         super().__init__(on_error, max_bad, next_index)
         self._name = name
 
+    def name(self, key: Any) -> str:
+        return self._name(int(key))
+
     def replaced(
         self, order: Order, bad: Sequence[int], error: Callable[[], BaseException]
     ) -> Sequence[Any] | np.ndarray[Any, Any]:

@@ -87,6 +87,9 @@ class Join(RunningPipeline, Fluent):
         self.is_endless, self.has_equal_ranks = draws.is_endless, True
         super().__init__(JoinEngine(self.members, draws))
 
+    def __repr__(self) -> str:
+        return f"Join({len(self.members)} members)"
+
     @property
     def last_member(self) -> int | None:
         """Return the number of the member that was drawn last; None before the first draw."""

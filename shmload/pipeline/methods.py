@@ -24,11 +24,17 @@ from shmload.pipeline.member_plans import plans_of
 from shmload.pipeline.packing import Pack
 from shmload.pipeline.position_stages import Enumerate, Repeat, Shuffle, Skip, Take, Window
 from shmload.pipeline.scan import Scan
+from shmload.pipeline.stage_names import as_methods
 from shmload.pipeline.stages import BatchMap, Collate, DistributedBatchedMap, Map, Partition
 from shmload.schedule.any_schedule import Uneven
 from shmload.schedule.permutation import MAX_N
 from shmload.worker.item_stages import Filter, FlatMap
 from shmload.worker.stage_arguments import set_whole
+
+_OF_CONVEYER = frozenset(
+    {"state", "load_state", "set_state", "state_dict", "load_state_dict", "begin_next_epoch", "is_ended", "stats", "valid", "close"}
+)
+_OF_WORKERS = frozenset({"buffer_size", "timeout", "in_order"})
 
 
 class Fluent:
@@ -72,14 +78,39 @@ class Fluent:
                 pipeline.engine.restart(epoch)
             yield from pipeline
 
+    def __len__(self) -> int:
+        """Return the number of batches, or items, of this rank in one epoch; see `Conveyer`."""
+        with self.conveyer() as pipeline:
+            return len(pipeline)
+
+    def __bool__(self) -> bool:
+        """Return True: a pipeline without items is not nothing, and the number of items may not be known."""
+        return True
+
+    def __repr__(self) -> str:
+        return as_methods(self.stages)
+
+    def __getattr__(self, name: str) -> Any:
+        """Raise AttributeError, which for a method of a Conveyer says how to get one."""
+        why = ""
+        if name in _OF_CONVEYER:
+            why = (
+                f": each iteration begins anew, so only a Conveyer has a position. Give `with pipeline.conveyer() as batches:`, "
+                f"iterate `batches`, and call `batches.{name}`"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}", name=name, obj=self)
+
     def map(self, fn: Callable[[Any], Any], *, workers: int = 0, **options: Any) -> Pipeline:
         """Add `Map(fn)`, or with workers `DistributedBatchedMap(fn, workers, **options)`. After `batch`, `fn` gets whole batches.
 
         Raises:
-            TypeError: there are options for workers, but no workers.
+            TypeError: there are options for workers, but no workers; or unknown options.
         """
+        if unknown := sorted(options.keys() - _OF_WORKERS):
+            valid = ", ".join(sorted(_OF_WORKERS))
+            raise TypeError(f"map() has no argument {unknown[0]!r}: it takes workers=, a number of processes, and with it {valid}")
         if options and not workers:
-            raise TypeError(f"map({', '.join(options)}) is for workers: give their number, workers=2")
+            raise TypeError(f"map({', '.join(options)}) needs workers: also give their number, as in map(fn, workers=2)")
         return self._then(DistributedBatchedMap(fn, workers, **options) if workers else Map(fn))
 
     def filter(self, fn: Callable[[Any], Any]) -> Pipeline:
@@ -156,8 +187,18 @@ class Fluent:
         """Add `Partition(rank, n_ranks, uneven=uneven)`."""
         return self._then(Partition(rank, n_ranks, uneven=uneven))
 
-    def batch(self, batch_size: int, return_partial_batch: bool = True, *, ragged: Any = AS_TORCH_OR_LIST) -> Pipeline:
-        """Add `Collate(batch_size, return_partial_batch, ragged=ragged)`."""
+    def batch(
+        self, batch_size: int, return_partial_batch: bool = True, *, ragged: Any = AS_TORCH_OR_LIST, **unknown: Any
+    ) -> Pipeline:
+        """Add `Collate(batch_size, return_partial_batch, ragged=ragged)`.
+
+        Raises:
+            TypeError: there are other arguments.
+        """
+        if "drop_last" in unknown:
+            raise TypeError(f"batch() has no argument 'drop_last': give return_partial_batch={not unknown['drop_last']}")
+        if unknown:
+            raise TypeError(f"batch() has no argument {min(unknown)!r}: it takes batch_size, return_partial_batch and ragged")
         return self._then(Collate(batch_size, return_partial_batch, ragged=ragged))
 
 
@@ -174,9 +215,6 @@ class Pipeline(Fluent):
     @property
     def stages(self) -> tuple[Any, ...]:
         return self._stages
-
-    def __repr__(self) -> str:
-        return f"Pipeline({', '.join(map(repr, self._stages))})"
 
 
 class Combined(Fluent):

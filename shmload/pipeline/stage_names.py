@@ -11,9 +11,10 @@ from shmload.pipeline.buckets import Bucket
 from shmload.pipeline.plan import Plan
 from shmload.pipeline.position_stages import Enumerate, Repeat, Shuffle, Skip, Take, Window
 from shmload.pipeline.scan import Scan
-from shmload.pipeline.stages import BatchMap, Collate, Partition
+from shmload.pipeline.stages import BatchMap, Collate, DistributedBatchedMap, Partition
 
 Where = Literal["workers", "trainer", "by place"]
+_METHODS = {"DistributedBatchedMap": "map", "BatchMap": "map_batches", "FlatMap": "flat_map", "Collate": "batch"}
 _BY_PLACE = Take | Skip | Repeat | Enumerate | Window | Shuffle
 
 
@@ -35,6 +36,22 @@ def name_of(stage: Any) -> str:
             continue
         given.append(f"{each.name}={argument_text(value)}" if is_by_name or each.kw_only else argument_text(value))
     return f"{kind}({', '.join(given)})"
+
+
+def as_methods(stages: Sequence[Any]) -> str:
+    """Return a source and its stages as the methods that add them: `Items(list of 3).map(read, workers=2).batch(32)`."""
+    return ".".join([name_of(stages[0]), *map(_method_of, stages[1:])])
+
+
+def _method_of(stage: Any) -> str:
+    """Return the call of the method that adds a stage."""
+    kind, _, arguments = name_of(stage).partition("(")
+    if isinstance(stage, DistributedBatchedMap):
+        _, _, *options = fields(stage)
+        given = {"workers": stage.n_workers, **{each.name: getattr(stage, each.name) for each in options}}
+        changed = [f"{name}={value!r}" for name, value in given.items() if value != getattr(DistributedBatchedMap, name, None)]
+        arguments = f"{', '.join([argument_text(stage.mapping_fn), *changed])})"
+    return f"{_METHODS.get(kind, kind.lower())}({arguments}"
 
 
 def argument_text(value: Any) -> str:

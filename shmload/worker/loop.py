@@ -16,7 +16,7 @@ import numpy as np
 from shmload import faults
 from shmload._core.filler import DONE, ERROR, VOID, WorkerRing
 from shmload._core.mapping import Mapping
-from shmload.batch.collate import pack_samples, samples_in
+from shmload.batch.collate import difference_note, pack_samples, samples_in
 from shmload.batch.layout import Layout
 from shmload.batch.packed_batch import PackedBatch, pack
 from shmload.batch.ragged_rows import Arenas, RaggedRows
@@ -109,6 +109,7 @@ class WorkerLoop:
         self._num_misfits = 0  # batches begun as rows whose samples turned out to differ
         self._arenas = Arenas()
         self._num_foreign = 0
+        self._difference = ""  # note on the samples of the batch that torch's collate has refused
 
     def run(self, begun_ns: int) -> None:
         """Fill orders until the trainer closes the ring or no longer wants this worker.
@@ -183,6 +184,8 @@ class WorkerLoop:
             failure = self._init_failure
         else:
             note = self._job.note(self._ring.key, self._ring.epoch, self._ring.batch)
+            if self._difference:  # not a note of the error itself, which would be a part of the text and must be torch's
+                note, self._difference = f"{note}\n{self._difference}", ""
             failure = Failure.of(error, f"in DataLoader worker {self._kind} {self._ring.worker_id}", note)
             if self._job.tolerates_bad_samples and not isinstance(error, RingTooSmall):
                 failure = failure._replace(rows=self._reader.bad_rows())
@@ -450,4 +453,9 @@ class WorkerLoop:
             return packed
         from shmload.worker.torch_side import default_collate
 
-        return pack(default_collate(samples))
+        try:
+            batch = default_collate(samples)
+        except Exception:
+            self._difference = difference_note(samples, self._reader.keys())
+            raise
+        return pack(batch)

@@ -153,6 +153,11 @@ def plan_of(
         return ReadPlan(path, None, rule, is_whole=is_whole, has_getitems=has_getitems)
     path = "read_batch_into" if in_place.read_batch_into is not None else "read_into"
     layout = in_place.layout()
+    if isinstance(ragged, Mapping) and (unknown := sorted(ragged.keys() - in_place.schema.keys())):
+        raise ValueError(
+            f"ragged names {', '.join(map(repr, unknown))}, but the schema of {type(dataset).__name__} has the fields "
+            f"{', '.join(map(repr, in_place.schema))}"
+        )
     return ReadPlan(path, layout, rule, is_whole=layout.is_ragged, has_getitems=has_getitems)
 
 

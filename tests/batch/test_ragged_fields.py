@@ -128,6 +128,21 @@ def test_schema_declares_ragged_fields_of_samples() -> None:
         assert (type(batch["x"]), type(batch["y"])) == (kind, torch.Tensor)
 
 
+def test_field_that_the_schema_of_a_decoder_lacks_is_refused_at_construction() -> None:
+    with pytest.raises(ValueError, match=r"^ragged names 'y', but the schema of Decoder has the fields 'x'$"):
+        ShmLoader(Decoder(), batch_size=2, ragged={"y": "pad"})
+
+
+class Decoder:
+    schema: ClassVar[Any] = {"x": ("int64", (None,))}
+
+    def __len__(self) -> int:
+        return 4
+
+    def read_into(self, index: int, out: Any) -> None:
+        out["x"] = np.arange(index)
+
+
 def test_unknown_mode_is_an_error() -> None:
     for wrong in ("padded", {"x": "stack"}):
         with pytest.raises(ValueError, match='ragged is "list", "pad", "nested", "jagged", or a mapping'):

@@ -103,6 +103,7 @@ def test_list_of_a_loader_is_correct_and_warns_once(seed: int | None) -> None:
         assert [str(w.message).split(":")[0] for w in caught] == [
             f"{kept_by(seed)} batches are still in use, and the workers need the other slots of the ring"
         ]
+        assert "or keep a copy (`y.clone()`) of the parts that you need" in str(caught[0].message)
         assert caught[0].filename == __file__
         assert loader.stats()["num_copied_out"] == N // BATCH_SIZE - kept_by(seed)
 

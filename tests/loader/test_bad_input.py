@@ -250,6 +250,56 @@ def test_an_argument_that_can_be_automatic_is_an_integer_or_auto(name: str, valu
         ShmLoader([1], seed=1, **{name: value})  # in torch mode, the error is torch's
 
 
+@pytest.mark.parametrize("value", ["atuo", "2", None])
+def test_torchs_error_for_a_wrong_type_has_a_note_that_names_the_argument(value: Any) -> None:
+    with pytest.raises(TypeError) as theirs:
+        DataLoader([1], num_workers=value)
+    with pytest.raises(TypeError) as ours:
+        ShmLoader([1], num_workers=value)
+    assert str(ours.value) == str(theirs.value)
+    kind = type(value).__name__
+    assert ours.value.__notes__ == [
+        f'shmload: num_workers must be an integer of at least 0 or "auto"; got {value!r} of type {kind}'
+    ]
+
+
+def test_number_of_workers_that_torch_refuses_late_is_refused_at_once() -> None:
+    with pytest.raises(TypeError, match=r'^num_workers must be an integer of at least 0 or "auto"; got 2\.0 of type float$'):
+        ShmLoader([1], num_workers=2.0)  # type: ignore[arg-type]  # the wrong type is the point
+
+
+@BOTH_MODES
+def test_text_as_batch_size_is_named_with_quotes_in_a_note(seed: int | None) -> None:
+    with pytest.raises(ValueError, match="got batch_size=16") as caught:
+        ShmLoader([1], batch_size="16", seed=seed)  # type: ignore[arg-type]  # the wrong type is the point
+    assert caught.value.__notes__ == ["shmload: batch_size must be an int or None; got '16' of type str"]
+
+
+@pytest.mark.parametrize("name", ["shuffle", "pin_memory", "persistent_workers", "in_order", "seed_samples", "trust_state"])
+def test_text_as_truth_value_is_refused_in_seed_mode(name: str) -> None:
+    with pytest.raises(TypeError, match=f"^{name} must be True or False; got 'no' of type str$"):
+        ShmLoader([1], num_workers=1, seed=1, **{name: "no"})
+    if name in ("shuffle", "in_order"):
+        ShmLoader([1], **{name: "no"})  # true, as in torch
+
+
+@pytest.mark.parametrize(("method", "seed"), [("spawn", None), ("forkserver", None), ("spawn", 1)])
+def test_program_without_a_main_guard_is_told_to_have_one(method: str, seed: int | None, tmp_path: Path) -> None:
+    program = tmp_path / "unguarded.py"
+    program.write_text(
+        f"from shmload import ShmLoader\nlist(ShmLoader([1, 2], num_workers=1, seed={seed}, multiprocessing_context={method!r}))\n"
+    )
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert "WorkerDied: " in last
+    assert last.endswith("; it died while it started and imported the program: is its code under `if __name__ == '__main__':`?")
+
+
+@pytest.mark.parametrize("backend", ["thread", "process"])
+def test_backend_that_was_given_is_in_the_repr(backend: Any) -> None:
+    assert ("backend='thread'" in repr(ShmLoader([1], num_workers=1, backend=backend))) is (backend == "thread")
+
+
 WRONG_TYPES = {
     "max_bad": ("x", 1.5),
     "max_restarts": ("x", 1.5),

@@ -332,6 +332,17 @@ def test_figures_of_a_running_pipeline_decide(
     assert found.workers_per_s <= 2 * 2500, "the running workers take 400 us per item, whatever it takes here"
 
 
+def test_pipeline_whose_workers_have_just_started_is_judged_by_its_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Conveyer([Range(64), DistributedBatchedMap(slow_function, 2), Collate(4)]) as pipeline:
+        figures = running(0.0, 5.0, 22.0)()
+        monkeypatch.setattr(pipeline, "stats", lambda: {**figures, "bottleneck": "unknown"})
+        found = pipeline.explain(items=8, seconds=LONG)
+    assert found.bottleneck == "decode"
+    assert found.why.startswith(
+        "Most of the time so far was the start of the workers, so the waits say little; by the costs above: Bottleneck is decode: "
+    )
+
+
 @pytest.mark.slow(reason="starts workers")
 @pytest.mark.parametrize("more", [[], [Filter(bool)]])
 def test_running_pipeline_is_explained_and_continues(more: list[Any]) -> None:

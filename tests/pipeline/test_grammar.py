@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import shmload.pipeline
+from shmload import ShmLoader
 from shmload.pipeline import (
     Bucket,
     Cache,
@@ -106,7 +107,12 @@ class Later:
         (lambda: Generate(abs, 3, repeating=1), r"Generate\(repeating\) must be True or False; got 1"),
         (lambda: DistributedBatchedMap(str, 1, in_order="no"), r"DistributedBatchedMap\(in_order\) must be True or False; got 'no'"),
         (lambda: Cache(5), r"Cache takes the path of a folder and a word; got 5"),
-        (lambda: Items([1]).map(str, wokers=2), r"map\(wokers\) is for workers: give their number"),
+        (lambda: Items([1]).map(str, timeout=2), r"map\(timeout\) needs workers: also give their number, as in map\(fn, workers=2\)"),
+        (lambda: Items([1]).map(str, num_workers=2), r"^map\(\) has no argument 'num_workers': it takes workers=, a number of proc"),
+        (lambda: Items([1]).batch(2, drop_last=True), r"^batch\(\) has no argument 'drop_last': give return_partial_batch=False$"),
+        (lambda: Items([1]).batch(2, size=True), r"^batch\(\) has no argument 'size': it takes batch_size, return_partial"),
+        (lambda: ShmLoader(Items([1]).batch(2)), r"a source or pipeline \(Pipeline\) is itself a loader: iterate it"),
+        (lambda: ShmLoader(Items([1]), seed=1), r"a source or pipeline \(Items\) is itself a loader: iterate it"),
         (lambda: Conveyer([Stream([1])], block_size=0), r"Conveyer\(block_size\) must be an integer from 1 to .*; got 0"),
     ],
 )  # fmt: skip

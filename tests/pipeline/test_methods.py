@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from shmload.pipeline import Items, Permutation, Range, Stream
+from shmload.pipeline import Items, Join, Permutation, Range, Stream
 from shmload.pipeline.methods import Fluent
 
 
@@ -55,3 +55,39 @@ def test_coroutine_functions_are_applied_by_async_map() -> None:
         return 2 * item
 
     assert list(Items(range(5)).async_map(doubled, in_flight=2).filter(lambda item: item != 4)) == [0, 2, 6, 8]
+
+
+def read(item: int) -> int:
+    return item
+
+
+def test_repr_shows_the_methods_and_not_the_stages_that_they_add() -> None:
+    pipeline = Items([1, 2, 3]).map(read, workers=2, buffer_size=8).filter(read).map(read).batch(2)
+    text = "Items(list of 3).map(read, workers=2, buffer_size=8).filter(read).map(read).batch(2)"
+    assert repr(pipeline) == text
+    with pipeline.conveyer() as conveyer:
+        assert repr(conveyer) == f"Conveyer({text})"
+    with Join([(Items([1]), 1), (Items([2]), 1)]) as join:
+        assert repr(join) == "Join(2 members)"
+
+
+def test_length_is_the_number_of_batches() -> None:
+    assert len(Items(range(8)).batch(3)) == len(list(Items(range(8)).batch(3))) == 3
+    assert len(Items(range(8)).batch(3, return_partial_batch=False)) == 2
+    stream = Stream(range(8)).batch(3)
+    assert stream  # has no length, but is not nothing
+    with pytest.raises(TypeError, match="number is not known before they are read"):
+        len(stream)
+    assert len(list(stream)) == 3
+
+
+@pytest.mark.parametrize("name", ["state_dict", "load_state_dict", "state", "stats"])
+@pytest.mark.parametrize("pipeline", [Items(range(8)).batch(3), Range(3), Items([1])], ids=["pipeline", "range", "items"])
+def test_method_of_a_conveyer_says_how_to_get_one(pipeline: Any, name: str) -> None:
+    assert not hasattr(pipeline, name)
+    with pytest.raises(
+        AttributeError, match=rf"`with pipeline.conveyer\(\) as batches:`, iterate `batches`, and call `batches.{name}`"
+    ):
+        getattr(pipeline, name)
+    with pytest.raises(AttributeError, match=r"object has no attribute 'other'$"):
+        _ = pipeline.other

@@ -13,8 +13,44 @@ TEMPLATE = "tests/worker/test_template.py::"
 FREE = "tests/core/test_free_threading.py::"
 BAD_INPUT = "tests/loader/test_bad_input.py::"
 FIRST = "tests/worker/test_first_sample.py::"
+UNEVEN = "tests/batch/test_uneven.py::"
 
 ENGINE_DEFECTS = [
+    Defect(
+        "N8",
+        "torch's error for an argument of a wrong type does not name it",
+        "ShmLoader.__init__",
+        omit("add_wrong_type(error, given)"),
+        ("tests/loader/test_bad_input.py::test_torchs_error_for_a_wrong_type_has_a_note_that_names_the_argument[atuo]",),
+    ),
+    Defect(
+        "N8",
+        "a decoder's loader ignores a ragged field that the schema lacks",
+        "plan_of",
+        Replace("ragged.keys() - in_place.schema.keys()", "()"),
+        ("tests/batch/test_ragged_fields.py::test_field_that_the_schema_of_a_decoder_lacks_is_refused_at_construction",),
+    ),
+    Defect(
+        "E7",
+        "a batch with a list in place of a tensor is not reported if a worker made it",
+        "Engine._deliver",
+        Replace("unpack(LeasedBatch(lease), partial(self._bad_samples.report_uneven, order))", "unpack(LeasedBatch(lease))"),
+        (f"{UNEVEN}test_first_batch_with_a_list_in_place_of_a_tensor_is_a_warning[shapes-2]",),
+    ),
+    Defect(
+        "E7",
+        "a None among numbers is not reported",
+        "_Columns._list",
+        omit("self._note_uneven(values, name)"),
+        (f"{UNEVEN}test_first_batch_with_a_list_in_place_of_a_tensor_is_a_warning[number-0]",),
+    ),
+    Defect(
+        "E7",
+        "every batch with a list in place of a tensor is reported",
+        "BadSamples.report_uneven",
+        omit("self._has_uneven = True"),
+        (f"{UNEVEN}test_first_batch_with_a_list_in_place_of_a_tensor_is_a_warning[None-0]",),
+    ),
     Defect(
         "N8",
         "workers that are added later order no batches ahead",

@@ -10,6 +10,20 @@ IN_PLACE = "tests/pipeline/test_in_place.py::"
 
 PIPELINE_DEFECTS = [
     Defect(
+        "B1",
+        "a pipeline whose length is not known is false",
+        "Fluent.__bool__",
+        Replace("return True", "return len(self) > 0"),
+        ("tests/pipeline/test_methods.py::test_length_is_the_number_of_batches",),
+    ),
+    Defect(
+        "B1",
+        "a pipeline does not say that its Conveyer has the state",
+        "Fluent.__getattr__",
+        Replace("name in _OF_CONVEYER", "False"),
+        ("tests/pipeline/test_methods.py::test_method_of_a_conveyer_says_how_to_get_one[range-state_dict]",),
+    ),
+    Defect(
         "B2",
         "every epoch has the order of the first",
         "Permutation._order",

@@ -1,4 +1,4 @@
-"""Import optional libraries; an error names the extra that installs them."""
+"""Import optional libraries. Errors name the extra that installs them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ def library(name: str, extra: str) -> Any:
         package = name.partition(".")[0]
         if error.name not in (name, package):
             raise
-        raise ModuleNotFoundError(
-            f"reading {extra} files needs the package {package}, which is not installed: pip install 'shmload[{extra}]'",
-            name=package,
-        ) from error
+        raise with_extra(error, extra) from error
+
+
+def with_extra(error: ModuleNotFoundError, extra: str) -> ModuleNotFoundError:
+    """Return an error that a package is not installed, which names the extra that installs it."""
+    package = (error.name or "").partition(".")[0]
+    message = f"the package {package} is needed and is not installed: pip install 'shmload[{extra}]'"
+    return ModuleNotFoundError(message, name=package)

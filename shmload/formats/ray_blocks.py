@@ -18,19 +18,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from shmload.batch.row_placer import OneSample, empty_rows
-from shmload.formats.arrow.arrow_groups import Groups
-from shmload.formats.arrow.arrow_schema import schema_of
-from shmload.formats.arrow.arrow_types import plain_values
 from shmload.formats.column_dataset import GroupedDataset, Opened
+from shmload.formats.extras import library
 from shmload.formats.field_names import columns_of
 from shmload.formats.row_numbers import Indices
 from shmload.processes.ranks import rank_and_world_size
+
+if TYPE_CHECKING:
+    from shmload.formats.ray_groups import RayBlocks
 
 
 class RayDataset(GroupedDataset):
@@ -64,7 +65,9 @@ class RayDataset(GroupedDataset):
         fill_null: Mapping[str, Any] | None = None,
         cache_bytes: int = 1 << 28,
     ) -> None:
-        import ray
+        library("pyarrow", "ray")
+        ray = library("ray", "ray")
+        from shmload.formats.arrow.arrow_schema import schema_of
 
         blocks = _in_order(dataset, dataset.to_arrow_refs)
         look = ray.remote(_look).options(num_cpus=0)
@@ -103,6 +106,8 @@ class RayDataset(GroupedDataset):
         return found
 
     def _open(self) -> Opened:
+        from shmload.formats.ray_groups import RayBlocks
+
         return RayBlocks(self._references(), self._schema, self._sizes, self._fill_null, self._cache_bytes)
 
     def _references(self) -> list[Any]:
@@ -158,8 +163,8 @@ class RayStream(IterableDataset[dict[str, Any]]):
         num_readers: int = 1,
         fill_null: Mapping[str, Any] | None = None,
     ) -> None:
-        import ray
-
+        library("pyarrow", "ray")
+        ray = library("ray", "ray")
         if num_readers < 1:
             raise ValueError(f"num_readers is the number of workers that read, at least 1; got {num_readers}")
         columns = columns_of(columns)
@@ -188,6 +193,9 @@ class RayStream(IterableDataset[dict[str, Any]]):
         self._pid = os.getpid()
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
+        from shmload.formats.arrow.arrow_schema import schema_of
+        from shmload.formats.ray_groups import RayBlocks
+
         worker = get_worker_info()
         number, num_workers = (0, 1) if worker is None else (worker.id, worker.num_workers)
         if num_workers != self.num_readers:
@@ -212,42 +220,6 @@ class RayStream(IterableDataset[dict[str, Any]]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _pid=os.getpid())
-
-
-class RayBlocks(Groups):
-    """The blocks of a `ray.data.Dataset`, open in this process.
-
-    Args:
-        blocks: references to the blocks, or objects that `get` accepts.
-        schema, fill_null: as for `Groups`.
-        sizes: (rows, bytes) of each block.
-        cache_bytes: size limit of the blocks that are kept.
-        get: (one of `blocks`) -> its Arrow table; None if they are references.
-        first: number of the first block, for errors.
-    """
-
-    def __init__(
-        self,
-        blocks: Sequence[Any],
-        schema: dict[str, Any],
-        sizes: Sequence[tuple[int, int]],
-        fill_null: Mapping[str, Any],
-        cache_bytes: int,
-        *,
-        get: Callable[[Any], Any] | None = None,
-        first: int = 0,
-    ) -> None:
-        super().__init__(schema, sizes, fill_null, cache_bytes)
-        self._blocks, self._get, self._first = blocks, get, first
-
-    def _where(self, group: int) -> str:
-        return f"block {self._first + group} of the ray.data.Dataset"
-
-    def _load(self, group: int) -> Mapping[str, Any]:
-        import ray
-
-        table = (self._get or ray.get)(self._blocks[group])
-        return {name: plain_values(table.column(name)) for name in self.schema}
 
 
 def _at_once(table: Any, schema: Mapping[str, Any]) -> Iterator[Indices]:

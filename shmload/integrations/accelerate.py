@@ -19,14 +19,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from accelerate import Accelerator
-from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
-from accelerate.utils import send_to_device
 from torch.utils.data import BatchSampler, IterableDataset
 
+from shmload.formats.extras import with_extra
 from shmload.integrations import orders_itself, rebuilt
 from shmload.loader import ShmLoader
 from shmload.processes.ranks import rank_and_world_size
+
+try:
+    from accelerate import Accelerator
+    from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard
+    from accelerate.utils import send_to_device
+except ModuleNotFoundError as error:
+    raise with_extra(error, "integrations") from error
 
 _END = object()
 

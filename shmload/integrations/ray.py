@@ -17,12 +17,17 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import ray.train
-import ray.train.torch
 from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
 
+from shmload.formats.extras import with_extra
 from shmload.integrations import changed, orders_itself, rebuilt
 from shmload.loader import ShmLoader
+
+try:
+    import ray.train
+    import ray.train.torch
+except ModuleNotFoundError as error:
+    raise with_extra(error, "ray") from error
 
 _Loader = TypeVar("_Loader", bound=ShmLoader[Any])
 

@@ -23,6 +23,13 @@ CODING = "tests/remote/packing/test_coding.py::"
 STORAGE_DEFECTS = [
     Defect(
         "S5",
+        "a missing package of an integration is reported without the extra",
+        "extras:with_extra",
+        Replace("ModuleNotFoundError(message, name=package)", "error"),
+        ("tests/formats/test_extras.py::test_integration_without_its_package_names_the_extra[ray-ray]",),
+    ),
+    Defect(
+        "S5",
         "an image without a decoder is reported as a damaged shard",
         "TarDataset._row",
         Replace("isinstance(value, bytes)", "False"),

@@ -224,3 +224,10 @@ class HasBadText:
 def test_only_the_bad_sample_among_text_is_skipped(num_workers: int) -> None:
     with ShmLoader(HasBadText(), 3, seed=1, num_workers=num_workers, on_error="skip") as loader:  # type: ignore[arg-type]
         assert [batch["x"].tolist() for batch in loader] == [[0, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+
+
+@pytest.mark.parametrize(("dataset", "is_variable"), [(Drawing(), True), (DrawingRows(), False)])
+def test_loader_shows_whether_its_batches_have_fixed_rows(dataset: Any, is_variable: bool) -> None:
+    with ShmLoader(dataset, batch_size=4, num_workers=1, multiprocessing_context="fork") as loader:
+        list(loader)
+        assert (" slots, variable batches" in repr(loader)) == is_variable

@@ -23,7 +23,10 @@ def judge_all(report: Report) -> None:
         if figures is None:
             continue
         verdict = judged(figures)
-        section.verdict, section.verdict_text = asdict(verdict), verdict.sentence()
+        section.verdict, section.verdict_text = (
+            asdict(verdict),
+            verdict.sentence(decodes_in_place=bool(section.limit["decodes_in_place"])),
+        )
         if verdict.explained_share < EXPLAINED_MIN:
             section.notes.append(
                 f"the figures explain only {verdict.explained_share:.0%} of the time of a batch: other programs may have used the "

@@ -22,6 +22,7 @@ from shmload.tools.bench.decoded_samples import samples_of
 from shmload.tools.bench.measured_stream import MeasuredStream, after, after_whole_epochs, peak_pss_bytes, record
 from shmload.tools.bench.users_loader import like_users, num_samples, users_loader
 from shmload.tools.object_reference import UsageError, is_map_style, make_dataset, one_line, resolve
+from shmload.worker.decoding_protocol import declares_decoding
 
 
 def main() -> None:
@@ -77,6 +78,7 @@ def probe(job: BenchJob) -> dict[str, float]:
         raise UsageError(f"{job.workload}: reading samples of the dataset raised {one_line(error)}") from error
     return {
         "num_samples": float(length),
+        "decodes_in_place": float(declares_decoding(dataset)),
         "batch_size": float(batch_size or 1),
         "num_workers": float(num_workers or 0),
         "batch_nbytes": float(nbytes),

@@ -17,10 +17,11 @@ from shmload.engine.bottleneck import MEANING, Bottleneck, judge
 
 REMEDY: dict[Bottleneck, str] = {
     "source": "use more workers or `threads_per_worker`, faster storage, or a local copy of the data",
-    "decode": "use more cores, cheaper transforms, or a `schema` with `read_into`",
-    "hand-off": "use larger batches or a `schema` with `read_into`; the rest is the loader's own cost",
+    "decode": "use more cores or cheaper transforms",
+    "hand-off": "use larger batches",
     "unknown": "measure longer with --seconds",
 }
+DECODING_HELPS = ("decode", "hand-off")  # what a dataset with `read_into` has less of
 EXPLAINED_MIN = 0.5  # minimum share of a batch's time that demands should account for
 INSTANT_S = 1e-6  # a demand below this counts as zero
 
@@ -102,12 +103,14 @@ class Verdict:
     batch_wall_ms: float
     explained_share: float
 
-    def sentence(self) -> str:
-        """Return the verdict and the remedy in words."""
+    def sentence(self, *, decodes_in_place: bool = False) -> str:
+        """Return the verdict and the remedy in words, for a dataset that has `read_into` already or not."""
         gain = f"; without that it could be {ratio_words(self.headroom_ratio)} as fast"
         if self.bottleneck == "trainer":
             gain = f"; the loader alone could deliver {ratio_words(self.headroom_ratio)} as fast"
-        remedy = REMEDY.get(self.bottleneck)
+        remedy = REMEDY.get(self.bottleneck, "")
+        if self.bottleneck in DECODING_HELPS and not decodes_in_place:
+            remedy += ", or a `schema` with `read_into`"
         return (
             f"bottleneck is {self.bottleneck}: {MEANING[self.bottleneck]}; the trainer waits {self.wait_share:.0%} of its time"
             f"{gain if self.headroom_ratio > 1 else ''}{f'. Remedy: {remedy}' if remedy else ''}"

@@ -19,6 +19,7 @@ from shmload.remote import RemoteDataset
 from shmload.remote.manifest import Manifest
 from shmload.remote.packing.pack import PackProgress
 from shmload.storage.local_store import LocalStore
+from shmload.tools.byte_size import size_text
 from tests.remote.packing.packing_kit import names_in, names_of, samples_in
 
 PHOTOS = sorted((Path(shmload.__file__).parent / "data").glob("*.jpg"))
@@ -246,7 +247,7 @@ def test_inspect_describes_a_manifest(command: Command, tmp_path: Path) -> None:
         assert lines[0].startswith(f"{tmp_path / 'out' / 'manifest.json'}: packed shards, 8 samples, ")
         assert lines[1] == "  jpg  bytes"
         largest = max(shard.nbytes for shard in manifest.shards)
-        assert f"  3 shards of at most {largest:,} bytes, each with its index beside it" in lines
+        assert f"  3 shards of at most {size_text(largest)}, each with its index beside it" in lines
         assert f"  generation {manifest.generation}, packed in the order of seed 4" in lines
         assert lines[-1].startswith("  0 __key__: ")
 

@@ -67,7 +67,8 @@ def test_batches_of_lists_that_were_requested_are_no_warning(ragged: Any, caplog
 
 
 class Opaque:
-    pass
+    def __repr__(self) -> str:
+        return "Opaque()"
 
 
 @pytest.mark.parametrize("values", [["a", "b"], [None, None], ["a", None], [Opaque(), Opaque()], [Opaque(), None]], ids=str)

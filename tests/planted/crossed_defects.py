@@ -534,10 +534,7 @@ CROSSED_DEFECTS = [
         "N1",
         "an item's error in a pipeline counts positions as batches",
         "WorkerLoop._report",
-        Replace(
-            'f"shmload: {sample}epoch {self._ring.epoch}, batch {self._ring.batch}"',
-            'f"shmload: {sample}epoch {self._ring.epoch}, batch {self._ring.step}"',
-        ),
+        Replace("self._ring.batch", "self._ring.step"),
         (f"{WORKERS}test_error_of_an_item_names_its_batch",),
     ),
     Defect(

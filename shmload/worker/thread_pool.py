@@ -21,8 +21,9 @@ import weakref
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from time import monotonic, monotonic_ns
+from typing import Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from shmload.metrics import irregular_files
 from shmload.worker import thread_side
@@ -140,7 +141,7 @@ class ThreadPool:
     def _start(self, link: WorkerLink) -> None:
         dataset, collate_fn = separate(self._job.dataset, self._job.collate_fn)  # no two threads draw from one generator
         if self._job.is_iterable or (self._job.worker_init_fn is not None and isinstance(dataset, Dataset)):
-            dataset = copy.copy(dataset)  # __iter__, or worker_init_fn by get_worker_info(), may set attributes of this worker's
+            dataset = _own_copy(dataset)  # __iter__, or worker_init_fn by get_worker_info(), may set attributes of this worker's
         thread = WorkerThread(link, dataclasses.replace(self._job, dataset=dataset, collate_fn=collate_fn))
         try:
             thread.start()
@@ -203,6 +204,17 @@ class ThreadPool:
         if self._threads and os.getpid() == self._pid:
             self._end()
             self.stop(EXIT_GRACE_S)
+
+
+def _own_copy(dataset: Any) -> Any:
+    """Return a shallow copy of a dataset, and of the iterable datasets among its attributes and in lists there (ChainDataset)."""
+    own = copy.copy(dataset)
+    for name, value in getattr(own, "__dict__", {}).items():
+        if isinstance(value, IterableDataset):
+            vars(own)[name] = _own_copy(value)
+        elif type(value) in (list, tuple) and any(isinstance(part, IterableDataset) for part in value):
+            vars(own)[name] = type(value)(_own_copy(part) if isinstance(part, IterableDataset) else part for part in value)
+    return own
 
 
 def _death(worker: int, thread: WorkerThread) -> Death:

@@ -524,11 +524,18 @@ STATE_DEFECTS = [
         "E4",
         "worker threads share the attributes that each sets on its dataset",
         "ThreadPool._start",
-        Replace("copy.copy(dataset)", "dataset"),
+        Replace("_own_copy(dataset)", "dataset"),
         (
             f"{THREADS}attributes_of_the_dataset_are_each_workers_own[divided]",
             f"{THREADS}attributes_of_the_dataset_are_each_workers_own[map-style]",
         ),
+    ),
+    Defect(
+        "E4",
+        "worker threads share the datasets of a ChainDataset",
+        "_own_copy",
+        Replace("_own_copy(part)", "part"),
+        (f"{THREADS}attributes_of_the_dataset_are_each_workers_own[chained]",),
     ),
     Defect(
         "E4",

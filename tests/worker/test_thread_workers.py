@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import ChainDataset, DataLoader, Dataset, IterableDataset, get_worker_info
 
 from shmload import ShmLoader, WorkerDied, sample_rng
 from shmload.shm.names import process_stem
@@ -192,6 +192,10 @@ class Range(IterableDataset[Any]):
         return self.next_number - 1
 
 
+def chained() -> Any:
+    return ChainDataset([Range(), Range()])
+
+
 def set_range(worker: int) -> None:
     info = get_worker_info()
     assert info is not None
@@ -218,7 +222,9 @@ def set_mark(worker: int) -> None:
 
 @pytest.mark.slow(reason="starts worker processes")
 @pytest.mark.parametrize(
-    ("dataset", "init"), [(Range, None), (Range, set_range), (Marked, set_mark)], ids=["own iterator", "divided", "map-style"]
+    ("dataset", "init"),
+    [(Range, None), (Range, set_range), (Marked, set_mark), (chained, None)],
+    ids=["own iterator", "divided", "map-style", "chained"],
 )
 def test_attributes_of_the_dataset_are_each_workers_own(dataset: Any, init: Any) -> None:
     def reading(make: Callable[..., Any], **options: Any) -> list[Any]:

@@ -496,8 +496,10 @@ class ShmLoader(DataLoader[T]):
         workers = f"num_workers={self.num_workers}"
         if isinstance(self.backend, Ray) and self.backend.num_local_workers:
             workers += f" + {self.backend.num_local_workers} local"
-        if self.backend != "process":
-            workers += f", backend={self._builder.chosen or self.backend!r}"
+        if self.backend == "auto":
+            workers += f", backend={self._builder.chosen or 'auto'}"
+        elif self.backend != "process":
+            workers += f", backend={self.backend!r}"
         return (
             f"ShmLoader({type(self.dataset).__name__}, batch_size={self.batch_size}, {workers}, {mode}{self._rank_text()}, "
             f"read by {self._config().plan.path}, {ring})"

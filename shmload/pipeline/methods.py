@@ -192,6 +192,9 @@ class Fluent:
     ) -> Pipeline:
         """Add `Collate(batch_size, return_partial_batch, ragged=ragged)`.
 
+        Args:
+            batch_size, return_partial_batch, ragged: see `Collate`.
+            unknown: refused; the error for `drop_last` says what to give in its place.
         Raises:
             TypeError: there are other arguments.
         """

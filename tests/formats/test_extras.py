@@ -12,6 +12,8 @@ import pytest
 def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in list(sys.modules):
         if module.startswith(("shmload.formats.ray_", "shmload.integrations.")):
+            package, _, name = module.rpartition(".")
+            monkeypatch.setattr(sys.modules[package], name, sys.modules[module])  # so that the test's end restores it
             monkeypatch.delitem(sys.modules, module)  # imported anew
     for package in ("accelerate", "pyarrow", "ray"):
         monkeypatch.setitem(sys.modules, package, None)

@@ -358,7 +358,7 @@ def test_error_names_the_item_that_cannot_be_cached() -> None:
             TypeError, match=r"(?s)Cache keeps items as pickles, and an item of type memoryview .*put Cache before"
         ) as caught:
             pipeline()
-        assert caught.value.__notes__ == ["shmload: item 1 of epoch 0"]
+        assert caught.value.__notes__ == ["shmload: item 1 of epoch 0", "shmload: sample 1, epoch 0, batch 1"]
         assert pipeline() == 3
 
 

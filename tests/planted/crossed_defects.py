@@ -146,7 +146,7 @@ CROSSED_DEFECTS = [
         "N1",
         "variable-length bytes of a Zarr array become their repr",
         "ZarrDataset._column",
-        Replace("v if type(v) is bytes else str(v)", "str(v)"),
+        Replace("bytes(v) if isinstance(v, bytes) else str(v)", "str(v)"),
         ("tests/formats/readers/test_zarr.py::test_values_of_variable_length_are_read_back",),
     ),
     Defect(
@@ -541,7 +541,7 @@ CROSSED_DEFECTS = [
         "N1",
         "a URL is taken for a pattern that matches no file",
         "expanded_below",
-        omit('check_local(path, f"{kind}Dataset")'),
+        omit('check_local(given, f"{kind}Dataset")'),
         ("tests/formats/test_paths.py::test_error_for_a_url_in_a_local_reader_names_a_remedy",),
     ),
     Defect(

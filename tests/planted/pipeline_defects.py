@@ -240,7 +240,7 @@ PIPELINE_DEFECTS = [
         "B1",
         "a sample read inside another one stays the current one",
         "sample_rng:sample_of",
-        Replace("reading_of(_One((seed, epoch, index, worker)))", "generators_kept()"),
+        Replace("reading_of(_SingleReading((seed, epoch, index, worker)))", "generators_kept()"),
         ("tests/pipeline/test_caching.py::test_random_numbers_of_cached_items_do_not_depend_on_what_is_cached[0]",),
     ),
     Defect(

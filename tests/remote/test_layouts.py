@@ -640,7 +640,7 @@ def test_damaged_chunk_of_frames_is_an_error(at: int, value: int, words: str, tm
 @pytest.mark.parametrize(("kind", "package"), OPTIONAL.items())
 def test_missing_decompression_package_is_named(kind: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ModuleNotFoundError, match=rf"needs the package {package}, which is not installed: pip install 'shmload\["):
+    with pytest.raises(ModuleNotFoundError, match=rf"the package {package} is needed and is not installed: pip install 'shmload\["):
         list(RemoteDataset.from_urls(str(DATA / f"mds_{kind}")))
 
 

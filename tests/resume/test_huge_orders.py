@@ -64,7 +64,9 @@ def test_any_position_is_reached_at_once(is_batched: bool) -> None:
     sampler: Any = SequentialSampler(Numbers())
     if is_batched:
         sampler = BatchSampler(sampler, 4, drop_last=False)
-    reader = SamplerReader(sampler, None, every=1, iterator=iter(sampler), origin=origin_of(None), seed_between=False)
+    reader = SamplerReader(
+        sampler, None, every=1, iterator=iter(sampler), origin=origin_of(None), seed_between=False, auto_collation=True
+    )
     reader.resume({**reader.state(0), "taken": N // 4 - 2})
     batches = reader.batches()
     if is_batched:

@@ -72,9 +72,12 @@ def filler(dataset: Any) -> Fill:
 
 
 def _fill_rows(dataset: Any, indices: Sequence[int], out: dict[str, Any]) -> None:
-    for row, index in enumerate(indices):
-        begin_sample(None, 0, index, 0, reseed=False)  # for `sample_rng()`
-        dataset.read_into(index, RowOut(out, row))
+    try:
+        for row, index in enumerate(indices):
+            begin_sample(None, 0, index, 0, reseed=False)  # for `sample_rng()`
+            dataset.read_into(index, RowOut(out, row))
+    finally:
+        end_samples()
 
 
 def read(
@@ -134,8 +137,10 @@ def reader(dataset: Any, rows: int, collate: Callable[[list[Any]], Any] | None) 
 
         def fill_resident(indices: list[int]) -> int:
             begin_sample(None, 0, indices[0], 0, reseed=False)  # for `sample_rng(index)`
-            fill(indices, {name: array[: len(indices)] for name, array in out.items()})
-            end_samples()
+            try:
+                fill(indices, {name: array[: len(indices)] for name, array in out.items()})
+            finally:
+                end_samples()
             return 0
 
         return fill_resident

@@ -141,7 +141,7 @@ def test_parquet_manifest_with_two_columns_of_one_name_is_an_error(tmp_path: Pat
 def test_parquet_without_pyarrow_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(
-        ImportError, match=r"m\.parquet: .*needs the package pyarrow, which is not installed: pip install .shmload\[parquet\]"
+        ImportError, match=r"m\.parquet: .*the package pyarrow is needed and is not installed: pip install .shmload\[parquet\]"
     ):
         SharedIndex.from_manifest(tmp_path / "m.parquet")
 

@@ -193,7 +193,7 @@ def test_generators_that_cannot_be_seeded_are_warned_about(generator: Any) -> No
 def test_global_generators_are_not_treated_as_own() -> None:
     dataset = Subset([0], [0])
     dataset.draw = random.random  # type: ignore[attr-defined]  # a method of the global one
-    dataset.legacy = np.random.get_state.__self__  # type: ignore[attr-defined]  # as above
+    dataset.legacy = np.random.mtrand._rand  # type: ignore[attr-defined]  # the global one
     dataset.bits = np.random.get_bit_generator()  # type: ignore[attr-defined]  # as above
     dataset.generator = torch.default_generator  # type: ignore[attr-defined]  # as above
     assert not OwnGenerators(dataset)

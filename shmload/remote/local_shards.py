@@ -203,8 +203,12 @@ class LocalShards:
             self._let_go(self._copies.keys() - set(self._wanted))  # it must be decompressed whole, and replaces another one
         if monotonic() < self._full_until and not self.shards.all[number].packing:
             return None
-        try:  # wait for a process that is fetching it, but never for space, because its holder may wait for this reader
-            return wait_for_room(lambda: self._obtain(number, 0), None, (TimeoutError,))
+        try:
+            try:
+                return self._wait_for(number)
+            except CacheFull:  # the prefetcher may have taken the room for shards that are needed later
+                self._let_go(self._less_urgent(number))
+                return self._wait_for(number)
         except CacheFull:
             self.keeps_all, self._full_until = False, monotonic() + _ROOM_S
             return None
@@ -212,6 +216,15 @@ class LocalShards:
             if self._private is None or not self._private.is_gone:
                 raise
             return None  # its owner, another process, has removed it
+
+    def _wait_for(self, number: int) -> NDArray[np.uint8]:
+        """Wait for a process that is fetching a shard, but never for space, because its holder may wait for this reader."""
+        return wait_for_room(lambda: self._obtain(number, 0), None, (TimeoutError,))
+
+    def _less_urgent(self, number: int) -> set[int]:
+        """Return the shards with copies that an announced shard may displace: those that were passed, or are needed later."""
+        place = self._places.get(number)
+        return set() if place is None else {each for each in list(self._copies) if not 0 <= self._places.get(each, -1) < place}
 
     def copies(self, numbers: Sequence[int]) -> None:
         """Fetch the shards that `copy` would fetch, small ones in parallel, because most of their cost is latency."""

@@ -559,6 +559,20 @@ def test_copies_of_passed_shards_are_released_where_the_disk_is_smaller_than_the
     assert num_held == 1
 
 
+def test_reader_displaces_shards_that_are_passed_or_needed_later(tmp_path: Path) -> None:
+    write_packed(tmp_path, [5] * 5)
+    local = LocalShards(shards_in(LocalStore(tmp_path)), None, 3 * NBYTES)
+    local._wanted, local._places = [1, 2, 3], {1: 0, 2: 1, 3: 2}
+    for number in (1, 3):
+        assert local.copy(number) is not None
+    local._wanted, local._places = [1, 4, 2, 3], {1: 0, 4: 1, 2: 2, 3: 3}
+    assert local.copy(2) is not None  # now there is no more room
+    assert local.copy(4) is not None
+    held = sorted(local._copies)
+    local.close()
+    assert held == [1, 4]
+
+
 def test_child_forked_while_a_thread_announces_shards_announces_its_own(tmp_path: Path) -> None:
     write_packed(tmp_path / "data", [5] * 2)
     dataset, _ = watched(tmp_path / "data", cache_folder=tmp_path / "cache")

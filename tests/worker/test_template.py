@@ -227,13 +227,13 @@ def test_worker_of_a_killed_template_can_be_killed() -> None:
 def test_workers_start_without_a_template_if_it_is_killed_during_a_request(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     current = template_for(method)
     os.kill(current.process.pid, signal.SIGSTOP)
-    order = template.Template.order
+    request = template.Template.request
 
-    def order_and_kill(self: Any, modules: Any, fds: Any = ()) -> None:
-        order(self, modules, fds)
+    def request_and_kill(self: Any, modules: Any, fds: Any = ()) -> None:
+        request(self, modules, fds)
         self.process.kill()
 
-    monkeypatch.setattr(template.Template, "order", order_and_kill)
+    monkeypatch.setattr(template.Template, "request", request_and_kill)
     found = report_of(method)
     assert found["ppid"] != current.process.pid
     assert found["exitcode"] == 0

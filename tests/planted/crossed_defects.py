@@ -285,7 +285,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a reader that has waited for another reader's fetch also waits for space",
-        "LocalShards.copy",
+        "LocalShards._wait_for",
         Replace(
             "wait_for_room(lambda: self._obtain(number, 0), None, (TimeoutError,))",
             "wait_for_room(lambda: self._obtain(number, 0), 5.0)",

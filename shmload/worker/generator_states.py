@@ -54,7 +54,7 @@ class _WordSequence:
 
     @cached_property
     def _twister(self) -> tuple[np.random.MT19937, np.ndarray[Any, np.dtype[np.uint32]]]:
-        """The generator that computes the words after these, and a view of its words; making it takes 60 us."""
+        """Return the generator that computes the words after these, and a view of its words. Making it takes 60 us."""
         twister = np.random.MT19937()
         view = _view_of(twister)
         view[:NUM_WORDS] = np.frombuffer(self.words, np.uint32)

@@ -57,6 +57,7 @@ class InlineReader:
         self.base_seed = 0
         self.batch_of: Callable[[int], int] = int
         self._row, self._step = -1, 0
+        self._has_read_all = False  # whether all samples of the batch have been read, and only the rest can fail
         self.begun = object()  # replaced for each sample or group of samples; `sample_info` and `sample_rng` use it
         self._key: Any = None
         self._epoch = 0
@@ -88,7 +89,7 @@ class InlineReader:
         while order.nrows or is_empty:
             indices = order.indices
             keys = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
-            self._row = -1
+            self._row, self._has_read_all = -1, False
             try:
                 return self._read(keys, order)
             except Exception as error:
@@ -101,7 +102,12 @@ class InlineReader:
         return NOTHING
 
     def _bad_rows(self, keys: list[Any], epoch: int) -> list[int]:
-        """Return the rows that cannot be read, from the one that just failed on; empty if the batch as a whole failed."""
+        """Return the rows that cannot be read, from the one that just failed on; empty if the batch as a whole failed.
+
+        If all of them had been read, nothing is read again: in torch mode that would draw from the trainer's generators.
+        """
+        if self._has_read_all:
+            return []
         bad = [] if self._row < 0 else [self._row]
         for row in range(self._row + 1, len(keys)):
             try:
@@ -119,7 +125,7 @@ class InlineReader:
         if not job.auto_collation:
             self._begin(0, keys, epoch)
             sample = job.dataset[keys[0]]
-            self._row = -1
+            self._row, self._has_read_all = -1, True
             return (job.collate_fn or torch.utils.data.default_convert)(sample)
         if self._reads_many and keys:
             self._begin(-1, keys, epoch)
@@ -128,6 +134,7 @@ class InlineReader:
             self._reads_many = not (drew_between_samples() and can_be_joined(samples))  # random numbers are keyed by the sample
         if not (self._reads_many and keys):
             samples = self._read_one_by_one(keys, epoch)
+        self._has_read_all = True
         if job.collate_fn is not None:
             return job.collate_fn(samples)
         on_uneven = partial(self._bad_samples.report_uneven, order)

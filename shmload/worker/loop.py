@@ -431,7 +431,7 @@ class WorkerLoop:
         return note or b""
 
     def _convert(self, sample: Any) -> Any:
-        self._ring.end_rows()  # the time from here on belongs to no sample
+        self._reader.end()
         if self._job.collate_fn is not None:
             return self._job.collate_fn(sample)
         from torch.utils.data import default_convert
@@ -444,7 +444,7 @@ class WorkerLoop:
         Args:
             samples: a list, or the result of the dataset's `__getitems__`.
         """
-        self._ring.end_rows()  # as in _convert
+        self._reader.end()
         job = self._job
         if job.collate_fn is not None:
             return pack(job.collate_fn(samples))

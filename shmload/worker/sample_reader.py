@@ -69,6 +69,7 @@ class SampleReader:
         self._kept: tuple[Any, Any] | None = None  # (key, sample) that was decoded to learn the layout
         self._given: Any = None  # the batch sampler's own object, if the order was pickled
         self._keys: list[Any] | None = None  # keys of the order; None if its samples are not begun one by one
+        self._has_read_all = False  # whether all samples of the claimed rows have been read, and only the rest can fail
         self._reads_many = job.plan.has_getitems  # False once its samples have drawn random numbers
         self._own = job.own_generators()
         self._threads = ThreadPoolExecutor(job.num_threads, "shmload-read") if job.num_threads > 1 else None
@@ -108,6 +109,7 @@ class SampleReader:
         path = ring.order_path
         raw = bytes(memoryview(self._open(path.decode()))[: ring.order_nbytes]) if path else ring.order_bytes()
         self._given = self._keys = None
+        self._has_read_all = False
         if ring.is_pickled:
             keys = self._given = pickle.loads(raw)  # written by the trainer
             self._keys = keys if type(keys) is list else list(keys)
@@ -255,8 +257,18 @@ class SampleReader:
                 self._job.num_threads,
             )
 
+    def end(self) -> None:
+        """Record that all samples of the claimed rows have been read, so that none is blamed for an error, a death or a timeout."""
+        self._ring.end_rows()
+        self._has_read_all = True
+
     def bad_rows(self) -> tuple[int, ...]:
-        """Read the claimed rows after the one that has just failed. Return all bad rows; empty if the batch failed as a whole."""
+        """Read the claimed rows after the one that has just failed. Return all bad rows; empty if the batch failed as a whole.
+
+        If all of them had been read, nothing is read again: in torch mode that would draw from the worker's generators.
+        """
+        if self._has_read_all:
+            return ()
         ring = self._ring
         first, end = (0, ring.nrows) if ring.is_packed else (ring.first_row, ring.end_row)
         keys = self.keys()

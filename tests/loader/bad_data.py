@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import default_collate, default_convert
 
 BAD = frozenset({3, 4, 11, 28})
 
@@ -36,6 +37,13 @@ class Rows:
 class Lists(Rows):
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[i] for i in indices]
+
+
+class Filtered(Rows):
+    """A dataset whose `__getitems__` leaves out the samples in BAD."""
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [sample for sample in map(self.__getitem__, indices) if sample["index"] not in BAD]
 
 
 class InPlace(Rows):
@@ -66,6 +74,14 @@ class Texts(Rows):
 
 def as_tagged_batch(samples: list[Any]) -> dict[str, Any]:
     return {"index": torch.tensor([s["index"] for s in samples]), "all": len(samples)}
+
+
+def fail_at_bad(samples: Any) -> Any:
+    """Collates samples; raises if one of them is in BAD."""
+    batch: dict[str, Any] = (default_collate if isinstance(samples, list) else default_convert)(samples)
+    if BAD.intersection(np.atleast_1d(batch["index"]).tolist()):
+        raise Broken("collate")
+    return batch
 
 
 class Deadly(Rows):

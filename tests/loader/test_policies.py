@@ -6,8 +6,10 @@ import multiprocessing
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from shmload import ShmLoader
 from shmload.errors import SampleError, SampleTimeout, WorkerDied
@@ -128,15 +130,47 @@ def test_more_bad_samples_than_allowed_end_the_pass(workers: int) -> None:
 
 @slow
 @pytest.mark.parametrize("workers", [0, 2])
-def test_failing_collate_fn_is_not_a_bad_sample(workers: int) -> None:
-    def collate(samples: list[Any]) -> Any:
+@pytest.mark.parametrize("batch_size", [6, None])
+def test_failing_collate_fn_is_not_a_bad_sample(batch_size: int | None, workers: int) -> None:
+    def collate(samples: Any) -> Any:
         raise data.Broken("collate")
 
+    dataset = data.Rows(bad=frozenset())
     with (
-        ShmLoader(data.Rows(bad=frozenset()), 6, seed=5, on_error="skip", num_workers=workers, collate_fn=collate) as loader,
+        ShmLoader(dataset, batch_size, seed=5, on_error="skip", num_workers=workers, collate_fn=collate) as loader,
         pytest.raises(data.Broken, match="collate"),
     ):
         indices(loader)
+
+
+def drawn_by(loader: Any) -> list[Any]:
+    """Returns the noise of each batch, and None for each batch that fails."""
+    np.random.seed(5)
+    torch.manual_seed(5)
+    batches, stream = [], iter(loader)
+    while True:
+        try:
+            batches.append(next(stream)["noise"].tolist())
+        except StopIteration:
+            return batches
+        except (data.Broken, IndexError):
+            batches.append(None)
+
+
+@slow
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("kind", "batch_size"), [(data.Rows, 2), (data.Rows, None), (data.Filtered, 1)])
+def test_samples_of_a_batch_that_cannot_be_collated_are_read_once_in_torch_mode(
+    kind: Any, batch_size: int | None, workers: int
+) -> None:
+    """Otherwise the samples after it would have other random numbers than torch's."""
+    options: dict[str, Any] = {"batch_size": batch_size, "num_workers": workers}
+    if kind is data.Rows:
+        options["collate_fn"] = data.fail_at_bad
+    expected = drawn_by(DataLoader(kind(12, frozenset()), **options))
+    assert None in expected
+    with ShmLoader(kind(12, frozenset()), on_error="skip", **options) as loader:
+        assert drawn_by(loader) == expected
 
 
 @pytest.mark.slow(reason="reads hundreds of samples that raise")

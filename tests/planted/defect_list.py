@@ -317,6 +317,18 @@ DEFECTS = [
         Replace("self._max_bad is not None and self.count > self._max_bad", "False"),
         ("tests/loader/test_policies.py::test_more_bad_samples_than_allowed_end_the_pass",),
     ),
+    *[
+        Defect(
+            "R14",
+            f"samples of a batch that could not be collated are read again by {who}",
+            method,
+            Replace("self._has_read_all", "False"),
+            (
+                f"tests/loader/test_policies.py::test_samples_of_a_batch_that_cannot_be_collated_are_read_once_in_torch_mode[Filtered-1-{n}]",
+            ),
+        )
+        for who, method, n in (("a worker", "SampleReader.bad_rows", 2), ("the trainer", "InlineReader._bad_rows", 0))
+    ],
     # ------------------------------------------------ R15: sample_timeout_s
     Defect(
         "R15",

@@ -1,8 +1,8 @@
 """Tests of the crossings themselves: wrong loaders are caught, cases survive JSON, failing cases are reduced. Then random
 crossings run.
 
-.ci/run spends two minutes on them (CROSSING_MINUTES), with a seed from the commit
-(CROSSING_SEED); otherwise they take 20 s, with a new seed each time.
+.ci/run spends two minutes on them (CROSSING_MINUTES), with a seed from the commit (CROSSING_SEED). Otherwise they take 20 s, with a
+new seed each time.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ outcome depends only on the bad samples, not on workers or timing.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -17,7 +16,6 @@ import numpy as np
 from shmload._core.trainer import Order
 from shmload.batch.uneven import Uneven, sample_name
 from shmload.errors import SampleError
-from shmload.metrics import irregular_files
 
 log = logging.getLogger("shmload")
 
@@ -51,15 +49,6 @@ class BadSamples:
         self.listed: list[dict[str, Any]] = []
         self.step_stride = 1
         self._has_uneven = False
-
-    @contextmanager
-    def counting_irregular(self) -> Iterator[None]:
-        """Add the files read within the block that break a rule of their format to `num_irregular`."""
-        before = irregular_files.value
-        try:
-            yield
-        finally:
-            self.num_irregular += irregular_files.value - before
 
     def report_uneven(self, order: Order, found: Uneven) -> None:
         """Log a warning about the loader's first batch that has a list in place of a tensor, because its samples differ.

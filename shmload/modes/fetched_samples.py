@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from shmload.worker.sample_reader import index_of
 from shmload.worker.sample_rng import Sample, key_in_pass
@@ -15,20 +15,13 @@ class FetchedSamples:
     Args:
         base_seed: seed of the pass, which torch has drawn.
         are_read_together: whether the dataset's `__getitems__` gets the keys, or the only key; both must not be replaced.
-
-    Attributes:
-        begun: an object that is replaced for each sample, or group of samples; None before the first.
-        key: key of the sample that is being read alone; None between samples.
-        of_batch: the keys of the batch that is being read; None if torch's fetcher gets a single key.
     """
 
     def __init__(self, base_seed: int, *, are_read_together: bool) -> None:
         self._base_seed, self._are_read_together = base_seed, are_read_together
-        self.begun: object = None
-        self._step, self._row = 0, 0
-        self._key: Any = None
-        self.key: Any = None
-        self.of_batch: list[Any] | None = None
+        self._step = 0
+        self._batch: object = None  # identifies the batch that is being read; None before the first
+        self._keys: Any = None  # its keys, or the only key
 
     def keys(self, step: int, keys: Any) -> Any:
         """Return the keys of a batch for the fetcher, which begins each sample by taking its key.
@@ -37,38 +30,65 @@ class FetchedSamples:
             step: number of the batch.
             keys: the keys of the batch.
         """
-        self._step = step
-        self.of_batch = list(keys) if isinstance(keys, (list, tuple)) else None
-        if not self._are_read_together and isinstance(keys, (list, tuple)):
-            return _BeginningKeys(self, keys)
-        are_several = isinstance(keys, (list, tuple))
-        self.begin(-1, keys[0] if are_several and keys else keys)
-        self.key = None if are_several else keys
-        return keys
+        is_counted = isinstance(keys, (list, tuple)) and not self._are_read_together
+        self._step, self._batch, self._keys = step, object(), _CountedKeys(keys) if is_counted else keys
+        return self._keys
 
-    def begin(self, row: int, key: Any) -> None:
-        """Begin the sample of a row of the batch, or several at once if `row` is -1."""
-        self._row, self._key, self.key = row, key, key
-        self.begun = object()
+    @property
+    def of_batch(self) -> list[Any] | None:
+        """Return the keys of the batch; None if torch's fetcher gets a single key."""
+        return list(self._keys) if isinstance(self._keys, (list, tuple)) else None
+
+    @property
+    def key(self) -> Any:
+        """Return the key of the sample that is being read alone; None between samples."""
+        keys = self._keys
+        if isinstance(keys, _CountedKeys):
+            return keys[keys.num_taken - 1] if keys.num_taken and not keys.are_all_read else None
+        return None if isinstance(keys, (list, tuple)) else keys
+
+    @property
+    def begun(self) -> object:
+        """Return an object that differs for each sample, or group of samples; None before the first."""
+        keys = self._keys
+        return None if isinstance(keys, _CountedKeys) and not keys.num_taken else self._batch and (self._batch, self._row)
+
+    @property
+    def _row(self) -> int:
+        """Return the row of the sample that was begun last; -1 if several are read together, or a single one."""
+        return self._keys.num_taken - 1 if isinstance(self._keys, _CountedKeys) else -1
 
     def sample(self) -> Sample:
-        """Return the sample that was begun last."""
-        return None, 0, index_of(self._key), 0
+        """Return the sample that was begun last, or the first of those that are read together."""
+        keys = self._keys
+        return None, 0, index_of(keys[max(self._row, 0)] if isinstance(keys, (list, tuple)) else keys), 0
 
     def own_key(self) -> tuple[int, int]:
         """Return the key of its generator."""
         return key_in_pass(self._base_seed, self._step, self._row)
 
 
-class _BeginningKeys(list[Any]):
-    """The keys of a batch, each of which begins its sample when it is taken."""
+class _CountedKeys(list[Any]):
+    """The keys of a batch, and how many of them have been taken.
 
-    def __init__(self, samples: FetchedSamples, keys: Any) -> None:
+    The list's iterator is asked for that, by the state that it would pickle: counting in Python would cost 0.1 us a sample.
+    """
+
+    def __init__(self, keys: Any) -> None:
         super().__init__(keys)
-        self._samples = samples
+        self._left = super().__iter__()
 
     def __iter__(self) -> Iterator[Any]:
-        for row, key in enumerate(super().__iter__()):
-            self._samples.begin(row, key)
-            yield key
-        self._samples.key = None
+        self._left = super().__iter__()
+        return self._left
+
+    @property
+    def num_taken(self) -> int:
+        """Return how many keys have been taken."""
+        _, _, *place = cast("tuple[Any, ...]", self._left.__reduce__())
+        return place[0] if place else len(self)
+
+    @property
+    def are_all_read(self) -> bool:
+        """Return whether the iterator has ended, after the last sample was read."""
+        return len(self._left.__reduce__()) == 2

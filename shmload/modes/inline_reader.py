@@ -20,6 +20,7 @@ from shmload.batch.row_placer import RowOut, private_rows, private_tensors
 from shmload.batch.unpacking import unpack
 from shmload.engine.bad_samples import BadSamples
 from shmload.engine.outcome import NOTHING
+from shmload.metrics import irregular_files
 from shmload.modes.default_collate import collated
 from shmload.worker.job import Job
 from shmload.worker.read_plan import no_room
@@ -77,11 +78,15 @@ class InlineReader:
         """
         self._generators = global_generators()  # of the thread that reads
         self._step = order.step
-        with reading_of(self), self._bad_samples.counting_irregular():
-            if self._job.seed is None or not self._job.seed_samples:
-                return self._read_good(order)
-            with generators_kept():
-                return self._read_good(order)
+        num_irregular = irregular_files.value
+        try:
+            with reading_of(self):
+                if self._job.seed is None or not self._job.seed_samples:
+                    return self._read_good(order)
+                with generators_kept():
+                    return self._read_good(order)
+        finally:
+            self._bad_samples.num_irregular += irregular_files.value - num_irregular
 
     def _read_good(self, order: Order) -> Any:
         """Return the batch of an order without its bad samples, if they are tolerated; NOTHING if none is left."""

@@ -13,6 +13,7 @@ from shmload._core.trainer import Order
 from shmload.device.sending import sent_now
 from shmload.engine.iterator_lock import IteratorLock
 from shmload.engine.outcome import NOTHING
+from shmload.metrics import irregular_files
 from shmload.modes.default_collate import collated
 from shmload.modes.draw_origin import origin_of
 from shmload.modes.fetched_samples import FetchedSamples
@@ -121,14 +122,16 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
 
     def _next_data(self) -> Any:
         if self._reader is None:
-            num_taken = self._sampler_iter.num_taken
-            with reading_of(self._fetched), self._bad_samples.counting_irregular():
-                try:
+            num_taken, num_irregular = self._sampler_iter.num_taken, irregular_files.value
+            try:
+                with reading_of(self._fetched):
                     batch = SingleProcessIterator._next_data(self)  # type: ignore[no-untyped-call]
-                except Exception as error:
-                    if self._sampler_iter.num_taken > num_taken and not isinstance(error, StopIteration):  # it is not the sampler's
-                        error.add_note(self._job.note(self._fetched.key, self._order.epoch, self._order.step))
-                    raise
+            except Exception as error:
+                if self._sampler_iter.num_taken > num_taken and not isinstance(error, StopIteration):  # it is not the sampler's
+                    error.add_note(self._job.note(self._fetched.key, self._order.epoch, self._order.step))
+                raise
+            finally:
+                self._bad_samples.num_irregular += irregular_files.value - num_irregular
             return sent_now(batch, self._device)
         while True:
             keys = self._next_index()

@@ -158,21 +158,30 @@ def begin_reading(reading: CurrentReading) -> None:
     _threads.now.reading = reading
 
 
-@contextmanager
-def reading_of(reading: CurrentReading) -> Iterator[None]:
-    """Set the reader of a batch's samples, and restore the previous one, because samples may read batches of other loaders."""
-    now = _threads.now
-    outer = None if now.reading is None else (now.reading, now.watch, now.rng, now.rng_of, now.rng_at)
-    keyed = now.keyed
-    now.reading, now.watch, now.keyed = reading, None, None
-    try:
-        yield
-    finally:
-        now.keyed = keyed
-        if outer is None:
-            end_samples()
+class reading_of:  # noqa: N801  # used like contextlib.suppress; a generator would take 0.5 us longer
+    """A context that sets the reader of a batch's samples, and restores the previous one.
+
+    There may be a previous one because samples may read batches of other loaders.
+    """
+
+    __slots__ = ("_keyed", "_now", "_outer", "_reading")
+
+    def __init__(self, reading: CurrentReading) -> None:
+        self._reading = reading
+
+    def __enter__(self) -> None:
+        now = self._now = _threads.now
+        self._outer = None if now.reading is None else (now.reading, now.watch, now.rng, now.rng_of, now.rng_at)
+        self._keyed = now.keyed
+        now.reading, now.watch, now.keyed = self._reading, None, None
+
+    def __exit__(self, *_: object) -> None:
+        now = self._now
+        now.keyed = self._keyed
+        if self._outer is None:
+            now.reading = now.watch = None
         else:
-            now.reading, now.watch, now.rng, now.rng_of, now.rng_at = outer
+            now.reading, now.watch, now.rng, now.rng_of, now.rng_at = self._outer
 
 
 def begin_sample(

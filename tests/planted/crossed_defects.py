@@ -275,10 +275,10 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "a sample that reads another loader's batch loses its own generator",
-        "reading_of",
+        "reading_of.__exit__",
         Replace(
-            "now.reading, now.watch, now.rng, now.rng_of, now.rng_at = outer",
-            "now.reading, now.watch, now.rng, now.rng_of, now.rng_at = *outer[:2], None, None, None",
+            "now.reading, now.watch, now.rng, now.rng_of, now.rng_at = self._outer",
+            "now.reading, now.watch, now.rng, now.rng_of, now.rng_at = *self._outer[:2], None, None, None",
         ),
         ("tests/loader/test_sample_rng.py::test_sample_continues_drawing_after_a_nested_loaders_batch",),
     ),

@@ -85,15 +85,15 @@ PIPELINE_DEFECTS = [
     Defect(
         "B1",
         "batches of a loader inside a pipeline use the pipeline's keys for their draws",
-        "reading_of",
-        Replace("now.reading, now.watch, now.keyed = reading, None, None", "now.reading, now.watch = reading, None"),
+        "reading_of.__enter__",
+        Replace("now.reading, now.watch, now.keyed = self._reading, None, None", "now.reading, now.watch = self._reading, None"),
         (f"{IN_PLACE}test_nested_reads_draw_the_same_as_alone[False]",),
     ),
     Defect(
         "B1",
         "a pipeline's keys are lost after a nested pipeline",
-        "reading_of",
-        omit("now.keyed = keyed"),
+        "reading_of.__exit__",
+        omit("now.keyed = self._keyed"),
         (f"{IN_PLACE}test_nested_reads_draw_the_same_as_alone[True]",),
     ),
     Defect(

@@ -533,9 +533,23 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
+        "all Parquet files of a dataset stay open",
+        "OpenFiles.__getitem__",
+        Replace("len(self._open) >= MAX_OPEN", "False"),
+        ("tests/formats/readers/test_parquet.py::test_more_files_than_may_be_open_are_read",),
+    ),
+    Defect(
+        "N5",
+        "a Parquet file that was replaced is read by its former metadata",
+        "OpenFiles._opened",
+        Replace("(known := self._versions.setdefault(number, version)) != version", "False"),
+        ("tests/formats/readers/test_parquet.py::test_file_that_is_opened_again_must_not_have_changed[replaced]",),
+    ),
+    Defect(
+        "N5",
         "the footer of a file is not searched for encrypted columns",
         "check_encryption",
-        Replace("is_signed(footer, file.metadata)", "False"),
+        Replace("is_signed(footer, metadata)", "False"),
         (f"{PARQUET}test_encrypted_columns_are_named_by_every_reader",),
     ),
     Defect(
@@ -1103,7 +1117,7 @@ STORAGE_DEFECTS = [
         "too many open files are reported as a damaged file",
         "arrow_reader:_opened",
         Replace('getattr(error, "errno", None) is not None', "False"),
-        ("tests/formats/readers/test_parquet.py::test_more_files_than_may_be_open_are_an_error_of_the_system",),
+        ("tests/formats/readers/test_parquet.py::test_limit_of_open_files_below_that_is_an_error_of_the_system",),
     ),
     Defect(
         "S5",

@@ -50,9 +50,12 @@ def checked_columns(available: Sequence[str], columns: Sequence[str] | None, whe
     return list(available if columns is None else columns)
 
 
-def parquet_file(path: str) -> Any:
+def parquet_file(path: str, metadata: Any = None) -> Any:
     """Open a local file as a `pyarrow.parquet.ParquetFile`.
 
+    Args:
+        path: path of the file.
+        metadata: pyarrow's metadata of its footer, if they are known.
     Raises:
         FileNotFoundError: the file does not exist.
         OSError: the system cannot open it, for example because too many files are open.
@@ -62,7 +65,7 @@ def parquet_file(path: str) -> Any:
         raise FileNotFoundError(f"{path}: there is no such file")
     if not (nbytes := os.path.getsize(path)):
         raise ShardCorrupt(f"{path}, offset 0: the file is empty; a Parquet file has a footer even without rows")
-    return _opened(path, f"{path}, offset {max(nbytes - 8, 0)}")
+    return _opened(path, f"{path}, offset {max(nbytes - 8, 0)}", metadata)
 
 
 def parquet_part(where: str, begin: int, data: bytes, nbytes: int, metadata: Any) -> Any:
@@ -124,12 +127,12 @@ def readable_groups(where: str, footer: bytes, metadata: Any, columns: Sequence[
     return groups
 
 
-def check_encryption(path: str, file: Any, columns: Sequence[str] | None, remedy: str) -> None:
+def check_encryption(path: str, metadata: Any, columns: Sequence[str] | None, remedy: str) -> None:
     """Raise if a column to read in a local file is encrypted.
 
     Args:
         path: path of the file.
-        file: the file, from `parquet_file`.
+        metadata: pyarrow's metadata of its footer.
         columns: the columns to read, or None for all.
         remedy: as for `readable_groups`.
     Raises:
@@ -137,8 +140,8 @@ def check_encryption(path: str, file: Any, columns: Sequence[str] | None, remedy
         ShardCorrupt: the footer is damaged.
     """
     footer = file_footer(path)
-    if is_signed(footer, file.metadata):
-        readable_groups(path, footer, file.metadata, columns, remedy)
+    if is_signed(footer, metadata):
+        readable_groups(path, footer, metadata, columns, remedy)
 
 
 def row_group(file: Any, number: int, columns: Sequence[str], where: str) -> Any:

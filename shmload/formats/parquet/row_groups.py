@@ -8,10 +8,11 @@ from typing import Any
 import pyarrow as pa
 
 from shmload.formats.arrow.arrow_groups import Groups
-from shmload.formats.arrow.arrow_reader import check_encryption, parquet_file, row_group
+from shmload.formats.arrow.arrow_reader import check_encryption, row_group
 from shmload.formats.arrow.arrow_schema import schema_of
 from shmload.formats.arrow.arrow_types import plain_values
 from shmload.formats.parquet.hive import partition_columns, with_partitions
+from shmload.formats.parquet.open_files import OpenFiles
 
 
 class RowGroups(Groups):
@@ -35,18 +36,18 @@ class RowGroups(Groups):
         fill_null: Mapping[str, Any],
         cache_bytes: int,
     ) -> None:
-        self._files = [parquet_file(path) for path in paths]
+        self._files = OpenFiles(paths)
         self._paths = paths
         partitions = partition_columns(paths, folders, names)
-        schemas = {
-            path: with_partitions(file.schema_arrow, partitions, path) for path, file in zip(paths, self._files, strict=True)
-        }
+        schemas = {path: with_partitions(self._files[f].schema_arrow, partitions, path) for f, path in enumerate(paths)}
         schema = schema_of(schemas, names, asked, fill_null, "files")
         self._partitions = {name: values for name, values in partitions.items() if name in schema}
         self._stored = [name for name in schema if name not in partitions]
-        for path, file in zip(paths, self._files, strict=True):
-            check_encryption(path, file, self._stored, "name the others in columns=")
-        every = [(f, g, file.metadata.row_group(g)) for f, file in enumerate(self._files) for g in range(file.num_row_groups)]
+        every = []
+        for f, path in enumerate(paths):
+            metadata = self._files.metadata[f]
+            check_encryption(path, metadata, self._stored, "name the others in columns=")
+            every += [(f, g, metadata.row_group(g)) for g in range(metadata.num_row_groups)]
         self._places = [(f, g) for f, g, group in every if group.num_rows]
         sizes = [(group.num_rows, group.total_byte_size) for _, _, group in every if group.num_rows]
         super().__init__(schema, sizes, fill_null, cache_bytes)

@@ -114,7 +114,7 @@ def _pack_parquet(path: Path) -> PackedIndex:
     try:
         with library("pyarrow.parquet", "parquet").ParquetFile(path) as file:
             check_names(file.schema_arrow.names)
-            check_encryption(str(path), file, None, "write the others into a file of their own")
+            check_encryption(str(path), file.metadata, None, "write the others into a file of their own")
             builders = [ColumnBuilder(name) for name in file.schema_arrow.names]
             for batch in file.iter_batches():
                 for name, builder, column in zip(batch.schema.names, builders, batch.columns, strict=True):

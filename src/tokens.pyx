@@ -139,6 +139,24 @@ cdef class WindowReader:
         if bad >= 0:
             raise IndexError(f"index {indices[bad]} is out of range for {self.num_windows} samples")
 
+    def files_of(self, const int64_t[::1] indices):
+        """Return the numbers of the files that contain windows. Windows that do not exist are left out."""
+        cdef Py_ssize_t num_files = self._addresses.shape[0], file, i
+        cdef int64_t at, piece
+        if num_files == 1:
+            return [0]
+        found = set()
+        for i in range(indices.shape[0]):
+            at = indices[i] + self.num_windows if indices[i] < 0 else indices[i]
+            if not 0 <= at < self.num_windows:
+                continue
+            if self._stride:
+                found.add(_last_begun(self._window_begins, at))
+                continue
+            for piece in range(self._ends[at - 1] if at else 0, self._ends[at]):
+                found.add(_last_begun(self._file_begins, self._starts[piece]))
+        return sorted(found)
+
     cdef void _ask(self, int64_t at) noexcept nogil:
         """Prefetch a window that is copied soon: windows are anywhere in memory, and waiting for one costs more than widening it.
         """

@@ -11,13 +11,14 @@ import math
 import mmap
 import operator
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shmload._core.mapped_file import MappedFile
 from shmload.batch.array_rows import ArrayRows, TypedArray, typed_array
 from shmload.batch.layout import aligned, c_strides
 from shmload.batch.row_placer import OneSample
@@ -64,13 +65,21 @@ def npy_place(path: str | os.PathLike[str]) -> ArrayPlace:
     return ArrayPlace(path, offset, tuple(shape), order, dtype.str, dtype.name, head)
 
 
-class FileMap(NamedTuple):
-    """A mapped file, its header when the dataset was created, and the offset at which the part that is read ends."""
+class FileMap:
+    """A mapped file. No descriptor stays open, because a dataset may have more files than a process may open.
 
-    path: str
-    map: mmap.mmap
-    head: bytes
-    end: int
+    Args:
+        path: path of the file.
+    Attributes:
+        bytes: the contents of the file, read-only.
+        head: the file's header when the dataset was created.
+        end: the offset at which the part that is read ends.
+    """
+
+    def __init__(self, path: str, head: bytes = b"", end: int = 0) -> None:
+        self._path, self.head, self.end = path, head, end
+        self._file = MappedFile(os.fsencode(path))
+        self.bytes = memoryview(self._file)
 
     def check(self) -> None:
         """Check that the file has its header, and is long enough, because the system kills processes that read past the end.
@@ -80,14 +89,13 @@ class FileMap(NamedTuple):
         Raises:
             ShardCorrupt: the file has become shorter, or has another header.
         """
-        nbytes = self.map.size()
-        if nbytes < self.end:
+        if self._file.has_changed() and (nbytes := os.path.getsize(self._path)) < self.end:
             raise ShardCorrupt(
-                f"{self.path}, offset {nbytes}: the file was cut off while it was read; its array ends at {self.end}"
+                f"{self._path}, offset {nbytes}: the file was cut off while it was read; its array ends at {self.end}"
             )
-        if self.map[: len(self.head)] != self.head:
+        if self.head and self.bytes[: len(self.head)] != self.head:
             raise ShardCorrupt(
-                f"{self.path}: its header has changed since the dataset was created, as if another file had replaced it: create "
+                f"{self._path}: its header has changed since the dataset was created, as if another file had replaced it: create "
                 "the dataset again"
             )
 
@@ -99,14 +107,14 @@ def mapped(place: ArrayPlace) -> tuple[np.ndarray[Any, Any], FileMap]:
         ShardCorrupt: the file has become shorter.
     """
     assert place.path is not None
-    whole = np.memmap(place.path, np.uint8, "r")
+    file = FileMap(place.path, place.head)
     try:
-        array = np.ndarray(place.shape, place.numpy, whole, place.offset, place.strides)
+        array = np.ndarray(place.shape, place.numpy, file.bytes, place.offset, place.strides)
     except (TypeError, ValueError) as error:
         raise ShardCorrupt(f"{place.path}, offset {place.offset}: the array does not end within the file: {error}") from error
     steps = zip(place.shape, place.strides, strict=True)
-    end = place.offset + array.itemsize + sum(max((n - 1) * step, 0) for n, step in steps) if array.size else 0
-    return array, FileMap(place.path, whole._mmap, place.head, end)  # type: ignore[attr-defined]  # numpy's own
+    file.end = place.offset + array.itemsize + sum(max((n - 1) * step, 0) for n, step in steps) if array.size else 0
+    return array, file
 
 
 def _npz_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
@@ -125,7 +133,9 @@ def _npz_arrays(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
 
 
 class HeldArrays:
-    """Named arrays, given as .npy paths, memmaps, numpy arrays or CPU tensors. A pickle contains their locations, not their data.
+    """Named arrays, given as .npy paths, places in files, memmaps, numpy arrays or CPU tensors.
+
+    A pickle contains their locations, not their data.
 
     Attributes:
         arrays: the arrays by name: views of the given memory, or maps of files or of the shared segment.
@@ -141,7 +151,7 @@ class HeldArrays:
     def add(self, values: Mapping[str, Any]) -> None:
         """Add arrays. Call this before the arrays are shared."""
         for name, value in values.items():
-            place = npy_place(value) if isinstance(value, (str, os.PathLike)) else _place_in_file(value)
+            place = npy_place(value) if isinstance(value, (str, os.PathLike)) else _place_of(value)
             if place is None:
                 self.arrays[name] = typed_array(name, value)
                 continue
@@ -152,9 +162,9 @@ class HeldArrays:
                 raise type(error)(f"{place.path}: {error}") from None
             self._places[name] = place._replace(dtype=self.arrays[name].dtype)
 
-    def check(self) -> None:
-        """Call `FileMap.check` of each file."""
-        for file in self._files.values():
+    def check(self, names: Iterable[str] | None = None) -> None:
+        """Call `FileMap.check` of the files of some arrays, or of all."""
+        for file in self._files.values() if names is None else [self._files[name] for name in names if name in self._files]:
             file.check()
 
     def share(self) -> None:
@@ -200,8 +210,10 @@ class HeldArrays:
         self._open(self._places)
 
 
-def _place_in_file(value: Any) -> ArrayPlace | None:
+def _place_of(value: Any) -> ArrayPlace | None:
     """Return the location of a memmap, or a part of one, in its file; None for memory that is private to this process."""
+    if isinstance(value, ArrayPlace):
+        return value
     if not isinstance(value, np.memmap) or value.mode == "c" or value.filename is None or value.ndim == 0:
         return None
     begin = np.frombuffer(value._mmap, np.uint8).__array_interface__["data"][0]  # type: ignore[attr-defined]  # numpy's own

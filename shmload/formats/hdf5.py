@@ -103,9 +103,9 @@ class HDF5Dataset(ArrayTreeDataset):
             end = os.path.getsize(path)
             if not 0 <= offset <= end - dataset.nbytes:
                 raise ShardCorrupt(f"{where}, offset {offset}: {dataset.nbytes} bytes of it are not within the {end} of {path}")
-            mapped = np.memmap(path, dataset.dtype, "r", offset, dataset.shape)
-            file = FileMap(path, mapped._mmap, b"", offset + dataset.nbytes)  # type: ignore[attr-defined]  # numpy's own
-            return MappedColumn(name, typed_array(name, mapped.view(np.ndarray)), file)
+            file = FileMap(path, end=offset + dataset.nbytes)
+            rows = np.ndarray(dataset.shape, dataset.dtype, file.bytes, offset)
+            return MappedColumn(name, typed_array(name, rows), file)
         row_nbytes = dataset.nbytes // max(length, 1)
         return FixedColumn(blocks(lambda a, b: dataset[a:b], row_nbytes), dtype, dataset.shape[1:])
 

@@ -74,9 +74,9 @@ class SafetensorsDataset(ColumnDataset):
         if single:
             raise NoField(f"{self.path}: {single} have no axis to count samples: name the other tensors in fields=")
         num_rows = one_length({name: places[name]["shape"][0] for name in names}, self.path)
-        whole = np.memmap(self.path, np.uint8, "r")
-        file = FileMap(self.path, whole._mmap, whole[:begin].tobytes(), len(whole))  # type: ignore[attr-defined]  # numpy's own
-        data = whole.view(np.ndarray)
+        file = FileMap(self.path)
+        data = np.frombuffer(file.bytes, np.uint8)
+        file.head, file.end = data[:begin].tobytes(), len(data)
         arrays = {field: self._array(data, begin, name, places[name]) for field, name in fields.items()}
         return _MappedColumns(num_rows, {field: MappedColumn(field, array) for field, array in arrays.items()}, file)
 

@@ -29,7 +29,7 @@ from shmload._core.tokens import WindowReader, by_window, check_offsets, cross, 
 from shmload._core.tokens import pack as _pack
 from shmload.batch.array_rows import place_of
 from shmload.errors import ShardCorrupt
-from shmload.formats.arrays import HeldArrays, HeldDataset
+from shmload.formats.arrays import ArrayPlace, HeldArrays, HeldDataset
 from shmload.formats.paths import check_file, check_local, expanded
 from shmload.schedule.permutation import Permutation
 
@@ -263,12 +263,13 @@ class TokenDataset(HeldDataset):
             indices: integers, shape `(rows,)`.
             out: an array for each field of the schema, C-contiguous, shape `(rows, window)`.
         """
-        self._held.check()
+        indices = np.ascontiguousarray(indices, np.int64)
+        self._held.check([self._names[file] for file in self._reader.files_of(indices)])
         address, nbytes = place_of("tokens", out["tokens"])
         segments = positions = 0
         if self._has_segments:
             segments, positions = (_place(name, out[name], len(indices) * self.window) for name in ("segment_ids", "position_ids"))
-        self._reader.into(address, segments, positions, nbytes, np.ascontiguousarray(indices, np.int64))
+        self._reader.into(address, segments, positions, nbytes, indices)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self)} windows of {self.window} tokens, density {self.density:.4f}>"
@@ -369,7 +370,7 @@ def _opened(tokens: Any, dtype: Any) -> Any:
     if not isinstance(tokens, (str, os.PathLike)) or os.fspath(tokens).endswith(".npy"):
         return tokens
     check_file(tokens, "TokenDataset", 'give a pattern such as "train_*.bin", or a list of paths')
-    path = os.fspath(tokens)  # numpy.memmap takes no other path objects than Path
+    path = os.path.abspath(tokens)
     if (after_header := _after_header(path, dtype)) is not None:
         return after_header
     if dtype is None:
@@ -379,14 +380,14 @@ def _opened(tokens: Any, dtype: Any) -> Any:
         kind = kind.newbyteorder("<")
     if nbytes % kind.itemsize or not nbytes:
         raise ShardCorrupt(f"{path}, offset {nbytes}: {nbytes} bytes are not a whole number of {kind} tokens, at least one")
-    return np.memmap(path, kind, "r")
+    return ArrayPlace(path, 0, (nbytes // kind.itemsize,), (kind.itemsize,), kind.str, kind.name)
 
 
 def _after_header(path: str, dtype: Any) -> Any:
-    """Map the tokens of a file with llm.c's header: 256 int32, which begin with a magic, a version and the number of tokens.
+    """Find the tokens of a file with llm.c's header: 256 int32, which begin with a magic, a version and the number of tokens.
 
     Returns:
-        the tokens, or None if the file has no such header.
+        the tokens' place, or None if the file has no such header.
     Raises:
         ShardCorrupt: the file's size differs from the header's.
         ValueError: the version is unknown, or `dtype` differs from the header's.
@@ -413,7 +414,7 @@ def _after_header(path: str, dtype: Any) -> Any:
         raise ShardCorrupt(
             f"{path}, offset 8: llm.c's header says {count} tokens of {kind}, which need {needed} bytes; there are {nbytes}"
         )
-    return np.memmap(path, kind, "r", _LLMC_NBYTES, (count,))
+    return ArrayPlace(path, _LLMC_NBYTES, (count,), (kind.itemsize,), kind.str, kind.name, head)
 
 
 def _check_tokens(flats: Sequence[Any], files: Sequence[Any], out_dtype: str) -> None:

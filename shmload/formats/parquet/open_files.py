@@ -9,7 +9,7 @@ from typing import Any
 from shmload.errors import ShardCorrupt
 from shmload.formats.arrow.arrow_reader import parquet_file
 
-MAX_OPEN = 128  # a process may usually open 1,024 files, and a dataset may have more
+MAX_OPEN = 64  # a process may usually open 1,024 files, and a dataset may have more
 
 
 class OpenFiles:

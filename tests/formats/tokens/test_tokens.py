@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import struct
 from pathlib import Path
 from typing import Any
@@ -286,6 +287,37 @@ def test_mapped_tokens_truncated_later_are_an_error(tmp_path: Path) -> None:
     os.truncate(path, 5000)
     with pytest.raises(ShardCorrupt, match=r"a.bin, offset 5000: the file was cut off while it was read"):
         dataset[0]
+
+
+BY_STRIDE_OR_DOCUMENTS = pytest.mark.parametrize("options", [{}, {"separator": 0}], ids=["stride", "documents"])
+
+
+@BY_STRIDE_OR_DOCUMENTS
+def test_only_the_files_of_a_batch_are_checked(tmp_path: Path, options: dict[str, Any]) -> None:
+    for name in "abc":
+        np.full(10000, ord(name), np.uint16).tofile(tmp_path / f"{name}.bin")
+    dataset = TokenDataset(str(tmp_path / "*.bin"), 10, dtype="uint16", **options)
+    os.truncate(tmp_path / "b.bin", 5000)
+    out = {"tokens": np.empty((2, 10), np.int64)}
+    dataset.read_batch_into([-1, 999], out)
+    assert out["tokens"].tolist() == [[ord("c")] * 10, [ord("a")] * 10]
+    with pytest.raises(ShardCorrupt, match=r"b.bin, offset 5000: the file was cut off while it was read"):
+        dataset.read_batch_into([0, 1000], out)
+    with pytest.raises(IndexError, match="index 3000 is out of range for 3000 samples"):
+        dataset.read_batch_into([3000, 0], out)
+
+
+@BY_STRIDE_OR_DOCUMENTS
+def test_files_may_be_more_than_a_process_may_open(tmp_path: Path, options: dict[str, Any]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for i in range(100):
+        np.arange(10 * i + 1, 10 * i + 11, dtype=np.uint16).tofile(tmp_path / f"{i:03}.bin")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
+    try:
+        dataset = TokenDataset(str(tmp_path / "*.bin"), 5, dtype="uint16", **options)
+        assert [dataset[i]["tokens"][0] for i in range(200)] == list(range(1, 1001, 5))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=slow)])

@@ -23,6 +23,11 @@ class ShmloadError(Exception):
     """Base class of all errors of shmload."""
 
 
+def is_of_system(error: Exception) -> bool:
+    """Return whether an error is the system's, such as too many open files, and not a library's OSError about a file's contents."""
+    return isinstance(error, OSError) and error.errno is not None
+
+
 class WorkerDied(ShmloadError, RuntimeError):
     """A worker process ended, and the pass cannot continue.
 

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shmload.errors import ShardCorrupt
+from shmload.errors import ShardCorrupt, is_of_system
 from shmload.formats.block_cache import BlockCache
 from shmload.formats.column_dataset import ColumnDataset, Opened
 from shmload.formats.columns import Column, Columns
@@ -51,5 +51,7 @@ class ArrayTreeDataset(ColumnDataset):
         except (NoField, ShardCorrupt, MemoryError):
             raise
         except Exception as error:  # damaged metadata raises errors of many types
+            if is_of_system(error):
+                raise
             kind = type(self).__name__.removesuffix("Dataset")
             raise ShardCorrupt(f"{self.path}: not valid {kind} data: {type(error).__name__}: {error}") from error

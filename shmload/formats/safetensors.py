@@ -115,15 +115,14 @@ def header_of(path: str) -> tuple[dict[str, Any], int]:
     library("safetensors", "safetensors")
     from safetensors import SafetensorError, safe_open
 
-    os.stat(path)  # its error names the file
-    try:
-        with safe_open(path, framework="numpy"):
-            pass
-        with open(path, "rb") as file:
+    with open(path, "rb") as file:  # raises the system's errors; those of safe_open do not tell them from errors of the contents
+        try:
+            with safe_open(path, framework="numpy"):
+                pass
             nbytes = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(nbytes))
-    except (SafetensorError, OSError, ValueError) as error:
-        raise ShardCorrupt(f"{path}, offset 0: {error}") from error
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ShardCorrupt(f"{path}, offset 0: {error}") from error
     return {name: place for name, place in header.items() if name != "__metadata__"}, 8 + nbytes
 
 

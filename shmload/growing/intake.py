@@ -10,6 +10,7 @@ by name, size and time.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -33,6 +34,8 @@ SETTLE_S = 5.0
 _LONG = 16384  # size in bytes from which a survey does not compare a record's checksum
 _AT_ONCE = 8192  # records surveyed together
 _FIELDS = fields_of({"bytes": bytes}, {}, None)
+# errors of the system that say nothing about a file
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ESTALE)
 Found = int | str  # number of records in a file, or the reason why it cannot be used
 
 
@@ -87,7 +90,7 @@ class Intake:
         return found if (size, at) == (status.st_size, status.st_mtime_ns) else None
 
     def look(self, path: Path, status: os.stat_result) -> Found | None:
-        """Examine a file and remember the result. Return None if it is still being written.
+        """Examine a file and remember the result. Return None if it is still being written, or cannot be opened now.
 
         Args:
             path: the file.
@@ -99,6 +102,8 @@ class Intake:
         try:
             found = count_records(os.fspath(path))
         except (ShardCorrupt, OSError) as error:
+            if isinstance(error, OSError) and error.errno in _PASSING:
+                return None
             found = str(error)
         if _identity(path) != (status.st_ino, status.st_size, status.st_mtime_ns):
             return None

@@ -133,6 +133,21 @@ def test_file_damaged_after_intake_is_bad_from_the_next_epoch_on(cache: SampleCa
     assert "later_bad.tfrecord: record 4, which starts at byte 0: corrupted" in cache.stats().bad["later_bad.tfrecord"]
 
 
+def test_file_that_cannot_be_opened_now_is_not_bad(cache: SampleCache, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+
+    put_foreign(folder / "good.tfrecord", range(4))
+    with loader_of(dataset_of(cache)) as loader, monkeypatch.context() as patch:
+        assert list(range(4)) == sorted(epoch_of(loader))
+        put_foreign(folder / "new.tfrecord", range(4, 8))
+        patch.setattr(intake, "count_records", refuse)
+        assert list(range(4)) == sorted(epoch_of(loader))
+        assert cache.stats().bad == {}
+        patch.undo()
+        assert list(range(8)) == sorted(epoch_of(loader))
+
+
 def test_bad_file_replaced_by_a_good_one_is_read_again(cache: SampleCache, folder: Path) -> None:
     path = put_foreign(folder / "again.tfrecord", range(4))
     put_foreign(folder / "good.tfrecord", range(4, 8))

@@ -532,6 +532,23 @@ STORAGE_DEFECTS = [
         (f"{PARQUET}test_empty_row_groups_are_skipped",),
     ),
     Defect(
+        "N8",
+        "a file that cannot be opened now is bad until it changes",
+        "Intake.look",
+        Replace("isinstance(error, OSError) and error.errno in _PASSING", "False"),
+        ("tests/growing/test_intake.py::test_file_that_cannot_be_opened_now_is_not_bad",),
+    ),
+    Defect(
+        "N8",
+        "an error of the system is reported as damage of the file",
+        "errors:is_of_system",
+        Replace("isinstance(error, OSError) and error.errno is not None", "False"),
+        (
+            "tests/formats/readers/test_every_reader.py::test_file_that_may_not_be_read_is_not_reported_as_damaged",
+            "tests/formats/readers/test_parquet.py::test_limit_of_open_files_below_that_is_an_error_of_the_system",
+        ),
+    ),
+    Defect(
         "N5",
         "all files of tokens are checked for each batch",
         "TokenDataset.read_batch_into",
@@ -1118,13 +1135,6 @@ STORAGE_DEFECTS = [
         "TarWriter.__init__",
         Replace('("", "gz", "bz2", "xz")', '("", "gz", "bz2", "xz", "zst", "br")'),
         ("tests/formats/tar/test_writer.py::test_name_of_a_compression_that_is_not_written_is_refused[tar.zst]",),
-    ),
-    Defect(
-        "S5",
-        "too many open files are reported as a damaged file",
-        "arrow_reader:_opened",
-        Replace('getattr(error, "errno", None) is not None', "False"),
-        ("tests/formats/readers/test_parquet.py::test_limit_of_open_files_below_that_is_an_error_of_the_system",),
     ),
     Defect(
         "S5",

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from shmload.errors import ShardCorrupt
+from shmload.errors import ShardCorrupt, is_of_system
 from shmload.formats.extras import library
 from shmload.formats.field_names import NoField
 from shmload.formats.parquet.parquet_footer import RowGroup, check_readable, file_footer, is_signed, row_groups
@@ -88,7 +88,7 @@ def _opened(source: Any, where: str, metadata: Any = None) -> Any:
     try:
         return parquet.ParquetFile(source, metadata=metadata, memory_map=False, pre_buffer=False, page_checksum_verification=True)
     except (arrow.ArrowException, OSError, ValueError) as error:
-        if getattr(error, "errno", None) is not None:  # an error of the system; pyarrow's own OSErrors about the contents have none
+        if is_of_system(error):
             raise
         raise ShardCorrupt(f"{where}: {error}") from error
 
@@ -160,6 +160,8 @@ def row_group(file: Any, number: int, columns: Sequence[str], where: str) -> Any
         table = file.read_row_group(number, columns=list(columns), use_threads=False)
         table.validate(full=True)  # checks that text is UTF-8, and that offsets are in order
     except (arrow.ArrowException, OSError, ValueError) as error:
+        if is_of_system(error):
+            raise
         raise ShardCorrupt(f"{where}: {error}") from error
     return table
 

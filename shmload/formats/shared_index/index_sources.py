@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from shmload._core.index_builder import ColumnBuilder
+from shmload.errors import is_of_system
 from shmload.formats.arrow.arrow_reader import check_encryption
 from shmload.formats.extras import library
 from shmload.formats.shared_index.packed_index import PackedIndex, check_names, pack_columns, pack_entries
@@ -124,7 +125,7 @@ def _pack_parquet(path: Path) -> PackedIndex:
                         raise ValueError(f"column {name!r} of {column.type}: {type(error).__name__}: {error}") from error
                     builder.extend(values)
     except OSError as error:
-        if error.errno is not None:
+        if is_of_system(error):
             raise
         raise ValueError(str(error)) from error  # pyarrow's own error about the contents of the file
     return PackedIndex.of(builders, dict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -153,6 +154,21 @@ def test_missing_file_is_a_file_not_found_error(kind: Any, tmp_path: Path) -> No
 def _data_file(path: Path) -> Path:
     """Returns the file to damage: the file itself, or a chunk in its folder."""
     return path / "label/c/0" if path.is_dir() else path
+
+
+def test_file_that_may_not_be_read_is_not_reported_as_damaged(kind: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if path.is_dir():
+        pytest.skip("Zarr reads chunks that cannot be read as missing ones")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    dataset = kind(path)
+    len(kind(path))  # imports its library
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1, hard))
+    try:
+        with pytest.raises(OSError, match=r"Too many open files|errno = 24") as found:
+            len(dataset)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert not isinstance(found.value, ShardCorrupt)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])

@@ -159,7 +159,7 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "the map of a replaced file is read by name",
-        "_place_in_file",
+        "_place_of",
         Replace("not _is_still_at(value.filename, begin)", "False"),
         ("tests/formats/arrays/test_arrays.py::test_memory_map_of_a_moved_or_replaced_file_keeps_its_content[replaced]",),
     ),

@@ -757,13 +757,6 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A16",
-        "tokens are mapped by the user's path object, of which numpy takes some",
-        "tokens:_opened",
-        Replace('np.memmap(path, kind, "r")', 'np.memmap(tokens, kind, "r")'),
-        ("tests/formats/test_paths.py::test_tokens_are_read_through_any_path_object",),
-    ),
-    Defect(
-        "A16",
         "text of several axes of an HDF5 dataset is taken for damage",
         "HDF5Dataset._column",
         Replace("native(ragged or dataset.dtype) if string is None else None", "native(ragged or dataset.dtype)"),

@@ -6,6 +6,7 @@ An array is numpy's, or the memory of a torch tensor viewed as numbers of the sa
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -85,8 +86,13 @@ class ArrayRows:
         if len(set(lengths.values())) != 1:
             raise ValueError(f"arrays must have one row for each sample; got {lengths or 'no array'}")
         self.schema = {name: a.spec for name, a in arrays.items()}
-        self._gathers = {name: _gather_of(a.array) for name, a in arrays.items()}
+        self._arrays = arrays
         self.num_rows = next(iter(lengths.values()))
+
+    @cached_property
+    def _gathers(self) -> dict[str, RowGather]:
+        # made at the first read, because a loader asks for the schemas of thousands of members of a concatenation
+        return {name: _gather_of(a.array) for name, a in self._arrays.items()}
 
     def read_batch_into(self, indices: Any, out: Any) -> None:
         """Write the rows with these indices.

@@ -29,28 +29,40 @@ def in_place_reader_of(dataset: Any, ragged: Ragged | None = None) -> InPlace | 
         dataset: the dataset.
         ragged: the loader's rule for lists of different lengths, for datasets without a schema of their own.
     """
+    kind = type(dataset)
+    if kind.__module__ == "torch.utils.data.dataset":
+        if kind.__name__ == "Subset":
+            inner = in_place_reader_of(dataset.dataset, ragged)
+            return inner and InPlaceSubset(inner, dataset.indices)
+        if kind.__name__ == "TensorDataset":
+            return tensors_in_place(dataset)
+        if kind.__name__ == "ConcatDataset":
+            return _concatenated(dataset, ragged, is_mix=False)
     if (made := package_ability(dataset, "in_place")) is not None:  # a pipeline that only selects samples of a dataset
         given: InPlace | None = made(ragged)
         return given
-    kind = type(dataset)
     if kind.__module__ in ("datasets.arrow_dataset", "datasets.dataset_dict"):
         from shmload.worker.arrow import arrow_in_place
 
         return arrow_in_place(dataset, ragged)
-    is_torchs = kind.__module__ == "torch.utils.data.dataset"
-    if is_torchs and kind.__name__ == "Subset":
-        inner = in_place_reader_of(dataset.dataset, ragged)
-        return inner and InPlaceSubset(inner, dataset.indices)
-    if is_torchs and kind.__name__ == "TensorDataset":
-        return tensors_in_place(dataset)
-    is_mix = bool(package_ability(dataset, "is_concatenation"))
-    if (is_torchs and kind.__name__ == "ConcatDataset") or is_mix:
-        found = [in_place_reader_of(d, ragged) for d in dataset.datasets]
-        members = [m for m in found if m is not None and m.reads_rows_alike]
-        if len(members) == len(found) and len({(str(dict(m.schema)), m.batch_type or dict) for m in members}) == 1:
-            return InPlaceConcat(members, dataset.cumulative_sizes, is_cyclic=is_mix)
-        return None
+    if package_ability(dataset, "is_concatenation"):
+        return _concatenated(dataset, ragged, is_mix=True)
     return InPlace(dataset) if declares_decoding(dataset) else None
+
+
+def _concatenated(dataset: Any, ragged: Ragged | None, *, is_mix: bool) -> InPlace | None:
+    """Return the in-place reader of a concatenation; None if a member has none, or another kind of samples than the first."""
+    members: list[InPlace] = []
+    kinds = set()
+    for each in dataset.datasets:
+        member = in_place_reader_of(each, ragged)
+        if member is None or not member.reads_rows_alike:
+            return None
+        members.append(member)
+        kinds.add((str(dict(member.schema)), member.batch_type or dict))
+        if len(kinds) > 1:
+            return None
+    return InPlaceConcat(members, dataset.cumulative_sizes, is_cyclic=is_mix) if members else None
 
 
 def declares_decoding(dataset: Any) -> bool:

@@ -71,7 +71,7 @@ def is_helper(child: psutil.Process) -> bool:
 
 @pytest.fixture(autouse=True)
 def shm_clean() -> Iterator[None]:
-    """Checks that /dev/shm and child processes are the same after a test as before it."""
+    """Checks that /dev/shm, child processes and the current sample are the same after a test as before it."""
     before, alive_before = stems_left(), children()
     yield
     gc.collect()
@@ -84,6 +84,8 @@ def shm_clean() -> Iterator[None]:
     while (left := stems_left() - before) and monotonic() < deadline:  # a reaper may still be working
         pause.wait(0.02)
     assert left == set()
+    sample_rng = sys.modules.get("shmload.worker.sample_rng")
+    assert sample_rng is None or sample_rng._threads.now.reading is None, "the reading of a sample was not ended"
 
 
 @pytest.fixture

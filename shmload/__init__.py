@@ -102,4 +102,6 @@ __all__ = [
 ]
 
 
-__getattr__, __dir__ = lazy_names(__name__, {name: _PLACES.get(name, _ERRORS) for name in __all__})
+_MODULES = ("cluster", "debug", "errors", "formats", "growing", "integrations", "metrics", "pipeline", "remote", "storage")
+
+__getattr__, __dir__ = lazy_names(__name__, {name: _PLACES.get(name, _ERRORS) for name in __all__}, _MODULES)

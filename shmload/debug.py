@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import ConcatDataset, Subset
 
 from shmload.engine.holders import POISON, Holder, enable, is_enabled
 from shmload.loader import ShmLoader
@@ -32,7 +33,7 @@ def read(dataset: Any, index: int, *, seed: int = 0, epoch: int = 0) -> Any:
     `sample_rng()` and `sample_info()` work, and the global generators of random, numpy and torch are unchanged afterward.
 
     Args:
-        dataset: a map-style dataset. It may have only `read_into`.
+        dataset: a map-style dataset, or a Subset or ConcatDataset of such. It may have only `read_into`.
         index: index of the sample, from 0 to `len(dataset) - 1` if the dataset decodes in place.
         seed: seed of the sample's random numbers, as in `ShmLoader(seed=)`.
         epoch: epoch of the sample's random numbers.
@@ -54,7 +55,7 @@ def read(dataset: Any, index: int, *, seed: int = 0, epoch: int = 0) -> Any:
         >>> shmload.debug.read(Rows(), 5)
         {'x': tensor([5., 5.])}
     """
-    options: dict[str, Any] = {} if declares_decoding(dataset) else {"collate_fn": _first}
+    options: dict[str, Any] = {} if _decodes_in_place(dataset) else {"collate_fn": _first}
     if not options and not 0 <= index < len(dataset):
         raise IndexError(f"index must be 0 to {len(dataset) - 1}, because the dataset has {len(dataset)} samples; got {index}")
     with ShmLoader(dataset, 1, sampler=[index], num_workers=0, seed=seed, rank=0, world_size=1, **options) as loader:
@@ -68,6 +69,14 @@ def read(dataset: Any, index: int, *, seed: int = 0, epoch: int = 0) -> Any:
         return {name: rows[0] for name, rows in batch.items()}
     rows = [field[0] for field in batch]
     return type(batch)(*rows) if hasattr(batch, "_fields") else type(batch)(rows)
+
+
+def _decodes_in_place(dataset: Any) -> bool:
+    if type(dataset) is Subset:
+        return _decodes_in_place(dataset.dataset)
+    if type(dataset) is ConcatDataset:
+        return all(map(_decodes_in_place, dataset.datasets))
+    return declares_decoding(dataset)
 
 
 def _first(samples: list[Any]) -> Any:

@@ -10,12 +10,13 @@ import random
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import ConcatDataset, Subset
 
 import shmload.debug
 from shmload import ShmLoader, sample_info, sample_rng
@@ -229,6 +230,22 @@ def test_schema_that_is_not_used_for_decoding_changes_nothing() -> None:
             return index, "b"
 
     assert shmload.debug.read(Pairs(), 5) == (5, "b")
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda d: Subset(d, [4, 5]), lambda d: ConcatDataset([d, d]), lambda d: Subset(ConcatDataset([d]), [5, 5])]
+)
+def test_wrapped_decoder_is_read_in_place(wrap: Callable[[Any], Any]) -> None:
+    class Rows:
+        schema: ClassVar[dict[str, Any]] = {"x": ("float32", (2,))}
+
+        def __len__(self) -> int:
+            return 10
+
+        def read_into(self, index: int, out: Any) -> None:
+            out["x"][...] = index % 5
+
+    assert shmload.debug.read(wrap(Rows()), 1)["x"].tolist() == [float(wrap(range(10))[1] % 5)] * 2
 
 
 def test_sample_without_a_schema_is_what_the_dataset_returns() -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.reference.public import MODULES
+
 pytestmark = pytest.mark.slow(reason="each runs a program in a process of its own")
 HEAVY = ("torch", "numpy", "rich", "typer", "PIL", "matplotlib", "pyarrow", "h5py", "zarr", "safetensors", "datasets")
 
@@ -62,6 +64,21 @@ def test_command_without_tensors_does_not_import_torch(command: list[str], tmp_p
     found = heavy_imports("import shmload.cli; shmload.cli.main()", *command)
     assert found <= {"typer", "rich", "numpy"}
     assert "typer" in found  # the program ran to its end
+
+
+def test_public_modules_are_attributes_of_the_package() -> None:
+    """The notes of errors name `shmload.debug.read`, which a program that has only imported shmload must be able to call."""
+    public = {name.split(".")[1] for name in MODULES if "." in name}
+    program = f"import shmload; print(*(getattr(shmload, name).__name__ for name in {sorted(public)}))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stderr == ""
+    assert done.stdout.split() == [f"shmload.{name}" for name in sorted(public)]
 
 
 @pytest.mark.parametrize("package", ["shmload", "shmload.formats"])

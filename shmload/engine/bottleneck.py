@@ -43,20 +43,25 @@ def judge(
     return longest if parts[longest] else "unknown"
 
 
-def judge_ring(*, trainer_waits: float, workers_busy: float, start_up: float = 0.0) -> Bottleneck:
+def judge_ring(*, trainer_waits: float, workers_busy: float, workers_asleep: float = 0.0, start_up: float = 0.0) -> Bottleneck:
     """Return the bottleneck of a running ring, which records how long its workers have work, but not what kind of work.
 
-    A worker that has work counts as decoding. An idle one counts as waiting for the trainer while the trainer is busy, and for the
-    hand-off while the trainer waits, too.
+    A worker that has work and sleeps counts as waiting for storage, and one that computes as decoding. An idle one counts as
+    waiting for the trainer while the trainer is busy, and for the hand-off while the trainer waits, too.
 
     Args:
         trainer_waits: share of the time in which the trainer waited for a batch, start-up not included.
         workers_busy: share of the workers' time in which they had work.
+        workers_asleep: share of it in which they had work and slept; 0 if that is unknown.
         start_up: share of the time before the first worker was ready.
     """
     if start_up >= 0.5:
         return "unknown"
     idle = 1 - workers_busy
     return judge(
-        trainer_waits=trainer_waits, workers_wait=idle * (1 - start_up - trainer_waits), decode=workers_busy, hand_off=idle
+        trainer_waits=trainer_waits,
+        workers_wait=idle * (1 - start_up - trainer_waits),
+        source=workers_asleep,
+        decode=workers_busy - workers_asleep,
+        hand_off=idle,
     )

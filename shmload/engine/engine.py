@@ -37,6 +37,7 @@ from shmload.engine.process_usage import add_memory_usage
 from shmload.engine.rank_hook import RankHook
 from shmload.engine.ring import Ring
 from shmload.engine.ring_reader import RingReader
+from shmload.engine.stats import describe
 from shmload.engine.supervisor import Supervisor
 from shmload.engine.worker_set import WorkerSet
 from shmload.errors import WorkerDied
@@ -91,6 +92,7 @@ class Engine:
         self._broken: Callable[[], WorkerDied] | None = None
         self._pid = os.getpid()
         self._is_closed = False
+        self._runnable_at_end: list[int | None] = []  # of each worker when the engine was closed (worker_cpu.py)
         self.iterator_lock = IteratorLock()
         self.shared_by = options.num_ranks
         self._has_layout = job.plan.rows is not None or job.plan.is_whole
@@ -558,6 +560,7 @@ class Engine:
             self._ranks.closing(is_broken=self._broken is not None)
         finally:
             self._is_closed = True
+            self._runnable_at_end = [worker["runnable_ns"] for worker in RingReader(self.control).snapshot()["workers"]]
             try:
                 # a thread that waits in next() sees `_is_closed` at its next check for deaths
                 with self.iterator_lock.wait_until_alone():
@@ -587,7 +590,10 @@ class Engine:
     def counters(self) -> dict[str, Any]:
         """Return the report of `shmload top` on this ring (docs/top.md), with the counters of the trainer's process."""
         self._ring.state(0)  # called because it collects released leases, and raises in a forked child
-        report = RingReader(self.control).report()
+        seen = RingReader(self.control).snapshot()
+        for worker, at_end in zip(seen["workers"], self._runnable_at_end, strict=False):
+            worker["runnable_ns"] = at_end
+        report = describe(seen)
         pids = self.pool.pids
         for worker, pid in zip(report["workers"], pids, strict=False):  # a closed pool has no pids
             worker["pid"] = worker["pid"] or pid

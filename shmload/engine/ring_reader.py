@@ -19,6 +19,7 @@ from shmload._core.stats_reader import StatsReader
 from shmload.engine.stage_record import StagePlaces, load_stages
 from shmload.engine.stats import Report, describe
 from shmload.engine.time_shares import Snapshot
+from shmload.engine.worker_cpu import runnable_ns
 from shmload.shm import janitor
 from shmload.shm.janitor import Leftover
 from shmload.shm.names import SHM_DIR, STEM_PATTERN
@@ -101,8 +102,15 @@ class RingReader:
         return HostRings([*named, *_in_memfds(proc)], leftovers)
 
     def snapshot(self) -> Snapshot:
-        """Return the current values of the block, by name (src/stats_reader.pyx)."""
-        return self._stats_reader.snapshot()
+        """Return the current values of the block, by name (src/stats_reader.pyx), and `runnable_ns` of each worker.
+
+        Threads of the trainer and workers whose samples are read on a cluster have None: their processes do not tell.
+        """
+        seen: Snapshot = self._stats_reader.snapshot()
+        for worker in seen["workers"]:
+            is_alone = worker["pid"] not in (0, seen["owner_pid"]) and not worker["num_actors"]
+            worker["runnable_ns"] = runnable_ns(worker["pid"]) if is_alone else None
+        return seen
 
     @property
     def pipeline_stages(self) -> StagePlaces | None:

@@ -29,7 +29,7 @@ def beginning(seen: Snapshot) -> Snapshot:
 
 
 class TimeShares(NamedTuple):
-    """Shares of an interval in percent, to a tenth; all but `workers_busy` sum to 100.
+    """Shares of an interval in percent, to a tenth; all but those of the workers' time sum to 100.
 
     Attributes:
         start_up: no worker was ready yet.
@@ -37,6 +37,7 @@ class TimeShares(NamedTuple):
         workers_wait: the trainer was busy, and the workers had nothing to do.
         free: neither waited.
         workers_busy: share of the workers' time in which they held claims.
+        workers_asleep: share of it in which they also neither computed nor waited for a processor.
     """
 
     start_up: float
@@ -44,17 +45,22 @@ class TimeShares(NamedTuple):
     workers_wait: float
     free: float
     workers_busy: float
+    workers_asleep: float = 0.0
 
     @property
     def parts(self) -> dict[str, float]:
         """Return the four shares that sum to 100."""
-        return {name: share for name, share in self._asdict().items() if name != "workers_busy"}
+        return {name: getattr(self, name) for name in ("start_up", "trainer_waits", "workers_wait", "free")}
 
     @property
     def bottleneck(self) -> Bottleneck:
         """Return the bottleneck according to these shares."""
-        start_up, trainer_waits, workers_busy = self.start_up / 100, self.trainer_waits / 100, self.workers_busy / 100
-        return judge_ring(trainer_waits=trainer_waits, workers_busy=workers_busy, start_up=start_up)
+        return judge_ring(
+            trainer_waits=self.trainer_waits / 100,
+            workers_busy=self.workers_busy / 100,
+            workers_asleep=self.workers_asleep / 100,
+            start_up=self.start_up / 100,
+        )
 
 
 def shares(before: Snapshot, seen: Snapshot) -> TimeShares:
@@ -67,19 +73,30 @@ def shares(before: Snapshot, seen: Snapshot) -> TimeShares:
         start_up = _clamped(0, ready - begin, interval)
     waited = _clamped(0, waited_ns(seen) - waited_ns(before), interval)
     waits = max(waited - start_up, 0)
-    busy, present = 0, 0
+    busy, present, asleep = 0, 0, 0
     for last, worker in zip(before["workers"], seen["workers"], strict=True):
         if worker["started_ns"]:
             there = _clamped(0, end - max(begin, worker["started_ns"]), interval)
-            busy += _clamped(0, busy_ns(worker, end) - busy_ns(last, begin), there)
+            its_busy = _clamped(0, busy_ns(worker, end) - busy_ns(last, begin), there)
+            busy += its_busy
             present += there
+            asleep += max(its_busy - _runnable_ns(last, worker, its_busy), 0)
     idle = 1 - busy / present if present else 0.0
     parts = {"start_up": start_up, "trainer_waits": waits, "workers_wait": idle * (interval - start_up - waits)}
     found, left = {}, 1000  # tenths of a percent
     for name, part in parts.items():
         share = min(round(1000 * part / interval), left)
         found[name], left = share / 10, left - share
-    return TimeShares(**found, free=left / 10, workers_busy=round(100 * (1 - idle), 1))
+    share_asleep = round(100 * asleep / present, 1) if present else 0.0
+    return TimeShares(**found, free=left / 10, workers_busy=round(100 * (1 - idle), 1), workers_asleep=share_asleep)
+
+
+def _runnable_ns(last: dict[str, Any], worker: dict[str, Any], unknown: int) -> int:
+    """Return how long a worker computed, or waited for a processor, between two snapshots; `unknown` if they do not tell."""
+    now, before = worker.get("runnable_ns"), last.get("runnable_ns")
+    if now is None or before is None:
+        return unknown
+    return int(now - before if last["pid"] in (0, worker["pid"]) else now)
 
 
 def _clamped(least: int, value: int, most: int) -> int:

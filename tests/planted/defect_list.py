@@ -329,6 +329,20 @@ DEFECTS = [
         )
         for who, method, n in (("a worker", "SampleReader.bad_rows", 2), ("the trainer", "InlineReader._bad_rows", 0))
     ],
+    Defect(
+        "N8",
+        "a worker that sleeps counts as decoding",
+        "time_shares:shares",
+        omit("asleep += max(its_busy - _runnable_ns(last, worker, its_busy), 0)"),
+        ("tests/top/test_stalls.py::test_workers_that_sleep_wait_for_storage[1-70-source]",),
+    ),
+    Defect(
+        "N8",
+        "the sleep of workers that have ended is unknown",
+        "Engine.counters",
+        omit('worker["runnable_ns"] = at_end'),
+        ("tests/top/test_stalls.py::test_workers_that_slept_are_known_after_they_have_ended[None]",),
+    ),
     # ------------------------------------------------ R15: sample_timeout_s
     Defect(
         "R15",

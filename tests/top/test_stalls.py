@@ -1,16 +1,19 @@
-"""Which part waited for which, on constructed snapshots."""
+"""Which part waited for which, on constructed snapshots, and in loaders whose workers have ended."""
 
 from __future__ import annotations
 
+import time
 from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shmload import ShmLoader
 from shmload.engine.bottleneck import Bottleneck
 from shmload.engine.time_shares import TimeShares, beginning, shares
 from tests.top.live_kit import SECOND, snapshot_with, worker
+from tests.top.live_program import Rows
 
 READY = [worker(), worker()]
 
@@ -33,6 +36,25 @@ def test_waiting_trainer_and_idle_workers_mean_slow_hand_off() -> None:
     found = shares(snapshot_with(10), snapshot_with(20, wait_ns=10 * SECOND, workers=busy(0.2)))
     assert found == parts(0, 100, 0, 0, workers_busy=20)
     assert found.bottleneck == "hand-off"
+
+
+@pytest.mark.parametrize(
+    ("runnable_s", "asleep", "bottleneck"), [(1, 70, "source"), (7, 10, "decode"), (30, 0, "decode"), (None, 0, "decode")]
+)
+def test_workers_that_sleep_wait_for_storage(runnable_s: int | None, asleep: float, bottleneck: str) -> None:
+    at = None if runnable_s is None else SECOND
+    before = snapshot_with(10, workers=[worker(runnable_ns=at) for _ in range(2)])
+    end = None if runnable_s is None else (1 + runnable_s) * SECOND
+    after = [worker(busy_ns=8 * SECOND, runnable_ns=end) for _ in range(2)]
+    found = shares(before, snapshot_with(20, wait_ns=10 * SECOND, workers=after))
+    assert found == parts(0, 100, 0, 0, workers_busy=80)._replace(workers_asleep=asleep)
+    assert found.bottleneck == bottleneck
+
+
+def test_time_of_a_replacement_counts_from_its_begin() -> None:
+    before = snapshot_with(10, workers=[worker(pid=7, runnable_ns=90 * SECOND)])
+    after = snapshot_with(20, wait_ns=10 * SECOND, workers=[worker(pid=8, busy_ns=10 * SECOND, runnable_ns=9 * SECOND)])
+    assert shares(before, after).workers_asleep == 10
 
 
 def test_idle_workers_and_a_busy_program_mean_a_slow_program() -> None:
@@ -107,3 +129,11 @@ def test_parts_sum_to_the_whole_for_any_words(before: dict[str, object], seen: d
     assert sum(found.parts.values()) == pytest.approx(100, abs=1e-9)
     assert all(0 <= share <= 100 for share in found)
     assert found.bottleneck in get_args(Bottleneck)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_workers_that_slept_are_known_after_they_have_ended(seed: int | None) -> None:
+    with ShmLoader(Rows(20, lambda index: time.sleep(0.05)), batch_size=2, num_workers=2, seed=seed) as loader:
+        for _ in loader:
+            pass
+    assert loader.stats()["bottleneck"] == "source"

@@ -243,6 +243,8 @@ class Trial:
         """
         if self.case.hold != "last" or len(self._costs) < 3 * NUM_FIRST:
             return
+        if self.case.deadly or (self.case.harm == "kill" and self._num_faults):  # each worker that is replaced costs a fork
+            return
         first, later = sorted(self._costs[:NUM_FIRST])[NUM_FIRST // 2], self._costs[NUM_FIRST:]
         began = thread_time()
         gc.collect()

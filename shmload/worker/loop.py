@@ -193,6 +193,8 @@ class WorkerLoop:
                 self._ring.is_held_up = self._job.seed is None and bool(failure.rows)
             if self._snapshots is not None:
                 failure = failure._replace(worker=self._note_of_failed(self._snapshots))
+                if failure.rows:  # the trainer drops the snapshot if it orders the good samples again
+                    self._snapshots.forget()
         self._ring.write_error(failure.dumps(self._ring.text_capacity))
 
     # ------------------------------------------------------------ filling

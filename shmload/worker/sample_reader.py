@@ -193,6 +193,8 @@ class SampleReader:
         Returns:
             a list of their samples; or the result of the dataset's `__getitems__`, which may have fewer or more samples.
         """
+        if not keys and self._job.plan.has_getitems:
+            return self._job.dataset.__getitems__(keys if self._given is None else self._given)
         if first >= end:
             return []
         plan, is_suspect = self._job.plan, self._ring.is_suspect

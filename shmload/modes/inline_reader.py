@@ -22,6 +22,7 @@ from shmload.engine.bad_samples import BadSamples
 from shmload.engine.outcome import NOTHING
 from shmload.modes.default_collate import collated
 from shmload.worker.job import Job
+from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.read_plan import no_room
 from shmload.worker.sample_reader import can_be_joined, index_of, joined
 from shmload.worker.sample_rng import (
@@ -104,17 +105,18 @@ class InlineReader:
     def _bad_rows(self, keys: list[Any], epoch: int) -> list[int]:
         """Return the rows that cannot be read, from the one that just failed on; empty if the batch as a whole failed.
 
-        If all of them had been read, nothing is read again: in torch mode that would draw from the trainer's generators.
+        Generators, the dataset's own too, stay as the failure has left them. If all rows had been read, nothing is read again.
         """
         if self._has_read_all:
             return []
         bad = [] if self._row < 0 else [self._row]
-        for row in range(self._row + 1, len(keys)):
-            try:
-                self._begin(row, keys, epoch)
-                self._job.plan.try_sample(self._job.dataset, self._in_place, keys[row])
-            except Exception:
-                bad.append(row)
+        with generators_kept(), OwnGenerators(self._job.dataset).kept():
+            for row in range(self._row + 1, len(keys)):
+                try:
+                    self._begin(row, keys, epoch)
+                    self._job.plan.try_sample(self._job.dataset, self._in_place, keys[row])
+                except Exception:
+                    bad.append(row)
         return bad
 
     def _read(self, keys: list[Any], order: Order) -> Any:

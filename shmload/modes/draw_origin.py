@@ -41,15 +41,9 @@ class Origin:
         Args:
             is_torch_enough: leave out Python's and numpy's states.
         """
-        texts = {}
-        if self.own is not None:
-            texts["generator"] = _torch_text(self.own)
-        else:
-            texts["torch"] = _torch_text(self.of_torch)
-        if self.of_sampler is not None:
-            texts["sampler"] = _torch_text(self.of_sampler)
+        states = {"torch": self.of_torch, "generator": self.own, "sampler": self.of_sampler}
+        texts = {name: _torch_text(state) for name, state in states.items() if state is not None}
         if not is_torch_enough:
-            texts["torch"] = _torch_text(self.of_torch)
             _, words, gauss = self.of_python
             texts["random"] = f"{gauss!r} {_text(np.array(words, np.uint32).tobytes())}"
             if self.of_numpy[0] == "MT19937":

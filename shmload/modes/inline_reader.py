@@ -23,6 +23,7 @@ from shmload.engine.outcome import NOTHING
 from shmload.metrics import irregular_files
 from shmload.modes.default_collate import collated
 from shmload.worker.job import Job
+from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.read_plan import no_room
 from shmload.worker.sample_reader import can_be_joined, index_of, joined
 from shmload.worker.sample_rng import (
@@ -109,17 +110,18 @@ class InlineReader:
     def _bad_rows(self, keys: list[Any], epoch: int) -> list[int]:
         """Return the rows that cannot be read, from the one that just failed on; empty if the batch as a whole failed.
 
-        If all of them had been read, nothing is read again: in torch mode that would draw from the trainer's generators.
+        Generators, the dataset's own too, stay as the failure has left them. If all rows had been read, nothing is read again.
         """
         if self._has_read_all:
             return []
         bad = [] if self._row < 0 else [self._row]
-        for row in range(self._row + 1, len(keys)):
-            try:
-                self._begin(row, keys, epoch)
-                self._job.plan.try_sample(self._job.dataset, self._in_place, keys[row])
-            except Exception:
-                bad.append(row)
+        with generators_kept(), OwnGenerators(self._job.dataset).kept():
+            for row in range(self._row + 1, len(keys)):
+                try:
+                    self._begin(row, keys, epoch)
+                    self._job.plan.try_sample(self._job.dataset, self._in_place, keys[row])
+                except Exception:
+                    bad.append(row)
         return bad
 
     def _read(self, keys: list[Any], order: Order) -> Any:
@@ -132,32 +134,45 @@ class InlineReader:
             sample = job.dataset[keys[0]]
             self._row, self._has_read_all = -1, True
             return (job.collate_fn or torch.utils.data.default_convert)(sample)
-        if self._reads_many and keys:
-            self._begin(-1, keys, epoch)
-            begin_many(can_repeat=True, compares=job.seed_samples, own=self._own)
-            samples = job.dataset.__getitems__(keys)
-            self._reads_many = not (drew_between_samples() and can_be_joined(samples))  # random numbers are keyed by the sample
-        if not (self._reads_many and keys):
-            samples = self._read_one_by_one(keys, epoch)
+        samples = self._read_samples(keys, order)
         self._has_read_all = True
         if job.collate_fn is not None:
             return job.collate_fn(samples)
         on_uneven = partial(self._bad_samples.report_uneven, order)
         return collated(samples, job.plan.ragged, keys=lambda: keys, on_uneven=on_uneven)
 
-    def _read_one_by_one(self, keys: list[Any], epoch: int) -> Any:
-        """Return the samples as a list, or joined from the results of the dataset's `__getitems__` for one key at a time."""
+    def _read_samples(self, keys: list[Any], order: Order) -> Any:
+        """Return the samples as a list, or what the dataset's `__getitems__` returns for them."""
+        job, given = self._job, order.indices
+        if isinstance(given, list | np.ndarray) and not order.is_given:
+            given = keys
+        if not keys:
+            return job.dataset.__getitems__(given) if job.plan.has_getitems else []
+        if self._reads_many:
+            self._begin(-1, keys, order.epoch)
+            begin_many(can_repeat=True, compares=job.seed_samples, own=self._own)
+            samples = job.dataset.__getitems__(given)
+            if not (drew_between_samples() and can_be_joined(samples)):
+                return samples
+            self._reads_many = False  # random numbers are keyed by the sample
+        return self._read_one_by_one(keys, given, order.epoch)
+
+    def _read_one_by_one(self, keys: list[Any], given: Any, epoch: int) -> Any:
+        """Return the samples as a list, or joined from the results of the dataset's `__getitems__` for one key at a time.
+
+        If such results cannot be joined, return the one for all keys, `given` by the batch sampler.
+        """
         read, begin, plan, dataset = [], self._begin, self._job.plan, self._job.dataset
         for row, key in enumerate(keys):
             begin(row, keys, epoch)
             read.append(plan.read(dataset, key))
         self._row = -1
-        if not (plan.has_getitems and keys):
+        if not plan.has_getitems:
             return read
         if (samples := joined(read)) is not None:
             return samples
         begin(-1, keys, epoch)
-        return dataset.__getitems__(keys)
+        return dataset.__getitems__(given)
 
     def _begin(self, row: int, keys: list[Any], epoch: int) -> None:
         """Set the randomness for the sample of a row, or, if `row` is -1, for the first of several that are read at once."""

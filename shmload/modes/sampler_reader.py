@@ -76,13 +76,17 @@ class SamplerReader:
         self._taken_early: list[Any] = []
         self._begin()
 
-    def _begin(self) -> None:
+    def _begin(self, own: SamplerState | None = None) -> None:
+        """Begin to record states; `own` is the sampler's present state, if it is known.
+
+        A sampler that was just given a state may return an older one until its next batch is taken.
+        """
         self._epoch = getattr(innermost(self._sampler), "epoch", None)
         self._is_stateful = is_stateful(self._sampler) or is_stateful(self._iterator) or self._ended is not None
         # (batches taken, the sampler's own state, the generators')
         self._states: deque[tuple[int, Any, Origin | None]] = deque()
         self.own_at_end: SamplerState | None = None
-        self._note_state()
+        self._note_state(own)
 
     def _faster(self, num_skipped: int) -> Iterator[Any] | None:
         """Return an iterator over the same batches that can seek or has a state, or None to use torch's own."""
@@ -110,8 +114,10 @@ class SamplerReader:
         if own is not None:
             if "origin" in state:
                 self.place = self._go_to(Origin.loads(state["origin"]))
-            self._load(own)
-            if self.num_taken == length_hint(self._sampler, -1) and list(islice(self._iterator, 1)):
+            self._load(copy.deepcopy(own))
+            if self.num_taken == 0:
+                self._take_early()
+            elif self.num_taken == length_hint(self._sampler, -1) and list(islice(self._iterator, 1)):
                 self._load(own)  # the sampler has already begun its next pass: return to this one's end
                 self._iterator, self._ended = iter(()), own
         elif "origin" in state:
@@ -123,7 +129,7 @@ class SamplerReader:
                 with replayed(self._origin, self._generator, self._own_generator):
                     self._replay(num_early)
                     self.place = origin_of(None)
-        self._begin()
+        self._begin(own)
 
     def _go_to(self, place: Origin) -> Origin:
         if self._generator is not None and place.own is not None:
@@ -145,13 +151,19 @@ class SamplerReader:
         """Begin the pass after the one that gave this state at its end."""
         if "own" not in state:
             return
-        self._load(state["own"])
+        self._load(copy.deepcopy(state["own"]))
         self.num_taken = 0
-        self._begin()
-        self._taken_early = list(islice(self._iterator, 1))  # the sampler begins its next pass by itself
+        self._take_early()
+        self._begin(state["own"])
+
+    def _take_early(self) -> None:
+        """Take the first batch of a pass from a sampler whose state may be that at the end of the pass before it.
+
+        Some samplers then begin the next pass by themselves; others return an empty iterator first.
+        """
+        self._taken_early = list(islice(self._iterator, 1))
         if not self._taken_early:
             self._iterator = self._faster(0) or iter(self._sampler)
-            self._begin()
 
     @property
     def num_ahead(self) -> int:
@@ -192,10 +204,10 @@ class SamplerReader:
             self._note_state()
         return keys
 
-    def _note_state(self) -> None:
+    def _note_state(self, own: SamplerState | None = None) -> None:
         if self._is_stateful and (not self._states or (self._every and self.num_taken % self._every == 0)):
             place = torch_origin(self._generator) if self._keeps_places else None
-            self._states.append((self.num_taken, self._own(), place))
+            self._states.append((self.num_taken, own or self._own(), place))
 
     def _own(self) -> SamplerState | None:
         """Return the present state of the sampler and of its iterator."""

@@ -136,7 +136,8 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         while True:
             keys = self._next_index()
             step = self._sampler_iter.num_taken - 1
-            order = Order(self._pass, step, keys if self._auto_collation else [keys])
+            is_given = self._auto_collation and not self._sampler_iter.is_sliced
+            order = Order(self._pass, step, keys if self._auto_collation else [keys], is_given=is_given)
             batch = self._reader.read(order)
             if batch is not NOTHING:
                 self._order = order

@@ -47,7 +47,7 @@ def resume_bytes(state: TorchState | None, num_workers: int) -> list[bytes]:
 def fast_forward(state: TorchState) -> str:
     """Return why the pass must be read again up to the state, or an empty string if that is not needed."""
     is_iterable = resume_kind(state["sampler"]) == DATASET
-    if not is_iterable or has_own_states(state["workers"]) or not state["position"] or state["is_finished"]:
+    if not is_iterable or has_own_states(state["workers"]) or state["is_finished"] or not sum(state["counts"]):
         return ""
     return (
         f"the state has no state of the iterable dataset or its iterator: the first {state['position']} batches are read again to "

@@ -193,6 +193,8 @@ class WorkerLoop:
                 self._ring.is_held_up = self._job.seed is None and bool(failure.rows)
             if self._snapshots is not None:
                 failure = failure._replace(worker=self._note_of_failed(self._snapshots))
+                if failure.rows:  # the trainer drops the snapshot if it orders the good samples again
+                    self._snapshots.forget()
         self._ring.write_error(failure.dumps(self._ring.text_capacity))
 
     # ------------------------------------------------------------ filling
@@ -252,7 +254,7 @@ class WorkerLoop:
             is_settled = self._memory.find_layout(samples[0], self._plan.ragged) if samples else self._memory.settle(b"")
             if not is_settled:
                 return VOID
-        if ring.is_packed_only or samples is None or len(samples) != ring.end_row - ring.first_row:
+        if ring.is_packed_only or not samples or len(samples) != ring.end_row - ring.first_row:
             return self._repack_all(batch)
         placer = self._memory.placer()
         for row, sample in enumerate(samples, ring.first_row):

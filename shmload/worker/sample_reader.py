@@ -25,6 +25,7 @@ from shmload.worker.sample_rng import (
     begin_sample,
     drew_between_samples,
     end_samples,
+    generators_kept,
     global_generators,
     global_states,
 )
@@ -193,6 +194,8 @@ class SampleReader:
         Returns:
             a list of their samples; or the result of the dataset's `__getitems__`, which may have fewer or more samples.
         """
+        if not keys and self._job.plan.has_getitems:
+            return self._job.dataset.__getitems__(keys if self._given is None else self._given)
         if first >= end:
             return []
         plan, is_suspect = self._job.plan, self._ring.is_suspect
@@ -265,7 +268,7 @@ class SampleReader:
     def bad_rows(self) -> tuple[int, ...]:
         """Read the claimed rows after the one that has just failed. Return all bad rows; empty if the batch failed as a whole.
 
-        If all of them had been read, nothing is read again: in torch mode that would draw from the worker's generators.
+        Generators, the dataset's own too, stay as the failure has left them. If all rows had been read, nothing is read again.
         """
         if self._has_read_all:
             return ()
@@ -274,12 +277,13 @@ class SampleReader:
         keys = self.keys()
         failed = ring.row
         bad = [] if failed < 0 else [failed]
-        for row in range(first if failed < 0 else failed + 1, end):
-            try:
-                self.begin(row, keys[row] if type(keys) is list else keys[row].item())
-                self._job.plan.try_sample(self._job.dataset, self._in_place, keys[row])
-            except Exception:
-                bad.append(row)
+        with generators_kept(), OwnGenerators(self._job.dataset).kept():
+            for row in range(first if failed < 0 else failed + 1, end):
+                try:
+                    self.begin(row, keys[row] if type(keys) is list else keys[row].item())
+                    self._job.plan.try_sample(self._job.dataset, self._in_place, keys[row])
+                except Exception:
+                    bad.append(row)
         return tuple(bad)
 
 

@@ -120,6 +120,40 @@ def test_error_for_an_empty_batch_is_torchs(num_workers: int) -> None:
     same_as_torch(lambda kind: outcomes(iter(kind(Numbers(), batch_sampler=[[0], [], [1]], num_workers=num_workers))))
 
 
+class Columns(Numbers):
+    """Returns a batch's keys, and their container's type, from `__getitems__`."""
+
+    def __getitems__(self, keys: Any) -> Any:
+        return {"keys": [int(key) for key in keys], "type": type(keys).__name__}
+
+
+@pytest.mark.parametrize("options", [{}, {"on_error": "skip"}, {"seed": 3}], ids=["torch", "skip", "seed"])
+@pytest.mark.parametrize("kind", [list, tuple, torch.tensor])
+@WORKERS
+def test_getitems_makes_the_empty_batches_too(num_workers: int, kind: Any, options: dict[str, Any]) -> None:
+    sampler: Any = [kind(keys) for keys in ([], [0, 1], [], [2])]
+
+    def program(loader: Any) -> Any:
+        given = options if loader is ShmLoader else {}
+        return outcomes(iter(loader(Columns(), batch_sampler=sampler, num_workers=num_workers, collate_fn=as_list, **given)))
+
+    expected = program(DataLoader)
+    assert [batch["keys"] for batch in expected] == [[], [0, 1], [], [2]]
+    assert program(ShmLoader) == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("options", [{}, {"seed": 3}], ids=["torch", "seed"])
+def test_empty_batch_of_getitems_without_collate_fn_is_torchs_error(options: dict[str, Any], num_workers: int) -> None:
+    class Lists(Numbers):
+        def __getitems__(self, keys: Any) -> Any:
+            return [torch.tensor(key) for key in keys]
+
+    with ShmLoader(Lists(), batch_sampler=[[0, 1], [], [2]], num_workers=num_workers, **options) as loader:
+        first, error, last = outcomes(iter(loader))
+    assert (first, error.kind, last) == ([0, 1], IndexError, [2])
+
+
 @WORKERS
 def test_generator_as_sampler_is_exhausted(num_workers: int) -> None:
     def program(kind: Any) -> Any:

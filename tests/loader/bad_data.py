@@ -40,10 +40,35 @@ class Lists(Rows):
 
 
 class Filtered(Rows):
-    """A dataset whose `__getitems__` leaves out the samples in BAD."""
+    """A dataset whose `__getitems__` leaves out the samples in BAD. It numbers what it reads."""
+
+    num_read = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.num_read += 1
+        return {**super().__getitem__(index), "noise": np.array([self.num_read, np.random.rand()])}
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [sample for sample in map(self.__getitem__, indices) if sample["index"] not in BAD]
+
+
+class FailsTogether(Rows):
+    """A dataset whose `__getitems__` fails for batches with a sample in BAD, although it can read each sample alone.
+
+    It draws from a generator of its own, too.
+    """
+
+    def __init__(self, n: int = 30, bad: frozenset[int] = BAD) -> None:
+        super().__init__(n, bad)
+        self.rng = np.random.default_rng(3)
+
+    def __getitem__(self, index: int) -> Any:
+        return {**super().__getitem__(index), "noise": np.array([self.rng.random(), np.random.rand()])}
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        if len(indices) > 1 and BAD.intersection(indices):
+            raise Broken("batch")
+        return [self[i] for i in indices]
 
 
 class InPlace(Rows):

@@ -173,6 +173,15 @@ def test_samples_of_a_batch_that_cannot_be_collated_are_read_once_in_torch_mode(
         assert drawn_by(loader) == expected
 
 
+@slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_search_for_the_bad_sample_draws_no_random_numbers_in_torch_mode(workers: int) -> None:
+    expected = drawn_by(DataLoader(data.FailsTogether(12, frozenset()), 2, num_workers=workers))
+    assert None in expected
+    with ShmLoader(data.FailsTogether(12, frozenset()), 2, on_error="skip", num_workers=workers) as loader:
+        assert drawn_by(loader) == expected
+
+
 @pytest.mark.slow(reason="reads hundreds of samples that raise")
 def test_dataset_of_only_bad_samples_ends_in_an_error() -> None:
     with (

@@ -25,8 +25,8 @@ CROSSED_DEFECTS = [
         "`__getitems__` returns fewer samples than indices, and they are taken as one for each row",
         "WorkerLoop._place_all",
         Replace(
-            "ring.is_packed_only or samples is None or len(samples) != ring.end_row - ring.first_row",
-            "ring.is_packed_only or samples is None",
+            "ring.is_packed_only or not samples or len(samples) != ring.end_row - ring.first_row",
+            "ring.is_packed_only or not samples",
         ),
         (f"{PROTOCOLS}test_what_a_dataset_returns_is_collated_as_by_torch[fewer-int-torch]",),
         is_crossing=True,
@@ -38,6 +38,38 @@ CROSSED_DEFECTS = [
         Replace("samples + rest if samples else rest", "samples + list(rest)"),
         (f"{PROTOCOLS}test_what_a_dataset_returns_is_collated_as_by_torch[object-array-torch]",),
         is_crossing=True,
+    ),
+    *[
+        Defect(
+            "N1",
+            f"`__getitems__` is not called for an empty batch by {who}",
+            method,
+            operation,
+            (f"tests/behaviour/test_keys.py::test_getitems_makes_the_empty_batches_too[{n}-list-skip]",),
+        )
+        for who, method, operation, n in (
+            ("a worker", "SampleReader.many", Replace("not keys and self._job.plan.has_getitems", "False"), 2),
+            (
+                "the trainer",
+                "InlineReader._read_samples",
+                Replace("job.dataset.__getitems__(given) if job.plan.has_getitems else []", "[]"),
+                0,
+            ),
+        )
+    ],
+    Defect(
+        "N1",
+        "`__getitems__` gets a list in place of the batch sampler's own object without workers",
+        "InlineReader._read_samples",
+        Replace("isinstance(given, list | np.ndarray) and not order.is_given", "True"),
+        ("tests/behaviour/test_keys.py::test_getitems_makes_the_empty_batches_too[0-tuple-skip]",),
+    ),
+    Defect(
+        "N1",
+        "an empty batch of `__getitems__` has tensors of no rows",
+        "WorkerLoop._place_all",
+        Replace("not samples", "samples is None"),
+        ("tests/behaviour/test_keys.py::test_empty_batch_of_getitems_without_collate_fn_is_torchs_error[torch-2]",),
     ),
     Defect(
         "N1",
@@ -100,8 +132,8 @@ CROSSED_DEFECTS = [
     Defect(
         "N1",
         "draws of samples that are read at once are missed without workers",
-        "InlineReader._read",
-        omit("self._reads_many = not (drew_between_samples() and can_be_joined(samples))"),
+        "InlineReader._read_samples",
+        Replace("drew_between_samples() and can_be_joined(samples)", "False"),
         ("tests/loader/test_read_at_once.py::test_draws_belong_to_the_sample",),
     ),
     Defect(

@@ -343,6 +343,16 @@ DEFECTS = [
         omit('worker["runnable_ns"] = at_end'),
         ("tests/top/test_stalls.py::test_workers_that_slept_are_known_after_they_have_ended[None]",),
     ),
+    *[
+        Defect(
+            "R14",
+            f"the search for bad samples moves the generators of {who}",
+            method,
+            Replace("with generators_kept(), OwnGenerators(self._job.dataset).kept():", "if True:"),
+            (f"tests/loader/test_policies.py::test_search_for_the_bad_sample_draws_no_random_numbers_in_torch_mode[{n}]",),
+        )
+        for who, method, n in (("a worker", "SampleReader.bad_rows", 2), ("the trainer", "InlineReader._bad_rows", 0))
+    ],
     # ------------------------------------------------ R15: sample_timeout_s
     Defect(
         "R15",

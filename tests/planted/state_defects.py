@@ -8,6 +8,9 @@ from tests.planted.planting import Defect
 RESUME = "tests/resume/test_"
 LIVING = f"{RESUME}living_loader.py::test_any_state_loaded_into_any_running_loader_yields_exactly_the_rest"
 
+SAMPLER = f"{RESUME}sampler_generator.py::test_"
+BEFORE_FIRST = f"{SAMPLER}state_saved_before_the_first_batch_continues_a_sampler_that_moves_with_its_next_batch"
+
 OWN = "tests/loader/test_own_generators.py::test_"
 # A mistake in writing a generator's memory is detected when its address is tested; then its public call is used, which is slow
 # but right.
@@ -61,11 +64,36 @@ STATE_DEFECTS = [
         "R2",
         "a worker does not report its position after a failed batch",
         "WorkerLoop._report",
-        Replace(
-            "if self._snapshots is not None:\n    failure = failure._replace(worker=self._note_of_failed(self._snapshots))",
-            "if self._snapshots is not None:\n    pass",
-        ),
+        Replace("self._note_of_failed(self._snapshots)", "b''"),
         (f"{TORCH}worker_continues_after_its_failed_batch[raise-small]",),
+    ),
+    *[
+        Defect("R2", what, "SamplerReader.resume", Replace(*change), (f"{BEFORE_FIRST}[{case}-torch mode]",))
+        for what, change, case in (
+            ("a sampler is asked for its state directly after it was loaded", ("self._begin(own)", "self._begin()"), "2-2-0"),
+            ("a pass whose sampler has the state of the pass before has no batches", ("self.num_taken == 0", "False"), "6-1-0"),
+        )
+    ],
+    Defect(
+        "R2",
+        "the global generator's state is not saved if the loader has a generator",
+        "Origin.dumps",
+        Replace("self.of_torch", "self.of_torch if self.own is None else None"),
+        (f"{SAMPLER}sampler_that_draws_from_the_global_generator_continues_in_a_loader_with_its_own[0]",),
+    ),
+    Defect(
+        "R2",
+        "a pass of an iterable dataset without a state begins again if all its batches so far have failed",
+        "fast_forward",
+        Replace('sum(state["counts"])', 'state["position"]'),
+        (f"{RESUME}iterable.py::test_pass_whose_first_batch_has_failed_continues_after_it",),
+    ),
+    Defect(
+        "R2",
+        "a worker takes the snapshot that it has sent with bad samples for known",
+        "WorkerLoop._report",
+        Replace("if failure.rows:\n        self._snapshots.forget()", "pass"),
+        (f"{TORCH}draws_of_a_skipped_sample_are_in_the_state_after_its_batch",),
     ),
     Defect(
         "R2",

@@ -47,6 +47,23 @@ def test_resumed_pass_continues_as_if_never_stopped(kind: str, workers: int, sto
     assert got == expected
 
 
+def test_pass_whose_first_batch_has_failed_continues_after_it() -> None:
+    def collate(samples: list[Any]) -> list[int]:
+        if any(sample[0] == 0 for sample in samples):
+            raise ValueError("first")
+        return [int(sample[0]) for sample in samples]
+
+    with ShmLoader(data.Lines(), 6, num_workers=1, collate_fn=collate) as loader:
+        iterator = iter(loader)
+        with pytest.raises(ValueError, match="first"):
+            next(iterator)
+        state = loader.state_dict()
+        expected = list(iterator)
+    with ShmLoader(data.Lines(), 6, num_workers=1, collate_fn=collate) as loader:
+        loader.load_state_dict(state)
+        assert list(loader) == expected
+
+
 @slow
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
 @pytest.mark.parametrize("workers", [0, 2])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
+from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from shmload import ShmLoader
 
@@ -69,3 +70,51 @@ def test_run_continues_in_the_order_of_the_sampler_s_own_generator(kind: str, mo
             assert rest(second) == epochs[epoch + 1], "the epoch after a resumed one"
             second.load_state_dict(state)
             assert before + rest(second) == epochs[epoch], "a state loaded into a used loader"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_sampler_that_draws_from_the_global_generator_continues_in_a_loader_with_its_own(num_workers: int) -> None:
+    def make() -> ShmLoader[Any]:
+        sampler = WeightedRandomSampler([1.0, 2.0] * 12, 24)
+        return ShmLoader(DATA, 4, sampler=sampler, generator=torch.Generator().manual_seed(2), num_workers=num_workers)
+
+    torch.manual_seed(6)
+    with make() as loader:
+        iterator = iter(loader)
+        for _ in range(2):
+            next(iterator)
+        state = json.loads(json.dumps(loader.state_dict()))
+        expected = rest(iterator)
+    torch.manual_seed(7)
+    with make() as loader:
+        loader.load_state_dict(state)
+        assert rest(loader) == expected
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_resumes", [1, 2])
+@pytest.mark.parametrize("first", [0, 2, 6])
+def test_state_saved_before_the_first_batch_continues_a_sampler_that_moves_with_its_next_batch(
+    first: int, num_resumes: int, num_workers: int, mode: str
+) -> None:
+    """Until then, torchdata's sampler returns the state from before the one that was loaded, or that of the pass before."""
+
+    def make() -> ShmLoader[Any]:
+        sampler = StatefulDistributedSampler(DATA, num_replicas=1, rank=0, shuffle=False)
+        return ShmLoader(DATA, 4, sampler=sampler, num_workers=num_workers, **MODES[mode])
+
+    with make() as loader:
+        if first == 6:  # a whole pass
+            rest(loader)
+        iterator = iter(loader)
+        for _ in range(first % 6):
+            next(iterator)
+        state = loader.state_dict()
+    for _ in range(num_resumes):
+        with make() as loader:
+            loader.load_state_dict(state)
+            iterator = iter(loader)
+            state = loader.state_dict()
+            got = rest(iterator)
+        assert got == DATA[first % 6 * 4 :]

@@ -201,6 +201,32 @@ def test_worker_continues_after_its_failed_batch(options: dict[str, Any], size: 
         assert taken(loader, 10) == expected[2:]
 
 
+class DrawsOnlyAtBad(data.Noisy):
+    """Draws before it raises, and in the last samples; those between do not change the worker's state."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        drawn = data.noise() if index == 3 or index > 7 else []
+        if index == 3:
+            raise ValueError("torn")
+        return torch.tensor([float(index), *drawn])
+
+
+def test_draws_of_a_skipped_sample_are_in_the_state_after_its_batch() -> None:
+    def make() -> ShmLoader:
+        seed_all(5)
+        return ShmLoader(DrawsOnlyAtBad(10), 2, num_workers=1, on_error="skip")
+
+    with make() as loader:
+        iterator = iter(loader)
+        for _ in range(2):
+            next(iterator)
+        state = loader.state_dict()
+        expected = [batch.tolist() for batch in iterator]
+    with make() as loader:
+        loader.load_state_dict(state)
+        assert [batch.tolist() for batch in loader] == expected
+
+
 class FailsToUnpickle:
     """Fails to unpickle in the trainer if its index is 2."""
 

@@ -326,7 +326,7 @@ class ShmLoader(DataLoader[T]):
         """Return the position after the last yielded batch; prefetched batches do not count. May be called at any time.
 
         The dict is flat, has always the same keys, and can be written as JSON. Seed mode: under 1 KiB, valid for every rank and for
-        another number of ranks. Torch mode: under 16 KiB plus the states of a stateful dataset, iterator or sampler; each rank has
+        another number of ranks. Torch mode: under 18 KiB plus the states of a stateful dataset, iterator or sampler; each rank has
         its own.
 
         Returns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
@@ -118,3 +119,16 @@ def test_state_saved_before_the_first_batch_continues_a_sampler_that_moves_with_
             state = loader.state_dict()
             got = rest(iterator)
         assert got == DATA[first % 6 * 4 :]
+
+
+def test_state_with_every_generator_has_the_documented_size() -> None:
+    class DrawsAnywhere(DrawsAtOnce):
+        """Its order comes from any generator, so all of their states are saved."""
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(random.sample(DATA, len(DATA)))
+
+    sampler = DrawsAnywhere(torch.Generator())
+    with ShmLoader(DATA, batch_size=4, sampler=sampler, generator=torch.Generator()) as loader:
+        next(iter(loader))
+        assert len(json.dumps(loader.state_dict())) <= 18 * 1024

@@ -158,9 +158,30 @@ STORAGE_DEFECTS = [
     Defect(
         "S4",
         "a file that is being written counts only when it is published",
-        "Ledger.set_writing",
-        Replace("self.nbytes += nbytes - self.writing.get(name, 0)\nself.writing[name] = nbytes", "self.writing[name] = 0"),
+        "Ledger._set",
+        omit("self.nbytes += (value or 0) - self.writing.pop(name, 0)"),
         (f"{FOLDER}test_reservation_counts_in_full_and_is_invisible",),
+    ),
+    Defect(
+        "S4",
+        "a process lists the folder after each change of another",
+        "Ledger._update",
+        Replace("token != self._token and not self._follow(token, end)", "token != self._token"),
+        (f"{LEDGER}test_changes_of_other_processes_are_followed_without_a_listing",),
+    ),
+    Defect(
+        "S4",
+        "a process follows a journal that lacks the first changes after its own",
+        "Ledger._follow",
+        Replace("before != reached", "False"),
+        (f"{LEDGER}test_process_that_misses_changes_lists_the_folder_once",),
+    ),
+    Defect(
+        "S4",
+        "a full cache chooses the files to evict for each new file",
+        "BudgetedFolder._make_room",
+        Replace("freed + kept.nbytes > self.spare_nbytes", "True"),
+        ("tests/storage/cache/test_cache.py::test_full_cache_evicts_many_small_files_together",),
     ),
     Defect(
         "S4",

@@ -184,6 +184,13 @@ STORAGE_DEFECTS = [
         ("tests/storage/cache/test_cache.py::test_full_cache_evicts_many_small_files_together",),
     ),
     Defect(
+        "B12",
+        "too many open files are reported as a lack of shared memory",
+        "segment:_check_descriptors",
+        Replace("error.errno in (errno.EMFILE, errno.ENFILE)", "False"),
+        ("tests/shm/test_segment.py::test_lack_of_descriptors_is_not_reported_as_a_lack_of_memory",),
+    ),
+    Defect(
         "S4",
         "leases of other processes are ignored",
         "ProcessLeases.leased",

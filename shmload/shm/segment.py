@@ -73,6 +73,7 @@ class Segment:
             num_reserved: bytes to reserve at once, from the start; None for all.
         Raises:
             RingTooSmall: there is not enough memory, or `kind` demands "shm" and /dev/shm has no room.
+            OSError: too many files are open.
         """
         if nbytes > UNCHECKED_NBYTES:
             check_fits(nbytes, slots, promised_nbytes=unreserved_bytes())
@@ -82,11 +83,13 @@ class Segment:
             try:
                 return cls._created(name, nbytes, _create_named(name, nbytes, num_reserved), "shm", num_reserved)
             except OSError as error:
+                _check_descriptors(error)
                 if kind == "shm":
                     raise RingTooSmall(_too_small(nbytes, slots, error)) from error
         try:
             return cls._created(name, nbytes, _create_memfd(name, nbytes, num_reserved), "memfd", num_reserved)
         except OSError as error:
+            _check_descriptors(error)
             remedy = ": raise the limit on file sizes (ulimit -f)" if error.errno == errno.EFBIG else ""
             raise RingTooSmall(f"cannot create a segment of {nbytes} bytes: {os.strerror(error.errno or 0)}{remedy}") from error
 
@@ -256,6 +259,16 @@ def _make_file(name: str, nbytes: int) -> None:
         raise
     finally:
         os.close(fd)
+
+
+def _check_descriptors(error: OSError) -> None:
+    """Raise if an error is a lack of descriptors and not of memory."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        raise OSError(
+            error.errno,
+            f"{os.strerror(error.errno)}: a loader with workers keeps 3 files open, and 3 more for each worker. Close loaders that "
+            "are no longer needed, or raise the limit (ulimit -n)",
+        ) from error
 
 
 def _taken_meanwhile(path: str, nbytes: int, num_reserved: int, error: OSError) -> str:

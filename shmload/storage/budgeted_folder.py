@@ -90,6 +90,7 @@ class BudgetedFolder:
             no reader has seen the others yet. Writers then wait for leases to end.
         recreates: whether a folder that was removed since is created again at its next use. False raises FileNotFoundError, so that
             a thread or process that still uses a folder leaves nothing behind when its owner removes it.
+        spare_nbytes: bytes to make free together when any must be, because choosing takes time for each file of the folder.
     Raises:
         ValueError: the budget is less than 1, or living processes use the folder with another one.
         StoreError: the folder's file system has no locks.
@@ -119,6 +120,7 @@ class BudgetedFolder:
         order: Order | None = None,
         spares_new: bool = False,
         recreates: bool = True,
+        spare_nbytes: int = 0,
     ) -> None:
         if capacity_bytes < 1:
             raise ValueError(f"a budget must be at least 1 byte, got {capacity_bytes=}")
@@ -129,6 +131,7 @@ class BudgetedFolder:
         self.order: Order = order or iter  # the oldest first
         self.spares_new = spares_new
         self.recreates = recreates
+        self.spare_nbytes = spare_nbytes
         self.num_evicted = self.nbytes_evicted = 0
         self._begin()
         os.makedirs(self.path, exist_ok=True)
@@ -214,6 +217,11 @@ class BudgetedFolder:
         session = self._session()
         with session.locked() as ledger:
             return list(ledger.files.values())
+
+    def names_like(self, name: str) -> list[str]:
+        """Return the names of the published files that have the same part before the first "-" as `name`."""
+        with self._session().locked() as ledger:
+            return ledger.group(name)
 
     def discard(self, name: str) -> bool:
         """Remove a file unless it is leased.
@@ -365,15 +373,17 @@ class BudgetedFolder:
             return
         victims, freed = [], 0
         for kept in order(iter(self._evictable(session, ledger, for_file=for_file))):
+            if freed >= excess and freed + kept.nbytes > self.spare_nbytes:
+                break
             victims.append(kept)
             freed += kept.nbytes
-            if freed >= excess:
-                for victim in victims:
-                    self._remove(ledger, victim)
-                    faults.hit("mid_evict")
-                self.num_evicted += len(victims)
-                self.nbytes_evicted += freed
-                return
+        if freed >= excess:
+            for victim in victims:
+                self._remove(ledger, victim)
+                faults.hit("mid_evict")
+            self.num_evicted += len(victims)
+            self.nbytes_evicted += freed
+            return
         leased = session.process_leases.leased()
         held = [kept for kept in ledger.files.values() if kept.ino in leased]
         mine = sum(kept.nbytes for kept in held if session.process_leases.holds(kept.ino))

@@ -32,6 +32,7 @@ from shmload.storage.reservation import Reservation
 
 __all__ = ["Cache", "LocalCacheStatistics"]
 
+_SPARE = 128  # the part of the budget that is evicted together, so that a file of a full cache costs the same in any number
 DIGEST_DIGITS = 16  # hexadecimal digits of a file's name that identify its key
 
 
@@ -94,7 +95,8 @@ class Cache:
     def __init__(
         self, folder: str | os.PathLike[str], capacity_bytes: int, *, durable: bool = True, recreates: bool = True
     ) -> None:
-        self._folder = BudgetedFolder(folder, capacity_bytes, durable=durable, recreates=recreates)
+        spare = int(capacity_bytes) // _SPARE
+        self._folder = BudgetedFolder(folder, capacity_bytes, durable=durable, recreates=recreates, spare_nbytes=spare)
         self._begin()
 
     def open(self, key: str, nbytes: int, fetch: Fetch, *, etag: str, timeout_s: float | None = 600.0) -> Lease:
@@ -185,9 +187,9 @@ class Cache:
         with self._counting:
             self._num_fetched += 1
             self._nbytes_fetched += nbytes
-        for kept in self._folder.files():
-            if kept.name != name and kept.name.startswith(name[:DIGEST_DIGITS] + "-"):
-                self._folder.discard(kept.name)
+        for other in self._folder.names_like(name):  # of other versions
+            if other != name:
+                self._folder.discard(other)
         return lease
 
     def _begin(self) -> None:

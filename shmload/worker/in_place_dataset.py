@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -117,11 +118,11 @@ class InPlaceConcat(InPlace):
                 self.schema = member.schema
         self.takes_all = all(m.takes_all for m in members)
         self._members, self._ends, self._is_cyclic = members, ends, is_cyclic
-        readers = [_row_reader(m) for m in members]
+        self._all_ends = np.array(ends, np.int64)  # to look up the members of a batch
 
         def read_into(index: int, out: Any) -> Any:
             which, local = self._place(index)
-            return readers[which](local, out)
+            return _row_reader(members[which])(local, out)
 
         self.read_into = read_into
         self.read_batch_into = None
@@ -137,26 +138,38 @@ class InPlaceConcat(InPlace):
         return are_integers(keys) and all(self._members[which].takes(at) for which, _, at in self._by_member(keys))
 
     def _read_batch(self, keys: Any, out: Any) -> Any:
-        for which, rows, at in self._by_member(keys):
-            read_batch_into = self._members[which].read_batch_into
-            assert read_batch_into is not None
-            if len(rows) == len(keys):
-                return read_batch_into(at, out)
-            own = private_rows(self._layout, len(rows))
-            read_batch_into(at, RowOut(own, slice(0, len(rows))))
-            for name, values in own.items():
-                out[name][rows] = values
+        parts = list(self._by_member(keys))
+        if len(parts) == 1:
+            return self._reader(parts[0][0])(parts[0][2], out)
+        if not parts:
+            return None
+        own = private_rows(self._layout, len(keys))  # the members' rows one after another
+        done = 0
+        for which, rows, at in parts:
+            self._reader(which)(at, RowOut(own, slice(done, done + len(rows))))
+            done += len(rows)
+        order = np.concatenate([rows for _, rows, _ in parts])
+        for name, values in own.items():
+            out[name][order] = values
         return None
+
+    def _reader(self, which: int) -> Callable[[Any, Any], Any]:
+        read_batch_into = self._members[which].read_batch_into
+        assert read_batch_into is not None
+        return read_batch_into
 
     def _by_member(self, keys: Any) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
         """Yield, for each member that has some of the keys: its number, the rows of these keys, and their indices in it."""
-        numbers, ends = np.asarray(keys, np.int64), self._ends
+        numbers, ends = np.asarray(keys, np.int64), self._all_ends
         for outside in numbers[numbers < -ends[-1]] if not self._is_cyclic else ():
             self._place(int(outside))
         numbers = numbers % ends[-1] if self._is_cyclic else np.where(numbers < 0, numbers + ends[-1], numbers)
         members = np.searchsorted(ends, numbers, "right")
-        for which in np.unique(members).tolist():
-            rows = np.flatnonzero(members == which)
+        by_member = np.argsort(members, kind="stable")
+        first = np.flatnonzero(np.diff(members[by_member], prepend=-1))  # of each member's keys
+        for begin, end in pairwise([*first.tolist(), len(numbers)]):
+            rows = by_member[begin:end]
+            which = int(members[rows[0]])
             yield which, rows, numbers[rows] - (ends[which - 1] if which else 0)
 
     def _place(self, index: int) -> tuple[int, int]:

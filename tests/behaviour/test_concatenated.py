@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from shmload import Mix, ShmLoader
+from shmload.batch.row_placer import private_rows
 from shmload.formats import ArrayDataset
+from shmload.worker import in_place_dataset
 from shmload.worker.decoding_protocol import in_place_reader_of
+from shmload.worker.in_place_dataset import InPlaceConcat
 
 
 def member(first: int, size: int) -> TensorDataset:
@@ -150,3 +153,20 @@ def test_members_with_batches_of_different_types_keep_them() -> None:
     as_tuple: Any = PartRows({"x": ("int64", (4,))})
     as_tuple.batch_type = tuple
     assert in_place_reader_of(ConcatDataset([PartRows(as_tuple.schema), as_tuple])) is None  # type: ignore[list-item]  # no torch Dataset
+
+
+def test_batch_over_many_members_takes_one_read_per_member_and_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset: Any = ConcatDataset(members_of([5] * 40))
+    way = in_place_reader_of(dataset)
+    assert isinstance(way, InPlaceConcat)
+    reads, copies = [], []
+    for number, each in enumerate(way._members):
+        read: Any = each.read_batch_into
+        each.read_batch_into = lambda keys, out, read=read, number=number: (reads.append(number), read(keys, out))
+    monkeypatch.setattr(in_place_dataset, "private_rows", lambda layout, nrows: copies.append(nrows) or private_rows(layout, nrows))
+    keys = np.random.default_rng(0).permutation(200)
+    rows = private_rows(way.layout(), 200)
+    read_batch_into: Any = way.read_batch_into
+    read_batch_into(keys, rows)
+    assert rows["0"].tolist() == keys.tolist()
+    assert (sorted(reads), copies) == (list(range(40)), [200])

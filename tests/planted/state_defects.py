@@ -244,6 +244,13 @@ STATE_DEFECTS = [
         ("tests/behaviour/test_concatenated.py::test_rows_of_a_member_with_zero_fill_are_zeroed_first[0]",),
     ),
     Defect(
+        "E2",
+        "a batch of a concatenated dataset reads each row by itself",
+        "InPlaceConcat._by_member",
+        Replace("np.flatnonzero(np.diff(members[by_member], prepend=-1))", "np.arange(len(numbers))"),
+        ("tests/behaviour/test_concatenated.py::test_batch_over_many_members_takes_one_read_per_member_and_one_copy",),
+    ),
+    Defect(
         "N1",
         "the indices of a sequential sampler are stored as an array",
         "_slices.indices",

@@ -214,6 +214,22 @@ def test_ring_beyond_the_file_size_limit_is_refused_with_the_remedy_only() -> No
     )
 
 
+def test_lack_of_descriptors_is_not_reported_as_a_lack_of_memory() -> None:
+    code = """
+    import os, resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, (os.dup(0), 4096))
+    for kind in ("auto", "shm", "memfd"):
+        try:
+            group.segment("payload-" + kind, 8192, kind=kind)
+        except OSError as error:
+            print(error)
+    """
+    done = in_child(code)
+    assert done.stderr == ""
+    assert [line.split(": ")[0] for line in done.stdout.splitlines()] == ["[Errno 24] Too many open files"] * 3
+    assert "ulimit -n" in done.stdout
+
+
 def test_segment_larger_than_memory_is_refused() -> None:
     with pytest.raises(RingTooSmall, match="bytes"):
         Segment.create(new_stem() + "-a", 1 << 50, kind="memfd")

@@ -240,3 +240,22 @@ def test_forked_child_starts_without_announcements(place: str) -> None:
             os._exit(2)
     assert os.waitpid(pid, 0)[1] == 0
     assert keys_in(place) == ["b", "c", "d"]
+
+
+def test_full_cache_evicts_many_small_files_together(place: str) -> None:
+    cache = Cache(place, 1280, durable=False)
+    for number in range(1280):
+        cache.open(f"{number}", 1, filled(b"x"), etag="1").release()
+    passes = []
+    for number in range(1280, 1300):
+        before = cache.statistics().folder.num_evicted
+        cache.open(f"{number}", 1, filled(b"x"), etag="1").release()
+        passes.append(cache.statistics().folder.num_evicted - before)
+    assert passes == [10, *[0] * 9] * 2  # a 128th of the budget
+
+
+def test_file_larger_than_a_128th_of_the_budget_is_evicted_alone(place: str) -> None:
+    cache = Cache(place, 1280, durable=False)
+    for number in range(70):
+        cache.open(f"{number}", 20, filled(b"x"), etag="1").release()
+    assert cache.statistics().folder.num_evicted == 6

@@ -51,9 +51,43 @@ def test_invalid_ledger_is_rebuilt_from_the_folder(place: str, harm: Callable[[s
     assert listings(other) == before + 1
     put(folder, "d", 30)
     assert names(other) == ["b", "c", "d"]
-    assert listings(other) == before + 2  # another process's change is listed once
-    assert names(other) == ["b", "c", "d"]
-    assert listings(other) == before + 2
+    assert listings(other) == before + 1
+
+
+def test_changes_of_other_processes_are_followed_without_a_listing(place: str) -> None:
+    folders = [BudgetedFolder(place, 100) for _ in range(3)]
+    before = [listings(folder) for folder in folders]
+    open_reservation = folders[2].reserve(10)
+    for number in range(100):
+        put(folders[number % 2], f"{number}-\u00e9", 20)  # each file after the fourth evicts another
+    folders[0].discard("98-\u00e9")
+    assert [names(folder) for folder in folders] == [[f"{number}-\u00e9" for number in (96, 97, 99)]] * 3
+    assert {folder.statistics().nbytes for folder in folders} == {70}
+    assert {folder.statistics().num_writing for folder in folders} == {1}
+    assert [listings(folder) for folder in folders] == before
+    open_reservation.abandon()
+
+
+def test_process_that_misses_changes_lists_the_folder_once(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "_JOURNAL_NBYTES", 1000)  # a few changes
+    folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)
+    before = listings(other)
+    for number in range(30):
+        put(folder, f"{number:02}", 30)
+    assert ["27", "28", "29"] == names(folder) == names(other)
+    assert listings(other) == before + 1
+    put(folder, "30", 30)
+    assert ["28", "29", "30"] == names(folder) == names(other)
+    assert listings(other) == before + 1
+
+
+def test_damaged_journal_is_not_followed(place: str) -> None:
+    folder, other = BudgetedFolder(place, 100), BudgetedFolder(place, 100)
+    put(folder, "a", 30)
+    damage(place, 80, b"{")
+    assert ["a"] == names(other) == names(folder)
+    put(other, "b", 30)
+    assert ["a", "b"] == names(other) == names(folder)
 
 
 def test_removed_file_is_no_longer_counted(place: str) -> None:

@@ -217,10 +217,11 @@ class Ledger:
         before, self._token = self._token, os.urandom(8)
         line = json.dumps([before.hex(), self._token.hex(), self._changes]).encode() + b"\n"
         start = self._end if self._end + len(line) <= _JOURNAL_NBYTES else 0
-        has_room = self._changes is not None and len(line) <= _JOURNAL_NBYTES
-        with contextlib.suppress(OSError):  # the disk is full: without the line, other processes list the folder
-            has_room = has_room and os.pwrite(self._file.fd, line, _HEADER.size + start) == len(line)
-        self._end = start + len(line) if has_room else 0
+        self._end = 0  # without the line, other processes list the folder
+        if self._changes is not None and len(line) <= _JOURNAL_NBYTES:
+            with contextlib.suppress(OSError):  # the disk is full
+                if os.pwrite(self._file.fd, line, _HEADER.size + start) == len(line):
+                    self._end = start + len(line)
         try:
             changed_ns = os.stat(self.folder).st_mtime_ns
             os.pwrite(self._file.fd, _HEADER.pack(0, self._token, changed_ns, self._end), 0)

@@ -101,15 +101,20 @@ class RingReader:
         named = [block for block in _named(folder, _holders(proc)) if block.stem not in dead]
         return HostRings([*named, *_in_memfds(proc)], leftovers)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, seen_pid: int | None = None) -> Snapshot:
         """Return the current values of the block, by name (src/stats_reader.pyx), and `runnable_ns` of each worker.
 
-        Threads of the trainer and workers whose samples are read on a cluster have None: their processes do not tell.
+        `runnable_ns` (worker_cpu.py) is None for threads of the trainer and for workers whose samples are read on a cluster.
+
+        Args:
+            seen_pid: the trainer's process id as this process sees it; None if it is known to be the block's. If they differ, the
+                trainer is in another PID namespace, and its workers' ids mean other processes here.
         """
         seen: Snapshot = self._stats_reader.snapshot()
+        is_known = seen_pid in (None, seen["owner_pid"])
         for worker in seen["workers"]:
-            is_alone = worker["pid"] not in (0, seen["owner_pid"]) and not worker["num_actors"]
-            worker["runnable_ns"] = runnable_ns(worker["pid"]) if is_alone else None
+            is_process = worker["pid"] not in (0, seen["owner_pid"]) and not worker["num_actors"]
+            worker["runnable_ns"] = runnable_ns(worker["pid"]) if is_known and is_process else None
         return seen
 
     @property

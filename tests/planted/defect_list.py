@@ -338,6 +338,13 @@ DEFECTS = [
     ),
     Defect(
         "N8",
+        "workers in a container are taken for processes of the host",
+        "RingReader.snapshot",
+        Replace('seen_pid in (None, seen["owner_pid"])', "True"),
+        ("tests/top/test_stalls.py::test_ids_of_another_pid_namespace_are_not_taken_for_processes_here",),
+    ),
+    Defect(
+        "N8",
         "the sleep of workers that have ended is unknown",
         "Engine.counters",
         omit('worker["runnable_ns"] = at_end'),

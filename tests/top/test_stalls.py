@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import get_args
 
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 from shmload import ShmLoader
 from shmload.engine.bottleneck import Bottleneck
+from shmload.engine.engine import Engine
+from shmload.engine.ring_reader import RingReader
 from shmload.engine.time_shares import TimeShares, beginning, shares
 from tests.top.live_kit import SECOND, snapshot_with, worker
 from tests.top.live_program import Rows
@@ -137,3 +140,13 @@ def test_workers_that_slept_are_known_after_they_have_ended(seed: int | None) ->
         for _ in loader:
             pass
     assert loader.stats()["bottleneck"] == "source"
+
+
+def test_ids_of_another_pid_namespace_are_not_taken_for_processes_here() -> None:
+    with ShmLoader(Rows(20), batch_size=2, num_workers=1, seed=1) as loader:
+        next(iter(loader))
+        engine = loader._builder.last
+        assert isinstance(engine, Engine)
+        known, foreign = (RingReader(engine.control).snapshot(pid)["workers"][0]["runnable_ns"] for pid in (os.getpid(), 1))
+    assert known > 0
+    assert foreign is None

@@ -47,7 +47,7 @@ class Watch:
                 continue
             try:
                 reader = RingReader.open(block.path)
-                seen, stage_places = reader.snapshot(), reader.pipeline_stages
+                seen, stage_places = reader.snapshot(block.pid), reader.pipeline_stages
             except (FileNotFoundError, PermissionError):  # it has closed since, or belongs to another user
                 continue
             except (OSError, ValueError) as error:

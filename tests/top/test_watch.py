@@ -36,7 +36,7 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> Blocks:
         def find() -> HostRings:
             return HostRings([ControlBlock(p, p, 0, os.getpid(), "shm") for p in there], [])
 
-        def snapshot(self) -> Any:
+        def snapshot(self, seen_pid: int) -> Any:
             return there[self.path]
 
     monkeypatch.setattr(watch, "RingReader", Reader)

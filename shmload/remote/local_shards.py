@@ -197,7 +197,7 @@ class LocalShards:
         held = self._copies.get(number)
         if held is not None:
             return held[0]
-        if not self.keeps_all and number not in self._wanted:
+        if not self.keeps_all and number not in self._places:
             if not self.shards.all[number].packing:
                 return None
             self._let_go(self._copies.keys() - set(self._wanted))  # it must be decompressed whole, and replaces another one

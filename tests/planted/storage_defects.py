@@ -192,6 +192,13 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S4",
+        "each new file of a full folder visits all files",
+        "BudgetedFolder._evictable",
+        Replace("ledger.files.values()", "list(ledger.files.values())"),
+        (f"{FOLDER}test_eviction_of_the_oldest_file_does_not_visit_the_others",),
+    ),
+    Defect(
+        "S4",
         "leases of other processes are ignored",
         "ProcessLeases.leased",
         omit("found |= inos"),

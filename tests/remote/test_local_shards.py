@@ -439,7 +439,7 @@ def test_reader_waits_for_another_fetch_but_never_for_room(tmp_path: Path, monke
 
     monkeypatch.setattr("shmload.storage.room_wait.sleep", pause)
     monkeypatch.setattr(BudgetedFolder, "obtain", noted)
-    local._wanted = [0, 1]
+    local._wanted, local._places = [0, 1], {0: 0, 1: 1}
     assert local.copy(0) is None
     held.pop().abandon()
     others.close()
@@ -532,7 +532,7 @@ def test_full_disk_is_not_tried_at_each_sample(tmp_path: Path, monkeypatch: pyte
         raise CacheFull("the disk has no room")
 
     monkeypatch.setattr(local.cache, "open", full)
-    local._wanted = [0]
+    local._wanted, local._places = [0], {0: 0}
     assert [len(local.range(0, 100 * number, 100)) for number in range(200)] == [100] * 200
     assert 1 <= num_tries < 50  # one in half a second
     local.close()
@@ -552,7 +552,7 @@ def test_copies_of_passed_shards_are_released_where_the_disk_is_smaller_than_the
 
     monkeypatch.setattr(local.cache, "open", of_small_disk)
     assert [local.copy(number) is None for number in range(3)] == [False, False, True]
-    local._wanted = [1, 2]
+    local._wanted, local._places = [1, 2], {1: 0, 2: 1}
     local.let_go_passed()
     num_held = len(local._copies)
     local.close()

@@ -212,10 +212,10 @@ class LocalShards:
         except CacheFull:
             self.keeps_all, self._full_until = False, monotonic() + _ROOM_S
             return None
-        except (FileNotFoundError, StoreError):
+        except (FileNotFoundError, StoreError, ValueError):
             if self._private is None or not self._private.is_gone:
                 raise
-            return None  # its owner, another process, has removed it
+            return None  # its owner, another process, has removed it, and another thread may have closed the cache since
 
     def _wait_for(self, number: int) -> NDArray[np.uint8]:
         """Wait for a process that is fetching a shard, but never for space, because its holder may wait for this reader."""

@@ -29,6 +29,7 @@ from shmload.remote.prefetcher import Fetched, Prefetcher
 from shmload.remote.private_folder import PrivateFolder, remove_abandoned
 from shmload.storage.budgeted_folder import BudgetedFolder
 from shmload.storage.cache import Cache
+from shmload.storage.folder_session import Session as FolderSession
 from shmload.storage.ledger import NEW
 from shmload.storage.local_store import LocalStore
 from tests.formats.test_per_process import BlockedCall, exit_status_of_child_forked_while_blocked
@@ -300,6 +301,25 @@ def test_worker_continues_reading_after_its_trainers_folder_is_closed(tmp_path: 
                 view._source.local.close()
             found += batch["cls"].tolist()
     assert found == list(range(30))
+
+
+def test_reader_continues_when_another_thread_closes_the_cache_of_a_removed_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_packed(tmp_path, [5] * 2)
+    local = LocalShards(shards_in(LocalStore(tmp_path)), None, 1 << 30)
+    owner, opened = local._private, FolderSession.locked
+    assert owner is not None
+
+    def after_removal(session: FolderSession) -> Any:
+        monkeypatch.undo()
+        owner.close()  # the owner of the folder, another process
+        local.cache.close()  # the prefetcher's thread, which has noticed that first
+        return opened(session)
+
+    monkeypatch.setattr(FolderSession, "locked", after_removal)
+    assert len(local.range(1, 0, 100)) == 100
+    local.close()
 
 
 def test_workers_started_after_close_create_no_folder(private_folders_are_removed: Path, tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ class LocalShards:
         held = self._copies.get(number)
         if held is not None:
             return held[0]
-        if not self.keeps_all and number not in self._wanted:
+        if not self.keeps_all and number not in self._places:
             if not self.shards.all[number].packing:
                 return None
             self._let_go(self._copies.keys() - set(self._wanted))  # it must be decompressed whole, and replaces another one
@@ -212,10 +212,10 @@ class LocalShards:
         except CacheFull:
             self.keeps_all, self._full_until = False, monotonic() + _ROOM_S
             return None
-        except (FileNotFoundError, StoreError):
+        except (FileNotFoundError, StoreError, ValueError):
             if self._private is None or not self._private.is_gone:
                 raise
-            return None  # its owner, another process, has removed it
+            return None  # its owner, another process, has removed it, and another thread may have closed the cache since
 
     def _wait_for(self, number: int) -> NDArray[np.uint8]:
         """Wait for a process that is fetching a shard, but never for space, because its holder may wait for this reader."""

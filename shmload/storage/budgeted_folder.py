@@ -357,14 +357,16 @@ class BudgetedFolder:
                 f"smaller or the budget larger"
             )
 
-    def _evictable(self, session: Session, ledger: Ledger, *, for_file: bool) -> list[PublishedFile]:
-        """Return the files that are not leased, oldest first; for a new file, without those that are spared."""
-        leased = session.process_leases.leased()
-        files = list(ledger.files.values())
-        if for_file and self.spares_new:
-            newest = max((number for number, kept in enumerate(files) if kept.ino in leased), default=len(files))
-            files = files[:newest]
-        return [kept for kept in files if kept.ino not in leased]
+    def _evictable(self, session: Session, ledger: Ledger, *, for_file: bool) -> Iterator[PublishedFile]:
+        """Yield the files that are not leased, oldest first; for a new file, without those that are spared."""
+        leased, files, newest = session.process_leases.leased(), ledger.files.values(), None
+        if for_file and self.spares_new and leased:
+            newest = next((kept for kept in reversed(files) if kept.ino in leased), None)
+        for kept in files:
+            if kept is newest:
+                return
+            if kept.ino not in leased:
+                yield kept
 
     def _make_room(self, session: Session, ledger: Ledger, nbytes: int, order: Order, *, for_file: bool = False) -> None:
         """Evict files until `nbytes` more fit, or raise CacheFull and evict nothing. Requires the folder's lock."""
@@ -372,7 +374,7 @@ class BudgetedFolder:
         if excess <= 0:
             return
         victims, freed = [], 0
-        for kept in order(iter(self._evictable(session, ledger, for_file=for_file))):
+        for kept in order(self._evictable(session, ledger, for_file=for_file)):
             if freed >= excess and freed + kept.nbytes > self.spare_nbytes:
                 break
             victims.append(kept)

@@ -192,6 +192,20 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S4",
+        "each new file of a full folder visits all files",
+        "BudgetedFolder._evictable",
+        Replace("ledger.files.values()", "list(ledger.files.values())"),
+        (f"{FOLDER}test_eviction_of_the_oldest_file_does_not_visit_the_others",),
+    ),
+    Defect(
+        "S4",
+        "a reader fails if another thread closes the cache of a folder that was removed",
+        "LocalShards.copy",
+        Replace("(FileNotFoundError, StoreError, ValueError)", "(FileNotFoundError, StoreError)"),
+        ("tests/remote/test_local_shards.py::test_reader_continues_when_another_thread_closes_the_cache_of_a_removed_folder",),
+    ),
+    Defect(
+        "S4",
         "leases of other processes are ignored",
         "ProcessLeases.leased",
         omit("found |= inos"),

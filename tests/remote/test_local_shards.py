@@ -29,6 +29,7 @@ from shmload.remote.prefetcher import Fetched, Prefetcher
 from shmload.remote.private_folder import PrivateFolder, remove_abandoned
 from shmload.storage.budgeted_folder import BudgetedFolder
 from shmload.storage.cache import Cache
+from shmload.storage.folder_session import Session as FolderSession
 from shmload.storage.ledger import NEW
 from shmload.storage.local_store import LocalStore
 from tests.formats.test_per_process import BlockedCall, exit_status_of_child_forked_while_blocked
@@ -302,6 +303,25 @@ def test_worker_continues_reading_after_its_trainers_folder_is_closed(tmp_path: 
     assert found == list(range(30))
 
 
+def test_reader_continues_when_another_thread_closes_the_cache_of_a_removed_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_packed(tmp_path, [5] * 2)
+    local = LocalShards(shards_in(LocalStore(tmp_path)), None, 1 << 30)
+    owner, opened = local._private, FolderSession.locked
+    assert owner is not None
+
+    def after_removal(session: FolderSession) -> Any:
+        monkeypatch.undo()
+        owner.close()  # the owner of the folder, another process
+        local.cache.close()  # the prefetcher's thread, which has noticed that first
+        return opened(session)
+
+    monkeypatch.setattr(FolderSession, "locked", after_removal)
+    assert len(local.range(1, 0, 100)) == 100
+    local.close()
+
+
 def test_workers_started_after_close_create_no_folder(private_folders_are_removed: Path, tmp_path: Path) -> None:
     write_packed(tmp_path, [5] * 6)
     view = RemoteDataset(None, str(tmp_path)).indexed()
@@ -439,7 +459,7 @@ def test_reader_waits_for_another_fetch_but_never_for_room(tmp_path: Path, monke
 
     monkeypatch.setattr("shmload.storage.room_wait.sleep", pause)
     monkeypatch.setattr(BudgetedFolder, "obtain", noted)
-    local._wanted = [0, 1]
+    local._wanted, local._places = [0, 1], {0: 0, 1: 1}
     assert local.copy(0) is None
     held.pop().abandon()
     others.close()
@@ -532,7 +552,7 @@ def test_full_disk_is_not_tried_at_each_sample(tmp_path: Path, monkeypatch: pyte
         raise CacheFull("the disk has no room")
 
     monkeypatch.setattr(local.cache, "open", full)
-    local._wanted = [0]
+    local._wanted, local._places = [0], {0: 0}
     assert [len(local.range(0, 100 * number, 100)) for number in range(200)] == [100] * 200
     assert 1 <= num_tries < 50  # one in half a second
     local.close()
@@ -552,7 +572,7 @@ def test_copies_of_passed_shards_are_released_where_the_disk_is_smaller_than_the
 
     monkeypatch.setattr(local.cache, "open", of_small_disk)
     assert [local.copy(number) is None for number in range(3)] == [False, False, True]
-    local._wanted = [1, 2]
+    local._wanted, local._places = [1, 2], {1: 0, 2: 1}
     local.let_go_passed()
     num_held = len(local._copies)
     local.close()

@@ -13,9 +13,11 @@ import shutil
 import textwrap
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -550,3 +552,31 @@ def test_network_file_system_is_logged(place: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(session_module, "file_system_type", lambda folder: "nfs4")
     BudgetedFolder(place, 100)
     assert f"{place} is on a network file system (nfs4): processes of other machines may only add files there" in caplog.text
+
+
+class CountedFiles(OrderedDict[str, PublishedFile]):
+    """The files of a ledger, which counts how many are visited."""
+
+    num_visited = 0
+
+    def values(self) -> Any:
+        return self
+
+    def __iter__(self) -> Any:
+        for name in super().__iter__():
+            self.num_visited += 1
+            yield self[name]
+
+    def __reversed__(self) -> Any:
+        return (self[name] for name in super().__reversed__())
+
+
+def test_eviction_of_the_oldest_file_does_not_visit_the_others(place: str) -> None:
+    folder = BudgetedFolder(place, 1000)
+    for number in range(100):
+        put(folder, f"{number:03}", 10)
+    assert folder._opened is not None
+    files = folder._opened.ledger.files = CountedFiles(folder._opened.ledger.files.items())
+    put(folder, "100", 10)
+    assert files.num_visited <= 2
+    assert (len(files), "000" in files) == (100, False)

@@ -61,7 +61,8 @@ class FetchedSamples:
     def sample(self) -> Sample:
         """Return the sample that was begun last, or the first of those that are read together."""
         keys = self._keys
-        return None, 0, index_of(keys[max(self._row, 0)] if isinstance(keys, (list, tuple)) else keys), 0
+        key = keys[max(self._row, 0)] if isinstance(keys, (list, tuple)) and keys else keys
+        return None, 0, index_of(key), 0
 
     def own_key(self) -> tuple[int, int]:
         """Return the key of its generator."""

@@ -237,3 +237,15 @@ def test_sample_info_without_workers_is_that_of_the_sample_in_torch_mode(batch_s
     assert len(set(draws.tolist())) == 14
     with pytest.raises(RuntimeError, match="can be called only while a ShmLoader reads a sample"):
         sample_info()
+
+
+def test_empty_batch_has_no_sample_in_torch_mode() -> None:
+    class Together:
+        def __len__(self) -> int:
+            return 4
+
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            return [sample_info().index]
+
+    with ShmLoader(Together(), batch_sampler=[[3], [], [2, 1]], num_workers=0) as loader:
+        assert [batch.tolist() for batch in loader] == [[3], [-1], [2]]

@@ -27,6 +27,8 @@ from shmload.batch.registered_functions import RegisteredFunctions
 from shmload.batch.uneven import Uneven
 from shmload.errors import SampleError
 
+SMALL_NBYTES = 4096  # a copy of so many bytes takes less time than checking a tensor
+
 
 class _UnusualError(Exception):
     """Raised if the samples must be left to torch's own collate."""
@@ -198,9 +200,27 @@ class _Columns:
     def _tensors(self, values: list[Any], name: str) -> Node:
         dtype = values[0].dtype
         element = of_torch(dtype)
+        if element is not None and (whole := self._stacked_at_once(values, name)) is not None:
+            self._seen.append(name or "data")
+            return self._packer.node(whole)
         if element is None or not all(v.dtype is dtype and is_plain_tensor(v) for v in values):
             return self._unusual_tensors(values, name)
         return self._rows(Rows(values, element.name), name)
+
+    def _stacked_at_once(self, values: list[Any], name: str) -> Any:
+        """Return small tensors as one; None if they are not small, or differ, or are to be delivered in another form.
+
+        Checking each of them would take 1 us, and stacking it takes 0.1.
+        """
+        first, rule = values[0], self._ragged
+        if not is_plain_tensor(first) or first.nbytes > SMALL_NBYTES or first.shape != values[-1].shape:
+            return None
+        if rule is not None and rule.mode(name or "data") is not None:
+            return None
+        try:
+            return sys.modules["torch"].stack(values)
+        except (RuntimeError, TypeError):  # they differ in shape, device or layout
+            return None
 
     def _unusual_tensors(self, values: list[Any], name: str) -> Node:
         """Collate tensors that are not plain memory (subclasses, Parameters, requiring grad, quantized) as torch does."""

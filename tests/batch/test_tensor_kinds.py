@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from shmload import ShmLoader
+from shmload.batch import collate
+from shmload.batch.collate import SMALL_NBYTES
+from shmload.batch.layout import is_plain_tensor
 from shmload.batch.mapped_batch import copied
 
 NUM_BATCHES = 24
@@ -151,6 +154,39 @@ class RandomSamples(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return torch.rand(3), f"sample {index}"
+
+
+@pytest.mark.parametrize("numel", [SMALL_NBYTES // 4, SMALL_NBYTES // 4 + 1])
+def test_small_tensors_are_checked_together(numel: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = []
+
+    def check(value: Any) -> bool:
+        checked.append(value)
+        return is_plain_tensor(value)
+
+    monkeypatch.setattr(collate, "is_plain_tensor", check)
+    samples = [torch.full((numel,), float(i)) for i in range(100)]
+    with ShmLoader(samples, batch_size=50, seed=1, shuffle=False) as loader:
+        first, second = loader
+    assert torch.equal(torch.cat([first, second]), torch.stack(samples))
+    assert (len(checked) < 10) == (numel * 4 <= SMALL_NBYTES)
+
+
+@pytest.mark.parametrize(
+    "odd", [torch.zeros(3), torch.zeros(4, dtype=torch.int32), torch.zeros(4, dtype=torch.float64), 1j * torch.ones(4)]
+)
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_small_tensor_that_differs_is_collated_as_by_torch_or_left_in_a_list(odd: torch.Tensor, place: int) -> None:
+    samples = [torch.full((4,), float(i)) for i in range(4)]
+    samples[place] = odd
+    with ShmLoader(samples, batch_size=4, seed=1, shuffle=False) as loader:
+        (found,) = loader
+    if odd.shape != (4,):
+        assert isinstance(found, list)
+        assert [row.tolist() for row in found] == [row.tolist() for row in samples]
+    else:
+        expected = default_collate(samples)
+        assert (found.dtype, found.tolist()) == (expected.dtype, expected.tolist())
 
 
 def test_sample_that_occurs_twice_in_a_batch_is_read_twice() -> None:

@@ -559,6 +559,15 @@ ENGINE_DEFECTS = [
         (f"{BAD_INPUT}test_note_of_a_samples_error_says_how_to_step_through_it[0-None-Failing]",),
     ),
     Defect(
+        "N1",
+        "small tensors are checked one by one",
+        "_Columns._tensors",
+        Replace(
+            "element is not None and (whole := self._stacked_at_once(values, name)) is not None", "(whole := None) is not None"
+        ),
+        (f"{KINDS}test_small_tensors_are_checked_together[1024]",),
+    ),
+    Defect(
         "N8",
         "an error without workers in seed mode has no note",
         "InlineReader._read_good",

@@ -32,6 +32,11 @@ PAUSE_S, MAX_PAUSE_S = 0.1, 30.0  # pause before a restart, doubled with each su
 GRACE_S = 5.0  # time for samplers to publish their samples when the cache closes
 
 
+def starting_state(worker_id: int) -> dict[str, Any]:
+    """Return the state of a sampler that has not been started yet; see Samplers.states."""
+    return {"worker_id": worker_id, "pid": 0, "restarts": 0, "state": "starting", "error": ""}
+
+
 @dataclass
 class _Place:
     """The supervisor's record of one sampler.
@@ -50,7 +55,10 @@ class _Place:
     child: Child | None = None
     text: int = -1
     due: float = 0.0
-    state: dict[str, Any] = field(default_factory=lambda: {"pid": 0, "restarts": 0, "state": "starting", "error": ""})
+    state: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.state = starting_state(self.worker_id)
 
 
 @dataclass
@@ -168,7 +176,7 @@ class SamplerSupervisor:
                 self._reap(one)
 
     def _write(self) -> None:
-        text = json.dumps([{"worker_id": one.worker_id, **one.state} for one in self._places])
+        text = json.dumps([one.state for one in self._places])
         if text != self._written:
             self._written = text
             write_if_possible(self.report, text.encode())

@@ -21,7 +21,7 @@ from shmload.errors import WorkerDied
 from shmload.growing.cache_file import CONTROL
 from shmload.growing.process_report import WriterReport
 from shmload.growing.sampler_process import MakeWriter, Sampler
-from shmload.growing.sampler_supervisor import GRACE_S, SamplerSupervisor
+from shmload.growing.sampler_supervisor import GRACE_S, SamplerSupervisor, starting_state
 from shmload.processes.child import Child, has_ended
 from shmload.processes.exit_codes import describe_exit, wait_exit_code
 from shmload.processes.interrupts import interrupts_held
@@ -57,12 +57,12 @@ class Samplers:
         self._context: BaseContext = context_of(multiprocessing_context)
         self._control = folder / CONTROL
         self._job = (sampler, num_processes, max_restarts, make_writer)
-        self._newest: list[dict[str, Any]] = []
         if self._context.get_start_method() == "fork":
             warn_of_fork()
         self._start()
 
     def _start(self) -> None:
+        self._newest = [starting_state(worker_id) for worker_id in range(self.num_processes)]
         self._report = WriterReport(self._control, "samplers")  # the report of one supervisor, removed at its end
         reader, writer = self._context.Pipe(duplex=False)
         process = self._context.Process(  # type: ignore[attr-defined]  # every concrete context has it
@@ -79,7 +79,7 @@ class Samplers:
     @property
     def states(self) -> list[dict[str, Any]]:
         """Return the worker_id, pid (0 if it does not run), state, restarts, and newest error of each sampler."""
-        with suppress(FileNotFoundError):  # the supervisor has not started yet, or has ended
+        with suppress(FileNotFoundError):  # the supervisor has not reported yet, or has ended
             self._newest = json.loads(self._report.path.read_bytes())
         return self._newest
 
@@ -97,7 +97,7 @@ class Samplers:
             self._end()
             self._start()
             return
-        if states and all(state["state"] == "given up" for state in states):
+        if all(state["state"] == "given up" for state in states):
             worst = states[0]
             raise WorkerDied(
                 f"all {self.num_processes} samplers have failed and are given up, so the cache does not grow. Repair the sampler, "
@@ -107,8 +107,7 @@ class Samplers:
     @property
     def are_done(self) -> bool:
         """Return whether every sampler has finished or was given up."""
-        states = self.states
-        return bool(states) and all(state["state"] in ("finished", "given up") for state in states)
+        return all(state["state"] in ("finished", "given up") for state in self.states)
 
     def stop(self) -> None:
         """End the samplers, which publish their samples first. Idempotent."""

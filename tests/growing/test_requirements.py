@@ -214,7 +214,7 @@ def test_s12_samplers_are_supervised_and_feel_backpressure(make_cache: MakeCache
     with loader_of(dataset_of(cache, timeout_s=30.0)) as loader:
         running = iter(loader)
         next(running)
-        killed = samplers.states[0]["pid"]
+        killed = wait_until(lambda: samplers.states[0]["pid"], "the supervisor's first report")
         os.kill(killed, signal.SIGKILL)
         states = wait_until(lambda: (s := samplers.states[0])["restarts"] == 1 and s["state"] == "running" and s, "a new one")
         assert states["pid"] != killed

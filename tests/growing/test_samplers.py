@@ -47,9 +47,19 @@ def test_killed_sampler_is_restarted_and_loses_only_unpublished_samples(cache: S
         assert sorted([*range(6), *range(6)]) == sorted(epoch_of(loader))
 
 
+def test_samplers_have_a_state_before_their_supervisors_first_report(cache: SampleCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler_supervisor.SamplerSupervisor, "_write", lambda self: None)
+    samplers = cache.start(ten, 2)
+    assert [(state["worker_id"], state["state"], state["pid"]) for state in samplers.states] == [
+        (0, "starting", 0),
+        (1, "starting", 0),
+    ]
+    assert not samplers.are_done
+
+
 def test_failing_sampler_is_reported_with_its_traceback_and_its_samples_are_kept(cache: SampleCache) -> None:
     samplers = cache.start(broken, 1, max_restarts=10**6)
-    state = wait_until(lambda: (s := samplers.states) and s[0]["restarts"] >= 2 and s[0], "two restarts")
+    state = wait_until(lambda: (s := samplers.states[0])["restarts"] >= 2 and s, "two restarts")
     assert state["error"].startswith("sampler 0: Traceback (most recent call last)")
     assert "ConnectionError: the far store is gone" in state["error"]
     samplers.stop()
@@ -83,7 +93,7 @@ def test_failure_of_the_next_epoch_does_not_disturb_the_current_one(cache: Sampl
 
 def test_sampler_whose_log_cannot_be_written_ends_alone(cache: SampleCache) -> None:
     samplers = cache.start(first_ends_with_a_full_log, 2, max_restarts=0)
-    wait_until(lambda: (s := samplers.states) and s[0]["state"] in ("finished", "given up"), "the first to end")
+    wait_until(lambda: samplers.states[0]["state"] in ("finished", "given up"), "the first to end")
     assert [state["state"] for state in samplers.states] == ["finished", "running"]
 
 

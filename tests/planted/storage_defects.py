@@ -1180,6 +1180,13 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "S5",
+        "samplers have no states until their supervisor has reported",
+        "Samplers._start",
+        Replace("[starting_state(worker_id) for worker_id in range(self.num_processes)]", "[]"),
+        ("tests/growing/test_samplers.py::test_samplers_have_a_state_before_their_supervisors_first_report",),
+    ),
+    Defect(
+        "S5",
         "a sampler whose log cannot be written ends the other samplers",
         "run_sampler",
         Replace(

@@ -217,13 +217,19 @@ def shards_of_urls(
     if asked is None and len(found := {kind.name for kind in kinds.values() if kind is not None}) > 1:
         raise ValueError(f"all shards of a dataset must have one format; these have {', '.join(sorted(found))}")
     kind = asked or kinds[names[0]] or TAR
-    places = [split_url(name) for name in names]
-    stores = {parent: open_store(parent) for parent, _ in places}
-    for (parent, key), (_, query) in zip(places, given, strict=True):
-        if isinstance(store := stores[parent], HttpStore) and query:
-            store.add_query(key, query)
+    stores: dict[str, Store] = {}
+    return _all_sized(_looked_up([_place(name, query, open_store, stores) for name, query in given]), kind)
 
-    return _all_sized(_looked_up([(stores[parent], key) for parent, key in places]), kind)
+
+def _place(url: str, query: str, open_store: Callable[[str], Store], stores: dict[str, Store]) -> tuple[Store, str]:
+    """Return the store and the key of an object. `stores` has the stores that are open, by URL."""
+    parent, key = split_url(url)
+    if parent not in stores:
+        stores[parent] = open_store(parent)
+    store = stores[parent]
+    if isinstance(store, HttpStore):
+        store.add_object(key, url.rpartition("/")[2], query)
+    return store, key
 
 
 def _looked_up(places: Sequence[tuple[Store, str]]) -> list[RemoteShard]:
@@ -247,8 +253,7 @@ def _of_object(store: Store, found: StoredObject, has_index: bool = False) -> Re
 def _single_object(url: str, open_store: Callable[[str], Store]) -> RemoteShard | None:
     """Return the object that a URL names, or None if it names none."""
     try:
-        parent, key = split_url(url)
-        return _looked_up([(open_store(parent), key)])[0]
+        return _looked_up([_place(url, "", open_store, {})])[0]
     except StoreError:
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 from urllib.parse import quote, unquote, urljoin, urlsplit
@@ -15,6 +16,11 @@ from shmload.storage.web_reader import WebReader
 __all__ = ["HttpStore"]
 
 _MOST_REDIRECTS = 5
+
+
+def _escaped(path: str) -> str:
+    """Return the path of a URL in its usual form: letters are not escaped, spaces are, and %2F stays."""
+    return "%2F".join(quote(unquote(part), safe="/-_.~") for part in re.split("%2F", path, flags=re.IGNORECASE))
 
 
 class HttpStore(WebReader):
@@ -34,23 +40,26 @@ class HttpStore(WebReader):
         self.retry_policy = retry_policy or RetryPolicy()
         self.parallel = parallel
         self.ca_file = ca_file
-        self.url = f"{parts.scheme}://{parts.netloc}{quote(unquote(parts.path), safe='/-_.~')}".rstrip("/")
-        self._queries: dict[str, str] = {}
+        self.url = f"{parts.scheme}://{parts.netloc}{_escaped(parts.path)}".rstrip("/")
+        self._given: dict[str, tuple[str, str]] = {}  # key -> its path below the URL, escaped, and its query
         self._transports: dict[str, Transport] = {}
 
-    def add_query(self, key: str, query: str) -> None:
-        """Send a query with each request for this object, such as the signature of a presigned URL.
+    def add_object(self, key: str, name: str, query: str) -> None:
+        """Request an object by the name and the query of its URL.
 
-        The query appears in no error, and is not part of the object's name.
+        A slash that the name writes as %2F stays one, because servers such as Firebase's and Google Cloud's JSON API distinguish
+        them. The query, such as the signature of a presigned URL, appears in no error, and is not part of the object's key.
 
         Args:
             key: key of the object.
-            query: the query, without "?".
+            name: the last part of its URL.
+            query: the query, without "?"; empty if the URL has none.
 
         Raises:
-            StoreError: the object has another query already, so it may be another object.
+            StoreError: the object has another name or query already, so it may be another object.
         """
-        if self._queries.setdefault(key, query) != query:
+        given = _escaped(name), query
+        if self._given.setdefault(key, given) != given:
             raise StoreError(
                 f"{self.url_of(key)} was given twice with different queries: an object is identified by its path, "
                 "so give each path once"
@@ -69,14 +78,15 @@ class HttpStore(WebReader):
         )
 
     def url_of(self, key: str) -> str:
-        return f"{self.url}/{quote(checked_key(key, self.url), safe='/-_.~')}"
+        name, _ = self._given.get(key, (None, ""))
+        return f"{self.url}/{name or quote(checked_key(key, self.url), safe='/-_.~')}"
 
     def ask(self, method: str, key: str, headers: Mapping[str, str]) -> Answer:
         url = first = self.url_of(key)
         for _ in range(_MOST_REDIRECTS + 1):
             parts = urlsplit(url)
             transport = self._transport(f"{parts.scheme}://{parts.netloc}")
-            query = parts.query or (self._queries.get(key, "") if url == first else "")
+            query = parts.query or (self._given.get(key, ("", ""))[1] if url == first else "")
             target = (parts.path or "/") + (f"?{query}" if query else "")
             full = {"Host": parts.netloc, "Accept-Encoding": "identity", "User-Agent": "shmload", **headers}
             answer = transport.request(method, target, full)
@@ -97,7 +107,7 @@ class HttpStore(WebReader):
         if answer.status in (408, 429) or (answer.status >= 500 and answer.status != 501):
             return TransientError(f"the server says {said}", of_store=True)
         remedy = "it requires authentication: use s3:// with credentials" if answer.status in (401, 403) else "check the URL"
-        if answer.status in (400, 401, 403) and any(url == self.url_of(key) for key in self._queries):
+        if answer.status in (400, 401, 403) and any(query and url == self.url_of(key) for key, (_, query) in self._given.items()):
             remedy = "the signature in the URL's query may be wrong or expired: make a new URL"
         return StoreError(f"cannot {doing}: the server says {said}; {remedy}")
 

@@ -250,8 +250,15 @@ STORAGE_DEFECTS = [
         "S4",
         "the query of a presigned URL is not sent",
         "HttpStore.ask",
-        Replace('parts.query or (self._queries.get(key, "") if url == first else "")', "parts.query"),
+        Replace('parts.query or (self._given.get(key, ("", ""))[1] if url == first else "")', "parts.query"),
         ("tests/storage/test_http.py::test_presigned_urls_are_read_and_their_signatures_are_never_shown",),
+    ),
+    Defect(
+        "S4",
+        "a slash that a URL escapes is requested as a slash",
+        "HttpStore.url_of",
+        Replace('self._given.get(key, (None, ""))', '(None, "")'),
+        ("tests/storage/test_http.py::test_slash_that_a_url_escapes_is_requested_escaped",),
     ),
     Defect(
         "S4",

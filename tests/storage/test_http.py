@@ -355,6 +355,18 @@ def test_presigned_urls_are_read_and_their_signatures_are_never_shown(tmp_path: 
             RemoteDataset.from_urls(f"{proxy.url}/a-0.tar?Sig=sec0ret")
 
 
+def test_slash_that_a_url_escapes_is_requested_escaped(tmp_path: Path) -> None:
+    """Firebase and Google Cloud's JSON API name objects of folders in this way."""
+    (tmp_path / "o" / "my data").mkdir(parents=True)
+    for number in range(2):
+        with TarWriter(tmp_path / "o" / "my data" / f"a-{number}.tar") as writer:
+            writer.write({"__key__": str(number), "cls": number})
+    with store_kit.web_server(tmp_path) as url, fault_proxy(url) as proxy:
+        dataset = RemoteDataset.from_urls(f"{proxy.url}/o/my%20data%2fa-{{0..1}}.tar?alt=media", shuffle=False)
+        assert [sample["__key__"] for sample in dataset] == ["0", "1"]
+        assert {target for _, target in proxy.requests} == {f"/o/my%20data%2Fa-{number}.tar?alt=media" for number in range(2)}
+
+
 def test_one_path_with_two_queries_is_refused() -> None:
     with pytest.raises(StoreError, match=r"http://h/a\.tar was given twice with different queries") as caught:
         RemoteDataset.from_urls(["http://h/a.tar?Sig=sec1ret", "http://h/a.tar?Sig=sec2ret"])

@@ -126,7 +126,7 @@ class TFRecordWriter(AtomicWriter):
             return FLOATS, [_as_float32(name, array)]
         if array.dtype.kind in "iub":
             if array.dtype == np.uint64 and array.size and int(array.max()) > np.iinfo(np.int64).max:
-                raise ValueError(f"field {name!r} holds {int(array.max())}: an int64_list ends at 2**63 - 1")
+                raise ValueError(f"field {name!r} holds {int(array.max())}: an int64_list has numbers from -2**63 to 2**63 - 1")
             return INTS, [array.astype(np.int64, copy=False)]
         raise TypeError(
             f"field {name!r} is of type {type(value).__name__} and dtype {array.dtype}: an Example can store floats, integers, "
@@ -145,8 +145,11 @@ class TFRecordWriter(AtomicWriter):
             array = np.ascontiguousarray(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"field {name!r}: {error}") from error
-        if array.dtype.hasobject and isinstance(value, int):
-            raise ValueError(f"field {name!r} holds {value}: an int64_list ends at 2**63 - 1")
+        if array.dtype.kind in "fO" and not hasattr(value, "dtype"):
+            numbers = np.asarray(value, object).ravel().tolist()  # numpy makes [2**63, -1] floats
+            if numbers and all(isinstance(number, int) for number in numbers):
+                large = max(numbers, key=abs)
+                raise ValueError(f"field {name!r} holds {large}: an int64_list has numbers from -2**63 to 2**63 - 1")
         if array.dtype.hasobject:
             raise TypeError(
                 f"field {name!r} is of type {type(value).__name__}: an Example can store floats, integers, bools, str and bytes"

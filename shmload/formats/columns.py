@@ -15,7 +15,7 @@ import numpy as np
 from shmload._core.gather import gather_rows
 from shmload.batch.array_rows import ArrayRows, TypedArray
 from shmload.batch.element_types import of_numpy
-from shmload.errors import ShardCorrupt
+from shmload.errors import ShardCorrupt, is_of_system
 from shmload.formats.arrays import FileMap
 from shmload.formats.block_cache import BlockCache
 from shmload.formats.row_numbers import Indices
@@ -100,6 +100,8 @@ class Blocks:
         except MemoryError:  # the bytes are not the cause
             raise
         except Exception as error:  # each library and codec raises its own types; all mean that these bytes cannot be read
+            if is_of_system(error):
+                raise
             raise ShardCorrupt(f"{self.where}, rows {first} to {end - 1}: {type(error).__name__}: {error}") from error
         if len(values) != end - first:
             raise ShardCorrupt(f"{self.where}, rows {first} to {end - 1}: there are {len(values)}")

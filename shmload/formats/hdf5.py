@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +20,27 @@ from shmload.formats.columns import BLOCK_NBYTES, Blocks, Column, FixedColumn, L
 from shmload.formats.extras import library
 from shmload.formats.field_names import NoField
 from shmload.formats.head import Head
+from shmload.formats.open_files import OpenFiles
+
+
+class _HDF5Files(OpenFiles):
+    """`OpenFiles` whose items are `h5py.File`s."""
+
+    def _opened(self, number: int) -> Any:
+        return library("h5py", "hdf5").File(self._paths[number], "r", rdcc_nbytes=0)  # BlockCache keeps decoded chunks
+
+
+@dataclass
+class _StoredArray:
+    """A dataset within a file that may have been closed since its last use."""
+
+    files: _HDF5Files
+    place: str
+    shape: tuple[int, ...]
+
+    def opened(self) -> Any:
+        """Return the h5py.Dataset. The file stays open at least as long as this object exists."""
+        return self.files[0][self.place]
 
 
 class HDF5Dataset(ArrayTreeDataset):
@@ -45,9 +67,9 @@ class HDF5Dataset(ArrayTreeDataset):
     _library, _extra = "h5py", "hdf5"
 
     def _arrays(self, module: Any) -> Mapping[str, Any]:
-        file = module.File(self.path, "r")
-        fields = self._fields if self._fields is not None else _all_of(file, module)
-        return {name: self._dataset(file, place, module) for name, place in fields.items()}
+        files = _HDF5Files([self.path])
+        fields = self._fields if self._fields is not None else _all_of(files[0], module)
+        return {name: _StoredArray(files, place, self._dataset(files[0], place, module).shape) for name, place in fields.items()}
 
     def _dataset(self, file: Any, place: str, h5py: Any) -> Any:
         found = file.get(place)
@@ -63,7 +85,8 @@ class HDF5Dataset(ArrayTreeDataset):
             ) from error
         return found
 
-    def _column(self, name: str, dataset: Any, cache: BlockCache, h5py: Any) -> Column:
+    def _column(self, name: str, array: _StoredArray, cache: BlockCache, h5py: Any) -> Column:
+        dataset = array.opened()  # which no `load` uses, so that the file can be closed
         where, length = f"{self.path}, {dataset.name!r}", dataset.shape[0]
         rows = dataset.chunks[0] if dataset.chunks else 0
 
@@ -73,8 +96,8 @@ class HDF5Dataset(ArrayTreeDataset):
         string, ragged = h5py.check_string_dtype(dataset.dtype), h5py.check_vlen_dtype(dataset.dtype)
         if string is not None and len(dataset.shape) == 1:
             if string.encoding == "utf-8":
-                return ListedColumn(blocks(lambda a, b: dataset.asstr()[a:b].tolist(), 64), str)
-            return ListedColumn(blocks(lambda a, b: [bytes(value) for value in dataset[a:b]], 64), bytes)
+                return ListedColumn(blocks(lambda a, b: array.opened().asstr()[a:b].tolist(), 64), str)
+            return ListedColumn(blocks(lambda a, b: [bytes(value) for value in array.opened()[a:b]], 64), bytes)
         dtype = native(ragged or dataset.dtype) if string is None else None  # text of several axes is no text of a row
         if dtype is None or (ragged and len(dataset.shape) > 1):
             raise NoField(
@@ -88,7 +111,7 @@ class HDF5Dataset(ArrayTreeDataset):
             )
         if ragged:
             return ListedColumn(
-                blocks(lambda a, b: [value.astype(dtype, copy=False) for value in dataset[a:b]], 1024), (dtype.name, (None,))
+                blocks(lambda a, b: [value.astype(dtype, copy=False) for value in array.opened()[a:b]], 1024), (dtype.name, (None,))
             )
         path = dataset.file.filename  # of another file if an external link leads to the dataset
         # offset: where the numbers begin in their file; None if they are not contiguous, or have not been written yet
@@ -107,7 +130,7 @@ class HDF5Dataset(ArrayTreeDataset):
             rows = np.ndarray(dataset.shape, dataset.dtype, file.bytes, offset)
             return MappedColumn(name, typed_array(name, rows), file)
         row_nbytes = dataset.nbytes // max(length, 1)
-        return FixedColumn(blocks(lambda a, b: dataset[a:b], row_nbytes), dtype, dataset.shape[1:])
+        return FixedColumn(blocks(lambda a, b: array.opened()[a:b], row_nbytes), dtype, dataset.shape[1:])
 
 
 _MAGIC = b"\x89HDF\r\n\x1a\n"

@@ -594,7 +594,7 @@ STORAGE_DEFECTS = [
         Replace("isinstance(error, OSError) and error.errno is not None", "False"),
         (
             "tests/formats/readers/test_every_reader.py::test_file_that_may_not_be_read_is_not_reported_as_damaged",
-            "tests/formats/readers/test_parquet.py::test_limit_of_open_files_below_that_is_an_error_of_the_system",
+            "tests/formats/readers/test_parquet.py::test_limit_of_open_files_is_an_error_of_the_system",
         ),
     ),
     Defect(
@@ -606,15 +606,24 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
-        "all Parquet files of a dataset stay open",
-        "OpenFiles.__getitem__",
-        Replace("len(self._open) >= MAX_OPEN", "False"),
-        ("tests/formats/readers/test_parquet.py::test_more_files_than_may_be_open_are_read",),
+        "a forked child closes files that its parent opened",
+        "_RecentFiles.use",
+        Replace("self._pid != os.getpid()", "not self._pid"),
+        ("tests/formats/test_open_files.py::test_forked_child_does_not_close_its_parents_files",),
+    ),
+    Defect(
+        "N5",
+        "all files of Parquet and HDF5 stay open",
+        "_RecentFiles.use",
+        Replace("len(self._used) > max_open()", "False"),
+        (
+            "tests/formats/readers/test_every_reader.py::test_datasets_may_be_more_than_the_files_that_a_process_may_open[HDF5Dataset]",
+        ),
     ),
     Defect(
         "N5",
         "a Parquet file that was replaced is read by its former metadata",
-        "OpenFiles._opened",
+        "OpenFiles.__getitem__",
         Replace("(known := self._versions.setdefault(number, version)) != version", "False"),
         ("tests/formats/readers/test_parquet.py::test_file_that_is_opened_again_must_not_have_changed[replaced]",),
     ),

@@ -12,7 +12,7 @@ from shmload.formats.arrow.arrow_reader import check_encryption, row_group
 from shmload.formats.arrow.arrow_schema import schema_of
 from shmload.formats.arrow.arrow_types import plain_values
 from shmload.formats.parquet.hive import partition_columns, with_partitions
-from shmload.formats.parquet.open_files import OpenFiles
+from shmload.formats.parquet.parquet_files import ParquetFiles
 
 
 class RowGroups(Groups):
@@ -36,7 +36,7 @@ class RowGroups(Groups):
         fill_null: Mapping[str, Any],
         cache_bytes: int,
     ) -> None:
-        self._files = OpenFiles(paths)
+        self._files = ParquetFiles(paths)
         self._paths = paths
         partitions = partition_columns(paths, folders, names)
         schemas = {path: with_partitions(self._files[f].schema_arrow, partitions, path) for f, path in enumerate(paths)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-import resource
+import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +23,7 @@ from shmload import ShardCorrupt, ShmLoader
 from shmload.batch.layout import layout_of_schema
 from shmload.batch.row_placer import RowOut, private_rows
 from shmload.formats import HDF5Dataset, ParquetDataset, SafetensorsDataset, ZarrDataset
+from tests.formats.open_files_kit import limited_open_files
 
 
 def rows_of(dataset: Any, indices: Any) -> dict[str, Any]:
@@ -159,17 +160,26 @@ def _data_file(path: Path) -> Path:
 def test_file_that_may_not_be_read_is_not_reported_as_damaged(kind: Any, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if path.is_dir():
         pytest.skip("Zarr reads chunks that cannot be read as missing ones")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     dataset = kind(path)
     len(kind(path))  # imports its library
-    os.close(lowest := os.open(os.devnull, os.O_RDONLY))  # the lowest free number
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-    try:
-        with pytest.raises(OSError, match=r"Too many open files|errno = 24") as found:
-            len(dataset)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    with limited_open_files(0), pytest.raises(OSError, match=r"Too many open files|errno = 24") as found:
+        len(dataset)
     assert not isinstance(found.value, ShardCorrupt)
+
+
+def copies_of(path: Path, number: int) -> list[Path]:
+    copies = [path.with_name(f"{i}.file") for i in range(number)]
+    for copy in copies:
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, copy)
+    return copies
+
+
+def test_datasets_may_be_more_than_the_files_that_a_process_may_open(kind: Any, path: Path, columns: dict[str, Any]) -> None:
+    """Programs concatenate a dataset for each file, such as one for each episode of a robot."""
+    with limited_open_files() as too_many:
+        datasets = [kind(copy) for copy in copies_of(path, too_many)]
+        for index in (3, 30):
+            assert [dataset[index]["label"] for dataset in datasets] == [columns["label"][index]] * too_many
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])

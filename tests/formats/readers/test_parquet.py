@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import datetime
-import os
-import resource
 import weakref
 from pathlib import Path
 from typing import Any
@@ -18,9 +16,9 @@ from torch.utils.data import ConcatDataset
 
 from shmload import BlockShuffle, SampleError, ShardCorrupt, ShmLoader
 from shmload.formats import ParquetDataset
-from shmload.formats.parquet.open_files import MAX_OPEN
 from shmload.remote import RemoteDataset
 from shmload.remote.layouts import Parquet
+from tests.formats.open_files_kit import limited_open_files
 
 
 def written(path: Path, rows_per_group: int = 4, **columns: Any) -> Path:
@@ -131,44 +129,28 @@ def test_invalid_selection_is_an_error(tmp_path: Path, given_: dict[str, Any], m
         len(ParquetDataset(path, **given_))
 
 
-def test_more_files_than_may_be_open_are_read(tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    paths = [written(tmp_path / f"{i:03}.parquet", x=[2 * i, 2 * i + 1]) for i in range(MAX_OPEN + 20)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + MAX_OPEN + 10, hard))
-    try:
-        dataset = ParquetDataset([str(path) for path in paths])
-        for _ in range(2):
-            assert [dataset[i]["x"] for i in range(len(dataset))] == list(range(2 * len(paths)))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_limit_of_open_files_below_that_is_an_error_of_the_system(tmp_path: Path) -> None:
-    for number in range(40):
+def test_limit_of_open_files_is_an_error_of_the_system(tmp_path: Path) -> None:
+    for number in range(4):
         written(tmp_path / f"{number}.parquet", x=[number])
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
-    try:
-        with pytest.raises(OSError, match="Too many open files"):
-            len(ParquetDataset(tmp_path))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert len(ParquetDataset(tmp_path)) == 40
+    with limited_open_files(1), pytest.raises(OSError, match="Too many open files"):
+        len(ParquetDataset(tmp_path))
+    assert len(ParquetDataset(tmp_path)) == 4
 
 
 @pytest.mark.parametrize("is_deleted", [False, True], ids=["replaced", "deleted"])
 def test_file_that_is_opened_again_must_not_have_changed(tmp_path: Path, is_deleted: bool) -> None:
     """Its metadata are not read again, so the pages of another file would be decoded by them."""
-    paths = [written(tmp_path / f"{i:03}.parquet", x=[i]) for i in range(MAX_OPEN + 1)]
-    dataset = ParquetDataset([str(path) for path in paths])
-    assert len(dataset) == len(paths)
-    paths[0].unlink()
-    if not is_deleted:
-        written(paths[0], x=[1, 2, 3])
-    error, message = (FileNotFoundError, "no such file") if is_deleted else (ShardCorrupt, "was changed since it was opened")
-    with pytest.raises(error, match=rf"000\.parquet: .*{message}"):
-        dataset[0]
-    assert dataset[1]["x"] == 1
+    with limited_open_files() as too_many:
+        paths = [written(tmp_path / f"{i:03}.parquet", x=[i]) for i in range(too_many)]
+        dataset = ParquetDataset([str(path) for path in paths])
+        assert len(dataset) == len(paths)
+        paths[0].unlink()
+        if not is_deleted:
+            written(paths[0], x=[1, 2, 3])
+        error, message = (FileNotFoundError, "no such file") if is_deleted else (ShardCorrupt, "was changed since it was opened")
+        with pytest.raises(error, match=rf"000\.parquet: .*{message}"):
+            dataset[0]
+        assert dataset[1]["x"] == 1
 
 
 def test_rows_whose_length_differs_from_the_schema_are_an_error(tmp_path: Path) -> None:

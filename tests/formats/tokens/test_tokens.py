@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import resource
 import struct
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from hypothesis import strategies as st
 
 from shmload import ShardCorrupt, ShmLoader
 from shmload.formats import TokenDataset
+from tests.formats.open_files_kit import limited_open_files
 
 slow = pytest.mark.slow(reason="starts two workers for each of three loaders")
 KINDS = ["u1", "i1", "u2", "i2", "u4", "i4", "i8"]
@@ -309,15 +309,11 @@ def test_only_the_files_of_a_batch_are_checked(tmp_path: Path, options: dict[str
 
 @BY_STRIDE_OR_DOCUMENTS
 def test_files_may_be_more_than_a_process_may_open(tmp_path: Path, options: dict[str, Any]) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for i in range(100):
         np.arange(10 * i + 1, 10 * i + 11, dtype=np.uint16).tofile(tmp_path / f"{i:03}.bin")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20, hard))
-    try:
+    with limited_open_files(20):
         dataset = TokenDataset(str(tmp_path / "*.bin"), 5, dtype="uint16", **options)
         assert [dataset[i]["tokens"][0] for i in range(200)] == list(range(1, 1001, 5))
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=slow)])

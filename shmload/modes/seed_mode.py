@@ -29,6 +29,7 @@ from shmload.engine.iterator_lock import IteratorLock
 from shmload.engine.outcome import NOTHING
 from shmload.engine.tuning.auto_number import is_auto
 from shmload.engine.tuning.autotune import Autotuner
+from shmload.introspect.attribute_values import attribute_values
 from shmload.introspect.users_frame import users_frame
 from shmload.modes.after_batch import after_batch
 from shmload.modes.epoch_metrics import EpochWatch, EpochWatches
@@ -139,6 +140,7 @@ class SeedStream:
         self.iterator_lock = IteratorLock()  # shared by all passes, because they use one engine
         self.epochs = Epochs(config)
         self._settings = _settings_of(config)  # of the workers; a program may set others between passes
+        self._attributes: list[Any] = []  # of the dataset when the workers were started
 
     def __len__(self) -> int:
         """Return the number of batches of the current or next epoch."""
@@ -291,6 +293,7 @@ class SeedStream:
 
     def _made_engine(self) -> BatchSource:
         self._pid = os.getpid()
+        self._attributes = attribute_values(self.config.dataset)
         engine = self._builder.make(self.config, base_seed=_base_seed(self.config.seed or 0))
         self._engine, engine.iterator_lock = engine, self.iterator_lock
         self._tuner = self._builder.tuner
@@ -359,10 +362,20 @@ class SeedStream:
     def _refresh(self) -> None:
         before, settings = self._settings, _settings_of(self.config)
         is_other = any(one is not other for one, other in zip(settings, before, strict=True))
-        if self.epochs.refresh(self.config) or is_other:
+        if self.epochs.refresh(self.config) or is_other or self._has_other_dataset():
             self._end_workers()
         if is_other:
             self._settings, self._inline = settings, None
+
+    def _has_other_dataset(self) -> bool:
+        """Return whether the workers' copy of the dataset is outdated because the program has set an attribute of its own.
+
+        `persistent_workers` keeps it, as in torch. So do ranks that share workers, because they would have to end them at once.
+        """
+        engine = self._engine
+        if engine is None or engine.shared_by > 1 or self.config.persistent_workers:
+            return False
+        return attribute_values(self.config.dataset) != self._attributes
 
     def _end_workers(self) -> None:
         engine, self._engine = self._engine, None

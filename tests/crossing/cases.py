@@ -163,8 +163,9 @@ class Case:
 
 
 # The program ignores SIGCHLD; handles it by waiting for all children; closes all descriptors between loaders; has a
-# multiprocessing.Value in the dataset; or gives the dataset attributes whose names have a meaning in the package.
-HABITS_OF_PROGRAMS = ("ignored", "handler", "closes", "value", "names")
+# multiprocessing.Value in the dataset; gives the dataset attributes whose names have a meaning in the package; or sets an attribute
+# of it before each pass.
+HABITS_OF_PROGRAMS = ("ignored", "handler", "closes", "value", "names", "sets")
 
 PLAINEST = Case()
 NAMES = tuple(field.name for field in fields(Case))
@@ -680,6 +681,13 @@ def _legal_program(case: Case) -> Case:
         "closes": not is_plain or not case.is_seeded or case.hold != "none" or case.backend == "ray",  # torch's own loader is open
         "value": not is_plain or case.backend == "ray",  # other machines do not have the Value
         "names": not is_plain,
+        # persistent workers keep the value of their start, and passes at once would have different ones
+        "sets": not is_plain
+        or case.backend == "ray"
+        or case.persistent
+        or case.shares
+        or case.habit in ("threads", "rebuild")
+        or (case.habit == "second" and not case.is_seeded),
         "": False,
     }
     return replace(case, program="") if refused[case.program] else case

@@ -67,6 +67,7 @@ class Samples:
         self.case, self.trainer = case, os.getpid()
         self.own = OwnGenerators() if case.keeps else None
         self.same = np.arange(1 << 17) if case.backend == "ray" else None  # 1 MiB: its bytes are sent once to each node
+        self.pass_number, self.newest = 0, ""  # the second: path of a file with the newest pass_number
 
     def __len__(self) -> int:
         return self.case.n
@@ -75,7 +76,15 @@ class Samples:
         if self.same is not None:
             index = self.same[int(index)]
         check_good(self.case, int(index), self.trainer)
+        if self.newest and (newest := int(Path(self.newest).read_text())) != self.pass_number:
+            raise ValueError(f"pass_number is {self.pass_number}, and the program has set it to {newest}")
         return sample(self.case, int(index), self.drawn())
+
+    def set_pass_number(self, number: int, newest: Path) -> None:
+        """Sets an attribute, as programs do between passes, and tells samples which value they must see."""
+        newest.with_suffix(".half").write_text(str(number))
+        newest.with_suffix(".half").replace(newest)
+        self.pass_number, self.newest = number, str(newest)
 
     def drawn(self) -> list[float] | None:
         """Returns the numbers that a sample draws, or None if it draws none."""

@@ -129,7 +129,9 @@ class RankPasses:
         self._loaders = loaders
         self.positions = positions
         self.iterators: list[Any] = []
-        for loader in loaders.each:
+        for rank, loader in enumerate(loaders.each):
+            if trial.case.program == "sets":
+                trial.set_attribute(loader.dataset, rank)
             self.iterators.append(iter(loader))
             if loaders.is_quiet and trial.case.seed % 3 == 0:
                 trial.made.append()  # so that ranks have to agree
@@ -294,6 +296,12 @@ class Trial:
             return ShmLoader(dataset, **options)
         except (ValueError, TypeError, NotImplementedError) as error:
             raise Refused(f"{type(error).__name__}: {error}") from error
+
+    def set_attribute(self, dataset: Any, rank: int) -> None:
+        """Gives a dataset, or the one within it, another number."""
+        while not hasattr(dataset, "set_pass_number"):
+            dataset = dataset.datasets[0] if hasattr(dataset, "datasets") else dataset.dataset
+        dataset.set_pass_number(dataset.pass_number + 1, self.made.folder / f"pass-{id(dataset)}-{rank}")
 
     def close_descriptors(self) -> None:
         """Closes all descriptors but those of these tests, as daemons do, and opens other files under their numbers."""

@@ -50,8 +50,32 @@ STATE_DEFECTS = [
         "N7",
         "workers keep the collate_fn of the previous pass",
         "SeedStream._refresh",
-        Replace("self.epochs.refresh(self.config) or is_other", "self.epochs.refresh(self.config)"),
+        Replace(
+            "self.epochs.refresh(self.config) or is_other or self._has_other_dataset()",
+            "self.epochs.refresh(self.config) or self._has_other_dataset()",
+        ),
         ("tests/loader/test_seed_mode.py::test_collate_fn_set_between_passes_is_used_by_the_next[1]",),
+    ),
+    Defect(
+        "N7",
+        "workers keep a dataset of which the program has set an attribute",
+        "SeedStream._refresh",
+        Replace("self._has_other_dataset()", "False"),
+        ("tests/loader/test_dataset_attributes.py::test_datasets_within_a_plain_one_count",),
+    ),
+    Defect(
+        "N7",
+        "persistent workers end if an attribute of the dataset is set",
+        "SeedStream._has_other_dataset",
+        Replace("self.config.persistent_workers", "False"),
+        ("tests/loader/test_dataset_attributes.py::test_persistent_workers_keep_their_dataset_as_in_torch",),
+    ),
+    Defect(
+        "N7",
+        "opening a file of the package's own datasets starts new workers",
+        "attribute_values:_collect",
+        Replace("not _is_own(value)", "True"),
+        ("tests/loader/test_dataset_attributes.py::test_attributes_of_the_packages_own_datasets_do_not_count",),
     ),
     Defect(
         "R1",

@@ -1,0 +1,165 @@
+"""Attributes of the dataset that a program sets between passes."""
+
+from __future__ import annotations
+
+import argparse
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from shmload import ShmLoader
+from shmload.formats import ParquetDataset
+from shmload.introspect import attribute_values
+from shmload.pipeline import Items
+
+
+class Scale:
+    """A transform."""
+
+    def __init__(self, factor: int) -> None:
+        self.factor = factor
+
+    def __call__(self, value: int) -> int:
+        return value * self.factor
+
+
+class Numbers(Dataset[int]):
+    def __init__(self) -> None:
+        self.transform: Any = Scale(1)
+        self.offset = 0
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> int:
+        return int(self.transform(index)) + self.offset
+
+
+class Plain:
+    """A dataset without a base class, which contains another."""
+
+    def __init__(self) -> None:
+        self.inner = Numbers()
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> int:
+        return self.inner[index]
+
+
+def read(loader: ShmLoader[Any]) -> list[int]:
+    return [value for batch in loader for value in batch.tolist()]
+
+
+def loader_of(dataset: Any, **options: Any) -> ShmLoader[Any]:
+    return ShmLoader(dataset, **{"batch_size": 4, "num_workers": 2, "seed": 7, "shuffle": False, **options})
+
+
+def pids_of(loader: ShmLoader[Any]) -> list[int]:
+    return [worker["pid"] for worker in loader.stats()["workers"]]
+
+
+CHANGES = {
+    "attribute": lambda numbers: setattr(numbers, "offset", 1000),
+    "transform": lambda numbers: setattr(numbers, "transform", Scale(3)),
+    "within a transform": lambda numbers: setattr(numbers.transform, "factor", 3),
+    "function": lambda numbers: setattr(numbers, "transform", abs),
+}
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda numbers: numbers, lambda numbers: Subset(numbers, range(32)), lambda numbers: ConcatDataset([numbers])]
+)
+@pytest.mark.parametrize("options", [{}, {"backend": "thread"}, {"num_workers": 0}, {"seed": None}], ids=str)
+@pytest.mark.parametrize("change", CHANGES)
+def test_next_pass_reads_with_the_attributes_that_the_program_has_set(change: str, options: dict[str, Any], wrap: Any) -> None:
+    numbers = Numbers()
+    with loader_of(wrap(numbers), **options) as loader:
+        assert read(loader) == list(range(32))
+        CHANGES[change](numbers)
+        assert read(loader) == [numbers[index] for index in range(32)]
+
+
+def test_datasets_within_a_plain_one_count() -> None:
+    plain = Plain()
+    with loader_of(plain) as loader:
+        first = read(loader)
+        plain.inner.offset = 5
+        assert read(loader) == [value + 5 for value in first]
+
+
+def test_stages_of_a_pipeline_count() -> None:
+    scale = Scale(2)
+    pipeline = Items(range(20)).map(scale, workers=2).batch(4)
+    assert [value for batch in pipeline for value in batch.tolist()] == list(range(0, 40, 2))
+    scale.factor = 5
+    assert [value for batch in pipeline for value in batch.tolist()] == list(range(0, 100, 5))
+
+
+def test_workers_stay_if_nothing_has_changed() -> None:
+    with loader_of(Numbers()) as loader:
+        read(loader)
+        before = pids_of(loader)
+        read(loader)
+        assert pids_of(loader) == before
+
+
+def test_persistent_workers_keep_their_dataset_as_in_torch() -> None:
+    numbers = Numbers()
+    for seed in (7, None):
+        numbers.offset = 0
+        with loader_of(numbers, seed=seed, persistent_workers=True) as loader:
+            first = read(loader)
+            numbers.offset = 1
+            assert read(loader) == first
+
+
+def test_attributes_of_the_packages_own_datasets_do_not_count(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": list(range(8))}), tmp_path / "a.parquet")
+    dataset = ParquetDataset(tmp_path / "a.parquet")
+    subset = Subset(dataset, [0])
+    before = attribute_values.attribute_values(subset)
+    assert dataset[3]["x"] == 3  # opens the file
+    assert attribute_values.attribute_values(subset) == before
+
+
+@dataclass
+class Record:
+    size: float = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda: types.SimpleNamespace(x=1), lambda value: setattr(value, "x", 2)),
+        (lambda: argparse.Namespace(x=1), lambda value: setattr(value, "x", 2)),
+        (Record, lambda value: setattr(value, "size", 1.0)),
+        (lambda: [1, [2]], lambda value: value[1].append(3)),
+        (lambda: {"a": (1, [2])}, lambda value: value["a"][1].clear()),
+        (lambda: list(range(1000)), lambda value: value.append(3)),
+    ],
+)
+def test_records_and_containers_count(make: Any, change: Any) -> None:
+    numbers: Any = Numbers()
+    numbers.value = make()
+    numbers.itself = numbers
+    before = attribute_values.attribute_values(numbers)
+    assert attribute_values.attribute_values(numbers) == before
+    change(numbers.value)
+    assert attribute_values.attribute_values(numbers) != before
+
+
+def test_many_values_are_not_all_visited() -> None:
+    numbers: Any = Numbers()
+    numbers.tables = [[[float(i) for i in range(200)] for _ in range(200)] for _ in range(200)]
+    numbers.array, numbers.tensor = np.zeros(10), torch.zeros(10)
+    assert len(attribute_values.attribute_values(numbers)) <= attribute_values._MAX_VALUES + 256

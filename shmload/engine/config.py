@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import IterableDataset, default_collate, default_convert
 
 from shmload.engine.bad_samples import OnError
+from shmload.engine.holders import is_enabled
 from shmload.ray_options import Ray
 from shmload.worker.job import Job
 from shmload.worker.read_plan import ReadPlan, plan_of
@@ -156,4 +157,5 @@ class LoaderConfig:
             tolerates_bad_samples=self.on_error != "raise",
             plan=self.plan,
             num_threads=self.threads_per_worker,
+            checks_all=is_enabled(),
         )

@@ -21,7 +21,8 @@ _is_enabled = os.environ.get("SHMLOAD_DEBUG_BATCHES", "") not in ("", "0")
 def enable(on: bool = True) -> None:
     """Record holders, and overwrite new and released slots with 0xA5, in loaders that start their workers from now on.
 
-    So reads of a released batch are noticed, and rows that the dataset does not write.
+    So reads of a released batch are noticed. Fields that a dataset's `read_into` or `read_batch_into` does not write are an error
+    for each sample, and not only for a worker's first.
 
     Args:
         on: if False, stop recording.

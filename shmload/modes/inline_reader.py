@@ -51,7 +51,7 @@ class InlineReader:
 
     def __init__(self, job: Job, bad_samples: BadSamples) -> None:
         self._job, self._bad_samples = job, bad_samples
-        self._in_place = job.plan.in_place(job.dataset)
+        self._in_place = job.plan.in_place(job.dataset, checks_all=job.checks_all)
         self._reads_many = job.plan.has_getitems  # becomes False once its samples draw random numbers
         self._own = job.own_generators()
         self._arenas = Arenas()

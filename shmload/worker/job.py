@@ -30,6 +30,7 @@ class Job:
         tolerates_bad_samples: find all bad rows of a batch instead of failing at the first.
         plan: how batches are read.
         num_threads: number of samples that a worker reads at once.
+        checks_all: check that each sample decoded in place is written, not only the first.
     """
 
     dataset: Any
@@ -46,6 +47,7 @@ class Job:
     tolerates_bad_samples: bool = False
     plan: ReadPlan = PLAIN
     num_threads: int = 1
+    checks_all: bool = False
 
     def note(self, key: Any, epoch: int, batch: int) -> str:
         """Return the note that an error gets: where the pass was, and how to step through the sample.

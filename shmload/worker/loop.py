@@ -100,7 +100,7 @@ class WorkerLoop:
         self._plan = job.plan
         self._in_place: InPlace | None = None
         try:
-            self._in_place = self._plan.in_place(job.dataset)
+            self._in_place = self._plan.in_place(job.dataset, checks_all=job.checks_all)
         except Exception as error:  # its file is missing or was changed
             where = f"in DataLoader worker {kind} {ring.worker_id}"
             self._init_failure = init_failure or Failure.of(error, where, "shmload: the worker could not open the dataset")

@@ -53,15 +53,16 @@ class ReadPlan:
         """Return the layout of rows, if it is known before the first sample is read."""
         return None if self.is_whole else self.layout
 
-    def in_place(self, dataset: Any) -> InPlace | None:
+    def in_place(self, dataset: Any, *, checks_all: bool) -> InPlace | None:
         """Return the dataset's in-place reader for this process; None if it does not decode in place.
 
         Args:
             dataset: the dataset.
+            checks_all: check that every sample is written, not only the first.
         """
         if self.layout is None or (found := in_place_reader_of(dataset, self.ragged)) is None:
             return None
-        check_first_calls(found, self.layout, self._private_out, dataset)
+        check_first_calls(found, self.layout, self._private_out, dataset, always=checks_all)
         return found
 
     def _private_out(self, key: Any, is_batch: bool) -> Any:

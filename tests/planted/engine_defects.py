@@ -513,14 +513,14 @@ ENGINE_DEFECTS = [
         "N8",
         "a field that read_into does not write is delivered",
         "FirstCall.__call__",
-        Replace("self._unwritten_again(key, unwritten)", "[]"),
+        Replace("self._unwritten_again(key, len(keys), unwritten)", "{}"),
         (f"{FIRST}test_field_that_is_not_written_is_named", f"{FIRST}test_sample_read_alone_is_checked"),
     ),
     Defect(
         "N8",
         "data that equal the pattern of an unwritten field are an error",
         "FirstCall.__call__",
-        Replace("self._unwritten_again(key, unwritten)", "unwritten"),
+        Replace("self._unwritten_again(key, len(keys), unwritten)", "unwritten"),
         (f"{FIRST}test_data_equal_to_a_pattern_are_delivered", f"{FIRST}test_large_field_written_only_in_its_middle_is_written"),
     ),
     Defect(
@@ -529,6 +529,20 @@ ENGINE_DEFECTS = [
         "FirstCall.__call__",
         omit("setattr(self._in_place, self._name, self._read)"),
         (f"{FIRST}test_data_equal_to_a_pattern_are_delivered",),
+    ),
+    Defect(
+        "N8",
+        "debugging checks only first samples",
+        "FirstCall.__call__",
+        Replace("not self._always", "True"),
+        (f"{FIRST}test_debugging_checks_every_sample",),
+    ),
+    Defect(
+        "N8",
+        "a row that read_batch_into leaves out is delivered",
+        "_rows_with",
+        Replace("(part == pattern).all(axis=1)", "np.full(len(part), (part == pattern).all())"),
+        (f"{FIRST}test_row_of_a_batch_that_is_not_written_is_named",),
     ),
     Defect(
         "N8",

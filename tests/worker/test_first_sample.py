@@ -12,6 +12,7 @@ import torch
 
 import shmload.debug
 from shmload import SampleError, ShmLoader, sample_rng
+from shmload.engine import holders
 from shmload.worker.first_sample import PATTERNS
 
 WAYS: list[dict[str, Any]] = [
@@ -67,15 +68,33 @@ def error_of(dataset: Any, **options: Any) -> str:
 def test_field_that_is_not_written_is_named(options: dict[str, Any], kind: Any) -> None:
     for name in kind.schema:
         message = error_of(kind(lambda index, out, name=name: write(index, out, but=name)), **options)
-        method = (
-            "read_into did not write field {!r} of sample "
-            if kind is Rows
-            else "read_batch_into did not write field {!r} of samples "
-        )
-        assert f"{kind.__name__}: {method.format(name)}" in message
+        method = "read_into" if kind is Rows else "read_batch_into"
+        assert f"{kind.__name__}: {method} did not write field {name!r} of sample" in message
         assert f"write out[{name!r}] for every sample" in message
         if options == WAYS[0]:
             break  # the kinds of fields are the same code
+
+
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_row_of_a_batch_that_is_not_written_is_named(options: dict[str, Any]) -> None:
+    class AllButOne(Batches):
+        def read_batch_into(self, indices: Any, out: Any) -> None:
+            for name in out:
+                out[name][1:] = 7
+
+    dataset = AllButOne(lambda index, out: None)
+    message = error_of(dataset, **options, shuffle=False)
+    assert "AllButOne: read_batch_into did not write field 'x' of sample 0, which" in message
+
+
+@pytest.mark.parametrize("options", WAYS, ids=str)
+def test_debugging_checks_every_sample(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holders, "_is_enabled", True)
+    with (
+        ShmLoader(Rows(lambda index, out: write(index, out, but="label" * (index == 9))), 4, **options) as loader,
+        pytest.raises(SampleError, match="read_into did not write field 'label' of sample 9"),
+    ):
+        list(loader)
 
 
 @pytest.mark.parametrize("options", WAYS, ids=str)

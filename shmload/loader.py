@@ -397,13 +397,13 @@ class ShmLoader(DataLoader[T]):
         """Return the report of `shmload top` on this loader, counted since its newest ring was made; docs/top.md lists every key.
 
         Always present: `num_bad_samples`, `bad_samples` (a list of `epoch`, `step`, `index`, `error`) and `num_irregular` (image
-        files that were read although they break a rule of their format), counted since the loader was made. With workers, after
-        the first iteration began: `batches`, `samples`, `nbytes` delivered and their rates per second; `epoch`, `step`,
-        `num_steps`; `slots` by state; `orders` in flight; `time`: percentages in which the trainer waited, the workers waited,
-        neither waited, and workers started; `bottleneck`, `waits_for`, `is_hung`; `workers`, a record for each with its process,
-        sample and busy share; `memory`; counts of restarts, foreign objects and copies. With "auto" for a number, `autotune` has
-        the current numbers, the bottleneck, and every change with its reason. With `backend="auto"`, `backend` has the choice, its
-        reason, and the share of the time for which decoding holds the GIL.
+        files that were read although they break a rule of their format), counted since the loader was made; `bottleneck`, which is
+        "unknown" without workers. With workers, after the first iteration began: `batches`, `samples`, `nbytes` delivered and their
+        rates per second; `epoch`, `step`, `num_steps`; `slots` by state; `orders` in flight; `time`: percentages in which the
+        trainer waited, the workers waited, neither waited, and workers started; `waits_for`, `is_hung`; `workers`, a record for
+        each with its process, sample and busy share; `memory`; counts of restarts, foreign objects and copies. With "auto" for a
+        number, `autotune` has the current numbers, the bottleneck, and every change with its reason. With `backend="auto"`,
+        `backend` has the choice, its reason, and the share of the time for which decoding holds the GIL.
 
         Cost: about 0.1 ms with a few workers; reads the files of their processes under /proc.
         """
@@ -415,7 +415,7 @@ class ShmLoader(DataLoader[T]):
             found["backend"] = asdict(builder.chosen)
         found["num_irregular"] = builder.bad_samples.num_irregular
         if builder.last is None:
-            return found
+            return {**found, "bottleneck": "unknown"}
         counters = builder.last.counters()
         found["num_irregular"] += counters.get("num_irregular", 0)
         return {**counters, **found}

@@ -13,10 +13,13 @@ class RestartLimit:
 
     Attributes:
         num_left: this number; None for any number.
+        rule: words for an error: that `max_restarts` is used up; empty if it was not given.
     """
 
     def __init__(self, config: LoaderConfig) -> None:
-        self.num_left = 0 if config.max_restarts is None and config.seed is None else config.max_restarts
+        wanted = config.max_restarts
+        self.num_left = 0 if wanted is None and config.seed is None else wanted
+        self.rule = f"; max_restarts={wanted} is used up" if wanted else ""
 
     def use_one(self) -> None:
         """Count a worker that is replaced."""

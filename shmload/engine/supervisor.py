@@ -90,7 +90,8 @@ class Supervisor:
         work, row, num_kills = (None, row, 0) if is_idle else self._blame(slot, row, number)
         hint = self._hint_on_start(death)
         if self._restarts.num_left == 0:
-            return _death_error(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly{hint}", death, work)
+            rule = self._restarts.rule
+            return _death_error(f"DataLoader worker (pid(s) {death.pid}) exited unexpectedly{hint}", death, work, rule)
         if is_idle and death.pid != self._last_pid:  # workers may share a process, which dies once
             self.num_idle_deaths += 1
             if self.num_idle_deaths >= IDLE_DEATHS_MAX:
@@ -213,8 +214,8 @@ class Supervisor:
         return sample_at(order.indices[row], order.epoch, row, batch)
 
 
-def _death_error(text: str, death: Death, work: str | None) -> Callable[[], WorkerDied]:
-    """Return a function that makes the error of a death, with torch's own text as its cause."""
+def _death_error(text: str, death: Death, work: str | None, rule: str = "") -> Callable[[], WorkerDied]:
+    """Return a function that makes the error of a death, with torch's own text as its cause, and `rule` in its note."""
     code = death.exitcode or 0
     if code < 0:
         cause = f"DataLoader worker (pid {death.pid}) is killed by signal: {signal.strsignal(-code)}. "
@@ -230,8 +231,8 @@ def _death_error(text: str, death: Death, work: str | None) -> Callable[[], Work
     def error() -> WorkerDied:
         made = WorkerDied(text)
         made.__cause__ = RuntimeError(cause)
-        if work is not None:
-            made.add_note(f"shmload: it was reading {work}")
+        if work is not None or rule:
+            made.add_note(f"shmload: {death}{'' if work is None else f' while reading {work}'}{rule}")
         return made
 
     return error  # a function, so that each raise gets a new error: a raised one keeps its frames alive

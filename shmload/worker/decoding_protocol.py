@@ -99,6 +99,8 @@ def declares_decoding(dataset: Any) -> bool:
 def _check_complete(dataset: Any, reader: str, wrong: Sequence[str]) -> None:
     """Raise unless a dataset that has no `__getitem__` has a schema, and readers with the right arguments."""
     kind = type(dataset).__name__
+    if isinstance(dataset, type):
+        raise TypeError(f"the dataset is the class {dataset.__name__}: pass an instance of it")
     if wrong:
         raise TypeError(f"{kind}.{wrong[0]} must take two arguments, {_ARGUMENTS[wrong[0]]}; got {_signature(dataset, wrong[0])}")
     if getattr(dataset, "schema", None) is None:  # or raises the error of the user's property

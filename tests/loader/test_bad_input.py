@@ -615,6 +615,11 @@ def test_incomplete_decoding_protocol_is_an_error_of_the_constructor(
         ShmLoader(kind(), 2, num_workers=num_workers, seed=seed)
 
 
+def test_class_in_place_of_a_dataset_is_an_error_that_says_so() -> None:
+    with pytest.raises(TypeError, match="the dataset is the class InPlaceOnly: pass an instance of it"):
+        ShmLoader(InPlaceOnly, 2)
+
+
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("does", ["set", "get"])
 def test_wrong_name_of_a_field_is_an_error_with_the_schema(does: str, ragged: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -207,7 +208,12 @@ def test_deadly_sample_without_restarts_left_is_a_worker_death() -> None:
     loader = ShmLoader(data.Deadly(12, frozenset({4})), 6, num_workers=2, on_error="skip", max_restarts=1)
     with loader, pytest.raises(WorkerDied, match="exited unexpectedly") as caught:
         list(loader)
-    assert caught.value.__notes__ == ["shmload: it was reading sample 4 of epoch 0 (row 4 of batch 0)"]
+    (note,) = caught.value.__notes__
+    pattern = (
+        r"shmload: worker \d \(pid \d+\) was killed by SIGKILL while reading sample 4 of epoch 0 \(row 4 of batch 0\); "
+        "max_restarts=1 is used up"
+    )
+    assert re.fullmatch(pattern, note)
 
 
 def test_restarts_of_all_passes_count_against_max_restarts() -> None:

@@ -30,6 +30,18 @@ SHARED_FROM = 10_000  # number of files from which the list is stored in shared 
 StrPath = str | os.PathLike[str]
 
 
+def _label(label: Any) -> int:
+    """Return a label as an integer.
+
+    Raises:
+        TypeError: it is none.
+    """
+    try:
+        return operator.index(label)
+    except TypeError:
+        raise TypeError(f"labels are integers; got {label!r}: number the classes, for example in sorted order") from None
+
+
 def find_images(root: str, classes: list[str]) -> Iterator[tuple[str, int]]:
     """Yield (path, number of its class), class by class, and sorted folder by folder within a class.
 
@@ -112,7 +124,7 @@ class ImageFolder:
             if labels is not None:
                 if len(labels) != len(entries):
                     raise ValueError(f"one label for each path is needed; got {len(labels)} for {len(entries)}")
-                entries = list(zip(entries, map(operator.index, labels), strict=True))
+                entries = list(zip(entries, map(_label, labels), strict=True))
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         self._has_labels = self.root is not None or labels is not None
         self.samples: Sequence[Any] = SharedIndex(entries) if len(entries) >= SHARED_FROM else entries

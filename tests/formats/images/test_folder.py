@@ -190,6 +190,11 @@ def test_pickled_dataset_reads_the_same(root: Path, monkeypatch: pytest.MonkeyPa
     assert np.array_equal(listed[4]["image"], again[4]["image"])
 
 
+def test_labels_that_are_words_are_an_error() -> None:
+    with pytest.raises(TypeError, match="labels are integers; got 'cat': number the classes"):
+        ImageFolder(["a", "b"], labels=["cat", "dog"])  # type: ignore[list-item]  # the mistake
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

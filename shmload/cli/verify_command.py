@@ -64,12 +64,13 @@ def show(report: "AuditReport", console: "Console") -> None:
     for loader in report.loaders:
         counts = f"{counted(loader.num_ranks, 'rank')}, {counted(loader.num_files, 'file')}"
         table = Table(title=f"{escape(loader.title)}, {counts}", title_justify="left")
-        for name in ("epoch", "batches, by rank", "samples", "padding", "skipped", "substituted", "rolled back"):
+        for name in ("epoch", "batches, all ranks", "samples", "padding", "left out", "skipped", "substituted", "rolled back"):
             table.add_column(name, justify="right")
         table.add_column("verdict")
         for e in loader.epochs:
             verdict = f"[{COLORS[e.state]}]{e.state}[/]" + (f": {escape(e.remaining)} are left" if e.remaining else "")
-            row = (e.num_batches, e.num_samples, e.num_padding, e.num_skipped, e.num_substituted, e.num_superseded)
+            of_rule = e.num_padding, e.num_left_out
+            row = (e.num_batches, e.num_samples, *of_rule, e.num_skipped, e.num_substituted, e.num_superseded)
             table.add_row(str(e.epoch), *(f"{count:,}" if count else "" for count in row), verdict)
         console.print(table)
     lines = [f"[bold red]{finding.kind.upper()}[/] {escape(finding.text)}" for finding in report.findings]

@@ -41,8 +41,22 @@ def test_proven_run_exits_with_0(tmp_path: Path) -> None:
     status, out, _ = command(recorded(tmp_path))
     assert status == 0
     assert "Data, 24 samples, seed 5, 1 rank, 1 file" in out
-    assert "batches, by rank" in out
+    assert "batches, all ranks" in out
     assert out.rstrip().endswith("proven: every sample exactly once")
+
+
+@pytest.mark.parametrize("seed", [5, None])
+def test_samples_that_are_left_out_are_counted(seed: int | None, tmp_path: Path) -> None:
+    with ShmLoader(list(range(50)), 8, seed=seed, drop_last=True, audit=tmp_path) as loader:
+        for _ in range(2):
+            assert sum(len(batch) for batch in loader) == 48
+    status, out, _ = command(tmp_path, "--json")
+    assert status == 0
+    report = json.loads(out)
+    assert (
+        report["verdict"] == 'proven: every sample exactly once, except 2 of an epoch, which drop_last or uneven="drop" leaves out'
+    )
+    assert [epoch["num_left_out"] for epoch in report["loaders"][0]["epochs"]] == [2, 2]
 
 
 def test_defects_are_listed_and_exit_with_1(tmp_path: Path) -> None:

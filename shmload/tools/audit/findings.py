@@ -44,6 +44,7 @@ class EpochReport:
     num_padding: int = 0
     num_skipped: int = 0
     num_substituted: int = 0
+    num_left_out: int = 0  # samples of a proven epoch that drop_last or uneven="drop" leaves out
     num_superseded: int = 0  # batches that a resume rolled back
     remaining: str = ""
     num_expected: int | None = None  # samples of the whole epoch over all ranks; None if it is endless, or if that is unknown
@@ -97,7 +98,13 @@ class AuditReport:
         """Return the status as text."""
         if self.status == UNFINISHED:
             return "; ".join(self._unfinished)
-        return {PROVEN: "proven: every sample exactly once", DEFECTS: "defects", UNJUDGED: "cannot be judged"}[self.status]
+        return {PROVEN: self._proven, DEFECTS: "defects", UNJUDGED: "cannot be judged"}[self.status]
+
+    @property
+    def _proven(self) -> str:
+        num_left_out = max((epoch.num_left_out for loader in self.loaders for epoch in loader.epochs), default=0)
+        rule = f', except {num_left_out:,} of an epoch, which drop_last or uneven="drop" leaves out' if num_left_out else ""
+        return f"proven: every sample exactly once{rule}"
 
     @property
     def _unfinished(self) -> list[str]:

@@ -150,6 +150,8 @@ def _judge(timeline: AuditTimeline, report: AuditReport, *, allow_restarts: bool
             judge_pass(epoch, by_epoch[number], is_ended, ranks, is_last=is_last, report=report)
         if report.num_found.total() > num_found:
             epoch.state = "defect"
+        elif epoch.state == "proven" and newest.uneven == "drop" and epoch.num_expected is not None:
+            epoch.num_left_out = max(epoch.num_expected - epoch.num_samples - epoch.num_skipped, 0)
     if newest.stream is not None:
         num_found = report.num_found.total()
         judge_items(streamed, newest.stream["members"], report)

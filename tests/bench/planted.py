@@ -170,6 +170,13 @@ def delivers_nothing(dataset: Any, options: LoaderOptions) -> "DataLoader[Any]":
     return DataLoader([], batch_size=1)  # type: ignore[arg-type]  # an empty list is a dataset
 
 
+class Uneven(Good):
+    """A dataset whose samples differ in length."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.zeros(index % 7 + 1)
+
+
 class Sleeping(Good):
     """A dataset that sleeps and computes almost nothing."""
 

@@ -150,6 +150,13 @@ def test_dataset_with_its_own_random_numbers_is_noted(bench):
 
 
 @slow
+def test_samples_that_differ_in_shape_fail_with_the_remedy(bench):
+    done = bench("--quick", "--dataset", "planted:Uneven")
+    assert done.returncode == 1
+    assert "torch's collate refuses them: give --collate with a function that pads them" in " ".join(done.stdout.split())
+
+
+@slow
 def test_failing_loaders_are_reported_and_the_others_measured(bench):
     loaders = "planted:raises_at_once,planted:delivers_nothing,torch"
     done = bench("--quick", "--workload", "python", "--loader", loaders, "--json")

@@ -57,7 +57,7 @@ STATE_DEFECTS = [
         ("tests/loader/test_seed_mode.py::test_collate_fn_set_between_passes_is_used_by_the_next[1]",),
     ),
     Defect(
-        "N6",
+        "N1",
         "verify does not say that samples were left out",
         "tools.audit.verify:_judge",
         Replace('newest.uneven == "drop"', "False"),

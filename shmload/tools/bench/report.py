@@ -62,6 +62,9 @@ class WorkloadReport:
     verdict_text: str = ""
 
 
+_UNEQUAL = "stack expects each tensor to be equal size", "resize storage that is not resizable"  # in torch's errors
+
+
 @dataclass
 class Report:
     """A whole benchmark. Ratios and verdicts are those of the loader `subject`, compared with the loader `reference`."""
@@ -85,12 +88,18 @@ class Report:
 
     @property
     def failures(self) -> list[str]:
-        return [
+        texts = [
             f"{workload.name}: {name} failed: {loader.error}"
             for workload in self.workloads
             for name, loader in workload.loaders.items()
             if loader.error
         ]
+        if any(sign in text for text in texts for sign in _UNEQUAL):
+            texts.append(
+                "samples differ in shape, and torch's collate refuses them: give --collate with a function that pads them, or "
+                "--torch-loader with your own DataLoader"
+            )
+        return texts
 
     def as_dict(self) -> dict[str, Any]:
         """Return a dict for JSON, without digests, which only serve the comparison."""

@@ -40,14 +40,12 @@ def pack(
     dest: Annotated[str, Argument(metavar="DEST", help="Destination folder, or s3://bucket/folder.")],
     maxsize: Annotated[str, Option(metavar="SIZE", help="Largest size of a shard, in bytes or a unit, such as 64MiB.")] = "100MB",
     maxcount: Annotated[int, Option(help="Largest number of samples in a shard.")] = 100_000,
-    workers: Annotated[int, Option(help="Largest number of encoding processes; 0: encode in this process.")] = 30,
+    workers: Annotated[int, Option(help="Largest number of processes that encode.")] = 30,
     seed: Annotated[int, Option(help="Seed of the random order.")] = 0,
     quality: Annotated[
         int | None, Option(metavar="1..100", help="Store decoded images as JPEG of this quality instead of PNG.")
     ] = None,
-    restart_markers: Annotated[
-        bool, Option("--restart-markers", help="Re-encode JPEG files with restart markers, for faster decoding of crops.")
-    ] = False,
+    restart_markers: Annotated[bool, Option("--restart-markers", help="Re-encode JPEG with restart markers, for crops.")] = False,
     compress: Annotated[
         str | None, Option(metavar="HOW", help="Compress with zstd: samples (each member separately) or shards.")
     ] = None,
@@ -57,6 +55,7 @@ def pack(
         str | None, Option(metavar="NAME", help="Encrypt each sample with the key in an environment variable.")
     ] = None,
     append: Annotated[bool, Option("--append", help="Keep the samples of DEST and append these.")] = False,
+    replace: Annotated[bool, Option("--replace", help="Remove another dataset that is in DEST.")] = False,
     part: Annotated[str, Option(metavar="N/COUNT", help=PART)] = "1/1",
     function: Annotated[str | None, Option(metavar="NAME", help=FUNCTION)] = None,
     in_order: Annotated[bool, Option("--in-order", help=IN_ORDER)] = False,
@@ -93,6 +92,11 @@ def pack(
         store = open_store(dest, make_client(endpoint) if endpoint else None)
         with progress_bar(sys.stderr.isatty()) as bar:
             packing = packing_of(dataset, store, options, progress_on(bar))
+            if not replace and (other := packing.other_dataset()) is not None:
+                raise ValueError(
+                    f"{dest} contains another dataset, of {counted(other.num_samples, 'sample')} (generation {other.generation}). "
+                    "Give another DEST; or --append, which keeps it; or --replace, which removes it"
+                )
             manifest = packing.run()
     except StoreError as error:
         refuse("pack", str(error), 1)
@@ -112,7 +116,7 @@ def pack(
     if packing.replaced is not None:
         typer.echo(
             f"replaced the dataset of {packing.replaced.num_samples:,} samples that was in {dest}, and removed its shards "
-            f"(generation {packing.replaced.generation}); --append keeps them"
+            f"(generation {packing.replaced.generation})"
         )
     if isinstance(dataset, ImageFolder):
         typer.echo(

@@ -1202,6 +1202,13 @@ STORAGE_DEFECTS = [
         ("tests/formats/shared_index/test_processes.py::test_memory_that_cannot_be_mapped_leaves_no_descriptor",),
     ),
     Defect(
+        "S13",
+        "the command replaces another dataset unasked",
+        "Generation.other_dataset",
+        Replace("now.generation == self.name", "True"),
+        ("tests/remote/packing/test_command.py::test_command_says_which_dataset_it_replaced",),
+    ),
+    Defect(
         "S5",
         "samplers have no states until their supervisor has reported",
         "Samplers._start",

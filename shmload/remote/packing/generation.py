@@ -114,6 +114,11 @@ class Generation:
         found = self._now()
         return found if found is not None and found.generation == self.name else None
 
+    def other_dataset(self) -> Manifest | None:
+        """Return the dataset that is in the store and that this generation is going to replace; None if there is none."""
+        now = self._now() if self._before is None else None
+        return None if now is None or now.generation == self.name else now
+
     def _now(self) -> Manifest | None:
         """Return the manifest that is in the store; None without one, or if it is damaged and will be replaced."""
         try:
@@ -233,15 +238,15 @@ class Generation:
         self._has_all(shards)
         faults.hit("before_manifest")
         if self.committed() != manifest:
-            now = self._now() if before is None else manifest_of(self._store)
+            other = self.other_dataset()
+            now = None if before is None else manifest_of(self._store)
             if before is not None and (now is None or (now.generation != self.name and now.digest != before.digest)):
                 raise StoreError(
                     f"{self._store.url}: the dataset that generation {self.name} is appended to ({before.generation}) no longer "
                     "exists: another packing has finished since. Append again"
                 )
             self._store.put(MANIFEST_NAME, manifest.dump())
-            if before is None and now is not None and now.generation != self.name:
-                self.replaced = now
+            self.replaced = other
         self._keep_versions(records)
         faults.hit("after_manifest")
         self._has_all(shards)  # a packing that ended between check and put may have removed them, which must not go unnoticed

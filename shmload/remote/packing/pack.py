@@ -218,6 +218,10 @@ class Packing:
         suffix = ".tar.zst" if options.compress == "shards" else ".tar"
         self._generation = Generation(self._store, _name(digest, before), suffix, before, self._part, self._total)
 
+    def other_dataset(self) -> Manifest | None:
+        """Return the dataset in the folder that this packing is going to replace; None if there is none."""
+        return self._generation.other_dataset()
+
     @property
     def replaced(self) -> Manifest | None:
         """Return the dataset that this packing has replaced in its folder, if it could be read."""

@@ -68,7 +68,12 @@ def test_command_says_which_dataset_it_replaced(command: Command, tmp_path: Path
     assert "replaced" not in first
     assert command(PHOTOS[0].parent).stdout.count("replaced") == 0  # the same dataset
     generation = manifest_in(tmp_path / "out").generation
-    done = command(PHOTOS[0].parent, "--seed", 1)
+    refused = command(PHOTOS[0].parent, "--seed", 1)
+    assert refused.exit_code == 2
+    words = f"contains another dataset, of 8 samples (generation {generation}). Give another DEST; or --append, which keeps it; or "
+    assert f"{words}--replace, which removes it" in " ".join(refused.stderr.split())
+    assert manifest_in(tmp_path / "out").generation == generation
+    done = command(PHOTOS[0].parent, "--seed", 1, "--replace")
     assert (
         f"replaced the dataset of 8 samples that was in {tmp_path / 'out'}, and removed its shards (generation {generation})"
         in done.stdout

@@ -102,6 +102,8 @@ def _foreign(store: Store, layout: str | ShardFormat | None) -> Shards:
     if not groups:
         num_hidden = sum(is_hidden(entry.key) for entry in listed)
         hidden = f", of which {num_hidden} are ignored because a name in their path begins with . or _" if num_hidden else ""
+        if not listed:
+            raise ObjectMissing(f"{store.url}: there is no such folder, or it is empty: check the bucket and folder")
         raise ObjectMissing(
             f"{store.url}: contains no shards, neither {MANIFEST_NAME} nor files of a known format, only {len(listed)} other "
             f"objects{hidden}: check the bucket and folder, pass layout=, or pack a dataset into it with "
@@ -268,6 +270,8 @@ def _recognized(url: str, shard: RemoteShard) -> ShardFormat:
         ValueError: the bytes do not indicate it, either.
     """
     kind = recognize(head_of_object(shard.key, shard.nbytes, shard.read)) if shard.nbytes else None
+    if shard.key == MANIFEST_NAME:
+        raise ValueError(f"{url}: is the manifest of a dataset: give the URL of its folder")
     if kind is None or not is_shard_format(kind):
         what = (
             "has no format that its first bytes identify"

@@ -207,6 +207,14 @@ def test_empty_folder_is_an_error(tmp_path: Path) -> None:
         RemoteDataset(None, str(tmp_path))
 
 
+def test_missing_folder_and_the_manifest_in_place_of_its_folder_are_errors(tmp_path: Path) -> None:
+    write_packed(tmp_path, [])
+    with pytest.raises(ObjectMissing, match="nowhere: there is no such folder, or it is empty"):
+        RemoteDataset.from_urls(str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match=r"manifest\.json: is the manifest of a dataset: give the URL of its folder"):
+        RemoteDataset.from_urls(str(tmp_path / "manifest.json"))
+
+
 def test_manifest_without_shards_is_an_error(tmp_path: Path) -> None:
     write_packed(tmp_path, [])
     with pytest.raises(ObjectMissing, match="its manifest names no shard: pack at least one sample"):

@@ -140,7 +140,7 @@ class SeedStream:
         self.iterator_lock = IteratorLock()  # shared by all passes, because they use one engine
         self.epochs = Epochs(config)
         self._settings = _settings_of(config)  # of the workers; a program may set others between passes
-        self._attributes: list[Any] = []  # of the dataset when the workers were started
+        self._attributes: list[Any] = []  # of what the workers use, when they were started
 
     def __len__(self) -> int:
         """Return the number of batches of the current or next epoch."""
@@ -293,7 +293,7 @@ class SeedStream:
 
     def _made_engine(self) -> BatchSource:
         self._pid = os.getpid()
-        self._attributes = attribute_values(self.config.dataset)
+        self._attributes = _attributes_of(self.config)
         engine = self._builder.make(self.config, base_seed=_base_seed(self.config.seed or 0))
         self._engine, engine.iterator_lock = engine, self.iterator_lock
         self._tuner = self._builder.tuner
@@ -362,20 +362,20 @@ class SeedStream:
     def _refresh(self) -> None:
         before, settings = self._settings, _settings_of(self.config)
         is_other = any(one is not other for one, other in zip(settings, before, strict=True))
-        if self.epochs.refresh(self.config) or is_other or self._has_other_dataset():
+        if self.epochs.refresh(self.config) or is_other or self._has_other_attributes():
             self._end_workers()
         if is_other:
             self._settings, self._inline = settings, None
 
-    def _has_other_dataset(self) -> bool:
-        """Return whether the workers' copy of the dataset is outdated because the program has set an attribute of its own.
+    def _has_other_attributes(self) -> bool:
+        """Return whether the workers' dataset or functions are outdated because the program has set an attribute.
 
         `persistent_workers` keeps it, as in torch. So do ranks that share workers, because they would have to end them at once.
         """
         engine = self._engine
         if engine is None or engine.shared_by > 1 or self.config.persistent_workers:
             return False
-        return attribute_values(self.config.dataset) != self._attributes
+        return _attributes_of(self.config) != self._attributes
 
     def _end_workers(self) -> None:
         engine, self._engine = self._engine, None
@@ -416,6 +416,10 @@ def _settings_of(config: LoaderConfig) -> tuple[Any, ...]:
     numbers = [None if is_auto(number) else number for number in (config.num_workers, config.prefetch_factor)]
     others = (config.collate_fn, config.worker_init_fn, config.multiprocessing_context, config.timeout)
     return (*numbers, *others, config.pin_memory, config.device)
+
+
+def _attributes_of(config: LoaderConfig) -> list[Any]:
+    return attribute_values(config.dataset, config.collate_fn, config.worker_init_fn)
 
 
 def _base_seed(seed: int) -> int:

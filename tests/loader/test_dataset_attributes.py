@@ -1,10 +1,11 @@
-"""Attributes of the dataset that a program sets between passes."""
+"""Attributes of the dataset, or of a function, that a program sets between passes."""
 
 from __future__ import annotations
 
 import argparse
 import types
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,33 @@ def test_datasets_within_a_plain_one_count() -> None:
         assert read(loader) == [value + 5 for value in first]
 
 
+class Clip:
+    """A collate_fn with attributes."""
+
+    def __init__(self) -> None:
+        self.most = 10
+
+    def method(self, samples: list[int], more: int = 0) -> torch.Tensor:
+        return torch.tensor(samples).clip(max=self.most)
+
+
+class CallableClip(Clip):
+    """The same as a callable object."""
+
+    def __call__(self, samples: list[int]) -> torch.Tensor:
+        return self.method(samples)
+
+
+@pytest.mark.parametrize("kind", ["object", "method", "partial"])
+def test_collate_fn_counts(kind: str) -> None:
+    clip = CallableClip() if kind == "object" else Clip()
+    function: Any = {"object": clip, "method": clip.method, "partial": partial(clip.method, more=1)}[kind]
+    with loader_of(Numbers(), collate_fn=function) as loader:
+        assert max(read(loader)) == 10
+        clip.most = 20
+        assert max(read(loader)) == 20
+
+
 def test_stages_of_a_pipeline_count() -> None:
     scale = Scale(2)
     pipeline = Items(range(20)).map(scale, workers=2).batch(4)
@@ -158,8 +186,12 @@ def test_records_and_containers_count(make: Any, change: Any) -> None:
     assert attribute_values.attribute_values(numbers) != before
 
 
-def test_many_values_are_not_all_visited() -> None:
+def test_many_and_deep_values_are_not_all_visited() -> None:
     numbers: Any = Numbers()
     numbers.tables = [[[float(i) for i in range(200)] for _ in range(200)] for _ in range(200)]
     numbers.array, numbers.tensor = np.zeros(10), torch.zeros(10)
-    assert len(attribute_values.attribute_values(numbers)) <= attribute_values._MAX_VALUES + 256
+    assert len(attribute_values.attribute_values(numbers)) <= attribute_values._MAX_VALUES + 1
+    numbers.tables = []
+    for _ in range(10_000):
+        numbers.tables = [numbers.tables]
+    assert attribute_values.attribute_values(numbers)

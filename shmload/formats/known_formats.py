@@ -105,7 +105,9 @@ def recognize_path(path: Path) -> tuple[Format, Head]:
         return found, head
     known = ", ".join(kind.title or kind.name for kind in _FORMATS)
     inside = f"what is compressed by {head.compression} in it" if head.compression else "it"
-    raise ValueError(f"{path}: {inside} has no known format ({known})")
+    is_csv = path.suffix.lower() in (".csv", ".tsv")
+    remedy = ". Convert it to Parquet, or read a list of paths by SharedIndex.from_manifest (docs/arrays.md)" if is_csv else ""
+    raise ValueError(f"{path}: {inside} has no known format ({known}){remedy}")
 
 
 def layout_of(key: str) -> ShardFormat | None:

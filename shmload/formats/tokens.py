@@ -20,6 +20,7 @@ import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from glob import has_magic
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -199,13 +200,11 @@ class TokenDataset(HeldDataset):
             if cross_documents:
                 plan = _joined([cross(offsets, window, stride) for offsets in offsets_of], begins)
             else:
-                # numbers of the documents; the last offset of a file is an end, and begins no document
-                order = np.delete(np.arange(sum(map(len, offsets_of))), _begins(map(len, offsets_of))[1:] - 1)
+                offsets, order = _documents(offsets_of, begins)
                 if seed is not None and len(order):
-                    order = order[np.asarray(Permutation(len(order), seed=seed).take(np.arange(len(order))), np.int64)]
-                starts, lengths = cut(
-                    np.concatenate([o + b for o, b in zip(offsets_of, begins, strict=False)]), order, window, stride
-                )
+                    numbers = np.asarray(Permutation(len(order), seed=seed).take(np.arange(len(order))), np.int64)
+                    order = numbers if len(files) == 1 else order[numbers]
+                starts, lengths = cut(offsets, order, window, stride)
                 plan = np.arange(1, len(starts) + 1), starts, lengths
                 if pack:
                     plan = by_window(*_pack(lengths, window, block), starts, lengths)
@@ -354,6 +353,22 @@ def _several(given: Any) -> list[Any] | None:
 def _begins(lengths: Iterable[int]) -> NDArray[np.int64]:
     """Return the beginning of each of several consecutive runs, given their lengths, followed by the end of the last one."""
     return np.cumsum([0, *lengths], dtype=np.int64)
+
+
+def _documents(offsets_of: list[NDArray[np.int64]], begins: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the offsets of all files' documents among all tokens, and the numbers of those that begin a document.
+
+    The last offset of a file is an end.
+
+    Args:
+        offsets_of: the offsets of each file.
+        begins: number of tokens before each file.
+    """
+    if len(offsets_of) == 1:
+        return offsets_of[0], np.arange(len(offsets_of[0]) - 1)
+    before = _begins(map(len, offsets_of))
+    numbers = [np.arange(begin, end - 1) for begin, end in pairwise(before.tolist())]
+    return np.concatenate([o + b for o, b in zip(offsets_of, begins, strict=False)]), np.concatenate(numbers)
 
 
 def _joined(plans: list[Any], begins: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:

@@ -8,6 +8,7 @@ range's end.
 
 from __future__ import annotations
 
+import logging
 import re
 import threading
 import zlib
@@ -29,6 +30,8 @@ from shmload.storage.store import StoredObject
 from shmload.storage.transport import Answer
 
 __all__ = ["Version", "WebReader", "unquoted"]
+
+log = logging.getLogger("shmload")
 
 _PART_NBYTES = 16 << 20  # minimum size of a range
 _PROGRESS_NBYTES = 64 << 10  # bytes between two failures that count as progress
@@ -78,6 +81,7 @@ class WebReader(ABC):
     retry_policy: RetryPolicy
     parallel: int
     outage: Outage | None = None  # set by a dataset, so that its reads fail together; writing and listing do not use it
+    _has_warned = False
 
     @abstractmethod
     def url_of(self, key: str) -> str:
@@ -211,7 +215,8 @@ class WebReader(ABC):
                     total, whole = self._checked(answer, version, tries.doing, begin, missing)
                     if end > total:
                         raise _outside(version.url, offset, target.nbytes, total)
-                    if whole:
+                    if whole and begin:
+                        self._warn_once(version.url)
                         _skip(answer, begin)
                     for _ in target.receive(answer):
                         if version.given_up.is_set():
@@ -224,6 +229,15 @@ class WebReader(ABC):
                 tries.failed(failure)
         if target.done == target.nbytes:
             tries.succeeded()
+
+    def _warn_once(self, url: str) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "%s: its server ignores ranges, so reading a part of an object transfers everything before it: use a server that "
+                "answers Range requests (`python -m http.server` does not)",
+                url,
+            )
 
     def _checked(self, answer: Answer, version: Version, doing: str, begin: int, nbytes: int) -> tuple[int, bool]:
         """Compare an answer with the request. Return the object's length, and whether the body is the whole object.

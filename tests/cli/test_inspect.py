@@ -190,6 +190,13 @@ def test_raw_tokens_are_not_recognized(command: Command, tmp_path: Path) -> None
     assert f"{path}: it has no known format (npy, Parquet" in error_line(command("inspect", path))
 
 
+def test_csv_file_is_refused_with_the_remedy(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("path,label\na.jpg,3\n")
+    assert "Convert it to Parquet, or read a list of paths by SharedIndex" in error_line(
+        command("inspect", tmp_path / "labels.csv")
+    )
+
+
 def test_bin_file_is_recognized_by_the_index_next_to_it(written: Written, command: Command) -> None:
     path = written("tokens, Megatron").with_suffix(".bin")
     (found,) = json.loads(command("inspect", path, "--json").stdout)

@@ -281,6 +281,16 @@ def test_whole_object_that_is_compressed_by_the_server_is_decoded(
     assert bytes(store.get("x")) == DATA
 
 
+def test_server_that_ignores_ranges_is_named_once(store: HttpStore, proxy: FaultProxy, caplog: pytest.LogCaptureFixture) -> None:
+    proxy.script(*[Status(200, DATA, (("ETag", '"1"'),))] * 3)
+    assert store_kit.read_range(store, "x", 0, 4) == DATA[:4]
+    assert not caplog.messages
+    for begin in (5, 7):
+        assert store_kit.read_range(store, "x", begin, 4) == DATA[begin : begin + 4]
+    (message,) = caplog.messages
+    assert "/x: its server ignores ranges" in message
+
+
 def test_object_named_as_compressed_is_not_decompressed(store: HttpStore, proxy: FaultProxy) -> None:
     proxy.script(Status(200, ENCODED["gzip"], (("Content-Encoding", "gzip"), ("ETag", '"1"'))))
     assert bytes(store.get("x.gz")) == ENCODED["gzip"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import sys
 import zlib
 from collections.abc import Iterable, Mapping
@@ -117,6 +118,8 @@ class TFRecordWriter(AtomicWriter):
             return BYTES, [value.encode()]
         if type(value) is int and -(2**63) <= value < 2**63 and name not in self._raw:
             return INTS, [value.to_bytes(8, "little", signed=True)]
+        if type(value) is float and name not in self._raw:
+            return FLOATS, [_float32_bytes(name, value)]
         if isinstance(value, list | tuple) and value and isinstance(value[0], str | bytes):
             return BYTES, [v.encode() if isinstance(v, str) else v for v in value]
         array = self._array(name, value)
@@ -145,7 +148,7 @@ class TFRecordWriter(AtomicWriter):
             array = np.ascontiguousarray(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"field {name!r}: {error}") from error
-        if array.dtype.kind in "fO" and not hasattr(value, "dtype"):
+        if array.dtype.kind in "fO" and isinstance(value, int | list | tuple):
             numbers = np.asarray(value, object).ravel().tolist()  # numpy makes [2**63, -1] floats
             if numbers and all(isinstance(number, int) for number in numbers):
                 large = max(numbers, key=abs)
@@ -192,14 +195,29 @@ def _as_float32(name: str, array: NDArray[Any]) -> NDArray[np.float32]:
     Raises:
         ValueError: a finite number would become infinite.
     """
+    if array.dtype.itemsize <= 4:
+        return array.astype(np.float32, copy=False)
     with np.errstate(over="ignore"):
-        floats = array.astype(np.float32, copy=False)
-    if array.dtype.itemsize > 4 and (too_large := np.isinf(floats) & np.isfinite(array)).any():
-        raise ValueError(
-            f"field {name!r} holds {array[too_large][0]}: a float_list ends at 3.4e38 (float32). Scale it, or name the field in "
-            "raw="
-        )
+        floats = array.astype(np.float32)
+    if (too_large := np.isinf(floats) & np.isfinite(array)).any():
+        raise _too_large(name, array[too_large][0])
     return floats
+
+
+def _float32_bytes(name: str, value: float) -> bytes:
+    """Return the bytes of one number in that type.
+
+    Raises:
+        ValueError: it would become infinite.
+    """
+    try:
+        return struct.pack("<f", value)
+    except OverflowError:
+        raise _too_large(name, value) from None
+
+
+def _too_large(name: str, value: float) -> ValueError:
+    return ValueError(f"field {name!r} holds {value}: a float_list ends at 3.4e38 (float32). Scale it, or name the field in raw=")
 
 
 def _native(array: Any) -> Any:

@@ -34,7 +34,7 @@ def _label(label: Any) -> int:
     """Return a label as an integer.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not an integer.
     """
     try:
         return operator.index(label)

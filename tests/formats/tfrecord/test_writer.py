@@ -110,11 +110,13 @@ def test_numbers_beyond_int64_are_an_error_and_write_nothing(tmp_path, value):
 
 def test_number_that_float32_makes_infinite_is_an_error_and_infinity_is_not(tmp_path):
     with TFRecordWriter(tmp_path / "a") as writer:
-        with pytest.raises(ValueError, match=r"field 'x' holds 1e\+300: a float_list ends at 3.4e38"):
-            writer.write({"x": np.array([1.0, 1e300])})
+        for value in (np.array([1.0, 1e300]), 1e300):
+            with pytest.raises(ValueError, match=r"field 'x' holds 1e\+300: a float_list ends at 3.4e38"):
+                writer.write({"x": value})
         writer.write({"x": np.array([float("inf"), 1e-300])})
-    (sample,) = TFRecordDataset(tmp_path / "a", {"x": ("float32", (2,))})
-    assert sample["x"].tolist() == [float("inf"), 0.0]
+        writer.write({"x": float("-inf")})
+    first, second = TFRecordDataset(tmp_path / "a", {"x": ("float32", (None,))})
+    assert (first["x"].tolist(), second["x"].tolist()) == ([float("inf"), 0.0], [float("-inf")])
 
 
 def test_list_that_grows_while_it_is_written_is_an_error():

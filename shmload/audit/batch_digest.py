@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from shmload._core.digest import hash_at, hash_bytes
+from shmload.batch.array_rows import is_masked
 
 _NAMES_ONLY = (type, FunctionType, ModuleType)  # objects whose attributes are not data
 _EXACT = {
@@ -54,7 +55,7 @@ class _Walk:
         kind = type(value)
         if isinstance(value, torch.Tensor):
             self.tensor(value)
-        elif isinstance(value, np.ma.MaskedArray):
+        elif is_masked(value):
             self.sequence("masked", (np.asarray(value), np.ma.getmaskarray(value)))
         elif isinstance(value, (np.ndarray, np.generic)):
             self.array(np.asarray(value))

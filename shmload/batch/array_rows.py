@@ -5,6 +5,7 @@ An array is numpy's, or the memory of a torch tensor viewed as numbers of the sa
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import product
@@ -32,6 +33,12 @@ class TypedArray(NamedTuple):
         return self.dtype, self.array.shape[1:]
 
 
+def is_masked(value: Any) -> bool:
+    """Return whether a value is a masked array of numpy's. numpy.ma is not imported for this: it takes 6 MB of each worker."""
+    ma = sys.modules.get("numpy.ma")
+    return ma is not None and isinstance(value, ma.MaskedArray)
+
+
 def typed_array(name: object, value: Any) -> TypedArray:
     """Return the memory of a numpy array or a torch tensor, without a copy.
 
@@ -41,7 +48,7 @@ def typed_array(name: object, value: Any) -> TypedArray:
     Raises:
         TypeError, ValueError: rows of the array cannot become rows of a tensor.
     """
-    if isinstance(value, np.ma.MaskedArray):
+    if is_masked(value):
         raise TypeError(
             f"array {name!r} is masked, and no tensor has a mask: fill it with .filled(...), and give the mask as a field"
         )

@@ -531,6 +531,13 @@ ENGINE_DEFECTS = [
         (f"{FIRST}test_data_equal_to_a_pattern_are_delivered",),
     ),
     Defect(
+        "N1",
+        "every worker imports numpy's masked arrays",
+        "is_masked",
+        Replace('sys.modules.get("numpy.ma")', "np.ma"),
+        ("tests/formats/arrays/test_arrays.py::test_masked_arrays_are_recognized_without_importing_them",),
+    ),
+    Defect(
         "N8",
         "debugging checks only first samples",
         "FirstCall.__call__",

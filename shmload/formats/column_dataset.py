@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from shmload.batch.row_placer import OneSample
 from shmload.errors import ShardCorrupt
+from shmload.formats.file_versions import FileVersions
 from shmload.formats.per_process import PerProcess
 from shmload.formats.row_numbers import Indices, checked_indices
 
@@ -43,7 +43,7 @@ class ColumnDataset(ABC):
     def __init__(self, source: str, files: Sequence[str] = ()) -> None:
         self._source = source
         self._files = files
-        self._versions: dict[str, tuple[int, int]] = {}  # size and time of modification of each file when it was first opened
+        self._versions = FileVersions()
         self._rows_before: tuple[int, dict[str, Any]] | None = None  # number and schema of the rows then
         self._held: PerProcess[Opened] = PerProcess()
 
@@ -57,10 +57,7 @@ class ColumnDataset(ABC):
     def _open_as_before(self) -> Opened:
         for path in self._files:
             with contextlib.suppress(OSError):  # `_open` raises an error that names the file
-                status = os.stat(path)
-                version = status.st_size, status.st_mtime_ns
-                if (known := self._versions.setdefault(path, version)) != version:
-                    raise ShardCorrupt(f"{path}: was changed since it was opened, with {known[0]} bytes: create the dataset again")
+                self._versions.check(path)
         opened = self._open()
         if self._rows_before is None:
             self._rows_before = opened.num_rows, opened.schema
@@ -71,9 +68,6 @@ class ColumnDataset(ABC):
                 f"{opened.num_rows} rows of {opened.schema}: create the dataset again"
             )
         return opened
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_versions": {}}  # on another machine the same file may have another time
 
     @property
     def schema(self) -> dict[str, Any]:

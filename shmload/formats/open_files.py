@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from shmload.errors import ShardCorrupt
+from shmload.formats.file_versions import FileVersions
 from shmload.processes.fork_lock import ForkLock
 
 
@@ -32,7 +32,7 @@ class OpenFiles(ABC):
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
-        self._versions: dict[int, tuple[int, int]] = {}  # size and time of modification of each file when it was first opened
+        self._versions = FileVersions()
         self.are_open: dict[int, Any] = {}
 
     @abstractmethod
@@ -48,11 +48,7 @@ class OpenFiles(ABC):
         file = self.are_open.get(number)
         if file is None:
             file = self._opened(number)
-            path = self._paths[number]
-            status = os.stat(path)
-            version = status.st_size, status.st_mtime_ns
-            if (known := self._versions.setdefault(number, version)) != version:
-                raise ShardCorrupt(f"{path}: was changed since it was opened, with {known[0]} bytes: create the dataset again")
+            self._versions.check(self._paths[number])
             self.are_open[number] = file
         _recent.use(self, number)
         return file

@@ -7,10 +7,16 @@ import dataclasses
 import types
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 _MAX_ITEMS, _MAX_VALUES = 256, 4096  # so that it takes a few ms at most
+
+
+class _Pending(NamedTuple):
+    value: Any
+    is_counted: bool  # whether it belongs to an object of the program
+    has_attributes: bool  # whether its attributes count, whatever its class is
 
 
 def attribute_values(dataset: Any, *functions: Any) -> list[Any]:
@@ -23,10 +29,12 @@ def attribute_values(dataset: Any, *functions: Any) -> list[Any]:
     """
     values: list[Any] = []
     seen: set[int] = set()
-    # each value; whether it belongs to an object of the program; whether its attributes count in any case
-    pending = [*((function, True, False) for function in functions), (dataset, True, True)]
+    pending = [
+        *(_Pending(function, is_counted=True, has_attributes=False) for function in functions),
+        _Pending(dataset, is_counted=True, has_attributes=True),
+    ]
     while pending and len(values) < _MAX_VALUES:
-        value, is_counted, is_main = pending.pop()
+        value, is_counted, has_attributes = pending.pop()
         if isinstance(value, _PLAIN):
             if is_counted:
                 values.append(repr(value) if isinstance(value, float) else value)  # NaN differs from itself
@@ -34,13 +42,13 @@ def attribute_values(dataset: Any, *functions: Any) -> list[Any]:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        has_attributes = is_main or _has_attributes(type(value))
+        has_attributes = has_attributes or _has_attributes(type(value))
         if has_attributes:
             is_counted = not _is_own(type(value))
         if is_counted:
             values += type(value), id(value)
         is_method = isinstance(value, types.MethodType)
-        pending += [(part, is_counted, is_method) for part in _parts(value, has_attributes=has_attributes)]
+        pending += [_Pending(part, is_counted, is_method) for part in _parts(value, has_attributes=has_attributes)]
     return values
 
 

@@ -415,7 +415,7 @@ class ShmLoader(DataLoader[T]):
             found["backend"] = asdict(builder.chosen)
         found["num_irregular"] = builder.bad_samples.num_irregular
         if builder.last is None:
-            return {**found, "bottleneck": "unknown"}
+            return {**found, "bottleneck": "unknown", "remedy": None}
         counters = builder.last.counters()
         found["num_irregular"] += counters.get("num_irregular", 0)
         return {**counters, **found}

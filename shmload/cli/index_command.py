@@ -56,11 +56,19 @@ def index(
 
 
 def _of_shards(place: str, layout: str | None, cache_folder: Path | None) -> Iterator[str]:
+    """Yield a line for each shard that got an index, and one for all those that are left as they are."""
     from shmload.remote.listing import shards_of_urls
-    from shmload.remote.shard_indexes import indexes_beside, indexes_kept
+    from shmload.remote.shard_indexes import NOT_NEEDED, THERE_ALREADY, indexes_beside, indexes_kept
     from shmload.storage.open_store import open_store
+    from shmload.tools.counted import counted
 
     shards = shards_of_urls(place, open_store, layout)
-    made = indexes_beside(shards) if cache_folder is None else indexes_kept(shards, cache_folder)
-    for shard, what in made:
-        yield f"{shard.url}: {what}"
+    unchanged = dict.fromkeys((NOT_NEEDED, THERE_ALREADY), 0)
+    for shard, what in indexes_beside(shards) if cache_folder is None else indexes_kept(shards, cache_folder):
+        if what in unchanged and len(shards.all) > 1:
+            unchanged[what] += 1
+        else:
+            yield f"{shard.url}: {what}"
+    for what, count in unchanged.items():
+        if count:
+            yield f"{place}: {counted(count, 'shard')}, each of which {what}"

@@ -21,6 +21,12 @@ MEANING: dict[Bottleneck, str] = {
     "unknown": "too little has been measured",
 }
 
+REMEDY: dict[Bottleneck, str] = {
+    "source": "use more workers or `threads_per_worker`, faster storage, or a local copy of the data",
+    "decode": "use more workers, if there are idle cores, or cheaper transforms",
+    "hand-off": "use larger batches or a larger `prefetch_factor`",
+}
+
 
 def judge(
     *, trainer_waits: float, workers_wait: float, source: float = 0.0, decode: float = 0.0, hand_off: float = 0.0
@@ -65,3 +71,16 @@ def judge_ring(*, trainer_waits: float, workers_busy: float, workers_asleep: flo
         decode=workers_busy - workers_asleep,
         hand_off=idle,
     )
+
+
+def ring_remedy(bottleneck: Bottleneck, *, num_slots: int, num_leased: int) -> str | None:
+    """Return what to do about the bottleneck of a running ring, or None if there is nothing to do.
+
+    Args:
+        bottleneck: as `judge_ring` returned it.
+        num_slots: number of the ring's slots.
+        num_leased: number of slots whose batches the program still holds.
+    """
+    if bottleneck == "hand-off" and num_leased > 1 and 2 * num_leased >= num_slots:
+        return f"the program holds {num_leased} of {num_slots} slots: release batches earlier, or use a larger `prefetch_factor`"
+    return REMEDY.get(bottleneck)

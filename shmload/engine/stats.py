@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Any
 
 from shmload._core.trainer import DRAINING, FREE, HELD, LEASED, ORDERED, PARKED
+from shmload.engine.bottleneck import ring_remedy
 from shmload.engine.time_shares import Snapshot, beginning, busy_ns, shares
 
 Report = dict[str, Any]
@@ -41,7 +42,7 @@ def describe(seen: Snapshot, before: Snapshot | None = None) -> Report:
     before = beginning(seen) if before is None else before
     interval_s = max(seen["time_ns"] - before["time_ns"], 0) / 1e9
     time = shares(before, seen)
-    workers = _workers(before, seen)
+    workers, slots = _workers(before, seen), _slots(seen)
     has_begun = seen["batches"] > 0
     return {
         "interval_s": interval_s,
@@ -56,10 +57,11 @@ def describe(seen: Snapshot, before: Snapshot | None = None) -> Report:
         "epoch": seen["epoch"] if has_begun else None,
         "step": _step(seen, seen["step"]) if has_begun else None,
         "num_steps": seen["num_steps"] or None,
-        "slots": _slots(seen),
+        "slots": slots,
         "orders": _orders(seen),
         "time": time.parts,
         "bottleneck": time.bottleneck,
+        "remedy": ring_remedy(time.bottleneck, num_slots=seen["num_slots"], num_leased=slots["leased"]),
         "waits_for": _waits_for(seen, workers),
         "is_hung": _is_hung(seen),
         "workers": workers,

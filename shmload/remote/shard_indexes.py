@@ -11,6 +11,9 @@ from shmload.remote.shards import RemoteShard, Shards
 __all__ = ["indexes_beside", "indexes_kept"]
 
 
+NOT_NEEDED, THERE_ALREADY = "needs no index", "has its index beside it"  # what was done with a shard: nothing
+
+
 def indexes_beside(shards: Shards) -> Iterator[tuple[RemoteShard, str]]:
     """Create the index of each shard that needs one and has no current one next to it. Yield each shard and what was done.
 
@@ -20,9 +23,9 @@ def indexes_beside(shards: Shards) -> Iterator[tuple[RemoteShard, str]]:
     """
     for shard in shards.all:
         if shard.num_samples is not None:
-            yield shard, "needs no index"
+            yield shard, NOT_NEEDED
         elif index_beside(shard) is not None:
-            yield shard, "has its index beside it"
+            yield shard, THERE_ALREADY
         else:
             text, num_samples = pack_beside(shards, shard)
             shard.store.put(shard.key + SIDECAR, text)

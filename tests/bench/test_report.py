@@ -73,19 +73,21 @@ def test_section_has_its_verdict_and_recommendation(report):
     text = printed(report)
     assert "2.00x" in text
     assert "verdict: bottleneck is decode: workers decode" in text
-    assert "Remedy: use more cores or cheaper transforms, or a `schema` with `read_into`." in text
+    assert "Remedy: use more workers, if there are idle cores, or cheaper transforms, or a `schema` with `read_into`." in text
     assert "One core, without a loader, puts 1,000 samples/s into a batch." in text
     assert "measured: title; 1,000 bytes a sample, batches of 64; in a round: shmload 30 in 1.5 s, torch 30 in 1.5 s." in text
     assert "recommended: num_workers=2, prefetch_factor=2 (without a training step" in text
     assert "step kept" not in text
 
 
-def test_unexplained_time_is_noted(report):
+def test_there_is_no_verdict_if_the_figures_do_not_explain_the_time(report):
     report.workloads = [section({"shmload": 2000.0, "torch": 1000.0})]
     report.workloads[0].loaders["shmload"].rounds[0]["batch_wall_ms"] = 200.0
     report.workloads[0].loaders["shmload"].summarize(report.workloads[0].loaders["torch"])
     text = printed(report)
-    assert "note: the figures explain only 15% of the time of a batch" in text
+    assert "verdict: none, because the figures explain only 15% of the time of a batch" in text
+    assert "bottleneck" not in text
+    assert report.workloads[0].verdict["bottleneck"] == "unknown"
     assert "measure again while the machine is idle" in text
 
 

@@ -46,8 +46,8 @@ def test_moving_bytes_is_hand_off_bound_and_not_decode_bound():
     verdict = judged(figures(read_cpu_s=0.011, copy_s=0.010, worker_cpu_s=0.015, trainer_cpu_s=0.002))
     assert verdict.bottleneck == "hand-off"
     assert verdict.decode_ms == pytest.approx(0.5)
-    assert verdict.sentence().endswith("Remedy: use larger batches, or a `schema` with `read_into`")
-    assert verdict.sentence(decodes_in_place=True).endswith("Remedy: use larger batches")
+    assert verdict.sentence().endswith("Remedy: use larger batches or a larger `prefetch_factor`, or a `schema` with `read_into`")
+    assert verdict.sentence(decodes_in_place=True).endswith("Remedy: use larger batches or a larger `prefetch_factor`")
 
 
 def test_trainer_that_hardly_waits_is_the_bottleneck():

@@ -272,7 +272,8 @@ def test_index_file_beside_a_shard_is_used(tmp_path: Path) -> None:
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert len(said) == 4
     assert all("samples, index of" in line for line in said)
-    assert "has its index beside it" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert said == [f"{tmp_path}: 4 shards, each of which has its index beside it"]
     store = WatchedStore(LocalStore(tmp_path))
     shards = shards_in(store)
     assert [shard.has_index for shard in shards.all] == [True] * 4

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shmload import ShmLoader
-from shmload.engine.bottleneck import Bottleneck
+from shmload.engine.bottleneck import Bottleneck, ring_remedy
 from shmload.engine.engine import Engine
 from shmload.engine.ring_reader import RingReader
 from shmload.engine.time_shares import TimeShares, beginning, shares
@@ -39,6 +39,16 @@ def test_waiting_trainer_and_idle_workers_mean_slow_hand_off() -> None:
     found = shares(snapshot_with(10), snapshot_with(20, wait_ns=10 * SECOND, workers=busy(0.2)))
     assert found == parts(0, 100, 0, 0, workers_busy=20)
     assert found.bottleneck == "hand-off"
+
+
+def test_the_remedy_for_slow_hand_off_names_slots_that_the_program_holds() -> None:
+    assert ring_remedy("hand-off", num_slots=5, num_leased=1) == "use larger batches or a larger `prefetch_factor`"
+    remedy = ring_remedy("hand-off", num_slots=5, num_leased=4)
+    assert remedy == "the program holds 4 of 5 slots: release batches earlier, or use a larger `prefetch_factor`"
+
+
+def test_there_is_no_remedy_where_nothing_waits() -> None:
+    assert [ring_remedy(name, num_slots=5, num_leased=4) for name in ("trainer", "none", "unknown")] == [None] * 3
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ OF_THE_PROCESS = {
     "stages",
 }
 OF_THE_TRAINER = {"num_queued", "num_repacked", "num_taken_back", "bad_samples"}
-GOES_ON = {"interval_s", "age_s", "time", "bottleneck", "samples_per_s", "batches_per_s", "nbytes_per_s", "memory"}
+GOES_ON = {"interval_s", "age_s", "time", "bottleneck", "remedy", "samples_per_s", "batches_per_s", "nbytes_per_s", "memory"}
 GOES_ON_IN_A_WORKER = {"busy_share", "samples_per_s", "rss_bytes", "private_bytes", "is_waiting"}
 
 
@@ -148,7 +148,7 @@ def test_unknown_length_is_none(seed: int | None) -> None:
 def test_without_workers_only_read_batches_are_counted() -> None:
     with ShmLoader(Rows(8), batch_size=4, seed=1) as loader:
         list(loader)
-        assert loader.stats() == {"num_bad_samples": 0, "bad_samples": [], "num_irregular": 0, "bottleneck": "unknown"}
+        assert loader.stats() == {"num_bad_samples": 0, "bad_samples": [], "num_irregular": 0, "bottleneck": "unknown", "remedy": None}
 
 
 def test_rank_is_0_if_unspecified(monkeypatch: pytest.MonkeyPatch) -> None:

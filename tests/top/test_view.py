@@ -69,6 +69,7 @@ def test_view_shows_all_figures_of_a_loader() -> None:
         "epoch 1 batch 7/100  3,200 samples/s  64 MB/s  50.0 batches/s  ▃▅█",
         " 1 held 1 ready 1 filling 1 free (next: 3/4 chunks)  1.05 MB  3 bad samples",
         "bottleneck is decode: trainer waits 50 % workers wait 19 % free 31 %",
+        "remedy: use more workers, if there are idle cores, or cheaper transforms",
         "worker  pid  state     sample    for   busy  samples/s  restarts  batch  foreign     RSS",
         "     0  100  waiting        -      -   25 %        300         -  -            -  234 MB",
         "     1  101  decoding    4711  2.0 s  100 %        0.0         2  1:7          -  234 MB",
@@ -81,13 +82,17 @@ def test_lines_fit_the_terminal_without_wrapping(width: int) -> None:
     found = look(busy_loader(command="python " + "long " * 60), busy_loader())
     lines = drawn(found, width).splitlines()
     assert max(map(len, lines)) <= width
-    assert len(lines) == 1 + 2 * (2 + 3 + 3)
+    assert len(lines) == 1 + 2 * (2 + 4 + 3)
 
 
 def test_eighty_columns_show_who_waits_and_what_each_worker_does() -> None:
     text = drawn(look(busy_loader()), 80)
     assert "bottleneck is decode: trainer waits 50 %" in text
     assert "decoding    4711  2.0 s  100 %        0.0         2" in text
+
+
+def test_a_loader_that_keeps_up_has_no_remedy() -> None:
+    assert "remedy" not in drawn(look(busy_loader(wait_ns=0)))
 
 
 def test_hung_loader_is_shown_with_the_sample_it_waits_for() -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from shmload.tools.bench.bench_job import MIN_BATCHES
 from shmload.tools.bench.recommendation import MeasuredSetting, Recommendation, from_model, from_sweep
 from shmload.tools.bench.report import Report, WorkloadReport
-from shmload.tools.bench.verdict import EXPLAINED_MIN, Figures, judged
+from shmload.tools.bench.verdict import Figures, judged
 
 
 def judge_all(report: Report) -> None:
@@ -23,15 +23,8 @@ def judge_all(report: Report) -> None:
         if figures is None:
             continue
         verdict = judged(figures)
-        section.verdict, section.verdict_text = (
-            asdict(verdict),
-            verdict.sentence(decodes_in_place=bool(section.limit["decodes_in_place"])),
-        )
-        if verdict.explained_share < EXPLAINED_MIN:
-            section.notes.append(
-                f"the figures explain only {verdict.explained_share:.0%} of the time of a batch: other programs may have used the "
-                "cores; measure again while the machine is idle"
-            )
+        section.verdict = asdict(verdict)
+        section.verdict_text = verdict.sentence(decodes_in_place=bool(section.limit["decodes_in_place"]))
     for name in dict.fromkeys(section.name for section in report.workloads):
         found = recommend([section for section in report.workloads if section.name == name], report, num_cpus)
         if found is not None:

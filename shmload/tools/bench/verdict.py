@@ -13,14 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shmload.engine.bottleneck import MEANING, Bottleneck, judge
+from shmload.engine.bottleneck import MEANING, REMEDY, Bottleneck, judge
 
-REMEDY: dict[Bottleneck, str] = {
-    "source": "use more workers or `threads_per_worker`, faster storage, or a local copy of the data",
-    "decode": "use more cores or cheaper transforms",
-    "hand-off": "use larger batches",
-    "unknown": "measure longer with --seconds",
-}
 DECODING_HELPS = ("decode", "hand-off")  # what a dataset with `read_into` has less of
 EXPLAINED_MIN = 0.5  # minimum share of a batch's time that demands should account for
 INSTANT_S = 1e-6  # a demand below this counts as zero
@@ -105,10 +99,15 @@ class Verdict:
 
     def sentence(self, *, decodes_in_place: bool = False) -> str:
         """Return the verdict and the remedy in words, for a dataset that has `read_into` already or not."""
+        if self.explained_share < EXPLAINED_MIN:
+            return (
+                f"none, because the figures explain only {self.explained_share:.0%} of the time of a batch: other programs may have "
+                "used the cores; measure again while the machine is idle"
+            )
         gain = f"; without that it could be {ratio_words(self.headroom_ratio)} as fast"
         if self.bottleneck == "trainer":
             gain = f"; the loader alone could deliver {ratio_words(self.headroom_ratio)} as fast"
-        remedy = REMEDY.get(self.bottleneck, "")
+        remedy = "measure longer with --seconds" if self.bottleneck == "unknown" else REMEDY.get(self.bottleneck, "")
         if self.bottleneck in DECODING_HELPS and not decodes_in_place:
             remedy += ", or a `schema` with `read_into`"
         return (
@@ -155,13 +154,16 @@ def judged(figures: Figures) -> Verdict:
         hand_off=found.hand_off_s,
     )
     pace_s = found.pace_s()
+    explained_share = pace_s / figures.wall_s if figures.wall_s else 1.0
+    if explained_share < EXPLAINED_MIN:
+        bottleneck = "unknown"
     return Verdict(
         bottleneck=bottleneck,
         headroom_ratio=pace_s / found.pace_s(without=bottleneck),
         wait_share=figures.wait_share,
         **{f"{name}_ms": getattr(found, f"{name}_s") * 1e3 for name in ("source", "decode", "hand_off", "trainer")},
         batch_wall_ms=figures.wall_s * 1e3,
-        explained_share=pace_s / figures.wall_s if figures.wall_s else 1.0,
+        explained_share=explained_share,
     )
 
 

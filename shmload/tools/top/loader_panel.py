@@ -1,4 +1,4 @@
-"""Draw a loader as a panel: its progress and speed, its slots as a bar, the interval's time as a bar, and its workers.
+"""Draw a loader as a panel: its progress and speed, its slots as a bar, the interval's time as a bar, the remedy, and its workers.
 
 rich cuts off the end of a line that is too long for the terminal.
 """
@@ -33,6 +33,7 @@ def loader_panel(loader: Report, width: int) -> Panel:
     return Panel(
         Group(
             *(_speed(loader, width), _slots(loader, width), _time(loader, width)),
+            *([unwrapped_line().append(f"remedy: {loader['remedy']}")] if loader["remedy"] else []),
             *([_stages(loader)] if loader.get("stages") else []),
             *([_hung(loader)] if loader["is_hung"] else []),
             *([_cluster(loader["cluster"])] if loader["cluster"] is not None else []),

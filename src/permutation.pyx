@@ -115,6 +115,16 @@ cdef class KeyedPermutation:
         """Write the values at `positions` into `out`, which has the same length; they may be the same memory."""
         self._map(positions, out, False)
 
+    def at(self, int64_t position):
+        """Return the value at one position."""
+        cdef uint64_t value = <uint64_t>position
+        if value >= self._key.n:  # negative numbers are the largest
+            raise IndexError(f"position {position} is outside [0, {self._key.n})")
+        if self._has_table:
+            return self._forward_table()[value]
+        shml_map_values(&self._feistel, self._forward, &value, 1)
+        return <int64_t>value
+
     def inverse(self, const int64_t[::1] values, int64_t[::1] out):
         """Write the positions of `values` into `out`, which has the same length; they may be the same memory."""
         self._map(values, out, True)

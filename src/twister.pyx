@@ -146,6 +146,19 @@ cdef class Reseeder:
             left |= OF_TORCH
         return left
 
+    def keep_pythons(self):
+        """Return a copy of the state of Python's generator (position and words, stored gaussian); None if its address is unknown."""
+        if self.random_at == 0:
+            return None
+        with cython.critical_section(self, self._python):
+            return (<const char *>(self.random_at - 4))[:SHML_TWISTER_NBYTES + 4], self._randoms["gauss_next"]
+
+    def put_pythons_back(self, bytes words not None, gauss_next):
+        """Set the state of Python's generator to one that `keep_pythons` has returned."""
+        with cython.critical_section(self, self._python):
+            memcpy(<char *>(self.random_at - 4), <const char *>words, SHML_TWISTER_NBYTES + 4)
+            self._randoms["gauss_next"] = gauss_next
+
     def are_as_seeded(self):
         """Return whether nothing was drawn from the three since the last `begin`; False also if one of them cannot be inspected."""
         with cython.critical_section(self, self._python):

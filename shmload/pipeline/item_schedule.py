@@ -146,6 +146,8 @@ class StreamSchedule(BatchSchedule):
         source: ItemSequence = self.order.source
         if not self.is_endless:
             positions = positions % self.n + epoch * self.n
+        if len(positions) == 1:
+            return source.keys_at(at := int(positions[0]), at + 1)
         first, last = int(positions.min()), int(positions.max())
         if last - first < 64 * len(positions):
             return source.keys_at(first, last + 1)[positions - first]

@@ -108,7 +108,11 @@ class Permutation:
         return _each(indices, "indices", self._keyed.inverse)
 
     def __getitem__(self, position: SupportsIndex) -> int:
-        return int(self.take([operator.index(position)])[0])
+        number = operator.index(position)
+        try:
+            return self._keyed.at(number)
+        except OverflowError:
+            return int(self.take([number])[0])  # which raises the error
 
     def __len__(self) -> int:
         return self.n

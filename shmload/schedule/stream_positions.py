@@ -32,8 +32,10 @@ def stream_positions(
     """
     left = MAX_N if n is None else n - step
     if batch_size is None:
-        first = world_size * np.arange(num_rounds)
         needed = {"pad": 1, "drop": world_size, "exact": rank + 1}[uneven]
+        if num_rounds == 1:
+            return np.array([step + rank] if needed <= left else [], np.int64)
+        first = world_size * np.arange(num_rounds)
         return step + rank + first[first + needed <= left]
     return np.arange(*rows_of(step, rank, left, uneven, world_size, batch_size))
 

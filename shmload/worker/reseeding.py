@@ -78,6 +78,14 @@ class GlobalGenerators:
         if left := self.reseeder.begin(seed, epoch, index, keys, row):
             self.seed_rest(left, seed, epoch, index, keys, row)
 
+    def keep_pythons(self) -> Callable[[], None]:
+        """Return a function that restores the present state of Python's generator, faster than getstate and setstate (20 us)."""
+        reseeder = vars(self).get("reseeder")
+        kept = None if reseeder is None else reseeder.keep_pythons()
+        if reseeder is None or kept is None:
+            return functools.partial(self.set.python.setstate, self.set.python.getstate())
+        return functools.partial(reseeder.put_pythons_back, *kept)
+
     def keep_numpys(self) -> Callable[[], None]:
         """Return a function that restores numpy's present state, faster than numpy's get_state and set_state (75 us together)."""
         own = self.set.numpys_bits

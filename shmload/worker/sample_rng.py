@@ -418,11 +418,11 @@ def generators_kept() -> Iterator[None]:
     """Restore the global generators after the block, so that reading in the trainer (`num_workers=0`) does not change its draws."""
     generators = global_generators()
     own = generators.set
-    pythons, put_numpys_back, torchs = own.python.getstate(), generators.keep_numpys(), own.torch_state()
+    put_pythons_back, put_numpys_back, torchs = generators.keep_pythons(), generators.keep_numpys(), own.torch_state()
     try:
         yield
     finally:
-        own.python.setstate(pythons)
+        put_pythons_back()
         put_numpys_back()
         if torchs is not None:
             own.torch_home.default_generator.set_state(torchs)

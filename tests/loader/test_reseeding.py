@@ -18,7 +18,7 @@ from shmload._core.permutation import ISAS, sample_key
 from shmload._core.twister import seeded
 from shmload.worker import reseeding
 from shmload.worker.reseeding import GlobalGenerators
-from shmload.worker.sample_rng import generators_kept
+from shmload.worker.sample_rng import generators_kept, global_generators
 
 STREAM = 1
 BITS64 = st.integers(0, 2**64 - 1)
@@ -274,3 +274,23 @@ for index in range(1, 4):
     assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(key).get_state())
 """
     assert output_of(program, strict=False) == ""
+
+
+@pytest.mark.parametrize("num_draws", [0, 1, 7, 700])
+@pytest.mark.parametrize("has_gaussian", [False, True])
+def test_kept_generators_are_restored(num_draws: int, has_gaussian: bool) -> None:
+    generators = global_generators()
+    generators.begin(1, 2, 3, None, 0)
+    assert generators.reseeder.random_at  # so its state is copied from its memory
+    random.seed(5)
+    for _ in range(num_draws):
+        random.random()
+    if has_gaussian:
+        random.gauss()  # draws two and stores one
+    before = states()
+    with generators_kept():
+        draws()
+        random.seed(6)
+        generators.begin(1, 2, 4, None, 0)
+        draws()
+    assert states() == before

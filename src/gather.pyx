@@ -1,4 +1,4 @@
-"""Copy rows from anywhere in memory one after another: how columns of Arrow files get into a batch.
+"""Copy rows from anywhere in memory one after another: how columns of Arrow files and rows of many tensors get into a batch.
 
 The caller passes addresses. It has checked every index and every offset against the buffers they belong to, and keeps these alive;
 `out` is checked here. No Python object is created for a value, and the GIL is released.
@@ -17,12 +17,21 @@ def gather_rows(const int64_t[::1] addresses not None, Py_ssize_t nbytes, uint8_
     Raises:
         ValueError: `out` is not exactly as large as the rows.
     """
+    gather_rows_to(addresses, nbytes, <uintptr_t>&out[0] if out.shape[0] else 0, out.shape[0])
+
+
+def gather_rows_to(const int64_t[::1] addresses not None, Py_ssize_t nbytes, uintptr_t out, Py_ssize_t room):
+    """Copy rows of `nbytes` each to memory of `room` bytes at the address `out`.
+
+    Raises:
+        ValueError: the memory is not exactly as large as the rows.
+    """
     cdef Py_ssize_t i, count = addresses.shape[0]
-    if nbytes < 0 or out.shape[0] != count * nbytes:
-        raise ValueError(f"out must have the bytes of {count} rows of {nbytes}, got {out.shape[0]}")
-    if out.shape[0] == 0:
+    if nbytes < 0 or room != count * nbytes:
+        raise ValueError(f"out must have the bytes of {count} rows of {nbytes}, got {room}")
+    if room == 0:
         return
-    cdef uint8_t *to = &out[0]
+    cdef uint8_t *to = <uint8_t *>out
     with nogil:
         if nbytes == 8:  # if the size is a constant, the compiler makes one load and one store of a copy
             for i in range(count):

@@ -1,4 +1,4 @@
-"""Copy rows from anywhere in memory one after another: how columns of Arrow files get into a batch."""
+"""Copy rows from anywhere in memory one after another: how columns of Arrow files and rows of many tensors get into a batch."""
 
 from typing import Any
 
@@ -6,6 +6,9 @@ from numpy.typing import NDArray
 
 def gather_rows(addresses: NDArray[Any], nbytes: int, out: NDArray[Any]) -> None:
     """Copy rows of `nbytes` each."""
+
+def gather_rows_to(addresses: NDArray[Any], nbytes: int, out: int, room: int) -> None:
+    """Copy rows of `nbytes` each to memory of `room` bytes at the address `out`."""
 
 def gather_runs(addresses: NDArray[Any], nbytes: NDArray[Any], out: NDArray[Any]) -> None:
     """Copy runs of different lengths, end to end."""

@@ -5,8 +5,9 @@ An array is numpy's, or the memory of a torch tensor viewed as numbers of the sa
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload._core.array_rows import RowGather
+from shmload._core.gather import gather_rows_to
 from shmload.batch.element_types import of_numpy, of_torch
 from shmload.batch.layout import is_plain_tensor
 
@@ -115,6 +117,39 @@ class ArrayRows:
         for name, gather in self._gathers.items():
             address, nbytes = place_of(name, out[name])
             gather.into(address, nbytes, chosen)
+
+
+class PooledRows:
+    """The rows of several `ArrayRows` of one schema, gathered together by their addresses.
+
+    Args:
+        members: the `ArrayRows`, which must be kept alive.
+    Raises:
+        ValueError: the bytes of a row are not contiguous.
+    """
+
+    def __init__(self, members: Sequence[ArrayRows]) -> None:
+        self._fields: dict[str, tuple[NDArray[np.int64], NDArray[np.int64], int]] = {}  # first rows, strides, bytes of a row
+        for name in members[0].schema:
+            arrays = [member._arrays[name].array for member in members]
+            if not all(array[:1].flags.c_contiguous and array.dtype.isnative for array in arrays):
+                raise ValueError(f"field {name!r}: the bytes of a row are not contiguous")
+            first = np.array([array.__array_interface__["data"][0] for array in arrays], np.int64)
+            nbytes = arrays[0].itemsize * math.prod(arrays[0].shape[1:])
+            self._fields[name] = first, np.array([array.strides[0] for array in arrays], np.int64), nbytes
+
+    def read_into(self, which: NDArray[np.int64], rows: NDArray[np.int64], out: Any) -> None:
+        """Write rows into a batch.
+
+        Args:
+            which: the member of each row; int64, shape `(rows,)`.
+            rows: the number of each row in its member, which must exist; int64, shape `(rows,)`.
+            out: as for `ArrayRows.read_batch_into`.
+        Raises:
+            ValueError: a field is not contiguous or has another size.
+        """
+        for name, (first, strides, nbytes) in self._fields.items():
+            gather_rows_to(first[which] + rows * strides[which], nbytes, *place_of(name, out[name]))
 
 
 def place_of(name: str, rows: Any) -> tuple[int, int]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, cast
 
 from shmload.batch.layout import layout_of_schema
 from shmload.batch.ragged import Ragged
 from shmload.introspect.abilities import ability_of, overrides, package_ability, takes_arguments
 from shmload.worker.in_place_dataset import InPlace, InPlaceConcat, InPlaceSubset
-from shmload.worker.tensor_rows import tensors_in_place
+from shmload.worker.tensor_rows import ConcatenatedTensors, TensorRows, tensors_in_place
 
 log = logging.getLogger("shmload")
 
@@ -62,7 +63,12 @@ def _concatenated(dataset: Any, ragged: Ragged | None, *, is_mix: bool) -> InPla
         kinds.add((str(dict(member.schema)), member.batch_type or dict))
         if len(kinds) > 1:
             return None
-    return InPlaceConcat(members, dataset.cumulative_sizes, is_cyclic=is_mix) if members else None
+    if not members:
+        return None
+    if all(isinstance(member, TensorRows) for member in members):
+        with suppress(ValueError):  # the rows of a tensor are not contiguous
+            return ConcatenatedTensors(cast("list[TensorRows]", members), dataset.cumulative_sizes, is_cyclic=is_mix)
+    return InPlaceConcat(members, dataset.cumulative_sizes, is_cyclic=is_mix)
 
 
 def declares_decoding(dataset: Any) -> bool:

@@ -119,6 +119,7 @@ class InPlaceConcat(InPlace):
         self.takes_all = all(m.takes_all for m in members)
         self._members, self._ends, self._is_cyclic = members, ends, is_cyclic
         self._all_ends = np.array(ends, np.int64)  # to look up the members of a batch
+        self._all_begins = np.array([0, *ends], np.int64)  # the last one is that of keys beyond the end
 
         def read_into(index: int, out: Any) -> Any:
             which, local = self._place(index)
@@ -160,17 +161,25 @@ class InPlaceConcat(InPlace):
 
     def _by_member(self, keys: Any) -> Iterator[tuple[int, NDArray[np.int64], NDArray[np.int64]]]:
         """Yield, for each member that has some of the keys: its number, the rows of these keys, and their indices in it."""
+        members, places = self.located(keys)
+        by_member = np.argsort(members, kind="stable")
+        ordered = members[by_member]
+        begins_of_others = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+        for begin, end in pairwise([0, *begins_of_others.tolist(), len(members)] if len(members) else []):
+            rows = by_member[begin:end]
+            yield int(members[rows[0]]), rows, places[rows]
+
+    def located(self, keys: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the member of each key, and the key's index in it; int64, shape `(keys,)`."""
+        if len(keys) == 1:  # takes a tenth of the time
+            which, at = self._place(int(keys[0]))
+            return np.array([which], np.int64), np.array([at], np.int64)
         numbers, ends = np.asarray(keys, np.int64), self._all_ends
         for outside in numbers[numbers < -ends[-1]] if not self._is_cyclic else ():
             self._place(int(outside))
         numbers = numbers % ends[-1] if self._is_cyclic else np.where(numbers < 0, numbers + ends[-1], numbers)
         members = np.searchsorted(ends, numbers, "right")
-        by_member = np.argsort(members, kind="stable")
-        first = np.flatnonzero(np.diff(members[by_member], prepend=-1))  # of each member's keys
-        for begin, end in pairwise([*first.tolist(), len(numbers)]):
-            rows = by_member[begin:end]
-            which = int(members[rows[0]])
-            yield which, rows, numbers[rows] - (ends[which - 1] if which else 0)
+        return members, numbers - self._all_begins[members]
 
     def _place(self, index: int) -> tuple[int, int]:
         ends = self._ends

@@ -17,6 +17,7 @@ from shmload.formats import ArrayDataset
 from shmload.worker import in_place_dataset
 from shmload.worker.decoding_protocol import in_place_reader_of
 from shmload.worker.in_place_dataset import InPlaceConcat
+from shmload.worker.tensor_rows import ConcatenatedTensors
 
 
 def member(first: int, size: int) -> TensorDataset:
@@ -24,17 +25,20 @@ def member(first: int, size: int) -> TensorDataset:
     return TensorDataset(rows, rows[:, None] * torch.ones(3, dtype=torch.bfloat16))
 
 
-def members_of(sizes: list[int]) -> list[Any]:
+def tensors_of(sizes: list[int]) -> list[Any]:
     starts = np.cumsum([0, *sizes]).tolist()
-    found: list[Any] = [member(first, size) for first, size in zip(starts, sizes, strict=False)]
-    found[0] = Subset(found[0], range(sizes[0]))
-    return found
+    return [member(first, size) for first, size in zip(starts, sizes, strict=False)]
 
 
-@given(st.data())
-def test_any_keys_give_torchs_samples(data: Any) -> None:
-    sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
-    dataset: Any = ConcatDataset(members_of(sizes))
+def members_of(sizes: list[int]) -> list[Any]:
+    first, *others = tensors_of(sizes)
+    return [Subset(first, range(sizes[0])), *others]
+
+
+@given(st.data(), st.booleans())
+def test_any_keys_give_torchs_samples(data: Any, are_tensors: bool) -> None:
+    sizes = data.draw(st.lists(st.integers(0 if are_tensors else 1, 5), min_size=1, max_size=4).filter(any))
+    dataset: Any = ConcatDataset((tensors_of if are_tensors else members_of)(sizes))
     keys = st.lists(st.integers(-len(dataset), len(dataset) - 1), min_size=1, max_size=7)
     batches = data.draw(st.lists(keys, min_size=1, max_size=4))
     assert in_place_reader_of(dataset).read_batch_into is not None  # type: ignore[union-attr]  # this is tested
@@ -44,10 +48,11 @@ def test_any_keys_give_torchs_samples(data: Any) -> None:
         assert all(torch.equal(*columns) for columns in zip(own, theirs, strict=True))
 
 
+@pytest.mark.parametrize("members", [members_of, tensors_of])
 @pytest.mark.parametrize("key", [7, -8])
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_key_out_of_range_is_an_error(key: int, num_workers: int) -> None:
-    dataset: Any = ConcatDataset(members_of([3, 4]))
+def test_key_out_of_range_is_an_error(key: int, num_workers: int, members: Any) -> None:
+    dataset: Any = ConcatDataset(members([3, 4]))
     with ShmLoader(dataset, batch_sampler=[[1, key]], num_workers=num_workers) as loader, pytest.raises((IndexError, ValueError)):
         list(loader)
 
@@ -170,3 +175,42 @@ def test_batch_over_many_members_takes_one_read_per_member_and_one_copy(monkeypa
     read_batch_into(keys, rows)
     assert rows["0"].tolist() == keys.tolist()
     assert (sorted(reads), copies) == (list(range(40)), [200])
+
+
+def test_batch_over_many_tensor_datasets_is_gathered_at_once() -> None:
+    way = in_place_reader_of(ConcatDataset(tensors_of([5] * 40)))
+    assert isinstance(way, ConcatenatedTensors)
+    for each in way._members:
+        each.read_batch_into = None  # no member reads its rows by itself
+    keys = np.random.default_rng(0).permutation(200)
+    rows = private_rows(way.layout(), 200)
+    way._read_pooled(keys, rows)
+    assert rows["0"].tolist() == keys.tolist()
+    assert rows["1"].tolist() == torch.tensor(keys)[:, None].expand(200, 3).bfloat16().float().tolist()
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_tensors_of_a_member_that_are_replaced_are_read(num_workers: int) -> None:
+    dataset: Any = ConcatDataset(tensors_of([3, 4, 5]))
+    with ShmLoader(dataset, batch_size=12, num_workers=num_workers) as loader:
+        for first in (0, 100, 200):
+            dataset.datasets[1].tensors = member(first, 4).tensors
+            (numbers, _) = next(iter(loader))
+            assert numbers.tolist() == [0, 1, 2, *range(first, first + 4), *range(7, 12)]
+
+
+def test_tensors_whose_rows_are_not_contiguous_are_read_by_member() -> None:
+    tensors = [torch.arange(24).reshape(4, 3, 2).transpose(1, 2), torch.arange(24).reshape(4, 2, 3)]
+    dataset: Any = ConcatDataset([TensorDataset(tensor) for tensor in tensors])
+    assert type(in_place_reader_of(dataset)) is InPlaceConcat
+    expected = torch.cat(tensors)
+    (found,) = next(iter(ShmLoader(dataset, batch_size=8)))
+    assert torch.equal(found, expected)
+
+
+def test_a_member_that_has_changed_its_length_is_read_as_in_torch() -> None:
+    dataset: Any = ConcatDataset(tensors_of([3, 4]))
+    dataset.datasets[0].tensors = member(0, 5).tensors
+    assert type(in_place_reader_of(dataset)) is InPlaceConcat
+    (numbers, _) = next(iter(ShmLoader(dataset, batch_size=7)))
+    assert numbers.tolist() == next(iter(DataLoader(dataset, batch_size=7)))[0].tolist() == [0, 1, 2, 3, 4, 5, 6]

@@ -852,6 +852,10 @@ def wrapped(case: Case, dataset: Any, *, keys: bool = False) -> Any:
         return Mix(members, stop="all" if case.extra else "first")
     if case.wrap == "subset":
         return Subset(dataset, list(range(case.n - 1, -1, -2)))
+    if case.wrap == "concat" and type(dataset) is TensorDataset:  # many short members, whose rows are gathered at once
+        size = case.n // 7 + 1
+        starts = range(0, case.n, size)
+        return ConcatDataset([TensorDataset(*(tensor[at : at + size] for tensor in dataset.tensors)) for at in starts])
     if case.wrap == "concat":
         cut = case.n // CONCATENATED
         return ConcatDataset([part for part in (Subset(dataset, range(cut)), Subset(dataset, range(cut, case.n))) if len(part)])

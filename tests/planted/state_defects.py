@@ -285,8 +285,22 @@ STATE_DEFECTS = [
         "E2",
         "a batch of a concatenated dataset reads each row by itself",
         "InPlaceConcat._by_member",
-        Replace("np.flatnonzero(np.diff(members[by_member], prepend=-1))", "np.arange(len(numbers))"),
+        Replace("np.flatnonzero(ordered[1:] != ordered[:-1]) + 1", "np.arange(1, len(members))"),
         ("tests/behaviour/test_concatenated.py::test_batch_over_many_members_takes_one_read_per_member_and_one_copy",),
+    ),
+    Defect(
+        "N8",
+        "rows of concatenated tensors are gathered although a program has replaced the tensors",
+        "ConcatenatedTensors.takes",
+        Replace("all(self._tensors[which].is_unchanged for which in set(self.located(keys)[0].tolist()))", "True"),
+        ("tests/behaviour/test_concatenated.py::test_tensors_of_a_member_that_are_replaced_are_read",),
+    ),
+    Defect(
+        "N8",
+        "rows of concatenated tensors that are not contiguous are gathered as if they were",
+        "PooledRows.__init__",
+        Replace("array[:1].flags.c_contiguous", "True"),
+        ("tests/behaviour/test_concatenated.py::test_tensors_whose_rows_are_not_contiguous_are_read_by_member",),
     ),
     Defect(
         "N1",

@@ -148,7 +148,13 @@ def test_unknown_length_is_none(seed: int | None) -> None:
 def test_without_workers_only_read_batches_are_counted() -> None:
     with ShmLoader(Rows(8), batch_size=4, seed=1) as loader:
         list(loader)
-        assert loader.stats() == {"num_bad_samples": 0, "bad_samples": [], "num_irregular": 0, "bottleneck": "unknown", "remedy": None}
+        assert loader.stats() == {
+            "num_bad_samples": 0,
+            "bad_samples": [],
+            "num_irregular": 0,
+            "bottleneck": "unknown",
+            "remedy": None,
+        }
 
 
 def test_rank_is_0_if_unspecified(monkeypatch: pytest.MonkeyPatch) -> None:

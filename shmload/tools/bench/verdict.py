@@ -101,8 +101,8 @@ class Verdict:
         """Return the verdict and the remedy in words, for a dataset that has `read_into` already or not."""
         if self.explained_share < EXPLAINED_MIN:
             return (
-                f"none, because the figures explain only {self.explained_share:.0%} of the time of a batch: other programs may have "
-                "used the cores; measure again while the machine is idle"
+                f"none, because the figures explain only {self.explained_share:.0%} of the time of a batch: other programs may "
+                "have used the cores; measure again while the machine is idle"
             )
         gain = f"; without that it could be {ratio_words(self.headroom_ratio)} as fast"
         if self.bottleneck == "trainer":

@@ -14,7 +14,7 @@ import torch
 
 from shmload._core.trainer import Order
 from shmload.batch.batch_memory import PrivateBatch
-from shmload.batch.layout import structure
+from shmload.batch.layout import Layout, structure
 from shmload.batch.ragged_rows import Arenas, RaggedRows
 from shmload.batch.row_placer import RowOut, private_rows, private_tensors
 from shmload.batch.unpacking import unpack
@@ -53,6 +53,7 @@ class InlineReader:
         self._job, self._bad_samples = job, bad_samples
         self._in_place = job.plan.in_place(job.dataset, checks_all=job.checks_all)
         self._reads_many = job.plan.has_getitems  # becomes False once its samples draw random numbers
+        self._decodes_many = True  # for `read_batch_into`; becomes False once its samples draw random numbers
         self._own = job.own_generators()
         self._arenas = Arenas()
         self._generators = global_generators()
@@ -99,24 +100,37 @@ class InlineReader:
             try:
                 return self._read(keys, order)
             except Exception as error:
-                key = keys[self._row] if self._row >= 0 else None
-                error.add_note(self._job.note(key, order.epoch, self.batch_of(order.step)))
-                bad = self._bad_rows(keys, order.epoch) if self._bad_samples.are_tolerated else ()
+                tolerates = self._bad_samples.are_tolerated
+                row = self._row if self._row >= 0 or tolerates else self._first_bad_row(keys, order.epoch)
+                error.add_note(self._job.note(keys[row] if row >= 0 else None, order.epoch, self.batch_of(order.step)))
+                bad = self._bad_rows(keys, order.epoch) if tolerates else ()
                 if not bad:
                     raise
                 order.indices = self._bad_samples.replaced(order, bad, partial(lambda raised: raised, error))
         return NOTHING
 
-    def _bad_rows(self, keys: list[Any], epoch: int) -> list[int]:
+    def _first_bad_row(self, keys: list[Any], epoch: int) -> int:
+        """Return the first row that cannot be read, after several that were read at once have failed; -1 if it is unknown.
+
+        It is not searched for in shmload's own datasets, whose errors name what failed and may take long to occur.
+        """
+        if self._in_place is None or self._in_place.draws_nothing:
+            return -1
+        return next(iter(self._bad_rows(keys, epoch, most=1)), -1)
+
+    def _bad_rows(self, keys: list[Any], epoch: int, most: int | None = None) -> list[int]:
         """Return the rows that cannot be read, from the one that just failed on; empty if the batch as a whole failed.
 
-        Generators, the dataset's own too, stay as the failure has left them. If all rows had been read, nothing is read again.
+        With `most`, stop after so many. Generators, the dataset's own too, stay as the failure has left them. If all rows had been
+        read, nothing is read again.
         """
         if self._has_read_all:
             return []
         bad = [] if self._row < 0 else [self._row]
         with generators_kept(), OwnGenerators(self._job.dataset).kept():
             for row in range(self._row + 1, len(keys)):
+                if most is not None and len(bad) >= most:
+                    break
                 try:
                     self._begin(row, keys, epoch)
                     self._job.plan.try_sample(self._job.dataset, self._in_place, keys[row])
@@ -184,32 +198,60 @@ class InlineReader:
             if self._own is not None:
                 self._own.begin(job.seed, epoch, index_of(key))
 
+    def _begin_all(self, keys: list[Any], epoch: int) -> None:
+        """Set the randomness for samples that are decoded at once, and watch whether they draw random numbers of no sample."""
+        assert self._in_place is not None
+        self._begin(-1, keys, epoch)
+        compares = self._job.seed_samples and not self._in_place.draws_nothing and len(keys) > 1
+        begin_many(can_repeat=False, compares=compares, own=self._own)
+
+    def _decoded_without_draws(self) -> bool:
+        """Return whether samples that were decoded at once have drawn no random numbers; else they are decoded one by one."""
+        self._decodes_many = not drew_between_samples()
+        return self._decodes_many
+
     def _begin_ragged(self, keys: list[Any], row: int, epoch: int) -> bool:
-        self._begin(row, keys, epoch)
         if row < 0:
-            begin_many(can_repeat=False)
+            self._begin_all(keys, epoch)
+        else:
+            self._begin(row, keys, epoch)
         return True
 
     def _read_in_place(self, keys: list[Any], epoch: int) -> Any:
         """Return the batch of samples that the dataset decodes into private memory."""
         assert self._in_place is not None
-        plan = self._job.plan
+        plan, read_batch_into, read_into = self._job.plan, self._in_place.read_batch_into, self._in_place.read_into
         layout = plan.layout
         assert layout is not None
         if plan.is_whole:
-            assert plan.ragged is not None
-            ragged_rows = RaggedRows(layout, plan.ragged, len(keys), no_room, self._arenas)
-            self._in_place.read_ragged(keys, ragged_rows, lambda row: self._begin_ragged(keys, row, epoch))
-            return unpack(PrivateBatch(ragged_rows.finish()))
+            return self._read_ragged(keys, layout, epoch)
         tensors = private_tensors(layout, len(keys))
         rows = private_rows(layout, len(keys), tensors)
-        if self._in_place.read_batch_into is not None:
-            self._begin(-1, keys, epoch)
-            begin_many(can_repeat=False)
-            self._in_place.read_batch_into(np.asarray(keys, np.int64), RowOut(rows, slice(0, len(keys))))
-        else:
-            assert self._in_place.read_into is not None
+        if read_batch_into is None:
+            assert read_into is not None
             for row, key in enumerate(keys):
                 self._begin(row, keys, epoch)
-                self._in_place.read_into(key, RowOut(rows, row))
+                read_into(key, RowOut(rows, row))
+            return structure(layout.tree, tensors)
+        if self._decodes_many:
+            self._begin_all(keys, epoch)
+            read_batch_into(np.asarray(keys, np.int64), RowOut(rows, slice(0, len(keys))))
+            if self._decoded_without_draws():
+                return structure(layout.tree, tensors)
+        for row, key in enumerate(keys):
+            self._begin(row, keys, epoch)
+            begin_many(can_repeat=False)
+            read_batch_into(np.asarray([key], np.int64), RowOut(rows, slice(row, row + 1)))
         return structure(layout.tree, tensors)
+
+    def _read_ragged(self, keys: list[Any], layout: Layout, epoch: int) -> Any:
+        """Return the batch of samples with ragged fields that the dataset decodes into private memory."""
+        assert self._in_place is not None
+        assert self._job.plan.ragged is not None
+        at_once = self._in_place.read_batch_into is not None and self._decodes_many
+        for is_one_by_one in (False, True) if at_once else (True,):
+            rows = RaggedRows(layout, self._job.plan.ragged, len(keys), no_room, self._arenas)
+            self._in_place.read_ragged(keys, rows, lambda row: self._begin_ragged(keys, row, epoch), is_suspect=is_one_by_one)
+            if is_one_by_one or self._decoded_without_draws():
+                break
+        return unpack(PrivateBatch(rows.finish()))

@@ -26,6 +26,7 @@ from shmload._core.tar_rows import TarRows
 from shmload.batch.row_placer import OneSample
 from shmload.errors import ShardCorrupt
 from shmload.formats.field_names import names_of
+from shmload.formats.images.shared_choices import one_sample
 from shmload.formats.row_numbers import checked_index, checked_indices
 from shmload.formats.tar.decoders import Decode
 from shmload.formats.tar.opened_shards import OpenedShards
@@ -166,7 +167,8 @@ class RemoteRecords(_Ordered):
         names = _plain(made) if self._fields is None else self._fields
         if missing := [name for name in names if name not in made]:
             raise ValueError(f"{made['__key__']} of {made['__url__']} has no field {missing[0]!r}; it has {sorted(made)}")
-        return {name: self._decoded(name, made) if name in self._decode else made[name] for name in names}
+        with one_sample(self._decode.values()):
+            return {name: self._decoded(name, made) if name in self._decode else made[name] for name in names}
 
     def _decoded(self, name: str, made: dict[str, Any]) -> Any:
         try:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from shmload.formats.images.shared_choices import one_sample
 from shmload.worker.stage_engine import DROP
 
 
@@ -89,10 +90,11 @@ def mapped_dict(functions: Mapping[str, Callable[[Any], Any]], sample: Any) -> A
     """Apply map_dict(name=f)."""
     needs_dict("map_dict", sample)
     made = dict(sample)
-    for name, function in functions.items():
-        if name not in made:
-            raise ValueError(f"map_dict: there is no {name!r} in the sample, only {', '.join(map(repr, made))}")
-        made[name] = function(made[name])
+    with one_sample(functions.values()):
+        for name, function in functions.items():
+            if name not in made:
+                raise ValueError(f"map_dict: there is no {name!r} in the sample, only {', '.join(map(repr, made))}")
+            made[name] = function(made[name])
     return made
 
 
@@ -101,9 +103,10 @@ def mapped_tuple(functions: Sequence[Callable[[Any], Any] | None], item: Any) ->
     if not isinstance(item, (list, tuple)):
         raise TypeError(f"map_tuple needs a tuple, got {type(item).__name__}: call to_tuple(...) before it")
     made = list(item)
-    for number, function in enumerate(functions[: len(made)]):
-        if function is not None:
-            made[number] = function(made[number])
+    with one_sample(functions):
+        for number, function in enumerate(functions[: len(made)]):
+            if function is not None:
+                made[number] = function(made[number])
     return tuple(made)
 
 

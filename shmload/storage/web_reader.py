@@ -39,6 +39,7 @@ _LONGEST = 1 << 62  # length of a request for all bytes
 _UNKNOWN = -1  # length of an object if the server does not announce it
 _PIECE_NBYTES = 1 << 20  # bytes read at a time if the length is unknown
 _DECODED = ("gzip", "x-gzip", "deflate")  # Content-Encodings that are decoded when a whole body is read
+_OF_TIME = "time:"  # the beginning of a version that is made from Last-Modified
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
@@ -59,14 +60,14 @@ class Version:
     @property
     def condition(self) -> dict[str, str]:
         """Return the headers that request this version. Servers never match weak etags, or those that we make from times."""
-        return {"If-Match": f'"{self.etag}"'} if self.etag and not self.etag.startswith(("W/", "time:")) else {}
+        return {"If-Match": f'"{self.etag}"'} if self.etag and not self.etag.startswith(("W/", _OF_TIME)) else {}
 
     def see(self, found: str) -> None:
         """Raise StoreError if an answer has another version."""
         with self._lock:
             if self.etag is None:
                 self.etag = found
-        if found != self.etag:
+        if not _are_equal(found, self.etag):
             raise self.changed(found)
 
     def changed(self, found: str = "another one") -> StoreError:
@@ -253,8 +254,9 @@ class WebReader(ABC):
             raise _outside(version.url, begin, nbytes, int(match[1]) if match else None)
         if answer.status not in (200, 206):
             raise self.failure(answer, version.url, doing)
-        version.see(_etag_of(answer, version.url))
         said = answer.headers.get("Content-Range")
+        match = _CONTENT_RANGE.fullmatch(said or "")
+        version.see(_etag_of(answer, version.url, match and match[3]))
         if said is None and answer.status == 200:
             length = answer.headers.get("Content-Length")  # also of HEAD, whose answer has no body
             encoding, is_all = _encoding_of(answer, version.url), nbytes == _LONGEST
@@ -268,7 +270,6 @@ class WebReader(ABC):
             if length is None:
                 raise StoreError(f"{version.url} has no known length: its server must send Content-Length")
             return int(length), True
-        match = _CONTENT_RANGE.fullmatch(said or "")
         if match is None:
             raise TransientError(f"the answer did not say which range it contains: {said!r}")
         first, last, total = map(int, match.groups())
@@ -312,15 +313,28 @@ def _up_to_its_end(answer: Answer) -> bytes:
             return b"".join(pieces)
 
 
-def _etag_of(answer: Answer, url: str) -> str:
-    """Return the version in an answer: its ETag, else its Last-Modified time."""
+def _etag_of(answer: Answer, url: str, nbytes: str | None) -> str:
+    """Return the version in an answer: its ETag, else its Last-Modified time, with the object's length if that is known.
+
+    `nbytes` is the length according to the answer's Content-Range, if it has one.
+    """
     etag = answer.headers.get("ETag")
     if etag:
         return unquoted(etag)
     modified = answer.headers.get("Last-Modified")
     if modified is None:
         raise StoreError(f"the server of {url} does not report versions: it must send ETag or Last-Modified")
-    return f"time:{modified}"
+    if nbytes is None and "Content-Encoding" not in answer.headers and "Content-Range" not in answer.headers:
+        nbytes = answer.headers.get("Content-Length")
+    length = "" if nbytes is None else f"/{nbytes}"
+    return f"{_OF_TIME}{modified}{length}"
+
+
+def _are_equal(version: str, other: str) -> bool:
+    """Return whether two versions are the same. Those made from times are also the same if only one of them has a length."""
+    if version.startswith(_OF_TIME) and ("/" in version) != ("/" in other):
+        return version.partition("/")[0] == other.partition("/")[0]
+    return version == other
 
 
 def unquoted(etag: str) -> str:

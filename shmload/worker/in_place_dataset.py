@@ -61,7 +61,7 @@ class InPlace:
             rows: the rows to write.
             begin: called with each row before it is read; reading stops if it returns False. If all rows are read at once, it
                 is called once before, with -1, and its result is ignored.
-            is_suspect: a worker died while reading one of them, so read them one by one.
+            is_suspect: read them one by one, because a worker died while reading one of them, or because they draw random numbers.
         Returns:
             whether all were read.
         """
@@ -116,7 +116,7 @@ class InPlaceConcat(InPlace):
         for member in members:
             if getattr(member.schema, "zero_fill", False):  # it does not write every byte of its rows
                 self.schema = member.schema
-        self.takes_all = all(m.takes_all for m in members)
+        self.takes_all, self.draws_nothing = all(m.takes_all for m in members), all(m.draws_nothing for m in members)
         self._members, self._ends, self._is_cyclic = members, ends, is_cyclic
         self._all_ends = np.array(ends, np.int64)  # to look up the members of a batch
         self._all_begins = np.array([0, *ends], np.int64)  # the last one is that of keys beyond the end
@@ -127,7 +127,7 @@ class InPlaceConcat(InPlace):
 
         self.read_into = read_into
         self.read_batch_into = None
-        if all(m.draws_nothing and m.read_batch_into is not None for m in members):
+        if self.draws_nothing and all(m.read_batch_into is not None for m in members):
             self._layout = self.layout()
             if not self._layout.is_ragged:
                 self.read_batch_into = self._read_batch

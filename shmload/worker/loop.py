@@ -183,7 +183,8 @@ class WorkerLoop:
         if self._init_failure is not None:
             failure = self._init_failure
         else:
-            note = self._job.note(self._ring.key, self._ring.epoch, self._ring.batch)
+            key = self._ring.key if self._job.tolerates_bad_samples else self._reader.bad_key()
+            note = self._job.note(key, self._ring.epoch, self._ring.batch)
             if self._difference:  # not a note of the error itself, which would be a part of the text and must be torch's
                 note, self._difference = f"{note}\n{self._difference}", ""
             failure = Failure.of(error, f"in DataLoader worker {self._kind} {self._ring.worker_id}", note)
@@ -292,29 +293,40 @@ class WorkerLoop:
         ring = self._ring
         read_batch_into: Any = self._in_place.read_batch_into  # type: ignore[union-attr]  # whose path this is
         first, end, out = ring.first_row, ring.end_row, self._memory.placer().out
-        if ring.is_suspect:
-            for row in range(first, end):
-                self._reader.begin_all(row, keys[row], 1)
-                read_batch_into(np.asarray(keys[row : row + 1], np.int64), out(slice(row, row + 1)))
-            return DONE
-        self._reader.begin_all(first, keys[first], end - first)
-        read_batch_into(np.asarray(keys[first:end], np.int64), out(slice(first, end)))
+        if self._reader.decodes_many and not ring.is_suspect:
+            self._reader.begin_all(first, keys[first], end - first)
+            read_batch_into(np.asarray(keys[first:end], np.int64), out(slice(first, end)))
+            if self._reader.decoded_without_draws():
+                return DONE
+        for row in range(first, end):
+            if ring.is_abandoned:
+                return VOID
+            self._reader.begin_all(row, keys[row], 1)
+            read_batch_into(np.asarray(keys[row : row + 1], np.int64), out(slice(row, row + 1)))
         return DONE
 
     def _read_ragged(self, layout: Layout, keys: Any) -> int:
         assert self._in_place is not None
         assert self._plan.ragged is not None
-        rows = RaggedRows(layout, self._plan.ragged, len(keys), self._memory.room_for, self._arenas)
-        begin = self._reader.beginning()
+        begin, reader = self._reader.beginning(), self._reader
 
         def begin_row(row: int) -> bool:
             if row >= 0:
                 return begin(row, keys[row].item() if isinstance(keys, np.ndarray) else keys[row])
-            self._reader.begin_all(0, keys[0], len(keys))
+            reader.begin_all(0, keys[0], len(keys))
             return not self._ring.is_abandoned
 
-        is_read = self._in_place.read_ragged(keys, rows, begin_row, is_suspect=self._ring.is_suspect)
-        return self._write(rows.finish()) if is_read else VOID
+        def read(*, one_by_one: bool) -> RaggedRows | None:
+            assert self._in_place is not None
+            assert self._plan.ragged is not None
+            rows = RaggedRows(layout, self._plan.ragged, len(keys), self._memory.room_for, self._arenas)
+            return rows if self._in_place.read_ragged(keys, rows, begin_row, is_suspect=one_by_one) else None
+
+        at_once = self._in_place.read_batch_into is not None and reader.decodes_many and not self._ring.is_suspect
+        rows = read(one_by_one=not at_once)
+        if at_once and rows is not None and not reader.decoded_without_draws():
+            rows = read(one_by_one=True)
+        return VOID if rows is None else self._write(rows.finish())
 
     # ------------------------------------------------------------ packed batches
 

@@ -72,6 +72,7 @@ class SampleReader:
         self._keys: list[Any] | None = None  # keys of the order; None if its samples are not begun one by one
         self._has_read_all = False  # whether all samples of the claimed rows have been read, and only the rest can fail
         self._reads_many = job.plan.has_getitems  # False once its samples have drawn random numbers
+        self.decodes_many = True  # for `read_batch_into`; False once its samples have drawn random numbers
         self._own = job.own_generators()
         self._threads = ThreadPoolExecutor(job.num_threads, "shmload-read") if job.num_threads > 1 else None
         self._reseeds = job.seed_samples and job.seed is not None
@@ -160,14 +161,26 @@ class SampleReader:
             faults.hit("mid_decode")
         return is_wanted
 
-    def begin_all(self, row: int, key: Any, count: int) -> None:
-        """Record that `count` samples are read at once, the first of which is in row `row`."""
+    def begin_all(self, row: int, key: Any, count: int, *, can_repeat: bool = False) -> None:
+        """Record that `count` samples are read at once, the first of which is in row `row`.
+
+        With `can_repeat`, `sample_rng()` works without an index, because the samples will be read again one by one.
+        """
         key = key.item() if isinstance(key, np.integer) else key
         self.begin(row, key)
         if count > 1:
             self._ring.begin_row(-1, key)  # if the worker dies, its successor reads them one by one to find the culprit
         self._ring.end_sample()
-        begin_many(can_repeat=False)
+        may_draw = self._in_place is None or not self._in_place.draws_nothing
+        begin_many(can_repeat=can_repeat, compares=self._reseeds and may_draw and count > 1, own=self._own)
+
+    def decoded_without_draws(self) -> bool:
+        """Return whether samples that were decoded at once have drawn no random numbers.
+
+        If they have, they and all later ones must be decoded one by one, because draws are keyed by the sample.
+        """
+        self.decodes_many = not drew_between_samples()
+        return self.decodes_many
 
     def one(self, row: int, key: Any) -> Any:
         """Read one sample, as `ReadPlan.read` does."""
@@ -222,8 +235,7 @@ class SampleReader:
     def _read_at_once(self, keys: list[Any], first: int, end: int) -> Any:
         """Return the result of the dataset's `__getitems__` for rows `first` to `end`."""
         job = self._job
-        self.begin_all(first, keys[first], end - first)
-        begin_many(can_repeat=True, compares=job.seed_samples, own=self._own)
+        self.begin_all(first, keys[first], end - first, can_repeat=True)
         is_whole = self._given is not None and end - first == len(keys)
         return job.dataset.__getitems__(self._given if is_whole else keys[first:end])
 
@@ -265,8 +277,20 @@ class SampleReader:
         self._ring.end_rows()
         self._has_read_all = True
 
-    def bad_rows(self) -> tuple[int, ...]:
+    def bad_key(self) -> Any:
+        """Return the key of the sample that has just failed. If several were read at once, read them one by one to find it.
+
+        Return None if it is unknown, and for shmload's own datasets, whose errors name what failed and may take long to occur.
+        """
+        if (key := self._ring.key) is not None or self._in_place is None or self._in_place.draws_nothing:
+            return key
+        bad = self.bad_rows(most=1)
+        return self._key_at(self.keys(), bad[0]) if bad else None
+
+    def bad_rows(self, most: int | None = None) -> tuple[int, ...]:
         """Read the claimed rows after the one that has just failed. Return all bad rows; empty if the batch failed as a whole.
+
+        With `most`, stop after so many.
 
         Generators, the dataset's own too, stay as the failure has left them. If all rows had been read, nothing is read again.
         """
@@ -279,12 +303,18 @@ class SampleReader:
         bad = [] if failed < 0 else [failed]
         with generators_kept(), OwnGenerators(self._job.dataset).kept():
             for row in range(first if failed < 0 else failed + 1, end):
+                if most is not None and len(bad) >= most:
+                    break
                 try:
-                    self.begin(row, keys[row] if type(keys) is list else keys[row].item())
+                    self.begin(row, self._key_at(keys, row))
                     self._job.plan.try_sample(self._job.dataset, self._in_place, keys[row])
                 except Exception:
                     bad.append(row)
         return tuple(bad)
+
+    @staticmethod
+    def _key_at(keys: Any, row: int) -> Any:
+        return keys[row] if type(keys) is list else keys[row].item()
 
 
 def index_of(key: Any) -> int:

@@ -28,7 +28,7 @@ FIELDS_OF: dict[str, str] = {
     **dict.fromkeys((*PLAIN, "iterable"), ALL_FIELDS),
     "mix": "iatrbsyvwk",
     "read_into": "iarusyvhekN",
-    "read_batch_into": "iarusyvhek",
+    "read_batch_into": "iarusyvhekN",
     "tfrecord": "iasyv",
     "growing": "iasyv",
     "tar": "iasv",
@@ -522,7 +522,7 @@ def _legal_fields(case: Case) -> Case:
         case = replace(case, sizes="random")
     if case.kind in ("namedtuple", "dataclass") and len(letters) < 2:
         letters += "s" if letters != "s" else "i"
-    keeps = case.keeps and case.is_seeded and "N" in letters and case.kind in (*PLAIN, "read_into")
+    keeps = case.keeps and case.is_seeded and "N" in letters and case.kind in (*PLAIN, *IN_PLACE)
     return replace(case, fields=letters, keeps=keeps)
 
 

@@ -166,7 +166,7 @@ class InPlaceBatches(InPlace):
         for index in rows:
             check_good(self.case, index, self.trainer)
         for name in self.schema:
-            values = [VALUES[name](self.case, index) for index in rows]
+            values = [self.drawn() if name == "N" else VALUES[name](self.case, index) for index in rows]
             if name == "v":
                 place = out.reserve(name, [len(value) for value in values])
                 if len(place):

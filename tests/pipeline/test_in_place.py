@@ -230,7 +230,8 @@ def test_nested_reads_draw_the_same_as_alone(is_chosen: bool) -> None:
 
     found: list[list[int]] = []
     assert numbers(lambda: found.append(inner())) == numbers()
-    assert found == [inner()] * 2
+    assert len(found) >= 2  # more often if batches are read again one by one
+    assert all(each == inner() for each in found)
 
 
 # ------------------------------------------------------------ errors

@@ -122,6 +122,27 @@ def test_versions_without_server_support_are_compared_by_the_client(tmp_path: Pa
         store.close()
 
 
+@pytest.mark.parametrize("read", ["whole", "range"])
+def test_object_of_another_length_is_another_version_although_its_time_is_the_same(tmp_path: Path, read: str) -> None:
+    (tmp_path / "x").write_bytes(b"0123456789")
+    with store_kit.web_server(tmp_path, headers_of=lambda _: {"Last-Modified": "Sun, 22 Nov 2026 01:02:07 GMT"}) as url:
+        store = HttpStore(url)
+        etag = store.head("x").etag
+        (tmp_path / "x").write_bytes(b"0123456789abc")
+        with pytest.raises(StoreError, match=r"has changed: version .*/10 was being read, but it is now .*/13"):
+            store.get("x", etag=etag) if read == "whole" else store.read_into("x", memoryview(bytearray(4)), offset=3, etag=etag)
+        store.close()
+
+
+@pytest.mark.parametrize("version", ["time:Sun, 22 Nov 2026 01:02:07 GMT", "time:Sun, 22 Nov 2026 01:02:07 GMT/10"])
+def test_version_by_time_may_lack_the_length(tmp_path: Path, version: str) -> None:
+    (tmp_path / "x").write_bytes(b"0123456789")
+    with store_kit.web_server(tmp_path, headers_of=lambda _: {"Last-Modified": "Sun, 22 Nov 2026 01:02:07 GMT"}) as url:
+        store = HttpStore(url)
+        assert bytes(store.get("x", etag=version)) == b"0123456789"
+        store.close()
+
+
 class ChunkedHandler(http.server.BaseHTTPRequestHandler):
     """Answers each range of DATA in chunks, so that the length is part of the body."""
 

@@ -16,7 +16,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeGuard
+from typing import Any, ClassVar, Literal, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from shmload.formats.images.crops import Crop, Size, Whole, Window, centered_sli
 from shmload.formats.images.encoded_bytes import Encoded, file_bytes
 from shmload.formats.images.open_image import LIBRARIES, MAX_PIXELS, checked, open_image
 from shmload.formats.images.opened_image import Box, OpenedImage, Part, Pixels
+from shmload.formats.images.shared_choices import generator_for
 from shmload.introspect.abilities import overrides
 from shmload.metrics import irregular_files
 
@@ -50,6 +51,8 @@ class ImageDecoder:
     """A decoder of image files: `decoder(data)` returns an array. Immutable: can be compared, pickled, and shared by threads.
 
     Random parameters are drawn from `sample_rng()`, and outside a ShmLoader from Python's `random`, which torch's DataLoader seeds.
+    Decoders that a dataset applies to several fields of a sample make the same random choices if their crops and flips are equal,
+    so that a mask stays aligned with its image.
 
     Args:
         crop: RandomResizedCrop, CenterCrop, Resize or your own Crop; None keeps the image as it is.
@@ -79,6 +82,8 @@ class ImageDecoder:
         >>> ImageDecoder(RandomResizedCrop(224), flip=0.5, layout="HWC").spec
         ('uint8', (224, 224, 3))
     """
+
+    shares_choices: ClassVar[bool] = True
 
     crop: Crop | None = None
     flip: float = 0.0
@@ -146,7 +151,7 @@ class ImageDecoder:
         turned = checked(image.orientation) if self.upright else 1
         stored = (image.height, image.width)
         height, width = stored if turned < 5 else stored[::-1]
-        rng = generator()
+        rng = generator_for((self._crop, self.flip), generator)
         window = self._crop.window(height, width, rng)
         is_flipped = self.flip > 0 and rng.random() < self.flip
         size = tuple(side or n for side, n in zip(self._crop.shape, window.size, strict=True))

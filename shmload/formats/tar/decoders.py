@@ -12,7 +12,7 @@ import importlib
 import io
 import json
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -42,6 +42,11 @@ class Decoders:
         self._image = image_decoder(decode) if isinstance(decode, str) else None
         self._own = dict(decode) if isinstance(decode, Mapping) else {}
         self._found: dict[str, Decoder | None] = {}
+
+    @property
+    def own(self) -> Collection[Decoder]:
+        """Return the functions of a mapping."""
+        return self._own.values()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(Decoders, allow_pickle=self._allow_pickle), (self._decode,)

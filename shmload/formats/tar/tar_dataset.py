@@ -15,6 +15,7 @@ from shmload.batch.row_placer import OneSample, SingleRow
 from shmload.errors import ShardCorrupt
 from shmload.formats.braces import shard_paths
 from shmload.formats.field_names import names_of
+from shmload.formats.images.shared_choices import one_sample
 from shmload.formats.paths import Paths
 from shmload.formats.per_process import PerProcess
 from shmload.formats.plain_files import picture_format
@@ -99,10 +100,11 @@ class TarDataset:
             return out.sample()
         shard, sample = samples.at(number)
         its = samples.indexes[shard]
-        if self._fields is None:
-            found = {e: self._decoded(shard, sample, e, e, offset, size) for e, offset, size in its.members(sample)}
-        else:
-            found = {name: self._value(number, name) for name in self._fields}
+        with one_sample(self._decoders.own):
+            if self._fields is None:
+                found = {e: self._decoded(shard, sample, e, e, offset, size) for e, offset, size in its.members(sample)}
+            else:
+                found = {name: self._value(number, name) for name in self._fields}
         return {KEY: its.key(sample), **found}
 
     @property
@@ -129,9 +131,10 @@ class TarDataset:
         samples = self._opened()
         numbers = checked_indices(indices, len(samples))
         samples.open_all(numbers)
-        for column in self._columns:
-            members = samples.rows.find(numbers, column.number)
-            column.read(members, out, partial(self._row, numbers, column))
+        with one_sample(self._decoders.own if len(numbers) == 1 else ()):  # there is one if `decode` is a mapping
+            for column in self._columns:
+                members = samples.rows.find(numbers, column.number)
+                column.read(members, out, partial(self._row, numbers, column))
         samples.check(numbers)
         if self.schema is not None and KEY in self.schema:
             places = [samples.at(number) for number in numbers.tolist()]

@@ -12,6 +12,7 @@ import numpy as np
 from shmload._core.records import RecordReader, Survey
 from shmload.batch.row_placer import OneSample, SingleRow
 from shmload.errors import SampleError, ShardCorrupt
+from shmload.formats.images.shared_choices import one_sample
 from shmload.formats.paths import Paths, expanded
 from shmload.formats.per_process import PerProcess
 from shmload.formats.tfrecord.record_errors import error_of
@@ -136,9 +137,10 @@ class TFRecordDataset:
     def __getitem__(self, index: int) -> dict[str, Any]:
         out = OneSample(self.schema)
         survey, texts = self._read([operator.index(index)], out)  # a float would be truncated
-        for field in self._fields:
-            if field.decode is not None:
-                out[field.name] = [self._decoded(survey, field, partial(decoded, field, texts[field.name][0]))]
+        with one_sample(field.decode for field in self._fields):
+            for field in self._fields:
+                if field.decode is not None:
+                    out[field.name] = [self._decoded(survey, field, partial(decoded, field, texts[field.name][0]))]
         return out.sample()
 
     @property
@@ -160,9 +162,10 @@ class TFRecordDataset:
             ShardCorrupt, SampleError: as for the class.
         """
         survey, texts = self._read([index], SingleRow(out))
-        for field in self._fields:
-            if field.decode is not None:
-                self._decoded(survey, field, partial(decode_into, field, texts[field.name][0], out))
+        with one_sample(field.decode for field in self._fields):
+            for field in self._fields:
+                if field.decode is not None:
+                    self._decoded(survey, field, partial(decode_into, field, texts[field.name][0], out))
 
     def _read_all(self, indices: Any, out: Any) -> None:
         self._read(indices, out)

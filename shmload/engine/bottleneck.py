@@ -7,6 +7,7 @@ most of the workers' time?
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 Bottleneck = Literal["source", "decode", "hand-off", "trainer", "none", "unknown"]
@@ -73,14 +74,41 @@ def judge_ring(*, trainer_waits: float, workers_busy: float, workers_asleep: flo
     )
 
 
-def ring_remedy(bottleneck: Bottleneck, *, num_slots: int, num_leased: int) -> str | None:
+def remedy_of(bottleneck: Bottleneck, *, has_collate_fn: bool) -> str | None:
+    """Return what to do about a bottleneck, or None if there is nothing to do.
+
+    Args:
+        bottleneck: its name.
+        has_collate_fn: the program's own function makes the batches, so its time is part of the workers' time.
+    """
+    remedy = REMEDY.get(bottleneck)
+    if has_collate_fn and bottleneck in ("source", "decode"):
+        return f"{remedy}; the `collate_fn` runs in the workers, too: time it by itself"
+    return remedy
+
+
+def ring_remedy(
+    bottleneck: Bottleneck, *, num_slots: int, num_leased: int, busy_shares: Sequence[float], in_turn: bool, has_collate_fn: bool
+) -> str | None:
     """Return what to do about the bottleneck of a running ring, or None if there is nothing to do.
 
     Args:
         bottleneck: as `judge_ring` returned it.
         num_slots: number of the ring's slots.
         num_leased: number of slots whose batches the program still holds.
+        busy_shares: share of the time, from 0 to 1, in which each worker had work.
+        in_turn: each batch belongs to one worker, as in torch mode.
+        has_collate_fn: as for `remedy_of`.
     """
-    if bottleneck == "hand-off" and num_leased > 1 and 2 * num_leased >= num_slots:
-        return f"the program holds {num_leased} of {num_slots} slots: release batches earlier, or use a larger `prefetch_factor`"
-    return REMEDY.get(bottleneck)
+    if bottleneck == "hand-off":
+        if num_leased > 1 and 2 * num_leased >= num_slots:
+            return (
+                f"the program holds {num_leased} of {num_slots} slots: release batches earlier, or use a larger `prefetch_factor`"
+            )
+        *others, busiest = sorted(busy_shares) or [0.0]
+        if in_turn and others and busiest >= 0.5 and max(others) <= busiest / 2:
+            return (
+                f"worker {list(busy_shares).index(busiest)} is slower than the others, which wait for their turn: use seed mode "
+                "(`seed=`), in which workers share each batch, or `in_order=False`"
+            )
+    return remedy_of(bottleneck, has_collate_fn=has_collate_fn)

@@ -18,6 +18,7 @@ LIMIT = {
     "memcpy_mb_per_s": 8000.0,
     "num_samples": 6400.0,
     "decodes_in_place": 0.0,
+    "has_collate_fn": 0.0,
 }
 
 

@@ -47,7 +47,8 @@ def test_moving_bytes_is_hand_off_bound_and_not_decode_bound():
     assert verdict.bottleneck == "hand-off"
     assert verdict.decode_ms == pytest.approx(0.5)
     assert verdict.sentence().endswith("Remedy: use larger batches or a larger `prefetch_factor`, or a `schema` with `read_into`")
-    assert verdict.sentence(decodes_in_place=True).endswith("Remedy: use larger batches or a larger `prefetch_factor`")
+    for known in ({"decodes_in_place": True}, {"has_collate_fn": True}):
+        assert verdict.sentence(**known).endswith("Remedy: use larger batches or a larger `prefetch_factor`")
 
 
 def test_trainer_that_hardly_waits_is_the_bottleneck():

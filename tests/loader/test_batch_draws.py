@@ -110,8 +110,8 @@ class Broken(Drawing):
 @pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("mode", [{}, {"seed": 3}], ids=["torch mode", "seed mode"])
 def test_error_of_a_batch_names_the_sample(num_workers: int, mode: dict[str, Any]) -> None:
-    with ShmLoader(Broken(), batch_size=6, num_workers=num_workers, **mode) as loader:
-        with pytest.raises(RuntimeError, match="broken file") as caught:
-            list(loader)
+    loader = ShmLoader(Broken(), batch_size=6, num_workers=num_workers, **mode)
+    with loader, pytest.raises(RuntimeError, match="broken file") as caught:
+        list(loader)
     (note,) = caught.value.__notes__
     assert note.startswith("shmload: sample 13, epoch 0, batch 2; to step through it: shmload.debug.read(dataset, 13")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -41,14 +41,35 @@ def test_waiting_trainer_and_idle_workers_mean_slow_hand_off() -> None:
     assert found.bottleneck == "hand-off"
 
 
+def remedy(bottleneck: Bottleneck, **seen: Any) -> str | None:
+    given = {"num_slots": 5, "num_leased": 1, "busy_shares": [0.5, 0.5], "in_turn": True, "has_collate_fn": False}
+    return ring_remedy(bottleneck, **{**given, **seen})
+
+
 def test_the_remedy_for_slow_hand_off_names_slots_that_the_program_holds() -> None:
-    assert ring_remedy("hand-off", num_slots=5, num_leased=1) == "use larger batches or a larger `prefetch_factor`"
-    remedy = ring_remedy("hand-off", num_slots=5, num_leased=4)
-    assert remedy == "the program holds 4 of 5 slots: release batches earlier, or use a larger `prefetch_factor`"
+    assert remedy("hand-off") == "use larger batches or a larger `prefetch_factor`"
+    holds = "the program holds 4 of 5 slots: release batches earlier, or use a larger `prefetch_factor`"
+    assert remedy("hand-off", num_leased=4) == holds
+
+
+def test_the_remedy_for_slow_hand_off_names_the_only_slow_worker() -> None:
+    assert "worker 1 is slower than the others" in str(remedy("hand-off", busy_shares=[0.01, 0.99, 0.02]))
+    for seen in (
+        {"busy_shares": [0.99]},
+        {"busy_shares": []},
+        {"busy_shares": [0.9, 0.8, 0.1]},
+        {"busy_shares": [0.1, 0.9], "in_turn": False},
+    ):
+        assert remedy("hand-off", **seen) == "use larger batches or a larger `prefetch_factor`"
+
+
+def test_the_remedy_names_a_collate_fn() -> None:
+    assert str(remedy("decode", has_collate_fn=True)).endswith("; the `collate_fn` runs in the workers, too: time it by itself")
+    assert "collate_fn" not in str(remedy("hand-off", has_collate_fn=True))
 
 
 def test_there_is_no_remedy_where_nothing_waits() -> None:
-    assert [ring_remedy(name, num_slots=5, num_leased=4) for name in ("trainer", "none", "unknown")] == [None] * 3
+    assert [remedy(name, num_leased=4, has_collate_fn=True) for name in ("trainer", "none", "unknown")] == [None] * 3
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,9 @@ def judge_all(report: Report) -> None:
             continue
         verdict = judged(figures)
         section.verdict = asdict(verdict)
-        section.verdict_text = verdict.sentence(decodes_in_place=bool(section.limit["decodes_in_place"]))
+        section.verdict_text = verdict.sentence(
+            decodes_in_place=bool(section.limit["decodes_in_place"]), has_collate_fn=bool(section.limit["has_collate_fn"])
+        )
     for name in dict.fromkeys(section.name for section in report.workloads):
         found = recommend([section for section in report.workloads if section.name == name], report, num_cpus)
         if found is not None:

@@ -79,6 +79,7 @@ def probe(job: BenchJob) -> dict[str, float]:
     return {
         "num_samples": float(length),
         "decodes_in_place": float(declares_decoding(dataset)),
+        "has_collate_fn": float(collate is not None),
         "batch_size": float(batch_size or 1),
         "num_workers": float(num_workers or 0),
         "batch_nbytes": float(nbytes),

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from shmload.engine.bottleneck import MEANING, REMEDY, Bottleneck, judge
+from shmload.engine.bottleneck import MEANING, Bottleneck, judge, remedy_of
 
 DECODING_HELPS = ("decode", "hand-off")  # what a dataset with `read_into` has less of
 EXPLAINED_MIN = 0.5  # minimum share of a batch's time that demands should account for
@@ -97,8 +97,13 @@ class Verdict:
     batch_wall_ms: float
     explained_share: float
 
-    def sentence(self, *, decodes_in_place: bool = False) -> str:
-        """Return the verdict and the remedy in words, for a dataset that has `read_into` already or not."""
+    def sentence(self, *, decodes_in_place: bool = False, has_collate_fn: bool = False) -> str:
+        """Return the verdict and the remedy in words.
+
+        Args:
+            decodes_in_place: the dataset has `read_into` already.
+            has_collate_fn: the program's own function makes the batches.
+        """
         if self.explained_share < EXPLAINED_MIN:
             return (
                 f"none, because the figures explain only {self.explained_share:.0%} of the time of a batch: other programs may "
@@ -107,8 +112,12 @@ class Verdict:
         gain = f"; without that it could be {ratio_words(self.headroom_ratio)} as fast"
         if self.bottleneck == "trainer":
             gain = f"; the loader alone could deliver {ratio_words(self.headroom_ratio)} as fast"
-        remedy = "measure longer with --seconds" if self.bottleneck == "unknown" else REMEDY.get(self.bottleneck, "")
-        if self.bottleneck in DECODING_HELPS and not decodes_in_place:
+        remedy = (
+            "measure longer with --seconds"
+            if self.bottleneck == "unknown"
+            else remedy_of(self.bottleneck, has_collate_fn=has_collate_fn)
+        )
+        if remedy and self.bottleneck in DECODING_HELPS and not decodes_in_place and not has_collate_fn:
             remedy += ", or a `schema` with `read_into`"
         return (
             f"bottleneck is {self.bottleneck}: {MEANING[self.bottleneck]}; the trainer waits {self.wait_share:.0%} of its time"

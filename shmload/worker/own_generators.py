@@ -7,9 +7,9 @@ objects, and keep the state that the last sample left, as with torch's loader.
 
 The search covers the dataset and its `collate_fn` (whose draws continue from the state that the last sample of the batch left),
 their attributes, generators among the attributes of their classes, items of lists, tuples and dicts, arguments of partial
-functions, and closures of functions. It visits the first fifty items of a container, and two thousand objects in all. The path of
-a generator is the shortest one to it, and the first by name if there are several. So it is the same in every worker, for every
-start method, in every run.
+functions, closures of functions, and objects of bound methods. It visits the first fifty items of a container, and two thousand
+objects in all. The path of a generator is the shortest one to it, and the first by name if there are several. So it is the same
+in every worker, for every start method, in every run.
 
 Not covered are generators made while a sample is read (except those that replace another in the same attribute), and generators in
 global variables of modules or inside compiled objects. When a loader is constructed, it names the generators that were found and
@@ -41,6 +41,7 @@ OBJECTS_MAX = 2000  # objects visited before the search ends, because a dataset 
 ITEMS_MAX = 50  # items visited in one container; lists of transforms are short
 _NUMPYS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator)
 _ATOMS = (str, bytes, bytearray, int, float, complex, bool, type(None), np.ndarray, np.generic, type, types.ModuleType)
+_METHODS = (types.MethodType, types.BuiltinMethodType)  # the second for `random.Random(1).random`, which is compiled
 _NO_ORDER = "{}"  # in the path of an item of a set
 _ZEROS = np.zeros(4, np.uint64)
 Words = tuple[int, int, int, int]
@@ -144,8 +145,11 @@ def separate(dataset: Any, collate_fn: Any) -> tuple[Any, Any]:
         new = owners.get(pending.pop(), set()) - on_the_way
         on_the_way |= new
         pending += new
-    shared_parts = chain(roots, *(parts.get(owner, ()) for owner in on_the_way))
-    memo = {id(part): part for part in shared_parts if id(part) not in on_the_way}
+    near = list(chain(roots, *(parts.get(owner, ()) for owner in on_the_way)))
+    memo = {id(part): part for part in near if id(part) not in on_the_way}
+    for part in near:
+        if id(part) in on_the_way and isinstance(part, types.BuiltinMethodType):  # deepcopy takes it for a plain function
+            memo[id(part)] = getattr(copy.deepcopy(part.__self__, memo), part.__name__)
     copies: tuple[Any, Any] = copy.deepcopy(roots, memo)
     found = _found({"dataset": copies[0], "collate_fn": copies[1]})
     if shared := [path for path, generator, _, _ in found if id(generator) in generators]:
@@ -228,7 +232,7 @@ def _parts_of(value: Any, kinds: tuple[type, ...]) -> Iterator[tuple[str, Any, A
         yield from ((f"[{i}]", part, None, "") for i, part in enumerate(islice(value, ITEMS_MAX)))
     elif isinstance(value, (set, frozenset)):
         yield from ((_NO_ORDER, part, None, "") for part in islice(value, ITEMS_MAX))
-    elif isinstance(value, types.MethodType):
+    elif isinstance(value, _METHODS):
         yield ".__self__", value.__self__, None, ""
     elif isinstance(value, types.FunctionType):
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -232,3 +233,45 @@ def test_generators_in_closures_and_defaults_are_found() -> None:
         own.begin(1, 2, 3)
         drawn.append((rng.random(), other.random()))
     assert drawn[0] == drawn[1]
+
+
+def _keeping(draw: Any) -> Any:
+    """Returns a dataset that keeps a method of a generator in every way."""
+    dataset: Any = Subset([0], [0])
+    dataset.draw = draw[0]
+    dataset.of_list, dataset.of_dict = [draw[1]], {"draw": draw[2]}
+    dataset.of_partial = functools.partial(draw[3])
+    dataset.of_closure = lambda: draw_in_closure()
+    draw_in_closure = draw[4]
+    return dataset
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        lambda: random.Random(1).random,
+        lambda: functools.partial(random.Random(1).getrandbits, 60),
+        lambda: random.Random(1).normalvariate,
+        lambda: np.random.default_rng(1).random,
+        lambda: np.random.RandomState(1).rand,
+        lambda: np.random.PCG64(1).random_raw,
+    ],
+    ids=["random", "getrandbits", "normalvariate", "Generator", "RandomState", "BitGenerator"],
+)
+def test_generator_of_a_kept_method_is_found(method: Any) -> None:
+    dataset = _keeping([method() for _ in range(5)])
+    ways = [dataset.draw, dataset.of_list[0], dataset.of_dict["draw"], dataset.of_partial, dataset.of_closure]
+    own = OwnGenerators(dataset)
+    drawn = []
+    for _ in range(2):
+        own.begin(1, 2, 3)
+        drawn.append([way() for way in ways])
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) == 5
+
+
+def test_objects_of_other_compiled_functions_are_not_searched() -> None:
+    dataset: Any = Subset([0], [0])
+    dataset.functions = [len, np.zeros, torch.rand, dict.fromkeys, random.random, random.getrandbits]  # of modules and classes
+    assert not OwnGenerators(dataset)
+    assert OwnGenerators(dataset).unreachable == []

@@ -578,6 +578,16 @@ STATE_DEFECTS = [
     ),
     Defect(
         "E4",
+        "the generator of a kept compiled method is not found",
+        "_parts_of",
+        Replace("isinstance(value, _METHODS)", "isinstance(value, types.MethodType)"),
+        (
+            f"{OWN}generator_of_a_kept_method_is_found[random]",
+            f"{THREADS}threads_draw_from_copies_of_generators_whose_methods_are_kept",
+        ),
+    ),
+    Defect(
+        "E4",
         "half a word stays in a PCG64",
         "src/twister.pyx",
         Replace("        left[0] = left[1] = 0\n", "        left[1] = 0\n"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 import threading
@@ -388,6 +389,34 @@ def test_generators_of_the_dataset_are_copied_for_each_thread_and_nothing_else()
         assert len({id(mine.rng), id(its.rng), id(theirs.rng)}) == 3
     plain = Draws()
     assert separate(plain, len) == (plain, len)
+
+
+class KeepsMethods(Dataset[Any]):
+    """A dataset that keeps methods of generators: compiled ones, which `copy.deepcopy` does not copy, and others."""
+
+    def __init__(self) -> None:
+        python = random.Random(1)
+        self.draws = [python.random, functools.partial(python.getrandbits, 30), python.gauss, np.random.default_rng(1).random]
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([index, *(draw() for draw in self.draws)], dtype=torch.float64)
+
+
+def test_threads_draw_from_copies_of_generators_whose_methods_are_kept() -> None:
+    with ShmLoader(KeepsMethods(), 4, seed=5) as inline:
+        expected = whole(inline)
+    dataset = KeepsMethods()
+    states = [dataset.draws[0].__self__.getstate()]  # type: ignore[attr-defined]  # of a builtin method
+    with ShmLoader(dataset, 4, seed=5, num_workers=3, backend="thread") as loader:
+        assert whole(loader) == expected
+    assert [dataset.draws[0].__self__.getstate()] == states  # type: ignore[attr-defined]  # as above
+    copied: Any = separate(dataset, None)[0]
+    own = {id(draw.__self__) for draw in (copied.draws[0], copied.draws[1].func, copied.draws[2])}
+    assert len(own) == 1
+    assert own.isdisjoint({id(dataset.draws[0].__self__)})  # type: ignore[attr-defined]  # as above
 
 
 @pytest.mark.slow(reason="starts worker processes")

@@ -7,7 +7,9 @@ thread's generator in a worker thread, and from the process's own in all others:
 * random: the generator's class is replaced by one whose words come from the thread's generator. Methods that were imported by name
   before (`from random import gauss`) are bound to the same generator, so they follow; only `random` and `getrandbits`, which are
   compiled, must be called as `random.random()`.
-* numpy: the functions of `np.random`. A function that was imported by name before draws from the process's generator.
+* numpy: the functions of `np.random`. A function that was imported by name before draws from the process's generator, and so does
+  code that takes the generator itself, `np.random.mtrand._rand`. scipy's distributions take it when they are imported, which may
+  be earlier.
 * torch: a function mode, which torch keeps for each thread, passes the thread's generator to functions that take one. Functions
   that take none (`alpha_dropout`, for example) draw from the process's generator; but `dropout` is computed here.
 
@@ -31,6 +33,8 @@ from shmload.torch_names import standard_gamma
 from shmload.worker.generator_set import OF_PROCESS, GeneratorSet, current_set
 
 _lock = ForkLock()
+# functions of np.random that are no methods of its generator -> the methods that they call
+_ALIASES = {"ranf": "random_sample", "sample": "random_sample"}
 
 
 def make_set() -> GeneratorSet:
@@ -49,8 +53,8 @@ def _redirect() -> None:
     for name in ("random", "getrandbits", "seed", "getstate", "setstate"):
         setattr(random, name, getattr(python, name))
     for name, function in list(vars(np.random.mtrand).items()):
-        if getattr(function, "__self__", None) is OF_PROCESS.numpy:
-            redirected = _of_thread(name, function)
+        if name in _ALIASES or getattr(function, "__self__", None) is OF_PROCESS.numpy:
+            redirected = _of_thread(_ALIASES.get(name, name), function)
             for module in (np.random.mtrand, np.random):
                 if getattr(module, name, None) is function:
                     setattr(module, name, redirected)

@@ -644,6 +644,13 @@ STATE_DEFECTS = [
     ),
     Defect(
         "E4",
+        "np.random.sample in worker threads draws from the program's generator",
+        "thread_generators:_redirect",
+        Replace("name in _ALIASES", "False"),
+        (f"{THREADS}every_function_of_numpy_draws_as_without_workers",),
+    ),
+    Defect(
+        "E4",
         "worker threads draw torch's numbers from the program's generator",
         "TorchDraws.__torch_function__",
         Replace("func in _DRAWING", "False"),

@@ -93,6 +93,25 @@ class _PlainDraws(Draws):
         return torch.tensor([float(index), *drawn], dtype=torch.float64)
 
 
+class DrawsNumpys(Draws):
+    """Draws one number from each function of np.random that needs no arguments."""
+
+    NAMES = ("normal", "rand", "randn", "random", "random_sample", "ranf", "sample", "standard_normal", "uniform")
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([getattr(np.random, name)() for name in self.NAMES], dtype=torch.float64)
+
+
+def test_every_function_of_numpy_draws_as_without_workers() -> None:
+    with ShmLoader(DrawsNumpys(), 4, seed=5) as inline:
+        expected = whole(inline)
+    words = np.random.get_state()[1:3]
+    with ShmLoader(DrawsNumpys(), 4, seed=5, num_workers=3, backend="thread") as loader:
+        assert whole(loader) == expected
+    assert str(np.random.get_state()[1:3]) == str(words)
+    assert np.random.sample.__name__ == "sample"
+
+
 def test_trainers_generators_are_not_drawn_from() -> None:
     random.seed(1), np.random.seed(2), torch.manual_seed(3)
     expected = [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), float(torch.rand(1))]

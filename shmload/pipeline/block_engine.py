@@ -44,7 +44,7 @@ class BlockEngine(PipelineEngine):
         super().__init__(plan, ItemStream(plan.source, None).schedule(seed=plan.source.seed, uneven="pad", world_size=1))
         self.blocks, self._at = blocks, position
         self._rank, self._is_batched = plan.partition.rank, plan.collate is not None
-        self._tail = TrainerStages(plan.tail)
+        self._tail = TrainerStages(plan.tail, plan.source.seed)
         self._size = 1 if plan.collate is None else plan.collate.batch_size
         self._ragged = None if plan.collate is None else ragged_of(plan.collate.ragged, None, is_torch_mode=False)
         self._current: Block | None = None  # the block at the position, once it has arrived
@@ -124,7 +124,8 @@ class BlockEngine(PipelineEngine):
             stop = min(length(self._current), self._at.offset + count - num_taken)
             piece: Piece = (self._current, self._at.offset, stop)
             if self._tail:
-                piece = (self._tail(items_of([piece]), self._block_name), 0, stop - self._at.offset)
+                items = self._tail(items_of([piece]), self.epoch, self._at.block, self._at.offset)
+                piece = (items, 0, stop - self._at.offset)
             pieces.append(piece)
             num_taken += stop - self._at.offset
             self._at.offset = stop
@@ -173,8 +174,8 @@ class BlockEngine(PipelineEngine):
         found: list[Piece] = []
         tail = self._tail.restarted()
         with closing(self.blocks.first(self.epoch)) as blocks:
-            for block in blocks:
-                items = tail(items_of([(block, 0, length(block))]), self._block_name) if tail else block
+            for number, block in enumerate(blocks):
+                items = tail(items_of([(block, 0, length(block))]), self.epoch, number, 0) if tail else block
                 found.append((items, 0, length(items)))
                 if sum(stop for _, _, stop in found) >= count:
                     break

@@ -17,7 +17,13 @@ from shmload.pipeline.item_schedule import StreamSchedule
 from shmload.pipeline.plan import Plan
 from shmload.schedule.state import check_state, compare_state, make_state
 from shmload.schedule.state_checksum import with_checksum
+from shmload.worker.sample_rng import NoSampleError
 from shmload.worker.stage_engine import apply_functions
+
+_NO_SAMPLE = (
+    "a Map after Collate runs in the trainer, on a batch, where sample_rng() and sample_info() have no sample: draw in a Map "
+    "before Collate, or in a BatchMap"
+)
 
 
 class PipelinePlace(NamedTuple):
@@ -60,7 +66,13 @@ class PipelineEngine(ABC):
             self.end()
             raise StopIteration
         made = self.advance()
-        return made if self.plan.collate is None else apply_functions(self.plan.batch_stages, made, self.where)
+        if self.plan.collate is None:
+            return made
+        try:
+            return apply_functions(self.plan.batch_stages, made, self.where)
+        except NoSampleError as error:
+            error.args = (_NO_SAMPLE,)
+            raise
 
     @abstractmethod
     def advance(self) -> Any:

@@ -1,8 +1,13 @@
-"""The stages that run in the trainer on single items: Scans, and the Maps after a Scan."""
+"""The stages that run in the trainer on single items: Scans, and the Maps after a Scan.
+
+Random numbers of an item are keyed by seed, epoch, block and place in the block, so they are the same after a resume and for any
+number of ranks. The trainer's own generators are unchanged afterward.
+"""
 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +15,8 @@ from shmload.errors import StateMismatch
 from shmload.pipeline.scan import Scan, saved
 from shmload.schedule.state_codec import opened
 from shmload.worker.failure import Failure
+from shmload.worker.own_generators import OwnGenerators
+from shmload.worker.sample_rng import generators_kept, sample_of
 from shmload.worker.stage_engine import FailedItem, with_note
 
 
@@ -18,10 +25,11 @@ class TrainerStages:
 
     Args:
         stages: pairs of a name and a Scan or a function of an item.
+        seed: seed of the pipeline.
     """
 
-    def __init__(self, stages: Sequence[tuple[str, Any]]) -> None:
-        self._stages = stages
+    def __init__(self, stages: Sequence[tuple[str, Any]], seed: int) -> None:
+        self._stages, self._seed = stages, seed
         self._initial = [stage.initial for _, stage in stages if isinstance(stage, Scan)]
         self.restart()
 
@@ -34,16 +42,29 @@ class TrainerStages:
 
     def restarted(self) -> TrainerStages:
         """Return the same stages in their initial states."""
-        return TrainerStages(self._stages)
+        return TrainerStages(self._stages, self._seed)
 
-    def __call__(self, items: list[Any], of_what: str) -> list[Any]:
+    @functools.cached_property
+    def _own(self) -> OwnGenerators:
+        return OwnGenerators([stage for _, stage in self._stages])
+
+    def __call__(self, items: list[Any], epoch: int, block: int, offset: int) -> list[Any]:
         """Run the stages on items, in order.
 
         Args:
             items: the items; a FailedItem is passed on.
-            of_what: names the items' block, for error messages.
+            epoch, block: the epoch, and the items' block in it.
+            offset: place of the first item in the block.
         """
-        return [item if type(item) is FailedItem else self._result(item, of_what) for item in items]
+        first = ((block + 1) << 32 | offset) % (1 << 62)  # above the numbers of blocks, by which workers key their draws
+        keys, results = list(range(first, first + len(items))), []
+        with generators_kept():
+            for row, item in enumerate(items):
+                if type(item) is not FailedItem:
+                    with sample_of(self._seed, epoch, keys[row], 0, keys=keys, row=row, own=self._own):
+                        item = self._result(item, f"block {block} of epoch {epoch}")
+                results.append(item)
+        return results
 
     def _result(self, item: Any, of_what: str) -> Any:
         which = 0

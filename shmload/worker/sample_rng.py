@@ -33,6 +33,10 @@ _UNREAD = (
 )
 
 
+class NoSampleError(RuntimeError):
+    """`sample_info()` or `sample_rng()` was called while no sample is being read."""
+
+
 class SampleInfo(NamedTuple):
     """The identity of the sample that is being decoded.
 
@@ -309,7 +313,7 @@ def sample_info() -> SampleInfo:
 def _sample() -> Sample:
     reading = _threads.now.reading
     if reading is None or not reading.begun:
-        raise RuntimeError(_UNREAD)
+        raise NoSampleError(_UNREAD)
     return reading.sample()
 
 
@@ -349,7 +353,7 @@ def sample_rng(index: int | None = None) -> np.random.Generator:
     reading = now.reading
     begun = None if reading is None else reading.begun
     if reading is None or not begun:
-        raise RuntimeError(_UNREAD)
+        raise NoSampleError(_UNREAD)
     if index is not None:
         seed, epoch, _, _ = reading.sample()
         if seed is not None:
@@ -403,13 +407,15 @@ def _generator(now: _ThreadState, first: int, second: int) -> np.random.Generato
 
 
 @contextmanager
-def sample_of(seed: int, epoch: int, index: int, worker: int, *, own: OwnGenerators | None = None) -> Iterator[None]:
+def sample_of(
+    seed: int, epoch: int, index: int, worker: int, *, keys: list[Any] | None = None, row: int = 0, own: OwnGenerators | None = None
+) -> Iterator[None]:
     """Let the block read a sample with a key of its own inside another sample, which is the current one again afterward.
 
-    The global generators and `own` are seeded for the inner sample, and are not restored.
+    The global generators and `own` are seeded for the inner sample, and are not restored. Arguments are those of `begin_sample`.
     """
     with reading_of(_SingleReading((seed, epoch, index, worker))):
-        begin_sample(seed, epoch, index, worker, reseed=True, own=own)
+        begin_sample(seed, epoch, index, worker, reseed=True, keys=keys, row=row, own=own)
         yield
 
 

@@ -6,6 +6,7 @@ from tests.planted.operations import Replace, omit
 from tests.planted.planting import Defect
 
 STREAM, JOIN, WORKERS = (f"tests/pipeline/test_{name}.py::" for name in ("stream", "join", "workers"))
+TRAINER_DRAWS = "tests/pipeline/test_trainer_draws.py::test_"
 IN_PLACE = "tests/pipeline/test_in_place.py::"
 
 PIPELINE_DEFECTS = [
@@ -81,6 +82,40 @@ PIPELINE_DEFECTS = [
         "TrainerStages.load",
         Replace("self._carried = self._opened(children)", "self._opened(children)"),
         ("tests/pipeline/test_expanded.py::test_any_number_of_ranks_can_resume_at_any_step",),
+    ),
+    Defect(
+        "B8",
+        "stages after a Scan draw from the trainer's generators",
+        "TrainerStages.__call__",
+        Replace("sample_of(self._seed, epoch, keys[row], 0, keys=keys, row=row, own=self._own)", "generators_kept()"),
+        (
+            f"{TRAINER_DRAWS}draws_in_a_scan_and_after_it_are_the_same_after_a_resume[True-items]",
+            f"{TRAINER_DRAWS}draws_in_a_scan_and_after_it_differ_by_item_epoch_and_seed",
+        ),
+    ),
+    Defect(
+        "B8",
+        "stages after a Scan leave their draws in the trainer's generators",
+        "TrainerStages.__call__",
+        Replace("with generators_kept():", "if True:"),
+        (f"{TRAINER_DRAWS}stages_after_a_scan_leave_the_trainers_generators_as_they_are",),
+    ),
+    Defect(
+        "B8",
+        "items that fill up the last step are drawn anew after a Scan",
+        "BlockEngine._first",
+        Replace(
+            "tail(items_of([(block, 0, length(block))]), self.epoch, number, 0)",
+            "tail(items_of([(block, 0, length(block))]), self.epoch, number, 1)",
+        ),
+        (f"{TRAINER_DRAWS}draws_after_a_scan_are_the_same_on_all_ranks_also_in_a_step_that_is_filled_up",),
+    ),
+    Defect(
+        "B1",
+        "sample_rng() in a Map after Collate names a remedy that does not apply",
+        "PipelineEngine.pull",
+        omit("error.args = (_NO_SAMPLE,)"),
+        (f"{TRAINER_DRAWS}sample_rng_after_collate_is_an_error_that_names_the_remedy",),
     ),
     Defect(
         "B1",

@@ -161,9 +161,9 @@ class _Columns:
             names = [f.name for f in dataclasses.fields(head)]
             columns = [self.node([getattr(v, n) for v in values], _joined(name, n)) for n in names]
             return "record", pickle.dumps(kind), names, columns
-        if all(isinstance(value, _ANY_NUMBER) for value in values):
-            return self._unlike_numbers(values, name)
         are_arrays = all(isinstance(value, np.ndarray) or is_tensor(value) for value in values)
+        if not are_arrays and all(map(_is_number, values)):
+            return self._unlike_numbers(values, name)
         if are_arrays and (isinstance(head, np.ndarray) or self._joins(name) is not None):
             return self._promoted(values, name)
         if all(map(is_sequence, values)):
@@ -179,7 +179,10 @@ class _Columns:
             return self._list(values, name)
 
     def _unlike_numbers(self, values: list[Any], name: str) -> Node:
-        """Collate numbers of several types, or of a subclass such as IntEnum, as torch does; others become a list."""
+        """Collate numbers of several types, of a subclass such as IntEnum, or beside 0-d arrays, as torch does.
+
+        Others become a list.
+        """
         from torch.utils.data import default_collate
 
         try:
@@ -458,6 +461,11 @@ def _described(value: Any) -> str:
         is_large = _is_row(value) and any(type(number) is int and not -(1 << 63) <= number < 1 << 63 for number in value)
         return f"of type {kind}{' with an integer beyond int64' if is_large else ''}"
     return f"of type {kind}, {str(value.dtype).removeprefix('torch.')}{more}"
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether torch's collate may take a value for a number: 0-d arrays and tensors, too, beside others."""
+    return isinstance(value, (*_ANY_NUMBER, complex)) or ((isinstance(value, np.ndarray) or is_tensor(value)) and value.ndim == 0)
 
 
 def is_tensor(value: Any) -> bool:

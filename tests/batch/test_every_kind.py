@@ -6,6 +6,7 @@ import dataclasses
 from collections import OrderedDict, UserList, deque
 from collections.abc import Iterator
 from enum import IntEnum
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -137,6 +138,42 @@ def test_numbers_of_several_types_and_subclasses_become_torchs_tensor(kind: str)
     ):
         assert found.dtype == expected.dtype
         assert found.tolist() == expected.tolist()
+
+
+PLAIN: list[Any] = [3, 0.5, True, 2**70, 1j]
+SCALARS: list[Any] = [np.float16(2), np.float32(0.5), np.float64(0.5), np.int16(4), np.int64(4), np.bool_(True), np.uint16(3)]
+OF_NO_DIMENSION: list[Any] = [np.array(scalar) for scalar in SCALARS] + [torch.tensor(scalar) for scalar in (1.5, 3, True)]
+OTHERS: list[Any] = [np.zeros(1), np.zeros(2), torch.zeros(2), np.complex64(1)]
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's and numpy's advice about such mixtures
+def test_numbers_beside_arrays_become_what_torch_makes_of_them() -> None:
+    """Where torch raises, the batch is a list of the values."""
+    rule = ragged_of("list", None, is_torch_mode=False)
+    num_stacked = 0
+    for pair in product([*PLAIN, *SCALARS, *OF_NO_DIMENSION, *OTHERS], repeat=2):
+        for numbers in (list(pair), [*pair, pair[0]]):
+            found = collated(numbers, rule)
+            try:
+                expected = default_collate(numbers)
+            except (TypeError, ValueError, RuntimeError, OverflowError):
+                assert isinstance(found, list), numbers
+                continue
+            num_stacked += 1
+            assert isinstance(found, torch.Tensor), numbers
+            assert (found.dtype, found.shape) == (expected.dtype, expected.shape), numbers
+            assert found.tolist() == expected.tolist(), numbers
+    assert num_stacked > 500
+
+
+@pytest.mark.filterwarnings("ignore:Creating a tensor from a list of numpy")  # torch's advice
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_numpy_scalar_beside_a_zero_dimensional_array_is_stacked(num_workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    samples = [{"y": y} for y in (np.float32(0.5), np.array(1.5, np.float32), np.array(2.5, np.float32), np.float32(3.5))]
+    with ShmLoader(samples, 2, seed=0, num_workers=num_workers) as loader:
+        batches = [batch["y"].tolist() for batch in loader]
+    assert batches == [[0.5, 1.5], [2.5, 3.5]]
+    assert "cannot be stacked" not in caplog.text
 
 
 @pytest.mark.parametrize("numbers", [[1, 2.5, 2**70], [np.timedelta64(1, "s"), 1], [np.longdouble(1), 2]], ids=str)

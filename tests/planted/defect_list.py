@@ -490,8 +490,15 @@ DEFECTS = [
         "R18",
         "numbers of several types become a list",
         "_Columns.node",
-        Replace("all(isinstance(value, _ANY_NUMBER) for value in values)", "False"),
+        Replace("all(map(_is_number, values))", "False"),
         ("tests/batch/test_every_kind.py::test_numbers_of_several_types_and_subclasses_become_torchs_tensor[int, float]",),
+    ),
+    Defect(
+        "R18",
+        "a number beside a zero-dimensional array makes a list of the batch",
+        "collate:_is_number",
+        Replace("value.ndim == 0", "False"),
+        ("tests/batch/test_every_kind.py::test_numbers_beside_arrays_become_what_torch_makes_of_them",),
     ),
     Defect(
         "R18",

@@ -33,7 +33,7 @@ def drawing(*collate: Any, n_ranks: int = 1, rank: int = 0, **source: Any) -> Co
     return Conveyer(stages, block_size=4)
 
 
-def columns(given: Any) -> list[list[float]]:
+def columns(given: Any) -> list[Any]:
     return [plain(column) for column in given]
 
 

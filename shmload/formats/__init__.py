@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from shmload.formats.images.crops import CenterCrop, RandomResizedCrop, Resize
     from shmload.formats.images.decoder import ImageDecoder
     from shmload.formats.images.image_folder import ImageFolder
+    from shmload.formats.images.mask_decoder import MaskDecoder
     from shmload.formats.images.normalize import Normalize
     from shmload.formats.images.restart_markers import with_restart_markers
     from shmload.formats.parquet.parquet_dataset import ParquetDataset
@@ -44,6 +45,7 @@ _MODULES = {
     "images.crops": ("CenterCrop", "RandomResizedCrop", "Resize"),
     "images.decoder": ("ImageDecoder",),
     "images.image_folder": ("ImageFolder",),
+    "images.mask_decoder": ("MaskDecoder",),
     "images.normalize": ("Normalize",),
     "images.restart_markers": ("with_restart_markers",),
     "hdf5": ("HDF5Dataset",),
@@ -65,6 +67,7 @@ __all__ = [
     "HDF5Dataset",
     "ImageDecoder",
     "ImageFolder",
+    "MaskDecoder",
     "Normalize",
     "ParquetDataset",
     "RandomResizedCrop",

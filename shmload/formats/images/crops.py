@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -168,6 +168,23 @@ class Whole:
 
     def window(self, height: int, width: int, rng: np.random.Generator) -> Window:
         return Window((height, width), (0.0, 0.0, float(height), float(width)), (0, 0, height, width))
+
+
+def check_choices(crop: Any, flip: float) -> None:
+    """Check the crop and the flip of a decoder.
+
+    Raises:
+        TypeError: `crop` is neither None nor a Crop.
+        ValueError: `flip` is not a probability.
+    """
+    is_crop = callable(getattr(crop, "window", None)) and hasattr(crop, "shape") and not isinstance(crop, type)
+    if crop is not None and not is_crop:
+        raise TypeError(
+            "crop must be RandomResizedCrop(size), CenterCrop(size), Resize(size) or your own Crop, with `shape` and `window`; got "
+            f"{crop!r}"
+        )
+    if not 0 <= flip <= 1:
+        raise ValueError(f"flip is a probability and needs to be 0 to 1; got {flip}")
 
 
 def centered_slices(shape: Size, size: Size, *, is_flipped: bool) -> tuple[slice, slice]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 import shmload
 from shmload._core.resample import resample
-from shmload.formats.images.crops import Crop, Size, Whole, Window, centered_slices
+from shmload.formats.images.crops import Crop, Size, Whole, Window, centered_slices, check_choices
 from shmload.formats.images.encoded_bytes import Encoded, file_bytes
 from shmload.formats.images.open_image import LIBRARIES, MAX_PIXELS, checked, open_image
 from shmload.formats.images.opened_image import Box, OpenedImage, Part, Pixels
@@ -100,14 +100,7 @@ class ImageDecoder:
     _levels: NDArray[np.float32] | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        is_crop = callable(getattr(self.crop, "window", None)) and hasattr(self.crop, "shape") and not isinstance(self.crop, type)
-        if self.crop is not None and not is_crop:
-            raise TypeError(
-                "crop must be RandomResizedCrop(size), CenterCrop(size), Resize(size) or your own Crop, with `shape` and `window`; "
-                f"got {self.crop!r}"
-            )
-        if not 0 <= self.flip <= 1:
-            raise ValueError(f"flip is a probability and needs to be 0 to 1; got {self.flip}")
+        check_choices(self.crop, self.flip)
         for name, choices in (("layout", ("CHW", "HWC")), ("dtype", (None, "uint8", "float32")), ("decoder", LIBRARIES)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} needs to be one of {choices}; got {getattr(self, name)!r}")

@@ -27,14 +27,17 @@ _OWN_STREAM = 0  # stream of sample_rng(); 1 is the stream of the global generat
 _ZEROS = np.zeros(4, np.uint64)
 # getrefcount of a generator that only this module holds: `_ThreadState.rng` and the argument; Python 3.14 counts no locals
 _UNKEPT = 2
-_UNREAD = (
-    "sample_info() and sample_rng() can be called only while a ShmLoader reads a sample; "
-    "shmload.debug.read(dataset, index) reads one alone"
-)
 
 
 class NoSampleError(RuntimeError):
     """`sample_info()` or `sample_rng()` was called while no sample is being read."""
+
+
+def _unread() -> NoSampleError:
+    return NoSampleError(
+        "sample_info() and sample_rng() can be called only while a ShmLoader reads a sample; "
+        "shmload.debug.read(dataset, index) reads one alone"
+    )
 
 
 class SampleInfo(NamedTuple):
@@ -313,7 +316,7 @@ def sample_info() -> SampleInfo:
 def _sample() -> Sample:
     reading = _threads.now.reading
     if reading is None or not reading.begun:
-        raise NoSampleError(_UNREAD)
+        raise _unread()
     return reading.sample()
 
 
@@ -353,7 +356,7 @@ def sample_rng(index: int | None = None) -> np.random.Generator:
     reading = now.reading
     begun = None if reading is None else reading.begun
     if reading is None or not begun:
-        raise NoSampleError(_UNREAD)
+        raise _unread()
     if index is not None:
         seed, epoch, _, _ = reading.sample()
         if seed is not None:

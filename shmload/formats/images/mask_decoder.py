@@ -73,12 +73,15 @@ class MaskDecoder:
             data: an encoded image: bytes, another buffer of them, or a dict that has them as "bytes", as Hugging Face's
                 `datasets.Image` stores pictures.
         """
-        picture = open_picture(file_bytes(data))
+        content = file_bytes(data)
+        picture = checked(lambda: open_picture(content))
         width, height = picture.size
         if width * height > self.max_pixels:
             raise ValueError(f"the mask has {width} x {height} pixels, more than max_pixels={self.max_pixels}")
         classes = checked(lambda: _classes(picture))
-        if classes.size and (largest := int(classes.max())) > np.iinfo(self.dtype).max:
+        if int(classes.min()) < 0:
+            raise ValueError(f"the mask has a negative number, {classes.min()}, which is no class")
+        if (largest := int(classes.max())) > np.iinfo(self.dtype).max:
             raise ValueError(f'the mask has class {largest}, which is too large for uint8: give MaskDecoder(dtype="int64")')
         rng = generator_for((self._crop, self.flip), generator)
         window = self._crop.window(height, width, rng)
@@ -108,5 +111,5 @@ def _classes(picture: Picture) -> NDArray[Any]:
 
 def _nearest(start: float, extent: float, count: int, first: int, end: int) -> NDArray[np.intp]:
     """Return for each of `count` results the pixel at its center, within [first, end), of a side that is cut at `start`."""
-    places = np.floor(start + (np.arange(count) + 0.5) * (extent / count))
-    return np.clip(places, first, end - 1).astype(np.intp)
+    places: NDArray[np.float64] = np.floor(start + (np.arange(count) + 0.5) * (extent / count))
+    return places.clip(first, end - 1).astype(np.intp)

@@ -51,6 +51,11 @@ def test_numbers_of_16_bits_need_int64() -> None:
         MaskDecoder()(wide)
 
 
+def test_negative_numbers_are_refused() -> None:
+    with pytest.raises(ValueError, match="the mask has a negative number, -3, which is no class"):
+        MaskDecoder(dtype="int64")(encoded(np.array([[-3, 5]], np.int32), kind="tiff"))
+
+
 @given(st.integers(1, 40), st.integers(1, 40))
 def test_resizing_takes_pillows_nearest_pixels(height: int, width: int) -> None:
     expected = np.asarray(Image.fromarray(CLASSES).resize((width, height), Image.Resampling.NEAREST))

@@ -103,7 +103,8 @@ def _judge(timeline: AuditTimeline, report: AuditReport, *, allow_restarts: bool
         how = "before its epoch began" if before is None else f"after step {before}"
         report.found("swapped", f"{one.where}: delivered {how}")
     report.notes += timeline.lost
-    for part, num_batches, num_samples in timeline.restarts if not allow_restarts else ():
+    restarts = [] if allow_restarts else timeline.restarts
+    for part, num_batches, num_samples in restarts:
         report.found(
             "doubled",
             f"rank {part.header.rank} of {part.header.world_size} started from the beginning without a state, in "
@@ -148,7 +149,7 @@ def _judge(timeline: AuditTimeline, report: AuditReport, *, allow_restarts: bool
         else:
             ranks = {part.header.rank for part in timeline.parts}
             judge_pass(epoch, by_epoch[number], is_ended, ranks, is_last=is_last, report=report)
-        if report.num_found.total() > num_found:
+        if report.num_found.total() > num_found or (restarts and superseded[number]):
             epoch.state = "defect"
         elif epoch.state == "proven" and newest.uneven == "drop" and epoch.num_expected is not None:
             epoch.num_left_out = max(epoch.num_expected - epoch.num_samples - epoch.num_skipped, 0)

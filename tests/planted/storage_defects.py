@@ -871,6 +871,27 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A16",
+        "blank float images are pictures in a dataset of arrays",
+        "array_member",
+        Replace("is_float and float_images == 'npy'", "False"),
+        (f"{MEMBERS}test_blank_float_image_is_stored_like_the_dataset_s_others",),
+    ),
+    Defect(
+        "A16",
+        "float images that no picture can hold are arrays in a dataset of pictures",
+        "array_member",
+        Replace("float_images == 'png'", "False"),
+        (f"{MEMBERS}test_float_image_that_does_not_fit_the_dataset_s_format_is_an_error",),
+    ),
+    Defect(
+        "A16",
+        "appended float images have another format than the existing ones",
+        "Packing._float_images",
+        Replace("self._options.append", "False"),
+        (f"{MEMBERS}test_appended_float_images_have_the_format_of_the_existing_ones",),
+    ),
+    Defect(
+        "A16",
         "a field name that is an extension is kept for any type of value",
         "_is_kept_as",
         Replace("_is_integer(value)", "True"),

@@ -24,6 +24,7 @@ from shmload.formats.tar.member_compression import zstd
 from shmload.formats.tar.shard_index import BLOCK, KEY
 from shmload.formats.tar.writer import member_header, member_name
 from shmload.introspect.abilities import ability_of
+from shmload.remote.packing.image_members import FloatImages
 from shmload.remote.packing.members import Members, Serializers, file_member, members_of, serialized, serializer_of, value_member
 from shmload.schedule.permutation import Permutation
 from shmload.worker.own_generators import OwnGenerators
@@ -51,18 +52,20 @@ class PackedSamples:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def members(self, index: int) -> tuple[str, Members]:
+    def members(self, index: int, float_images: FloatImages) -> tuple[str, Members]:
         """Return the prefix of a sample's key, and its members, sorted by extension."""
-        return prefix_and_members(self.dataset[index], self.quality, self.serializers)
+        return prefix_and_members(self.dataset[index], self.quality, self.serializers, float_images)
 
 
-def prefix_and_members(sample: Any, quality: int | None, serializers: Serializers) -> tuple[str, Members]:
+def prefix_and_members(
+    sample: Any, quality: int | None, serializers: Serializers, float_images: FloatImages
+) -> tuple[str, Members]:
     """Return the prefix of a sample's key (its own key and "-", or ""), and its members, sorted by extension.
 
-    `quality` and `serializers` are as for `PackedSamples`.
+    The other arguments are as for `members_of`.
     """
     key = sample.get(KEY) if isinstance(sample, Mapping) else None
-    return (f"{key}-" if isinstance(key, str) else ""), members_of(sample, quality, serializers)
+    return (f"{key}-" if isinstance(key, str) else ""), members_of(sample, quality, serializers, float_images)
 
 
 @dataclass
@@ -83,7 +86,7 @@ class Files:
     def __len__(self) -> int:
         return len(self.entries)
 
-    def members(self, index: int) -> tuple[str, Members]:
+    def members(self, index: int, float_images: FloatImages) -> tuple[str, Members]:
         entry = self.entries[index]
         if not self.has_labels:
             return "", [file_member(entry)]
@@ -115,8 +118,8 @@ class PackedParts:
     def __len__(self) -> int:
         return len(self.part)
 
-    def members(self, index: int) -> tuple[str, Members]:
-        return self.parts[int(self.part[index])].members(int(self.index[index]))
+    def members(self, index: int, float_images: FloatImages) -> tuple[str, Members]:
+        return self.parts[int(self.part[index])].members(int(self.index[index]), float_images)
 
 
 PackSource = PackedSamples | Files | PackedParts  # a dataset as the packer reads it; picklable
@@ -246,8 +249,11 @@ class EncodedSamples:
         source: the samples.
         seed: seed of the order and of the dataset's random numbers.
         coding: transformation of the members.
+    Attributes:
+        float_images: how images of floats are stored.
     """
 
+    float_images: FloatImages = None
     schema = {RECORD: ("uint8", (None,))}  # noqa: RUF012  # as users write it
 
     def __init__(self, source: PackSource, *, seed: int, coding: MemberCoding) -> None:
@@ -289,7 +295,7 @@ class EncodedSamples:
         """
         try:
             with sample_of(self.seed, 0, index, 0, own=own) if self.source.draws else nullcontext():
-                prefix, members = self.source.members(index)
+                prefix, members = self.source.members(index, self.float_images)
                 return self.coding.record(f"{self._first + index:0{self._width}d}", prefix, members)
         except Exception as error:
             error.add_note(f"sample {index} of the dataset")

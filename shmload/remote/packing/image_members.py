@@ -9,7 +9,7 @@ An image that is certainly unchanged keeps the bytes of its file; otherwise it i
 | Pillow image, mode CMYK, F, I, LAB, YCbCr | TIFF, which supports these modes |
 | array or tensor, uint8, one, three or four channels | PNG |
 | array or tensor, uint16, one channel | PNG of 16 bits |
-| array or tensor, floats that are all k / 255 | PNG: the picture that ToTensor converted |
+| array or tensor, floats that are all k / 255, in all images of the dataset | PNG: the picture that ToTensor converted |
 | any other array or tensor | .npy |
 
 An array with three dimensions is (height, width, channels) if its last extent is 1, 3 or 4, otherwise channels first. A tensor is
@@ -25,7 +25,7 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,10 +37,15 @@ from shmload.remote.packing.image_signatures import PEEK, image_extension, is_fo
 if TYPE_CHECKING:
     from PIL.Image import Image as Picture
 
+FloatImages = Literal["png", "npy"] | None  # how a dataset stores its images of floats; None decides for each image
 PNG_MODES = frozenset({"1", "L", "LA", "P", "RGB", "RGBA", "I;16"})
 TIFF_MODES = frozenset({"CMYK", "F", "I", "LAB", "YCbCr"})
 _CHANNELS = {1: "L", 3: "RGB", 4: "RGBA"}
 _COMPRESSION = 6  # zlib's default, given explicitly, so that another default of a library changes no byte
+
+
+class NotPixelsError(ValueError):
+    """An image of floats that is not a PNG's, in a dataset that stores images of floats as PNG."""
 
 
 def picture_member(picture: Picture, quality: int | None) -> tuple[str, bytes]:
@@ -61,11 +66,24 @@ def picture_member(picture: Picture, quality: int | None) -> tuple[str, bytes]:
     return _picture_encoded(picture, quality)
 
 
-def array_member(array: NDArray[Any], quality: int | None, *, is_tensor: bool) -> tuple[str, bytes]:
-    """Return (extension, bytes) of an image given as an array. Whether it was a tensor decides the order of axes."""
+def array_member(
+    array: NDArray[Any], quality: int | None, *, is_tensor: bool, float_images: FloatImages = None
+) -> tuple[str, bytes]:
+    """Return (extension, bytes) of an image given as an array. Whether it was a tensor decides the order of axes.
+
+    Raises:
+        NotPixelsError: `float_images` is "png", and the image is of floats that are not all k / 255.
+    """
     straight = _height_width_channels(array, is_tensor=is_tensor)
-    pixels = None if straight is None else _pixels(straight)
+    is_float = straight is not None and array.dtype in (np.float32, np.float64)
+    pixels = None if straight is None or (is_float and float_images == "npy") else _pixels(straight)
     if pixels is None:
+        if is_float and float_images == "png":
+            raise NotPixelsError(
+                f"field 'image': this image of {array.dtype} has values that are not k / 255, but the images of the samples that "
+                "were read first are stored as pictures (png), and a dataset stores its images in one format. Give every sample as "
+                "a dict with {'image.npy': array} to store arrays, or as uint8 to store pictures"
+            )
         return "npy", encode("npy", array)
     from PIL import Image
 

@@ -40,7 +40,14 @@ from shmload.formats.tar.encoders import encode
 from shmload.formats.tar.extensions import IMAGE_EXTENSIONS, INTEGERS, TEXTS
 from shmload.formats.tar.member_compression import EXPANDERS
 from shmload.formats.tar.shard_index import KEY
-from shmload.remote.packing.image_members import array_member, array_of_tensor, named_image, picture_member
+from shmload.remote.packing.image_members import (
+    FloatImages,
+    NotPixelsError,
+    array_member,
+    array_of_tensor,
+    named_image,
+    picture_member,
+)
 from shmload.remote.packing.image_signatures import PEEK, image_extension, is_format
 
 Members = list[tuple[str, bytes]]
@@ -53,30 +60,34 @@ _BYTES = (bytes, bytearray, memoryview)
 _FACES = {"image": "", "label": ""}  # fields whose members are named by their extension only; their order in a tuple
 
 
-def members_of(sample: Any, quality: int | None, serializers: Serializers | None = None) -> Members:
+def members_of(
+    sample: Any, quality: int | None, serializers: Serializers | None = None, float_images: FloatImages = None
+) -> Members:
     """Return the members of a sample, sorted by extension.
 
     Args:
         sample: an image, (image,), (image, label), or a dict.
         quality: JPEG quality for images that are encoded; None encodes without loss.
         serializers: the user's serializers by type.
+        float_images: how the dataset stores its images of floats; None decides for this sample alone.
     Raises:
+        NotPixelsError: `float_images` is "png", and the sample has an image of floats that are not all k / 255.
         TypeError, ValueError: the sample has another form, or a field cannot be encoded; the message names it.
     """
     own = serializers or {}
     if isinstance(sample, Mapping):
-        found = _of_fields(sample, quality, own)
+        found = _of_fields(sample, quality, own, float_images)
     elif isinstance(sample, tuple) and hasattr(sample, "_asdict"):
-        found = _of_fields(sample._asdict(), quality, own)
+        found = _of_fields(sample._asdict(), quality, own, float_images)
     elif isinstance(sample, (tuple, list)):
         if not 1 <= len(sample) <= 2:
             raise TypeError(
                 f"a sample is an image and a label, or a dict of named fields; this one is of type {type(sample).__name__} and "
                 f"length {len(sample)}: return a dict"
             )
-        found = [_field(name, value, quality, own) for name, value in zip(_FACES, sample, strict=False)]
+        found = [_field(name, value, quality, own, float_images) for name, value in zip(_FACES, sample, strict=False)]
     else:
-        found = [_field("image", sample, quality, own)]
+        found = [_field("image", sample, quality, own, float_images)]
     found.sort(key=lambda member: member[0])
     for (one, _), (other, _) in pairwise(found):
         if one == other:
@@ -84,7 +95,7 @@ def members_of(sample: Any, quality: int | None, serializers: Serializers | None
     return found
 
 
-def _of_fields(sample: Mapping[Any, Any], quality: int | None, own: Serializers) -> Members:
+def _of_fields(sample: Mapping[Any, Any], quality: int | None, own: Serializers, float_images: FloatImages) -> Members:
     found: Members = []
     for name, value in sample.items():
         if not isinstance(name, str):
@@ -92,13 +103,13 @@ def _of_fields(sample: Mapping[Any, Any], quality: int | None, own: Serializers)
         if name == KEY or name.startswith("__"):
             continue
         if name in _FACES:
-            found.append(_field(name, value, quality, own))
+            found.append(_field(name, value, quality, own, float_images))
             continue
         plain = _PLAIN.sub("_", name.lower())
         if _is_kept_as(plain, value) and serializer_of(value, own) is None:
             found.append((plain, _named(name, named_member, plain, value, quality)))
         else:
-            extension, data = _field(name, value, quality, own)
+            extension, data = _field(name, value, quality, own, float_images)
             found.append((f"{plain.strip('.') or 'field'}.{extension}", data))
     if not found:
         raise ValueError("a sample needs at least one field; this dict has none")
@@ -146,11 +157,13 @@ def named_member(extension: str, value: Any, quality: int | None) -> bytes:
     return encode(extension, array_of_tensor(value) if is_tensor(value) else value)
 
 
-def _field(name: str, value: Any, quality: int | None, own: Serializers) -> tuple[str, bytes]:
+def _field(name: str, value: Any, quality: int | None, own: Serializers, float_images: FloatImages) -> tuple[str, bytes]:
     """Return (extension, bytes) of a field."""
     if serializer_of(value, own) is not None:
         return _named(name, serialized, value, own)
-    return _named(name, image_member if name == "image" else value_member, value, quality)
+    if name == "image":
+        return _named(name, image_member, value, quality, float_images)
+    return _named(name, value_member, value, quality)
 
 
 def serializer_of(value: Any, own: Serializers) -> tuple[str, Callable[[Any], bytes]] | None:
@@ -174,19 +187,21 @@ def _named(name: str, encoder: Callable[..., T], *arguments: Any) -> T:
     """Call an encoder for a field. Its errors name the field."""
     try:
         return encoder(*arguments)
+    except NotPixelsError:  # it names the field, and its type decides how the dataset is packed
+        raise
     except (ValueError, TypeError, OSError, RuntimeError) as error:  # a base class: subclasses may need more arguments
         kind = next(each for each in (OSError, TypeError, RuntimeError, ValueError) if isinstance(error, each))
         raise kind(f"field {name!r}: {error}") from error
 
 
-def image_member(value: Any, quality: int | None) -> tuple[str, bytes]:
+def image_member(value: Any, quality: int | None, float_images: FloatImages = None) -> tuple[str, bytes]:
     """Return (extension, bytes) of the field `image`. A str is a path here."""
     if isinstance(value, str):
         value = Path(value)
     if isinstance(value, np.ndarray):
-        return array_member(value, quality, is_tensor=False)
+        return array_member(value, quality, is_tensor=False, float_images=float_images)
     if is_tensor(value):
-        return array_member(array_of_tensor(value), quality, is_tensor=True)
+        return array_member(array_of_tensor(value), quality, is_tensor=True, float_images=float_images)
     return value_member(value, quality)
 
 

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, chain, islice
 from typing import Any, Literal
@@ -26,13 +27,14 @@ from shmload.remote.manifest import Manifest
 from shmload.remote.object_stream import ObjectStream, pass_over
 from shmload.remote.packing.encoded_samples import RECORD, EncodedSamples, Files, MemberCoding, PackSource, source_of
 from shmload.remote.packing.generation import Generation, manifest_of
+from shmload.remote.packing.image_members import FloatImages, NotPixelsError
 from shmload.remote.packing.members import Serializers
 from shmload.remote.packing.pack_part import MOST_PARTS, PackPart
 from shmload.remote.packing.shard_file import ShardFile
 from shmload.remote.packing.shard_record import ShardRecord
 from shmload.remote.packing.shard_sender import NUM_THREADS, ShardSender
 from shmload.remote.packing.spool import Spool
-from shmload.remote.packing.stream_encoding import StreamEncoder
+from shmload.remote.packing.stream_encoding import EncodedMembers, StreamEncoder
 from shmload.storage.client import client_of
 from shmload.storage.open_store import open_store
 from shmload.storage.store import Store
@@ -41,6 +43,7 @@ from shmload.worker.sample_rng import generators_kept
 
 logger = logging.getLogger("shmload")
 
+_PICTURES = frozenset(("jpg", "png"))  # extensions of float images that are stored as pictures
 VERSION = 1  # of the encoding of samples; part of the generation's name
 NUM_PROBED = 8  # samples that distinguish one dataset from another
 _BATCH_NBYTES = 4 << 20
@@ -158,14 +161,31 @@ class Packing:
         self._begin(store, options, on_progress, len(source))
         self._samples = EncodedSamples(source, seed=options.seed, coding=options.coding)
         probed = sorted({number * (len(source) - 1) // (NUM_PROBED - 1) for number in range(NUM_PROBED)})
-        with generators_kept():
-            own = OwnGenerators(source)
-            probes = [b"".join(self._samples.pieces(index, own)) for index in probed]
+        probes = self._probes(source, probed)
         mean = sum(map(len, probes)) // len(probes)
         self._batch_size = min(max(_BATCH_NBYTES // mean, 1), _BATCH_SIZE_MAX)
         self._span = self._part.span(len(source))
-        self._choose(self._digest(probes, source))
+        self._choose(self._digest(probes, source, self._samples.float_images))
         self._samples.begin(self._coding(), self._first)
+
+    def _probes(self, source: PackSource, indices: Sequence[int]) -> list[bytes]:
+        """Return the records of some samples. They decide how images of floats are stored."""
+        *preferred, last = self._float_images()
+        with generators_kept():
+            own = OwnGenerators(source)
+            for self._samples.float_images in preferred:
+                with suppress(NotPixelsError):
+                    return [b"".join(self._samples.pieces(index, own)) for index in indices]
+            self._samples.float_images = last
+            return [b"".join(self._samples.pieces(index, own)) for index in indices]
+
+    def _float_images(self) -> list[FloatImages]:
+        """Return the ways to store images of floats, by preference; only that of the dataset that is appended to, if it has one."""
+        there = manifest_of(self._store) if self._options.append else None
+        extensions = set() if there is None else {extension.partition(".")[0] for extension in there.extensions}
+        if ("npy" in extensions) == bool(extensions & _PICTURES):
+            return ["png", "npy"]
+        return ["npy"] if "npy" in extensions else ["png"]
 
     def _begin(
         self, store: Store, options: PackOptions, on_progress: Callable[[PackProgress], None] | None, total: int | None
@@ -176,12 +196,13 @@ class Packing:
         self._records: list[ShardRecord] = []  # of the shards that are in the store
         self.num_found = self._num_packed = self._first = 0
 
-    def _digest(self, probes: list[bytes], source: PackSource | None) -> str:
+    def _digest(self, probes: list[bytes], source: PackSource | None, float_images: FloatImages) -> str:
         """Return a hash of the arguments and the dataset, for the name of the generation.
 
         Args:
             probes: records of some samples.
             source: the dataset, if it has a length.
+            float_images: how images of floats are stored.
         """
         options, digest = self._options, hashlib.sha256()
         arguments = (options.seed, options.maxsize, options.maxcount, options.quality, options.restart_markers)
@@ -191,6 +212,8 @@ class Packing:
         if options.compress or options.cipher is not None:
             fingerprint = None if options.cipher is None else options.cipher.fingerprint
             digest.update(json.dumps((options.compress, options.compression_level, fingerprint)).encode("ascii"))
+        if float_images == "npy":
+            digest.update(b"float images npy")
         for probe in probes:
             digest.update(probe)
         if isinstance(source, Files):
@@ -366,16 +389,27 @@ class StreamPacking(Packing):
             )
         self._begin(store, options, on_progress, None)
         self._iterable, source = samples, _numbered(samples)
-        encoder = StreamEncoder(options.coding, options.quality, options.serializers)
-        probes, first = [], []
-        for number, sample in islice(source, NUM_PROBED):  # encoded at once, because the iterable may reuse the object
-            probes.append(encoder.record(number, sample))
-            first.append(encoder.encoded(sample))
+        encoder, first = self._first_encoded(source)
         if not first:
             raise ValueError("an iterable of at least 1 sample is needed; this one is empty: check what it reads")
-        self._stream = chain(enumerate(first), source)
-        self._choose(self._digest(probes, None))
+        self._stream = chain(enumerate(members for _, members in first), source)
+        self._choose(self._digest([record for record, _ in first], None, encoder.float_images))
         self._encoder = replace(encoder, coding=self._coding(), first=self._first)
+
+    def _first_encoded(self, source: Iterator[tuple[int, Any]]) -> tuple[StreamEncoder, list[tuple[bytes, EncodedMembers]]]:
+        """Return the encoder, and the first samples with their records. They decide how images of floats are stored."""
+        options = self._options
+        encoders = [StreamEncoder(options.coding, options.quality, options.serializers, 0, each) for each in self._float_images()]
+        found: list[list[tuple[bytes, EncodedMembers]]] = [[] for _ in encoders]
+        for number, sample in islice(source, NUM_PROBED):  # encoded at once, because the iterable may reuse the object
+            for encoder, encoded in list(zip(encoders, found, strict=True)):
+                try:
+                    encoded.append((encoder.record(number, sample), encoder.encoded(sample)))
+                except NotPixelsError:
+                    if len(encoders) == 1:
+                        raise
+                    del encoders[0], found[0]
+        return encoders[0], found[0]
 
     def _batches(self, at: int) -> Iterator[tuple[memoryview, list[int]]]:
         records: list[bytes] = []

@@ -27,7 +27,7 @@ import numpy as np
 
 from shmload._core.watch import die_with
 from shmload.remote.packing.encoded_samples import MemberCoding, prefix_and_members
-from shmload.remote.packing.image_members import file_of_picture
+from shmload.remote.packing.image_members import FloatImages, file_of_picture
 from shmload.remote.packing.members import Members, Serializers
 
 _CHUNK_NBYTES, _CHUNK_SIZE = 1 << 20, 64  # per task: pickled bytes, and samples
@@ -51,7 +51,7 @@ class StreamEncoder:
 
     Attributes:
         coding: transformation of the members.
-        quality, serializers: as for `members_of`.
+        quality, serializers, float_images: as for `members_of`.
         first: number of the first sample, which is part of its key.
     """
 
@@ -59,6 +59,7 @@ class StreamEncoder:
     quality: int | None
     serializers: Serializers = field(default_factory=dict)
     first: int = 0
+    float_images: FloatImages = None
 
     def record(self, number: int, sample: Any) -> bytes:
         """Return the record of sample `number`.
@@ -75,7 +76,7 @@ class StreamEncoder:
 
     def encoded(self, sample: Any) -> EncodedMembers:
         """Return the encoded members of a sample, which later changes to the sample's values do not affect."""
-        return EncodedMembers(*prefix_and_members(sample, self.quality, self.serializers))
+        return EncodedMembers(*prefix_and_members(sample, self.quality, self.serializers, self.float_images))
 
     def records(self, handed: Iterable[Handed]) -> list[bytes]:
         """Return the records of samples that were converted by `handed`."""

@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as hnp
 from PIL import Image
 
 import shmload
-from shmload.remote import RemoteDataset
+from shmload.remote import RemoteDataset, upload_cv_dataset
 from shmload.remote.packing.members import Members, members_of
 from shmload.storage.local_store import LocalStore
 from tests.remote.packing.packing_kit import encoded, packed, samples_in
@@ -355,3 +355,47 @@ def test_error_for_an_unsupported_value_names_the_field(name: str) -> None:
 def test_error_names_a_missing_file() -> None:
     with pytest.raises(OSError, match=r"^field 'image': .*No such file.*'/nowhere/x.jpg'$"):
         members_of(("/nowhere/x.jpg", 1), None)
+
+
+FLOATS = [RNG.normal(size=(3, 4, 5)).astype(np.float32) for _ in range(20)]
+PIXELS = [np.rint(np.abs(each) * 50).clip(0, 255).astype(np.float32) / np.float32(255) for each in FLOATS]
+BLANK = np.zeros_like(FLOATS[0])
+
+
+def test_blank_float_image_is_stored_like_the_dataset_s_others(tmp_path: Path) -> None:
+    for number, (images, kind) in enumerate([(FLOATS, "npy"), (PIXELS, "png")]):
+        for at in (0, 5):
+            samples = [(BLANK if index == at else image, index) for index, image in enumerate(images)]
+            for form, dataset in (("list", samples), ("stream", iter(samples))):
+                for workers in (0, 2):
+                    folder = tmp_path / f"{number}-{at}-{form}-{workers}"
+                    manifest = upload_cv_dataset(dataset if form == "list" else iter(samples), bucket=str(folder), workers=workers)
+                    assert manifest.extensions == ("cls", kind)
+                    view = RemoteDataset.from_urls(str(folder)).indexed()
+                    if kind == "npy":
+                        assert all(np.array_equal(sample["npy"], samples[sample["cls"]][0]) for sample in view)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_float_image_that_does_not_fit_the_dataset_s_format_is_an_error(tmp_path: Path, is_stream: bool, workers: int) -> None:
+    images = [*PIXELS[:13], FLOATS[0], *PIXELS[13:]]  # the samples that are read first are others
+    samples = [{"image": image, "label": index} for index, image in enumerate(images)]
+    message = r"field 'image': this image of float32 has values that are not k / 255[\s\S]*'image.npy'[\s\S]*sample 13 of the"
+    with pytest.raises(ValueError, match=message):
+        upload_cv_dataset(iter(samples) if is_stream else samples, bucket=str(tmp_path / "a"), workers=workers)
+    named = [{"image.npy": sample["image"], "label": sample["label"]} for sample in samples]
+    assert upload_cv_dataset(named, bucket=str(tmp_path / "b"), workers=workers).extensions == ("cls", "image.npy")
+
+
+def test_appended_float_images_have_the_format_of_the_existing_ones(tmp_path: Path) -> None:
+    for compress in (None, "samples"):
+        folder = str(tmp_path / str(compress))
+        upload_cv_dataset(FLOATS, bucket=folder, workers=0, compress=compress)  # type: ignore[arg-type]
+        for again in (False, True):
+            found = upload_cv_dataset(PIXELS, bucket=folder, workers=0, append=True, compress=compress)  # type: ignore[arg-type]
+            assert (found.num_samples, len(found.extensions)) == (40, 1), again
+    pictures = str(tmp_path / "pictures")
+    upload_cv_dataset(PIXELS, bucket=pictures, workers=0)
+    with pytest.raises(ValueError, match="not k / 255"):
+        upload_cv_dataset(FLOATS, bucket=pictures, workers=0, append=True)

@@ -892,6 +892,13 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "A16",
+        "the mask of a masked array is dropped",
+        "unmasked",
+        Replace("is_masked(value)", "False"),
+        (f"{MEMBERS}test_masked_array_is_an_error_because_no_format_stores_its_mask",),
+    ),
+    Defect(
+        "A16",
         "a field name that is an extension is kept for any type of value",
         "_is_kept_as",
         Replace("_is_integer(value)", "True"),

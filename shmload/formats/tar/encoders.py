@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from shmload.batch.array_rows import is_masked
 from shmload.formats.tar.extensions import INTEGERS, TEXTS
 from shmload.formats.tar.member_compression import EXPANDERS, zstd
 from shmload.formats.tar.tenbin import encode_tenbin
@@ -43,6 +44,17 @@ def encode(extension: str, value: Any) -> bytes:
     return encoder(value)
 
 
+def unmasked(value: Any) -> Any:
+    """Return the value.
+
+    Raises:
+        TypeError: it is a masked array, whose mask only a pickle stores.
+    """
+    if is_masked(value):
+        raise TypeError("a masked array would lose its mask: give array.filled(value), and the mask as a field of its own")
+    return value
+
+
 def _written(write: Callable[[Any], object]) -> bytes:
     """Return the bytes that `write` writes to a file."""
     file = io.BytesIO()
@@ -51,7 +63,7 @@ def _written(write: Callable[[Any], object]) -> bytes:
 
 
 def _npz(value: Any) -> bytes:
-    arrays: dict[str, Any] = {name: np.asarray(each) for name, each in value.items()}
+    arrays: dict[str, Any] = {name: np.asarray(unmasked(each)) for name, each in value.items()}
     if objects := [name for name, array in arrays.items() if array.dtype.hasobject]:
         raise ValueError(f"npz: {objects[0]!r} is an array of objects, which would be a pickle; give numbers or text")
     # no allow_pickle=, which numpy before 2.2 would store as an array; members are dated 1980, so the bytes are always the same
@@ -59,6 +71,7 @@ def _npz(value: Any) -> bytes:
 
 
 def _integer(value: Any) -> bytes:
+    unmasked(value)
     try:
         return b"%d" % operator.index(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError):  # a float would lose its fraction
@@ -72,7 +85,7 @@ def _not_text(value: Any) -> bytes:
 def _encode_picture(kind: str, value: Any) -> bytes:
     from PIL import Image
 
-    picture = value if isinstance(value, Image.Image) else Image.fromarray(np.asarray(value))
+    picture = value if isinstance(value, Image.Image) else Image.fromarray(np.asarray(unmasked(value)))
     if kind == "JPEG" and picture.mode not in ("L", "RGB", "CMYK"):
         picture = picture.convert("RGB")
     return _written(lambda file: picture.save(file, format=kind, **({"quality": 100} if kind == "JPEG" else {})))
@@ -82,7 +95,7 @@ _ENCODERS: dict[str, Encoder] = {
     **dict.fromkeys(INTEGERS, _integer),
     **dict.fromkeys(TEXTS, _not_text),
     **dict.fromkeys(("jsn", "json"), lambda value: json.dumps(value).encode("utf-8")),
-    **dict.fromkeys(("tb", "ten", "tenbin"), encode_tenbin),
+    **dict.fromkeys(("tb", "ten", "tenbin"), lambda value: encode_tenbin([unmasked(each) for each in unmasked(value)])),
     **dict.fromkeys(("pickle", "pkl", "pyd"), pickle.dumps),
     **dict.fromkeys(("mp", "msg", "msgpack"), lambda value: importlib.import_module("msgpack").packb(value)),
     **dict.fromkeys(("image", "img", "jpeg", "jpg"), partial(_encode_picture, "JPEG")),
@@ -90,7 +103,7 @@ _ENCODERS: dict[str, Encoder] = {
     **dict.fromkeys(("pbm", "pgm", "ppm"), partial(_encode_picture, "PPM")),
     "png": partial(_encode_picture, "PNG"),
     "cbor": lambda value: importlib.import_module("cbor").dumps(value),
-    "npy": lambda value: _written(lambda file: np.save(file, np.asarray(value), allow_pickle=False)),
+    "npy": lambda value: _written(lambda file: np.save(file, np.asarray(unmasked(value)), allow_pickle=False)),
     "npz": _npz,
     "pth": lambda value: _written(lambda file: importlib.import_module("torch").save(value, file)),
 }

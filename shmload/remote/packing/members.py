@@ -36,7 +36,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from shmload.batch.collate import is_tensor
-from shmload.formats.tar.encoders import encode
+from shmload.formats.tar.encoders import encode, unmasked
 from shmload.formats.tar.extensions import IMAGE_EXTENSIONS, INTEGERS, TEXTS
 from shmload.formats.tar.member_compression import EXPANDERS
 from shmload.formats.tar.shard_index import KEY
@@ -145,6 +145,7 @@ def named_member(extension: str, value: Any, quality: int | None) -> bytes:
     Raises:
         TypeError, ValueError: this format cannot store the value.
     """
+    unmasked(value)
     last = extension.rpartition(".")[2]
     if isinstance(value, _BYTES):
         return bytes(value)
@@ -198,6 +199,7 @@ def image_member(value: Any, quality: int | None, float_images: FloatImages = No
     """Return (extension, bytes) of the field `image`. A str is a path here."""
     if isinstance(value, str):
         value = Path(value)
+    unmasked(value)
     if isinstance(value, np.ndarray):
         return array_member(value, quality, is_tensor=False, float_images=float_images)
     if is_tensor(value):
@@ -211,6 +213,7 @@ def value_member(value: Any, quality: int | None) -> tuple[str, bytes]:
     Raises:
         TypeError, ValueError: the value cannot be encoded.
     """
+    unmasked(value)
     if isinstance(value, _BYTES):
         data = bytes(value)
         return image_extension(data[:PEEK]) or "bin", data

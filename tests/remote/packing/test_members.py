@@ -352,6 +352,20 @@ def test_error_for_an_unsupported_value_names_the_field(name: str) -> None:
     assert text == str(caught.value)
 
 
+MASKED = np.ma.array([[1, 2], [3, 4]], np.uint8, mask=[[0, 0], [0, 1]])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("x", MASKED), ("image", MASKED), ("x", {"a": MASKED}), ("x", [MASKED, MASKED]), ("x", MASKED[1, 1])]
+    + [(f"x.{extension}", MASKED) for extension in ("npy", "png", "ten")]
+    + [("x.npz", {"a": MASKED}), ("x.ten", [MASKED]), ("x.cls", MASKED[1, 1]), ("x.npy.gz", MASKED)],
+)
+def test_masked_array_is_an_error_because_no_format_stores_its_mask(name: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^field '{name}': a masked array would lose its mask: give array.filled\(value\)"):
+        members_of({name: value}, None)
+
+
 def test_error_names_a_missing_file() -> None:
     with pytest.raises(OSError, match=r"^field 'image': .*No such file.*'/nowhere/x.jpg'$"):
         members_of(("/nowhere/x.jpg", 1), None)
@@ -391,9 +405,9 @@ def test_float_image_that_does_not_fit_the_dataset_s_format_is_an_error(tmp_path
 def test_appended_float_images_have_the_format_of_the_existing_ones(tmp_path: Path) -> None:
     for compress in (None, "samples"):
         folder = str(tmp_path / str(compress))
-        upload_cv_dataset(FLOATS, bucket=folder, workers=0, compress=compress)  # type: ignore[arg-type]
+        upload_cv_dataset(FLOATS, bucket=folder, workers=0, compress=compress)
         for again in (False, True):
-            found = upload_cv_dataset(PIXELS, bucket=folder, workers=0, append=True, compress=compress)  # type: ignore[arg-type]
+            found = upload_cv_dataset(PIXELS, bucket=folder, workers=0, append=True, compress=compress)
             assert (found.num_samples, len(found.extensions)) == (40, 1), again
     pictures = str(tmp_path / "pictures")
     upload_cv_dataset(PIXELS, bucket=pictures, workers=0)

@@ -26,6 +26,7 @@ from shmload._core.tar_rows import TarRows
 from shmload.batch.row_placer import OneSample
 from shmload.errors import ShardCorrupt
 from shmload.formats.field_names import names_of
+from shmload.formats.images.crops import check_decoder
 from shmload.formats.images.shared_choices import one_sample
 from shmload.formats.row_numbers import checked_index, checked_indices
 from shmload.formats.tar.decoders import Decode
@@ -128,6 +129,7 @@ class RemoteRecords(_Ordered):
         fields: fields of the samples, from the format's and "__key__" and "__url__"; None for all fields of the format.
         decode: functions of a field's value, by field: {"image": ImageDecoder(...)}. None, or False as in TarDataset, decodes none.
     Raises:
+        TypeError: a function of `decode` is not callable.
         ValueError: on reading: a sample lacks a field.
         ShardCorrupt: on reading: a shard does not match its format, or has changed.
         StoreError: on reading: the store does not answer.
@@ -144,6 +146,8 @@ class RemoteRecords(_Ordered):
         self._source = source
         self._fields = None if fields is None else names_of(fields, "fields")
         self._decode = dict(decode or {})
+        for name, decoder in self._decode.items():
+            check_decoder(f"decode[{name!r}]", decoder)
 
     def __len__(self) -> int:
         return self._source.num_samples

@@ -898,6 +898,13 @@ STORAGE_DEFECTS = [
         (f"{MEMBERS}test_masked_array_is_an_error_because_no_format_stores_its_mask",),
     ),
     Defect(
+        "S5",
+        "a decoder that cannot be called is reported by the first sample",
+        "check_decoder",
+        Replace("callable(decoder)", "True"),
+        ("tests/formats/images/test_folder.py::test_crop_in_place_of_a_decoder_is_refused_at_once_with_the_remedy",),
+    ),
+    Defect(
         "A16",
         "a field name that is an extension is kept for any type of value",
         "_is_kept_as",

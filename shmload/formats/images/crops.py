@@ -47,6 +47,18 @@ class Crop(Protocol):
         """
 
 
+def is_crop(value: Any) -> bool:
+    """Return whether a value has the methods of a crop."""
+    return callable(getattr(value, "window", None)) and hasattr(value, "shape") and not isinstance(value, type)
+
+
+def check_decoder(name: str, decoder: Any) -> None:
+    """Raise TypeError unless a decoder can be called; `name` is that of the argument."""
+    if not callable(decoder):
+        remedy = f": wrap it, ImageDecoder({decoder!r})" if is_crop(decoder) else ""
+        raise TypeError(f"{name} must be a function, such as an ImageDecoder; got {decoder!r}{remedy}")
+
+
 @dataclass(frozen=True)
 class _SizedCrop:
     size: int | Sequence[int]
@@ -177,8 +189,7 @@ def check_choices(crop: Any, flip: float) -> None:
         TypeError: `crop` is neither None nor a Crop.
         ValueError: `flip` is not a probability.
     """
-    is_crop = callable(getattr(crop, "window", None)) and hasattr(crop, "shape") and not isinstance(crop, type)
-    if crop is not None and not is_crop:
+    if crop is not None and not is_crop(crop):
         raise TypeError(
             "crop must be RandomResizedCrop(size), CenterCrop(size), Resize(size) or your own Crop, with `shape` and `window`; got "
             f"{crop!r}"

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shmload.errors import ShardCorrupt
+from shmload.formats.images.crops import check_decoder
 from shmload.formats.images.decoder import ImageDecoder, decodes_in_place
 from shmload.formats.images.open_image import checked, open_image
 from shmload.formats.images.pillow_image import open_picture, rgb_picture
@@ -78,6 +79,7 @@ class ImageFolder:
         transform: used instead of `image`: a function that converts a Pillow image in RGB to an array or tensor.
     Raises:
         FileNotFoundError: there is no class, or a class has no image.
+        TypeError: `image` or `transform` is not callable.
         ValueError: arguments contradict each other, or the numbers of labels and paths differ.
         ShardCorrupt: (on reading) a file is not a valid image; the message names it and the cause.
     Thread/process safety: any number of readers.
@@ -102,6 +104,12 @@ class ImageFolder:
     ) -> None:
         if image is not None and transform is not None:
             raise ValueError("image= and transform= both decode images: pass one of them")
+        if image is not None:
+            check_decoder("image", image)
+        if transform is not None and not callable(transform):
+            raise TypeError(
+                f"transform must be a function of a Pillow image; got {transform!r}: give crops as image=ImageDecoder(crop)"
+            )
         self.image = ImageDecoder() if image is None else image
         self.transform = transform
         self.classes: list[str] = []

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
+from shmload.formats.images.crops import check_decoder
 from shmload.formats.tar.extensions import IMAGE_EXTENSIONS, INTEGERS, TEXTS
 from shmload.formats.tar.image_specs import image_decoder
 from shmload.formats.tar.member_compression import EXPANDERS
@@ -34,6 +35,7 @@ class Decoders:
             mapping of extensions to functions takes precedence over the safe ones.
         allow_pickle: also use decoders that can run arbitrary code.
     Raises:
+        TypeError: a decoder is not callable.
         ValueError: the image spec is invalid.
     """
 
@@ -41,6 +43,8 @@ class Decoders:
         self._decode, self._allow_pickle = decode, allow_pickle
         self._image = image_decoder(decode) if isinstance(decode, str) else None
         self._own = dict(decode) if isinstance(decode, Mapping) else {}
+        for extension, decoder in self._own.items():
+            check_decoder(f"decode[{extension!r}]", decoder)
         self._found: dict[str, Decoder | None] = {}
 
     @property

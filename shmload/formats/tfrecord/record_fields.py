@@ -12,6 +12,7 @@ import numpy as np
 from shmload._core.records import KINDS
 from shmload.batch.element_types import ElementType, of_any
 from shmload.batch.layout import dtype_and_shape
+from shmload.formats.images.crops import check_decoder
 from shmload.formats.images.decoder import decodes_in_place
 
 
@@ -87,6 +88,7 @@ def _field(name: str, spec: Any, default: Any, decode: Callable[[bytes], Any] | 
     dtype, extents = dtype_and_shape(name, spec)
     element = None if dtype in (str, bytes) else of_any(dtype)
     if decode is not None:
+        check_decoder(f"decode[{name!r}]", decode)
         if decodes_in_place(decode) and spec != decode.spec:
             raise ValueError(f"schema[{name!r}] is {spec!r}, and its decoder makes {decode.spec}: give {{{name!r}: decoder.spec}}")
         if element is None or element.numpy is None:

@@ -18,11 +18,13 @@ from shmload.formats import (
     RandomResizedCrop,
     Resize,
     TarDataset,
+    TarStream,
     TarWriter,
     TFRecordDataset,
     TFRecordWriter,
 )
 from shmload.formats.images import image_folder as folder_module
+from shmload.remote import RemoteDataset
 
 Encode = Callable[..., bytes]
 SMALL = ImageDecoder(Resize((12, 10)))
@@ -263,3 +265,33 @@ def test_decoder_that_overrides_the_call_is_used_by_every_format(tmp_path: Path,
     for dataset in found:
         (batch,) = ShmLoader(dataset, batch_size=1)
         assert np.array_equal(next(iter(batch.values()))[0], decoder(data)), type(dataset)
+
+
+def test_crop_in_place_of_a_decoder_is_refused_at_once_with_the_remedy(root: Path, tmp_path: Path) -> None:
+    crop: Any = RandomResizedCrop(48)
+    with TarWriter(tmp_path / "shard.tar") as tar, TFRecordWriter(tmp_path / "records.tfrecord") as records:
+        tar.write({"__key__": "0", "jpg": b"\xff\xd8\xff"})
+        records.write({"jpg": b"\xff\xd8\xff"})
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "a.jsonl").write_text('{"jpg": "0"}\n')
+    makers: list[tuple[str, Callable[[], Any]]] = [
+        ("image", lambda: ImageFolder(root, crop)),
+        ("decode['jpg']", lambda: TarDataset(tmp_path / "shard.tar", decode={"jpg": crop})),
+        ("decode['jpg']", lambda: TarStream(tmp_path / "shard.tar", decode={"jpg": crop})),
+        (
+            "decode['jpg']",
+            lambda: TFRecordDataset(tmp_path / "records.tfrecord", {"jpg": ("uint8", (3, 48, 48))}, decode={"jpg": crop}),
+        ),
+        ("decode['jpg']", lambda: RemoteDataset.from_urls(str(tmp_path / "lines")).indexed(decode={"jpg": crop})),
+        ("decode['jpg']", lambda: RemoteDataset.from_urls(str(tmp_path / "shard.tar")).indexed(decode={"jpg": crop})),
+    ]
+    for name, make in makers:
+        with pytest.raises(TypeError) as caught:
+            make()
+        assert f"{name} must be a function, such as an ImageDecoder; got {crop!r}: wrap it, ImageDecoder({crop!r})" == str(
+            caught.value
+        )
+    with pytest.raises(TypeError, match="transform must be a function of a Pillow image"):
+        ImageFolder(root, transform=crop)
+    with pytest.raises(TypeError, match=r"^image must be a function, such as an ImageDecoder; got 48$"):
+        ImageFolder(root, 48)  # type: ignore[arg-type]

@@ -146,6 +146,19 @@ def has_getitem(dataset: Any) -> bool:
     return found is not None and (found.__module__, found.__qualname__) != ("torch.utils.data.dataset", "Dataset.__getitem__")
 
 
+def one_without_samples(dataset: Any) -> Any:
+    """Return the dataset that decodes in place and has no samples by index: this one, or that of a Subset or ConcatDataset.
+
+    Return None if there is none.
+    """
+    if type(dataset).__module__ == "torch.utils.data.dataset" and type(dataset).__name__ in ("Subset", "ConcatDataset"):
+        members = dataset.datasets if hasattr(dataset, "datasets") else [dataset.dataset]
+        return next((found for each in members if (found := one_without_samples(each)) is not None), None)
+    if has_getitem(dataset) or any(hasattr(type(dataset), name) for name in ("__getitems__", "__iter__")):
+        return None
+    return dataset if declares_decoding(dataset) else None
+
+
 def is_decoder(function: Any) -> bool:
     """Return whether a stage's function decodes an item into a row: it has a `schema` and `read_into(item, out)`."""
     return isinstance(ability_of(function, "schema"), Mapping) and takes_arguments(ability_of(function, "read_into"), 2)

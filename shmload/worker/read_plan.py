@@ -22,7 +22,7 @@ from shmload.batch.ragged import AS_LISTS, AsTorchOrList, Ragged, ragged_of
 from shmload.batch.ragged_rows import Arenas, RaggedRows
 from shmload.batch.row_placer import RowOut, private_rows
 from shmload.introspect.abilities import ability_of
-from shmload.worker.decoding_protocol import in_place_reader_of, schema_error
+from shmload.worker.decoding_protocol import in_place_reader_of, one_without_samples, schema_error
 from shmload.worker.first_sample import check_first_calls
 from shmload.worker.in_place_dataset import InPlace
 
@@ -129,6 +129,7 @@ def plan_of(
         ragged: the loader's argument.
         is_torch: torch mode.
     Raises:
+        TypeError: samples are read by `__getitem__`, which the dataset does not have.
         ValueError: `ragged` is not a mode, or does not fit the dataset's schema.
     """
     has_getitems = auto_collation and bool(ability_of(dataset, "__getitems__"))
@@ -144,6 +145,13 @@ def plan_of(
     if isinstance(schema, Mapping) and not (is_default and all(map(_is_fixed, schema.values()))):
         rule = ragged_of(ragged, schema, is_torch_mode=is_torch)
         in_place = in_place_reader_of(dataset, rule)
+    reads_samples = collate_fn is not None or not auto_collation
+    if reads_samples and in_place is not None and (found := one_without_samples(dataset)) is not None:
+        given, remedy = ("collate_fn", "leave collate_fn out") if auto_collation else ("batch_size=None", "give a batch_size")
+        raise TypeError(
+            f"with {given}, samples are read by __getitem__ and not decoded in place, and {type(found).__name__} has no "
+            f"__getitem__: add one, or {remedy}"
+        )
     if collate_fn is not None:
         return ReadPlan("collate_fn", None, rule, is_whole=True, has_getitems=has_getitems)
     if not auto_collation:

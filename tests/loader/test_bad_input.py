@@ -16,7 +16,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 import shmload
 from shmload import BlockShuffle, LengthBuckets, RingTooSmall, SampleError, SharedIndex, ShmLoader, TokenBudget, Weighted
@@ -613,6 +613,27 @@ def test_incomplete_decoding_protocol_is_an_error_of_the_constructor(
 ) -> None:
     with pytest.raises(error, match="(?s)" + words):
         ShmLoader(kind(), 2, num_workers=num_workers, seed=seed)
+
+
+@BOTH_MODES
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"collate_fn": list}, "with collate_fn, .* InPlaceOnly has no __getitem__: add one, or leave collate_fn out"),
+        ({"batch_size": None}, "with batch_size=None, .* InPlaceOnly has no __getitem__: add one, or give a batch_size"),
+    ],
+)
+def test_dataset_without_getitem_is_refused_where_samples_are_not_decoded_in_place(
+    options: dict[str, Any], words: str, seed: int | None
+) -> None:
+    class Derived(Dataset[Any], InPlaceOnly):  # its __getitem__ is torch's, which only raises
+        pass
+
+    for dataset in (InPlaceOnly(), Subset(InPlaceOnly(), [1]), ConcatDataset([InPlaceOnly()])):  # type: ignore[type-var]
+        with pytest.raises(TypeError, match=words):
+            ShmLoader(dataset, seed=seed, **options)
+    with pytest.raises(TypeError, match=words.replace("InPlaceOnly", "Derived")):
+        ShmLoader(Derived(), seed=seed, **options)
 
 
 def test_class_in_place_of_a_dataset_is_an_error_that_says_so() -> None:

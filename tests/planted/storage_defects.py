@@ -905,6 +905,13 @@ STORAGE_DEFECTS = [
         ("tests/formats/images/test_folder.py::test_crop_in_place_of_a_decoder_is_refused_at_once_with_the_remedy",),
     ),
     Defect(
+        "S5",
+        "a dataset without samples by index is refused by the first sample",
+        "one_without_samples",
+        Replace("declares_decoding(dataset)", "False"),
+        ("tests/loader/test_bad_input.py::test_dataset_without_getitem_is_refused_where_samples_are_not_decoded_in_place",),
+    ),
+    Defect(
         "A16",
         "a field name that is an extension is kept for any type of value",
         "_is_kept_as",

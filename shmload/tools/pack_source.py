@@ -21,6 +21,9 @@ from typing import Any
 from shmload.tools.counted import counted
 from shmload.tools.object_reference import call, is_iterable, is_map_style, resolve
 
+_OTHER_FILES = (
+    "For files that are no images, --in-order packs each as a sample, and package.module:function names a dataset of them"
+)
 _OBJECT = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
 
 
@@ -85,12 +88,17 @@ def _of_folder(folder: str) -> Any:
         inside = (walk_following_links(os.path.join(folder, name)) for name in classes)
         paths = (os.path.join(parent, file) for walk in inside for parent, _, files in walk for file in files)
         _check_endings(folder, (path for path in paths if not is_hidden(os.path.relpath(path, folder))))
-        images = [each for each in find_images(folder, classes) if not is_hidden(os.path.relpath(each[0], folder))]
+        try:
+            images = [each for each in find_images(folder, classes) if not is_hidden(os.path.relpath(each[0], folder))]
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{error}. {_OTHER_FILES}") from None
         return ImageFolder([path for path, _ in images], labels=[label for _, label in images])
     names = sorted(name for name, _ in visible if name.lower().endswith(EXTENSIONS))
     if not names:
         hidden = f"; {len(found) - len(visible)} names that begin with . or _ are ignored" if len(visible) < len(found) else ""
-        raise ValueError(f"{folder}: contains no image ({', '.join(EXTENSIONS)}) and no folder of a class{hidden}")
+        raise ValueError(
+            f"{folder}: contains no image ({', '.join(EXTENSIONS)}) and no folder, which would be a class{hidden}. {_OTHER_FILES}"
+        )
     _check_endings(folder, (name for name, _ in visible))
     return ImageFolder([os.path.join(folder, name) for name in names])
 

@@ -63,7 +63,11 @@ def find_images(root: str, classes: list[str]) -> Iterator[tuple[str, int]]:
         if not count:
             empty.append(name)
     if empty:
-        raise FileNotFoundError(f"{root}: no image ({', '.join(EXTENSIONS)}) of {', '.join(empty)}")
+        some = f"{', '.join(empty[:5])}{', ...' if len(empty) > 5 else ''}"
+        raise FileNotFoundError(
+            f"{root}: each folder in it is a class, and {len(empty)} of {len(classes)} ({some}) contain no image "
+            f"({', '.join(EXTENSIONS)})"
+        )
 
 
 class ImageFolder:

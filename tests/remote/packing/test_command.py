@@ -165,7 +165,13 @@ def silent():
 REFUSED = [
     (("nowhere",), 2, "no sample file has the name 'nowhere', or matches it as a pattern"),
     (("no_such_module:name",), 2, "SOURCE: cannot import 'no_such_module'"),
-    (("empty",), 2, "contains no image (.jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp) and no folder of a class"),
+    (
+        ("empty",),
+        2,
+        "contains no image (.jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp) and no folder, which would be a class. For files",
+    ),
+    (("digits",), 2, "digits: each folder in it is a class, and 6 of 7 (0, 1, 2, 3, 4, ...) contain no image (.jpg, "),
+    (("digits",), 2, ".webp). For files that are no images, --in-order packs each as a sample, and package.module:function names"),
     (
         ("a.dat",),
         2,
@@ -190,6 +196,9 @@ def test_unpackable_source_is_reported_in_one_line(
     arguments: Any, status: int, text: str, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "empty").mkdir()
+    for number in range(7):
+        (tmp_path / "digits" / str(number)).mkdir(parents=True)
+    (tmp_path / "digits" / "6" / "a.jpg").write_bytes(b"")
     (tmp_path / "good").symlink_to(PHOTOS[0].parent)
     with open(tmp_path / "a.dat", "wb") as file:
         np.save(file, np.ones(2))

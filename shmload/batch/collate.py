@@ -89,8 +89,8 @@ def difference_note(batch: Any, keys: Sequence[Any] | None) -> str:
         return ""
     if (found := columns.uneven) is None:
         return ""
-    remedy = 'Make the samples alike, or give ragged="pad" or "list"'
-    return f"shmload: field {found.field!r}: {found.difference(keys)}. {remedy}"
+    modes = '"pad" or "list"' if found.can_pad else '"list"'
+    return f"shmload: field {found.field!r}: {found.difference(keys)}. Make the samples alike, or give ragged={modes}"
 
 
 _ANY_NUMBER = (int, float, np.number, np.bool_)
@@ -338,7 +338,8 @@ class _Columns:
         other = next((row for row, value in enumerate(values) if _described_shape(value) != kind), None)
         if other is not None:
             kinds = kind, _described_shape(values[other])
-            self.uneven = Uneven(name or "data", len(values), (first, other), kinds, _is_row(values[first]))
+            can_pad = all(map(_is_row, values)) and len({tuple(np.shape(value)[1:]) for value in values}) == 1
+            self.uneven = Uneven(name or "data", len(values), (first, other), kinds, can_pad)
 
     # ------------------------------------------------------------ containers
 

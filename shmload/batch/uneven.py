@@ -22,7 +22,7 @@ class Uneven(NamedTuple):
         num_samples: number of samples in the batch.
         rows: the rows of two samples that differ.
         kinds: their types or shapes, as text.
-        can_pad: whether the first is an array of one or more dimensions, so that `ragged="pad"` pads such rows or raises an error.
+        can_pad: whether the rows of this batch differ only in their first dimension or dtype, so that `ragged="pad"` pads them.
     """
 
     field: str

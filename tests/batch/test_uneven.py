@@ -25,10 +25,17 @@ CASES: dict[str, tuple[Any, Any, str, str, bool]] = {
         np.ones((3, 1), np.float32),
         f"is {PLAIN} and sample 5 (row 1) is float32 of shape (3, 1)",
         "field 'data'",
-        True,
+        False,
     ),
     "tensors": (torch.ones(3), torch.ones(4), f"is {PLAIN} and sample 5 (row 1) is {WIDE}", "field 'data'", True),
-    "None": (SAMPLE, None, f"is {PLAIN} and sample 5 (row 1) is None", "field 'data'", True),
+    "None": (SAMPLE, None, f"is {PLAIN} and sample 5 (row 1) is None", "field 'data'", False),
+    "second dimension": (
+        np.ones((2, 3), np.float32),
+        np.ones((2, 4), np.float32),
+        "is float32 of shape (2, 3) and sample 5 (row 1) is float32 of shape (2, 4)",
+        "field 'data'",
+        False,
+    ),
     "field": ({"x": SAMPLE, "y": 1}, {"x": OTHER, "y": 1}, f"is {PLAIN} and sample 5 (row 1) is {WIDE}", "field 'x'", True),
     "number": ({"y": 1}, {"y": None}, "is of type int and sample 5 (row 1) is None", "field 'y'", False),
     "sample": ((SAMPLE, 1), None, "is of type tuple and sample 5 (row 1) is None", "field 'data'", False),
@@ -99,9 +106,9 @@ def test_pipeline_that_filters_warns_of_its_first_uneven_batch(caplog: pytest.Lo
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 @pytest.mark.parametrize("has_getitems", [False, True])
-@pytest.mark.parametrize("case", ["shapes", "tensors", "None", "field"])
+@pytest.mark.parametrize("case", ["shapes", "dimensions", "tensors", "None", "field", "second dimension"])
 def test_torchs_error_has_a_note_with_the_samples_that_differ(case: str, has_getitems: bool, num_workers: int) -> None:
-    sample, other, difference, what, _ = CASES[case]
+    sample, other, difference, what, can_pad = CASES[case]
     samples: Any = samples_with(other, sample)
     dataset = Together(samples) if has_getitems else samples
     outcomes = []
@@ -113,7 +120,8 @@ def test_torchs_error_has_a_note_with_the_samples_that_differ(case: str, has_get
     assert type(ours) is type(theirs)
     assert str(theirs).splitlines()[-1] in str(ours)
     told = "\n".join([str(ours), *getattr(ours, "__notes__", [])])
-    assert f'shmload: {what}: sample 4 (row 0) {difference}. Make the samples alike, or give ragged="pad" or "list"' in told
+    given = 'ragged="pad" or "list"' if can_pad else 'ragged="list"'
+    assert f"shmload: {what}: sample 4 (row 0) {difference}. Make the samples alike, or give {given}" in told
 
 
 class Together(list[Any]):

@@ -386,8 +386,8 @@ class ShmLoader(DataLoader[T]):
     def last_indices(self) -> NDArray[np.int64] | list[Any] | None:
         """Return the indices of the samples in the last batch, row by row; None before the first batch and for an iterable dataset.
 
-        An int64 array, or the sampler's list of keys, after skipping and substitution; a list of one key with batch_size=None. It
-        is not a copy, so do not change it.
+        An int64 array, or the sampler's list of keys if they are not all integers, after skipping and substitution; of one key with
+        batch_size=None. It may not be a copy, so do not change it.
         """
         return self._recorder.last_indices
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import operator
 import os
 import platform
 import secrets
 import sys
 import warnings
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from time import time_ns
 from typing import Any, cast
@@ -90,7 +92,7 @@ class Recorder:
         """Return the indices of the last batch; see `ShmLoader.last_indices`."""
         if self.last is None or not self._has_indices:
             return None
-        return cast("NDArray[np.int64] | list[Any]", self.last.indices)
+        return _integers_of(self.last.indices)
 
     # ------------------------------------------------------------ what happens
 
@@ -222,6 +224,14 @@ class Recorder:
     def __del__(self) -> None:
         if getattr(self, "_file", -1) >= 0 and sys is not None and not sys.is_finalizing():
             self.close()
+
+
+def _integers_of(keys: Any) -> NDArray[np.int64] | list[Any]:
+    """Return the keys of a batch as an array if they are integers, of any type; otherwise unchanged."""
+    if not isinstance(keys, np.ndarray) and not any(isinstance(key, bool) for key in keys):
+        with suppress(TypeError, OverflowError):
+            return np.array([operator.index(key) for key in keys], np.int64)
+    return cast("NDArray[np.int64] | list[Any]", keys)
 
 
 def _keys_of(indices: Any) -> Any:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import IterableDataset
 
 from shmload import ShmLoader
@@ -36,6 +37,32 @@ def test_last_indices_include_skipped_and_substituted_samples(seed: int | None, 
         assert batch["index"].tolist() == list(loader.last_indices)
 
 
+class InPlace:
+    schema: ClassVar = {"x": "float32"}
+
+    def __len__(self) -> int:
+        return 8
+
+    def read_into(self, index: int, out: Any) -> None:
+        out["x"] = index
+
+
+@BOTH_MODES
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"sampler": np.array([0, 1])}, {"sampler": torch.tensor([0, 1])}, {"batch_sampler": [[0, 1]]}],
+    ids=["default", "numpy", "torch", "batch sampler"],
+)
+def test_integers_are_an_array_wherever_they_come_from(options: dict[str, Any], num_workers: int, seed: int | None) -> None:
+    for dataset in (InPlace(), PAIRS):
+        given: dict[str, Any] = options if "batch_sampler" in options else {"batch_size": 2, **options}
+        with ShmLoader(dataset, num_workers=num_workers, seed=seed, **given) as loader:
+            next(iter(loader))
+            assert isinstance(loader.last_indices, np.ndarray)
+            assert (np.int64, [0, 1]) == (loader.last_indices.dtype, loader.last_indices.tolist())
+
+
 @BOTH_MODES
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_keys_of_a_sampler_are_unchanged(seed: int | None, num_workers: int) -> None:
@@ -45,7 +72,7 @@ def test_keys_of_a_sampler_are_unchanged(seed: int | None, num_workers: int) -> 
 
 
 @BOTH_MODES
-def test_unbatched_sample_has_a_list_of_one_key(seed: int | None) -> None:
+def test_unbatched_sample_has_one_key(seed: int | None) -> None:
     loader = ShmLoader(PAIRS[:2], None, seed=seed)
     assert [list(loader.last_indices) for _ in loader] == [[0], [1]]  # type: ignore[arg-type]  # not None after the first batch
 

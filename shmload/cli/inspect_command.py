@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, folders of images, Zarr arrays, growing caches.")],
+    paths: Annotated[
+        list[str], typer.Argument(metavar="PATH...", help="Files, folders of images or shards, Zarr arrays, growing caches.")
+    ],
     samples: Annotated[int, typer.Option(min=0, help="Number of samples to show.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of text.")] = False,
 ) -> None:

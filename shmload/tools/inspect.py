@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
 from time import perf_counter
 
+from shmload.errors import ObjectMissing
 from shmload.formats.format import IndexedBeside
 from shmload.formats.known_formats import recognize_path
-from shmload.formats.summary import Summary
+from shmload.formats.summary import Summary, fields_seen
 from shmload.formats.tfrecord.tfrecord_format import TFRecords
 from shmload.growing.cache_file import CONTROL
 from shmload.tools.byte_size import size_text
 from shmload.tools.counted import counted
+
+_NUM_SEEN = 10  # samples of a folder of shards whose fields are described
 
 
 def describe(path: Path, *, num_samples: int = 3) -> Summary:
@@ -30,7 +34,12 @@ def describe(path: Path, *, num_samples: int = 3) -> Summary:
         return _packed(manifest, num_samples)
     if (path / CONTROL).is_dir():
         return _cache(path)
-    format, head = recognize_path(path)
+    try:
+        format, head = recognize_path(path)
+    except ValueError:
+        if path.is_dir() and (found := _shards(path, num_samples)) is not None:
+            return found
+        raise
     return format.describe(head, num_samples)
 
 
@@ -109,6 +118,29 @@ def _packed(path: Path, num_samples: int) -> Summary:
     for name in manifest.extensions:
         found.fields.setdefault(name, "in other shards")
     return found
+
+
+def _shards(path: Path, num_samples: int) -> Summary | None:
+    """Return a summary of a folder of shards, as RemoteDataset reads it; None if it contains none."""
+    from shmload.remote import RemoteDataset
+
+    try:
+        dataset = RemoteDataset.from_urls(str(path))
+    except ObjectMissing:
+        return None
+    try:
+        count, view, shards = len(dataset), dataset.indexed(), dataset._source.local.shards
+        seen = [view[index] for index in range(min(count, max(num_samples, _NUM_SEEN)))]
+        nbytes = shards.values("packed_nbytes")
+        notes = [
+            f"{counted(len(shards.all), 'file')} of at most {size_text(max(nbytes))}; the fields are those of {len(seen)} samples"
+        ]
+        layouts = Counter(format.name for format in shards.values("format"))
+        name = f"folder read by RemoteDataset ({', '.join(layouts)})"
+        fields = fields_seen(seen, Counter(name for sample in seen for name in sample), len(seen))
+        return Summary(str(path), name, sum(nbytes), count, fields, None, seen[:num_samples], notes)
+    finally:
+        dataset.close()
 
 
 def _cache(path: Path) -> Summary:

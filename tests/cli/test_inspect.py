@@ -361,3 +361,17 @@ def test_plain_shard_is_described_by_its_index_and_a_few_samples(
     assert (found["num_samples"], found["fields"]) == (1200, {"bin": "bytes", "txt": "?, in 200 of 1,200"})
     assert found["sample_nbytes"] == {"min": 10, "median": 10, "max": 1209, "num_samples": 1200}
     assert len(read) <= 8
+
+
+def test_folder_that_a_remote_dataset_reads_is_described(tmp_path: Path, command: Command) -> None:
+    for number, name in enumerate(("lines/a.jsonl", "lines/below/b.jsonl", "sounds/a.wav", "sounds/b.wav")):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"RIFF" if name.endswith("wav") else b'{"x": %d}\n{"x": 7}\n' % number)
+    before = sorted(tmp_path.rglob("*"))
+    lines, sounds = command("inspect", tmp_path / "lines").stdout, command("inspect", tmp_path / "sounds").stdout
+    assert f"{tmp_path / 'lines'}: folder read by RemoteDataset (jsonl), 4 samples, 36 bytes\n  x  int\n" in lines
+    assert "2 files of at most 18 bytes; the fields are those of 4 samples" in lines
+    assert [f"{number} x: {value}" for number, value in enumerate((0, 7, 1))] == [line.strip() for line in lines.splitlines()[-3:]]
+    assert "folder read by RemoteDataset (files), 2 samples, 8 bytes\n  wav  bytes\n" in sounds
+    assert before == sorted(tmp_path.rglob("*"))

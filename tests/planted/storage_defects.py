@@ -555,7 +555,7 @@ STORAGE_DEFECTS = [
     Defect(
         "N5",
         "samples that are inspected before packing are kept, although the iterable changes them",
-        "StreamPacking.__init__",
+        "StreamPacking._first_encoded",
         Replace("encoder.encoded(sample)", "sample"),
         (f"{STREAMS}test_iterable_may_reuse_its_buffers",),
     ),

@@ -620,7 +620,7 @@ ENGINE_DEFECTS = [
         "N8",
         "an error without workers in seed mode has no note",
         "InlineReader._read_good",
-        omit("error.add_note(self._job.note(key, order.epoch, self.batch_of(order.step)))"),
+        omit("error.add_note(self._job.note(keys[row] if row >= 0 else None, order.epoch, self.batch_of(order.step)))"),
         (
             f"{BAD_INPUT}test_note_of_a_samples_error_says_how_to_step_through_it[0-1-Failing]",
             f"{BAD_INPUT}test_note_of_a_samples_error_says_how_to_step_through_it[0-None-FailingInPlace]",

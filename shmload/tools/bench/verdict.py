@@ -98,7 +98,7 @@ class Verdict:
     explained_share: float
 
     def sentence(self, *, decodes_in_place: bool = False, has_collate_fn: bool = False) -> str:
-        """Return the verdict and the remedy in words.
+        """Return the verdict and the remedy in words; no verdict if the figures do not explain the time.
 
         Args:
             decodes_in_place: the dataset has `read_into` already.
@@ -163,16 +163,13 @@ def judged(figures: Figures) -> Verdict:
         hand_off=found.hand_off_s,
     )
     pace_s = found.pace_s()
-    explained_share = pace_s / figures.wall_s if figures.wall_s else 1.0
-    if explained_share < EXPLAINED_MIN:
-        bottleneck = "unknown"
     return Verdict(
         bottleneck=bottleneck,
         headroom_ratio=pace_s / found.pace_s(without=bottleneck),
         wait_share=figures.wait_share,
         **{f"{name}_ms": getattr(found, f"{name}_s") * 1e3 for name in ("source", "decode", "hand_off", "trainer")},
         batch_wall_ms=figures.wall_s * 1e3,
-        explained_share=explained_share,
+        explained_share=pace_s / figures.wall_s if figures.wall_s else 1.0,
     )
 
 

@@ -629,7 +629,7 @@ def test_dataset_without_getitem_is_refused_where_samples_are_not_decoded_in_pla
     class Derived(Dataset[Any], InPlaceOnly):  # its __getitem__ is torch's, which only raises
         pass
 
-    for dataset in (InPlaceOnly(), Subset(InPlaceOnly(), [1]), ConcatDataset([InPlaceOnly()])):  # type: ignore[type-var]
+    for dataset in (InPlaceOnly(), Subset(InPlaceOnly(), [1]), ConcatDataset([InPlaceOnly()])):  # type: ignore[type-var]  # no torch Dataset
         with pytest.raises(TypeError, match=words):
             ShmLoader(dataset, seed=seed, **options)
     with pytest.raises(TypeError, match=words.replace("InPlaceOnly", "Derived")):

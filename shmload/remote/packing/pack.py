@@ -173,11 +173,15 @@ class Packing:
         *preferred, last = self._float_images()
         with generators_kept():
             own = OwnGenerators(source)
-            for self._samples.float_images in preferred:
+
+            def records(float_images: FloatImages) -> list[bytes]:
+                self._samples.float_images = float_images
+                return [b"".join(self._samples.pieces(index, own)) for index in indices]
+
+            for each in preferred:
                 with suppress(NotPixelsError):
-                    return [b"".join(self._samples.pieces(index, own)) for index in indices]
-            self._samples.float_images = last
-            return [b"".join(self._samples.pieces(index, own)) for index in indices]
+                    return records(each)
+            return records(last)
 
     def _float_images(self) -> list[FloatImages]:
         """Return the ways to store images of floats, by preference; only that of the dataset that is appended to, if it has one."""

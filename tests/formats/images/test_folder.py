@@ -296,4 +296,4 @@ def test_crop_in_place_of_a_decoder_is_refused_at_once_with_the_remedy(root: Pat
     with pytest.raises(TypeError, match="transform must be a function of a Pillow image"):
         ImageFolder(root, transform=crop)
     with pytest.raises(TypeError, match=r"^image must be a function, such as an ImageDecoder; got 48$"):
-        ImageFolder(root, 48)  # type: ignore[arg-type]
+        ImageFolder(root, 48)  # type: ignore[arg-type]  # refused

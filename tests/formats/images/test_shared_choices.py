@@ -54,7 +54,8 @@ def remote(folder: Path, decode: Any) -> Iterable[Any]:
 
 
 def parquet(folder: Path, decode: Any) -> Iterable[Any]:
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pa = pytest.importorskip("pyarrow", reason="pyarrow, an extra, is not installed")
+    pq = pytest.importorskip("pyarrow.parquet", reason="pyarrow, an extra, is not installed")
     pq.write_table(pa.table({"png": [PNG] * N, "mask.png": [PNG] * N}), folder / "a.parquet")
     return RemoteDataset.from_urls(str(folder)).indexed(decode=decode)
 

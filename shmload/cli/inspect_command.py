@@ -1,16 +1,16 @@
 """`shmload inspect`: show the contents of files of samples.
 
-Exit code 0: success; 2: bad usage, or a path is missing, has an unknown format, or is empty or damaged.
+Exit code 0: success; 2: bad usage, or a path is missing, has an unknown format, or is empty or damaged (the others are shown
+nevertheless).
 """
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from shmload.cli.terminal import console, progress_bar, refusing
+from shmload.cli.terminal import complain, console, progress_bar, refusing
 from shmload.tools.byte_size import size_text
 from shmload.tools.counted import counted
 
@@ -19,29 +19,35 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    paths: Annotated[
-        list[str], typer.Argument(metavar="PATH...", help="Files, folders of images or shards, Zarr arrays, growing caches.")
+    places: Annotated[
+        list[str],
+        typer.Argument(metavar="PATH...", help="Files, folders of images or shards, Zarr arrays, growing caches; URLs of shards."),
     ],
     samples: Annotated[int, typer.Option(min=0, help="Number of samples to show.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of text.")] = False,
 ) -> None:
     """Show the contents of files: format, fields, counts, sizes, the first samples. Formats are recognized by their bytes."""
-    from shmload.formats.paths import check_local
     from shmload.tools.inspect import describe
 
-    with refusing("inspect", OSError, ValueError, RuntimeError, ModuleNotFoundError), progress_bar(sys.stderr.isatty()) as progress:
-        if "" in paths:
-            raise ValueError("a PATH is empty: give a file or folder; `.` is the current folder")
-        for path in paths:
-            check_local(path, "shmload inspect")
-        each = progress.over(list(map(Path, paths)), lambda path: path.name)
-        found = [describe(path, num_samples=samples) for path in each]
-    if as_json:
+    found, errors = list["Summary"](), list[Exception]()
+    with refusing("inspect"), progress_bar(sys.stderr.isatty()) as progress:
+        for place in progress.over(places, str):
+            try:
+                if not place:
+                    raise ValueError("a PATH is empty: give a file, a folder or a URL; `.` is the current folder")
+                found.append(describe(place, num_samples=samples))
+            except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:
+                errors.append(error)
+    if as_json and (found or not errors):
         typer.echo(json.dumps([summary.as_dict() for summary in found], indent=1))
-        return
-    output = console()
-    for line in (line for summary in found for line in _lines(summary)):
-        output.print(line, highlight=False, soft_wrap=True)
+    elif found:
+        output = console()
+        for line in (line for summary in found for line in _lines(summary)):
+            output.print(line, highlight=False, soft_wrap=True)
+    for bad in errors:
+        complain("inspect", bad)
+    if errors:
+        raise typer.Exit(2)
 
 
 def _lines(summary: "Summary") -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 
@@ -14,22 +15,26 @@ from shmload.formats.known_formats import recognize_path
 from shmload.formats.summary import Summary, fields_seen
 from shmload.formats.tfrecord.tfrecord_format import TFRecords
 from shmload.growing.cache_file import CONTROL
+from shmload.storage.store_urls import is_url
 from shmload.tools.byte_size import size_text
 from shmload.tools.counted import counted
 
 _NUM_SEEN = 10  # samples of a folder of shards whose fields are described
 
 
-def describe(path: Path, *, num_samples: int = 3) -> Summary:
+def describe(place: str | Path, *, num_samples: int = 3) -> Summary:
     """Return the description of a file, a folder of samples, a packed dataset or a growing cache, with its first samples.
 
     Args:
-        path: the file or folder.
+        place: the path of the file or folder, or a URL of shards.
         num_samples: how many of the first samples to include.
 
     Raises:
         OSError, ValueError: it cannot be read, has an unknown format, or is damaged; the message names it.
     """
+    if isinstance(place, str) and is_url(place):
+        return _shards(place, num_samples)
+    path = Path(place)
     if (manifest := _manifest_at(path)) is not None:
         return _packed(manifest, num_samples)
     if (path / CONTROL).is_dir():
@@ -37,8 +42,9 @@ def describe(path: Path, *, num_samples: int = 3) -> Summary:
     try:
         format, head = recognize_path(path)
     except ValueError:
-        if path.is_dir() and (found := _shards(path, num_samples)) is not None:
-            return found
+        if path.is_dir():
+            with suppress(ObjectMissing):
+                return _shards(str(path), num_samples)
         raise
     return format.describe(head, num_samples)
 
@@ -120,14 +126,15 @@ def _packed(path: Path, num_samples: int) -> Summary:
     return found
 
 
-def _shards(path: Path, num_samples: int) -> Summary | None:
-    """Return a summary of a folder of shards, as RemoteDataset reads it; None if it contains none."""
+def _shards(url: str, num_samples: int) -> Summary:
+    """Return a summary of the shards that a URL or the path of a folder names, as RemoteDataset reads them.
+
+    Raises:
+        ObjectMissing: there are none.
+    """
     from shmload.remote import RemoteDataset
 
-    try:
-        dataset = RemoteDataset.from_urls(str(path))
-    except ObjectMissing:
-        return None
+    dataset = RemoteDataset.from_urls(url)
     try:
         count, view, shards = len(dataset), dataset.indexed(), dataset._source.local.shards
         seen = [view[index] for index in range(min(count, max(num_samples, _NUM_SEEN)))]
@@ -136,9 +143,9 @@ def _shards(path: Path, num_samples: int) -> Summary | None:
             f"{counted(len(shards.all), 'file')} of at most {size_text(max(nbytes))}; the fields are those of {len(seen)} samples"
         ]
         layouts = Counter(format.name for format in shards.values("format"))
-        name = f"folder read by RemoteDataset ({', '.join(layouts)})"
+        name = f"shards read by RemoteDataset ({', '.join(layouts)})"
         fields = fields_seen(seen, Counter(name for sample in seen for name in sample), len(seen))
-        return Summary(str(path), name, sum(nbytes), count, fields, None, seen[:num_samples], notes)
+        return Summary(url, name, sum(nbytes), count, fields, None, seen[:num_samples], notes)
     finally:
         dataset.close()
 

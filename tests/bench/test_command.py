@@ -181,7 +181,7 @@ def test_process_that_ends_without_a_result_is_reported_with_its_exit_code(bench
     [
         (["--workload", "video"], "--workload: needs one of photos, records, rows, tokens, python, given 'video'"),
         (["--dataset", "planted:raises"], "calling it without arguments raised FileNotFoundError: no folder train/"),
-        (["--dataset", "planted:Unreadable"], "dataset: reading samples of the dataset raised KeyError: 'image'"),
+        (["--dataset", "planted:Unreadable"], "dataset: reading samples of the dataset raised KeyError: 'image' (sample 0)"),
         (["--save", "."], ".: is a folder; name a file in it"),
         (["--save", "no/such/file.json"], "no/such/file.json: needs an existing folder to write to"),
         (["--dataset", ""], "--dataset: needs package.module:name, given ''"),

@@ -135,3 +135,27 @@ def test_core_reads_datasets_that_only_decode_into_batches(name, monkeypatch, re
     dataset = make_dataset(f"planted:{name}", {})
     assert core_limit.read(dataset, batch_size=2, seconds=0.0, copy_bytes_per_s=1e9).samples_per_s > 0
     assert all(0 <= index < 100 for index in next(core_limit.orders(dataset, 10)))
+
+
+@pytest.mark.parametrize("is_decoded", [False, True])
+def test_sample_that_raises_is_named(is_decoded):
+    class Third:
+        schema = {"x": ("int64", ())}
+
+        def __len__(self):
+            return 1000
+
+        def __getitem__(self, index):
+            if index == 3:
+                raise KeyError("image")
+            return np.zeros(2)
+
+    class ThirdInPlace(Third):
+        def read_into(self, index, out):
+            out["x"] = self[index][0]
+
+    read = core_limit.reader(ThirdInPlace() if is_decoded else Third(), 2, None)
+    read([1, 2])
+    with pytest.raises(KeyError) as caught:
+        read([2, 3])
+    assert caught.value.__notes__ == ["sample 3"]

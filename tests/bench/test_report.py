@@ -3,12 +3,14 @@
 import io
 
 import pytest
+import torch
 from rich.console import Console
 
 from shmload.tools.bench import plot
 from shmload.tools.bench.conclusions import judge_all
 from shmload.tools.bench.report import LoaderReport, Report, WorkloadReport
 from shmload.tools.bench.report_table import show
+from shmload.tools.object_reference import one_line
 
 LIMIT = {
     "fill_samples_per_s": 1000.0,
@@ -141,6 +143,17 @@ def test_failed_subject_has_neither_verdict_nor_recommendation(report):
     report.workloads = [failed]
     assert "shmload did not run" in printed(report)
     assert (failed.verdict, report.recommendations) == (None, {})
+
+
+@pytest.mark.parametrize("sample", [torch.zeros, [0.0].__mul__, lambda length: {"x": [0] * length}])
+def test_samples_that_torch_does_not_collate_have_a_remedy(report, sample):
+    with pytest.raises(RuntimeError) as caught:
+        torch.utils.data.default_collate([sample(2), sample(3)])
+    failed = section({"shmload": 1.0, "torch": 1.0})
+    failed.loaders["torch"] = LoaderReport(error=one_line(caught.value))
+    report.workloads = [failed]
+    *_, remedy = report.failures
+    assert remedy.startswith("samples differ in shape or length, and torch's collate refuses them: give --collate")
 
 
 @pytest.mark.slow(reason="imports matplotlib and draws a plot")

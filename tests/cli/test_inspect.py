@@ -180,8 +180,13 @@ def test_empty_path_is_an_error_and_not_the_current_folder(name: str, command: C
     assert "a PATH is empty: give a file" in error_line(command(name, ""))
 
 
-def test_url_is_refused_as_such(command: Command) -> None:
-    assert "reads files of this machine; got the URL 's3://bucket/a.tar'" in error_line(command("inspect", "s3://bucket/a.tar"))
+def test_url_is_described_as_the_shards_that_a_remote_dataset_reads(written: Written, command: Command) -> None:
+    path = written("tar")
+    local, remote = (json.loads(command("inspect", place, "--json").stdout)[0] for place in (path, path.as_uri()))
+    assert remote["format"] == "shards read by RemoteDataset (tar)"
+    assert [remote[name] for name in ("path", "num_samples", "nbytes")] == [path.as_uri(), local["num_samples"], local["nbytes"]]
+    assert remote["fields"] == {"__key__": "str", **local["fields"]}
+    assert "there is no such folder, or it is empty" in error_line(command("inspect", f"{path.as_uri()}x"))
 
 
 def test_raw_tokens_are_not_recognized(command: Command, tmp_path: Path) -> None:
@@ -250,8 +255,14 @@ def test_error_for_a_file_without_samples_is_one_line(command_name: str, command
         assert words in line
 
 
-def test_bad_path_is_the_only_output(written: Written, command: Command, tmp_path: Path) -> None:
-    assert "nothing: No such file" in error_line(command("inspect", written("npy"), tmp_path / "nothing"))
+def test_other_paths_are_described_beside_a_bad_one(written: Written, command: Command, tmp_path: Path) -> None:
+    alone, both = command("inspect", path := written("npy")), command("inspect", tmp_path / "nothing", path)
+    assert (both.exit_code, both.stdout) == (2, alone.stdout)
+    assert both.stderr == f"shmload inspect: {tmp_path}/nothing: No such file or directory\n"
+    as_json = command("inspect", path, tmp_path / "nothing", "--json")
+    assert as_json.exit_code == 2
+    assert [found["path"] for found in json.loads(as_json.stdout)] == [str(path)]
+    assert "nothing: No such file" in error_line(command("inspect", tmp_path / "nothing", "--json"))
 
 
 def test_damaged_or_truncated_zstd_shard_is_reported(written: Written, command: Command) -> None:
@@ -370,8 +381,8 @@ def test_folder_that_a_remote_dataset_reads_is_described(tmp_path: Path, command
         path.write_bytes(b"RIFF" if name.endswith("wav") else b'{"x": %d}\n{"x": 7}\n' % number)
     before = sorted(tmp_path.rglob("*"))
     lines, sounds = command("inspect", tmp_path / "lines").stdout, command("inspect", tmp_path / "sounds").stdout
-    assert f"{tmp_path / 'lines'}: folder read by RemoteDataset (jsonl), 4 samples, 36 bytes\n  x  int\n" in lines
+    assert f"{tmp_path / 'lines'}: shards read by RemoteDataset (jsonl), 4 samples, 36 bytes\n  x  int\n" in lines
     assert "2 files of at most 18 bytes; the fields are those of 4 samples" in lines
     assert [f"{number} x: {value}" for number, value in enumerate((0, 7, 1))] == [line.strip() for line in lines.splitlines()[-3:]]
-    assert "folder read by RemoteDataset (files), 2 samples, 8 bytes\n  wav  bytes\n" in sounds
+    assert "shards read by RemoteDataset (files), 2 samples, 8 bytes\n  wav  bytes\n" in sounds
     assert before == sorted(tmp_path.rglob("*"))

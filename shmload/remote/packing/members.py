@@ -16,7 +16,7 @@ A sample that is a tuple consists of an image and optionally a label. A sample t
 have the same meaning as in a tuple, and other fields become `<name>.<extension>` ("caption.txt"), which webdataset decodes by the
 last part. A name that already ends in a known extension ("seg.png") is used unchanged, and its value must have that format. A name
 that is only a known extension ("id", "text") is used unchanged if the value has that format; otherwise it is treated like any other
-name ("id.txt").
+name ("id.txt"). Bytes under the extension of a sound or video keep it ("wav", "song.mp3").
 
 If the user has given a serializer for the type of a value, its result is used instead.
 
@@ -37,7 +37,7 @@ import numpy as np
 
 from shmload.batch.collate import is_tensor
 from shmload.formats.tar.encoders import encode, unmasked
-from shmload.formats.tar.extensions import IMAGE_EXTENSIONS, INTEGERS, TEXTS
+from shmload.formats.tar.extensions import IMAGE_EXTENSIONS, INTEGERS, SOUNDS_AND_VIDEOS, TEXTS
 from shmload.formats.tar.member_compression import EXPANDERS
 from shmload.formats.tar.shard_index import KEY
 from shmload.remote.packing.image_members import (
@@ -122,6 +122,8 @@ def _is_kept_as(name: str, value: Any) -> bool:
     A name without a dot may also be a plain name, such as "id" or "text"; then the value decides.
     """
     last = name.rpartition(".")[2]
+    if last in SOUNDS_AND_VIDEOS:
+        return isinstance(value, _BYTES)
     if last not in _KNOWN or last != name or isinstance(value, _BYTES):
         return last in _KNOWN
     if last in _PICTURES:

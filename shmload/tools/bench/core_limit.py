@@ -36,7 +36,7 @@ class Reading:
 def sample_nbytes(dataset: Any) -> int:
     """Return the bytes of the arrays and tensors in the first sample."""
     samples = samples_of(dataset)
-    sample = samples[0] if is_map_style(samples) else next(iter(samples))
+    sample = _sample(samples, 0) if is_map_style(samples) else next(iter(samples))
     return sum(leaf.nbytes for leaf in leaves(sample) if isinstance(leaf, (np.ndarray, torch.Tensor)))
 
 
@@ -76,6 +76,9 @@ def _fill_rows(dataset: Any, indices: Sequence[int], out: dict[str, Any]) -> Non
         for row, index in enumerate(indices):
             begin_sample(None, 0, index, 0, reseed=False)  # for `sample_rng()`
             dataset.read_into(index, RowOut(out, row))
+    except Exception as error:
+        error.add_note(f"sample {index}")
+        raise
     finally:
         end_samples()
 
@@ -146,7 +149,7 @@ def reader(dataset: Any, rows: int, collate: Callable[[list[Any]], Any] | None) 
         return fill_resident
     nbytes, samples = sample_nbytes(dataset), samples_of(dataset)
     stream = itertools.chain.from_iterable(itertools.repeat(samples))  # an iterable dataset, pass after pass
-    take = samples.__getitem__ if is_map_style(samples) else lambda index: next(stream)
+    take: Callable[[int], Any] = functools.partial(_sample, samples) if is_map_style(samples) else lambda index: next(stream)
 
     def read_only(indices: list[int]) -> int:
         if collate is not None:
@@ -157,6 +160,15 @@ def reader(dataset: Any, rows: int, collate: Callable[[list[Any]], Any] | None) 
         return len(indices) * nbytes
 
     return read_only
+
+
+def _sample(samples: Any, index: int) -> Any:
+    """Return a sample; an exception is raised with a note that has the index."""
+    try:
+        return samples[index]
+    except Exception as error:
+        error.add_note(f"sample {index}")
+        raise
 
 
 def _rows_of(schema: Mapping[str, Any], rows: int) -> dict[str, Any] | None:

@@ -75,7 +75,8 @@ def probe(job: BenchJob) -> dict[str, float]:
         copy_rate = memcpy_bytes_per_s(nbytes)
         reading = read(dataset, batch_size=rows, seconds=job.seconds, copy_bytes_per_s=copy_rate, collate=collate)
     except Exception as error:
-        raise UsageError(f"{job.workload}: reading samples of the dataset raised {one_line(error)}") from error
+        where = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        raise UsageError(f"{job.workload}: reading samples of the dataset raised {one_line(error)}{where}") from error
     return {
         "num_samples": float(length),
         "decodes_in_place": float(declares_decoding(dataset)),

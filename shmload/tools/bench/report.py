@@ -62,7 +62,11 @@ class WorkloadReport:
     verdict_text: str = ""
 
 
-_UNEQUAL = "stack expects each tensor to be equal size", "resize storage that is not resizable"  # in torch's errors
+_UNEQUAL = (  # in torch's errors
+    "stack expects each tensor to be equal size",
+    "resize storage that is not resizable",
+    "each element in list of batch should be of equal size",
+)
 
 
 @dataclass
@@ -96,8 +100,8 @@ class Report:
         ]
         if any(sign in text for text in texts for sign in _UNEQUAL):
             texts.append(
-                "samples differ in shape, and torch's collate refuses them: give --collate with a function that pads them, or "
-                "--torch-loader with your own DataLoader"
+                "samples differ in shape or length, and torch's collate refuses them: give --collate with a function that pads "
+                "them, or --torch-loader with your own DataLoader"
             )
         return texts
 

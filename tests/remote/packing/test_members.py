@@ -246,6 +246,9 @@ NAMED: dict[str, tuple[dict[str, Any], str, Any]] = {  # name -> (sample, its me
     "a name that is a format's, too": ({"eps": 1e-5}, "eps.json", 1e-5),
     "an array by the name of another": ({"rgb": np.ones(3)}, "rgb.npy", np.ones(3)),
     "JSON as it is": ({"json": '{"a": 1}'}, "json", {"a": 1}),
+    "a sound": ({"wav": b"RIFF...."}, "wav", b"RIFF...."),
+    "a named sound": ({"left.mp3": b"ID3"}, "left.mp3", b"ID3"),
+    "an array of sound": ({"wav": np.ones(3, np.int16)}, "wav.npy", np.ones(3, np.int16)),
     "a tensor that requires grad": ({"npy": torch.ones(2, requires_grad=True)}, "npy", np.ones(2, np.float32)),
 }
 

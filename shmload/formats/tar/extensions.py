@@ -10,4 +10,4 @@ vst webp wmf emf xbm xpm
 IMAGE_EXTENSIONS = frozenset(_NAMES.split())
 INTEGERS = frozenset({"class", "cls", "cls2", "count", "id", "index", "inx"})
 TEXTS = frozenset({"htm", "html", "text", "transcript", "txt"})
-SOUNDS_AND_VIDEOS = frozenset("aac avi flac h264 m4a mjpeg mkv mov mp3 mp4 ogg ogv opus wav webm wma wmv".split())
+SOUNDS_AND_VIDEOS = frozenset(["aac", "avi", "flac", "h264", "m4a", "mjpeg", "mkv", "mov", "mp3", "mp4", "ogg", "ogv", "opus", "wav", "webm", "wma", "wmv"])

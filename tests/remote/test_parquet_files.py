@@ -173,9 +173,13 @@ def write_groups(path: Path, sizes: tuple[int, ...]) -> None:
         (pa.array([None, 0], pa.timestamp("us", tz="Mars/Phobos")), r"column 't' of timestamp\[us, tz=Mars/Phobos\]"),
         (pa.array([1000, 1], pa.time64("ns")), r"column 't' of time64\[ns\] .*would lose data: 1"),
         (pa.array([[1000], [2000, 1]], pa.list_(pa.time64("ns"))), r"column 't' of list<.*would lose data: 1"),
+        (pa.array([[1000], [1]], pa.large_list(pa.time64("ns"))), r"column 't' of large_list<.*would lose data: 1"),
+        (pa.array([[1000], [1]], pa.list_(pa.time64("ns"), 1)), r"column 't' of fixed_size_list<.*would lose data: 1"),
+        (pa.array([{"t": 1000}, {"t": 1}], pa.struct([("t", pa.time64("ns"))])), r"column 't' of struct<.*would lose data: 1"),
+        (pa.array([[("a", 1000)], [("a", 1)]], pa.map_(pa.string(), pa.time64("ns"))), r"column 't' of map<.*would lose data: 1"),
         (pa.array([0, 2**31 - 1], pa.date32()), r"column 't' of date32"),
     ],
-    ids=["microseconds", "zone", "nanoseconds", "list", "days"],
+    ids=["microseconds", "zone", "nanoseconds", "list", "large list", "fixed list", "struct", "map", "days"],
 )
 def test_times_outside_pythons_range_are_errors_that_name_the_column(column: Any, words: str, tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
@@ -185,7 +189,7 @@ def test_times_outside_pythons_range_are_errors_that_name_the_column(column: Any
         assert next(samples)["t"] == column[0].as_py()
         with pytest.raises(SampleError, match=rf"t\.parquet: row group 0, row 1: {words}"):
             next(samples)
-    if not pa.types.is_list(column.type):
+    if not pa.types.is_nested(column.type):
         expected = [number or 0 for number in column.cast(pa.int64() if column.type != pa.date32() else pa.int32()).to_pylist()]
         assert [sample["t"] for sample in ParquetDataset(path, fill_null={"t": 0})] == expected
 

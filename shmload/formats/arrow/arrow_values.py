@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -56,10 +57,20 @@ def _cell(column: Any, row: int) -> Any:
     return value.as_py()
 
 
+@lru_cache
 def _in_microseconds(kind: Any) -> Any:
     """Return the type with its times of day in microseconds, which is all that Python's `time` can hold."""
     arrow = library("pyarrow", "parquet")
-    if arrow.types.is_list(kind):
-        inner = _in_microseconds(kind.value_type)
-        return kind if inner == kind.value_type else arrow.list_(inner)
-    return arrow.time64("us") if kind == arrow.time64("ns") else kind
+    types = arrow.types
+    if kind == arrow.time64("ns"):
+        return arrow.time64("us")
+    if types.is_struct(kind):
+        return arrow.struct([field.with_type(_in_microseconds(field.type)) for field in kind])
+    if types.is_map(kind):
+        return arrow.map_(_in_microseconds(kind.key_type), _in_microseconds(kind.item_type))
+    for is_kind, make in ((types.is_list, arrow.list_), (types.is_large_list, arrow.large_list)):
+        if is_kind(kind):
+            return make(kind.value_field.with_type(_in_microseconds(kind.value_type)))
+    if types.is_fixed_size_list(kind):
+        return arrow.list_(kind.value_field.with_type(_in_microseconds(kind.value_type)), kind.list_size)
+    return kind

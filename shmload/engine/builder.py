@@ -136,26 +136,23 @@ class EngineBuilder:
         size: dict[str, Any] = {"num_workers": num_workers, "num_ordered": (config.prefetch_factor or 0) * num_workers}
         if self.tuner is not None:
             size = self.tuner.engine_options()
-        engine = make(
-            dataclasses.replace(config.job(), **of_job),
-            EngineOptions(
-                **size,
-                config=config,
-                restarts=self._restarts,
-                max_rows=max_rows(config),
-                timeout_s=config.timeout,
-                base_seed=base_seed,
-                resume=resume,
-                device=device,
-                num_pending_copies=0 if device is None else NUM_SENT,
-                num_sent=None if config.device is None else NUM_SENT,
-                stage_places=self.stage_places,
-                **of_kind,
-            ),
-            self.bad_samples,
-            records_holders=is_enabled(),
+        options = EngineOptions(
+            **size,
+            config=config,
+            restarts=self._restarts,
+            max_rows=max_rows(config),
+            timeout_s=config.timeout,
+            base_seed=base_seed,
+            resume=resume,
+            device=device,
+            num_pending_copies=0 if device is None else NUM_SENT,
+            num_sent=None if config.device is None else NUM_SENT,
+            stage_places=self.stage_places,
+            **of_kind,
         )
-        if self._reaper is None or not self._reaper.alive:
+        job = dataclasses.replace(config.job(), **of_job)
+        engine = make(job, options, self.bad_samples, records_holders=is_enabled())
+        if not options.has_threads and (self._reaper is None or not self._reaper.alive):
             self._reaper = reaper.keep_for(self)  # it also runs between this pass and the next
         self.num_made += 1
         self.last = engine

@@ -59,7 +59,7 @@ class Ring:
         self, job: Job, options: EngineOptions, *, is_poisoned: bool, order_bell: Callable[[TrainerRing, Doorbell], Doorbell] | None
     ) -> None:
         self.num_workers = options.num_workers
-        self.group = SegmentGroup()
+        self.group = SegmentGroup(is_named=not options.has_threads)  # no other process maps the memory of threads
         self.pending_copies: PendingCopies | None = None
         try:
             self._make_control(job, options)
@@ -73,7 +73,6 @@ class Ring:
                 pins=None if self.pending_copies is None else self.pending_copies.pins,
                 is_private=options.num_ranks > 1,
                 is_poisoned=is_poisoned,
-                is_named=not options.has_threads,
             )
             self._make_bells(job, options, order_bell)
             if job.plan.rows is not None or job.plan.is_whole:

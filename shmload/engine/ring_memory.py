@@ -54,7 +54,6 @@ class RingMemory:
         pins: pins the memory of each slot; None if nothing is pinned.
         is_private: map the payload copy-on-write, so that other ranks do not see what this program writes into a batch.
         is_poisoned: fill new memory with `POISON`, and so reserve it at once.
-        is_named: put payloads in /dev/shm where they fit. False if no other process maps them: they then take no room there.
 
     Attributes:
         nbytes: bytes of all payloads now.
@@ -70,7 +69,6 @@ class RingMemory:
         pins: PinnedSlots | None = None,
         is_private: bool = False,
         is_poisoned: bool = False,
-        is_named: bool = True,
     ) -> None:
         self._group, self._ring, self._limit = group, ring, limit
         # a shared ring is found by its name, which a sparse segment does not have
@@ -78,7 +76,6 @@ class RingMemory:
         self._is_reserved = is_poisoned or is_private or pins is not None or not CAN_POPULATE
         self._sparse: list[Segment] = []  # segments that are not reserved to their ends yet
         self._may_park, self._pins, self._is_private = may_park, pins, is_private
-        self._kind: Kind = "auto" if is_named or not memfds_work() else "memfd"
         self.nbytes = 0
         self._slot_nbytes = 0  # size of the largest slot so far
         self._has_grown = False  # batches vary in size, so the next may be larger
@@ -199,7 +196,7 @@ class RingMemory:
         """Give a parked slot a payload of the largest slot's size. Return whether there was enough memory."""
         if self.nbytes + self._slot_nbytes > self._share_of(budget):
             return False
-        kind: Kind = self._kind if shm_free_bytes() >= SHM_SHARE * self._slot_nbytes else "memfd"
+        kind: Kind = "auto" if shm_free_bytes() >= SHM_SHARE * self._slot_nbytes else "memfd"
         try:
             self._put(slot, self._payload(1, self._slot_nbytes, kind))
         except RingTooSmall:
@@ -235,7 +232,7 @@ class RingMemory:
                     raise
 
     @faults.at("making_memory")
-    def _payload(self, num_slots: int, slot_nbytes: int, kind: Kind | None = None) -> Segment:
+    def _payload(self, num_slots: int, slot_nbytes: int, kind: Kind = "auto") -> Segment:
         """Create the segment of `num_slots` slots; raise RingTooSmall if it exceeds `ring_bytes`."""
         nbytes = num_slots * slot_nbytes
         if self._limit is not None and self.nbytes + nbytes > self._limit:
@@ -245,7 +242,7 @@ class RingMemory:
                 f"{free} left, enough for {free // slot_nbytes} slots. Raise ring_bytes, or lower prefetch_factor, num_workers "
                 "or batch_size"
             )
-        options: dict[str, Any] = {"kind": kind or self._kind, "slots": (num_slots, slot_nbytes)}
+        options: dict[str, Any] = {"kind": kind, "slots": (num_slots, slot_nbytes)}
         if nbytes > RESERVED_NBYTES and not self._is_reserved and memfds_work():
             options |= {"kind": SPARSE_KIND, "num_reserved": 0}
         segment = self._segment("payload", nbytes, **options)

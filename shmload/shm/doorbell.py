@@ -58,15 +58,16 @@ class Doorbell(Bell):
         self._owner_pid = os.getpid() if is_owner else 0
 
     @classmethod
-    def create(cls, name: str) -> Doorbell:
+    def create(cls, name: str, *, is_named: bool = True) -> Doorbell:
         """Create a bell without pending rings.
 
         Args:
             name: begins with a slash. A bell in a memfd gets another name.
+            is_named: make a named semaphore, where possible.
         Raises:
             OSError: a bell of neither kind can be created, for lack of memory or of descriptors.
         """
-        if posix_ipc is None:
+        if posix_ipc is None or not is_named:
             return cls._unnamed(name)
         try:
             posix_ipc.Semaphore(name, posix_ipc.O_CREX, mode=0o600, initial_value=0).close()

@@ -1,6 +1,7 @@
 """The segments and doorbells of one loader: created under one stem and closed together.
 
-The first group of a process removes the files of dead loaders (janitor.py) and starts the reaper (reaper.py).
+The first named group of a process removes the files of dead loaders (janitor.py) and starts the reaper (reaper.py). An unnamed
+group has nothing in /dev/shm that must be removed if the process is killed, so it needs neither.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from shmload.processes.file_lock import FileLock
 from shmload.shm import janitor, reaper
 from shmload.shm.doorbell import Doorbell
 from shmload.shm.names import NEW, SHM_DIR, new_stem
-from shmload.shm.segment import Segment
+from shmload.shm.segment import Segment, memfds_work
 
 log = logging.getLogger("shmload")
 _alive: weakref.WeakSet[SegmentGroup] = weakref.WeakSet()
@@ -49,27 +50,23 @@ class _OwnerLockFile:
 class SegmentGroup:
     """The segments and bells of one loader. It is closed at exit, if not before.
 
+    Args:
+        is_named: put them in /dev/shm where they fit. False if no other process maps them: they are then memfds, where these work.
+
     Attributes:
         stem: the prefix of their names.
+        is_named: whether they may be in /dev/shm.
         control: the control segment; None before it is created.
     """
 
-    def __init__(self) -> None:
-        global _has_swept
-        if not _has_swept:
-            _has_swept = True
-            try:
-                for leftover in janitor.sweep():
-                    if leftover.error:
-                        log.warning("could not remove %s of a loader that died: %s", leftover.stem, leftover.error)
-                    else:
-                        log.info("removed %s: %d bytes of a loader that died", leftover.stem, leftover.nbytes)
-            except OSError as error:
-                log.warning("could not remove what dead loaders have left: %s", error)
+    def __init__(self, *, is_named: bool = True) -> None:
         self._pid = os.getpid()
         self._owned: list[Segment | Doorbell | _OwnerLockFile] = []
+        self.is_named = is_named or not memfds_work()
         self.control: Segment | None = None
-        reaper.enter()
+        if self.is_named:
+            _sweep_once()
+            reaper.enter()
         self.stem = new_stem()
         _alive.add(self)
 
@@ -81,11 +78,13 @@ class SegmentGroup:
             nbytes: its size.
             options: options of `Segment.create`.
         """
+        if not self.is_named:
+            options["kind"] = "memfd"
         segment = Segment.create(f"{self.stem}-{part}", nbytes, **options)
         self._owned.append(segment)
         if part == "control":
             self.control = segment
-            if segment.kind == "memfd":
+            if self.is_named and segment.kind == "memfd":
                 try:
                     self._owned.append(_OwnerLockFile(f"{SHM_DIR}/{segment.name}"))
                 except OSError as error:  # no folder, or it is read-only: then it cannot contain bells to remove
@@ -98,7 +97,7 @@ class SegmentGroup:
         Args:
             part: end of its name, unique in the group.
         """
-        bell = Doorbell.create(f"/{self.stem}-{part}")
+        bell = Doorbell.create(f"/{self.stem}-{part}", is_named=self.is_named)
         self._owned.append(bell)
         return bell
 
@@ -116,7 +115,24 @@ class SegmentGroup:
             owned.close()
         self._owned.clear()
         _alive.discard(self)
-        reaper.leave()
+        if self.is_named:
+            reaper.leave()
+
+
+def _sweep_once() -> None:
+    """Remove the files of dead loaders, the first time that this process calls it."""
+    global _has_swept
+    if _has_swept:
+        return
+    _has_swept = True
+    try:
+        for leftover in janitor.sweep():
+            if leftover.error:
+                log.warning("could not remove %s of a loader that died: %s", leftover.stem, leftover.error)
+            else:
+                log.info("removed %s: %d bytes of a loader that died", leftover.stem, leftover.nbytes)
+    except OSError as error:
+        log.warning("could not remove what dead loaders have left: %s", error)
 
 
 @atexit.register

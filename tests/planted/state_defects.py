@@ -619,6 +619,20 @@ STATE_DEFECTS = [
     ),
     Defect(
         "E4",
+        "orders of threads that do not fit into the control block are files in /dev/shm",
+        "SegmentGroup.segment",
+        Replace('options["kind"] = "memfd"', 'options.setdefault("kind", "auto")'),
+        (f"{THREADS}threads_need_no_file_in_dev_shm_and_no_process[1]",),
+    ),
+    Defect(
+        "E4",
+        "a loader with threads starts the shell that cleans up after it",
+        "EngineBuilder.make",
+        Replace("not options.has_threads and (self._reaper is None or not self._reaper.alive)", "self._reaper is None"),
+        (f"{THREADS}threads_need_no_file_in_dev_shm_and_no_process[1]",),
+    ),
+    Defect(
+        "E4",
         "worker threads share the attributes that each sets on its dataset",
         "ThreadPool._start",
         Replace("_own_copy(dataset)", "dataset"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
 import sys
 import threading
@@ -12,11 +13,13 @@ from random import gauss as bound_gauss  # bound to random's own generator befor
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from torch.utils.data import ChainDataset, DataLoader, Dataset, IterableDataset, get_worker_info
 
 from shmload import ShmLoader, WorkerDied, sample_rng
+from shmload.engine.ring_reader import RingReader
 from shmload.shm.names import process_stem
 from shmload.worker import thread_pool
 from shmload.worker.generator_set import OF_PROCESS
@@ -472,13 +475,20 @@ def test_argument_that_needs_processes_is_refused_by_name(options: dict[str, Any
         ShmLoader(dataset, 4, num_workers=2, backend="thread", **options)
 
 
-def test_batches_take_no_room_in_dev_shm() -> None:
-    def sizes() -> list[int]:
-        return [path.stat().st_size for path in Path("/dev/shm").glob(f"{process_stem()}-*")]
+@pytest.mark.parametrize("seed", [None, 1])
+def test_threads_need_no_file_in_dev_shm_and_no_process(seed: int | None) -> None:
+    def found() -> list[object]:
+        return [*Path("/dev/shm").glob(f"*{process_stem()}-*"), *psutil.Process().children()]
 
-    with ShmLoader([torch.zeros(1 << 18)] * 8, 2, num_workers=2, backend="thread") as loader:
-        for _ in loader:
-            assert sum(sizes()) < 2 * 4 * (1 << 18), "a single batch would not fit"
+    before = found()
+    samples = [torch.arange(number, number + 1024) for number in range(8)]  # their indices do not fit into the control block
+    with ShmLoader(samples, batch_sampler=[[*range(8)] * 200] * 2, num_workers=2, backend="thread", seed=seed) as loader:
+        for number, batch in enumerate(loader, 1):
+            assert batch.shape == (1600, 1024)
+            assert found() == before
+            (block,) = [block for block in RingReader.find().blocks if block.pid == os.getpid()]
+            assert block.kind == "memfd"
+            assert RingReader.open(block.path).snapshot()["batches"] == number
 
 
 def test_stats_show_threads_without_memory_of_their_own() -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from time import monotonic, sleep
 from typing import Any
 
 from shmload import CacheFull
@@ -96,8 +97,8 @@ def is_waited_for(folder: BudgetedFolder) -> dict[str, Any]:
     found: list[Any] = []
     waiting = threading.Thread(target=lambda: found.append(folder.obtain("wanted", 3000 * KIB, timeout_s=60)))
     waiting.start()
-    told = ""
-    for _ in range(10_000):  # the thread has the file for a moment in each of its tries
+    told, deadline = "", monotonic() + 30
+    while monotonic() < deadline:  # the thread has the file for a moment in each of its tries
         try:
             folder.obtain("wanted", 3000 * KIB, timeout_s=0)
         except CacheFull:
@@ -106,6 +107,7 @@ def is_waited_for(folder: BudgetedFolder) -> dict[str, Any]:
                 break
         except TimeoutError:
             told = "another writes it"
+        sleep(0.001)  # without the GIL, tries without a pause slow the thread's own try down to seconds
     for lease in leases:
         lease.release()
     waiting.join(60)

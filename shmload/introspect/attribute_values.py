@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import types
-from collections.abc import Iterator
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
+_CONTAINERS = list, tuple, dict, set, frozenset, deque
 _MAX_ITEMS, _MAX_VALUES = 256, 4096  # so that it takes a few ms at most
+_FEW = 32  # items of a container that is visited before larger ones, which may use up the values
 
 
 class _Pending(NamedTuple):
@@ -19,22 +24,47 @@ class _Pending(NamedTuple):
     has_attributes: bool  # whether its attributes count, whatever its class is
 
 
+class _Identity:
+    """The identity of an object, which differs from that of a later object at the same address.
+
+    It does not keep the object alive, so a program can free an array before it loads the next one. The few kinds of objects
+    without weak references are kept until the values are dropped.
+    """
+
+    __slots__ = ("_reference",)
+    _reference: Callable[[], Any]
+
+    def __init__(self, value: Any) -> None:
+        try:
+            self._reference = weakref.ref(value)
+        except TypeError:
+            self._reference = lambda: value
+
+    def __eq__(self, other: object) -> bool:
+        value = self._reference()
+        return value is not None and isinstance(other, _Identity) and value is other._reference()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 def attribute_values(dataset: Any, *functions: Any) -> list[Any]:
     """Return values that differ from those of an earlier call if the program has set an attribute in between.
 
     They include the attributes of the dataset and of the functions (objects with attributes, such as a collate_fn); those of
-    datasets, transforms, dataclasses and namespaces within them; and the items of small lists, tuples and dicts. Other values are
-    compared by identity, so a change within an array is not noticed. The attributes of this package's own datasets do not count,
-    because they change when files are opened.
+    datasets, transforms, dataclasses and namespaces within them; and the items of small lists, tuples, sets and dicts. Of large
+    ones, they include the length and some items. Other values are compared by identity, so a change within an array is not noticed.
+    The attributes of this package's own datasets do not count, because they change when files are opened.
+
+    What is near the dataset comes first, and so do containers of few items, because a transform must not be left out for a table
+    of annotations.
     """
     values: list[Any] = []
     seen: set[int] = set()
-    pending = [
-        *(_Pending(function, is_counted=True, has_attributes=False) for function in functions),
-        _Pending(dataset, is_counted=True, has_attributes=True),
-    ]
-    while pending and len(values) < _MAX_VALUES:
-        value, is_counted, has_attributes = pending.pop()
+    pending = deque(_Pending(function, is_counted=True, has_attributes=False) for function in functions)
+    pending.append(_Pending(dataset, is_counted=True, has_attributes=True))
+    later: deque[_Pending] = deque()  # items of containers of many
+    while (pending or later) and len(values) < _MAX_VALUES:
+        value, is_counted, has_attributes = (pending or later).popleft()
         if isinstance(value, _PLAIN):
             if is_counted:
                 values.append(repr(value) if isinstance(value, float) else value)  # NaN differs from itself
@@ -46,9 +76,10 @@ def attribute_values(dataset: Any, *functions: Any) -> list[Any]:
         if has_attributes:
             is_counted = not _is_own(type(value))
         if is_counted:
-            values += type(value), id(value)
+            values += type(value), id(value) if isinstance(value, _CONTAINERS) else _Identity(value)
         is_method = isinstance(value, types.MethodType)
-        pending += [_Pending(part, is_counted, is_method) for part in _parts(value, has_attributes=has_attributes)]
+        parts = [_Pending(part, is_counted, is_method) for part in _parts(value, has_attributes=has_attributes)]
+        (pending if has_attributes or len(parts) <= _FEW else later).extend(parts)
     return values
 
 
@@ -58,7 +89,7 @@ def _is_own(kind: type) -> bool:
 
 def _has_attributes(kind: type) -> bool:
     """Return whether the attributes of values of a class count: if it is one of datasets, callable objects, or records."""
-    if issubclass(kind, type | types.FunctionType | types.MethodType | list | tuple | dict):
+    if issubclass(kind, type | types.FunctionType | types.MethodType | list | tuple | dict | set | frozenset | deque):
         return False
     if issubclass(kind, types.SimpleNamespace | argparse.Namespace) or dataclasses.is_dataclass(kind):
         return True
@@ -72,11 +103,31 @@ def _parts(value: Any, *, has_attributes: bool) -> Iterator[Any]:
     if isinstance(value, partial):
         yield from (value.func, *value.args, value.keywords)
         return
-    items = value.__dict__ if has_attributes and hasattr(value, "__dict__") else value
-    if isinstance(items, dict) and len(items) <= _MAX_ITEMS:
-        for pair in list(items.items()):
-            yield from pair
-    elif isinstance(items, list | tuple) and len(items) <= _MAX_ITEMS:
-        yield from items
-    elif isinstance(items, list | tuple | dict):
-        yield len(items)
+    for items in (_attributes_of(value) if has_attributes else None, value):
+        if not isinstance(items, _CONTAINERS):
+            continue
+        if len(items) > _MAX_ITEMS:
+            yield len(items)
+            items = _some_of(items)
+        if isinstance(items, dict):
+            items = [part for pair in list(items.items()) for part in pair]
+        yield from list(items)
+
+
+def _attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object, also those that its classes keep in slots."""
+    attributes = dict(getattr(value, "__dict__", {}))
+    for kind in type(value).__mro__:
+        if "__slots__" in vars(kind):
+            slots = [name for name, part in vars(kind).items() if isinstance(part, types.MemberDescriptorType)]
+            attributes |= {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return attributes
+
+
+def _some_of(items: Any) -> Any:
+    """Return a few items of a large container, so that another one of its length at its address is noticed."""
+    if isinstance(items, dict):
+        return dict(chain(islice(items.items(), _FEW // 4), islice(reversed(items.items()), _FEW // 4)))
+    if isinstance(items, set | frozenset):
+        return list(islice(items, _FEW // 2))
+    return [items[number * (len(items) - 1) // (_FEW // 2)] for number in range(_FEW // 2 + 1)]

@@ -140,7 +140,7 @@ class SeedStream:
         self.iterator_lock = IteratorLock()  # shared by all passes, because they use one engine
         self.epochs = Epochs(config)
         self._settings = _settings_of(config)  # of the workers; a program may set others between passes
-        self._attributes: list[Any] = []  # of what the workers use, when they were started
+        self._attributes: list[Any] = []  # of what the readers use, when they were made
 
     def __len__(self) -> int:
         """Return the number of batches of the current or next epoch."""
@@ -210,6 +210,7 @@ class SeedStream:
         engine: BatchSource | None = None
         if self.config.num_workers == 0:
             if self._inline is None:  # made here, so that an error while making it loses no batch
+                self._attributes = _attributes_of(self.config)
                 self._inline = InlineReader(self.config.job(), self._builder.bad_samples)
                 self._inline.batch_of = self.epochs.step_number
             reader = self._inline
@@ -362,18 +363,23 @@ class SeedStream:
     def _refresh(self) -> None:
         before, settings = self._settings, _settings_of(self.config)
         is_other = any(one is not other for one, other in zip(settings, before, strict=True))
-        if self.epochs.refresh(self.config) or is_other or self._has_other_attributes():
+        is_outdated = self._has_other_attributes()
+        if self.epochs.refresh(self.config) or is_other or is_outdated:
             self._end_workers()
-        if is_other:
+        if is_other or is_outdated:
             self._settings, self._inline = settings, None
 
     def _has_other_attributes(self) -> bool:
-        """Return whether the workers' dataset or functions are outdated because the program has set an attribute.
+        """Return whether the readers' dataset or functions are outdated because the program has set an attribute.
 
-        `persistent_workers` keeps it, as in torch. So do ranks that share workers, because they would have to end them at once.
+        The trainer's own reader uses the program's objects, but has looked up what they contain: decoders, the members of a
+        Subset, random generators. `persistent_workers` keeps workers, as in torch. So do ranks that share workers, because they
+        would have to end them at once.
         """
         engine = self._engine
-        if engine is None or engine.shared_by > 1 or self.config.persistent_workers:
+        if engine is None:
+            return self._inline is not None and _attributes_of(self.config) != self._attributes
+        if engine.shared_by > 1 or self.config.persistent_workers:
             return False
         return _attributes_of(self.config) != self._attributes
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import types
+from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -165,9 +166,24 @@ class Record:
     size: float = float("nan")
 
 
+@dataclass(slots=True)
+class Slotted:
+    size: int = 1
+
+
+class Numbered(list[int]):
+    """A list with attributes."""
+
+    number = 0
+
+
 @pytest.mark.parametrize(
     ("make", "change"),
     [
+        (Slotted, lambda value: setattr(value, "size", 2)),
+        (lambda: {1, 2}, lambda value: value.add(3)),
+        (lambda: deque([1]), lambda value: value.append(2)),
+        (lambda: Numbered([1]), lambda value: value.append(2)),
         (lambda: types.SimpleNamespace(x=1), lambda value: setattr(value, "x", 2)),
         (lambda: argparse.Namespace(x=1), lambda value: setattr(value, "x", 2)),
         (Record, lambda value: setattr(value, "size", 1.0)),
@@ -184,6 +200,140 @@ def test_records_and_containers_count(make: Any, change: Any) -> None:
     assert attribute_values.attribute_values(numbers) == before
     change(numbers.value)
     assert attribute_values.attribute_values(numbers) != before
+
+
+class Weight:
+    """An object that is neither a transform nor a record."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Replaced(Dataset[int]):
+    """A dataset whose contents are freed before others are loaded, which then often have the same address."""
+
+    def __init__(self, make: Any) -> None:
+        self.make, self.values = make, make(0)
+
+    def load(self, number: int) -> None:
+        self.values = None
+        self.values = self.make(number)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if isinstance(self.values, Weight):
+            return index + self.values.number
+        return int((list(self.values) if isinstance(self.values, dict) else self.values)[index])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda number: torch.arange(4) + number,
+        lambda number: np.arange(4) + number,
+        lambda number: [index + number for index in range(1000)],
+        lambda number: dict.fromkeys(range(number, number + 1000)),
+        Weight,
+    ],
+    ids=["tensor", "array", "list", "dict", "object"],
+)
+def test_what_replaces_a_freed_object_counts(make: Any) -> None:
+    dataset = Replaced(make)
+    with loader_of(dataset, num_workers=1) as loader:
+        for number in range(0, 12_000, 2000):
+            dataset.load(number)
+            assert read(loader) == [number + index for index in range(4)]
+
+
+def test_transform_counts_beside_a_long_table() -> None:
+    numbers: Any = Numbers()
+    numbers.table = [{"name": str(row), "box": [row, row + 1, row + 2, row + 3], "crowd": row % 2} for row in range(250)]
+    numbers.tables = [dict(row) for row in numbers.table]
+    before = attribute_values.attribute_values(numbers)
+    assert len(before) >= attribute_values._MAX_VALUES
+    numbers.transform = Scale(3)
+    assert attribute_values.attribute_values(numbers) != before
+
+
+class Squares:
+    """A dataset that decodes in place."""
+
+    def __init__(self, kind: str = "int64") -> None:
+        self.schema = {"data": kind}
+
+    def __len__(self) -> int:
+        return 32
+
+    def read_into(self, index: int, out: Any) -> None:
+        out["data"] = index**2 + 0.5
+
+
+class Doubles(Squares):
+    def read_into(self, index: int, out: Any) -> None:
+        out["data"] = 2 * index
+
+
+IN_PLACE: dict[str, tuple[Any, Any]] = {
+    "indices": (lambda: Subset(Squares(), range(32)), lambda subset: setattr(subset, "indices", range(31, -1, -1))),
+    "dataset": (lambda: Subset(Squares(), range(32)), lambda subset: setattr(subset, "dataset", Doubles())),
+    "member": (lambda: ConcatDataset([Squares()]), lambda both: both.datasets.__setitem__(0, Doubles())),
+    "schema": (Squares, lambda squares: setattr(squares, "schema", {"data": "float64"})),
+}
+
+
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 0, "seed": None}], ids=str)
+@pytest.mark.parametrize("change", IN_PLACE)
+def test_next_pass_decodes_in_place_as_the_program_has_set_it(change: str, options: dict[str, Any]) -> None:
+    make, set_other = IN_PLACE[change]
+    dataset = make()
+    with loader_of(dataset, **options) as loader, loader_of(make(), **options) as other:
+        assert values_of(loader) == values_of(other)
+        set_other(dataset)
+        expected = make()
+        set_other(expected)
+        with loader_of(expected, **options) as new:
+            found = values_of(loader)
+            assert found == values_of(new) != values_of(other)
+
+
+def values_of(loader: ShmLoader[Any]) -> list[Any]:
+    return [value for batch in loader for value in batch["data"].tolist()]
+
+
+class Noisy(Dataset[float]):
+    """A dataset with a transform that has a generator of its own."""
+
+    def __init__(self) -> None:
+        self.transform: Any = None
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> float:
+        return index if self.transform is None else float(self.transform(index))
+
+
+class Noise:
+    def __init__(self, scale: float) -> None:
+        self.scale, self.rng = scale, np.random.default_rng(5)
+
+    def __call__(self, value: int) -> float:
+        return float(value + self.scale * self.rng.random())
+
+
+@pytest.mark.parametrize("first", [None, Noise(1)], ids=["without", "with"])
+def test_generators_of_a_transform_set_between_passes_are_keyed(first: Any) -> None:
+    found = []
+    for num_workers in (0, 2):
+        noisy = Noisy()
+        noisy.transform = first
+        with loader_of(noisy, num_workers=num_workers) as loader:
+            read(loader)
+            noisy.transform = Noise(100)
+            found.append(read(loader))
+    assert found[0] == found[1]
 
 
 def test_many_and_deep_values_are_not_all_visited() -> None:

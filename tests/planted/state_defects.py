@@ -50,10 +50,7 @@ STATE_DEFECTS = [
         "N7",
         "workers keep the collate_fn of the previous pass",
         "SeedStream._refresh",
-        Replace(
-            "self.epochs.refresh(self.config) or is_other or self._has_other_attributes()",
-            "self.epochs.refresh(self.config) or self._has_other_attributes()",
-        ),
+        Replace("self.epochs.refresh(self.config) or is_other or is_outdated", "self.epochs.refresh(self.config)"),
         ("tests/loader/test_seed_mode.py::test_collate_fn_set_between_passes_is_used_by_the_next[1]",),
     ),
     Defect(

@@ -103,8 +103,11 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
             self._read_again_to(state["done"])
 
     def _read_again(self, num_batches: int) -> None:
-        """Read `num_batches` batches of an iterable dataset again, without yielding them."""
-        with self.progress.reading_again():
+        """Read `num_batches` batches of an iterable dataset again, without yielding them.
+
+        What they draw from the global generators had been drawn before the program saved these.
+        """
+        with self.progress.reading_again(), generators_kept():
             for _ in range(num_batches):
                 with suppress(Exception):  # the saved run lost it as well
                     next(self)

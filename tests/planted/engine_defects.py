@@ -642,6 +642,13 @@ ENGINE_DEFECTS = [
         (f"{ATTRIBUTES}test_generators_of_a_transform_set_between_passes_are_keyed[with]",),
     ),
     Defect(
+        "R2",
+        "what is read again without workers moves the generators that the program has restored",
+        "TorchInlineIterator._read_again",
+        Replace("with self.progress.reading_again(), generators_kept():", "with self.progress.reading_again():"),
+        ("tests/resume/test_iterable.py::test_resumed_pass_continues_as_if_never_stopped[neither-0-3]",),
+    ),
+    Defect(
         "N7",
         "an object at the address of a freed one is taken for it",
         "_Identity.__eq__",

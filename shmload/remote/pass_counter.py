@@ -1,8 +1,9 @@
 """Number the passes over an iterable dataset so that all workers of a rank agree.
 
 A loader does not pass the epoch to an iterable dataset, and its workers, which may be new processes for every pass, each begin
-their own iterator. They have in common the base seed that torch draws for a pass. Persistent workers keep the seed, so each worker
-also counts how many passes it has begun with it (its *turn*). The workers agree through a board in shared memory:
+their own iterator. They have in common the base seed that torch draws for a pass. Persistent workers keep the seed, so each worker,
+a process or a thread, also counts how many passes it has begun with it (its *turn*). The workers agree through a board in shared
+memory:
 
     nonce | number of the next pass | (base seed, turn, number) of the newest passes
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,6 +33,17 @@ from shmload.shm import pickling
 
 _KEPT = 256  # passes on the board
 _NBYTES = 8 * (4 + 3 * _KEPT)
+
+
+class _Turns(threading.local):
+    """The turns that a worker has begun. Worker threads share the counter, but each has turns of its own.
+
+    Attributes:
+        of_seed: base seed -> number of turns.
+    """
+
+    def __init__(self) -> None:
+        self.of_seed: dict[int, int] = {}
 
 
 class PassCounter:
@@ -49,7 +62,7 @@ class PassCounter:
 
     def _open(self, fd: int, home: str) -> None:
         self._lock = ForkLock()  # the trainer may fork workers while another of its threads begins a pass
-        self._turns: dict[int, int] = {}  # base seed -> turns that this process has begun
+        self._turns = _Turns()
         self._since = 0  # the first entry that counts: older ones are from before `set_next`
         self._fd, self._home = fd, home
         self._board = np.frombuffer(mmap.mmap(fd, _NBYTES), np.uint64)  # nonce (2 words), next pass, entries ever written, entries
@@ -64,7 +77,8 @@ class PassCounter:
         with self._held() as board:
             number = int(board[2])
             if base_seed is not None:
-                turn = self._turns[base_seed] = self._turns.get(base_seed, 0) + 1
+                turns = self._turns.of_seed
+                turn = turns[base_seed] = turns.get(base_seed, 0) + 1
                 entries, written = board[4:].reshape(_KEPT, 3), int(board[3])
                 passes = entries[np.arange(max(self._since, written - _KEPT), written) % _KEPT]
                 (known,) = np.nonzero((passes[:, 0] == base_seed) & (passes[:, 1] == turn))

@@ -706,6 +706,13 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
+        "worker threads count the passes of each other",
+        "PassCounter._open",
+        Replace("_Turns()", "type('Turns', (), {'of_seed': {}})"),
+        ("tests/remote/test_passes.py::test_each_worker_thread_counts_its_passes",),
+    ),
+    Defect(
+        "N5",
         "set_epoch is lost if the next pass has the same seed as the previous one",
         "PassCounter.set_next",
         omit("self._since = int(board[3])"),

@@ -31,6 +31,19 @@ def test_each_persistent_worker_counts_its_passes() -> None:
     assert [second.begin(11) for _ in range(3)] == [0, 1, 2]
 
 
+def test_each_worker_thread_counts_its_passes() -> None:
+    board, found = PassCounter(), {}
+
+    def begin_passes(name: str) -> None:
+        found[name] = [board.begin(seed) for seed in (11, 11, 22)]
+
+    for name in ("first", "second"):
+        thread = threading.Thread(target=begin_passes, args=(name,))
+        thread.start()
+        thread.join()
+    assert found == {"first": [0, 1, 2], "second": [0, 1, 2]}
+
+
 def test_late_worker_of_an_abandoned_pass_does_not_affect_other_workers() -> None:
     board = PassCounter()
     first, second, late = unpickled_copy(board), unpickled_copy(board), unpickled_copy(board)

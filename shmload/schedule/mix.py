@@ -45,10 +45,23 @@ def check_members(members: Sequence[Any], stop: str, mixture: str, kind: str, ki
     check_weights([weight for _, weight in members], len(members), mixture)
 
 
+def _is_map_style(dataset: Any) -> bool:
+    """Return whether samples are read by index: one by one, or, with read_into or read_batch_into, into their rows."""
+    return any(hasattr(dataset, name) for name in ("__getitem__", "read_into", "read_batch_into"))
+
+
 class SizedSamples(Protocol):
     """Samples with an index and a length: a list, the datasets of shmload.formats, torch's map-style datasets."""
 
     def __getitem__(self, index: int, /) -> Any: ...
+    def __len__(self) -> int: ...
+
+
+class SizedDecoder(Protocol):
+    """Samples that `read_into` or `read_batch_into` writes into their rows."""
+
+    @property
+    def schema(self) -> Any: ...
     def __len__(self) -> int: ...
 
 
@@ -80,12 +93,12 @@ class Mix(ConcatDataset[Any]):
 
     def __init__(
         self,
-        members: Sequence[tuple[SizedSamples, float]],
+        members: Sequence[tuple[SizedSamples | SizedDecoder, float]],
         *,
         stop: Stop = "first",
         curriculum: Mapping[int, Sequence[float]] | None = None,
     ) -> None:
-        check_members(members, stop, "Mix", "dataset", "map-style dataset", lambda dataset: hasattr(dataset, "__getitem__"))
+        check_members(members, stop, "Mix", "dataset", "map-style dataset", _is_map_style)
         for number, (dataset, _) in enumerate(members):
             if not hasattr(dataset, "__len__"):
                 raise TypeError(f"member {number} of the Mix, of type {type(dataset).__name__}, has no length: give it __len__")

@@ -207,6 +207,27 @@ def test_members_decode_in_place_in_a_mix(num_workers: int, expected: Any) -> No
     assert "read by __getitem__" in repr(loader_of(Mix([(Decoding(0, 3), 1), (Tagged(1, 2), 1)])))
 
 
+class OnlyDecodes:
+    """A dataset that decodes in place and returns no samples."""
+
+    schema = {"member": "int64", "index": "int64"}
+
+    def __init__(self, name: int, n: int) -> None:
+        self.name, self.n = name, n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def read_into(self, index: int, out: Any) -> None:
+        out["member"], out["index"] = self.name, index
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_members_without_samples_are_read_in_place(num_workers: int) -> None:
+    with loader_of(mix_of(OnlyDecodes), num_workers=num_workers) as only, loader_of(num_workers=num_workers) as tagged:
+        assert rows_of(epoch_of(only)) == rows_of(epoch_of(tagged))
+
+
 def test_bad_sample_is_substituted_by_the_next_of_the_mixture() -> None:
     mix = Mix([(range(40), 1), (_Bad(40), 1)])
     with loader_of(mix, shuffle=False, on_error="substitute") as loader:

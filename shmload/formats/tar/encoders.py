@@ -8,7 +8,7 @@ import io
 import json
 import operator
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -63,6 +63,12 @@ def _written(write: Callable[[Any], object]) -> bytes:
 
 
 def _npz(value: Any) -> bytes:
+    if isinstance(value, list | tuple):
+        value = {str(number): each for number, each in enumerate(value)}
+    if not isinstance(value, Mapping):
+        raise TypeError(
+            f"npz: a dict or list of arrays is needed, got a value of type {type(value).__name__}: use npy for one array"
+        )
     arrays: dict[str, Any] = {name: np.asarray(unmasked(each)) for name, each in value.items()}
     if objects := [name for name, array in arrays.items() if array.dtype.hasobject]:
         raise ValueError(f"npz: {objects[0]!r} is an array of objects, which would be a pickle; give numbers or text")

@@ -130,6 +130,8 @@ def _is_kept_as(name: str, value: Any) -> bool:
         return isinstance(value, (str, os.PathLike, np.ndarray)) or is_tensor(value) or hasattr(value, "getbands")
     if last in INTEGERS:
         return _is_integer(value)
+    if last == "npz":
+        return isinstance(value, Mapping | list | tuple)
     return isinstance(value, str) if last in TEXTS else last not in IMAGE_EXTENSIONS and last != "bin"
 
 

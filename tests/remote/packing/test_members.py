@@ -332,6 +332,11 @@ REFUSED = {
         TypeError,
         "field 'a.cls': 'cls' holds no text, and got 'cat': end the name in .txt, or give bytes",
     ),
+    "an array in the place of several": (
+        {"a.npz": np.ones(3)},
+        TypeError,
+        "field 'a.npz': npz: a dict or list of arrays is needed, got a value of type ndarray: use npy for one array",
+    ),
     "another format": ({"png": PHOTO}, ValueError, f"field 'png': {PHOTO} is a file of jpg: end the name in that, or in nothing"),
     "no image": (
         {"a.png": np.ones(3)},

@@ -33,6 +33,7 @@ from shmload.modes.default_collate import collated
 from shmload.modes.inline_reader import InlineReader
 from shmload.processes.child import Child
 from shmload.processes.exit_codes import wait_exit_code
+from shmload.processes.trial import begin_trial
 from shmload.shm import fork_copies
 from shmload.worker.iterable_pass import IterablePass
 from shmload.worker.job import Job, WorkerLink
@@ -117,6 +118,7 @@ def report(job: Job, link: WorkerLink, index_sampler: Any, answers: Connection) 
     die_with(link.trainer_pid)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ^C reaches the whole process group; the trainer handles it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    begin_trial()
     answer: float | str
     try:
         job, source, _ = set_up(job, link)

@@ -346,7 +346,7 @@ def _legal_kind(case: Case) -> Case:
         ),
         "npy": "",
         "parquet": {"ray": "ray" if case.backend == "ray" else ""}.get(case.extra, "hive" if case.extra else ""),
-        "iterable": "state" if case.extra else "",
+        "iterable": {"gzip": "state", "zlib": "state", "files": "shards", "bare": "shards"}.get(case.extra, case.extra),
         "tokens": "files" if case.extra else "",
         "mix": "files" if case.extra else "",
     }.get(case.kind, "")
@@ -624,6 +624,8 @@ def _legal_habit(case: Case) -> Case:
         case = replace(case, habit="break")
     if case.habit == "rebuild" and (case.wrap or case.kind == "growing"):
         case = replace(case, habit="pass")
+    if case.extra == "shards" and case.habit == "transfer":
+        case = replace(case, habit="resume")  # each dataset counts its own passes, and torch's one loader, the oracle, goes on
     if case.harm != "kill" or case.is_seeded or case.is_noisy or case.kind == "iterable":
         case = replace(case, restarts=0)  # seed mode replaces all; in torch mode a dead worker's draws and position are lost
     if case.habit == "threads":

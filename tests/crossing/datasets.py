@@ -15,7 +15,7 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -219,6 +219,19 @@ class StatefulItems(Items):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues at the saved position."""
         self.place = state["place"]
+
+
+def _read_from_shards(case: Case, folder: Path, *, keys: bool = False) -> Any:
+    """Returns an iterable dataset whose items are numbered by packed shards, in another order in each pass."""
+    from shmload.remote import RemoteDataset, upload_cv_dataset
+
+    upload_cv_dataset(({"cls": index} for index in range(case.n)), bucket=str(folder), maxcount=-(-case.n // 5), workers=0)
+    return RemoteDataset.from_urls(str(folder), seed=case.seed).decode().to_tuple("cls").map(partial(_numbered, case, keys))
+
+
+def _numbered(case: Case, keys: bool, number: tuple[int]) -> Any:
+    drawn = noise() if case.is_noisy else None
+    return (*number, drawn) if keys else sample(case, *number, drawn)
 
 
 # ------------------------------------------------------------ functions for samples, which workers import by name
@@ -791,10 +804,10 @@ class CaseDataset:
             if self._num_made == 1:
                 _pack(case, str(self.folder / "followed"), range(case.n))
             return _followed(case, str(self.folder / "followed"))
-        if case.kind in MAKERS:
+        if case.kind in MAKERS or case.extra == "shards":
             folder = self.folder / str(self._num_made)
             folder.mkdir()
-            return wrapped(case, MAKERS[case.kind](case, folder))
+            return _read_from_shards(case, folder) if case.extra == "shards" else wrapped(case, MAKERS[case.kind](case, folder))
         return wrapped(case, with_own_names(case, plain(case)))
 
     def keys(self) -> Any:
@@ -803,6 +816,9 @@ class CaseDataset:
         if case.kind == "growing":
             self.begin_run()
             return self._made()
+        if case.extra == "shards":
+            (folder := self.folder / "keys").mkdir()
+            return _read_from_shards(case, folder, keys=True)
         return wrapped(case, Stream(case, keys=True) if case.kind == "iterable" else Keys(case), keys=True)
 
 

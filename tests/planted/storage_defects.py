@@ -706,6 +706,15 @@ STORAGE_DEFECTS = [
     ),
     Defect(
         "N5",
+        "the process that measures samples for backend='auto' counts passes",
+        "PassCounter._held",
+        Replace("is_trial()", "False"),
+        (
+            "tests/remote/test_loaders.py::test_every_loader_yields_the_same_batches_for_any_number_of_workers[torch mode, backend chosen-2]",
+        ),
+    ),
+    Defect(
+        "N5",
         "worker threads count the passes of each other",
         "PassCounter._open",
         Replace("_Turns()", "type('Turns', (), {'of_seed': {}})"),

@@ -22,12 +22,13 @@ LOADERS = {
     "torch mode": lambda data, **options: ShmLoader(data, batch_size=None, **options),
     "seed mode": lambda data, **options: ShmLoader(data, batch_size=None, seed=5, **options),
     "torch mode, threads": lambda data, **options: ShmLoader(data, batch_size=None, **threads(**options)),
+    "torch mode, backend chosen": lambda data, **options: ShmLoader(data, batch_size=None, **threads("auto", **options)),
 }
 
 
-def threads(num_workers: int, **options: Any) -> dict[str, Any]:
-    """Returns the options with worker threads, if there are workers."""
-    return {**options, "num_workers": num_workers, **({"backend": "thread"} if num_workers else {})}
+def threads(backend: str = "thread", *, num_workers: int, **options: Any) -> dict[str, Any]:
+    """Returns the options with worker threads, or those that "auto" chooses, if there are workers."""
+    return {**options, "num_workers": num_workers, **({"backend": backend} if num_workers else {})}
 
 
 def double(array: np.ndarray[Any, Any]) -> torch.Tensor:
@@ -114,7 +115,7 @@ def double_of(sample: tuple[Any, Any]) -> tuple[Any, Any]:
 
 
 @pytest.mark.slow(reason="workers start as new interpreters, which import all modules")
-@pytest.mark.parametrize("kind", [kind for kind in LOADERS if "threads" not in kind])
+@pytest.mark.parametrize("kind", ["torch", "torch mode", "seed mode"])
 def test_spawned_workers_read_the_same_batches(folder: Path, kind: str) -> None:
     data = RemoteDataset(None, str(folder)).decode().to_tuple("npy", "cls").map(double_of).batched(8)
     expected = batch_labels(data)

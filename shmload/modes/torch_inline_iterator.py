@@ -64,7 +64,7 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
             reader.take_first()
         self.place = reader.place
         if passes.is_over and "iterator" not in resumed and self._dataset_kind == DatasetKind.Iterable:
-            self._dataset_fetcher.dataset_iter = RestartingIterator(config.dataset)
+            self._dataset_fetcher.dataset_iter = RestartingIterator(config.dataset, self._dataset_fetcher.dataset_iter)
         passes.is_over = state is not None and "has_ended" in resumed
         if state is not None:
             self._base_seed = state["base_seed"]

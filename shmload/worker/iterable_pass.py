@@ -5,6 +5,7 @@ The dataset itself gives each worker different samples (`get_worker_info`); an o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -45,7 +46,7 @@ class IterablePass:
             return
         if self._epoch is not None:
             self.dataset = with_shared_seed(self.dataset, shared_seed)
-        self.iterator = RestartingIterator(self.dataset) if self._begins_again else iter(self.dataset)
+        self.iterator = RestartingIterator(self.dataset, iter(self.dataset)) if self._begins_again else iter(self.dataset)
         self._begins_again = False
         if self._iterator_state is not None:
             self.iterator.load_state_dict(self._iterator_state)
@@ -69,15 +70,19 @@ class IterablePass:
 
 
 class RestartingIterator:
-    """An iterator over a dataset that makes a second iterator if the first is empty.
+    """An iterator over a dataset that replaces its first iterator by a second one if the first is empty.
 
     A dataset whose state was saved at the end of a pass may first return an iterator that is already at its end, although the next
     pass is whole. Other datasets begin the next pass by themselves; for them, this is an ordinary iterator.
+
+    Args:
+        dataset: the dataset.
+        first: its first iterator.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, first: Iterator[Any]) -> None:
         self._dataset: Any = dataset
-        self.iterator = iter(dataset)
+        self.iterator = first
 
     def __iter__(self) -> RestartingIterator:
         return self

@@ -624,6 +624,8 @@ def _legal_habit(case: Case) -> Case:
         case = replace(case, habit="break")
     if case.habit == "rebuild" and (case.wrap or case.kind == "growing"):
         case = replace(case, habit="pass")
+    if case.extra == "shards" and case.start != "fork" and case.habit != "pass":
+        case = replace(case, start="fork")  # a pass that is left before its workers have begun it is not counted
     if case.extra == "shards" and case.habit == "transfer":
         case = replace(case, habit="resume")  # each dataset counts its own passes, and torch's one loader, the oracle, goes on
     if case.harm != "kill" or case.is_seeded or case.is_noisy or case.kind == "iterable":

@@ -359,6 +359,16 @@ STATE_DEFECTS = [
     ),
     Defect(
         "N1",
+        "the pass after one that was resumed at its last batch begins two epochs of the dataset",
+        "TorchInlineIterator.__init__",
+        Replace(
+            "RestartingIterator(config.dataset, self._dataset_fetcher.dataset_iter)",
+            "RestartingIterator(config.dataset, iter(config.dataset))",
+        ),
+        (f"{RESUME}iterable.py::test_pass_after_one_that_is_resumed_at_its_last_batch_is_the_next_epoch[partial]",),
+    ),
+    Defect(
+        "N1",
         "a dataset whose state is its end gives nothing in the pass after a resume",
         "RestartingIterator.__next__",
         omit("self.iterator = iter(dataset)"),

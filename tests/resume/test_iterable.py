@@ -6,6 +6,7 @@ import json
 import logging
 import multiprocessing
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -45,6 +46,25 @@ def test_resumed_pass_continues_as_if_never_stopped(kind: str, workers: int, sto
         if workers == 0:  # the program restores the trainer's own generators
             data.random.setstate(generators[0]), data.np.random.set_state(generators[1]), torch.set_rng_state(generators[2])
         assert rest(loader) == expected
+
+
+class Epochs(IterableDataset[int]):
+    """Ten samples in a pass, in which each iterator begins an epoch."""
+
+    epoch = -1
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        return iter(range(100 * self.epoch, 100 * self.epoch + 10))
+
+
+@pytest.mark.parametrize("batch_size", [5, 4], ids=["whole", "partial"])
+def test_pass_after_one_that_is_resumed_at_its_last_batch_is_the_next_epoch(batch_size: int) -> None:
+    loader, again = (ShmLoader(Epochs(), batch_size) for _ in range(2))
+    for _, batch in zip(range(-(-10 // batch_size)), loader, strict=False):
+        assert batch[-1] < 100
+    again.load_state_dict(loader.state_dict())
+    assert [list(chain.from_iterable(rest(again))) for _ in range(3)] == [[], [*range(100, 110)], [*range(200, 210)]]
 
 
 def test_pass_whose_first_batch_has_failed_continues_after_it() -> None:

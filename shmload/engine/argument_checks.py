@@ -15,6 +15,7 @@ from shmload.device.cuda import check_device
 from shmload.engine.argument_types import check_types
 from shmload.engine.tuning.auto_number import is_auto
 from shmload.introspect.abilities import is_stateful, overrides, package_ability
+from shmload.introspect.tables import is_table
 from shmload.ray_options import Ray
 from shmload.schedule.keyed_batches import KeyedBatches
 from shmload.schedule.keyed_order import KeyedOrder
@@ -28,7 +29,6 @@ _INSTEAD = (
     (KeyedBatches, "__len__", "num_batches"),
 )
 _CHOICES = {"uneven": ("pad", "drop", "exact"), "on_error": ("raise", "skip", "substitute")}
-_TABLES = {("pandas", "DataFrame"), ("polars", "DataFrame"), ("polars", "LazyFrame")}
 _PIPELINES = {("shmload.pipeline.methods", "Fluent"), ("shmload.pipeline.running_pipeline", "RunningPipeline")}
 # argument, smallest value, description of the valid values for the error
 _LEAST = (
@@ -91,8 +91,7 @@ def _check_table(given: Mapping[str, Any]) -> None:
     """Raise for a DataFrame that torch would index as if it were a list of rows."""
     if any(given[name] is not None for name in ("sampler", "batch_sampler", "collate_fn")):  # they may know how to index it
         return
-    kinds = {(base.__module__.partition(".")[0], base.__name__) for base in type(given["dataset"]).__mro__}
-    if kinds & _TABLES:
+    if is_table(given["dataset"]):
         raise TypeError(
             "dataset must give a sample for each number, and a DataFrame gives its columns by name: give "
             "shmload.formats.ArrayDataset({name: frame[name].to_numpy() for name in frame.columns}) for columns of numbers, or "

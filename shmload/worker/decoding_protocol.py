@@ -143,15 +143,17 @@ def schema_error(schema: Any, batch_type: Any = None) -> str:
 def has_getitem(dataset: Any) -> bool:
     """Return whether a dataset has its own `__getitem__`. The one of torch's Dataset only raises."""
     found = getattr(type(dataset), "__getitem__", None)
-    return found is not None and (found.__module__, found.__qualname__) != ("torch.utils.data.dataset", "Dataset.__getitem__")
+    place = getattr(found, "__module__", ""), getattr(found, "__qualname__", "")  # compiled methods have no module
+    return found is not None and place != ("torch.utils.data.dataset", "Dataset.__getitem__")
 
 
 def one_without_samples(dataset: Any) -> Any:
-    """Return the dataset that decodes in place and has no samples by index: this one, or that of a Subset or ConcatDataset.
+    """Return the dataset that decodes in place and has no samples by index: this one, or that of a Subset, ConcatDataset or Mix.
 
     Return None if there is none.
     """
-    if type(dataset).__module__ == "torch.utils.data.dataset" and type(dataset).__name__ in ("Subset", "ConcatDataset"):
+    is_of_torch = type(dataset).__module__ == "torch.utils.data.dataset" and type(dataset).__name__ in ("Subset", "ConcatDataset")
+    if is_of_torch or package_ability(dataset, "is_concatenation"):
         members = dataset.datasets if hasattr(dataset, "datasets") else [dataset.dataset]
         return next((found for each in members if (found := one_without_samples(each)) is not None), None)
     if has_getitem(dataset) or any(hasattr(type(dataset), name) for name in ("__getitems__", "__iter__")):

@@ -129,7 +129,7 @@ def plan_of(
         ragged: the loader's argument.
         is_torch: torch mode.
     Raises:
-        TypeError: samples are read by `__getitem__`, which the dataset does not have.
+        TypeError: samples are read by `__getitem__`, which the dataset or a member of it does not have.
         ValueError: `ragged` is not a mode, or does not fit the dataset's schema.
     """
     has_getitems = auto_collation and bool(ability_of(dataset, "__getitems__"))
@@ -151,6 +151,11 @@ def plan_of(
         raise TypeError(
             f"with {given}, samples are read by __getitem__ and not decoded in place, and {type(found).__name__} has no "
             f"__getitem__: add one, or {remedy}"
+        )
+    if in_place is None and (found := one_without_samples(dataset)) is not None:
+        raise TypeError(
+            f"the members of {type(dataset).__name__} are decoded in place only if all have equal schemas; otherwise samples are "
+            f"read by __getitem__, which {type(found).__name__} does not have: give all members one schema, or add __getitem__"
         )
     if collate_fn is not None:
         return ReadPlan("collate_fn", None, rule, is_whole=True, has_getitems=has_getitems)

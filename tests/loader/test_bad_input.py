@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset
 
 import shmload
-from shmload import BlockShuffle, LengthBuckets, RingTooSmall, SampleError, SharedIndex, ShmLoader, TokenBudget, Weighted
+from shmload import BlockShuffle, LengthBuckets, Mix, RingTooSmall, SampleError, SharedIndex, ShmLoader, TokenBudget, Weighted
 from shmload.formats import ArrayDataset
 from shmload.schedule.node_shuffle import NodeShuffle
 from shmload.schedule.shard_shuffle import ShardShuffle
@@ -634,6 +634,18 @@ def test_dataset_without_getitem_is_refused_where_samples_are_not_decoded_in_pla
             ShmLoader(dataset, seed=seed, **options)
     with pytest.raises(TypeError, match=words.replace("InPlaceOnly", "Derived")):
         ShmLoader(Derived(), seed=seed, **options)
+
+
+@pytest.mark.parametrize(
+    ("join", "seed"), [(ConcatDataset, None), (ConcatDataset, 1), (lambda members: Mix([(member, 1.0) for member in members]), 1)]
+)
+def test_members_without_getitem_that_have_several_schemas_are_refused(join: Any, seed: int | None) -> None:
+    class Other(InPlaceOnly):
+        schema = {"image": ("uint8", (3,)), "label": "int64"}
+
+    words = "members of .* all have equal schemas; .* which InPlaceOnly does not have: give all members one schema"
+    with pytest.raises(TypeError, match=words):
+        ShmLoader(join([InPlaceOnly(), Other()]), 2, seed=seed)
 
 
 def test_class_in_place_of_a_dataset_is_an_error_that_says_so() -> None:

@@ -22,6 +22,7 @@ from shmload.formats.compression import zstd_pieces
 from shmload.formats.encryption import SampleCipher
 from shmload.formats.tar.member_compression import ZSTD_LEVEL
 from shmload.formats.tar.writer import archive_nbytes, member_name
+from shmload.introspect.tables import is_table
 from shmload.loader import ShmLoader
 from shmload.remote.manifest import Manifest
 from shmload.remote.object_stream import ObjectStream, pass_over
@@ -459,6 +460,12 @@ def packing_of(
     """
     from torch.utils.data import IterableDataset
 
+    if is_table(dataset) or (isinstance(dataset, Mapping) and dataset and 0 not in dataset):
+        kind, remedy = type(dataset).__name__, "[dict(zip(columns, row)) for row in zip(*columns.values())] of a dict"
+        raise TypeError(
+            f"a dataset gives a sample for each number, and this {kind} gives its columns by name: give its rows, such as "
+            f"frame.to_dict('records') of a DataFrame, or {remedy}"
+        )
     is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     is_stream = hasattr(dataset, "__iter__") and not is_map_style and not isinstance(dataset, (str, bytes, Mapping))
     is_stream |= isinstance(dataset, IterableDataset)  # torch's IterableDataset has a __getitem__ that only raises

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -184,6 +185,15 @@ def test_invalid_arguments_are_refused(given: dict[str, Any], text: str, tmp_pat
         upload_cv_dataset(**{"ds": Grey(3), "bucket": str(tmp_path), **given})
     assert text == str(caught.value)
     assert names_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("of", [dict, pandas.DataFrame])
+def test_columns_in_place_of_samples_are_refused_with_the_remedy(of: Any, tmp_path: Path) -> None:
+    columns = of({"text": ["a", "b"], "label": [1, 2]})
+    with pytest.raises(TypeError, match=rf"this {of.__name__} gives its columns by name: give its rows, such as frame.to_dict"):
+        upload_cv_dataset(columns, bucket=str(tmp_path))
+    rows = pandas.DataFrame(columns).to_dict("records")
+    assert upload_cv_dataset(rows, bucket=str(tmp_path), workers=0).num_samples == 2
 
 
 def test_nothing_is_left_open(tmp_path: Path) -> None:

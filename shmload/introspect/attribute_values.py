@@ -44,8 +44,6 @@ class _Identity:
         value = self._reference()
         return value is not None and isinstance(other, _Identity) and value is other._reference()
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 def attribute_values(dataset: Any, *functions: Any) -> list[Any]:
     """Return values that differ from those of an earlier call if the program has set an attribute in between.

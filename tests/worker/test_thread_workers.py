@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
+import queue
 import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import gauss as bound_gauss  # bound to random's own generator before any redirection
 from typing import Any
@@ -197,6 +199,86 @@ def test_iterable_dataset_is_divided_as_among_processes(persistent_workers: bool
         return [whole(loader) for _ in range(2)]
 
     assert reading(ShmLoader, backend="thread") == reading(DataLoader)
+
+
+class CountsPasses:
+    """A stage that shuffles by a count of its passes, as webdataset's detshuffle does."""
+
+    def __init__(self) -> None:
+        self.num_passes = 0
+
+    def run(self) -> list[int]:
+        self.num_passes += 1
+        return random.Random(self.num_passes).sample(range(N), N)
+
+
+class KeepsItsOrder(IterableDataset[int]):
+    """Numbers in an order that an object, a list or an array of the dataset keeps, divided among the workers."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.stages = [CountsPasses()]
+        self.method = self.stages[0].run
+        self.numbers, self.array = {"kept": list(range(N))}, np.arange(N)
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        assert info is not None
+        if self.kind == "stage":
+            order: Any = self.stages[0].run()
+        elif self.kind == "method":
+            order = self.method()
+        elif self.kind == "list":
+            order = self.numbers["kept"]
+            random.Random(1).shuffle(order)
+        else:
+            order = self.array
+            np.random.RandomState(1).shuffle(order)
+        return (int(number) for number in order[info.id :: info.num_workers])
+
+
+@pytest.mark.parametrize("kind", ["stage", "method", "list", "array"])
+def test_state_of_a_pass_within_an_iterable_dataset_is_each_workers_own(kind: str) -> None:
+    dataset = KeepsItsOrder(kind)
+    with ShmLoader(dataset, batch_size=4, num_workers=3, backend="thread", persistent_workers=True) as loader:
+        passes = [[int(number) for batch in loader for number in batch] for _ in range(2)]
+    assert [sorted(numbers) for numbers in passes] == [list(range(N))] * 2
+    assert passes[0] != passes[1], "persistent workers go on from the state of their last pass"
+    assert dataset.stages[0].num_passes == 0
+
+
+class SharesNumbers(IterableDataset[int]):
+    """Numbers that the workers take from one queue, and an object with a lock that counts them."""
+
+    def __init__(self) -> None:
+        self.queue: queue.Queue[int] = queue.Queue()
+        self.counter = CountsWithALock()
+        for number in range(N):
+            self.queue.put(number)
+
+    def __iter__(self) -> Iterator[int]:
+        with suppress(queue.Empty):
+            while True:
+                yield self.counter.count(self.queue.get_nowait())
+
+
+class CountsWithALock:
+    """A counter for several threads."""
+
+    def __init__(self) -> None:
+        self.lock, self.num_counted = threading.Lock(), 0
+
+    def count(self, number: int) -> int:
+        with self.lock:
+            self.num_counted += 1
+        return number
+
+
+def test_queues_and_objects_with_a_lock_are_shared_by_threads() -> None:
+    dataset = SharesNumbers()
+    with ShmLoader(dataset, batch_size=4, num_workers=2, backend="thread") as loader:
+        assert sorted(int(number) for batch in loader for number in batch) == list(range(N))
+    assert dataset.counter.num_counted == N
 
 
 class Range(IterableDataset[Any]):

@@ -130,7 +130,7 @@ def _shards(url: str, num_samples: int) -> Summary:
     """Return a summary of the shards that a URL or the path of a folder names, as RemoteDataset reads them.
 
     Raises:
-        ObjectMissing: there are none.
+        ObjectMissing: no shard was found.
     """
     from shmload.remote import RemoteDataset
 

@@ -461,10 +461,10 @@ def packing_of(
     from torch.utils.data import IterableDataset
 
     if is_table(dataset) or (isinstance(dataset, Mapping) and dataset and 0 not in dataset):
-        kind, remedy = type(dataset).__name__, "[dict(zip(columns, row)) for row in zip(*columns.values())] of a dict"
         raise TypeError(
-            f"a dataset gives a sample for each number, and this {kind} gives its columns by name: give its rows, such as "
-            f"frame.to_dict('records') of a DataFrame, or {remedy}"
+            f"a dataset gives a sample for each number, and this {type(dataset).__name__} gives its columns by name: give its "
+            "rows, such as frame.to_dict('records') of a DataFrame, or [dict(zip(columns, row)) for row in "
+            "zip(*columns.values())] of a dict"
         )
     is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
     is_stream = hasattr(dataset, "__iter__") and not is_map_style and not isinstance(dataset, (str, bytes, Mapping))

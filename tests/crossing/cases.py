@@ -346,7 +346,7 @@ def _legal_kind(case: Case) -> Case:
         ),
         "npy": "",
         "parquet": {"ray": "ray" if case.backend == "ray" else ""}.get(case.extra, "hive" if case.extra else ""),
-        "iterable": {"gzip": "state", "zlib": "state", "files": "shards", "bare": "shards"}.get(case.extra, case.extra),
+        "iterable": {"gzip": "state", "zlib": "stages", "files": "shards", "bare": "shards"}.get(case.extra, case.extra),
         "tokens": "files" if case.extra else "",
         "mix": "files" if case.extra else "",
     }.get(case.kind, "")
@@ -626,6 +626,9 @@ def _legal_habit(case: Case) -> Case:
         case = replace(case, habit="pass")
     if case.extra == "shards" and case.start != "fork" and case.habit != "pass":
         case = replace(case, start="fork")  # a pass that is left before its workers have begun it is not counted
+    if case.extra == "stages":  # no state has their passes, so only a fresh dataset reads a pass again
+        in_turn = {"reload": "resume", "transfer": "resume", "end": "resume", "second": "second" if case.workers else "break"}
+        case = replace(case, habit=in_turn.get(case.habit, case.habit), shares=case.shares and case.workers != 0)
     if case.extra == "shards" and case.habit == "transfer":
         case = replace(case, habit="resume")  # each dataset counts its own passes, and torch's one loader, the oracle, goes on
     if case.harm != "kill" or case.is_seeded or case.is_noisy or case.kind == "iterable":

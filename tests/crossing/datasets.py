@@ -185,29 +185,61 @@ class Stream(IterableDataset[Any]):
     def __init__(self, case: Case, *, keys: bool = False) -> None:
         self.case = case
         self.keys = keys
+        self.stages = [Shuffle(case.seed)] if case.extra == "stages" else []
 
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         first, step = (0, 1) if info is None else (info.id, info.num_workers)
-        return (StatefulItems if self.case.extra == "state" else Items)(self, range(first, self.case.n, step))
+        indices: Any = range(first, self.case.n, step)
+        for stage in self.stages:
+            indices = stage.applied(indices)
+        return (StatefulItems if self.case.extra == "state" else Items)(self, indices)
+
+
+class Shuffle:
+    """A stage of a dataset. It keeps the number of its passes, the order of the current one and what is left of it."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.num_passes = seed, 0
+        self.order, self.left, self.counts = np.arange(0), [0], {"taken": 0}
+
+    def applied(self, indices: range) -> Iterator[int]:
+        """Returns an iterator of the indices in this pass's order."""
+        self.num_passes += 1
+        if len(self.order) != len(indices):
+            self.order = np.array(indices)
+        np.random.default_rng([self.seed, self.num_passes]).shuffle(self.order)
+        self.left[:] = self.order.tolist()
+        self.counts["taken"] = 0
+        return self._taken(len(indices))
+
+    def _taken(self, count: int) -> Iterator[int]:
+        while self.counts["taken"] < count:
+            self.counts["taken"] += 1
+            yield self.left.pop()
 
 
 class Items:
     """A pass over some items."""
 
-    def __init__(self, stream: Stream, indices: range) -> None:
+    def __init__(self, stream: Stream, indices: Any) -> None:
         self.stream, self.indices, self.place = stream, indices, 0
 
     def __iter__(self) -> Items:
         return self
 
     def __next__(self) -> Any:
-        if self.place >= len(self.indices):
-            raise StopIteration
-        index, case = self.indices[self.place], self.stream.case
+        index, case = self._next_index(), self.stream.case
         self.place += 1
         drawn = noise() if case.is_noisy else None
         return (index, drawn) if self.stream.keys else sample(case, index, drawn)
+
+    def _next_index(self) -> int:
+        if not isinstance(self.indices, range):
+            return next(self.indices)
+        if self.place >= len(self.indices):
+            raise StopIteration
+        return self.indices[self.place]
 
 
 class StatefulItems(Items):

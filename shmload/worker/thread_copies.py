@@ -10,19 +10,22 @@ import copy
 import operator
 import sys
 import threading
+from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import IterableDataset
 
 MAX_LENGTH = 100_000  # entries of a container that each thread gets a copy of; longer ones are data, which threads share
-MAX_NBYTES = 1 << 20  # size of an array that each thread gets a copy of
+MAX_NBYTES = 1 << 20  # size of an array or a tensor that each thread gets a copy of
 MAX_SEARCHED = 100  # entries of a container in which objects to copy are searched for
 MAX_COPIES = 1000  # objects that are copied for a thread
-_CONTAINERS = {list, dict, set, deque, defaultdict, OrderedDict, Counter}
+_CONTAINERS = {list, dict, set, deque, defaultdict, OrderedDict, Counter, bytearray, array}
+_TENSORS = {torch.Tensor, torch.nn.Parameter}
 _LOCKS = (type(threading.Lock()), type(threading.RLock()), threading.Condition, threading.Semaphore, threading.Event)
 _OF_PYTHON = sys.stdlib_module_names - {"__main__"}  # packages whose objects are shared: queues, files, generators of numbers
 _OWN_WAYS = ("__copy__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__del__")
@@ -58,7 +61,7 @@ class _Copies:
         return copied
 
     def _copy(self, value: Any) -> Any:
-        made = copy.copy(value)
+        made = copy.deepcopy(value) if isinstance(value, torch.Tensor) else copy.copy(value)  # a shallow one shares its memory
         self._made[id(value)] = value, made
         self._unvisited.append(made)
         return made
@@ -86,30 +89,46 @@ def _replace_in(holder: Any, own: Callable[[Any], Any]) -> None:
             for at, value in enumerate(list(holder)):
                 holder[at] = own(value)
         return
+    for name, slot in _slots_of(type(holder)).items():
+        if hasattr(holder, name):
+            slot.__set__(holder, own(getattr(holder, name)))
     values = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
     if values is not holder or len(values) <= MAX_SEARCHED:
         for name, value in list(values.items()):
             values[name] = own(value)
 
 
+def _slots_of(kind: type) -> dict[str, MemberDescriptorType]:
+    """Return what Python classes define by `__slots__`."""
+    classes = [vars(base) for base in kind.__mro__ if "__slots__" in vars(base)]
+    return {name: member for names in classes for name, member in names.items() if type(member) is MemberDescriptorType}
+
+
 def _keeps_state_of_a_pass(value: Any) -> bool:
     """Return whether a pass may change this object without meaning to change it for other workers.
 
-    These are containers and arrays (a buffer, an order that each pass shuffles in place) unless they are large, and objects of
-    Python classes, except for those with a lock, which are made to be shared. A class that defines how it is copied, pickled or
-    ended may hold what must not be copied, such as a file.
+    These are containers, arrays and tensors (a buffer, an order that each pass shuffles in place) unless they are large, and
+    objects of Python classes, except for those with a lock, which are made to be shared. A class that defines how it is copied,
+    pickled or ended may hold what must not be copied, such as a file.
     """
     kind = type(value)
     if kind in _CONTAINERS:
         return len(value) <= MAX_LENGTH
     if kind is np.ndarray:
         return value.base is None and value.nbytes <= MAX_NBYTES
+    if kind in _TENSORS:
+        is_plain = value.layout is torch.strided and value.device.type == "cpu" and value.is_leaf
+        return is_plain and value.nbytes <= MAX_NBYTES and not value.is_shared() and not value._is_view()
+    if kind is SimpleNamespace:
+        return True
     package = kind.__module__.partition(".")[0]
+    slots = _slots_of(kind)
+    held = [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in slots)]
     return (
-        hasattr(value, "__dict__")
+        (hasattr(value, "__dict__") or bool(slots))
         and not isinstance(value, type | ModuleType | FunctionType)
         and package != "shmload"
         and package not in _OF_PYTHON
         and all(getattr(kind, name, None) is getattr(object, name, None) for name in _OWN_WAYS)
-        and not any(isinstance(held, _LOCKS) for held in vars(value).values())
+        and not any(isinstance(one, _LOCKS) for one in held)
     )

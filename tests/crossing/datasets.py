@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -200,22 +201,23 @@ class Shuffle:
     """A stage of a dataset. It keeps the number of its passes, the order of the current one and what is left of it."""
 
     def __init__(self, seed: int) -> None:
-        self.seed, self.num_passes = seed, 0
-        self.order, self.left, self.counts = np.arange(0), [0], {"taken": 0}
+        self.seed, self.counts = seed, SimpleNamespace(passes=0, taken=0)
+        self.order: Any = (np.arange, torch.arange)[seed % 2](0)
+        self.left: Any = (list, bytearray)[seed // 2 % 2]()
 
     def applied(self, indices: range) -> Iterator[int]:
         """Returns an iterator of the indices in this pass's order."""
-        self.num_passes += 1
+        self.counts.passes += 1
+        self.counts.taken = 0
         if len(self.order) != len(indices):
-            self.order = np.array(indices)
-        np.random.default_rng([self.seed, self.num_passes]).shuffle(self.order)
+            self.order = (np.array, torch.tensor)[self.seed % 2](indices)
+        self.order[:] = self.order[np.random.default_rng([self.seed, self.counts.passes]).permutation(len(indices))]
         self.left[:] = self.order.tolist()
-        self.counts["taken"] = 0
         return self._taken(len(indices))
 
     def _taken(self, count: int) -> Iterator[int]:
-        while self.counts["taken"] < count:
-            self.counts["taken"] += 1
+        while self.counts.taken < count:
+            self.counts.taken += 1
             yield self.left.pop()
 
 

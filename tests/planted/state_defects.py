@@ -661,6 +661,20 @@ STATE_DEFECTS = [
     ),
     Defect(
         "E4",
+        "worker threads share objects with slots in which an iterable dataset counts its passes",
+        "thread_copies:_keeps_state_of_a_pass",
+        Replace('(hasattr(value, "__dict__") or bool(slots))', 'hasattr(value, "__dict__")'),
+        (f"{THREADS}state_of_a_pass_within_an_iterable_dataset_is_each_workers_own[slots]",),
+    ),
+    Defect(
+        "E4",
+        "copies of a tensor that worker threads get of an iterable dataset share its memory",
+        "_Copies._copy",
+        Replace("copy.deepcopy(value) if isinstance(value, torch.Tensor) else copy.copy(value)", "copy.copy(value)"),
+        (f"{THREADS}state_of_a_pass_within_an_iterable_dataset_is_each_workers_own[tensor]",),
+    ),
+    Defect(
+        "E4",
         "worker threads draw from the program's generators",
         "thread_pool:_run",
         omit("use_generators(generators)"),

@@ -8,10 +8,12 @@ import queue
 import random
 import sys
 import threading
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import gauss as bound_gauss  # bound to random's own generator before any redirection
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -212,32 +214,54 @@ class CountsPasses:
         return random.Random(self.num_passes).sample(range(N), N)
 
 
+class CountsPassesInASlot:
+    """The same without a dict of attributes; its slot is not set before the first pass."""
+
+    __slots__ = ("num_passes",)
+    num_passes: int
+
+    def run(self) -> list[int]:
+        self.num_passes = getattr(self, "num_passes", 0) + 1
+        return random.Random(self.num_passes).sample(range(N), N)
+
+
 class KeepsItsOrder(IterableDataset[int]):
-    """Numbers in an order that an object, a list or an array of the dataset keeps, divided among the workers."""
+    """Numbers in an order that something within the dataset keeps, divided among the workers."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self.stages = [CountsPasses()]
         self.method = self.stages[0].run
-        self.numbers, self.array = {"kept": list(range(N))}, np.arange(N)
+        self.slots = CountsPassesInASlot()
+        self.namespace = SimpleNamespace(order=tuple(range(N)))
+        self.kept: dict[str, Any] = {"list": list(range(N)), "bytearray": bytearray(range(N)), "array.array": array("q", range(N))}
+        self.array, self.tensor = np.arange(N), torch.arange(N)
 
     def __iter__(self) -> Iterator[int]:
         info = get_worker_info()
         assert info is not None
+        return (int(number) for number in self.next_order()[info.id :: info.num_workers])
+
+    def next_order(self) -> Any:
         if self.kind == "stage":
-            order: Any = self.stages[0].run()
-        elif self.kind == "method":
-            order = self.method()
-        elif self.kind == "list":
-            order = self.numbers["kept"]
-            random.Random(1).shuffle(order)
+            return self.stages[0].run()
+        if self.kind == "method":
+            return self.method()
+        if self.kind == "slots":
+            return self.slots.run()
+        if self.kind == "namespace":
+            self.namespace.order = random.Random(1).sample(self.namespace.order, N)
+            return self.namespace.order
+        if self.kind in ("array", "tensor"):
+            order = getattr(self, self.kind)
+            order[:] = order[np.random.RandomState(1).permutation(N)]
         else:
-            order = self.array
-            np.random.RandomState(1).shuffle(order)
-        return (int(number) for number in order[info.id :: info.num_workers])
+            order = self.kept[self.kind]
+            order[:] = order[:5:-1] + order[:6]
+        return order
 
 
-@pytest.mark.parametrize("kind", ["stage", "method", "list", "array"])
+@pytest.mark.parametrize("kind", ["stage", "method", "slots", "namespace", "list", "bytearray", "array.array", "array", "tensor"])
 def test_state_of_a_pass_within_an_iterable_dataset_is_each_workers_own(kind: str) -> None:
     dataset = KeepsItsOrder(kind)
     with ShmLoader(dataset, batch_size=4, num_workers=3, backend="thread", persistent_workers=True) as loader:
@@ -245,6 +269,7 @@ def test_state_of_a_pass_within_an_iterable_dataset_is_each_workers_own(kind: st
     assert [sorted(numbers) for numbers in passes] == [list(range(N))] * 2
     assert passes[0] != passes[1], "persistent workers go on from the state of their last pass"
     assert dataset.stages[0].num_passes == 0
+    assert dataset.tensor.tolist() == list(range(N))
 
 
 class SharesNumbers(IterableDataset[int]):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -25,6 +25,8 @@ from shmload.batch.text_runs import TextRuns
 from shmload.errors import SampleError
 
 ROOM_FOR_MORE = 1.25  # size of an arena relative to the largest batch so far
+
+_TEXT_TYPES: dict[str, type] = {"str": str, "bytes": bytes}
 
 Arenas = dict[str, float]  # bytes per row that a worker's earlier batches needed, by ragged field
 
@@ -68,7 +70,8 @@ class RaggedRows:
             for f, at in zip(layout.fixed.fields, self._fixed_at.values(), strict=True)
         }
         self.text_runs: dict[str, TextRuns] = {}  # whole columns, instead of rows in `texts`
-        self.texts: dict[str, list[Any]] = {f.name: [] for f in layout.fields if f.kind == "text"}
+        self._text_fields = {f.name: f for f in layout.fields if f.kind == "text"}
+        self.texts: dict[str, list[Any]] = {name: [] for name in self._text_fields}
         self.arenas = {
             f.name: _Arena(f, room, places.get(f.name, -1), room_for.get(f.name, 0), zero_fill=layout.zero_fill)
             for f in layout.fields
@@ -95,6 +98,26 @@ class RaggedRows:
                 raise SampleError(
                     f"read_into {often} field {name!r}: a ragged field needs one out.reserve({name!r}, n) or "
                     f"out[{name!r}] = ..., also where it is empty"
+                )
+
+    def add_texts(self, name: str, values: Iterable[Any]) -> None:
+        """Add the next rows of a text field.
+
+        Raises:
+            SampleError: a value is not of the schema's type.
+        """
+        field, rows = self._text_fields[name], self.texts[name]
+        wanted = list if field.shape else _TEXT_TYPES[field.dtype]
+        count = len(rows)
+        rows.extend(values)
+        if len(rows) == count + 1 and type(rows[-1]) is wanted:
+            return
+        for value in rows[count:]:
+            if not isinstance(value, wanted):
+                what = f"lists of {field.dtype}" if field.shape else field.dtype
+                raise SampleError(
+                    f"field {name!r} is {what} in the schema, and {value!r:.80} of type {type(value).__name__} was written; "
+                    f"write a {wanted.__name__}"
                 )
 
     def finish(self) -> PackedBatch:
@@ -127,12 +150,9 @@ class RaggedRows:
     def _node(self, field: Field, packer: Packer, *, is_there: bool) -> Node:
         name = field.name
         if field.kind == "text" and field.shape:
-            return self._lists(field, packer)
+            return packer.node(self.texts[name])
         if field.kind == "text":
-            try:
-                return packer.text(self.text_runs.get(name, self.texts[name]))
-            except TypeError as error:
-                raise SampleError(f"field {name!r} is {field.dtype} in the schema: {error}; write one type of text") from error
+            return packer.text(self.text_runs.get(name, self.texts[name]))
         if name in self.fixed:
             if is_there:
                 return "tensor", field.dtype, (self.num_rows, *field.shape), None, self._fixed_at[name]
@@ -142,17 +162,6 @@ class RaggedRows:
         arena, mode = self.arenas[name], self._ragged.of_field[name]
         at = arena.at if is_there else -1
         return ragged_node(packer, Rows(arena.rows, field.dtype), mode, self._ragged.dims[name], at=at)
-
-    def _lists(self, field: Field, packer: Packer) -> Node:
-        """Return the node of a field whose rows are lists of text, or nested lists of text."""
-        rows = self.texts[field.name]
-        wrong = next((row for row in rows if type(row) is not list), None)
-        if wrong is not None:
-            raise SampleError(
-                f"field {field.name!r} is lists of {field.dtype} in the schema, and a row of it is of type {type(wrong).__name__}; "
-                "write a list"
-            )
-        return packer.node(rows)
 
 
 class RaggedOut(Mapping[str, Any]):
@@ -200,7 +209,7 @@ class RaggedOut(Mapping[str, Any]):
         elif isinstance(value, TextRuns):
             rows.text_runs[name] = value
         elif name in rows.texts:
-            rows.texts[name].extend([value] if is_row else value)
+            rows.add_texts(name, [value] if is_row else value)
         elif name not in rows.arenas:
             raise no_field_error(name, self)
         else:

@@ -254,4 +254,5 @@ class InlineReader:
             self._in_place.read_ragged(keys, rows, lambda row: self._begin_ragged(keys, row, epoch), is_suspect=is_one_by_one)
             if is_one_by_one or self._decoded_without_draws():
                 break
+        self._row, self._has_read_all = -1, True
         return unpack(PrivateBatch(rows.finish()))

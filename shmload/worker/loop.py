@@ -326,7 +326,10 @@ class WorkerLoop:
         rows = read(one_by_one=not at_once)
         if at_once and rows is not None and not reader.decoded_without_draws():
             rows = read(one_by_one=True)
-        return VOID if rows is None else self._write(rows.finish())
+        if rows is None:
+            return VOID
+        reader.end()
+        return self._write(rows.finish())
 
     # ------------------------------------------------------------ packed batches
 

@@ -97,6 +97,29 @@ class Texts(Rows):
         return {"index": index, "text": "x" * index}
 
 
+class TextsInPlace(Rows):
+    """A dataset whose bad samples have a text of the wrong type, which the dataset does not notice."""
+
+    schema = {"index": "int64", "text": str, "names": (str, (None,))}
+
+    def text(self, index: int) -> Any:
+        return None if index in self.bad and index % 2 else "x" * index
+
+    def names(self, index: int) -> Any:
+        return "xy" if index in self.bad and index % 2 == 0 else ["x", "y"]
+
+    def read_into(self, index: int, out: Any) -> None:
+        out["index"] = index
+        out["text"], out["names"] = self.text(index), self.names(index)
+
+
+class BatchesOfTexts(TextsInPlace):
+    def read_batch_into(self, indices: Any, out: Any) -> None:
+        out["index"] = indices
+        out["text"] = map(self.text, indices.tolist())
+        out["names"] = [self.names(index) for index in indices.tolist()]
+
+
 def as_tagged_batch(samples: list[Any]) -> dict[str, Any]:
     return {"index": torch.tensor([s["index"] for s in samples]), "all": len(samples)}
 

@@ -21,6 +21,8 @@ PATHS: dict[str, tuple[Any, dict[str, Any]]] = {
     "__getitems__": (data.Lists, {}),
     "read_into": (data.InPlace, {}),
     "read_batch_into": (data.Batches, {}),
+    "texts by read_into": (data.TextsInPlace, {}),
+    "texts by read_batch_into": (data.BatchesOfTexts, {}),
     "packed": (data.Texts, {}),
     "collate_fn": (data.Rows, {"collate_fn": data.as_tagged_batch}),
 }

@@ -8,6 +8,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -49,8 +50,9 @@ def attribute_values(dataset: Any, *functions: Any) -> list[Any]:
     """Return values that differ from those of an earlier call if the program has set an attribute in between.
 
     They include the attributes of the dataset and of the functions (objects with attributes, such as a collate_fn); those of
-    datasets, transforms, dataclasses and namespaces within them; and the items of small lists, tuples, sets and dicts. Of large
-    ones, they include the length and some items. Other values are compared by identity, so a change within an array is not noticed.
+    datasets, transforms, dataclasses and namespaces within them; what functions have captured, and their default arguments; and the
+    items of small lists, tuples, sets and dicts. Of large ones, they include the length and some items. Other values are compared
+    by identity, so a change within an array is not noticed.
     The attributes of this package's own datasets do not count, because they change when files are opened.
 
     What is near the dataset comes first, and so do containers of few items, because a transform must not be left out for a table
@@ -75,8 +77,8 @@ def attribute_values(dataset: Any, *functions: Any) -> list[Any]:
             is_counted = not _is_own(type(value))
         if is_counted:
             values += type(value), id(value) if isinstance(value, _CONTAINERS) else _Identity(value)
-        is_method = isinstance(value, types.MethodType)
-        parts = [_Pending(part, is_counted, is_method) for part in _parts(value, has_attributes=has_attributes)]
+        is_function = isinstance(value, types.MethodType | types.FunctionType)
+        parts = [_Pending(part, is_counted, is_function) for part in _parts(value, has_attributes=has_attributes)]
         (pending if has_attributes or len(parts) <= _FEW else later).extend(parts)
     return values
 
@@ -97,6 +99,12 @@ def _has_attributes(kind: type) -> bool:
 def _parts(value: Any, *, has_attributes: bool) -> Iterator[Any]:
     if isinstance(value, types.MethodType):
         yield value.__self__
+        return
+    if isinstance(value, types.FunctionType):
+        for cell in value.__closure__ or ():
+            with suppress(ValueError):  # nothing has been assigned
+                yield cell.cell_contents
+        yield from (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values(), vars(value))
         return
     if isinstance(value, partial):
         yield from (value.func, *value.args, value.keywords)

@@ -15,7 +15,8 @@ from typing import Any
 
 from shmload.errors import StateMismatch
 from shmload.modes.draw_origin import Origin, origin_of
-from shmload.modes.sampler_reader import SamplerReader, reusable_keys, state_before
+from shmload.modes.sampler_reader import SamplerReader, state_before
+from shmload.modes.sampler_start import SamplerStart
 from shmload.modes.torch_samplers import own_generator
 from shmload.schedule import state as states
 from shmload.schedule import state_checksum
@@ -38,7 +39,7 @@ class _SamplerPass:
         """Return the keys of a batch, or None after the last batch."""
         if step - self.first < len(self.given):  # its order was abandoned
             return self.given[step - self.first]
-        keys = reusable_keys(next(self.batches, None))
+        keys = next(self.batches, None)
         if keys is not None:
             self.given.append(keys)
         return keys
@@ -81,14 +82,15 @@ class SampledEpochs:
         return origin_of(None, own_generator(self._sampler, None))
 
     def _from(self, epoch: int, step: int) -> SamplerReader:
-        origin, is_loaded = self._origin(), self._loaded_at == (epoch, step)
+        is_loaded = self._loaded_at == (epoch, step)
+        start = SamplerStart(self._sampler, None, is_resumed=is_loaded)
         with generators_kept() if is_loaded else nullcontext():  # a sampler may draw when it is begun
             batches = SamplerReader(
                 self._sampler,
                 None,
                 every=1,
                 iterator=iter(self._sampler),
-                origin=origin,
+                start=start,
                 seed_between=False,
                 auto_collation=self._auto_collation,
             )

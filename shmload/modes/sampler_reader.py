@@ -14,20 +14,35 @@ from itertools import chain, islice
 from operator import length_hint
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Generator
 from torch.utils.data.sampler import BatchSampler
 
 from shmload.introspect.abilities import is_stateful
 from shmload.modes.draw_origin import Origin, origin_of, replayed, torch_origin
+from shmload.modes.sampler_start import SamplerStart
 from shmload.modes.torch_samplers import batches_of, innermost, is_endless, is_torchs_own, own_generator
 
 SamplerState = dict[str, Any]
 
 
-def reusable_keys(keys: Any) -> Any:
-    """Return a batch's keys as a list if they are an iterator, so that they can be counted and read twice."""
+def own_keys(keys: Any) -> Any:
+    """Return what a sampler has yielded for a batch in a form that stays: an iterator as a list, and lists and arrays as copies.
+
+    A sampler may use one list for all its batches, and batches are taken ahead.
+    """
+    if type(keys) is list:
+        return keys[:]
+    if isinstance(keys, list | np.ndarray):
+        return copy.copy(keys)
+    if isinstance(keys, torch.Tensor):
+        return keys.clone()
     return list(keys) if hasattr(keys, "__next__") else keys
+
+
+def _taken(batches: Iterator[Any], count: int) -> list[Any]:
+    return [own_keys(keys) for keys in islice(batches, count)]
 
 
 class SamplerReader:
@@ -38,7 +53,7 @@ class SamplerReader:
         generator: the loader's own generator, if it has one.
         every: ask a stateful sampler for its state after every `every` batches, or, if 0, only when the pass begins.
         iterator: the sampler's iterator, just started as torch starts it.
-        origin: the generators' states before that.
+        start: what the sampler was before that.
         seed_between: whether torch draws its workers' base seed after starting the iterator, not before.
         keeps_places: record the generators' states along with a stateful sampler's.
         auto_collation: whether the sampler yields batches of keys. If not, each thing that it yields is one key, even a list.
@@ -57,14 +72,15 @@ class SamplerReader:
         *,
         every: int,
         iterator: Iterator[Any],
-        origin: Origin,
+        start: SamplerStart,
         seed_between: bool,
         auto_collation: bool,
         keeps_places: bool = False,
     ) -> None:
         self._sampler, self._generator, self._every, self._auto_collation = sampler, generator, every, auto_collation
         self._own_generator = own_generator(sampler, generator)
-        self._origin, self._is_seed_between, self._keeps_places = origin, seed_between, keeps_places
+        self._start, self._origin, self._epoch = start, start.origin, start.epoch
+        self._is_seed_between, self._keeps_places = seed_between, keeps_places
         self._origin_texts: dict[str, str] | None = None
         self.place: Origin | None = None
         self._num_drawn = 0
@@ -81,7 +97,6 @@ class SamplerReader:
 
         A sampler that was just given a state may return an older one until its next batch is taken.
         """
-        self._epoch = getattr(innermost(self._sampler), "epoch", None)
         self._is_stateful = is_stateful(self._sampler) or is_stateful(self._iterator) or self._ended is not None
         # (batches taken, the sampler's own state, the generators')
         self._states: deque[tuple[int, Any, Origin | None]] = deque()
@@ -107,10 +122,13 @@ class SamplerReader:
                 its first batch is taken must draw then, unless the program has restored its generators itself.
         """
         self.num_taken = state["taken"]
+        own = state.get("own")
+        if own is None:
+            self._start.undo()
         sampler = innermost(self._sampler)
         if "epoch" in state and hasattr(sampler, "set_epoch"):
             sampler.set_epoch(state["epoch"])
-        own = state.get("own")
+            self._epoch = state["epoch"]
         if own is not None:
             if "origin" in state:
                 self.place = self._go_to(Origin.loads(state["origin"]))
@@ -145,7 +163,7 @@ class SamplerReader:
 
     def take_first(self) -> None:
         """Take the first batch now, so that a sampler which draws for it uses the generators as they are now."""
-        self._iterator = chain(list(islice(self._iterator, 1)), self._iterator)
+        self._iterator = chain(_taken(self._iterator, 1), self._iterator)
 
     def start_after(self, state: SamplerState) -> None:
         """Begin the pass after the one that gave this state at its end."""
@@ -161,7 +179,7 @@ class SamplerReader:
 
         Some samplers then begin the next pass by themselves; others return an empty iterator first.
         """
-        self._taken_early = list(islice(self._iterator, 1))
+        self._taken_early = _taken(self._iterator, 1)
         if not self._taken_early:
             self._iterator = self._faster(0) or iter(self._sampler)
 
@@ -184,7 +202,7 @@ class SamplerReader:
             iterator = faster or iterator
             next(islice(iterator, self.num_taken, self.num_taken), None)
         self._num_drawn = self.num_taken + num_early
-        self._iterator = chain(list(islice(iterator, num_early)), iterator)
+        self._iterator = chain(_taken(iterator, num_early), iterator)
 
     def batches(self) -> Iterator[Any]:
         """Return an iterator over the remaining batches: the reader, which counts them, unless the sampler is torch's own."""
@@ -202,7 +220,7 @@ class SamplerReader:
         self.num_taken += 1
         if self._is_stateful:
             self._note_state()
-        return keys
+        return keys if self.is_sliced else own_keys(keys)
 
     def _note_state(self, own: SamplerState | None = None) -> None:
         if self._is_stateful and (not self._states or (self._every and self.num_taken % self._every == 0)):

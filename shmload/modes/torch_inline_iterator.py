@@ -15,15 +15,13 @@ from shmload.engine.iterator_lock import IteratorLock
 from shmload.engine.outcome import NOTHING
 from shmload.metrics import irregular_files
 from shmload.modes.default_collate import collated
-from shmload.modes.draw_origin import origin_of
 from shmload.modes.fetched_samples import FetchedSamples
 from shmload.modes.inline_reader import InlineReader
 from shmload.modes.pass_context import PassContext
 from shmload.modes.pass_progress import PassProgress
-from shmload.modes.sampler_reader import reusable_keys
+from shmload.modes.sampler_start import SamplerStart
 from shmload.modes.torch_pass import TorchPass
 from shmload.modes.torch_resume import fast_forward, start_sampler
-from shmload.modes.torch_samplers import own_generator
 from shmload.modes.torch_state import TorchState
 from shmload.torch_names import DatasetKind, SingleProcessIterator
 from shmload.worker.iterable_pass import RestartingIterator
@@ -46,15 +44,15 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         self, loader: DataLoader[Any], passes: PassContext, state: TorchState | None = None, *, is_early: bool = False
     ) -> None:
         config = passes.config
-        origin = origin_of(config.generator, own_generator(config.index_sampler, config.generator))
         self.iterator_lock = IteratorLock()
         self._pass = passes.log.num_passes
         self._device = passes.builder.device(config.device)
         resumed = ((state or {}).get("workers") or [{}])[0]
         is_resumed = state is not None and not state["is_finished"]
+        start = SamplerStart(config.index_sampler, config.generator, is_resumed=is_resumed)
         with generators_kept() if is_resumed else nullcontext():
             super().__init__(loader)
-            reader = self._reader_of_sampler(origin, config.generator, every=1, seed_between=True)
+            reader = self._reader_of_sampler(start, config.generator, every=1, seed_between=True)
         job = self._job = config.job()
         self._bad_samples = passes.builder.bad_samples
         self._reader = InlineReader(job, self._bad_samples) if config.reads_inline else None
@@ -117,7 +115,6 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         while self._sampler_iter.num_taken - 1 in self.progress.done:  # of a resumed pass
             keys = next(self._sampler_iter)
         self.progress.completed(self._sampler_iter.num_taken - 1, 0)
-        keys = reusable_keys(keys)
         if self._reader is None:
             self._order = Order(self._pass, self._sampler_iter.num_taken - 1, keys if self._auto_collation else [keys])
         keys = keys.tolist() if self._sampler_iter.is_sliced else keys

@@ -19,13 +19,11 @@ from shmload.engine.engine import Engine
 from shmload.engine.iterator_lock import IteratorLock
 from shmload.engine.outcome import NOTHING
 from shmload.errors import WorkerDied
-from shmload.modes.draw_origin import origin_of
 from shmload.modes.pass_context import PassContext
 from shmload.modes.pass_progress import PassProgress
-from shmload.modes.sampler_reader import reusable_keys
+from shmload.modes.sampler_start import SamplerStart
 from shmload.modes.torch_pass import TorchPass
 from shmload.modes.torch_resume import fast_forward, resume_bytes, start_sampler
-from shmload.modes.torch_samplers import own_generator
 from shmload.modes.torch_state import TorchState
 from shmload.torch_names import DatasetKind, pin_memory, sharding_worker_init_fn
 from shmload.worker.iterable_pass import with_shared_seed
@@ -119,9 +117,9 @@ class TorchIterator(TorchPass):
             self._finish(engine)
         is_resumed = state is not None and not state["is_finished"]
         with generators_kept() if is_resumed else nullcontext():  # a sampler may draw when it is begun
-            origin = origin_of(self._generator, own_generator(self._index_sampler, self._generator))
+            start = SamplerStart(self._index_sampler, self._generator, is_resumed=is_resumed)
             super()._reset(loader, first_iter)
-            reader = self._reader_of_sampler(origin, self._generator, every=self._every, seed_between=False)
+            reader = self._reader_of_sampler(start, self._generator, every=self._every, seed_between=False)
         self._pass = self._passes.log.num_passes
         self._num_sent = 0
         self._num_active = [0] * self._num_workers  # pending orders by worker, or -1 if its iterator has ended
@@ -200,7 +198,6 @@ class TorchIterator(TorchPass):
             self._send(engine, index, worker)
 
     def _send(self, engine: Engine, index: Any, worker: int) -> None:
-        index = reusable_keys(index)
         if self._dataset_kind == DatasetKind.Iterable:
             index = [self._shared_seed or 0] * len(index) if self._auto_collation else self._shared_seed or 0
         keys = index if self._auto_collation else [index]

@@ -17,6 +17,7 @@ from shmload.modes.epoch_metrics import EpochWatch, samples_counter
 from shmload.modes.pass_context import PassContext
 from shmload.modes.pass_progress import PassProgress
 from shmload.modes.sampler_reader import SamplerReader
+from shmload.modes.sampler_start import SamplerStart
 from shmload.modes.torch_samplers import is_endless
 from shmload.torch_names import BaseIterator, DatasetKind, profiler_enabled
 
@@ -96,15 +97,15 @@ class TorchPass(BaseIterator):
         if passes.watches.callbacks:
             self._watch = passes.watches.begin(passes.config, passes.builder, log, self._pass)
 
-    def _reader_of_sampler(self, origin: Origin, generator: torch.Generator | None, **options: Any) -> SamplerReader:
-        """Replace the sampler's iterator, which torch has just started, by a reader. `origin` is the generators' states before."""
+    def _reader_of_sampler(self, start: SamplerStart, generator: torch.Generator | None, **options: Any) -> SamplerReader:
+        """Replace the sampler's iterator, which torch has just started, by a reader. `start` is what it was before."""
         if is_endless(self._index_sampler):  # the pass draws nothing more
-            origin = origin_of(generator)
+            start.origin = origin_of(generator)
         reader = SamplerReader(
             self._index_sampler,
             generator,
             iterator=self._sampler_iter,
-            origin=origin,
+            start=start,
             auto_collation=self._auto_collation,
             keeps_places=True,
             **options,

@@ -42,6 +42,41 @@ class StatefulSampler:
         self._start = state["at"]
 
 
+class CountingSampler:
+    """A sampler whose order depends on the number of passes, which it counts itself when a pass begins."""
+
+    def __init__(self, indices: list[int]) -> None:
+        self.indices = indices
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the number of passes before the next one."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        return iter(random.Random(self.epoch).sample(self.indices, len(self.indices)))
+
+
+class OneListSampler:
+    """A batch sampler that uses one list for all its batches."""
+
+    def __init__(self, batches: list[list[int]]) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batch: list[int] = []
+        for indices in self.batches:
+            batch[:] = indices
+            yield batch
+
+
 class Marked:
     """A batch that has been through a loader's after_batch."""
 
@@ -120,7 +155,10 @@ def order_of(case: Case) -> dict[str, Any]:
         return {"batch_sampler": TokenBudget(lengths, max_tokens=most, max_samples=9, window=3, oversized="alone")}
     indices = [rng.randrange(n) for _ in range(n)] if n and case.seed % 2 else rng.sample(range(n), n)
     if case.order == "sampler":
-        return {"batch_size": size, "sampler": StatefulSampler(indices) if case.seed % 4 > 1 else indices}
+        if case.seed % 4 > 1:
+            return {"batch_size": size, "sampler": StatefulSampler(indices)}
+        counts = case.seed % 4 == 1 and case.habit in ("pass", "resume") and case.at < 1  # a state between two passes has no count
+        return {"batch_size": size, "sampler": CountingSampler(indices) if counts else indices}
     if case.order == "batch_sampler":
         batches, first = [], 0
         while first < n:
@@ -145,6 +183,8 @@ def loader_options(case: Case, *, rank: int = 0, ranks: int | None = None, worke
     ranks = case.ranks if ranks is None else ranks
     workers = case.workers if workers is None else workers
     options: dict[str, Any] = order_of(case)
+    if case.order == "batch_sampler" and case.seed % 2:
+        options["batch_sampler"] = OneListSampler(options["batch_sampler"])
     if ranks != case.ranks and options.get("batch_size") and case.order not in BY_BATCH:
         options["batch_size"] = case.global_batch // ranks
     options["num_workers"] = workers

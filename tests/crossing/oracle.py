@@ -266,6 +266,8 @@ class SeedOrder:
 
             case = self._case
             options = order_of(case)
+            if hasattr(options.get("sampler"), "set_epoch"):
+                options["sampler"].set_epoch(epoch)
             if "batch_size" in options:
                 options["batch_size"] = 1
             substitutes = case.bad and case.on_error == "substitute"

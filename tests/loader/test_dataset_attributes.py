@@ -116,11 +116,24 @@ class CallableClip(Clip):
         return self.method(samples)
 
 
-@pytest.mark.parametrize("kind", ["object", "method", "partial"])
-def test_collate_fn_counts(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["object", "method", "partial", "closure", "default", "keyword"])
+@pytest.mark.parametrize("backend", ["process", "thread"])
+def test_collate_fn_counts(kind: str, backend: str) -> None:
     clip = CallableClip() if kind == "object" else Clip()
-    function: Any = {"object": clip, "method": clip.method, "partial": partial(clip.method, more=1)}[kind]
-    with loader_of(Numbers(), collate_fn=function) as loader:
+
+    def by_keyword(samples: list[int], *, clip: Any = clip) -> Any:
+        return clip.method(samples)
+
+    functions: dict[str, Any] = {
+        "object": clip,
+        "method": clip.method,
+        "partial": partial(clip.method, more=1),
+        "closure": lambda samples: clip.method(samples),
+        "default": lambda samples, by=clip: by.method(samples),
+        "keyword": by_keyword,
+    }
+    function = functions[kind]
+    with loader_of(Numbers(), collate_fn=function, backend=backend) as loader:
         assert max(read(loader)) == 10
         clip.most = 20
         assert max(read(loader)) == 20

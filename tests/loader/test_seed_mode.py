@@ -247,6 +247,43 @@ def test_batches_that_a_batch_sampler_yields_as_iterators_are_read_once(num_work
         assert [batch.tolist() for batch in loader] == [[0, 1], [2]]
 
 
+class OneBuffer:
+    """A batch sampler that yields one list or array in every batch. It empties the list before it fills it again."""
+
+    def __init__(self, buffer: Any) -> None:
+        self.buffer = buffer
+
+    def __iter__(self) -> Iterator[Any]:
+        for first in range(0, 24, 4):
+            batch = np.arange(first, first + 4)
+            if isinstance(self.buffer, list):
+                self.buffer.extend(batch.tolist())
+            else:
+                self.buffer[:] = batch
+            yield self.buffer
+            if isinstance(self.buffer, list):
+                self.buffer.clear()
+
+
+@pytest.mark.parametrize("kind", [list, np.zeros])
+@pytest.mark.parametrize("options", [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2, "backend": "thread"}], ids=str)
+@pytest.mark.parametrize("seed", [None, 5])
+def test_batch_sampler_may_use_one_list_for_all_batches(kind: Any, options: dict[str, Any], seed: int | None) -> None:
+    def loader() -> ShmLoader[Any]:
+        buffer: Any = [] if kind is list else np.zeros(4, np.int64)
+        return ShmLoader(range(24), batch_sampler=OneBuffer(buffer), seed=seed, **options)
+
+    with loader() as saved:
+        batches = iter(saved)
+        found = [next(batches).tolist()]
+        state = saved.state_dict()
+        found += [batch.tolist() for batch in batches]
+    assert found == [list(range(first, first + 4)) for first in range(0, 24, 4)]
+    with loader() as resumed:
+        resumed.load_state_dict(state)
+        assert [batch.tolist() for batch in resumed] == found[1:]
+
+
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_loaded_state_replaces_pending_orders_of_another_draw(num_workers: int) -> None:
     first, second = (ShmLoader(range(12), 2, sampler=RandomSampler(range(12)), seed=5, num_workers=n) for n in (0, num_workers))

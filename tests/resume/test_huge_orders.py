@@ -10,8 +10,8 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
 
 from shmload import BlockShuffle, Mix, ShmLoader
-from shmload.modes.draw_origin import origin_of
 from shmload.modes.sampler_reader import SamplerReader
+from shmload.modes.sampler_start import SamplerStart
 
 N = 10**11  # would be 745 GiB as an array of int64
 
@@ -64,9 +64,8 @@ def test_any_position_is_reached_at_once(is_batched: bool) -> None:
     sampler: Any = SequentialSampler(Numbers())
     if is_batched:
         sampler = BatchSampler(sampler, 4, drop_last=False)
-    reader = SamplerReader(
-        sampler, None, every=1, iterator=iter(sampler), origin=origin_of(None), seed_between=False, auto_collation=True
-    )
+    start = SamplerStart(sampler, None, is_resumed=True)
+    reader = SamplerReader(sampler, None, every=1, iterator=iter(sampler), start=start, seed_between=False, auto_collation=True)
     reader.resume({**reader.state(0), "taken": N // 4 - 2})
     batches = reader.batches()
     if is_batched:

@@ -115,7 +115,8 @@ class LocalShards:
         self._prefetcher: Prefetcher | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._full_until = 0.0  # time before which no further copy is tried, because there is no room
-        self.num_dropped = 0  # increases when copies are released or shards are added, so that users of copies ask again
+        # in a forked child it goes on from its parent's, because users of copies there have come along with the fork
+        self.num_dropped = getattr(self, "num_dropped", 0) + 1
 
     def _here(self) -> None:
         """Reset the state if this is a forked child, because leases, locks and threads belong to the parent."""

@@ -779,6 +779,13 @@ STORAGE_DEFECTS = [
         ),
     ),
     Defect(
+        "N8",
+        "a forked child takes what its parent has opened of a growing dataset for its own",
+        "LocalShards._begin",
+        Replace('getattr(self, "num_dropped", 0) + 1', "0"),
+        ("tests/remote/test_following.py::test_forked_process_follows_as_far_as_its_own_samples_need",),
+    ),
+    Defect(
         "N5",
         "copies of compressed shards are never released",
         "LocalShards.copy",

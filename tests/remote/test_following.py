@@ -5,6 +5,7 @@ snapshot.
 from __future__ import annotations
 
 import json
+import multiprocessing
 import subprocess
 import sys
 from itertools import chain
@@ -206,6 +207,21 @@ def test_two_loaders_of_a_followed_view_have_independent_epochs(tmp_path: Path) 
         assert before["children"]
         numbers(other)
         assert one.state_dict() == before
+
+
+def test_forked_process_follows_as_far_as_its_own_samples_need(tmp_path: Path) -> None:
+    grow(tmp_path, 0, 20)
+    view = RemoteDataset.from_urls(str(tmp_path)).indexed(schema=SCHEMA, follow=True)
+    grow(tmp_path, 20, 30)
+    assert view[25]["cls"] == 25  # has followed once, and the child will once
+    grow(tmp_path, 30, 40)
+    context = multiprocessing.get_context("fork")
+    answers: Any = context.SimpleQueue()
+    child = context.Process(target=lambda: answers.put(int(view[35]["cls"])))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert answers.get() == 35
 
 
 def test_dataset_pinned_to_a_generation_is_not_followed(tmp_path: Path) -> None:

@@ -94,8 +94,9 @@ def pack(
             packing = packing_of(dataset, store, options, progress_on(bar))
             if not replace and (other := packing.other_dataset()) is not None:
                 raise ValueError(
-                    f"{dest} contains another dataset, of {counted(other.num_samples, 'sample')} (generation {other.generation}). "
-                    "Give another DEST; or --append, which keeps it; or --replace, which removes it"
+                    f"{dest} contains another dataset, of {counted(other.num_samples, 'sample')} (generation {other.generation}), "
+                    "or this one packed with other options. Give another DEST; or --append, which keeps it; or --replace, which "
+                    "removes it"
                 )
             manifest = packing.run()
     except StoreError as error:
@@ -123,7 +124,8 @@ def pack(
             "keys are the numbers of the images in the order of their names, from 00000000 on; names are not kept: --in-order "
             "keeps them, and docs/packing.md shows how to add names and labels as fields"
         )
-    typer.echo(f"read it by shmload.remote.RemoteDataset.from_urls({dest!r})")
+    where = f", with AWS_ENDPOINT_URL={endpoint} in the environment" if endpoint else ""
+    typer.echo(f"read it by shmload.remote.RemoteDataset.from_urls({dest!r}){where}")
 
 
 def cipher_of(key_file: Path | None, key_variable: str | None) -> "SampleCipher | None":

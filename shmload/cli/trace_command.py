@@ -18,7 +18,9 @@ DEFAULT_OUT = Path("trace.json")
 
 def trace(
     out: Annotated[Path, typer.Option(metavar="FILE.json", help="Trace file to write; ui.perfetto.dev opens it.")] = DEFAULT_OUT,
-    pid: Annotated[int | None, typer.Option(help="Process ID of the training process.", show_default="every loader")] = None,
+    pid: Annotated[
+        int | None, typer.Option(help="ID of the training process, or of its parent.", show_default="every loader")
+    ] = None,
     seconds: Annotated[float, typer.Option(min=0, help="Seconds to record; 0: only what has been recorded so far.")] = 5.0,
 ) -> None:
     """Record what trainer and workers of running loaders do, from outside and without disturbing them.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 import types
 import weakref
 from collections import deque
@@ -15,7 +16,9 @@ from typing import Any, NamedTuple
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 _CONTAINERS = list, tuple, dict, set, frozenset, deque
+_WITHOUT_ATTRIBUTES = (type, types.ModuleType, types.FunctionType, types.MethodType, *_CONTAINERS)
 _MAX_ITEMS, _MAX_VALUES = 256, 4096  # so that it takes a few ms at most
+_OF_PYTHON = sys.stdlib_module_names - {"__main__"}
 _FEW = 32  # items of a container that is visited before larger ones, which may use up the values
 
 
@@ -50,9 +53,9 @@ def attribute_values(dataset: Any, *functions: Any) -> list[Any]:
     """Return values that differ from those of an earlier call if the program has set an attribute in between.
 
     They include the attributes of the dataset and of the functions (objects with attributes, such as a collate_fn); those of
-    datasets, transforms, dataclasses and namespaces within them; what functions have captured, and their default arguments; and the
-    items of small lists, tuples, sets and dicts. Of large ones, they include the length and some items. Other values are compared
-    by identity, so a change within an array is not noticed.
+    objects within them; what functions have captured, and their default arguments; and the items of small lists, tuples, sets and
+    dicts. Of large ones, they include the length and some items. Other values are compared by identity, so a change within an array
+    is not noticed.
     The attributes of this package's own datasets do not count, because they change when files are opened.
 
     What is near the dataset comes first, and so do containers of few items, because a transform must not be left out for a table
@@ -67,12 +70,12 @@ def attribute_values(dataset: Any, *functions: Any) -> list[Any]:
         value, is_counted, has_attributes = (pending or later).popleft()
         if isinstance(value, _PLAIN):
             if is_counted:
-                values.append(repr(value) if isinstance(value, float) else value)  # NaN differs from itself
+                values.append((type(value), repr(value) if isinstance(value, float) else value))  # NaN differs from itself
             continue
         if id(value) in seen:
             continue
         seen.add(id(value))
-        has_attributes = has_attributes or _has_attributes(type(value))
+        has_attributes = has_attributes or _is_read(type(value)) or (is_counted and _is_of_the_program(type(value)))
         if has_attributes:
             is_counted = not _is_own(type(value))
         if is_counted:
@@ -87,13 +90,19 @@ def _is_own(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == "shmload"
 
 
-def _has_attributes(kind: type) -> bool:
-    """Return whether the attributes of values of a class count: if it is one of datasets, callable objects, or records."""
-    if issubclass(kind, type | types.FunctionType | types.MethodType | list | tuple | dict | set | frozenset | deque):
+def _is_read(kind: type) -> bool:
+    """Return whether values of a class are datasets, callable objects, or records, also within a dataset of this package."""
+    if issubclass(kind, _WITHOUT_ATTRIBUTES):
         return False
     if issubclass(kind, types.SimpleNamespace | argparse.Namespace) or dataclasses.is_dataclass(kind):
         return True
     return any(name in vars(base) for base in kind.__mro__ for name in ("__call__", "__getitem__"))
+
+
+def _is_of_the_program(kind: type) -> bool:
+    """Return whether values of a class are objects of the program or of its libraries, not of Python."""
+    is_own = kind.__module__.partition(".")[0] in _OF_PYTHON or _is_own(kind)
+    return not (is_own or issubclass(kind, _WITHOUT_ATTRIBUTES))
 
 
 def _parts(value: Any, *, has_attributes: bool) -> Iterator[Any]:

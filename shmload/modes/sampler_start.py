@@ -6,7 +6,7 @@ run. A sampler that counts its passes in `__iter__` must see only one.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any
 
 from torch import Generator
@@ -34,14 +34,15 @@ class SamplerStart:
         inner = innermost(index_sampler)
         self.epoch = getattr(inner, "epoch", None)
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []  # (an object's, a copy)
-        self._generators = ExitStack()
+        self._restore_generators: Callable[[], None] | None = None
         if is_resumed and not is_torchs_own(index_sampler):
             self._attributes = [(vars(each), dict(vars(each))) for each in (index_sampler, inner) if hasattr(each, "__dict__")]
-            self._generators.enter_context(OwnGenerators(index_sampler).kept())
+            self._restore_generators = OwnGenerators(index_sampler).present()
 
     def undo(self) -> None:
         """Give the sampler the attributes, and its own generators the states, from before `__iter__` was called."""
         for attributes, before in self._attributes:
             attributes.clear()
             attributes.update(before)
-        self._generators.close()
+        if self._restore_generators is not None:
+            self._restore_generators()

@@ -69,7 +69,7 @@ def fetch_of(shards: Shards, shard: RemoteShard) -> Fetch:
             found.append(crc)
         raise ShardCorrupt(
             f"{shard.url}: its checksum is {' and then '.join(found)}, but the manifest says {shard.crc32c}: the object is "
-            "damaged, or was replaced. Remove it and upload the dataset again"
+            "damaged, or was replaced. Pack the dataset again in the same way: this repairs damaged shards"
         )
 
     return fetch
@@ -230,7 +230,8 @@ def _made(shards: Shards, shard: RemoteShard, copy: Any) -> bytes:
             return packed
     raise ShardCorrupt(
         f"{shard.store.url}/{entry.name}: it has {found} as size and checksum, but the manifest says "
-        f"{(entry.nbytes, entry.crc32c)}: the object is damaged, or was replaced. Remove it and upload the dataset again"
+        f"{(entry.nbytes, entry.crc32c)}: the object is damaged, or was replaced. Pack the dataset again in the same "
+        "way: this repairs damaged shards"
     )
 
 

@@ -112,7 +112,7 @@ def _foreign(store: Store, layout: str | ShardFormat | None) -> Shards:
     if len(groups) > 1:
         found = ", ".join(f"{len(entries)} of {name}" for name, entries in sorted(groups.items()))
         choices = " or ".join(f"layout={name!r}" for name in sorted(groups))
-        raise ValueError(f"{store.url} contains {found}: choose the dataset with {choices}")
+        raise ValueError(f"{store.url} contains {found}: choose the dataset with {choices}, or by a pattern of names")
     log_ignored(store.url, listed, next(iter(groups.values())))
     ((_, entries),) = groups.items()
     kind = asked or layout_of(packing_of(entries[0].key)[0]) or TAR

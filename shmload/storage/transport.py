@@ -279,7 +279,10 @@ class Transport:
         if isinstance(error, socket.gaierror) and error.errno != socket.EAI_AGAIN:
             if proxy is not None:
                 return StoreError(f"{proxy} has no address: check http_proxy and https_proxy")
-            return StoreError(f"the host {self.host} does not exist: check the URL {self.base_url}")
+            return StoreError(
+                f"the host {self.host} does not exist: check the URL {self.base_url}, and for an S3-compatible store "
+                "AWS_ENDPOINT_URL in the environment"
+            )
         if isinstance(error, ConnectionRefusedError) and not self._here().answered:
             return StoreError(f"nothing listens at {proxy or self.base_url}: check host and port, or start the server")
         if proxy is not None and (refused := _TUNNEL_REFUSED.match(str(error))):

@@ -138,7 +138,7 @@ def _shards(url: str, num_samples: int) -> Summary:
     try:
         count, view, shards = len(dataset), dataset.indexed(), dataset._source.local.shards
         seen = [view[index] for index in range(min(count, max(num_samples, _NUM_SEEN)))]
-        nbytes = shards.values("packed_nbytes")
+        nbytes = [shard.stored_nbytes for shard in shards.all]
         notes = [
             f"{counted(len(shards.all), 'file')} of at most {size_text(max(nbytes))}; the fields are those of {len(seen)} samples"
         ]

@@ -9,6 +9,7 @@ import os
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 
+from shmload.engine.process_usage import usage_of
 from shmload.engine.ring_reader import RingReader
 from shmload.engine.tracing.event_log import EventLog
 
@@ -22,7 +23,7 @@ class TraceRecording:
     """The rings that are being recorded. Their mappings end with the object, so it need not be closed.
 
     Args:
-        pid: the trainer whose rings to record; None for all rings.
+        pid: the trainer whose rings to record, or the process that has started it; None for all rings.
 
     Attributes:
         event_logs: the recorders of the attached rings, by the rings' names.
@@ -46,7 +47,8 @@ class TraceRecording:
             except (OSError, ValueError) as error:
                 self.refused[name] = f"{path}: {error.strerror if isinstance(error, OSError) else error}"
                 continue
-            if self.pid is None or event_log.owner_pid == self.pid:
+            process = usage_of(event_log.owner_pid)
+            if self.pid is None or self.pid in (event_log.owner_pid, process and process.parent):
                 self.event_logs[name] = event_log
             else:
                 self.refused[name] = f"{path}: it is of process {event_log.owner_pid}"

@@ -86,8 +86,14 @@ def declares_decoding(dataset: Any) -> bool:
     schema = _schema_of(dataset)
     readers = {name: found for name in DECODING if (found := ability_of(dataset, name)) is not None}
     wrong = [name for name, reader in readers.items() if not takes_arguments(reader, 2)]
-    if readers and not any(hasattr(type(dataset), name) for name in ("__getitems__", "__iter__")) and not has_getitem(dataset):
+    is_read_otherwise = any(hasattr(type(dataset), name) for name in ("__getitems__", "__iter__")) or has_getitem(dataset)
+    if readers and not is_read_otherwise:
         _check_complete(dataset, next(iter(readers)), wrong)
+    if isinstance(schema, Mapping) and not readers and not is_read_otherwise:
+        raise TypeError(
+            f"{type(dataset).__name__} has a schema, but no method that reads a sample: define read_into(index, out), "
+            "read_batch_into(indices, out) or __getitem__(index)"
+        )
     if schema is None or not readers:
         return False
     if overrides(dataset, ("__getitem__", "__getitems__"), DECODING):

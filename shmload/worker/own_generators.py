@@ -114,12 +114,21 @@ class OwnGenerators:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Restore the generators after the block."""
-        restores = [_restorer_of(generator) for generator in self._all]
+        restore = self.present()
         try:
             yield
         finally:
-            for restore in restores:
-                restore()
+            restore()
+
+    def present(self) -> Callable[[], None]:
+        """Return a function that gives all generators the states that they have now."""
+        restores = [_restorer_of(generator) for generator in self._all]
+
+        def restore() -> None:
+            for each in restores:
+                each()
+
+        return restore
 
     def states(self) -> list[Any]:
         """Return the states of all generators, in a form that can be compared."""

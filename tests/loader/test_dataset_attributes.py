@@ -91,6 +91,24 @@ def test_next_pass_reads_with_the_attributes_that_the_program_has_set(change: st
         assert read(loader) == [numbers[index] for index in range(32)]
 
 
+class Holder:
+    """An object of a class that is neither a transform nor a record."""
+
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+
+def test_attributes_of_any_object_within_the_dataset_count() -> None:
+    numbers: Any = Numbers()
+    numbers.holder = Holder(Holder(1))
+    before = attribute_values.attribute_values(numbers)
+    for other in (2, True, 1.0):
+        numbers.holder.held.held = other
+        assert attribute_values.attribute_values(numbers) != before
+    numbers.holder.held.held = 1
+    assert attribute_values.attribute_values(numbers) == before
+
+
 def test_datasets_within_a_plain_one_count() -> None:
     plain = Plain()
     with loader_of(plain) as loader:

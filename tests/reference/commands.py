@@ -41,7 +41,7 @@ def commands_page() -> str:
         shown = [(p, info, kind) for p, info, kind in _options(command) if not info.hidden]
         arguments = [entry for entry in shown if isinstance(entry[1], ArgumentInfo)]
         options = [entry for entry in shown if not isinstance(entry[1], ArgumentInfo)]
-        usage = ["shmload", name, *(_metavar(i, k) for _, i, k in arguments), *(["[OPTIONS]"] if options else [])]
+        usage = ["shmload", name, *(["[OPTIONS]"] if options else []), *(_in_usage(p, i, k) for p, i, k in arguments)]
         parts.append(f"\n## shmload {name}\n\n```\n{' '.join(usage)}\n```\n\n{_paragraphs(command.__doc__)}\n\n")
         parts.append("| | | default |\n|---|---|---|\n")
         parts += [f"| `{_metavar(i, k)}` | {_cell(i.help)} | |\n" for _, i, k in arguments]
@@ -76,6 +76,11 @@ def _spelling(parameter: inspect.Parameter, info: Any, kind: Any) -> str:
 
 def _metavar(info: Any, kind: Any) -> str:
     return str(info.metavar or KINDS[kind])
+
+
+def _in_usage(parameter: inspect.Parameter, info: Any, kind: Any) -> str:
+    name = _metavar(info, kind)
+    return name if parameter.default is inspect.Parameter.empty else f"[{name}]"
 
 
 def _default(parameter: inspect.Parameter, info: Any) -> str:

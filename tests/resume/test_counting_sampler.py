@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -42,6 +43,29 @@ class DrawsToo(Counts):
         return iter([order[place] for place in self.rng.permutation(N)[torch.randperm(N).numpy()]])
 
 
+class HasAState(Counts):
+    """Has its state saved, like samplers of torchdata, and goes on where it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.order, self.at, self.begins_at = random.Random(3), list(range(N)), 0, 0
+
+    def __iter__(self) -> Iterator[int]:
+        if not self.begins_at:
+            self.own.shuffle(self.order)
+        at, self.begins_at = self.begins_at, 0
+        for self.at in range(at + 1, N + 1):
+            yield self.order[self.at - 1]
+        self.at = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "order": list(self.order), "own": repr(self.own.getstate())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begins_at, self.order[:] = state["at"], state["order"]
+        self.own.setstate(ast.literal_eval(state["own"]))
+
+
 class SetsItsEpoch(DistributedSampler[int]):
     """Goes on to its next epoch by itself."""
 
@@ -78,8 +102,14 @@ def numbers(batches: Any) -> list[list[int]]:
     return [batch.tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("kind", [Counts, DrawsToo, SetsItsEpoch])
-@pytest.mark.parametrize("arguments", ARGUMENTS)
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        *((kind, arguments) for kind in (Counts, DrawsToo, SetsItsEpoch) for arguments in ARGUMENTS),
+        (HasAState, "sampler"),  # a batch sampler that is not torch's must save its sampler's state itself
+        (HasAState, "torch's batches"),
+    ],
+)
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_rest_of_the_first_pass_and_later_ones_are_as_undisturbed(

@@ -71,7 +71,7 @@ def verify(logs: Iterable[AuditLog], *, allow_restarts: bool = False) -> tuple[A
     if len(loaders) > 1:
         report.notes.append(f"the folder holds {len(loaders)} loaders with different arguments: each is judged by itself")
     if not loaders:
-        report.notes.append("the folder holds no records")
+        report.notes.append("the folder holds no records, which ShmLoader(audit=FOLDER) writes: see docs/resume.md")
     return report, loaders
 
 

@@ -107,7 +107,7 @@ class Verdict:
         if self.explained_share < EXPLAINED_MIN:
             return (
                 f"none, because the figures explain only {self.explained_share:.0%} of the time of a batch: other programs may "
-                "have used the cores; measure again while the machine is idle"
+                "have used the cores; measure again while the machine is idle, or watch your own program with `shmload top`"
             )
         gain = f"; without that it could be {ratio_words(self.headroom_ratio)} as fast"
         if self.bottleneck == "trainer":

@@ -70,8 +70,10 @@ def test_command_says_which_dataset_it_replaced(command: Command, tmp_path: Path
     generation = manifest_in(tmp_path / "out").generation
     refused = command(PHOTOS[0].parent, "--seed", 1)
     assert refused.exit_code == 2
-    words = f"contains another dataset, of 8 samples (generation {generation}). Give another DEST; or --append, which keeps it; or "
-    assert f"{words}--replace, which removes it" in " ".join(refused.stderr.split())
+    words = (
+        f"contains another dataset, of 8 samples (generation {generation}), or this one packed with other options. Give another "
+    )
+    assert f"{words}DEST; or --append, which keeps it; or --replace, which removes it" in " ".join(refused.stderr.split())
     assert manifest_in(tmp_path / "out").generation == generation
     done = command(PHOTOS[0].parent, "--seed", 1, "--replace")
     assert (

@@ -8,6 +8,9 @@ state instead.
 from __future__ import annotations
 
 import copy
+import logging
+import zlib
+from array import array
 from collections import deque
 from collections.abc import Iterator
 from itertools import chain, islice
@@ -24,6 +27,8 @@ from shmload.modes.draw_origin import Origin, origin_of, replayed, torch_origin
 from shmload.modes.sampler_start import SamplerStart
 from shmload.modes.torch_samplers import batches_of, innermost, is_endless, is_torchs_own, own_generator
 
+log = logging.getLogger("shmload")
+
 SamplerState = dict[str, Any]
 
 
@@ -39,6 +44,27 @@ def own_keys(keys: Any) -> Any:
     if isinstance(keys, torch.Tensor):
         return keys.clone()
     return list(keys) if hasattr(keys, "__next__") else keys
+
+
+def _digest(digest: int | None, keys: Any) -> int | None:
+    """Return the CRC-32 of the keys of all batches so far, given that of the earlier ones.
+
+    Return None if keys are neither integers nor texts: others may have no form that is the same in another process.
+    """
+    if digest is None:
+        return None
+    try:
+        if isinstance(keys, np.ndarray | torch.Tensor):
+            data = np.asarray(keys, np.int64).tobytes()
+        elif isinstance(keys, str):
+            data = keys.encode()
+        elif isinstance(keys, list | tuple):
+            data = "\0".join(keys).encode() if keys and isinstance(keys[0], str) else array("q", keys).tobytes()
+        else:
+            data = array("q", [keys]).tobytes()
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return zlib.crc32(data, digest)
 
 
 def _taken(batches: Iterator[Any], count: int) -> list[Any]:
@@ -90,6 +116,8 @@ class SamplerReader:
         self._ended: SamplerState | None = None  # the state of a stateful iterator that has ended
         self.num_taken = 0
         self._taken_early: list[Any] = []
+        # (batches taken, digest of their keys) of a sampler whose passes can only be read again; empty for torch's own
+        self._digests: deque[tuple[int, int | None]] = deque([] if is_torchs_own(sampler) else [(0, 0)])
         self._begin()
 
     def _begin(self, own: SamplerState | None = None) -> None:
@@ -145,7 +173,7 @@ class SamplerReader:
             else:
                 self._is_seed_between = state["seed_between"]
                 with replayed(self._origin, self._generator, self._own_generator):
-                    self._replay(num_early)
+                    self._replay(num_early, state.get("digest"))
                     self.place = origin_of(None)
         self._begin(own)
 
@@ -188,7 +216,8 @@ class SamplerReader:
         """Return the number of batches that the sampler has been asked for so far."""
         return max(self.num_taken, self._num_drawn)
 
-    def _replay(self, num_early: int) -> None:
+    def _replay(self, num_early: int, expected: int | None) -> None:
+        """Read the pass again up to the position; `expected` is the digest of the saved run's keys, if it is known."""
         iterator = iter(self._sampler)
         if self._is_seed_between:
             torch.empty((), dtype=torch.int64).random_(generator=self._generator)
@@ -200,9 +229,23 @@ class SamplerReader:
             )  # a permutation is drawn whole with its first batch
         else:
             iterator = faster or iterator
-            next(islice(iterator, self.num_taken, self.num_taken), None)
+            self._skip(iterator, expected)
         self._num_drawn = self.num_taken + num_early
         self._iterator = chain(_taken(iterator, num_early), iterator)
+
+    def _skip(self, iterator: Iterator[Any], expected: int | None) -> None:
+        """Take the batches of the saved run, and warn if they are others."""
+        digest: int | None = 0
+        for keys in islice(iterator, self.num_taken):
+            digest = _digest(digest, keys) if self._digests else None
+        if self._digests:
+            self._digests = deque([(self.num_taken, digest)])
+        if None not in (expected, digest) and expected != digest:
+            log.warning(
+                "%s has not begun with the batches of the saved run, so samples may be lost or read twice. Give it state_dict and "
+                "load_state_dict, or let it draw from a torch.Generator in its attribute `generator`",
+                type(innermost(self._sampler)).__name__,
+            )
 
     def batches(self) -> Iterator[Any]:
         """Return an iterator over the remaining batches: the reader, which counts them, unless the sampler is torch's own."""
@@ -218,9 +261,14 @@ class SamplerReader:
             self.own_at_end = self._own()
             raise
         self.num_taken += 1
+        if self.is_sliced:
+            return keys
+        keys = own_keys(keys)
         if self._is_stateful:
             self._note_state()
-        return keys if self.is_sliced else own_keys(keys)
+        elif self._digests:
+            self._digests.append((self.num_taken, _digest(self._digests[-1][1], keys)))
+        return keys
 
     def _note_state(self, own: SamplerState | None = None) -> None:
         if self._is_stateful and (not self._states or (self._every and self.num_taken % self._every == 0)):
@@ -242,6 +290,8 @@ class SamplerReader:
         """Drop the states from before `num_delivered` batches were taken."""
         while len(self._states) > 1 and self._states[1][0] <= num_delivered:
             self._states.popleft()
+        while len(self._digests) > 1 and self._digests[1][0] <= num_delivered:
+            self._digests.popleft()
 
     def state(self, num_delivered: int) -> SamplerState:
         """Return the state after `num_delivered` batches were taken, or the last one before that; drop older ones."""
@@ -260,7 +310,8 @@ class SamplerReader:
         state["origin"] = self._origin_texts
         if not is_endless(self._sampler):
             state["seed_between"] = self._is_seed_between
-        return state
+        digest = next((digest for taken, digest in self._digests if taken == num_delivered), None)
+        return state if digest is None else {**state, "digest": digest}
 
 
 def own_state(index_sampler: Any) -> SamplerState | None:

@@ -48,7 +48,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("sampler", "generators"), (dict,)),
 }
 _OPTIONAL = ("counts", "counted", "dataset_pass", "ahead", "generators")
-_OF_SAMPLER = {"taken": int, "epoch": object, "own": dict, "origin": dict, "seed_between": bool}
+_OF_SAMPLER = {"taken": int, "epoch": object, "own": dict, "origin": dict, "seed_between": bool, "digest": int}
 
 
 def packed_state(state: TorchState) -> TorchState:

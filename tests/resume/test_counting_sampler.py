@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -132,6 +133,42 @@ def test_rest_of_the_first_pass_and_later_ones_are_as_undisturbed(
         assert numbers(resumed) == rest
         torch.set_rng_state(next_state)
         assert numbers(resumed) == after
+
+
+class KeepsItsGenerator(Counts):
+    """Draws from a generator of its own, whose state is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.own = random.Random(3)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.own.sample(range(N), N))
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_sampler_that_begins_otherwise_than_in_the_saved_run_is_reported(
+    arguments: str, seed: int | None, num_workers: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def loader(kind: Callable[[], Any]) -> ShmLoader[Any]:
+        return ShmLoader(range(N), **ARGUMENTS[arguments](kind()), seed=seed, num_workers=num_workers)
+
+    for kind, passes_before in [(Counts, 0), (KeepsItsGenerator, 0), (KeepsItsGenerator, 1)]:
+        with loader(kind) as saved, loader(kind) as resumed:
+            for _ in range(passes_before):
+                numbers(saved)
+            batches = iter(saved)
+            next(batches)
+            state = json.loads(json.dumps(saved.state_dict()))
+            rest = numbers(batches)
+            resumed.load_state_dict(state)
+            assert (numbers(resumed) == rest) is (passes_before == 0)
+        reports = [
+            record.message for record in caplog.records if "has not begun with the batches of the saved run" in record.message
+        ]
+        assert len(reports) == passes_before
 
 
 @pytest.mark.parametrize("seed", [None, 5])

@@ -109,7 +109,7 @@ def test_damaged_shard_is_an_error(store: Store, tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[5000] ^= 1
     store.put(str(path.relative_to(tmp_path / "files")), data)
-    with pytest.raises(ShardCorrupt, match=r"shard-000001\.tar: its checksum is .* upload the dataset again"):
+    with pytest.raises(ShardCorrupt, match=r"shard-000001\.tar: its checksum is .* this repairs damaged shards"):
         labels(RemoteDataset(None, shards_in(store)))
 
 

@@ -375,7 +375,10 @@ def test_small_objects_are_fetched_concurrently(way: str, tmp_path: Path) -> Non
 def test_folder_with_several_layouts_is_an_error(tmp_path: Path) -> None:
     each(lines, ".jsonl")(tmp_path)
     each(array, ".npy")(tmp_path)
-    with pytest.raises(ValueError, match=r"contains 4 of jsonl, 4 of npy: choose the dataset with layout='jsonl' or layout='npy'$"):
+    with pytest.raises(
+        ValueError,
+        match=r"contains 4 of jsonl, 4 of npy: choose the dataset with layout='jsonl' or layout='npy', or by a pattern of names$",
+    ):
         RemoteDataset.from_urls(str(tmp_path))
     assert len(RemoteDataset.from_urls(str(tmp_path), layout="npy")) == NUM_SAMPLES
     with pytest.raises(ValueError, match="all shards of a dataset must have one format; these have jsonl, npy"):
@@ -393,7 +396,8 @@ def test_shards_of_another_format_beside_tar_files_are_refused_without_a_layout(
     assert len(RemoteDataset.from_urls(str(tmp_path)).indexed()) == 1
     (tmp_path / "rows.parquet").touch()
     with pytest.raises(
-        ValueError, match=r"contains 2 of parquet, 1 of tar: choose the dataset with layout='parquet' or layout='tar'$"
+        ValueError,
+        match=r"contains 2 of parquet, 1 of tar: choose the dataset with layout='parquet' or layout='tar', or by a pattern of names$",
     ):
         RemoteDataset.from_urls(str(tmp_path))
     assert len(RemoteDataset.from_urls(str(tmp_path), layout="tar").indexed()) == 1

@@ -92,8 +92,8 @@ class ShmLoader(DataLoader[T]):
             "auto" in seed mode, the pool grows and shrinks while it runs, and the batches stay the same; in torch mode, a number
             is chosen once from this machine's CPUs, and the workers' random numbers depend on it; docs/bench.md.
         prefetch_factor: batches ordered ahead per worker; 2 by default, or "auto". With `num_workers` it sets the size of the ring.
-        persistent_workers: keep the workers after a pass, with the dataset as it was when they started: what is set later is not seen.
-            In seed mode they are also kept without it, and started again if an attribute was set since then; docs/switch.md.
+        persistent_workers: keep the workers after a pass, with the dataset as it was when they started: what is set later is not
+            seen. In seed mode they are also kept without it, and started again if an attribute was set since then; docs/switch.md.
         threads_per_worker: samples that each worker reads at once, for datasets that wait for disks or networks or release the GIL.
             The dataset must be thread-safe. With a seed, it must draw from `sample_rng()`: what it draws from global generators or
             its own depends on the threads' timing, which a worker logs as a warning. Readers of whole batches and of ragged fields

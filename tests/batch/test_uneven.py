@@ -112,9 +112,9 @@ def test_torchs_error_has_a_note_with_the_samples_that_differ(case: str, has_get
     samples: Any = samples_with(other, sample)
     dataset = Together(samples) if has_getitems else samples
     outcomes = []
-    for kind in (DataLoader, ShmLoader):
+    for loader in (DataLoader(dataset, batch_size=2), ShmLoader(dataset, batch_size=2, num_workers=num_workers)):
         with pytest.raises((RuntimeError, TypeError)) as caught:
-            list(kind(dataset, batch_size=2, num_workers=num_workers))
+            list(loader)
         outcomes.append(caught.value)
     theirs, ours = outcomes
     assert type(ours) is type(theirs)

@@ -57,6 +57,7 @@ class PassProgress:
         sampler: the pass over its sampler.
         base_seed: seed from which the workers' seeds are made.
         shared_seed: seed that all ranks share, for torch's data pipes; otherwise None.
+        num_workers: number of workers, which is that of the first pass if they are persistent.
 
     Attributes:
         done: the complete orders.
@@ -67,12 +68,14 @@ class PassProgress:
         fetcher: with num_workers=0, torch's own reader, which has the dataset and its iterator.
     """
 
-    def __init__(self, config: LoaderConfig, sampler: SamplerReader, base_seed: int, shared_seed: int | None) -> None:
+    def __init__(
+        self, config: LoaderConfig, sampler: SamplerReader, base_seed: int, shared_seed: int | None, num_workers: int
+    ) -> None:
         self._every = config.snapshot_every
-        self._num_workers = config.total_workers
+        self._num_workers = num_workers
         self._identity = identity(config)
         self._is_iterable = is_endless(config.index_sampler)
-        self._goes_by_number = not self._is_iterable and not config.in_order and config.total_workers > 1
+        self._goes_by_number = not self._is_iterable and not config.in_order and num_workers > 1
         # if so, each state takes its own snapshot, because batches read out of order cannot be read again up to a position
         self.is_always_current = self._every == 1 or self._goes_by_number
         self.sampler, self.base_seed, self._shared_seed = sampler, base_seed, shared_seed

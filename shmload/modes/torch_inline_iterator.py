@@ -75,7 +75,7 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
         if self._reader is not None:
             self._reader.base_seed = base_seed
         self._num_again = 0  # orders taken twice, because a resumed pass reads their batches of an iterable dataset again
-        self.progress = passes.progress = PassProgress(config, reader, base_seed, self._shared_seed)
+        self.progress = passes.progress = PassProgress(config, reader, base_seed, self._shared_seed, num_workers=0)
         self.progress.fetcher = self._dataset_fetcher
         if state is not None:
             self._go_on(state, resumed)

@@ -133,7 +133,9 @@ class TorchIterator(TorchPass):
         self._is_given = self._auto_collation and not reader.is_sliced
         last = None if first_iter else self.progress
         passes = self._passes
-        self.progress = passes.progress = PassProgress(passes.config, reader, int(self._base_seed), self._shared_seed)
+        self.progress = passes.progress = PassProgress(
+            passes.config, reader, int(self._base_seed), self._shared_seed, self._num_workers
+        )
         if last is not None:
             self.progress.follows(last)
         if state is not None:

@@ -183,6 +183,16 @@ def test_persistent_workers_keep_their_dataset_as_in_torch() -> None:
             assert read(loader) == first
 
 
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_persistent_workers_stay_as_many_as_in_torch(num_workers: int) -> None:
+    with loader_of(Numbers(), seed=None, persistent_workers=True) as loader:
+        first = read(loader)
+        before = pids_of(loader)
+        loader.num_workers = num_workers
+        assert read(loader) == first
+        assert pids_of(loader) == before
+
+
 def test_attributes_of_the_packages_own_datasets_do_not_count(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": list(range(8))}), tmp_path / "a.parquet")
     dataset = ParquetDataset(tmp_path / "a.parquet")

@@ -32,6 +32,9 @@ class AsTorchOrList(str):
 
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        return "<not given>"
+
 
 AS_TORCH_OR_LIST: Any = AsTorchOrList("list")
 

@@ -54,6 +54,8 @@ class PassCounter:
         next_pass: the number of the first pass.
     """
 
+    is_of_one_worker = True  # each worker thread has a shallow copy, whose `_since` is from the thread's start
+
     def __init__(self, next_pass: int = 0) -> None:
         fd = os.memfd_create("shmload-passes")
         os.ftruncate(fd, _NBYTES)
@@ -125,6 +127,11 @@ class PassCounter:
                 yield self._board
             finally:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
+
+    def __copy__(self) -> PassCounter:
+        made = object.__new__(PassCounter)
+        made.__dict__.update(self.__dict__)
+        return made
 
     def __getstate__(self) -> dict[str, Any]:
         if pickling.is_for_another_machine():

@@ -119,7 +119,7 @@ def _keeps_state_of_a_pass(value: Any) -> bool:
     if kind in _TENSORS:
         is_plain = value.layout is torch.strided and value.device.type == "cpu" and value.is_leaf
         return is_plain and value.nbytes <= MAX_NBYTES and not value.is_shared() and not value._is_view()
-    if kind is SimpleNamespace:
+    if kind is SimpleNamespace or getattr(kind, "is_of_one_worker", False):
         return True
     package = kind.__module__.partition(".")[0]
     slots = _slots_of(kind)

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import copy
 import fcntl
 import os
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -118,3 +120,18 @@ def test_copy_without_shared_memory_continues_from_the_next_pass() -> None:
     found = pickle.loads(sent)
     assert [found.begin(None), found.begin(None)] == [1, 2]
     assert (other.next, fd >= 0) == (40, True)
+
+
+def test_worker_thread_that_is_late_for_an_abandoned_pass_takes_no_other_number() -> None:
+    counter = PassCounter()
+    with ThreadPoolExecutor(1) as early, ThreadPoolExecutor(1) as late:
+        copies = [(worker, copy.copy(counter)) for worker in (early, late)]  # as each has one when it starts
+
+        def begun(worker: int) -> int:
+            thread, of_worker = copies[worker]
+            return thread.submit(of_worker.begin, 5).result()
+
+        assert begun(0) == 0
+        counter.set_next(2)
+        assert begun(1) == 0  # the pass that the other has begun
+        assert [begun(1), begun(0), counter.next] == [2, 2, 3]

@@ -55,8 +55,7 @@ def attribute_values(dataset: Any, *functions: Any) -> list[Any]:
     They include the attributes of the dataset and of the functions (objects with attributes, such as a collate_fn); those of
     objects within them; what functions have captured, and their default arguments; and the items of small lists, tuples, sets and
     dicts. Of large ones, they include the length and some items. Other values are compared by identity, so a change within an array
-    is not noticed.
-    The attributes of this package's own datasets do not count, because they change when files are opened.
+    is not noticed. The attributes of this package's own datasets do not count, because they change when files are opened.
 
     What is near the dataset comes first, and so do containers of few items, because a transform must not be left out for a table
     of annotations.
@@ -101,8 +100,8 @@ def _is_read(kind: type) -> bool:
 
 def _is_of_the_program(kind: type) -> bool:
     """Return whether values of a class are objects of the program or of its libraries, not of Python."""
-    is_own = kind.__module__.partition(".")[0] in _OF_PYTHON or _is_own(kind)
-    return not (is_own or issubclass(kind, _WITHOUT_ATTRIBUTES))
+    is_of_python = kind.__module__.partition(".")[0] in _OF_PYTHON
+    return not (is_of_python or _is_own(kind) or issubclass(kind, _WITHOUT_ATTRIBUTES))
 
 
 def _parts(value: Any, *, has_attributes: bool) -> Iterator[Any]:
@@ -131,12 +130,14 @@ def _parts(value: Any, *, has_attributes: bool) -> Iterator[Any]:
 
 def _attributes_of(value: Any) -> dict[str, Any]:
     """Return the attributes of an object, also those that its classes keep in slots."""
-    attributes = dict(getattr(value, "__dict__", {}))
-    for kind in type(value).__mro__:
-        if "__slots__" in vars(kind):
-            slots = [name for name, part in vars(kind).items() if isinstance(part, types.MemberDescriptorType)]
-            attributes |= {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    return attributes
+    in_slots = {name: getattr(value, name) for name in slots_of(type(value)) if hasattr(value, name)}
+    return {**getattr(value, "__dict__", {}), **in_slots}
+
+
+def slots_of(kind: type) -> dict[str, types.MemberDescriptorType]:
+    """Return what a class and its bases define by `__slots__`, by name."""
+    classes = [vars(base) for base in kind.__mro__ if "__slots__" in vars(base)]
+    return {name: part for names in classes for name, part in names.items() if isinstance(part, types.MemberDescriptorType)}
 
 
 def _some_of(items: Any) -> Any:

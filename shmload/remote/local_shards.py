@@ -115,7 +115,7 @@ class LocalShards:
         self._prefetcher: Prefetcher | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._full_until = 0.0  # time before which no further copy is tried, because there is no room
-        # in a forked child it goes on from its parent's, because users of copies there have come along with the fork
+        # a forked child continues its parent's count, because the users of copies were forked, too
         self.num_dropped = getattr(self, "num_dropped", 0) + 1
 
     def _here(self) -> None:

@@ -54,7 +54,7 @@ class PassCounter:
         next_pass: the number of the first pass.
     """
 
-    is_of_one_worker = True  # each worker thread has a shallow copy, whose `_since` is from the thread's start
+    is_of_one_worker = True  # each worker thread gets a shallow copy when it starts, and keeps the `_since` of that time
 
     def __init__(self, next_pass: int = 0) -> None:
         fd = os.memfd_create("shmload-passes")

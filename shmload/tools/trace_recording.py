@@ -47,8 +47,8 @@ class TraceRecording:
             except (OSError, ValueError) as error:
                 self.refused[name] = f"{path}: {error.strerror if isinstance(error, OSError) else error}"
                 continue
-            process = usage_of(event_log.owner_pid)
-            if self.pid is None or self.pid in (event_log.owner_pid, process and process.parent):
+            process = None if self.pid is None else usage_of(event_log.owner_pid)
+            if self.pid in (None, event_log.owner_pid, process and process.parent):
                 self.event_logs[name] = event_log
             else:
                 self.refused[name] = f"{path}: it is of process {event_log.owner_pid}"

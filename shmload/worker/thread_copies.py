@@ -13,12 +13,14 @@ import threading
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from types import FunctionType, MemberDescriptorType, MethodType, ModuleType, SimpleNamespace
+from types import FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset
+
+from shmload.introspect.attribute_values import slots_of
 
 MAX_LENGTH = 100_000  # entries of a container that each thread gets a copy of; longer ones are data, which threads share
 MAX_NBYTES = 1 << 20  # size of an array or a tensor that each thread gets a copy of
@@ -89,19 +91,13 @@ def _replace_in(holder: Any, own: Callable[[Any], Any]) -> None:
             for at, value in enumerate(list(holder)):
                 holder[at] = own(value)
         return
-    for name, slot in _slots_of(type(holder)).items():
+    for name, slot in slots_of(type(holder)).items():
         if hasattr(holder, name):
             slot.__set__(holder, own(getattr(holder, name)))
     values = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
     if values is not holder or len(values) <= MAX_SEARCHED:
         for name, value in list(values.items()):
             values[name] = own(value)
-
-
-def _slots_of(kind: type) -> dict[str, MemberDescriptorType]:
-    """Return what Python classes define by `__slots__`."""
-    classes = [vars(base) for base in kind.__mro__ if "__slots__" in vars(base)]
-    return {name: member for names in classes for name, member in names.items() if type(member) is MemberDescriptorType}
 
 
 def _keeps_state_of_a_pass(value: Any) -> bool:
@@ -122,7 +118,7 @@ def _keeps_state_of_a_pass(value: Any) -> bool:
     if kind is SimpleNamespace or getattr(kind, "is_of_one_worker", False):
         return True
     package = kind.__module__.partition(".")[0]
-    slots = _slots_of(kind)
+    slots = slots_of(kind)
     held = [*getattr(value, "__dict__", {}).values(), *(getattr(value, name, None) for name in slots)]
     return (
         (hasattr(value, "__dict__") or bool(slots))

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from shmload.cli.inspect_command import ENDPOINT
 from shmload.cli.terminal import complain, progress_bar, refusing
 
 
@@ -28,6 +29,7 @@ def index(
         Path | None,
         typer.Option(help="Write the indexes of folders and URLs to this RemoteDataset cache_folder, not beside the shards."),
     ] = None,
+    endpoint: Annotated[str | None, typer.Option(metavar="URL", help=ENDPOINT)] = None,
 ) -> None:
     """Build the index beside each file, and report what was written, its size and the time it took."""
     from shmload.formats.json_lines import is_lines
@@ -42,7 +44,7 @@ def index(
                     raise ValueError("a PATH is empty: give a file, a folder or a URL")
                 is_file = not is_url(place) and Path(place).is_file()
                 if is_url(place) or (Path(place).is_dir() and any(Path(place).iterdir())) or (is_file and is_lines(place)):
-                    found.extend((line, False) for line in _of_shards(place, layout, cache_folder))
+                    found.extend((line, False) for line in _of_shards(place, layout, cache_folder, endpoint))
                 else:
                     found.append(build(Path(place)))
             except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:
@@ -55,14 +57,16 @@ def index(
         raise typer.Exit(2 if errors else 1)
 
 
-def _of_shards(place: str, layout: str | None, cache_folder: Path | None) -> Iterator[str]:
+def _of_shards(place: str, layout: str | None, cache_folder: Path | None, endpoint: str | None) -> Iterator[str]:
     """Yield a line for each shard that got an index, and one for all those that are left as they are."""
     from shmload.remote.listing import shards_of_urls
     from shmload.remote.shard_indexes import NOT_NEEDED, THERE_ALREADY, indexes_beside, indexes_kept
+    from shmload.storage.client import make_client
     from shmload.storage.open_store import open_store
     from shmload.tools.counted import counted
 
-    shards = shards_of_urls(place, open_store, layout)
+    client = make_client(endpoint) if endpoint else None
+    shards = shards_of_urls(place, lambda url: open_store(url, client), layout)
     unchanged = dict.fromkeys((NOT_NEEDED, THERE_ALREADY), 0)
     for shard, what in indexes_beside(shards) if cache_folder is None else indexes_kept(shards, cache_folder):
         if what in unchanged and len(shards.all) > 1:

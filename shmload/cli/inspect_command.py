@@ -1,7 +1,7 @@
 """`shmload inspect`: show the contents of files of samples.
 
-Exit code 0: success; 2: bad usage, or a path is missing, has an unknown format, or is empty or damaged (the others are shown
-nevertheless).
+Exit code 0: success; 1: --check has found damage; 2: bad usage, or a path is missing, has an unknown format, or is empty or damaged
+(the others are shown nevertheless).
 """
 
 import json
@@ -16,6 +16,10 @@ from shmload.tools.counted import counted
 
 if TYPE_CHECKING:
     from shmload.formats.summary import Summary
+    from shmload.tools.check import Checked
+
+CHECK = "Read all samples of shards instead, compare their checksums and decode their images. Exit code 1: some are damaged."
+ENDPOINT = "URL of an S3-compatible store, for s3:// paths."
 
 
 def inspect(
@@ -25,37 +29,51 @@ def inspect(
     ],
     samples: Annotated[int, typer.Option(min=0, help="Number of samples to show.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of text.")] = False,
+    is_check: Annotated[bool, typer.Option("--check", help=CHECK)] = False,
+    endpoint: Annotated[str | None, typer.Option(metavar="URL", help=ENDPOINT)] = None,
 ) -> None:
     """Show the contents of files: format, fields, counts, sizes, the first samples. Formats are recognized by their bytes."""
+    from shmload.storage.client import make_client
+    from shmload.tools.check import check
     from shmload.tools.inspect import describe
 
-    found, errors = list["Summary"](), list[Exception]()
-    with refusing("inspect"), progress_bar(sys.stderr.isatty()) as progress:
-        for place in progress.over(places, str):
+    found, errors = list["Summary | Checked"](), list[Exception]()
+    with refusing("inspect", ValueError), progress_bar(sys.stderr.isatty()) as progress:
+        client = make_client(endpoint) if endpoint else None
+        for place in places if is_check else progress.over(places, str):
             try:
                 if not place:
                     raise ValueError("a PATH is empty: give a file, a folder or a URL; `.` is the current folder")
-                found.append(describe(place, num_samples=samples))
+                if is_check:
+                    found.append(check(place, client=client, over=lambda shards: progress.over(shards, lambda one: one.url)))
+                else:
+                    found.append(describe(place, num_samples=samples, client=client))
             except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:
                 errors.append(error)
     if as_json and (found or not errors):
-        typer.echo(json.dumps([summary.as_dict() for summary in found], indent=1))
+        typer.echo(json.dumps([one.as_dict() for one in found], indent=1))
     elif found:
         output = console()
-        for line in (line for summary in found for line in _lines(summary)):
+        for line in (line for one in found for line in _lines(one)):
             output.print(line, highlight=False, soft_wrap=True)
     for bad in errors:
         complain("inspect", bad)
     if errors:
         raise typer.Exit(2)
+    if any(getattr(one, "damaged", ()) for one in found):
+        raise typer.Exit(1)
 
 
-def _lines(summary: "Summary") -> list[str]:
-    """Return a line for the path, one for each field, and one for each of the first samples."""
+def _lines(found: "Summary | Checked") -> list[str]:
+    """Return a line for the path, one for each field, and one for each of the first samples; or one for each damaged place."""
     from rich.markup import escape
 
     from shmload.formats.summary import shortened
+    from shmload.tools.check import Checked
 
+    if isinstance(found, Checked):
+        return [f"[bold red]DAMAGED[/] {escape(line)}" for line in found.damaged] + [f"[bold]{escape(str(found))}[/]"]
+    summary = found
     head = f"{summary.format}, {counted(summary.num_samples, 'sample')}, {size_text(summary.nbytes)}"
     lines = [f"[bold]{escape(summary.path)}[/]: {head}"]
     width = max(map(len, summary.fields), default=0)

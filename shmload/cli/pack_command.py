@@ -39,7 +39,7 @@ def pack(
     source: Annotated[str, Argument(metavar="SOURCE", help=SOURCE)],
     dest: Annotated[str, Argument(metavar="DEST", help="Destination folder, or s3://bucket/folder.")],
     maxsize: Annotated[str, Option(metavar="SIZE", help="Largest size of a shard, in bytes or a unit, such as 64MiB.")] = "100MB",
-    maxcount: Annotated[int, Option(help="Largest number of samples in a shard.")] = 100_000,
+    maxcount: Annotated[int, Option(help="Most samples in a shard.")] = 100_000,
     workers: Annotated[int, Option(help="Largest number of processes that encode.")] = 30,
     seed: Annotated[int, Option(help="Seed of the random order.")] = 0,
     quality: Annotated[
@@ -58,8 +58,9 @@ def pack(
     replace: Annotated[bool, Option("--replace", help="Remove another dataset that is in DEST.")] = False,
     part: Annotated[str, Option(metavar="N/COUNT", help=PART)] = "1/1",
     function: Annotated[str | None, Option(metavar="NAME", help=FUNCTION)] = None,
+    layout: Annotated[str | None, Option(help="Format of SOURCE, if names do not show it.")] = None,
     in_order: Annotated[bool, Option("--in-order", help=IN_ORDER)] = False,
-    endpoint: Annotated[str | None, Option(metavar="URL", help="URL of an S3-compatible store.")] = None,
+    endpoint: Annotated[str | None, Option(metavar="URL", help="URL of the S3-compatible store of DEST.")] = None,
 ) -> None:
     """Pack a dataset into shards. To continue an interrupted pack, run the same command again."""
     from shmload.errors import StoreError
@@ -86,7 +87,9 @@ def pack(
             append=append,
             part=part_of(part),
         )
-        dataset = ObjectStream(source) if in_order else dataset_of(source)
+        if in_order and layout is not None:
+            raise ValueError("--in-order packs objects of any format, so --layout has no effect with it: leave out one of the two")
+        dataset = ObjectStream(source) if in_order else dataset_of(source, layout)
         if function is not None:
             dataset = FlatSamples(dataset, resolve(function, what="--function"))
         store = open_store(dest, make_client(endpoint) if endpoint else None)

@@ -58,7 +58,8 @@ class PlainFiles(BlockFormat):
         names = [path.relative_to(root) for path in paths]
         fields = {"image": "uint8 (any, any, 3)"}
         if classes := sorted({name.parts[0] for name in names if len(name.parts) > 1}):
-            fields["label"] = f"int64: {len(classes)} folders, {', '.join(classes[:5])}{', ...' if len(classes) > 5 else ''}"
+            listed = ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
+            fields["label"] = f"int64: {len(classes)} {'folder' if len(classes) == 1 else 'folders'}, {listed}"
         shapes = [_of_picture(path, lambda image: (*image.size, image.mode)) for path in paths[:SIZED]]
         widths, heights, modes = zip(*shapes, strict=True)
         notes = [

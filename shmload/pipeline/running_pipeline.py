@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 from shmload.engine.iterator_lock import IteratorLock
@@ -35,9 +35,10 @@ class RunningPipeline:
                 raise RuntimeError("this pipeline is closed: make a new one")
             return self.engine.pull()
 
-    def __iter__(self) -> Self:
+    def __iter__(self) -> Iterator[Any]:
+        """Return an iterator over the rest of the epoch, or over the next epoch if this one has ended."""
         self.engine.begin_pass()
-        return self
+        return _Pass(self)
 
     __next__ = __call__
 
@@ -86,3 +87,19 @@ class RunningPipeline:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+class _Pass(Iterator[Any]):
+    """Iterates a pipeline, and stays ended after the epoch's end: `iter` of the pipeline would begin the next epoch."""
+
+    def __init__(self, pipeline: RunningPipeline) -> None:
+        self._pipeline: RunningPipeline | None = pipeline
+
+    def __next__(self) -> Any:
+        if self._pipeline is None:
+            raise StopIteration
+        try:
+            return self._pipeline()
+        except StopIteration:
+            self._pipeline = None
+            raise

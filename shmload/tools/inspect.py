@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from shmload.errors import ObjectMissing
 from shmload.formats.format import IndexedBeside
@@ -22,18 +23,19 @@ from shmload.tools.counted import counted
 _NUM_SEEN = 10  # samples of a folder of shards whose fields are described
 
 
-def describe(place: str | Path, *, num_samples: int = 3) -> Summary:
+def describe(place: str | Path, *, num_samples: int = 3, client: Any = None) -> Summary:
     """Return the description of a file, a folder of samples, a packed dataset or a growing cache, with its first samples.
 
     Args:
         place: the path of the file or folder, or a URL of shards.
         num_samples: how many of the first samples to include.
+        client: for the URL of a store, as for `open_store`.
 
     Raises:
         OSError, ValueError: it cannot be read, has an unknown format, or is damaged; the message names it.
     """
     if isinstance(place, str) and is_url(place):
-        return _shards(place, num_samples)
+        return _shards(place, num_samples, client)
     path = Path(place)
     if (manifest := _manifest_at(path)) is not None:
         return _packed(manifest, num_samples)
@@ -44,7 +46,7 @@ def describe(place: str | Path, *, num_samples: int = 3) -> Summary:
     except ValueError:
         if path.is_dir():
             with suppress(ObjectMissing):
-                return _shards(str(path), num_samples)
+                return _shards(str(path), num_samples, None)
         raise
     return format.describe(head, num_samples)
 
@@ -126,7 +128,7 @@ def _packed(path: Path, num_samples: int) -> Summary:
     return found
 
 
-def _shards(url: str, num_samples: int) -> Summary:
+def _shards(url: str, num_samples: int, client: Any) -> Summary:
     """Return a summary of the shards that a URL or the path of a folder names, as RemoteDataset reads them.
 
     Raises:
@@ -134,7 +136,7 @@ def _shards(url: str, num_samples: int) -> Summary:
     """
     from shmload.remote import RemoteDataset
 
-    dataset = RemoteDataset.from_urls(url)
+    dataset = RemoteDataset.from_urls(url, client)
     try:
         count, view, shards = len(dataset), dataset.indexed(), dataset._source.local.shards
         seen = [view[index] for index in range(min(count, max(num_samples, _NUM_SEEN)))]

@@ -27,9 +27,12 @@ _OTHER_FILES = (
 _OBJECT = r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*"
 
 
-def dataset_of(source: str) -> Any:
+def dataset_of(source: str, layout: str | None = None) -> Any:
     """Return the dataset that `source` names.
 
+    Args:
+        source: a path, a URL, or package.module:name.
+        layout: format of shards, as for RemoteDataset; None recognizes it.
     Raises:
         OSError, ValueError: it does not exist, or is of a kind that cannot be packed.
     """
@@ -43,6 +46,8 @@ def dataset_of(source: str) -> Any:
     from shmload.formats.tfrecord.tfrecord_format import TFRecords
     from shmload.storage.store_urls import is_url
 
+    if layout is not None:
+        return _of_shards(source, layout)
     if is_url(source) or os.path.isdir(source):
         return _of_shards(source) if is_url(source) or _holds_shards(source) else _of_folder(source)
     if not os.path.exists(source) and re.fullmatch(_OBJECT, source):
@@ -133,10 +138,10 @@ def _holds_shards(folder: str) -> bool:
     return bool({MANIFEST_NAME, INDEX_NAME} & set(names)) or any(each not in (None, PlainFiles()) for each in kinds)
 
 
-def _of_shards(urls: str | list[str]) -> Any:
+def _of_shards(urls: str | list[str], layout: str | None = None) -> Any:
     from shmload.remote import RemoteDataset
 
-    return RemoteDataset.from_urls(urls).indexed(decode=False)
+    return RemoteDataset.from_urls(urls, layout=layout).indexed(decode=False)
 
 
 class FlatSamples:

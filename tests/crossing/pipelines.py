@@ -475,8 +475,8 @@ def run_pipeline(trial: Trial) -> None:
         if sorted(found) != wanted:
             raise Wrong(f"unordered pipeline: {sorted(found)} instead of {wanted}")
 
-    def ended(pipeline: Any, where: str) -> None:
-        if next(pipeline, None) is not None:
+    def ended(iterator: Any, where: str) -> None:
+        if next(iter(iterator), None) is not None:  # `iter` of an iterator begins no epoch
             raise Wrong(f"pipeline {where}: an unexpected batch")
 
     if "u" in case.stages:

@@ -35,6 +35,15 @@ def test_each_iteration_is_the_next_epoch_of_the_conveyer(name: str) -> None:
     assert len(set(epochs)) == 3
 
 
+def test_an_iterator_stays_ended() -> None:
+    with Range(4, repeating=False).conveyer() as conveyer:
+        iterator = iter(conveyer)
+        assert [list(islice(iterator, 2)) for _ in range(4)] == [[0, 1], [2, 3], [], []]
+        assert list(iterator) == []
+        assert list(conveyer) == [0, 1, 2, 3]
+        assert next(iterator, None) is None
+
+
 def test_iteration_begins_at_the_start_although_the_last_one_was_left() -> None:
     pipeline = Items(range(8)).map(drawn)
     assert [[item for item, _ in islice(pipeline, 3)], [item for item, _ in pipeline]] == [[0, 1, 2], list(range(8))]

@@ -564,4 +564,11 @@ PIPELINE_DEFECTS = [
         ),
         ("tests/audit/test_recorder.py::test_header_that_could_not_be_written_is_not_written_to_the_next_file",),
     ),
+    Defect(
+        "B1",
+        "an iterator of a pipeline that has ended begins the next epoch if something iterates it again",
+        "RunningPipeline.__iter__",
+        Replace("_Pass(self)", "self"),
+        ("tests/pipeline/test_methods.py::test_an_iterator_stays_ended",),
+    ),
 ]

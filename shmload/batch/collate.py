@@ -85,6 +85,8 @@ def difference_note(batch: Any, keys: Sequence[Any] | None) -> str:
     columns = _Columns(Packer(), AS_LISTS, None)
     try:
         columns.node(samples_in(batch) or [], "")
+    except SampleError as error:
+        return f"shmload: {error}"
     except Exception:  # the samples may be anything, and the error already says what torch makes of them
         return ""
     if (found := columns.uneven) is None:
@@ -352,8 +354,8 @@ class _Columns:
                 if self._ragged is None:  # torch ignores keys that the first sample lacks
                     raise _UnusualError
                 raise SampleError(
-                    f"row {number} of the batch has the keys {list(value)}, row 0 has {keys}: samples of one batch need the same "
-                    "ones; give what is missing as None"
+                    f"row {number} of the batch has the keys {list(value)}, and row 0 has {keys}: samples of one batch need the "
+                    "same keys. Add what is missing"
                 )
         return "dict", keys, [self.node([v[key] for v in values], _joined(name, key)) for key in keys]
 

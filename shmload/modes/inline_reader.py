@@ -102,7 +102,7 @@ class InlineReader:
             except Exception as error:
                 tolerates = self._bad_samples.are_tolerated
                 row = self._row if self._row >= 0 or tolerates else self._first_bad_row(keys, order.epoch)
-                error.add_note(self._job.note(keys[row] if row >= 0 else None, order.epoch, self.batch_of(order.step)))
+                error.add_note(self._job.note(keys[row] if row >= 0 else None, order.epoch, self.batch_of(order.step), keys))
                 bad = self._bad_rows(keys, order.epoch) if tolerates else ()
                 if not bad:
                     raise

@@ -128,7 +128,9 @@ class TorchInlineIterator(TorchPass, SingleProcessIterator):
                     batch = SingleProcessIterator._next_data(self)  # type: ignore[no-untyped-call]
             except Exception as error:
                 if self._sampler_iter.num_taken > num_taken and not isinstance(error, StopIteration):  # it is not the sampler's
-                    error.add_note(self._job.note(self._fetched.key, self._order.epoch, self._order.step))
+                    key, is_map = self._fetched.key, self._dataset_kind == DatasetKind.Map
+                    keys = (self._fetched.of_batch if is_map else None) or ()  # after the key, because it takes all keys
+                    error.add_note(self._job.note(key, self._order.epoch, self._order.step, keys))
                 raise
             finally:
                 self._bad_samples.num_irregular += irregular_files.value - num_irregular

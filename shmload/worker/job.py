@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,18 +49,21 @@ class Job:
     num_threads: int = 1
     checks_all: bool = False
 
-    def note(self, key: Any, epoch: int, batch: int) -> str:
+    def note(self, key: Any, epoch: int, batch: int, keys: Sequence[Any] = ()) -> str:
         """Return the note that an error gets: where the pass was, and how to step through the sample.
 
         Args:
             key: key of the sample that was being read; None if it is unknown.
             epoch: epoch of the pass.
             batch: number of the batch within it.
+            keys: keys of all samples of the batch, if they are known; they are named if `key` is not known.
         """
         note = f"shmload: {'' if key is None else f'sample {key!r:.200}, '}epoch {epoch}, batch {batch}"
-        if type(key) is not int or type(self.dataset).__module__.startswith(
-            "shmload.pipeline."
-        ):  # keys of items mean nothing outside
+        if type(self.dataset).__module__.startswith("shmload.pipeline."):  # keys of items mean nothing outside
+            return note
+        if key is None and len(keys) > 0:
+            return f"{note}, of the samples {list(keys)!r:.300}"
+        if type(key) is not int:
             return note
         options = "" if self.seed is None else f", seed={self.seed}, epoch={epoch}"
         return f"{note}; to step through it: shmload.debug.read(dataset, {key}{options})"

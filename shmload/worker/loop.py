@@ -157,6 +157,7 @@ class WorkerLoop:
         ring = self._ring
         self._num_foreign, num_irregular = 0, irregular_files.value
         begin_reading(self._reader)
+        self._reader.begin_order()
         self._has_ended = False
         try:
             try:
@@ -184,7 +185,8 @@ class WorkerLoop:
             failure = self._init_failure
         else:
             key = self._ring.key if self._job.tolerates_bad_samples else self._reader.bad_key()
-            note = self._job.note(key, self._ring.epoch, self._ring.batch)
+            keys = self._reader.keys() if key is None and self._source is None else ()
+            note = self._job.note(key, self._ring.epoch, self._ring.batch, keys)
             if self._difference:  # not a note of the error itself, which would be a part of the text and must be torch's
                 note, self._difference = f"{note}\n{self._difference}", ""
             failure = Failure.of(error, f"in DataLoader worker {self._kind} {self._ring.worker_id}", note)

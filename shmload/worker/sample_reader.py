@@ -111,7 +111,6 @@ class SampleReader:
         path = ring.order_path
         raw = bytes(memoryview(self._open(path.decode()))[: ring.order_nbytes]) if path else ring.order_bytes()
         self._given = self._keys = None
-        self._has_read_all = False
         if ring.is_pickled:
             keys = self._given = pickle.loads(raw)  # written by the trainer
             self._keys = keys if type(keys) is list else list(keys)
@@ -272,8 +271,13 @@ class SampleReader:
                 self._job.num_threads,
             )
 
+    def begin_order(self) -> None:
+        """Record that the samples of another order follow."""
+        self._has_read_all = False
+
     def end(self) -> None:
         """Record that all samples of the claimed rows have been read, so that none is blamed for an error, a death or a timeout."""
+        self._ring.end_sample()
         self._ring.end_rows()
         self._has_read_all = True
 

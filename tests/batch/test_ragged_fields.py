@@ -173,7 +173,7 @@ def test_nested_tensor_needs_a_ragged_first_dimension() -> None:
         ([{"x": [np.ones(1)]}, {"x": [None, 2]}], "pad", "field 'x' has sequences of different lengths"),
         ([{"x": None}] * 2, {"x": "pad"}, "ragged names 'x', but samples have arrays only in no field"),
         ([{"x": {"y": np.ones(2)}}] * 2, {"x": "list"}, "ragged names 'x', but samples have arrays only in 'x.y'"),
-        ([{"x": 1}, {"y": 1}], "list", r"row 1 of the batch has the keys \['y'\], row 0 has \['x'\]"),
+        ([{"x": 1}, {"y": 1}], "list", r"row 1 of the batch has the keys \['y'\], and row 0 has \['x'\]"),
         ([lambda: 0] * 2, "list", "function in the batch cannot be pickled"),
         ([{"x": np.ones(2)}, {"x": None}], {"x": "pad"}, r"rows of field 'x': row 0 is of type ndarray, float64, row 1 is None"),
         ([None, [1, 2]], "nested", "rows of field 'data': row 0 is None, row 1 is of type list"),

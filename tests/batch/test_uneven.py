@@ -124,6 +124,23 @@ def test_torchs_error_has_a_note_with_the_samples_that_differ(case: str, has_get
     assert f"shmload: {what}: sample 4 (row 0) {difference}. Make the samples alike, or give {given}" in told
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.parametrize(
+    ("samples", "difference"),
+    [
+        ([{"a": 1, "b": 1}, {"a": 1}], "row 1 of the batch has the keys ['a'], and row 0 has ['a', 'b']"),
+        ([(1, 2), (1, 2, 3)], "field 'data' has sequences of different lengths (2 in row 0, 3 in row 1)"),
+    ],
+    ids=["keys", "lengths"],
+)
+def test_torchs_error_has_a_note_with_the_containers_that_differ(samples: list[Any], difference: str, num_workers: int) -> None:
+    with ShmLoader(samples, batch_size=2, num_workers=num_workers) as loader, pytest.raises((KeyError, RuntimeError)) as caught:
+        list(loader)
+    told = "\n".join([str(caught.value), *caught.value.__notes__])
+    assert f"shmload: {difference}" in told
+    assert "epoch 0, batch 0, of the samples [0, 1]" in told
+
+
 class Together(list[Any]):
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]

@@ -6,6 +6,7 @@ import json
 import math
 import multiprocessing
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -102,13 +103,14 @@ def test_note_of_a_samples_error_says_how_to_step_through_it(num_workers: int, s
 
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_note_of_another_error_names_no_sample(num_workers: int, seed: int | None) -> None:
+def test_note_of_another_error_names_all_samples_of_the_batch(num_workers: int, seed: int | None) -> None:
     def collate(samples: Any) -> Any:
         raise ValueError("collate")
 
     with pytest.raises(ValueError, match="collate") as caught:
         next(iter(ShmLoader(range(6), 3, collate_fn=collate, num_workers=num_workers, seed=seed)))  # type: ignore[arg-type]  # plain
-    assert caught.value.__notes__ == ["shmload: epoch 0, batch 0"]
+    assert len(caught.value.__notes__) == 1
+    assert re.fullmatch(r"shmload: epoch 0, batch 0, of the samples \[\d, \d, \d\]", caught.value.__notes__[0])
 
 
 def test_error_of_a_sampler_has_no_note() -> None:

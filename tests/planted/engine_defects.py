@@ -605,7 +605,7 @@ ENGINE_DEFECTS = [
         "N8",
         "an error without workers in torch mode has no note",
         "TorchInlineIterator._next_data",
-        omit("error.add_note(self._job.note(self._fetched.key, self._order.epoch, self._order.step))"),
+        omit("error.add_note(self._job.note(key, self._order.epoch, self._order.step, keys))"),
         (f"{BAD_INPUT}test_note_of_a_samples_error_says_how_to_step_through_it[0-None-Failing]",),
     ),
     Defect(
@@ -621,7 +621,7 @@ ENGINE_DEFECTS = [
         "N8",
         "an error without workers in seed mode has no note",
         "InlineReader._read_good",
-        omit("error.add_note(self._job.note(keys[row] if row >= 0 else None, order.epoch, self.batch_of(order.step)))"),
+        omit("error.add_note(self._job.note(keys[row] if row >= 0 else None, order.epoch, self.batch_of(order.step), keys))"),
         (
             f"{BAD_INPUT}test_note_of_a_samples_error_says_how_to_step_through_it[0-1-Failing]",
             f"{BAD_INPUT}test_note_of_a_samples_error_says_how_to_step_through_it[0-None-FailingInPlace]",
@@ -632,7 +632,7 @@ ENGINE_DEFECTS = [
         "an error of collate_fn is blamed on the last sample",
         "_CountedKeys.are_all_read",
         Replace("len(self._left.__reduce__()) == 2", "False"),
-        (f"{BAD_INPUT}test_note_of_another_error_names_no_sample[0-None]",),
+        (f"{BAD_INPUT}test_note_of_another_error_names_all_samples_of_the_batch[0-None]",),
     ),
     Defect(
         "N7",

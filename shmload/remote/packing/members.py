@@ -106,6 +106,11 @@ def _of_fields(sample: Mapping[Any, Any], quality: int | None, own: Serializers,
             found.append(_field(name, value, quality, own, float_images))
             continue
         plain = _PLAIN.sub("_", name.lower())
+        if plain.startswith("__"):
+            raise ValueError(
+                f"the field {name!r} would be the member {plain!r}, which readers leave out: only a-z, 0-9, `_`, `.` and `-` of a "
+                "name are kept, and names that begin with `__` are no fields. Give it another name"
+            )
         if _is_kept_as(plain, value) and serializer_of(value, own) is None:
             found.append((plain, _named(name, named_member, plain, value, quality)))
         else:

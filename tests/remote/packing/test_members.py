@@ -322,6 +322,12 @@ REFUSED = {
         ValueError,
         "two fields of the sample would both be its member 'a.cls': give one another name",
     ),
+    "a name of other letters": (
+        {"метка": 1, "a": 2},
+        ValueError,
+        "the field 'метка' would be the member '_____', which readers leave out: only a-z, 0-9, `_`, `.` and `-` of a name are "
+        "kept, and names that begin with `__` are no fields. Give it another name",
+    ),
     "an integer that is none": (
         {"a.cls": 3.7},
         TypeError,

@@ -18,6 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -57,12 +58,13 @@ TESTS = {
         "-mnot slow",
     ],
 }
-# Python uses malloc directly, so that AddressSanitizer sees each object; leaks of torch and the interpreter are ignored.
+# Python uses malloc directly, so that AddressSanitizer sees each object; leaks of torch and the interpreter are ignored. Without the
+# GIL, Python has only mimalloc.
 OPTIONS = {
     "ASAN_OPTIONS": "detect_leaks=0:alloc_dealloc_mismatch=0:halt_on_error=1:exitcode=66",
     "UBSAN_OPTIONS": "print_stacktrace=1",
     "TSAN_OPTIONS": "die_after_fork=0:ignore_noninstrumented_modules=1:halt_on_error=0:exitcode=0",
-    "PYTHONMALLOC": "malloc",
+    "PYTHONMALLOC": "default" if sysconfig.get_config_var("Py_GIL_DISABLED") else "malloc",
 }
 # Excluded: promises in microseconds, which instrumented code does not keep, and those about the normal allocator.
 FIGURES = [

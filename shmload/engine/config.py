@@ -132,6 +132,12 @@ class LoaderConfig:
             return 0
 
     @property
+    def has_fixed_length(self) -> bool:
+        """Return whether every pass in torch mode has `num_steps` batches: a user's sampler may have no length, or change it."""
+        samplers = self.index_sampler, getattr(self.index_sampler, "sampler", None)
+        return all(type(each).__module__.startswith(("torch.utils.data.", "builtins")) for each in samplers)
+
+    @property
     def reads_inline(self) -> bool:
         """Return whether a loader without workers reads the dataset with shmload's reader instead of torch's."""
         if self.plan.layout is not None or self.on_error != "raise":
@@ -143,6 +149,9 @@ class LoaderConfig:
 
     def job(self) -> Job:
         """Return the job of the workers."""
+        every, is_kept = self.snapshot_every, self.persistent_workers and not self.is_iterable
+        if is_kept and not self.has_fixed_length:
+            every = min(every, 1)  # each batch may be the last one of a worker, whose state the next pass needs
         return Job(
             dataset=self.dataset,
             collate_fn=self.custom_collate_fn,
@@ -152,7 +161,7 @@ class LoaderConfig:
             seed_samples=self.seed_samples,
             is_iterable=self.is_iterable,
             drop_last=bool(self.drop_last),
-            snapshot_every=self.snapshot_every,
+            snapshot_every=every,
             num_steps=self.num_steps if self.persistent_workers and self.snapshot_every else 0,
             tolerates_bad_samples=self.on_error != "raise",
             plan=self.plan,

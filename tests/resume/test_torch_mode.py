@@ -123,7 +123,28 @@ def test_snapshot_is_taken_of_workers_without_state(every: int) -> None:
         assert opened(loader.state_dict()["details"], is_trusted=False)["snapshot"] == 8 - 8 % every
 
 
-@pytest.mark.parametrize("options", [{"snapshot_every_n_steps": 3}, {"generator": 3, "shuffle": True}], ids=["rare", "generator"])
+class WithoutLength:
+    """A sampler whose number of indices is not known."""
+
+    def __iter__(self) -> Any:
+        return iter(range(10))
+
+
+class WrongLength(WithoutLength):
+    def __len__(self) -> int:
+        return 20
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"snapshot_every_n_steps": 3},
+        {"generator": 3, "shuffle": True},
+        {"snapshot_every_n_steps": 3, "sampler": WithoutLength()},
+        {"snapshot_every_n_steps": 3, "sampler": WrongLength()},
+    ],
+    ids=["rare", "generator", "sampler without a length", "sampler with another length"],
+)
 def test_persistent_workers_continue_after_a_state_between_passes(options: dict[str, Any]) -> None:
     def make() -> ShmLoader:
         own = {"generator": torch.Generator().manual_seed(3)} if "generator" in options else {}

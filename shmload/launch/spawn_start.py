@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
-from multiprocessing import popen_spawn_posix, reduction, resource_tracker
+from multiprocessing import popen_spawn_posix, reduction, resource_tracker, util
 from multiprocessing import spawn as spawning_tools
 from multiprocessing.context import SpawnProcess, set_spawning_popen
 from typing import Any
@@ -22,7 +22,11 @@ from shmload.processes.child import Child
 class _Pickled(popen_spawn_posix.Popen):
     """A process that multiprocessing has pickled for a start by spawn; `start_spawned` starts it."""
 
-    _fds: list[int]  # descriptors that pickled arguments refer to
+    _fds: list[int]  # copies of the descriptors that pickled arguments refer to
+
+    def duplicate_for_child(self, fd: int) -> int:
+        # the pickled object may be temporary, such as the state of a torch generator, whose descriptor is closed with it
+        return int(super().duplicate_for_child(os.dup(fd)))
 
     def _launch(self, process_obj: Any) -> None:
         self.job = io.BytesIO()
@@ -63,7 +67,7 @@ def start_spawned(fn: Callable[..., object], args: tuple[Any, ...], rank_spec: R
         os.close(own_end)
         raise
     finally:
-        os.close(job_end)
+        util.close_fds(job_end, *pickled._fds)
     try:
         with open(own_end, "wb", closefd=False) as file:
             file.write(pickled.job.getbuffer())

@@ -339,7 +339,17 @@ class Popen(popen_forkserver.Popen):
 
     _fds: list[int]
 
+    def duplicate_for_child(self, fd: int) -> int:
+        # the pickled object may be temporary, such as the state of a torch generator, whose descriptor is closed with it
+        return int(super().duplicate_for_child(os.dup(fd)))
+
     def _launch(self, process_obj: Any) -> None:
+        try:
+            self._start(process_obj)
+        finally:
+            util.close_fds(*self._fds)
+
+    def _start(self, process_obj: Any) -> None:
         self._template = template_for(process_obj._start_method)  # kept, because it reports how the process ended
         prepared = spawn.get_preparation_data(process_obj._name)
         prepared["environment"] = _Environment()

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from shmload.processes.fork_lock import ForkLock
 from shmload.torch_names import numpy_seed, set_thread_name, worker_module
 from shmload.worker.generator_set import GeneratorSet
 from shmload.worker.one_thread import compute_alone
@@ -32,7 +33,12 @@ def prepare(dataset: Any, worker_id: int, num_workers: int, base_seed: int, gene
     if rng := getattr(worker_module, "_RNG", None):  # torch.random.thread_safe_generator() returns the thread's generator
         own = rng(generators.python, generators.torch_home.default_generator, generators.numpy)
         info |= {"rng": own, "worker_method": "thread"}
-    _info_of_thread().info = worker_module.WorkerInfo(**info)
+    with _lock:
+        infos = _info_of_thread()
+    infos.info = worker_module.WorkerInfo(**info)
+
+
+_lock = ForkLock()  # functools.cache calls its function more than once if threads call it at the same time
 
 
 @functools.cache

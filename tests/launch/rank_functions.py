@@ -20,6 +20,12 @@ def write_environment(local_rank: int, folder: str) -> None:
     Path(folder, str(local_rank)).write_text(repr((dict(os.environ), sorted(os.sched_getaffinity(0)))))
 
 
+def add_seed(local_rank: int, generator: Any, shared: Any) -> None:
+    """Adds the seed of a generator to a shared number."""
+    with shared.get_lock():
+        shared.value += generator.initial_seed()
+
+
 def write_lines(local_rank: int) -> None:
     """Writes a line on each stream, the second without a newline."""
     print("out", local_rank)

@@ -17,6 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 import shmload
 from shmload import RankFailed
@@ -68,6 +69,13 @@ def test_all_ranks_share_the_cpus_with_too_few_cores_or_without_pin(tmp_path: Pa
     assert not any("SHMLOAD_RANK_CPUS" in environ for environ, _ in found)
     shmload.spawn(rank_functions.write_environment, (str(tmp_path),), 1, start_method="fork", pin=False)
     assert "SHMLOAD_RANK_CPUS" not in ast.literal_eval((tmp_path / "0").read_text())[0]
+
+
+@BOTH
+def test_arguments_may_be_shared_objects_and_generators_of_torch(start_method: str) -> None:
+    shared = multiprocessing.get_context(start_method).Value("q", 0)
+    shmload.spawn(rank_functions.add_seed, (torch.Generator().manual_seed(21), shared), 2, start_method=start_method)
+    assert shared.value == 42
 
 
 @BOTH

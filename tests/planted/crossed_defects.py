@@ -770,6 +770,20 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
+        "a spawned worker gets the descriptor of a generator's state after it was closed",
+        "template:Popen.duplicate_for_child",
+        Replace("os.dup(fd)", "fd"),
+        ("tests/worker/test_shared_objects.py::test_epoch_counter_reaches_persistent_workers",),
+    ),
+    Defect(
+        "N1",
+        "worker threads that start at the same time lose their info",
+        "thread_side:prepare",
+        Replace("with _lock:", "if True:"),
+        ("tests/worker/test_thread_workers.py::test_first_two_threads_of_a_program_start_at_the_same_time",),
+    ),
+    Defect(
+        "N1",
         "spawned workers refuse an epoch counter in the dataset",
         "pickled_once",
         Replace("return None", "error = TypeError('refused')"),

@@ -459,7 +459,7 @@ ENGINE_DEFECTS = [
     Defect(
         "R5",
         "a worker whose template has exited is taken for dead",
-        "Popen._launch",
+        "Popen._start",
         Replace("os.pidfd_open(self.pid)", "os.dup(self._status)"),
         (f"{TEMPLATE}test_workers_survive_a_killed_template_and_the_next_start_makes_another[spawn]",),
     ),

@@ -30,6 +30,7 @@ class Sharing:
         self.queue, self.results = context.SimpleQueue(), context.Queue()
         self.reader, self.writer = context.Pipe(duplex=False)
         self.tensor = torch.zeros(4).share_memory_()
+        self.generator = torch.Generator()  # its state is a temporary tensor in shared memory while it is pickled
         self.bits = torch.zeros(8, dtype=torch.uint16).share_memory_()  # plain pickle cannot send this dtype
 
     def __len__(self) -> int:

@@ -25,9 +25,10 @@ from torch.utils.data import ChainDataset, DataLoader, Dataset, IterableDataset,
 from shmload import ShmLoader, WorkerDied, sample_rng
 from shmload.engine.ring_reader import RingReader
 from shmload.shm.names import process_stem
-from shmload.worker import thread_pool
+from shmload.worker import thread_pool, thread_side
 from shmload.worker.generator_set import OF_PROCESS
 from shmload.worker.own_generators import separate
+from shmload.worker.thread_generators import make_set
 from shmload.worker.thread_pool import WorkerThread
 
 N = 40
@@ -649,3 +650,34 @@ def test_limit_on_threads_is_an_error_of_the_system(monkeypatch: pytest.MonkeyPa
         pytest.raises(OSError, match="can't start new thread"),
     ):
         next(iter(loader))
+
+
+def test_first_two_threads_of_a_program_start_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise one of them has no info, and an iterable dataset gives it all samples."""
+    found: dict[int, Any] = {}
+
+    def start(worker: int) -> threading.Thread:
+        def run() -> None:
+            thread_side.prepare(None, worker, 2, 7, make_set())
+            if worker == 0:
+                is_ready.set()
+            is_ready.wait(60)
+            found[worker] = get_worker_info()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        return thread
+
+    def local() -> Any:
+        if not others:  # the second thread begins while the first one is here
+            others.append(start(1))
+            others[0].join(0.2)  # it does not end, because it waits for the first one
+        return threading.local()
+
+    is_ready, others = threading.Event(), list[threading.Thread]()
+    thread_side._info_of_thread.cache_clear()
+    monkeypatch.setattr(thread_side, "threading", SimpleNamespace(local=local))
+    start(0).join()
+    for thread in others:
+        thread.join()
+    assert [found[worker].id for worker in range(2)] == [0, 1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from array import array
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,6 +23,9 @@ def copied(batch: Any) -> Any:
 
 
 def _cloned(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_quantized:
+        private: torch.Tensor = pickle.loads(pickle.dumps(tensor))  # clone() shares the scales and zero points of channels
+        return private
     if type(tensor) is torch.Tensor and not tensor.requires_grad:
         return tensor.clone()
     try:

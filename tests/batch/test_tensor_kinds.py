@@ -60,6 +60,9 @@ PASSED: dict[str, Callable[[int], torch.Tensor]] = {
     "bsr": lambda i: matrix(i).to_sparse_bsr((2, 2)),
     "bsc": lambda i: matrix(i).to_sparse_bsc((2, 2)),
     "quantized": lambda i: torch.quantize_per_tensor(torch.arange(4.0) * i, 0.5, 1, torch.quint8),
+    "quantized by channel": lambda i: torch.quantize_per_channel(
+        matrix(i), torch.full((4,), 0.5 + i), torch.arange(4), 0, torch.qint8
+    ),
     "nested": lambda i: torch.nested.nested_tensor([torch.full((2,), i), torch.full((3,), i)], layout=torch.jagged),
     "complex": complexes,
     "conjugated": lambda i: complexes(i).conj(),
@@ -87,7 +90,11 @@ def assert_same(found: Any, expected: torch.Tensor) -> None:
     assert found.shape == expected.shape
     if expected.layout is torch.sparse_coo:
         assert found.is_coalesced() == expected.is_coalesced()
-    if expected.is_quantized:
+    if expected.is_quantized and expected.qscheme() is torch.per_channel_affine:
+        assert found.q_per_channel_axis() == expected.q_per_channel_axis()
+        assert torch.equal(found.q_per_channel_scales(), expected.q_per_channel_scales())
+        assert torch.equal(found.q_per_channel_zero_points(), expected.q_per_channel_zero_points())
+    elif expected.is_quantized:
         assert (found.q_scale(), found.q_zero_point()) == (expected.q_scale(), expected.q_zero_point())
     if not expected.is_meta:
         assert torch.equal(found.detach().to_dense(), expected.detach().to_dense())

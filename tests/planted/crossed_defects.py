@@ -784,6 +784,13 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
+        "a copy of a tensor that is quantized by channel keeps its slot in use",
+        "mapped_batch:_cloned",
+        Replace("tensor.is_quantized", "False"),
+        ("tests/batch/test_tensor_kinds.py::test_tensors_of_a_collate_fn_are_unchanged_also_if_kept[quantized by channel-seed mode]",),
+    ),
+    Defect(
+        "N1",
         "spawned workers refuse an epoch counter in the dataset",
         "pickled_once",
         Replace("return None", "error = TypeError('refused')"),

@@ -809,7 +809,7 @@ STATE_DEFECTS = [
         "E4",
         "all worker threads see one worker's info",
         "thread_side:prepare",
-        Replace("_info_of_thread().info", "vars(worker_module)['_worker_info']"),
+        Replace("infos.info", "vars(worker_module)['_worker_info']"),
         (f"{THREADS}each_thread_has_a_worker_info_of_its_own",),
     ),
     Defect(

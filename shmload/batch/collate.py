@@ -189,7 +189,7 @@ class _Columns:
 
         try:
             return self._packer.node(default_collate(values))
-        except (TypeError, ValueError, RuntimeError, OverflowError):
+        except (TypeError, ValueError, RuntimeError, OverflowError, AttributeError):  # the last one only in workers
             return self._list(values, name)
 
     def _arrays(self, values: list[Any], name: str) -> Node:

@@ -153,6 +153,8 @@ class GrowingDataset:
             for number in set(np.searchsorted(snapshot.ends, local, "right").tolist()):
                 file = records.taken[number]
                 if str(error).startswith(f"{file.path}:"):
+                    if file.why_unreadable:
+                        raise ShardCorrupt(f"{file.path}: {file.why_unreadable}") from error
                     file.report(error)
             raise
 
@@ -202,10 +204,12 @@ class _Opened:
         self.state: tuple[Any, ...] | None = None
         self._status: os.stat_result | None = None  # None: the file differs from the snapshot's
         self._offsets = np.zeros(expected.num_records + 1, np.int64)
+        self.why_unreadable = ""  # if the file of the snapshot does not exist any more
         try:
             status = os.stat(self.path)
             if expected.is_replaced(status):
-                log.warning("%s has been replaced since the epoch's snapshot was settled, so the epoch cannot read it", self.path)
+                self.why_unreadable = "has been replaced since the epoch's snapshot was settled, so the epoch cannot read it"
+                log.warning("%s %s", self.path, self.why_unreadable)
                 return
             self._status = status
             file = WalkedFile(self.path, "auto", MAX_INFLATED_BYTES)
@@ -215,7 +219,8 @@ class _Opened:
                     f"{self.path}: has {num_records} records in {nbytes} bytes, and had {expected.num_records} in "
                     f"{expected.nbytes} when the epoch's snapshot was settled"
                 )
-        except FileNotFoundError:  # evicted before a resume, and the order contains none of its records
+        except FileNotFoundError:  # if it was evicted before a resume, the order contains none of its records
+            self.why_unreadable = "has been removed since the epoch's snapshot was settled; only the cache itself may remove files"
             return
         except ShardCorrupt as error:
             self.report(error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable
-from multiprocessing import popen_spawn_posix, reduction, resource_tracker, util
+from multiprocessing import popen_spawn_posix, reduction, resource_tracker
 from multiprocessing import spawn as spawning_tools
 from multiprocessing.context import SpawnProcess, set_spawning_popen
 from typing import Any
@@ -67,7 +67,8 @@ def start_spawned(fn: Callable[..., object], args: tuple[Any, ...], rank_spec: R
         os.close(own_end)
         raise
     finally:
-        util.close_fds(job_end, *pickled._fds)
+        for fd in (job_end, *pickled._fds):
+            os.close(fd)
     try:
         with open(own_end, "wb", closefd=False) as file:
             file.write(pickled.job.getbuffer())

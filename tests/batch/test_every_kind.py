@@ -314,6 +314,13 @@ def test_any_schema_round_trips_through_workers(data: st.DataObject, mode: str) 
             assert_same(reference(samples[3 * i : 3 * i + 3], mode), batch)
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_tensors_without_dimensions_beside_numbers_are_a_list(num_workers: int) -> None:
+    samples: Any = [torch.tensor(4), 100, np.int64(2)]
+    with ShmLoader(samples, 3, num_workers=num_workers, seed=1, shuffle=False) as loader:
+        assert_same(next(iter(loader)), samples)
+
+
 def test_dataclass_of_columns_is_made_without_its_init() -> None:
     with ShmLoader(Samples([Record(None, "a"), Record(None, "b")]), 2, num_workers=1, seed=1) as loader:
         (batch,) = loader

@@ -180,6 +180,20 @@ def test_file_replaced_during_its_epoch_is_not_reported_as_bad(
         assert sorted(epoch_of(loader)) == list(range(10, 16))
 
 
+@pytest.mark.parametrize(("is_removed", "what"), [(True, "removed"), (False, "replaced")])
+def test_error_says_if_another_program_has_changed_a_file(cache: SampleCache, folder: Path, is_removed: bool, what: str) -> None:
+    path = put_foreign(folder / "again.tfrecord", range(4))
+    with loader_of(dataset_of(cache), batch_size=2) as loader:
+        batches = iter(loader)
+        len(loader)  # settles the epoch's snapshot
+        if is_removed:
+            path.unlink()
+        else:
+            put_foreign(folder / ".hidden", range(10, 16)).rename(path)
+        with pytest.raises(ShardCorrupt, match=rf"again.tfrecord: has been {what} since the epoch's snapshot was settled"):
+            next(batches)
+
+
 @pytest.mark.parametrize(
     ("data", "text"),
     [

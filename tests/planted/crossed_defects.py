@@ -787,7 +787,23 @@ CROSSED_DEFECTS = [
         "a copy of a tensor that is quantized by channel keeps its slot in use",
         "mapped_batch:_cloned",
         Replace("tensor.is_quantized", "False"),
-        ("tests/batch/test_tensor_kinds.py::test_tensors_of_a_collate_fn_are_unchanged_also_if_kept[quantized by channel-seed mode]",),
+        (
+            "tests/batch/test_tensor_kinds.py::test_tensors_of_a_collate_fn_are_unchanged_also_if_kept[quantized by channel-seed mode]",
+        ),
+    ),
+    Defect(
+        "N1",
+        "workers refuse tensors without dimensions beside numbers in seed mode",
+        "_Columns._unlike_numbers",
+        Replace(", AttributeError", ""),
+        ("tests/batch/test_every_kind.py::test_tensors_without_dimensions_beside_numbers_are_a_list[1]",),
+    ),
+    Defect(
+        "N1",
+        "an error of a growing cache calls a removed file truncated",
+        "GrowingDataset._read",
+        Replace("if file.why_unreadable:", "if False:"),
+        ("tests/growing/test_intake.py::test_error_says_if_another_program_has_changed_a_file[True-removed]",),
     ),
     Defect(
         "N1",

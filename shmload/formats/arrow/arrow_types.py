@@ -34,8 +34,8 @@ def offset_nbytes(kind: Any) -> int:
 def plain_type(kind: Any) -> Any:
     """Return the arrow type to which a column is converted when it is read.
 
-    Dictionaries become their values, dates and times become integers, tensors of one shape become lists, and fixed-size binary
-    values become binary. Other types do not change.
+    Dictionaries become their values, dates and times become integers, tensors of one shape become lists, string views become
+    strings, and binary views and binary values of a fixed size become binary. Other types do not change.
     """
     types = pa.types
     if isinstance(kind, pa.BaseExtensionType):
@@ -46,7 +46,9 @@ def plain_type(kind: Any) -> Any:
         return pa.int64()
     if types.is_date32(kind) or types.is_time32(kind):
         return pa.int32()
-    return pa.binary() if types.is_fixed_size_binary(kind) else kind
+    if str(kind) == "string_view":
+        return pa.string()
+    return pa.binary() if types.is_fixed_size_binary(kind) or str(kind) == "binary_view" else kind
 
 
 def plain_values(values: Any) -> Any:

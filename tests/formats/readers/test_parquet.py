@@ -46,7 +46,7 @@ def tables(draw: st.DrawFn) -> tuple[dict[str, list[Any]], pa.Table]:
     columns = {
         "number": (some(value), number),
         "flag": (some(st.booleans()), pa.bool_()),
-        "text": (some(st.text(max_size=5)), draw(st.sampled_from([pa.string(), pa.large_string()]))),
+        "text": (some(st.text(max_size=5)), draw(st.sampled_from([pa.string(), pa.large_string(), pa.string_view()]))),
         "raw": (some(st.binary(max_size=5)), pa.binary()),
         "list": (some(st.lists(value, max_size=4)), draw(st.sampled_from([pa.list_, pa.large_list]))(number)),
         "pair": (some(st.lists(value, min_size=2, max_size=2)), pa.list_(number, 2)),

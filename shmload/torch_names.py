@@ -39,7 +39,6 @@ __all__ = [
     "set_thread_name",
     "sharding_worker_init_fn",
     "standard_gamma",
-    "without_torch_function",
     "worker_module",
 ]
 
@@ -73,7 +72,6 @@ def _has_float8() -> bool:
 
 
 DLPACK_HAS_FLOAT8 = _has_float8()  # 2.10
-without_torch_function: Callable[[], Any] = torch._C.DisableTorchFunctionSubclass
 
 # The process
 profiler_enabled: Callable[[], bool] = torch.autograd._profiler_enabled  # type: ignore[attr-defined]

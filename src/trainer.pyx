@@ -196,6 +196,16 @@ cdef class TrainerRing(HostRing):
         return self._lease(slot, shml_now_ns())
 
     @cython.critical_section
+    def lease_again(self, int slot):
+        """Return another lease of a slot that is leased; None if its lease has ended."""
+        self._slot(slot)
+        cdef Lease lease = Lease.__new__(Lease)
+        if not shml_lease_try_keep(&self._local_ring.places[slot].lease):
+            return None
+        lease._lease = &self._local_ring.places[slot].lease
+        return lease
+
+    @cython.critical_section
     def take(self, Order order, bint has_looked=False):
         """Return the lease of an order if it is ready and the trainer has nothing else to do; otherwise None.
 

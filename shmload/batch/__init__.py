@@ -7,6 +7,6 @@ collate.py         collate samples of any other structure, as torch does; regist
 packed_batch.py    the bytes of a batch of any structure
 fixed_rows.py      make the batch of tensors from fixed rows in a leased slot, in the trainer
 unpacking.py       the same from a packed batch; batch_memory.py: its memory; ragged_forms.py: padded and jagged fields
-mapped_batch.py    rebuild a batch around other leaves, such as copies; sparse_tensors.py: the parts of a sparse tensor
+mapped_batch.py    rebuild a batch around other tensors; sparse_tensors.py: the parts of a sparse tensor
 array_rows.py      gather rows of arrays; text_runs.py: text by address; element_types.py: dtypes of numpy, torch and DLPack
 """

@@ -42,6 +42,14 @@ class LeasedBatch:
         return read_text(lease.address + offset, nbytes, count, kind)
 
 
+class CopiedBatch(LeasedBatch):
+    """A packed batch in a leased slot, of which each tensor is a private copy, so that nothing made from it keeps the lease."""
+
+    def tensor(self, dtype: str, shape: tuple[int, ...], offset: int) -> torch.Tensor:
+        """Return a private copy of the tensor in the slot at `offset`."""
+        return super().tensor(dtype, shape, offset).clone()
+
+
 class PrivateBatch:
     """A packed batch in private memory, used if there is no ring."""
 

@@ -15,6 +15,7 @@ from shmload import faults
 from shmload._core.trainer import Lease
 from shmload.batch.batch_memory import dlpack_code
 from shmload.batch.layout import Layout, structure
+from shmload.batch.mapped_batch import mapped
 from shmload.torch_names import from_dlpack
 
 
@@ -29,6 +30,11 @@ def deliver_rows(layout: Layout, lease: Lease, nrows: int) -> tuple[Any, int]:
     for number, dtype in viewed:
         tensors[number] = tensors[number].view(dtype)
     return tensors[0] if layout.tree[0] == "leaf" else structure(layout.tree, tensors), nbytes
+
+
+def copied_rows(batch: Any) -> Any:
+    """Return a batch of fixed rows with every tensor copied to private memory, so that its slot can be released at once."""
+    return mapped(batch, torch.Tensor.clone, lambda leaf: leaf)
 
 
 @functools.lru_cache(maxsize=64)

@@ -1,44 +1,18 @@
-"""Build the structure of a batch around other leaves, for example around copies."""
+"""Build the structure of a batch around other tensors, for example around copies."""
 
 from __future__ import annotations
 
 import copy
-import pickle
 from array import array
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 from shmload._core.outline import join, split
 from shmload.batch.layout import filled, is_sequence, sequence_like
 from shmload.batch.packed_batch import is_plain_record
-from shmload.torch_names import NestedTensor, without_torch_function
-
-
-def copied(batch: Any) -> Any:
-    """Return the batch with every tensor and array copied to private memory, so that its slot can be released at once."""
-    return mapped(batch, _cloned, _copied_leaf)
-
-
-def _cloned(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.is_quantized:
-        private: torch.Tensor = pickle.loads(pickle.dumps(tensor))  # clone() shares the scales and zero points of channels
-        return private
-    if type(tensor) is torch.Tensor and not tensor.requires_grad:
-        return tensor.clone()
-    try:
-        return copy.deepcopy(tensor)  # clone() of a leaf that requires grad is not a leaf, and clone() of a Parameter is a Tensor
-    except RuntimeError:  # torch deep-copies a user's class only if that class returns empty tensors of itself
-        with without_torch_function():
-            private = tensor.detach().clone().as_subclass(type(tensor)).requires_grad_(tensor.requires_grad)
-        private.__dict__.update(copy.deepcopy(tensor.__dict__))
-        return private
-
-
-def _copied_leaf(leaf: Any) -> Any:
-    return leaf.copy(order="K") if isinstance(leaf, np.ndarray) else copy.deepcopy(leaf)
+from shmload.torch_names import NestedTensor
 
 
 def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_leaf: Callable[[Any], Any]) -> Any:

@@ -20,10 +20,9 @@ from typing import Any
 
 from shmload import faults
 from shmload._core.trainer import ANY_SLOT, FAILED, FILLING, HELD, ORDERED, READY, REPACK, Lease, Order
-from shmload.batch.batch_memory import LeasedBatch
-from shmload.batch.fixed_rows import deliver_rows
+from shmload.batch.batch_memory import CopiedBatch, LeasedBatch
+from shmload.batch.fixed_rows import copied_rows, deliver_rows
 from shmload.batch.layout import Layout
-from shmload.batch.mapped_batch import copied
 from shmload.batch.unpacking import unpack
 from shmload.device.pending_copies import Releases
 from shmload.engine.bad_samples import BadSamples
@@ -342,6 +341,7 @@ class Engine:
     def _deliver(self, order: Order, lease: Lease, note: Note | None) -> Outcome:
         """Make the batch of a leased slot, and remove its order. An error of unpickling is part of the outcome."""
         nbytes = lease.used_nbytes  # nonzero if the worker packed the batch, even if rows were ordered
+        slot, is_packed = lease.slot, nbytes > 0
         try:
             if note is not None and note.has_ended:
                 batch = NOTHING
@@ -352,11 +352,11 @@ class Engine:
                 batch, nbytes = deliver_rows(self._publisher.layout, lease, order.nrows)
             if self._names_streams:
                 assert self._pending_copies is not None
-                self._pending_copies.releases.delivered(lease.slot)
+                self._pending_copies.releases.delivered(slot)
             del lease
             is_last_slot = self._ring.count_batch(order, nbytes)
             if is_last_slot and batch is not NOTHING and self._copy_out.must_copy(self._holders_hint):
-                batch = copied(batch)
+                batch = self._copied_out(batch, slot, is_packed=is_packed)
         except Exception as error:  # an object that cannot be unpickled, for example; reading it again would fail, too
             self._queue.remove(order)
             return Outcome(order, None, note, error)
@@ -365,6 +365,16 @@ class Engine:
         if self.on_delivery is not None:
             self.on_delivery()
         return Outcome(order, batch, note)
+
+    def _copied_out(self, batch: Any, slot: int, *, is_packed: bool) -> Any:
+        """Return a batch that is in a slot in private memory, so that the slot is released when the batch itself is gone.
+
+        A packed batch is built once more: only some of the objects that a batch may contain can be copied as a whole.
+        """
+        if not is_packed:
+            return copied_rows(batch)
+        lease = self._ring.lease_again(slot)
+        return batch if lease is None else unpack(CopiedBatch(lease))  # without a lease, nothing in the batch aliases the slot
 
     def work(self) -> None:
         """Run all pending work without blocking."""

@@ -14,10 +14,9 @@ from typing import Any
 
 from shmload._core.mapping import Mapping
 from shmload._core.trainer import FAILED, FILLING, FollowerRing, Lease, Order, Share
-from shmload.batch.batch_memory import LeasedBatch
-from shmload.batch.fixed_rows import deliver_rows
+from shmload.batch.batch_memory import CopiedBatch, LeasedBatch
+from shmload.batch.fixed_rows import copied_rows, deliver_rows
 from shmload.batch.layout import Layout
-from shmload.batch.mapped_batch import copied
 from shmload.batch.unpacking import unpack
 from shmload.engine.copy_out import CopyOut
 from shmload.engine.iterator_lock import IteratorLock
@@ -136,7 +135,7 @@ class FollowingEngine:
                     self.layout = Layout.loads(self._ring.layout_text)
                 batch, _ = deliver_rows(self.layout, lease, order.nrows)
             if self._ring.num_leased >= self._ring.num_lendable and self._copy_out.must_copy(str):
-                batch = copied(batch)
+                batch = unpack(CopiedBatch(lease)) if lease.used_nbytes else copied_rows(batch)
         except Exception as error:  # an object that cannot be unpickled, for example
             return Outcome(order, None, None, error)
         finally:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import gc
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -15,7 +17,6 @@ from shmload import ShmLoader
 from shmload.batch import collate
 from shmload.batch.collate import SMALL_NBYTES
 from shmload.batch.layout import is_plain_tensor
-from shmload.batch.mapped_batch import copied
 
 NUM_BATCHES = 24
 MODES = pytest.mark.parametrize("seed", [None, 1], ids=["torch mode", "seed mode"])
@@ -220,13 +221,47 @@ def test_sparse_tensor_within_an_object_is_sent_as_its_parts() -> None:
             assert kept == []
 
 
-@pytest.mark.parametrize("kind", ["subclass", "subclass with gradient", "subclass without torch functions"])
-def test_copied_out_subclass_keeps_its_attributes(kind: str) -> None:
-    """Covers that torch deep-copies a subclass only if the subclass can make empty tensors of itself."""
-    tensor = PASSED[kind](2)
-    tensor.origin = "left"  # type: ignore[attr-defined]  # an attribute of the user
-    for batch in ([tensor], OrderedDict([(0, tensor)])):
-        private = copied(batch)[0]
-        assert_same(private, tensor)
-        assert private.origin == "left"
-        assert private.data_ptr() != tensor.data_ptr()
+def with_origin(tensor: Any) -> Any:
+    tensor.origin = "left"  # an attribute of the user
+    return tensor
+
+
+class ShallowlyCopied:
+    """An object whose copies share its array."""
+
+    def __init__(self, i: int) -> None:
+        self.inside = np.full(3, i)
+
+    def __deepcopy__(self, memo: Any) -> ShallowlyCopied:
+        return copy.copy(self)
+
+
+def objects(*values: Any) -> Any:
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+CONTAINED: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {  # make a sample, and get an array or tensor from it
+    "an array of arrays": (lambda i: objects(np.full(3, i), None), lambda sample: sample[0]),
+    "an array of tensors": (lambda i: objects(torch.full((3,), i), None), lambda sample: sample[0]),
+    "a table with a column of arrays": (lambda i: pd.DataFrame({"x": [np.full(3, i), None]}), lambda sample: sample["x"][0]),
+    "a tensor as a key": (lambda i: {torch.full((3,), i): 1}, lambda sample: next(iter(sample))),
+    "an object with a shallow copy": (ShallowlyCopied, lambda sample: sample.inside),
+    "a subclass with attributes": (lambda i: with_origin(tagged(i)), lambda sample: sample if sample.origin == "left" else None),
+    "a subclass with gradient and attributes": (
+        lambda i: with_origin(tagged(i).requires_grad_()),
+        lambda sample: sample.detach() if sample.origin == "left" else None,
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*batches are still in use", "ignore:.*deprecated", "ignore:.*TypedStorage")
+@MODES
+@pytest.mark.parametrize("kind", CONTAINED)
+def test_kept_batches_of_objects_do_not_keep_their_slots(kind: str, seed: int | None) -> None:
+    """Covers that no object can be copied so that nothing of it stays in the slot: the loader waited for slots forever."""
+    make, inside = CONTAINED[kind]
+    with ShmLoader(FromFunction(make), 1, num_workers=1, collate_fn=list, seed=seed, shuffle=False, timeout=30) as loader:
+        kept = list(loader)
+    assert [inside(batch[0]).tolist() for batch in kept] == [[i] * 3 for i in range(NUM_BATCHES)]

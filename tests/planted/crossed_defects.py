@@ -784,12 +784,10 @@ CROSSED_DEFECTS = [
     ),
     Defect(
         "N1",
-        "a copy of a tensor that is quantized by channel keeps its slot in use",
-        "mapped_batch:_cloned",
-        Replace("tensor.is_quantized", "False"),
-        (
-            "tests/batch/test_tensor_kinds.py::test_tensors_of_a_collate_fn_are_unchanged_also_if_kept[quantized by channel-seed mode]",
-        ),
+        "objects of batches that are copied out keep their slots",
+        "Engine._copied_out",
+        Replace("unpack(CopiedBatch(lease))", "unpack(LeasedBatch(lease))"),
+        ("tests/batch/test_tensor_kinds.py::test_kept_batches_of_objects_do_not_keep_their_slots[an array of arrays-seed mode]",),
     ),
     Defect(
         "N1",

@@ -636,8 +636,8 @@ DEFECTS = [
     Defect(
         "E4",
         "a batch that is copied out is still in the ring",
-        "_cloned",
-        Replace("tensor.clone()", "tensor"),
+        "copied_rows",
+        Replace("torch.Tensor.clone", "lambda tensor: tensor"),
         ("tests/engine/test_copy_out.py::test_list_of_a_loader_is_correct_and_warns_once",),
     ),
 ]

@@ -269,14 +269,6 @@ ENGINE_DEFECTS = [
         (f"{SHARED}test_close_ends_the_wait_of_another_thread",),
     ),
     Defect(
-        "R17",
-        "sparse tensors cannot be copied out",
-        "_cloned",
-        Replace("tensor.clone()", "tensor.clone(memory_format=torch.preserve_format)"),
-        (f"{KINDS}test_tensors_of_a_collate_fn_are_unchanged_also_if_kept[coo-seed mode]",),
-        is_crossing=True,
-    ),
-    Defect(
         "N1",
         "a sample that is read again is the one that was read for the layout",
         "WorkerLoop._place",
@@ -401,14 +393,6 @@ ENGINE_DEFECTS = [
             "known = next((kept for each, kept in self._files.items() if each.name == file.name), None)\nfiles[file] = known if known is not None else _Opened(self.folder, file)",
         ),
         ("tests/growing/test_intake.py::test_next_epoch_has_the_new_file_of_a_replaced_name",),
-    ),
-    Defect(
-        "N1",
-        "a batch with a user's tensor subclass cannot be copied out",
-        "_cloned",
-        Replace("RuntimeError", "MemoryError"),
-        (f"{KINDS}test_copied_out_subclass_keeps_its_attributes",),
-        is_crossing=True,
     ),
     Defect(
         "R1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import UserDict
 from collections.abc import Callable
@@ -76,6 +77,25 @@ def noise(own: OwnGenerators | None = None) -> list[float]:
     return [own.python.random(), float(own.numpy.random()), float(torch.rand((), generator=own.torch))]
 
 
+class Shallow:
+    """An object whose copies share its array."""
+
+    def __init__(self, i: int) -> None:
+        self.inside = np.arange(3) + i
+
+    def __deepcopy__(self, memo: Any) -> Shallow:
+        return copy.copy(self)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Shallow) and self.inside.tolist() == other.inside.tolist()
+
+    def __hash__(self) -> int:
+        return hash(self.inside.tobytes())
+
+    def __repr__(self) -> str:
+        return f"Shallow({self.inside[0]})"
+
+
 VALUES: dict[str, Callable[[Case, int], Any]] = {
     "i": lambda case, i: i,
     "H": lambda case, i: np.int32(i // ROWS_PER_FOLDER),
@@ -98,7 +118,7 @@ VALUES: dict[str, Callable[[Case, int], Any]] = {
     "c": lambda case, i: complex(i, 1) if False else torch.tensor([complex(i, 1)]),
     "N": lambda case, i: noise(),
     "o": lambda case, i: None,
-    "q": lambda case, i: {i, i + 1},
+    "q": lambda case, i: {i, i + 1} if case.seed % 2 else {Shallow(i)},
     "S": lambda case, i: torch.sparse_coo_tensor([[i % 4]], [float(i + 1)], (4,), check_invariants=False),
     "C": lambda case, i: torch.from_numpy(row(case.size, i)).as_subclass(TensorSubclass),
     "P": lambda case, i: torch.nn.Parameter(torch.from_numpy(row(case.size, i))),

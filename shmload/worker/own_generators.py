@@ -155,15 +155,57 @@ def separate(dataset: Any, collate_fn: Any) -> tuple[Any, Any]:
         on_the_way |= new
         pending += new
     near = list(chain(roots, *(parts.get(owner, ()) for owner in on_the_way)))
-    memo = {id(part): part for part in near if id(part) not in on_the_way}
-    for part in near:
-        if id(part) in on_the_way and isinstance(part, types.BuiltinMethodType):  # deepcopy takes it for a plain function
-            memo[id(part)] = getattr(copy.deepcopy(part.__self__, memo), part.__name__)
+    shared = {id(part): part for part in near if id(part) not in on_the_way}
+    memo = dict(shared)
+    compiled = [part for part in near if id(part) in on_the_way and isinstance(part, types.BuiltinMethodType)]
     copies: tuple[Any, Any] = copy.deepcopy(roots, memo)
+    if compiled:  # deepcopy takes them for plain functions
+        others = {id(part): getattr(copy.deepcopy(part.__self__, memo), part.__name__) for part in compiled}
+        _put(copies, others, set(shared))
     found = _found({"dataset": copies[0], "collate_fn": copies[1]})
-    if shared := [path for path, generator, _, _ in found if id(generator) in generators]:
-        raise ValueError(", ".join(shared))
+    if left := [path for path, generator, _, _ in found if id(generator) in generators]:
+        raise ValueError(", ".join(left))
     return copies
+
+
+def _put(roots: Iterable[Any], others: dict[int, Any], shared: set[int]) -> None:
+    """Replace objects in lists, dicts, attributes and partial functions, and in tuples within these.
+
+    Args:
+        roots: where to begin.
+        others: the new objects, by the ids of those that they replace.
+        shared: ids of objects that must not change.
+    """
+    torch = sys.modules.get("torch")
+    kinds, seen = _kinds()
+    skipped = (*_ATOMS, *kinds, types.FunctionType, *((torch.Tensor,) if torch else ()))
+    seen |= shared
+    seen_max = len(seen) + OBJECTS_MAX
+
+    def new(part: Any) -> Any:
+        if type(part) is tuple:
+            return tuple(map(new, part)) if any(new(each) is not each for each in part) else part
+        return others.get(id(part), part)
+
+    level = list(roots)
+    while level and len(seen) < seen_max:
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, skipped) or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, functools.partial):
+                keywords = {key: new(part) for key, part in value.keywords.items()}
+                value.__setstate__(  # type: ignore[attr-defined]  # which pickle calls
+                    (new(value.func), new(value.args), keywords, value.__dict__)
+                )
+            if isinstance(value, list):
+                value[:] = map(new, value)
+            for holder in () if isinstance(value, _METHODS) else (value, getattr(value, "__dict__", None)):
+                if isinstance(holder, dict):
+                    holder.update({key: new(part) for key, part in holder.items() if new(part) is not part})
+            below += [part for _, part, _, _ in _parts_of(value, kinds)]
+        level = below
 
 
 def _graph(roots: Iterable[Any]) -> tuple[dict[int, list[Any]], dict[int, set[int]], dict[int, Any]]:

@@ -585,6 +585,13 @@ STATE_DEFECTS = [
     ),
     Defect(
         "E4",
+        "threads draw from one generator by its compiled methods within tuples",
+        "own_generators:_put",
+        Replace("type(part) is tuple", "False"),
+        (f"{THREADS}threads_draw_from_copies_of_generators_whose_methods_are_kept",),
+    ),
+    Defect(
+        "E4",
         "the generator of a kept compiled method is not found",
         "_parts_of",
         Replace("isinstance(value, _METHODS)", "isinstance(value, types.MethodType)"),

@@ -532,6 +532,7 @@ class KeepsMethods(Dataset[Any]):
             python.gauss,
             np.random.default_rng(1).random,
         ]
+        self.named = {"again": (python.random, 1)}
 
     def __len__(self) -> int:
         return 24
@@ -549,7 +550,7 @@ def test_threads_draw_from_copies_of_generators_whose_methods_are_kept() -> None
         assert whole(loader) == expected
     assert [dataset.draws[0].__self__.getstate()] == states
     copied: Any = separate(dataset, None)[0]
-    own = {id(draw.__self__) for draw in (copied.draws[0], copied.draws[1].func, copied.draws[2])}
+    own = {id(draw.__self__) for draw in (copied.draws[0], copied.draws[1].func, copied.draws[2], copied.named["again"][0])}
     assert len(own) == 1
     assert own.isdisjoint({id(dataset.draws[0].__self__)})
 

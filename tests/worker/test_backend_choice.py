@@ -193,6 +193,7 @@ def _fail_first(index: int) -> None:
         raise ValueError
 
 
+@needs_gil
 def test_bad_samples_that_are_skipped_do_not_decide() -> None:
     with ShmLoader(Draws(_fail_first), 4, num_workers=2, seed=1, on_error="skip", backend="auto") as loader:
         assert len(rows(loader)) == N - 2

@@ -6,11 +6,11 @@ Exit code 0: success; 1: --check has found damage; 2: bad usage, or a path is mi
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from shmload.cli.terminal import complain, console, progress_bar, refusing
+from shmload.cli.terminal import Bar, complain, console, progress_bar, refusing
 from shmload.tools.byte_size import size_text
 from shmload.tools.counted import counted
 
@@ -33,19 +33,17 @@ def inspect(
     endpoint: Annotated[str | None, typer.Option(metavar="URL", help=ENDPOINT)] = None,
 ) -> None:
     """Show the contents of files: format, fields, counts, sizes, the first samples. Formats are recognized by their bytes."""
-    from shmload.storage.client import make_client
-    from shmload.tools.check import check
     from shmload.tools.inspect import describe
 
     found, errors = list["Summary | Checked"](), list[Exception]()
     with refusing("inspect", ValueError), progress_bar(sys.stderr.isatty()) as progress:
-        client = make_client(endpoint) if endpoint else None
+        client = _client(endpoint) if endpoint else None
         for place in places if is_check else progress.over(places, str):
             try:
                 if not place:
                     raise ValueError("a PATH is empty: give a file, a folder or a URL; `.` is the current folder")
                 if is_check:
-                    found.append(check(place, client=client, over=lambda shards: progress.over(shards, lambda one: one.url)))
+                    found.append(_checked(place, client, progress))
                 else:
                     found.append(describe(place, num_samples=samples, client=client))
             except (OSError, ValueError, RuntimeError, ModuleNotFoundError) as error:
@@ -64,14 +62,27 @@ def inspect(
         raise typer.Exit(1)
 
 
+def _client(endpoint: str) -> Any:
+    """Return a client of the store at a URL."""
+    from shmload.storage.client import make_client
+
+    return make_client(endpoint)
+
+
+def _checked(place: str, client: Any, progress: Bar) -> "Checked":
+    """Read all samples of shards."""
+    from shmload.tools.check import check  # which imports torch
+
+    return check(place, client=client, over=lambda shards: progress.over(shards, lambda shard: shard.url))
+
+
 def _lines(found: "Summary | Checked") -> list[str]:
     """Return a line for the path, one for each field, and one for each of the first samples; or one for each damaged place."""
     from rich.markup import escape
 
-    from shmload.formats.summary import shortened
-    from shmload.tools.check import Checked
+    from shmload.formats.summary import Summary, shortened
 
-    if isinstance(found, Checked):
+    if not isinstance(found, Summary):
         return [f"[bold red]DAMAGED[/] {escape(line)}" for line in found.damaged] + [f"[bold]{escape(str(found))}[/]"]
     summary = found
     head = f"{summary.format}, {counted(summary.num_samples, 'sample')}, {size_text(summary.nbytes)}"

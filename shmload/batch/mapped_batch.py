@@ -15,13 +15,12 @@ from shmload.batch.packed_batch import is_plain_record
 from shmload.torch_names import NestedTensor
 
 
-def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_leaf: Callable[[Any], Any]) -> Any:
-    """Build the same structure around other leaves.
+def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Build the same structure around other tensors. Everything else in it stays.
 
     Args:
         batch: the structure.
         of_tensor: maps each tensor; a nested tensor is rebuilt from its mapped parts.
-        of_leaf: maps everything that is neither a tensor nor a structure. Not called for None, numbers and short text.
     """
     if isinstance(batch, NestedTensor):
         values, offsets, lengths = batch._values, batch._offsets, batch._lengths
@@ -31,24 +30,24 @@ def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor], of_lea
     if isinstance(batch, torch.Tensor):
         return of_tensor(batch)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(mapped(v, of_tensor, of_leaf) for v in batch))
+        return type(batch)(*(mapped(v, of_tensor) for v in batch))
     if type(batch) in (list, tuple, dict):
         outline, leaves = split(batch)
         if outline is not Ellipsis:
-            return join(outline, [mapped(leaf, of_tensor, of_leaf) for leaf in leaves])
+            return join(outline, [mapped(leaf, of_tensor) for leaf in leaves])
         if type(batch) is dict:  # with keys of other classes
-            return {k: mapped(v, of_tensor, of_leaf) for k, v in batch.items()}
-        return [mapped(v, of_tensor, of_leaf) for v in batch]
+            return {k: mapped(v, of_tensor) for k, v in batch.items()}
+        return [mapped(v, of_tensor) for v in batch]
     if isinstance(batch, Mapping):
-        like = of_leaf(filled(batch, dict.fromkeys(batch)))  # keeps its other attributes
-        return filled(like, {k: mapped(v, of_tensor, of_leaf) for k, v in batch.items()})
+        like = filled(batch, dict.fromkeys(batch))  # keeps its other attributes
+        return filled(like, {k: mapped(v, of_tensor) for k, v in batch.items()})
     if is_sequence(batch) and not isinstance(batch, (tuple, range, array)):
-        like = of_leaf(sequence_like(batch, [None] * len(batch)))
-        return sequence_like(like, [mapped(v, of_tensor, of_leaf) for v in batch])
+        like = sequence_like(batch, [None] * len(batch))
+        return sequence_like(like, [mapped(v, of_tensor) for v in batch])
     if is_plain_record(batch):
         record = copy.copy(batch)
         for name in vars(batch):
-            leaf = mapped(getattr(batch, name), of_tensor, of_leaf)
+            leaf = mapped(getattr(batch, name), of_tensor)
             object.__setattr__(record, name, leaf)  # works for frozen dataclasses, too
         return record
-    return of_leaf(batch)
+    return batch

@@ -51,7 +51,7 @@ def sent(batch: Any, device: CudaDevice, *, is_slot: bool) -> tuple[Any, list[to
         like = torch.empty(0, dtype=tensor.dtype, device=whole.device)
         return like.set_(whole.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
 
-    return mapped(batch, send, lambda leaf: leaf), made
+    return mapped(batch, send), made
 
 
 def sent_now(batch: Any, device: CudaDevice | None) -> Any:

@@ -195,7 +195,7 @@ class EngineBuilder:
                         releases.name_stream(slot, stream)
             return tensor
 
-        mapped(batch, name, lambda leaf: leaf)
+        mapped(batch, name)
 
     def close(self) -> None:
         """Stop all workers. Iterators that are still referenced raise when asked for a batch."""

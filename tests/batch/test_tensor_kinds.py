@@ -260,7 +260,7 @@ CONTAINED: dict[str, tuple[Callable[[int], Any], Callable[[Any], Any]]] = {  # m
 @MODES
 @pytest.mark.parametrize("kind", CONTAINED)
 def test_kept_batches_of_objects_do_not_keep_their_slots(kind: str, seed: int | None) -> None:
-    """Covers that no object can be copied so that nothing of it stays in the slot: the loader waited for slots forever."""
+    """Covers objects whose copies share their arrays with them: the loader waited for a slot forever."""
     make, inside = CONTAINED[kind]
     with ShmLoader(FromFunction(make), 1, num_workers=1, collate_fn=list, seed=seed, shuffle=False, timeout=30) as loader:
         kept = list(loader)

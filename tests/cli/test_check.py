@@ -21,14 +21,14 @@ KEY = bytes(range(32))
 
 
 def changed(path: Path, at: int) -> None:
-    """Change a byte of a file."""
+    """Changes a byte of a file."""
     data = bytearray(path.read_bytes())
     data[at] ^= 0xFF
     path.write_bytes(data)
 
 
 def packed(folder: Path, **options: Any) -> list[Path]:
-    """Pack 12 samples into shards of 4. Return their paths."""
+    """Packs 12 samples into shards of 4. Returns their paths."""
     samples = [{"npy": np.arange(100) + number} for number in range(12)]
     upload_cv_dataset(samples, None, str(folder), maxcount=4, workers=1, **options)
     return sorted([*folder.glob("*/*.tar"), *folder.glob("*/*.tar.zst")])

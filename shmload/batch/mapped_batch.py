@@ -39,11 +39,9 @@ def mapped(batch: Any, of_tensor: Callable[[torch.Tensor], torch.Tensor]) -> Any
             return {k: mapped(v, of_tensor) for k, v in batch.items()}
         return [mapped(v, of_tensor) for v in batch]
     if isinstance(batch, Mapping):
-        like = filled(batch, dict.fromkeys(batch))  # keeps its other attributes
-        return filled(like, {k: mapped(v, of_tensor) for k, v in batch.items()})
+        return filled(batch, {k: mapped(v, of_tensor) for k, v in batch.items()})  # with its other attributes
     if is_sequence(batch) and not isinstance(batch, (tuple, range, array)):
-        like = sequence_like(batch, [None] * len(batch))
-        return sequence_like(like, [mapped(v, of_tensor) for v in batch])
+        return sequence_like(batch, [mapped(v, of_tensor) for v in batch])
     if is_plain_record(batch):
         record = copy.copy(batch)
         for name in vars(batch):

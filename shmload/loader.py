@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler
 from typing_extensions import TypeVar  # torch's own requirement
 
 from shmload.audit.recorder import Recorder
@@ -304,10 +304,23 @@ class ShmLoader(DataLoader[T]):
             raise RuntimeError("this loader is closed: make a new one")
         self._passes.config = self._config()
         if isinstance(self._passes, SeedStream):
+            self._check_batch_sampler()
             return self._get_iterator()  # type: ignore[no-any-return]  # a subclass may override it, as in torch
         if getattr(self._iterator, "is_of_parent", False):  # a forked child starts its own workers
             self._iterator = None
         return super().__iter__()
+
+    def _check_batch_sampler(self) -> None:
+        """Raise ValueError if the batch sampler that torch made was changed, because seed mode does not read it."""
+        made = self.batch_sampler
+        if self.batch_size is None or not isinstance(made, BatchSampler):
+            return
+        for name in ("batch_size", "drop_last"):
+            if (now := getattr(made, name)) != (given := getattr(self, name)):
+                raise ValueError(
+                    f"batch_sampler.{name} was set to {now!r}, but with seed= the loader makes its batches with {name}={given!r}: "
+                    f"make a new loader with {name}={now!r}"
+                )
 
     def _get_iterator(self) -> Any:
         if isinstance(self._passes, SeedStream):

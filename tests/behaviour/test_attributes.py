@@ -211,3 +211,23 @@ def test_attribute_set_in_seed_mode_acts_from_the_next_pass_on(name: str) -> Non
         setattr(loader, name, value)
         assert batches(loader) == first
         assert loader.stats()["num_slots"] == {"num_workers": 8, "prefetch_factor": 10}.get(name, slots)
+
+
+@pytest.mark.parametrize(("name", "value"), [("batch_size", 4), ("drop_last", True)])
+def test_batch_sampler_that_seed_mode_does_not_read_must_not_be_changed(name: str, value: Any) -> None:
+    """Torch's loader follows such a change in its next pass; batches of the old size would be wrong without an error."""
+    with ShmLoader(Numbers(7), 2, seed=1) as loader:
+        assert len(batches(loader)) == 4
+        setattr(loader.batch_sampler, name, value)
+        words = rf"^batch_sampler.{name} was set to {value}, but with seed= .* make a new loader with {name}={value}$"
+        with pytest.raises(ValueError, match=words):
+            iter(loader)
+
+
+def test_batch_sampler_may_be_changed_in_torch_mode() -> None:
+    def program(kind: Any) -> Any:
+        loader = kind(Numbers(7), 2)
+        loader.batch_sampler.batch_size = 4
+        return batches(loader)
+
+    assert [len(batch) for batch in same_as_torch(program)] == [4, 3]

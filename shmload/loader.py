@@ -543,6 +543,7 @@ class ShmLoader(DataLoader[T]):
         passes = state.pop("_passes")
         for name in ("_builder", "_watches", "_is_closed"):
             del state[name]
+        state["_iterator"] = None  # of persistent workers
         state["_recorder"] = copy.copy(self._recorder)
         state["position"] = passes.state_of_copy()
         return state

@@ -36,6 +36,7 @@ __all__ = [
     "pin_memory",
     "profiler_enabled",
     "rank_processes",
+    "sample_dirichlet",
     "set_thread_name",
     "sharding_worker_init_fn",
     "standard_gamma",
@@ -49,6 +50,7 @@ numpy_seed: Callable[[int, int], list[int]] = _data.worker._generate_state
 pin_memory: Callable[..., Any] = _data.pin_memory.pin_memory
 
 standard_gamma = torch._standard_gamma  # draws for the distribution Gamma
+sample_dirichlet = torch._sample_dirichlet  # draws for Dirichlet and Beta
 
 
 def default_store() -> Any:

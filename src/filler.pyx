@@ -10,14 +10,10 @@ cimport cython
 
 include "ring.pxi"
 
-from cpython.long cimport PyLong_CheckExact
 from libc.string cimport memcpy
 
 from shmload._core.rows cimport Part
-from shmload._core.twister cimport Reseeder
-
-cdef extern from "Python.h":
-    int64_t PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
+from shmload._core.twister cimport Reseeder, index_of, integer_of
 
 import os
 
@@ -51,7 +47,7 @@ cdef class WorkerRing:
     `end_row` of `nrows`, `nchunks`, `epoch`, `step`, whether the order `is_pickled`, and whether it `is_packed` (then one chunk is
     the whole batch).
 
-    `index` is that of the sample begun last, and `begun` a number that is unique in this process (0 before the first sample of the
+    `index` keys the random numbers of the sample begun last (see `index_of` of twister.pyx), and `begun` a number that is unique in this process (0 before the first sample of the
     claim). While one sample is being read, `key` and `row` are those of the sample; otherwise they are None and -1.
 
     If `is_held_up` is set, `claim` returns False until the trainer has handled the failure of the last claim. If the trainer orders
@@ -66,7 +62,9 @@ cdef class WorkerRing:
     cdef bint _is_claimed, _is_detached
     cdef readonly int worker_id
     cdef readonly int slot, chunk, first_row, end_row, nrows, nchunks
-    cdef readonly int64_t epoch, step, index
+    cdef readonly int64_t epoch, step
+    cdef int64_t _index
+    cdef object _hashed  # the key of the sample begun last, if its hash is `index` but was not computed yet; else None
     cdef readonly uint64_t order
     cdef readonly bint is_packed, is_pickled
     cdef readonly object key
@@ -256,7 +254,7 @@ cdef class WorkerRing:
 
         Args:
             row: the row.
-            key: key of its sample. It becomes `index` if it is an integer of 64 bits; otherwise `index` becomes -1.
+            key: key of its sample, of which stats readers see -1 if it is not an integer.
         Returns:
             whether the claimed order is still wanted.
         """
@@ -265,14 +263,24 @@ cdef class WorkerRing:
     @cython.critical_section
     cdef bint _begin(self, int row, object key) except -1:
         cdef shml_worker *me = &self._ring.workers[self.worker_id]
-        cdef int has_overflown = 0
-        self.key, self.row, self.begun = key, row, shml_begin_sample()
-        self.index = PyLong_AsLongLongAndOverflow(key, &has_overflown) if PyLong_CheckExact(key) else -1
-        me.index = <uint64_t>self.index  # also -1 if the key has overflowed
+        self.key, self.row, self.begun, self._hashed = key, row, shml_begin_sample(), None
+        if not integer_of(key, &self._index):
+            self._index, self._hashed = -1, key
+        me.index = <uint64_t>self._index
         me.since_ns = shml_now_ns()
         me.row = <uint64_t>row
         me.now = self._claim.order << 16 | <uint64_t>(row & 0xFFFF)
         return self._ring.header.generation == self._record().generation
+
+    cdef int64_t _own_index(self) except? -1:
+        if self._hashed is not None:  # in torch mode, nothing asks
+            self._index, self._hashed = index_of(self._hashed), None
+        return self._index
+
+    @property
+    @cython.critical_section
+    def index(self):
+        return self._own_index()
 
     @cython.critical_section
     def end_sample(self):
@@ -553,7 +561,7 @@ cdef class ChunkWriter:
         cdef bint is_wanted = ring._begin(self.row, key)
         cdef int left
         if self._reseeder is not None:
-            left = self._reseeder.seed(self._seed, <uint64_t>ring.epoch, ring.index, self._keys, self.row)
+            left = self._reseeder.seed(self._seed, <uint64_t>ring.epoch, ring._own_index(), self._keys, self.row)
             if left:
-                self._seed_rest(left, self._seed, ring.epoch, ring.index, self._keys, self.row)
+                self._seed_rest(left, self._seed, ring.epoch, ring._own_index(), self._keys, self.row)
         return is_wanted

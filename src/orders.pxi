@@ -30,8 +30,8 @@ cdef class Order:
 
     @property
     def nrows(self):
-        """Return the number of rows of the batch."""
-        return len(self.indices)
+        """Return the number of rows of the batch; 1 if the batch sampler's own object, such as a slice, has no length."""
+        return len(self.indices) if hasattr(self.indices, "__len__") else 1
 
 
 cdef class OrderRing(LocalRing):
@@ -165,7 +165,7 @@ cdef class OrderRing(LocalRing):
         if self._delivering >= 0:
             self._log_event(SHML_EVENT_DELIVER, self._local_ring.places[self._delivering].leased_ns, shml_now_ns(), self._delivering, 0, nbytes)
             self._delivering = -1
-        shml_count_batch(self._ring.header, len(order.indices), nbytes, order.epoch, order.step)
+        shml_count_batch(self._ring.header, order.nrows, nbytes, order.epoch, order.step)
         self._collect()
         return self._local_ring.num_leased >= self.num_lendable
 

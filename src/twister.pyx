@@ -1,6 +1,7 @@
 """The states to which random, numpy and torch are seeded before a sample, and writing them into the generators. See twister.h."""
 
 cimport cython
+from cpython.long cimport PyLong_CheckExact
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
@@ -16,6 +17,11 @@ cdef extern from "twister.h" nogil:
 
 cdef extern from "Python.h":
     int64_t PyLong_AsLongLongAndOverflow(object value, int *overflow) except? -1
+    bint PyIndex_Check(object value)
+
+import hashlib
+import pickle
+from operator import index as as_int
 
 cdef enum:  # generators, as bits
     OF_RANDOM = 1, OF_NUMPY = 2, OF_TORCH = 4
@@ -24,6 +30,53 @@ RANDOM, NUMPY, TORCH = OF_RANDOM, OF_NUMPY, OF_TORCH
 
 cdef uint32_t _base[625]
 shml_twister_base(_base)
+
+
+LEAST_INDEX = -(1 << 62)  # `index_of` returns a lower number only for a hash
+
+
+cdef bint integer_of(object key, int64_t *index) except -1:
+    """Store the index of a sample whose key is an integer of 64 bits, of whatever type. Return False for another key."""
+    cdef int has_overflown = 0
+    if not PyLong_CheckExact(key):
+        if not PyIndex_Check(key):
+            return False
+        try:
+            key = as_int(key)
+        except Exception:  # a tensor of several numbers, for example
+            return False
+    index[0] = PyLong_AsLongLongAndOverflow(key, &has_overflown)
+    return not has_overflown
+
+
+cpdef int64_t index_of(object key) except? -1:
+    """Return the number by which the random numbers of a sample are keyed: its index, or a hash of a key that is not an integer.
+
+    The number is the same in every process. It is -1 for None, the key of an iterable dataset's samples, and for a key that cannot be
+    pickled.
+    """
+    cdef int64_t index = -1
+    if key is None or integer_of(key, &index):
+        return index
+    try:
+        digest = hashlib.blake2b(_encoded(key), digest_size=8).digest()
+    except Exception:
+        return -1
+    return -(1 << 63) + (int.from_bytes(digest, "big") >> 2)
+
+
+def _encoded(key):
+    """Return bytes that differ for keys that differ. Arrays, tensors and tuples have those of the list of their items."""
+    if hasattr(key, "tolist"):
+        key = key.tolist()
+    if isinstance(key, str):
+        return b"s" + key.encode("utf-8", "surrogatepass")
+    if isinstance(key, (list, tuple)):
+        parts = list(map(_encoded, key))
+        return b"l" + b"".join([b"%d:" % len(part) + part for part in parts])
+    if type(key) in (int, float, bool):
+        return b"n" + repr(key).encode()
+    return b"p" + pickle.dumps(key, 5)
 
 
 def seeded(list keys not None, isa=None):
@@ -99,7 +152,7 @@ cdef class Reseeder:
         """Seed the generators for a sample.
 
         Args:
-            keys: the indices that are probably read next, from `row` on, where this sample is; None if unknown.
+            keys: the keys that are probably read next, from `row` on, where this sample is; None if unknown.
         Returns:
             the generators that must be seeded with `key` by their public calls; includes TORCH when torch is first seen.
         """
@@ -186,18 +239,13 @@ cdef class Reseeder:
 
     cdef int _look_ahead(self, uint64_t seed, uint64_t epoch, int64_t index, list keys, Py_ssize_t row) except -1:
         """Compute the states of this sample and of the next ones."""
-        cdef int count = 1, at, has_overflown
-        cdef object key
+        cdef int count = 1, at
         self._count = 0
         self._seed, self._epoch = seed, epoch
         self._indices[0] = index
         if keys is not None and row >= 0:
             while count < SHML_LANES and row + count < len(keys):
-                key = keys[row + count]
-                has_overflown = 0
-                self._indices[count] = PyLong_AsLongLongAndOverflow(key, &has_overflown) if type(key) is int else -1
-                if has_overflown:
-                    self._indices[count] = -1
+                self._indices[count] = index_of(keys[row + count])
                 count += 1
         for at in range(SHML_LANES):
             if at < count:

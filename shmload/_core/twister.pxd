@@ -5,6 +5,9 @@ cdef extern from "twister.h" nogil:
         uint32_t plain[16][624]
         uint32_t mixed[16][624]
 
+cdef bint integer_of(object key, int64_t *index) except -1
+cpdef int64_t index_of(object key) except? -1
+
 cdef class Reseeder:
     cdef readonly uint64_t key
     cdef public size_t random_at, numpy_at, own_at, gauss_at, torch_at

@@ -7,7 +7,9 @@ from typing import Any, Self
 RANDOM: int
 NUMPY: int
 TORCH: int
+LEAST_INDEX: int
 
+def index_of(key: Any) -> int: ...
 def seeded(keys: list[int], isa: int | None = None) -> list[tuple[bytes, bytes]]: ...
 
 class Reseeder:

@@ -173,6 +173,8 @@ def layout_of_schema(schema: Mapping[str, Any], batch_type: type | str | None = 
             fields.append(Field(str(name), dtype.__name__, shape, "text"))
             continue
         fields.append(Field(str(name), of_any(dtype).name, shape, "view"))
+    if len({f.name for f in fields}) < len(fields):
+        raise ValueError(f"two fields of the schema have one name as text: {', '.join(map(repr, schema))}; name each differently")
     leaves = tuple(("leaf", i) for i in range(len(fields)))
     trees: dict[Any, tuple[Any, ...]] = {dict: ("dict", tuple(schema), leaves), tuple: ("tuple", leaves), list: ("list", leaves)}
     tree: tuple[Any, ...]

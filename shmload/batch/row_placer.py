@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -91,7 +92,6 @@ class RowPlacer:
     """A writer of samples to the fields of one batch of `nrows` rows, at `offset` of a mapped segment.
 
     Attributes:
-        rows: the memory of each field by name: an array or tensor, `(nrows, *shape)`.
         part: the writer that `put` belongs to.
         put: `put(sample, row)` writes a decoded sample; it returns False if the sample does not have the layout's structure.
     """
@@ -99,23 +99,27 @@ class RowPlacer:
     def __init__(self, layout: Layout, memory: Memory, offset: int, nrows: int) -> None:
         self.layout = layout
         offsets, _ = layout.place(nrows)
-        self.rows = {
-            f.name: array_over(f.element, memory, (nrows, *f.shape), offset + at, as_tensor=f.kind == "tensor")
+        # an array or tensor `(nrows, *shape)` for each field; not by name, because the paths of two fields may be the same text
+        self._rows = [
+            array_over(f.element, memory, (nrows, *f.shape), offset + at, as_tensor=f.kind == "tensor")
             for f, at in zip(layout.fields, offsets, strict=True)
-        }
+        ]
         self._memory = memory
         columns = [
-            _column(f, self.rows[f.name], memory, memory.address + offset + at)
-            for f, at in zip(layout.fields, offsets, strict=True)
+            _column(f, rows, memory, memory.address + offset + at)
+            for f, rows, at in zip(layout.fields, self._rows, offsets, strict=True)
         ]
         self.part = _part(layout.tree, columns)
         self.put = self.part.put
 
+    @cached_property
+    def _rows_by_name(self) -> dict[str, Any]:
+        return {field.name: rows for field, rows in zip(self.layout.fields, self._rows, strict=True)}
+
     def get(self, row: int) -> Any:
         """Return the sample that `put` wrote to a row, as objects of the same types."""
         values = []
-        for field in self.layout.fields:
-            rows = self.rows[field.name]
+        for field, rows in zip(self.layout.fields, self._rows, strict=True):
             value = rows[row, ...] if field.kind == "array" else rows[row]  # an array without dimensions stays an array
             is_number = field.kind in _OF_NUMBERS
             values.append(value.item() if is_number else value.clone() if field.kind == "tensor" else value.copy())
@@ -124,9 +128,9 @@ class RowPlacer:
     def out(self, row: int | slice) -> RowOut:
         """Return writable views of one row or of several: `out["image"]` is an array, `out["label"] = 3` writes through."""
         if self.layout.zero_fill:
-            for rows in self.rows.values():
+            for rows in self._rows:
                 rows[row] = 0
-        return RowOut(self.rows, row)
+        return RowOut(self._rows_by_name, row)
 
 
 class RowOut(Mapping[str, Any]):

@@ -171,14 +171,11 @@ class Epochs:
 
     def order(self, epoch: int, step: int) -> Order | None:
         """Return the order for a batch, or None after the epoch's last batch."""
-        if self.sampled is None:
-            if step >= (self.end_of(epoch) if self.num_steps is None else self.num_steps):
-                return None
-            return Order(epoch, step, self._indices(epoch, step))
-        keys = self.sampled.keys(epoch, step)
-        if keys is None:
+        if self.sampled is not None:
+            return self.sampled.order(epoch, step)
+        if step >= (self.end_of(epoch) if self.num_steps is None else self.num_steps):
             return None
-        return Order(epoch, step, keys if self._config.auto_collation else [keys])
+        return Order(epoch, step, self._indices(epoch, step))
 
     def _indices(self, epoch: int, step: int) -> NDArray[np.int64]:
         """Return the indices of one batch. Several batches are computed together, because a pass asks for them in sequence."""

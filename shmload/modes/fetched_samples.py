@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, cast
 
-from shmload.worker.sample_reader import index_of
+from shmload._core.twister import index_of
 from shmload.worker.sample_rng import Sample, key_in_pass
 
 

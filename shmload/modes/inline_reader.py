@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from shmload._core.trainer import Order
+from shmload._core.twister import index_of
 from shmload.batch.batch_memory import PrivateBatch
 from shmload.batch.layout import Layout, structure
 from shmload.batch.ragged_rows import Arenas, RaggedRows
@@ -25,7 +26,7 @@ from shmload.modes.default_collate import collated
 from shmload.worker.job import Job
 from shmload.worker.own_generators import OwnGenerators
 from shmload.worker.read_plan import no_room
-from shmload.worker.sample_reader import can_be_joined, index_of, joined
+from shmload.worker.sample_reader import can_be_joined, joined
 from shmload.worker.sample_rng import (
     Sample,
     begin_many,
@@ -95,7 +96,10 @@ class InlineReader:
         is_empty = order.nrows == 0  # a batch sampler may yield an empty list
         while order.nrows or is_empty:
             indices = order.indices
-            keys = indices.tolist() if isinstance(indices, np.ndarray) else list(indices)
+            if isinstance(indices, np.ndarray) and not order.is_given:
+                keys = indices.tolist()
+            else:
+                keys = list(indices) if hasattr(indices, "__len__") else [indices]
             self._row, self._has_read_all = -1, False
             try:
                 return self._read(keys, order)

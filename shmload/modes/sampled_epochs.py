@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from shmload._core.trainer import Order
 from shmload.errors import StateMismatch
 from shmload.modes.draw_origin import Origin, origin_of
 from shmload.modes.sampler_reader import SamplerReader, state_before
@@ -62,12 +63,17 @@ class SampledEpochs:
         self._loaded_at: tuple[int, int] | None = None  # the next pass continues from there
         self._loaded: dict[str, Any] = {}  # the sampler's state there
 
-    def keys(self, epoch: int, step: int) -> Any:
-        """Return the keys of a batch, or None after the epoch's last batch."""
+    def order(self, epoch: int, step: int) -> Order | None:
+        """Return the order for a batch, or None after the epoch's last batch."""
         sampler_pass = self._passes.get(epoch)
         if sampler_pass is None or not sampler_pass.first <= step <= sampler_pass.first + len(sampler_pass.given):
             sampler_pass = self._passes[epoch] = _SamplerPass(self._from(epoch, step), step, deque())
-        return sampler_pass.keys(step)
+        keys = sampler_pass.keys(step)
+        if keys is None:
+            return None
+        if not self._auto_collation:
+            return Order(epoch, step, [keys])
+        return Order(epoch, step, keys, is_given=not sampler_pass.batches.is_sliced)
 
     def reached(self, epoch: int, step: int) -> None:
         """Drop the epoch's batches before that step."""

@@ -15,6 +15,7 @@ import numpy as np
 from shmload import faults
 from shmload._core.filler import ChunkWriter, WorkerRing
 from shmload._core.mapping import Mapping as MemoryMapping
+from shmload._core.twister import index_of
 from shmload.batch.row_placer import RowPlacer
 from shmload.worker.in_place_dataset import InPlace
 from shmload.worker.job import Job
@@ -113,7 +114,7 @@ class SampleReader:
         self._given = self._keys = None
         if ring.is_pickled:
             keys = self._given = pickle.loads(raw)  # written by the trainer
-            self._keys = keys if type(keys) is list else list(keys)
+            self._keys = keys if type(keys) is list else list(keys) if hasattr(keys, "__len__") else [keys]  # a slice, for example
             return self._keys
         indices = np.frombuffer(raw, np.int64)
         if self._job.plan.path == "read_batch_into":
@@ -319,8 +320,3 @@ class SampleReader:
     @staticmethod
     def _key_at(keys: Any, row: int) -> Any:
         return keys[row] if type(keys) is list else keys[row].item()
-
-
-def index_of(key: Any) -> int:
-    """Return the index of a sample; -1 if the sampler's key is not an integer."""
-    return key if type(key) is int and -(1 << 63) <= key < 1 << 63 else -1

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from shmload._core.permutation import sample_key_pair
-from shmload._core.twister import rekey_philox
+from shmload._core.twister import LEAST_INDEX, rekey_philox
 from shmload.worker.generator_set import GeneratorSet, use_set
 from shmload.worker.own_generators import OwnGenerators, philox_place
 from shmload.worker.reseeding import GlobalGenerators
@@ -54,7 +54,7 @@ class SampleInfo(NamedTuple):
     worker: int
 
 
-Sample: TypeAlias = tuple[int | None, int, int, int]  # seed, epoch, index, worker
+Sample: TypeAlias = tuple[int | None, int, int, int]  # seed, epoch, index (as `index_of` returns it), worker
 
 
 class CurrentReading(Protocol):
@@ -310,7 +310,8 @@ def sample_info() -> SampleInfo:
     Raises:
         RuntimeError: called while no sample is being read.
     """
-    return SampleInfo(*_sample()[1:])
+    _, epoch, index, worker = _sample()
+    return SampleInfo(epoch, -1 if index < LEAST_INDEX else index, worker)
 
 
 def _sample() -> Sample:

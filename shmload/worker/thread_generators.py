@@ -29,7 +29,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from shmload.processes.fork_lock import ForkLock
-from shmload.torch_names import standard_gamma
+from shmload.torch_names import sample_dirichlet, standard_gamma
 from shmload.worker.generator_set import OF_PROCESS, GeneratorSet, current_set
 
 _lock = ForkLock()
@@ -140,10 +140,14 @@ class _TorchOfThread:
 
 # functions that draw, and take a generator
 _DRAWING = {
+    sample_dirichlet,
     standard_gamma,
     torch.bernoulli,
     torch.binomial,
     torch.multinomial,
+    torch.nn.init.kaiming_uniform_,
+    torch.nn.init.normal_,
+    torch.nn.init.uniform_,
     torch.normal,
     torch.poisson,
     torch.rand,
@@ -181,10 +185,26 @@ def _dropout(generator: torch.Generator, input: torch.Tensor, p: float = 0.5, tr
     return input.mul_(noise) if inplace else input * noise
 
 
-# functions that draw and take no generator -> the function that fills an empty tensor of the same kind
+def _rand_like(generator: torch.Generator, input: torch.Tensor, **options: Any) -> torch.Tensor:
+    return torch.empty_like(input, **options).uniform_(generator=generator)
+
+
+def _randn_like(generator: torch.Generator, input: torch.Tensor, **options: Any) -> torch.Tensor:
+    return torch.empty_like(input, **options).normal_(generator=generator)
+
+
+def _randint_like(generator: torch.Generator, input: torch.Tensor, *bounds: Any, **options: Any) -> torch.Tensor:
+    given = list(bounds)
+    high = options.pop("high") if "high" in options else given.pop()
+    low = given.pop() if given else options.pop("low", 0)
+    return torch.empty_like(input, **options).random_(low, high, generator=generator)
+
+
+# functions that take no generator in older releases of torch -> functions that draw the same numbers from one
 _LIKE: dict[Any, Callable[..., Any]] = {
-    torch.rand_like: lambda empty, generator: empty.uniform_(generator=generator),
-    torch.randn_like: lambda empty, generator: empty.normal_(generator=generator),
+    torch.rand_like: _rand_like,
+    torch.randn_like: _randn_like,
+    torch.randint_like: _randint_like,
 }
 
 
@@ -205,8 +225,9 @@ class TorchDraws(TorchFunctionMode):
             kwargs = {**kwargs, "generator": self._generator}
         elif func is torch.nn.functional.dropout and _is_on_cpu(args, kwargs):
             return _dropout(self._generator, *args, **kwargs)
-        elif func in _LIKE and _is_on_cpu(args, kwargs):
-            return _LIKE[func](torch.empty_like(*args, **kwargs), self._generator)
+        elif func in _LIKE and kwargs.get("generator") is None and _is_on_cpu(args, kwargs):
+            options = {name: value for name, value in kwargs.items() if name != "generator"}
+            return _LIKE[func](self._generator, *args, **options)
         return func(*args, **kwargs)
 
 

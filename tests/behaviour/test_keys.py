@@ -154,6 +154,39 @@ def test_empty_batch_of_getitems_without_collate_fn_is_torchs_error(options: dic
     assert (first, error.kind, last) == ([0, 1], IndexError, [2])
 
 
+class Slices(Numbers):
+    """Has no use for single keys, like a dataset whose batches are parts of a table."""
+
+    def __getitems__(self, keys: slice) -> list[int]:
+        return list(range(self.n)[keys])
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+@pytest.mark.parametrize(("num_workers", "backend"), [(0, "process"), (1, "process"), (2, "process"), (2, "thread")])
+def test_slices_of_a_batch_sampler_reach_getitems(num_workers: int, backend: str, seed: int | None) -> None:
+    slices: Any = [slice(0, 3), slice(3, 4), slice(4, 8)]
+
+    def program(kind: Any) -> Any:
+        given = {"seed": seed, "backend": backend} if kind is ShmLoader else {}
+        return batches(kind(Slices(8), batch_sampler=slices, num_workers=num_workers, **given))
+
+    assert program(ShmLoader) == program(DataLoader) == [[0, 1, 2], [3], [4, 5, 6, 7]]
+
+
+# in seed mode, an array of a sampler's keys is not one of indices that the loader has made
+ARRAYS = {name: np.array([3, 1, 2]).astype(name) for name in ("int64", "int32", "uint8", "float64", ">i8", "object", "U2")}
+
+
+@pytest.mark.parametrize("kind", [Keys, KeyBatches])
+@pytest.mark.parametrize(("num_workers", "backend"), [(0, "process"), (1, "process"), (2, "thread")])
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_of_a_batch_sampler_reach_the_dataset_in_seed_mode(name: str, num_workers: int, backend: Any, kind: Any) -> None:
+    given: Any = [ARRAYS[name], ARRAYS[name][:2]]
+    expected = outcomes(iter(DataLoader(kind(), batch_sampler=given, collate_fn=as_list)))
+    with ShmLoader(kind(), batch_sampler=given, collate_fn=as_list, num_workers=num_workers, seed=3, backend=backend) as loader:
+        assert outcomes(iter(loader)) == expected
+
+
 @WORKERS
 def test_generator_as_sampler_is_exhausted(num_workers: int) -> None:
     def program(kind: Any) -> Any:

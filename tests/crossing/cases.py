@@ -55,6 +55,7 @@ OF_BLOCKS = EXPANDING + "Bmcu"  # plus buckets, a Stream as source, a Scan at th
 OF_FIXED = "tsewzk"  # stages allowed before a Cache; "k" is a Map and a Cache
 OF_SEVERAL = "qyij"  # sources with several inputs: a Chain, a Zip, an Interleave, a Join
 CHOOSING = "tsr"  # stages that leave the items themselves unchanged
+KEYS = ("int64", "int32", "tensor", "array", "tensors")  # what the user's sampler yields in place of ints and lists of them
 MANY = ("list", "fewer", "more", "none", "tuple", "tensor", "array", "object")
 FAILING = ("fewer", "none", "tensor")  # those for which torch's collate raises on some batches
 EVERYTHING = 10**9  # a batch size with which programs ask for the whole dataset in one batch
@@ -105,6 +106,7 @@ class Case:
     batch_size: int | None = 4
     shuffle: bool = False
     order: str = ""
+    keys: str = ""  # what the user's sampler yields (KEYS); empty: ints
     ragged: str = ""
     drop_last: bool = False
     uneven: str = "pad"
@@ -302,7 +304,9 @@ def _drawn(rng: random.Random, shm_kinds: tuple[str, ...]) -> Case:
         case = replace(case, program=own.choice(HABITS_OF_PROGRAMS))
     if own.random() < 0.15:
         case = replace(case, backend="thread")
-    return replace(case, backend="auto") if own.random() < 0.08 else case
+    if own.random() < 0.08:
+        case = replace(case, backend="auto")
+    return replace(case, keys=own.choice(("", *KEYS)))
 
 
 def made_legal(case: Case) -> Case:
@@ -470,6 +474,10 @@ def _legal_order(case: Case) -> Case:
         case = replace(case, ranks=1, then_ranks=1)  # a sampler of the user's works on one rank only
     if case.n == 0:
         case = replace(case, shuffle=False, order="")
+    if case.order not in ("sampler", "batch_sampler") or case.kind not in (*PLAIN, *IN_PLACE):
+        case = replace(case, keys="")
+    if case.order == "sampler" and case.keys in ("array", "tensors"):  # kinds of whole batches
+        case = replace(case, keys="int64")
     if case.kind == "mix" or case.kind == "growing":
         case = replace(case, on_error="raise")
     if case.batch_size is None:

@@ -155,6 +155,7 @@ class InPlace(Samples):
 
     def read_into(self, index: int, out: Any) -> None:
         """Writes some fields into their memory and assigns others."""
+        index = int(index)
         self.check_good(index)
         for name in self.schema:
             value = self.value(name, index)

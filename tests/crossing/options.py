@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
+
+import numpy as np
+import torch
 
 from shmload import Ray
 from tests.crossing.cases import BY_BATCH, RAGGED, Case
@@ -133,8 +136,12 @@ class AfterBatch:
         return Marked(batch)
 
 
+KEY_OF: dict[str, Callable[[int], Any]] = {"int64": np.int64, "int32": np.int32, "tensor": torch.tensor}
+BATCH_OF: dict[str, Callable[[list[int]], Any]] = {"array": lambda keys: np.array(keys, np.int16), "tensors": torch.tensor}
+
+
 def order_of(case: Case) -> dict[str, Any]:
-    """Returns the arguments that determine the order of samples."""
+    """Returns the arguments that determine the order of samples. The keys of a user's sampler are of the type `case.keys`."""
     from shmload import BlockShuffle, LengthBuckets, TokenBudget, Weighted
     from shmload.remote import NodeShuffle
 
@@ -154,6 +161,8 @@ def order_of(case: Case) -> dict[str, Any]:
         most = max(4 * case.size, 8)
         return {"batch_sampler": TokenBudget(lengths, max_tokens=most, max_samples=9, window=3, oversized="alone")}
     indices = [rng.randrange(n) for _ in range(n)] if n and case.seed % 2 else rng.sample(range(n), n)
+    if case.keys in KEY_OF:
+        indices = list(map(KEY_OF[case.keys], indices))
     if case.order == "sampler":
         if case.seed % 4 > 1:
             return {"batch_size": size, "sampler": StatefulSampler(indices)}
@@ -163,7 +172,8 @@ def order_of(case: Case) -> dict[str, Any]:
         batches, first = [], 0
         while first < n:
             count = rng.randint(1, 2 * (size or 1))
-            batches.append(indices[first : first + count])
+            batch = indices[first : first + count]
+            batches.append(BATCH_OF[case.keys](batch) if case.keys in BATCH_OF else batch)
             first += count
         return {"batch_sampler": batches}
     if case.kind == "iterable":

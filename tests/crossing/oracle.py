@@ -265,7 +265,7 @@ class SeedOrder:
             from shmload import ShmLoader
 
             case = self._case
-            options = order_of(case)
+            options = order_of(replace(case, keys=""))  # the samples of an index are the same, whatever the type of the key
             if hasattr(options.get("sampler"), "set_epoch"):
                 options["sampler"].set_epoch(epoch)
             if "batch_size" in options:

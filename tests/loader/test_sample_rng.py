@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Iterator
+from hashlib import blake2b
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,10 +13,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset
+from torch.utils.data import BatchSampler, Dataset, IterableDataset
 
 from shmload import ShmLoader
 from shmload._core.permutation import sample_key_pair
+from shmload._core.twister import LEAST_INDEX, index_of
 from shmload.worker import own_generators
 from shmload.worker.sample_rng import begin_sample, end_samples, sample_info, sample_rng
 
@@ -249,3 +251,91 @@ def test_empty_batch_has_no_sample_in_torch_mode() -> None:
 
     with ShmLoader(Together(), batch_sampler=[[3], [], [2, 1]], num_workers=0) as loader:
         assert [batch.tolist() for batch in loader] == [[3], [-1], [2]]
+
+
+class DrawsOfKeys(Dataset[Any]):
+    """Draws from every generator, whatever the key is."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, key: Any) -> list[float]:
+        return [float(torch.rand(())), random.random(), np.random.rand(), sample_rng().random()]
+
+
+# kinds of keys -> a function of the index
+INTEGERS: dict[str, Any] = {
+    "int": int,
+    "numpy": np.int64,
+    "int16": np.int16,
+    "tensor": torch.tensor,
+    "tensor of one": lambda index: torch.tensor([index]),
+    "0-d array": np.array,
+}
+OTHERS: dict[str, Any] = {
+    "text": str,
+    "float": float,
+    "tuple": lambda index: ("a", index),
+    "list": lambda index: [index, index + 1],
+    "slice": lambda index: slice(index, index + 2),
+    "tensor": lambda index: torch.tensor([index, 7]),
+    "large": lambda index: index + (1 << 70),
+    "bytes": lambda index: bytes([index]),
+}
+
+
+def drawn_by_keys(make: Any, *, num_workers: int, backend: Any = "process") -> list[list[float]]:
+    sampler: Any = [make(index) for index in range(8)]
+    with ShmLoader(DrawsOfKeys(), batch_size=3, sampler=sampler, seed=5, num_workers=num_workers, backend=backend) as loader:
+        return [draws for batch in loader for draws in np.transpose([column.tolist() for column in batch]).tolist()]
+
+
+WAYS = pytest.mark.parametrize(("num_workers", "backend"), [(0, "process"), (2, "process"), (2, "thread")])
+
+
+@WAYS
+@pytest.mark.parametrize("name", INTEGERS)
+def test_integer_key_of_any_type_draws_what_its_index_draws(name: str, num_workers: int, backend: str) -> None:
+    with ShmLoader(DrawsOfKeys(), batch_size=8, seed=5) as loader:
+        expected = np.transpose([column.tolist() for column in next(iter(loader))]).tolist()
+    assert drawn_by_keys(INTEGERS[name], num_workers=num_workers, backend=backend) == expected
+
+
+@WAYS
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_keys_draw_numbers_of_their_own_which_any_worker_draws(name: str, num_workers: int, backend: str) -> None:
+    drawn = drawn_by_keys(OTHERS[name], num_workers=num_workers, backend=backend)
+    assert all(len(set(column)) == 8 for column in np.transpose(drawn).tolist())
+    assert drawn == drawn_by_keys(OTHERS[name], num_workers=0)
+
+
+def test_key_that_is_a_list_of_indices_draws_numbers_of_its_own() -> None:
+    """A batch sampler as the sampler, with batch_size=None, is torch's way to give a dataset whole batches."""
+    sampler = BatchSampler(range(8), 3, False)
+    for num_workers in (0, 2):
+        with ShmLoader(DrawsOfKeys(), batch_size=None, sampler=sampler, seed=5, num_workers=num_workers) as loader:
+            drawn = list(loader)
+        assert len({tuple(map(float, draws)) for draws in drawn}) == 3
+
+
+class Info(DrawsOfKeys):
+    def __getitem__(self, key: Any) -> list[float]:
+        return list(map(float, sample_info()))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_sample_info_has_the_index_of_an_integer_key(num_workers: int) -> None:
+    sampler: Any = [np.int64(6), "a", torch.tensor(2), (1, 2), None]
+    with ShmLoader(Info(), batch_size=5, sampler=sampler, seed=5, num_workers=num_workers) as loader:
+        assert next(iter(loader))[1].tolist() == [6, -1, 2, -1, -1]
+
+
+@pytest.mark.parametrize("pair", [("1", 1.0), (("a", "bc"), ("ab", "c")), (("a", ("b",)), (("a", "b"),)), ("1", ("1",)), (True, 1.0)])
+def test_hashes_of_keys_differ(pair: tuple[Any, Any]) -> None:
+    first, second = map(index_of, pair)
+    assert first != second
+
+
+def test_hash_of_a_key_is_the_same_in_every_process() -> None:
+    assert index_of("cat.jpg") == -(1 << 63) + (int.from_bytes(blake2b(b"scat.jpg", digest_size=8).digest(), "big") >> 2)
+    assert index_of(("a", 3)) == index_of(["a", 3]) < LEAST_INDEX

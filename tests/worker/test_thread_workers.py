@@ -84,6 +84,26 @@ def test_dropout_and_gammas_draw_from_the_threads_generator(num_workers: int) ->
         assert whole(loader) == expected
 
 
+class DrawsLike(Draws):
+    def __getitem__(self, index: int) -> Any:
+        zeros, wide = torch.zeros(3), torch.zeros(2, dtype=torch.int64)
+        own = torch.Generator().manual_seed(index)
+        drawn = [torch.rand_like(zeros), torch.randn_like(input=zeros, dtype=torch.float64), torch.rand_like(zeros, generator=own)]
+        drawn += [torch.randint_like(zeros, 1000), torch.randint_like(wide, 5, 1000), torch.randint_like(wide, low=5, high=1000)]
+        drawn += [torch.randint_like(wide, high=1000), torch.distributions.Beta(1.0, 2.0).sample((2,))]
+        drawn += [torch.distributions.Dirichlet(torch.ones(3)).sample(), torch.nn.init.uniform_(torch.empty(2))]
+        drawn += [torch.nn.init.normal_(torch.empty(2)), torch.nn.init.kaiming_uniform_(torch.empty(2, 2)).flatten()]
+        return torch.cat([part.double() for part in drawn])
+
+
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_functions_that_draw_for_a_tensor_draw_from_the_threads_generator(num_workers: int) -> None:
+    with ShmLoader(DrawsLike(), 4, seed=5) as inline:
+        expected = whole(inline)
+    with ShmLoader(DrawsLike(), 4, seed=5, num_workers=num_workers, backend="thread") as loader:
+        assert whole(loader) == expected
+
+
 @pytest.mark.slow(reason="starts worker processes")
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_torch_mode_draws_as_torchs_worker_processes(shuffle: bool) -> None:

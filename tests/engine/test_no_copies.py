@@ -161,8 +161,8 @@ def test_read_into_allocates_no_array_of_sample_size_in_the_worker() -> None:
         placer = RowPlacer(layout, memory, 0, 4)
         peak = peak_nbytes(lambda: decode_rows(images, placer, 4))
         assert peak < SAMPLE_NBYTES / 4
-        assert torch.equal(torch.arange(4), torch.from_numpy(placer.rows["label"].copy()))
-        assert np.array_equal(placer.rows["image"][3], np.full(SHAPE, 3))
+        assert torch.equal(torch.arange(4), torch.from_numpy(placer.out(slice(None))["label"].copy()))
+        assert np.array_equal(placer.out(3)["image"], np.full(SHAPE, 3))
     finally:
         segment.close()
 

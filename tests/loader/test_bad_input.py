@@ -588,6 +588,10 @@ class WithArrayAsSchema(InPlaceOnly):
     schema: ClassVar = {"x": np.zeros((3, 2))}
 
 
+class WithOneNameTwice(InPlaceOnly):
+    schema: ClassVar = {1: "int64", "1": "float32"}
+
+
 class WithRaisingSchema(InPlaceOnly):
     @property
     def schema(self) -> Any:
@@ -607,6 +611,7 @@ class WithRaisingSchema(InPlaceOnly):
             r"read_batch_into must take two arguments, \(indices, out\); got read_batch_into\(ind",
         ),
         (WithArrayAsSchema, TypeError, "schema field 'x' is array.*: give \\(dtype, shape\\)"),
+        (WithOneNameTwice, ValueError, "two fields of the schema have one name as text: 1, '1'; name each differently"),
         (WithRaisingSchema, OSError, "no such file"),
     ],
 )

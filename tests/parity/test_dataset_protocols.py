@@ -65,6 +65,8 @@ SAMPLES: dict[str, Callable[[int], Any]] = {
     "text": lambda i: f"sample {i}",
     "dict": lambda i: {"x": np.full(2, i), "y": i / 2, "name": f"{i}"},
     "numbers": lambda i: {"x": np.full(2, i), "y": i / 2},
+    # two pairs of fields whose paths are the same text
+    "paths": lambda i: {"a.b": np.int64(i), "a": {"b": torch.full((2, 3), i + 9).t()}, 1: np.float32(i), "1": np.float32(-i)},
     "pair": lambda i: (torch.full((2,), i), i),
     "named": lambda i: (f"{i}", {"x": i}),
 }
@@ -201,7 +203,7 @@ def rows(protocols: Any, samples: Any) -> list[tuple[str, str, str]]:
     return [
         (protocol, sample, mode)
         for protocol, sample, mode in itertools.product(protocols, samples, ("torch", "seed"))
-        if not (protocol in ("tensor", "array") and sample in {*WORDS, "numbers", "pair"})
+        if not (protocol in ("tensor", "array") and sample in {*WORDS, "numbers", "paths", "pair"})
         and not (protocol == "objects" and sample not in ("int", "float", "text"))
         and not (protocol == "iterable" and mode == "seed")
     ]
@@ -271,6 +273,7 @@ CONTAINED = {  # sample -> the functions of FUNCTIONS that are for types in it
     "text": {"text"},
     "dict": {"dict", "array", "float", "text"},
     "numbers": {"dict", "array", "float"},
+    "paths": {"dict", "tensor"},
     "pair": {"tuple", "tensor", "int"},
     "named": {"tuple", "text", "dict", "int"},
 }
